@@ -15,8 +15,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    bench, best, check, compile, doctor, experiment, fleet, formats, network, predict, record_space, records, replay,
-    report, run as run_model, searches, show, space, tune,
+    bench, best, check, compile, experiment, fleet, formats, network, predict, record_space, records, replay, report,
+    run as run_model, show, space, tune,
 };
 use output::message;
 
@@ -72,6 +72,8 @@ enum Command {
     Fleet(fleet::FleetCommandArgs),
     /// Show what was found on this machine
     Doctor,
+    /// Write the C source of the program that runs kernels for `tune --runner` on a device without a compiler
+    Runner,
     /// List the searches with their options
     Searches,
     /// List the formats of files of other tuners
@@ -124,8 +126,15 @@ fn run() -> ExitCode {
         Command::Network(args) => network::run(&args, json),
         Command::Serve(args) => fleet::serve(&args),
         Command::Fleet(args) => fleet::run(&args, json),
-        Command::Doctor => doctor::run(json),
-        Command::Searches => searches::run(json),
+        Command::Doctor => {
+            let machine = tilewright::Machine::here();
+            output::write_result(json, &serde_json::json!(machine), &machine.to_string())
+        }
+        Command::Runner => output::write_stdout(tilewright_device::runner::SOURCE.as_bytes()),
+        Command::Searches => {
+            let (document, text) = tilewright::searches();
+            output::write_result(json, &document, &text)
+        }
         Command::Formats => formats::run(json),
         Command::Worker { arguments } => match tilewright::serve(&arguments) {
             true => Ok(()),

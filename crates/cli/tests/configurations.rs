@@ -78,6 +78,8 @@ fn templates(setting: &Setting) -> impl Iterator<Item = &'static Template> {
 /// What became of the configurations measured so far.
 #[derive(Default)]
 struct Tally {
+    /// The command of the runner that they run on, if that is not this machine.
+    runner: Option<String>,
     n_measured: usize,
     failures: Vec<String>,
 }
@@ -99,6 +101,8 @@ impl Tally {
         options.build_timeout = Duration::from_secs(60);
         options.run_timeout = Duration::from_secs(60);
         options.to_the_end = true;
+        options.runner.clone_from(&self.runner);
+        let is_here = self.runner.is_none();
         let mut device = Device::new(workload.clone(), target, options).unwrap();
         let mut note = |at: usize, outcome: Outcome| {
             self.n_measured += 1;
@@ -117,6 +121,9 @@ impl Tally {
             configs.iter().map(|(task, config)| Source::Steps(task.steps_text(config))).collect();
         let measured = device.measure_sources(&sources).unwrap();
         measured.into_iter().enumerate().for_each(|(at, measured)| note(at, measured.outcome));
+        if !is_here {
+            return;
+        }
         let raced = device.race(&sources, 1, 1, Round { time: Duration::from_micros(100), min_samples: 1 }).unwrap();
         raced.into_iter().enumerate().for_each(|(at, racer)| note(at, device.end_race(racer)));
     }
@@ -124,7 +131,7 @@ impl Tally {
     /// # Panics
     /// Where a configuration failed.
     fn finish(self) {
-        let Tally { n_measured, failures } = self;
+        let Tally { n_measured, failures, .. } = self;
         assert!(failures.is_empty(), "{} of {n_measured} failed\n{}", failures.len(), failures.join("\n"));
         println!("{n_measured} measurements of configurations gave right answers");
     }
@@ -163,6 +170,48 @@ fn random_configurations_give_right_answers() {
             let task = |template: &Template| Task::new(setting.clone(), Some(template.name)).unwrap();
             let tasks: Vec<Task> = templates(&setting).map(task).collect();
             tally.measure(&setting, &tasks, n_configs(), &mut Xoshiro256PlusPlus::seed_from_u64(seed as u64));
+        }
+    }
+    tally.finish();
+}
+
+/// The tasks of all templates for a setting, as far as there are some.
+fn all_tasks(setting: &Setting, tally: &mut Tally) -> Vec<Task> {
+    let mut tasks = Vec::new();
+    for (at, template) in templates(setting).enumerate() {
+        match Task::new(setting.clone(), Some(template.name)) {
+            Ok(task) => tasks.push(task),
+            // Others than the default may be for some shapes only.
+            Err(TaskError::Space(_) | TaskError::TooLarge { .. }) if at > 0 => {}
+            Err(e) => tally.failures.push(format!("{} {}: {e}", setting.workload, template.name)),
+        }
+    }
+    tasks
+}
+
+/// What is built here runs on another machine, which an emulator stands in for: so many configurations of
+/// products at least, and as many of convolutions.
+#[test]
+fn kernels_for_arm_give_right_answers_under_an_emulator() {
+    let folder = tempfile::tempdir().unwrap();
+    if common::make_arm_runner(folder.path()).is_none() {
+        return;
+    }
+    let runner = format!("qemu-aarch64 -cpu max {}", folder.path().join("tw-run").display());
+    let mut tally = Tally { runner: Some(runner), ..Tally::default() };
+    let names = ["cortex-a53", "cortex-a72", "cortex-a76", "neoverse-n1", "neoverse-v1", "aarch64"];
+    let rng = &mut Xoshiro256PlusPlus::seed_from_u64(41);
+    for is_product in [true, false] {
+        let (before, mut at) = (tally.n_measured, 0);
+        while tally.n_measured < before + n_configs() {
+            // The last two cases are convolutions.
+            let (text, n_threads) = CASES[at % (CASES.len() - 2)];
+            let workload = if is_product { Workload::parse(text).unwrap() } else { convolution(rng) };
+            let target = Target::named(names[at % names.len()]).unwrap();
+            let setting = Setting { workload, target, n_threads };
+            let tasks = all_tasks(&setting, &mut tally);
+            tally.measure(&setting, &tasks, CONFIGS_OF_CONVOLUTION, rng);
+            at += 1;
         }
     }
     tally.finish();
@@ -266,16 +315,8 @@ fn templates_of_convolutions_give_right_answers_on_any_shape() {
         let workload = convolution(rng);
         let n_threads = rng.random_range(1..=2).min(n_cpus);
         let target = targets().choose(rng).expect("there is this machine").clone();
-        let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads };
-        let mut tasks = Vec::new();
-        for (at, template) in templates(&setting).enumerate() {
-            match Task::new(setting.clone(), Some(template.name)) {
-                Ok(task) => tasks.push(task),
-                // Others than the default may be for some shapes only.
-                Err(TaskError::Space(_) | TaskError::TooLarge { .. }) if at > 0 => {}
-                Err(e) => tally.failures.push(format!("{workload} {}: {e}", template.name)),
-            }
-        }
+        let setting = Setting { workload, target, n_threads };
+        let tasks = all_tasks(&setting, &mut tally);
         tally.measure(&setting, &tasks, CONFIGS_OF_CONVOLUTION, rng);
     }
     tally.finish();

@@ -12,7 +12,7 @@ use crate::host;
 use crate::limits::{self, Allowed};
 use crate::objects;
 use crate::opencl::{self, OpenClError};
-use crate::protocol::{Assignment, Caches, Source};
+use crate::protocol::{Assignment, Caches, RunnerOf, Source};
 use crate::workers::Workers;
 use scheduler::{Command, Policy, Scheduler};
 use std::fs::File;
@@ -29,6 +29,9 @@ use tilewright_tune::{BoxError, Candidate, Limits, Machine, Measure, Measured, N
 
 pub use crate::workers::WorkerCommand;
 pub use race::{Racer, Round};
+
+/// Runners that a device has at most.
+const MOST_RUNNERS: usize = 4;
 
 /// Samples that a trial has at least: a disturbance outlasts a second one, and another candidate tells more.
 const SAMPLES_OF_TRIAL: u32 = 1;
@@ -61,6 +64,8 @@ pub struct Options {
     pub at_best_pace: bool,
     /// Memory a worker may use beyond what it starts with.
     pub memory_bytes: u64,
+    /// The command that starts a [runner](crate::runner) where kernels run, if that is not this machine.
+    pub runner: Option<String>,
 }
 
 impl Options {
@@ -80,6 +85,7 @@ impl Options {
             at_best_pace: true,
             memory_bytes: (host::memory_bytes().unwrap_or(8 << 30) / 2)
                 .min(Allowed::here().address_space_bytes.unwrap_or(u64::MAX)),
+            runner: None,
         }
     }
 }
@@ -228,7 +234,7 @@ impl Device {
                 return Err(DeviceError::NothingRuns { target: target.name() });
             }
         };
-        if target.gpu.is_some() {
+        if target.gpu.is_some() || options.runner.is_some() {
             // Its own clock tells how long a kernel took, wherever the CPU's cores are meanwhile.
             options.cpus.clear();
             options.at_best_pace = false;
@@ -249,12 +255,21 @@ impl Device {
             objects_fd: objects.as_raw_fd(),
             memory_bytes: options.memory_bytes,
             drivers_folder: drivers.as_ref().map(|folder| folder.path().to_owned()),
+            runner: options
+                .runner
+                .clone()
+                .map(|command| RunnerOf { command, run_timeout_s: options.run_timeout.as_secs_f64() }),
         };
         let all_cpus = host::allowed_cpus();
         let other_cpus = host::cpus_beside(&all_cpus, &options.cpus);
+        if options.runner.is_some() {
+            // Each has a runner of its own, with all that it runs on.
+            options.n_workers = options.n_workers.min(MOST_RUNNERS);
+        }
         let workers = Workers::start(options.worker.clone(), assignment, options.n_workers)?;
         let has_cores_left = workers.len() > 1
             && match target.gpu {
+                None if options.runner.is_some() => true,
                 None => !options.cpus.is_empty() && !other_cpus.is_empty(),
                 // A CPU behind OpenCL takes all cores for a kernel.
                 Some(_) => !is_cpu,

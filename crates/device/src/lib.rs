@@ -24,6 +24,7 @@ mod pace;
 pub mod peak;
 mod prepared;
 pub mod protocol;
+pub mod runner;
 pub mod sandbox;
 mod stopwatch;
 mod timing;

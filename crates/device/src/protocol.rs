@@ -215,4 +215,16 @@ pub struct Assignment {
     /// Where drivers of devices may keep what they compile.
     #[serde(default)]
     pub drivers_folder: Option<PathBuf>,
+    /// The runner on which kernels run, where that is not this machine.
+    #[serde(default)]
+    pub runner: Option<RunnerOf>,
+}
+
+/// A runner of kernels elsewhere.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RunnerOf {
+    /// The command that starts it.
+    pub command: String,
+    /// Seconds that the runs of a candidate may take together.
+    pub run_timeout_s: f64,
 }

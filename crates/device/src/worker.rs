@@ -5,6 +5,7 @@
 
 mod builder;
 mod gpu;
+mod runner;
 mod store;
 mod tester;
 
@@ -166,6 +167,9 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<Threads, Box<dyn st
     let file = unsafe { BorrowedFd::borrow_raw(assignment.data_fd) };
     let arguments = Argument::all(&untuned, file, &assignment.data_offsets)?;
     offer_to_be_killed();
+    if let Some(runner) = assignment.runner.clone() {
+        return runner::threads(assignment, runner, workload, untuned, target, arguments);
+    }
     match target.arch {
         Arch::X86_64 | Arch::Aarch64 => on_cpu(assignment, workload, untuned, target, arguments),
         Arch::Gpu(GpuApi::OpenCl) => gpu::on_opencl(&assignment, workload, untuned, target, arguments),

@@ -394,6 +394,7 @@ mod tests {
             objects_fd: -1,
             memory_bytes: 0,
             drivers_folder: None,
+            runner: None,
         }
     }
 

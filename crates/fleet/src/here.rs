@@ -6,10 +6,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
-use tilewright::{Database, TuneRequest, Workload};
+use tilewright::{Database, OnRunner, TuneRequest, Workload};
 use tilewright_device::device::WorkerCommand;
+use tilewright_device::runner::Hello;
 use tilewright_device::{Device, host, peak};
-use tilewright_ir::DType;
+use tilewright_ir::{DType, Target};
 use tilewright_tune::{BoxError, Measure, Next, Setting, Subject, Task};
 
 use crate::Fleet;
@@ -31,14 +32,16 @@ const ANCHOR_TIME: Duration = Duration::from_secs(5);
 /// The name of the file in the user's data folder that this machine's name as a device is in.
 const NAME: &str = "device";
 
-/// Serves tasks on this machine until `stop` is raised; its name is that of its key, or one that is kept in
+/// Serves tasks on this machine, or on one where a command starts a runner, until `stop` is raised; its name is that of its key, or one that is kept in
 /// the user's data folder.
 ///
 /// # Errors
-/// Where the server cannot be reached, a name is none, or this machine serves already.
+/// Where the server cannot be reached, a name is none, this machine serves already, or the command starts no
+/// runner.
 pub fn serve_here(
     fleet: &Fleet,
     worker: &WorkerCommand,
+    runner: Option<&str>,
     stop: &AtomicBool,
     tell: &dyn Fn(String),
 ) -> Result<(), tilewright::Error> {
@@ -66,37 +69,141 @@ pub fn serve_here(
     };
     let name = fleet.credentials.as_ref().map_or(name, |credentials| credentials.name.clone());
     crate::protocol::check_name("device", &name)?;
+    let kernels = Kernels { worker, runner: runner.map(|command| found(command, fleet)).transpose()? };
     // What is refused is refused at once.
     drop(fleet.connect(Some(&name))?);
-    let mut description = describe_here(&name, &fleet.class);
-    description.anchors_ns = anchors(worker);
+    let mut description = kernels.describe(&name, &fleet.class);
+    description.anchors_ns = kernels.anchors();
     tell(format!("{name} of class {} serves tasks of {}", fleet.class, fleet.address));
     let mut measured = Instant::now();
     let mut renew = |description: &mut Description, is_idle: bool| {
-        (description.frequency_mhz, description.temperature_c) = (frequency_mhz(), temperature_c());
+        if kernels.runner.is_none() {
+            (description.frequency_mhz, description.temperature_c) = (frequency_mhz(), temperature_c());
+        }
         if is_idle && measured.elapsed() > ANCHORS_EVERY {
             measured = Instant::now();
-            description.anchors_ns = anchors(worker);
+            description.anchors_ns = kernels.anchors();
         }
     };
-    let mut start = |assignment: &Assignment| start_device(assignment, worker);
+    let mut start = |assignment: &Assignment| kernels.start(assignment);
     serve(fleet, description, &mut Here { start: &mut start, renew: &mut renew }, stop, tell)?;
     Ok(())
 }
 
-/// What this machine says of itself.
-fn describe_here(name: &str, class: &str) -> Description {
-    let target = host::target();
-    Description {
-        toolchain: toolchain(),
-        cores: host::allowed_cpus().len().max(1),
-        memory_bytes: host::memory_bytes(),
-        peak_gflops: peak::gflops(&target, DType::F32, 1).ok(),
-        frequency_mhz: frequency_mhz(),
-        temperature_c: temperature_c(),
-        sandbox: tilewright_device::sandbox::name().to_owned(),
-        target: target.to_string(),
-        ..Description::named(name, class)
+/// Where kernels run, and what builds them.
+struct Kernels<'a> {
+    worker: &'a WorkerCommand,
+    /// The command that starts a runner, and what that says, where they do not run on this machine.
+    runner: Option<(&'a str, Hello)>,
+}
+
+/// What a runner says of its device, which has to be of a class that is named: no other machine is like it.
+fn found<'a>(command: &'a str, fleet: &Fleet) -> Result<(&'a str, Hello), tilewright::Error> {
+    let hello = tilewright_device::runner::look(command);
+    let hello = hello.map_err(|why| tilewright::Error::input(format!("--runner: {why}")))?;
+    if fleet.class == class_here() {
+        let hint = "a runner's device is of a class of its own (give --class NAME)";
+        return Err(tilewright::Error::input(format!("--runner: {hint}")));
+    }
+    Ok((command, hello))
+}
+
+impl Kernels<'_> {
+    fn target(&self) -> Target {
+        self.runner.as_ref().map_or_else(host::target, |(_, hello)| hello.target.clone())
+    }
+
+    fn n_cores(&self) -> usize {
+        self.runner.as_ref().map_or_else(|| host::allowed_cpus().len().max(1), |(_, hello)| hello.cores)
+    }
+
+    /// What this device says of itself.
+    fn describe(&self, name: &str, class: &str) -> Description {
+        let (target, of_both) = (self.target(), Description::named(name, class));
+        let of_both = Description {
+            toolchain: toolchain(),
+            cores: self.n_cores(),
+            sandbox: tilewright_device::sandbox::name().to_owned(),
+            target: target.to_string(),
+            ..of_both
+        };
+        match &self.runner {
+            Some((_, hello)) => Description {
+                memory_bytes: Some(hello.memory_bytes),
+                is_emulated: hello.is_emulated,
+                sandbox: "a runner".to_owned(),
+                ..of_both
+            },
+            None => Description {
+                memory_bytes: host::memory_bytes(),
+                peak_gflops: peak::gflops(&target, DType::F32, 1).ok(),
+                frequency_mhz: frequency_mhz(),
+                temperature_c: temperature_c(),
+                ..of_both
+            },
+        }
+    }
+
+    /// A device for an assignment.
+    fn start(&self, assignment: &Assignment) -> Result<Box<dyn Measure>, BoxError> {
+        let (target, n_cores) = (self.target(), self.n_cores());
+        if target.to_string() != assignment.target {
+            return Err(format!("its schedules are for {}, and this machine is {target}", assignment.target).into());
+        }
+        if assignment.threads > n_cores {
+            return Err(format!("{} threads are asked for, and there are {n_cores} cores", assignment.threads).into());
+        }
+        let seconds = |s: Option<f64>| s.and_then(|s| Duration::try_from_secs_f64(s).ok());
+        let request = TuneRequest {
+            threads: assignment.threads,
+            seed: assignment.seed,
+            caches: assignment.caches,
+            to_the_end: assignment.to_the_end,
+            min_time: seconds(assignment.min_time_s),
+            build_timeout: seconds(assignment.build_timeout_s),
+            run_timeout: seconds(assignment.run_timeout_s),
+            ..self.request(TuneRequest::parse(&assignment.workload)?)
+        };
+        let options = request.options(self.worker.clone());
+        Ok(Box::new(Device::new(request.workload, &target, options)?))
+    }
+
+    /// A request that is measured here.
+    fn request(&self, request: TuneRequest) -> TuneRequest {
+        let on = |(command, hello): &(&str, Hello)| OnRunner {
+            command: (*command).to_owned(),
+            is_emulated: hello.is_emulated,
+        };
+        TuneRequest { target: self.target(), runner: self.runner.as_ref().map(on), ..request }
+    }
+
+    /// What kernels take here that all devices measure; nothing where one does not work, or times mean nothing.
+    fn anchors(&self) -> Vec<f64> {
+        if self.runner.as_ref().is_some_and(|(_, hello)| hello.is_emulated) {
+            return Vec::new();
+        }
+        let measured: Result<Vec<f64>, BoxError> = ANCHORS.iter().map(|workload| self.anchor(workload)).collect();
+        measured.unwrap_or_default()
+    }
+
+    fn anchor(&self, workload: &str) -> Result<f64, BoxError> {
+        let request = self.request(TuneRequest::new(Workload::parse(workload)?));
+        let setting = Setting { workload: request.workload.clone(), target: request.target.clone(), n_threads: 1 };
+        let task = Task::new(setting, None)?;
+        let guess = task.guesses(0).into_iter().next().ok_or("there is nothing to begin with")?;
+        let mut device = Device::new(request.workload.clone(), &request.target, request.options(self.worker.clone()))?;
+        device.submit(&[Subject::from(&task).candidate(guess)]);
+        let until = Instant::now() + ANCHOR_TIME;
+        while Instant::now() < until {
+            match device.next(None, Duration::from_millis(50))? {
+                Next::Done(_, measured) => {
+                    return measured.outcome.timing().map(|timing| timing.min_ns).ok_or_else(|| "it failed".into());
+                }
+                Next::Pending => {}
+                Next::Idle => break,
+            }
+        }
+        Err("it was not measured in time".into())
     }
 }
 
@@ -130,55 +237,4 @@ fn temperature_c() -> Option<f64> {
     let zones = fs::read_dir("/sys/class/thermal").ok()?.flatten();
     let milli = zones.filter_map(|zone| fs::read_to_string(zone.path().join("temp")).ok()?.trim().parse::<f64>().ok());
     milli.reduce(f64::max).map(|milli| milli / 1e3)
-}
-
-/// A device for an assignment.
-fn start_device(assignment: &Assignment, worker: &WorkerCommand) -> Result<Box<dyn Measure>, BoxError> {
-    let target = host::target();
-    if target.to_string() != assignment.target {
-        return Err(format!("its schedules are for {}, and this machine is {target}", assignment.target).into());
-    }
-    let n_cores = host::allowed_cpus().len().max(1);
-    if assignment.threads > n_cores {
-        return Err(format!("{} threads are asked for, and there are {n_cores} cores", assignment.threads).into());
-    }
-    let seconds = |s: Option<f64>| s.and_then(|s| Duration::try_from_secs_f64(s).ok());
-    let request = TuneRequest {
-        threads: assignment.threads,
-        seed: assignment.seed,
-        caches: assignment.caches,
-        to_the_end: assignment.to_the_end,
-        min_time: seconds(assignment.min_time_s),
-        build_timeout: seconds(assignment.build_timeout_s),
-        run_timeout: seconds(assignment.run_timeout_s),
-        ..TuneRequest::parse(&assignment.workload)?
-    };
-    let options = request.options(worker.clone());
-    Ok(Box::new(Device::new(request.workload, &target, options)?))
-}
-
-/// What kernels take here that all devices measure; nothing where one does not work.
-fn anchors(worker: &WorkerCommand) -> Vec<f64> {
-    let measured: Result<Vec<f64>, BoxError> = ANCHORS.iter().map(|workload| anchor(workload, worker)).collect();
-    measured.unwrap_or_default()
-}
-
-fn anchor(workload: &str, worker: &WorkerCommand) -> Result<f64, BoxError> {
-    let request = TuneRequest::new(Workload::parse(workload)?);
-    let setting = Setting { workload: request.workload.clone(), target: request.target.clone(), n_threads: 1 };
-    let task = Task::new(setting, None)?;
-    let guess = task.guesses(0).into_iter().next().ok_or("there is nothing to begin with")?;
-    let mut device = Device::new(request.workload.clone(), &request.target, request.options(worker.clone()))?;
-    device.submit(&[Subject::from(&task).candidate(guess)]);
-    let until = Instant::now() + ANCHOR_TIME;
-    while Instant::now() < until {
-        match device.next(None, Duration::from_millis(50))? {
-            Next::Done(_, measured) => {
-                return measured.outcome.timing().map(|timing| timing.min_ns).ok_or_else(|| "it failed".into());
-            }
-            Next::Pending => {}
-            Next::Idle => break,
-        }
-    }
-    Err("it was not measured in time".into())
 }

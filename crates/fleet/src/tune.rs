@@ -145,7 +145,10 @@ fn tune_on(
     let database = session.database();
     let run = random_name();
     let key = key_of_class(&fleet.class, task_key(&task, request.caches));
-    take_over(fleet, database, &request, &task, &key, note)?;
+    let is_emulated = devices.of_use.iter().any(|device| device.is_emulated);
+    if !is_emulated {
+        take_over(fleet, database, &request, &task, &key, note)?;
+    }
     let refuse = |error: StoreError| database.refuse(error);
     database.open_to_write()?.store.begin_fleet_run(&key, &run).map_err(refuse)?;
     let start = || -> Result<Box<dyn Measure + '_>, tilewright::Error> {
@@ -163,6 +166,7 @@ fn tune_on(
         class: &fleet.class,
         least_batch: PER_DEVICE * n_devices,
         peak_gflops: peak.map(|peak| peak * per_element * request.threads as f64),
+        is_emulated,
         start: &start,
     };
     let tuned = session.tune_at(place, &request, stop, note);

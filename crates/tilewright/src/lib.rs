@@ -38,6 +38,7 @@ pub mod library;
 mod machine;
 mod place;
 pub mod progress;
+mod searches;
 mod session;
 mod status;
 mod tune;
@@ -52,7 +53,8 @@ pub use import::{MOST_THREADS, RECORDS};
 pub use kernel::Kernel;
 #[cfg(feature = "peers")]
 pub use machine::Machine;
-pub use place::{CPU, HOST, Place, target_names};
+pub use place::{CPU, HOST, Place, target_here, target_names};
+pub use searches::searches;
 pub use session::{Session, serve, serve_if_worker};
 pub use status::Status;
 pub use tilewright_device::Caches;
@@ -65,6 +67,6 @@ pub use tune::recorder::{Recorder, Recording, toolchain};
 pub use tune::transfer::Transfer;
 pub use tune::verdict::option_of;
 pub use tune::{
-    Begin, DEFAULT_SEARCH, DEFAULT_TIME, Earlier, Elsewhere, Note, Plan, Race, SecondsIn, TuneRequest, Tuned,
+    Begin, DEFAULT_SEARCH, DEFAULT_TIME, Earlier, Elsewhere, Note, OnRunner, Plan, Race, SecondsIn, TuneRequest, Tuned,
     WallSeconds, earlier, errors_of, key_of_class, since_1970, start_device, task_key,
 };

@@ -2,12 +2,14 @@
 
 use std::fmt;
 
+use tilewright_device::runner::{self, Hello};
 use tilewright_device::{cuda, host, opencl};
 use tilewright_ir::Target;
 use tilewright_ir::target::GENERIC;
 
 use crate::error::Error;
 use crate::import::MOST_THREADS;
+use crate::tune::OnRunner;
 use crate::words::count;
 
 /// The device that is this machine's CPU.
@@ -36,6 +38,13 @@ impl fmt::Display for Place<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&if self.device == CPU { count(self.threads as u64, "thread") } else { self.device.to_owned() })
     }
+}
+
+/// The target by which code for a CPU is run here: itself where this machine is such a one, this machine
+/// otherwise, on which the same program computes the same. Libraries hold constants that it has prepared.
+pub fn target_here(target: &Target) -> Target {
+    let is_here = |host: &Target| target.arch == host.arch && target.vector_bits <= host.vector_bits;
+    Some(host::target()).filter(|host| target.gpu.is_none() && !is_here(host)).unwrap_or_else(|| target.clone())
 }
 
 impl Place<'_> {
@@ -96,6 +105,40 @@ impl Place<'_> {
         Ok(target)
     }
 
+    /// The target of a device without a compiler, by the command that starts its runner, where one is given;
+    /// this machine's otherwise.
+    ///
+    /// # Errors
+    /// Bad input where the command starts no runner, or code for the target does not run there; and as
+    /// [`Place::runnable_target`].
+    pub fn with_runner(&self, command: Option<&str>) -> Result<(Target, Option<OnRunner>), Error> {
+        let Some(command) = command else { return Ok((self.runnable_target()?, None)) };
+        let (target, hello) = self.of_runner(command)?;
+        let (most, threads) = (hello.cores, self.threads);
+        if !(1..=most).contains(&threads) {
+            return Err(Error::input(format!("--threads {threads} is not possible on that device (give 1 to {most})")));
+        }
+        Ok((target, Some(OnRunner { command: command.to_owned(), is_emulated: hello.is_emulated })))
+    }
+
+    /// The target on the device of a runner, and what that says.
+    ///
+    /// # Errors
+    /// As [`Place::with_runner`].
+    pub fn of_runner(&self, command: &str) -> Result<(Target, Hello), Error> {
+        let refuse = |why: &dyn fmt::Display| Error::input(format!("--runner: {why}"));
+        if self.device != CPU {
+            return Err(refuse(&format!("it is for CPUs (leave --device {} out)", self.device)));
+        }
+        let hello = runner::look(command).map_err(|why| refuse(&why))?;
+        let target = if self.target == HOST { hello.target.clone() } else { self.target()? };
+        if let Some(obstacle) = hello.obstacle(&target) {
+            let hint = "leave --target out for what the device is";
+            return Err(refuse(&format!("code for {} does not run there: {obstacle} ({hint})", target.cpu)));
+        }
+        Ok((target, hello))
+    }
+
     /// The target, for code that is to run on this machine's CPU.
     ///
     /// # Errors
@@ -108,6 +151,22 @@ impl Place<'_> {
             )));
         }
         self.runnable_target()
+    }
+
+    /// The target, for code that is to run on a CPU, of this machine or another one.
+    ///
+    /// # Errors
+    /// Bad input where there is no such target, a device is asked for, or no machine has so many threads.
+    pub fn code_target(&self) -> Result<Target, Error> {
+        if self.device != CPU || self.target == HOST {
+            return self.cpu_target();
+        }
+        self.check_threads()?;
+        let target = self.target()?;
+        if target.gpu.is_some() {
+            return Err(Error::input(format!("models and libraries are for CPUs, and {} is a GPU", self.target)));
+        }
+        Ok(target)
     }
 
     /// Checks the number of threads, for kernels that need not run here unless the target is this machine.

@@ -89,6 +89,17 @@ pub struct TuneRequest {
     pub transfer_is_optional: bool,
     /// Configurations to begin with, before any guess.
     pub first: Vec<Config>,
+    /// The device without a compiler on which candidates run, if that is not this machine.
+    pub runner: Option<OnRunner>,
+}
+
+/// A device on which a runner runs kernels: see [`tilewright_device::runner`].
+#[derive(Debug, Clone)]
+pub struct OnRunner {
+    /// The command that starts the runner.
+    pub command: String,
+    /// Whether the device is emulated: its times mean nothing, and are not recorded.
+    pub is_emulated: bool,
 }
 
 impl TuneRequest {
@@ -113,6 +124,7 @@ impl TuneRequest {
             transfer: None,
             transfer_is_optional: false,
             first: Vec::new(),
+            runner: None,
         }
     }
 
@@ -144,6 +156,7 @@ impl TuneRequest {
             build_timeout: self.build_timeout.unwrap_or(options.build_timeout),
             run_timeout: self.run_timeout.unwrap_or(options.run_timeout),
             min_time: self.min_time.unwrap_or(options.min_time),
+            runner: self.runner.as_ref().map(|runner| runner.command.clone()),
             ..options
         }
     }
@@ -158,6 +171,8 @@ pub struct Elsewhere<'a> {
     pub least_batch: usize,
     /// What it can do at best, in 10⁹ operations a second, where that is known.
     pub peak_gflops: Option<f64>,
+    /// Whether its machines are emulated.
+    pub is_emulated: bool,
     /// Starts what measures there.
     pub start: &'a Start<'a>,
 }
@@ -216,6 +231,8 @@ pub struct Begin {
     pub n_earlier: u64,
     /// How long it will search, where that was left open.
     pub default_time: Option<Duration>,
+    /// Whether the device is emulated: nothing is recorded.
+    pub is_emulated: bool,
 }
 
 /// What a run is going to do.
@@ -278,8 +295,10 @@ pub struct Tuned {
     /// The race, where there was one.
     #[serde(flatten)]
     pub race: Option<Race>,
-    /// Whether the best has given the right answer.
+    /// Whether the best has given the right answer; on an emulated device, whether any candidate has.
     pub verified: bool,
+    /// Whether the device is emulated: there are no times then, no best, and nothing is recorded.
+    pub emulated: bool,
     /// Why the search ended; none where it was not begun.
     #[serde(skip)]
     pub ended: Option<Ended>,
@@ -342,6 +361,7 @@ impl Tuned {
             best: None,
             race: None,
             verified: false,
+            emulated: false,
             ended: summary.map(|s| s.ended),
             cut_off,
             example: all().find_map(|trial| match &trial.outcome {
@@ -710,6 +730,19 @@ impl<'a> Run<'a> {
         Ok(Run { request, note, stop, task, key, database, options, peak_gflops: None, earlier, place: None })
     }
 
+    /// Whether times mean nothing where candidates are measured.
+    fn is_emulated(&self) -> bool {
+        match self.place {
+            Some(place) => place.is_emulated,
+            None => self.request.runner.as_ref().is_some_and(|runner| runner.is_emulated),
+        }
+    }
+
+    /// Whether leaders race.
+    fn may_race(&self) -> bool {
+        self.request.race && !self.is_emulated()
+    }
+
     /// Trials to come to that are not recorded.
     fn left(&self) -> Option<u64> {
         self.request.trials.map(|trials| trials.saturating_sub(self.earlier.trials.len() as u64))
@@ -749,6 +782,7 @@ impl<'a> Run<'a> {
             database: self.database.name(),
             n_earlier,
             default_time: time.filter(|_| request.time.is_none() && nothing_left.is_none()),
+            is_emulated: self.is_emulated(),
         }));
         if let Some(nothing_left) = nothing_left {
             if let Some(known) = self.known_winner(&opened.store).map_err(|error| self.database.refuse(error))? {
@@ -762,7 +796,7 @@ impl<'a> Run<'a> {
         self.peak_gflops = match self.place {
             Some(place) => place.peak_gflops,
             // What a device can do nobody has measured.
-            None if request.target.gpu.is_some() => None,
+            None if request.target.gpu.is_some() || request.runner.is_some() => None,
             None => peak::gflops(&host::target(), request.workload.dtype, request.threads).ok(),
         };
         let limits = EndLimits::of(time);
@@ -778,7 +812,7 @@ impl<'a> Run<'a> {
                 .peak_gflops
                 .filter(|_| self.place.is_none())
                 .map(|peak| (self.start_seconds(peak), gflops(&request.workload, 1.0) / (1e9 * peak))),
-            limits: request.race.then_some(limits),
+            limits: self.may_race().then_some(limits),
         };
         (self.note)(Note::Plan(&plan));
         let Some(mut device) = self.measure()? else {
@@ -805,7 +839,11 @@ impl<'a> Run<'a> {
     fn take_note(&self, event: &Event, recorder: &Recording, found: &mut Found) -> Result<(), BoxError> {
         if let Event::Trial(report) = event {
             found.trials.push(report.trial.clone());
-            (self.note)(Note::Trial(report));
+            let best_ns = report.best_ns.filter(|_| !self.is_emulated());
+            (self.note)(Note::Trial(&Report { best_ns, ..(*report).clone() }));
+        }
+        if self.is_emulated() {
+            return Ok(());
         }
         if let Err(error) = recorder.take_note(event, &|message| (self.note)(Note::Message(message))) {
             // What was found until then is raced and told all the same.
@@ -827,7 +865,7 @@ impl<'a> Run<'a> {
     ) -> Result<Tuned, Error> {
         let request = self.request;
         let end = match &mut device {
-            Some(device) if request.race => {
+            Some(device) if self.may_race() => {
                 // What is at the path of a database that is gone is another's; opening it would give it the
                 // log of ours.
                 let others = if lost.is_none() { self.trials_of_others(&trials) } else { Vec::new() };
@@ -865,10 +903,11 @@ impl<'a> Run<'a> {
                     spread: finals.spread(),
                 });
             }
+            _ if self.is_emulated() => {}
             (End::NoTime, _) => tuned.best = self.fastest(summary, &trials),
             _ => {}
         }
-        tuned.verified = tuned.best.is_some();
+        tuned.verified = tuned.best.is_some() || self.is_emulated() && tuned.any_right;
         Ok(tuned)
     }
 
@@ -877,7 +916,7 @@ impl<'a> Run<'a> {
         let request = self.request;
         let tuned =
             Tuned::of(&self.key, (&request.search, request.seed), self.database, &self.earlier, new, summary, wall);
-        Tuned { peak_gflops: self.peak_gflops, ..tuned }
+        Tuned { peak_gflops: self.peak_gflops, emulated: self.is_emulated(), ..tuned }
     }
 
     /// About how long the start takes, where kernels reach this peak at best.

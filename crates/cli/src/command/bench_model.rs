@@ -37,8 +37,9 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     bench::prepare(args)?;
     let special = file.specialise(&model, usize::MAX)?;
     drop(model);
+    let machine = (&args.machine, &args.machine.place().runnable_target()?);
     let compiled = match special.problems.first() {
-        None => Some(file.compiled(&special, args.exact, &args.machine, &args.records)?),
+        None => Some(file.compiled(&special, args.exact, machine, &args.records)?),
         Some(problem) => {
             message(&format!("{OURS}: {}", problem_line(problem)));
             None

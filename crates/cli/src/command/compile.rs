@@ -56,7 +56,7 @@ pub fn run(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     args.bindings.refuse(&args.of.workload)?;
     let workload = args.of.workload()?;
     let machine = &args.of.machine;
-    let (target, threads) = (machine.place().cpu_target()?, machine.threads);
+    let (target, threads) = (machine.place().code_target()?, machine.threads);
     let template = args.template.as_deref();
     template.map_or(Ok(()), check_template)?;
     let (choice, passed_over) =
@@ -87,9 +87,9 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
         return Err(bad_input(format!("--constant {constant}: a model has its constants (leave it out)")));
     }
     let machine = &args.of.machine;
-    let (target, file) = (machine.place().cpu_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
+    let (target, file) = (machine.place().code_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
     let special = file.supported(&file.read()?)?;
-    let compiled = file.compiled(&special, args.of.exact, machine, &args.records)?;
+    let compiled = file.compiled(&special, args.of.exact, (machine, &target), &args.records)?;
     let stem = Path::new(&args.of.workload).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let json = json!({"model": file.name(), "untuned_kernels": compiled.n_guessed});
     args.write(&stem, compiled.model.cpu().expect("invariant: it is for a CPU"), &target, &[], json, as_json)

@@ -43,6 +43,9 @@ pub struct ServeArgs {
     /// Class of machines that count as one [default: that of the key, or what tells such machines apart]
     #[arg(long, value_name = "NAME")]
     class: Option<String>,
+    /// Serve for a device without a compiler, where this starts a runner: 'ssh pi ./tw-run'; see `runner`
+    #[arg(long, value_name = "COMMAND")]
+    runner: Option<String>,
 }
 
 /// Serves until it is interrupted.
@@ -54,7 +57,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let stopping = stop.clone();
     on_interrupt(move || stopping.store(true, Ordering::Relaxed))?;
     let fleet = args.at.fleet(args.class.as_deref())?;
-    Ok(tilewright_fleet::serve_here(&fleet, &worker_command()?, &stop, &|line| message(&line))?)
+    Ok(tilewright_fleet::serve_here(&fleet, &worker_command()?, args.runner.as_deref(), &stop, &|line| message(&line))?)
 }
 
 /// Arguments of `fleet`.

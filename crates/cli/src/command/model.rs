@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tilewright_graph::{Bindings, Graph, Model, Problem, Specialised, Tensor, Value, specialise};
+use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
 use tilewright_model::{Compiled, Fused, all_inputs, compile_known, read_model};
 
@@ -158,7 +159,7 @@ impl ModelArgs {
         Ok(fused)
     }
 
-    /// The model with the best kernels that are recorded; how many are a guess is told.
+    /// The model with the best kernels that are recorded for a target; how many are a guess is told.
     ///
     /// # Errors
     /// As [`ModelArgs::fused`], and where a kernel has no code.
@@ -166,12 +167,12 @@ impl ModelArgs {
         &self,
         special: &Specialised,
         exact: bool,
-        machine: &MachineArgs,
+        (machine, target): (&MachineArgs, &Target),
         database: &DatabaseArgs,
     ) -> anyhow::Result<Compiled> {
-        let (target, database) = (machine.place().runnable_target()?, database.database()?);
+        let database = database.database()?;
         let records = database.records()?;
-        let compiled = compile_known(self.fused(special, exact)?, &target, machine.threads, &records)?;
+        let compiled = compile_known(self.fused(special, exact)?, target, machine.threads, &records)?;
         if compiled.n_guessed > 0 {
             let kernels = count(compiled.n_guessed as u64, "kernel");
             let hint = format!("run `{}`", tune_command(&self.name(), &self.options(exact), machine, &database));

@@ -107,13 +107,14 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
     let given = inputs.given(&model.graph)?;
     let file = file.with_inputs(&given);
     let inputs = file.inputs(&model, &given)?;
-    let compiled = file.compiled(&file.supported(&model)?, *exact, machine, &args.records)?;
+    let target = machine.place().runnable_target()?;
+    let compiled = file.compiled(&file.supported(&model)?, *exact, (machine, &target), &args.records)?;
     drop(model);
     let facts = report::model_facts(&ModelSubject {
         name: &file.name(),
         compiled: &compiled,
         inputs: &inputs,
-        target: &machine.place().runnable_target()?,
+        target: &target,
         threads: machine.threads,
         database: &args.records.database()?,
         n_runs: *runs,

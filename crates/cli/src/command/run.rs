@@ -48,7 +48,8 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let given = args.inputs.given(&model.graph)?;
     let file = args.model.with_inputs(&given);
     let inputs = file.inputs(&model, &given)?;
-    let compiled = file.compiled(&file.supported(&model)?, args.exact, &args.machine, &args.database)?;
+    let machine = (&args.machine, &args.machine.place().runnable_target()?);
+    let compiled = file.compiled(&file.supported(&model)?, args.exact, machine, &args.database)?;
     drop(model);
     let mut runner = Runner::new(&compiled, &Threads::new(args.machine.threads)?)?;
     runner.set_all(&inputs)?;

@@ -96,6 +96,9 @@ pub struct TuneArgs {
     /// Measure on the devices of this class of a fleet: see `fleet` and `serve`
     #[arg(long, value_name = "CLASS", requires = "url", conflicts_with_all = ["together", "command", "kernel"])]
     on: Option<String>,
+    /// Measure on a device without a compiler, where this starts a runner: 'ssh pi ./tw-run'; see `runner`
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["on", "command", "kernel"])]
+    runner: Option<String>,
 }
 
 /// What is tuned in the place of a workload.
@@ -139,8 +142,13 @@ impl TuneArgs {
     /// Bad input where an argument does not fit.
     pub fn request(&self, workload: &Workload, is_of_set: bool) -> anyhow::Result<TuneRequest> {
         let machine = &self.of.machine;
+        let (target, runner) = match self.on {
+            Some(_) => (host::target(), None),
+            None => machine.place().with_runner(self.runner.as_deref())?,
+        };
         let mut request = TuneRequest {
-            target: if self.on.is_some() { host::target() } else { machine.place().runnable_target()? },
+            target,
+            runner,
             threads: machine.threads,
             template: self.template.clone(),
             search: self.search.clone(),

@@ -108,3 +108,18 @@ pub fn done(command: &mut Command) -> String {
     assert!(status.success(), "{command:?}: {status}: {}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).expect("the tools print text")
 }
+
+/// The runner, made in a folder by a compiler of this name; none where that is not installed.
+pub fn make_runner(folder: &Path, compiler: &str) -> Option<()> {
+    tool(compiler)?;
+    std::fs::write(folder.join("tw-run.c"), run(&["runner"]).stdout).unwrap();
+    let options = ["-std=gnu99", "-Wall", "-Wextra", "-Werror", "-O2", "-static", "-pthread", "-o", "tw-run"];
+    done(Command::new(compiler).args(options).args(["tw-run.c", "-lm"]).current_dir(folder));
+    Some(())
+}
+
+/// The same for 64-bit Arm, where an emulator is there as well.
+pub fn make_arm_runner(folder: &Path) -> Option<()> {
+    tool("qemu-aarch64")?;
+    make_runner(folder, "aarch64-linux-gnu-gcc")
+}

@@ -341,6 +341,7 @@ pub(super) fn carry_out(
         database: database.name(),
         n_earlier,
         default_time: time.filter(|_| course.time.is_none() && nothing_left.is_none()),
+        is_emulated: false,
     }));
     let steps = |config: &Config| options.steps(&space, config);
     let named = |best: Best, config: &Config| Best {

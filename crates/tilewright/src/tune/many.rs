@@ -149,7 +149,7 @@ pub fn tune_many(
     }
     drop(opened);
     let mut peaks = HashMap::new();
-    for run in runs.iter_mut().filter(|run| run.request.target.gpu.is_none()) {
+    for run in runs.iter_mut().filter(|run| run.request.target.gpu.is_none() && run.request.runner.is_none()) {
         let TuneRequest { workload, threads, .. } = run.request;
         let of = (workload.dtype, *threads);
         run.peak_gflops = *peaks.entry(of).or_insert_with(|| peak::gflops(&host::target(), of.0, of.1).ok());
@@ -439,6 +439,11 @@ fn check(tasks: &[(TuneRequest, f64)]) -> Result<(), Error> {
         let workload = &request.workload;
         if !(*weight > 0.0 && weight.is_finite()) {
             return Err(Error::input(format!("{workload}: a weight is {weight} (give a number above 0)")));
+        }
+        if request.runner.as_ref().is_some_and(|runner| runner.is_emulated) {
+            return Err(Error::input(format!(
+                "{workload}: an emulated device has no times by which tasks could share some (tune one at a time)"
+            )));
         }
         if !keys.insert((workload.to_string(), request.threads, request.template.clone(), request.caches)) {
             return Err(Error::input(format!("{workload} is there twice (give it once, with both weights added)")));

@@ -49,9 +49,13 @@ impl Begin {
             0 => String::new(),
             n => format!(", where {} of earlier runs are", count(n, "trial")),
         };
+        let recording = match self.is_emulated {
+            true => "the device is emulated: candidates are verified, and nothing is timed or recorded".to_owned(),
+            false => format!("recording to {}{there}", self.database),
+        };
         let mut lines = vec![
             format!("{workload} on {target}, {threads}: template {template}, {space}, search {search}, seed {seed}"),
-            format!("recording to {}{there}", self.database),
+            recording,
         ];
         if let Some(time) = self.default_time {
             lines.push(format!("searching for {} s (choose with --time or --trials)", time.as_secs()));
@@ -78,6 +82,12 @@ impl Tuned {
     /// `may_race` says whether a race was wanted.
     pub fn summary(&self, workload: &Workload, may_race: bool) -> String {
         let title = format!("{} on {}, {}", self.workload, self.target, count(self.threads, "thread"));
+        if self.emulated && self.any_right {
+            let n_right = self.trials - self.errors.values().sum::<u64>();
+            let of = count(self.trials, "candidate");
+            let ending = self.ending();
+            return format!("{title}\nemulated {n_right} of {of} gave the right answer; none was timed\n{ending}");
+        }
         let Some(best) = &self.best else { return "interrupted before a candidate was measured".to_owned() };
         let speed = format!("{} GFLOP/s, {}", digits(best.gflops), duration(best.median_ns));
         match &self.race {
@@ -210,7 +220,7 @@ impl Tuned {
             of.run,
             of.verify,
         );
-        if self.recorded {
+        if self.recorded && !self.emulated {
             text += &format!("records  {}\n", one_line(&self.db));
         }
         text

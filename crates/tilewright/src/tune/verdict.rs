@@ -25,7 +25,7 @@ impl Tuned {
     /// Why there is nothing best, where there should be: the run has not been interrupted.
     pub fn failure(&self) -> Option<Error> {
         let was_interrupted = matches!(self.ended, None | Some(Ended::Interrupted));
-        if self.best.is_some() || was_interrupted {
+        if self.best.is_some() || was_interrupted || self.emulated && self.any_right {
             return None;
         }
         if self.trials == 0 {

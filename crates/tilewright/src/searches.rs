@@ -1,15 +1,10 @@
-//! `searches`: what `tune --search` can be given.
+//! What a run can be told to search by.
 
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use tilewright_tune::SEARCHES;
 
-use crate::output::write_result;
-
-/// Lists every search with its options.
-///
-/// # Errors
-/// Where standard output fails.
-pub fn run(as_json: bool) -> anyhow::Result<()> {
+/// Every search with its options, as `tilewright searches --json` prints them and as text.
+pub fn searches() -> (Json, String) {
     let mut text = String::new();
     for row in SEARCHES {
         let paper = if row.paper.is_empty() { String::new() } else { format!(" ({})", row.paper) };
@@ -29,5 +24,5 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
             "text": option.text,
         })).collect::<Vec<_>>(),
     })).collect::<Vec<_>>()});
-    write_result(as_json, &json, &text)
+    (json, text)
 }

@@ -1,0 +1,322 @@
+//! Devices without a compiler: a program in C, the [`SOURCE`], runs kernels there. It is started by a command of
+//! the user's, such as `ssh pi ./tw-run`, and takes frames on its standard input.
+
+use crate::command::{Template, TemplateError};
+use crate::workers::describe;
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tilewright_ir::Target;
+use tilewright_ir::target::{Arch, GENERIC};
+
+/// The program's source, which any C compiler makes it of.
+pub const SOURCE: &str = include_str!("runner/tw-run.c");
+
+/// The version of what is said.
+const PROTOCOL: &str = "1";
+/// How long it may take to say what it is: it is started meanwhile, over a network perhaps.
+const HELLO: Duration = Duration::from_secs(30);
+/// How long it may take for anything else but a run.
+pub(crate) const ANSWER: Duration = Duration::from_secs(60);
+/// Larger answers are none.
+const MOST_BYTES: u64 = 1 << 36;
+/// Bytes of a frame before its payload.
+const HEAD: usize = 16;
+
+/// What it is asked for; the numbers are those of the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Ask {
+    Hello = 1,
+    Limit,
+    Buffer,
+    Upload,
+    Fill,
+    Download,
+    Code,
+    Run,
+}
+
+/// Why a runner has not done what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum RunnerError {
+    /// The command is none.
+    #[error("`{command}` is no command: {reason}")]
+    Command {
+        /// The command.
+        command: String,
+        /// Why.
+        reason: String,
+    },
+    /// Its process is gone, or was never there.
+    #[error("the runner is gone: {0}")]
+    Gone(String),
+    /// It says nothing.
+    #[error("the runner did not answer within {} s", .0.as_secs_f64())]
+    Silent(Duration),
+    /// The kernel was ended by a signal.
+    #[error("{}", describe(ExitStatus::from_raw(*.0)))]
+    Signal(i32),
+    /// The kernel did not come to an end.
+    #[error("its runs did not come to an end in time")]
+    Late,
+    /// The kernel wrote around its buffers.
+    #[error("it wrote outside its buffers")]
+    Fence,
+    /// There is no memory, or more than the limit is asked for.
+    #[error("the device has no memory for it, or not that much may be used")]
+    NoMemory,
+    /// It refuses.
+    #[error("the runner refuses: {0}")]
+    Refused(String),
+    /// It is no runner, or not of this version.
+    #[error("the command starts no runner of this version: {0} (compile what `tilewright runner` writes)")]
+    NotThis(String),
+}
+
+impl RunnerError {
+    /// Whether its process has ended, or is of no use any more.
+    pub(crate) fn is_end(&self) -> bool {
+        !matches!(self, RunnerError::Fence | RunnerError::NoMemory | RunnerError::Refused(_))
+    }
+}
+
+/// What a runner says of its device.
+#[derive(Debug, Clone)]
+pub struct Hello {
+    /// The device as a target: the CPU by its name where that is known.
+    pub target: Target,
+    /// What the CPU has besides what every one of its family has, in LLVM's words.
+    pub features: Vec<String>,
+    /// The CPU in the system's words.
+    pub cpu: String,
+    /// CPUs that it may use.
+    pub cores: usize,
+    /// Memory of the machine.
+    pub memory_bytes: u64,
+    /// Whether it is emulated: its times mean nothing.
+    pub is_emulated: bool,
+    pub(crate) page_bytes: u64,
+    pub(crate) code_at: u64,
+    pub(crate) code_bytes: u64,
+    pub(crate) functions: HashMap<String, u64>,
+}
+
+impl Hello {
+    /// What a runner's lines say.
+    fn parse(text: &str) -> Result<Hello, RunnerError> {
+        let values: HashMap<&str, &str> = text.lines().filter_map(|line| line.split_once('=')).collect();
+        let get = |key: &str| values.get(key).copied().unwrap_or_default();
+        let missing = |key: &str| RunnerError::NotThis(format!("it does not say its {key}"));
+        let number = |key: &str| get(key).parse::<u64>().map_err(|_| missing(key));
+        if get("protocol") != PROTOCOL {
+            return Err(RunnerError::NotThis(format!("it speaks protocol {}", get("protocol"))));
+        }
+        let features: Vec<String> = get("features").split_whitespace().map(str::to_owned).collect();
+        let arch = Arch::ALL.iter().find(|(_, name)| *name == get("arch"));
+        let arch = arch.map(|(arch, _)| *arch).filter(|arch| matches!(arch, Arch::X86_64 | Arch::Aarch64));
+        let arch = arch.ok_or_else(|| RunnerError::NotThis(format!("there is no code for {}", get("arch"))))?;
+        let target = target_of(arch, get("implementer"), get("part"), &features);
+        let functions = text.lines().filter_map(|line| line.split_once('@'));
+        let functions = functions.filter_map(|(name, at)| Some((name.to_owned(), at.parse().ok()?))).collect();
+        let page_bytes = number("page")?;
+        if !page_bytes.is_power_of_two() {
+            return Err(missing("page"));
+        }
+        let cpu = if get("cpu").is_empty() { target.cpu.clone() } else { get("cpu").to_owned() };
+        Ok(Hello {
+            target,
+            features,
+            cpu,
+            cores: (number("cores")? as usize).max(1),
+            memory_bytes: number("memory")?,
+            is_emulated: get("emulated") == "1",
+            page_bytes,
+            code_at: number("code")?,
+            code_bytes: number("code_bytes")?,
+            functions,
+        })
+    }
+
+    /// Why code for a target does not run there, if so.
+    pub fn obstacle(&self, target: &Target) -> Option<String> {
+        if target.arch != self.target.arch {
+            return Some(format!("it is {}, and not {}", self.target.arch.name(), target.arch.name()));
+        }
+        let needed = target.features.split(',').filter_map(|feature| feature.strip_prefix('+'));
+        let needed = needed.filter(|_| target.arch == Arch::Aarch64);
+        let lacking = needed.filter(|feature| !self.features.iter().any(|has| has == feature));
+        let lacking: Vec<&str> = lacking.collect();
+        (!lacking.is_empty()).then(|| format!("it lacks {}", lacking.join(", ")))
+    }
+}
+
+/// Arm's number of itself as an implementer.
+const ARM: &str = "0x41";
+
+/// The target known by name that a CPU is, or the best that it can do.
+fn target_of(arch: Arch, implementer: &str, part: &str, features: &[String]) -> Target {
+    let has = |names: &[&str]| names.iter().all(|name| features.iter().any(|feature| feature == name));
+    let generic = match arch {
+        Arch::X86_64 if has(&["avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"]) => "x86-64-v4",
+        Arch::X86_64 if has(&["avx2", "fma", "bmi2"]) => "x86-64-v3",
+        Arch::X86_64 => "x86-64",
+        Arch::Aarch64 | Arch::Gpu(_) => "aarch64",
+    };
+    let known = GENERIC.iter().find(|generic| implementer == ARM && generic.part.is_some_and(|known| known == part));
+    known.map_or_else(|| Target::named(generic).expect("every generic name is known"), |known| known.target())
+}
+
+/// A runner's process.
+pub(crate) struct Runner {
+    child: Child,
+    stdin: ChildStdin,
+    answers: Receiver<io::Result<Answer>>,
+    /// The last line that it, or what starts it, had to say.
+    said: Arc<Mutex<String>>,
+    hello: Hello,
+}
+
+/// A status, a number, and what follows.
+type Answer = (u32, u32, Vec<u8>);
+
+impl Runner {
+    /// One that a command starts, without a shell.
+    ///
+    /// # Errors
+    /// [`RunnerError`] where it does not start, or is none.
+    pub fn start(command: &str) -> Result<Runner, RunnerError> {
+        let unfit = |reason: String| RunnerError::Command { command: command.to_owned(), reason };
+        let words = Template::words(command, &[]).map_err(|why| match why {
+            TemplateError::Shell { found, .. } => {
+                unfit(format!("`{found}` is for a shell (quote it, or give sh -c '…')"))
+            }
+            why => unfit(why.to_string()),
+        })?;
+        let words = words.with(&|_| String::new()).words;
+        let mut process = Command::new(&words[0]);
+        process.args(&words[1..]);
+        process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        end_with_this(&mut process);
+        let mut child = process.spawn().map_err(|why| unfit(why.to_string()))?;
+        let stdin = child.stdin.take().expect("standard input is piped");
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let (stdout, stderr) = (stdout.expect("it is piped"), stderr.expect("it is piped"));
+        let said = Arc::<Mutex<String>>::default();
+        let saying = Arc::clone(&said);
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok).filter(|line| !line.trim().is_empty()) {
+                *saying.lock().unwrap_or_else(PoisonError::into_inner) = line.trim().to_owned();
+            }
+        });
+        let (sender, answers) = channel();
+        std::thread::spawn(move || {
+            let mut stdout = BufReader::new(stdout);
+            while sender.send(read_answer(&mut stdout)).is_ok() {}
+        });
+        let hello = Hello {
+            target: Target::named("aarch64").expect("it is known"),
+            features: Vec::new(),
+            cpu: String::new(),
+            cores: 1,
+            memory_bytes: 0,
+            is_emulated: false,
+            page_bytes: 4096,
+            code_at: 0,
+            code_bytes: 0,
+            functions: HashMap::new(),
+        };
+        let mut runner = Runner { child, stdin, answers, said, hello };
+        let text = runner.ask(Ask::Hello, 0, &[], HELLO)?;
+        runner.hello = Hello::parse(&String::from_utf8_lossy(&text))?;
+        Ok(runner)
+    }
+
+    /// What it says of its device.
+    pub fn hello(&self) -> &Hello {
+        &self.hello
+    }
+
+    /// Asks for something, and gives what comes with the answer.
+    ///
+    /// # Errors
+    /// [`RunnerError`]; where that [is the end](RunnerError::is_end), it has to be started anew.
+    pub fn ask(&mut self, what: Ask, number: u32, payload: &[u8], within: Duration) -> Result<Vec<u8>, RunnerError> {
+        let head = [(what as u32).to_le_bytes(), number.to_le_bytes()].concat();
+        let head = [head, (payload.len() as u64).to_le_bytes().to_vec()].concat();
+        let sent = self.stdin.write_all(&head).and_then(|()| self.stdin.write_all(payload));
+        // What it said before it went tells more than that it is gone.
+        let _ = sent.and_then(|()| self.stdin.flush());
+        let (status, number, bytes) = match self.answers.recv_timeout(within) {
+            Ok(Ok(answer)) => answer,
+            Err(RecvTimeoutError::Timeout) => return Err(RunnerError::Silent(within)),
+            Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => return Err(RunnerError::Gone(self.last_words())),
+        };
+        match status {
+            0 => Ok(bytes),
+            1 => Err(RunnerError::Signal(number.cast_signed())),
+            2 => Err(RunnerError::Late),
+            3 => Err(RunnerError::Fence),
+            4 => Err(RunnerError::NoMemory),
+            5 => Err(RunnerError::Refused(String::from_utf8_lossy(&bytes).into_owned())),
+            _ => Err(RunnerError::NotThis("what it answers is not understood".to_owned())),
+        }
+    }
+
+    /// How its process ended, and what it said last.
+    fn last_words(&mut self) -> String {
+        let _ = self.child.kill();
+        let status = self.child.wait().map_or_else(|unknown| unknown.to_string(), describe);
+        // What it said is on its way.
+        std::thread::sleep(Duration::from_millis(20));
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if said.is_empty() { status } else { format!("{status}: {said}") }
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn read_answer(from: &mut impl Read) -> io::Result<Answer> {
+    let mut head = [0; HEAD];
+    from.read_exact(&mut head)?;
+    let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("four bytes"));
+    let n_bytes = u64::from_le_bytes(head[8..].try_into().expect("eight bytes"));
+    if n_bytes > MOST_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = Vec::new();
+    // Not as much memory as it says, but as it sends.
+    if from.take(n_bytes).read_to_end(&mut bytes)? as u64 != n_bytes {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok((word(0), word(4), bytes))
+}
+
+/// Has a process end with this one, and leaves Ctrl-C to this one.
+fn end_with_this(command: &mut Command) {
+    // SAFETY: between fork and exec only async-signal-safe calls are made.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            libc::signal(libc::SIGINT, libc::SIG_IGN);
+            Ok(())
+        });
+    }
+}
+
+/// What the runner that a command starts says of its device.
+///
+/// # Errors
+/// [`RunnerError`] where it does not start, or is none.
+pub fn look(command: &str) -> Result<Hello, RunnerError> {
+    Ok(Runner::start(command)?.hello.clone())
+}
