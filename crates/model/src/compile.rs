@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tilewright::target_here;
 use tilewright_codegen::{ArgumentAlign, Compiler};
 use tilewright_device::gpu::GpuModel;
 use tilewright_graph::op::{Fact, Inputs};
@@ -84,7 +85,8 @@ pub struct Compiled {
 /// The program of a workload: scheduled, as well as is known.
 pub type Schedule<'a> = &'a dyn Fn(&Workload) -> Result<Program, String>;
 
-/// Compiles fused steps for this machine's CPU or one of its GPUs.
+/// Compiles fused steps for this machine's CPU or one of its GPUs, scheduled as is best for a target. That may
+/// be another CPU: then what runs here prepares constants for a library, and answers as that one does.
 ///
 /// # Errors
 /// Where a kernel cannot be scheduled or compiled, or memory does not suffice for its constants.
@@ -114,7 +116,7 @@ fn compiled(fused: Fused, target: &Target, schedule: Schedule, quickly: bool) ->
         return Ok(Compiled { model, fused, memory, origins, n_guessed: 0 });
     }
     let (mut compiler, mut codes) =
-        (Compiler::for_arguments(target.clone(), ArgumentAlign::Elements), Vec::<runtime::Code>::new());
+        (Compiler::for_arguments(target_here(target), ArgumentAlign::Elements), Vec::<runtime::Code>::new());
     let mut add = |workload: &Workload| {
         let lowered = lower::lower(&schedule(workload)?);
         let quick = quickly.then(|| runtime::Code::compile_quickly(&mut compiler, lowered.clone()).ok());

@@ -16,6 +16,7 @@ mod zip;
 use serde_json::{Value as Json, json};
 use thiserror::Error;
 use tilewright_codegen::{CompileError, Interface, export_hidden};
+use tilewright_ir::target::Arch;
 use tilewright_ir::{DType, Part, Target};
 use tilewright_runtime::{Model, Port, Tensor, Work};
 
@@ -60,6 +61,7 @@ impl File {
 pub struct Library<'m> {
     name: String,
     model: &'m Model,
+    arch: Arch,
     n_threads: usize,
     /// What it was made of, in lines.
     origin: Vec<String>,
@@ -138,12 +140,17 @@ impl<'m> Library<'m> {
             "steps": model.plan().steps.len(),
         });
         let (name, origin) = (name.to_owned(), origin.to_vec());
-        Ok(Library { name, model, n_threads, origin, build, members })
+        Ok(Library { name, model, arch: target.arch, n_threads, origin, build, members })
     }
 
     /// What the names of all its functions begin with.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The kind of machine that it is for.
+    pub fn arch(&self) -> Arch {
+        self.arch
     }
 
     /// All about it, for programs.

@@ -11,7 +11,7 @@ const VERSION: &str = "0.1.0";
 /// runs on every Python 3: there is nothing in it that depends on one.
 pub fn wheel(library: &Library, shared: Vec<u8>) -> File {
     let name = &library.name;
-    let tag = format!("py3-none-manylinux2014_{}", std::env::consts::ARCH);
+    let tag = format!("py3-none-manylinux2014_{}", library.arch().name());
     let package = include_str!("../templates/package.py")
         .replace("@ORIGIN@", &format!("{:?}", library.origin.join("\n")))
         .replace("@NAME@", name);

@@ -11,6 +11,7 @@ use tilewright_tune::{Config, PassedOver, Setting, Store, Task};
 use crate::best::{Best, known_best, target_name};
 use crate::database::Database;
 use crate::error::Error;
+use crate::place::target_here;
 
 /// Where a kernel's configuration comes from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -72,7 +73,7 @@ impl Choice {
     pub fn model(&self, constants: &[(String, Bytes)]) -> Result<Model, Error> {
         let program = self.program()?;
         verify::verify(&program).map_err(|error| Error::failed(&error).because(error))?;
-        let mut compiler = Compiler::for_arguments(self.task.setting.target.clone(), ArgumentAlign::Elements);
+        let mut compiler = Compiler::for_arguments(target_here(&self.task.setting.target), ArgumentAlign::Elements);
         let code = Code::compile(&mut compiler, lower::lower(&program));
         let code = code.map_err(|error| Error::failed(&error).because(error))?;
         let constant = |name: &str| constants.iter().find(|(known, _)| known == name).map(|(_, data)| data.clone());

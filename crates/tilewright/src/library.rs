@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tilewright_codegen::CompileError;
+use tilewright_codegen::{CompileError, host_arch};
 use tilewright_ir::Target;
 use tilewright_runtime::Model;
 pub use tilewright_ship::Library;
@@ -92,13 +92,18 @@ fn compiled(library: &Library, arguments: &[String]) -> Result<Vec<u8>, Error> {
     for file in library.c_files().iter().chain([&library.version_script()]) {
         write_file(folder.path(), file)?;
     }
-    let output = Command::new("cc").args(arguments).current_dir(folder.path()).output().map_err(|error| {
-        Error::input(format!("cannot run `cc`: {error} (install a C compiler, or give --as c, which needs none)"))
+    let compiler = match library.arch() {
+        arch if host_arch() == Some(arch) => "cc".to_owned(),
+        arch => format!("{}-linux-gnu-gcc", arch.name()),
+    };
+    let output = Command::new(&compiler).args(arguments).current_dir(folder.path()).output().map_err(|error| {
+        let hint = "install a C compiler of this name, or give --as c, which needs none";
+        Error::input(format!("cannot run `{compiler}`: {error} ({hint})"))
     })?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let reason = said.lines().find(|line| line.contains("error")).or(said.lines().next()).unwrap_or("");
-        return Err(Error::failed(format!("`cc` failed: {} ({})", one_line(reason), output.status)));
+        return Err(Error::failed(format!("`{compiler}` failed: {} ({})", one_line(reason), output.status)));
     }
     let made = arguments.last().map(OsString::from).unwrap_or_default();
     fs::read(folder.path().join(made)).map_err(|error| cannot("cannot read what `cc` made", error))
