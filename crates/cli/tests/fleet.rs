@@ -158,3 +158,29 @@ fn records_of_a_fleet_are_its_classes() {
     let here = run_json(&["tune", "matmul:m=96,n=96,k=96", "--db", text(&db), "--trials", "5", "--no-race"]);
     assert_eq!(here["trials"], 5);
 }
+
+#[test]
+fn a_device_of_a_fleet_may_be_without_a_compiler() {
+    let Some(server) = nats_server() else { return };
+    let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+    if common::make_arm_runner(folder.path()).is_none() {
+        return;
+    }
+    let (store, address) = (text(folder.path()).to_owned(), format!("nats://127.0.0.1:{port}"));
+    let server = format!("{server} -js -sd {store} -a 127.0.0.1 -p {port}");
+    let _server = Running(words(&server, folder.path()).stderr(Stdio::null()).spawn().unwrap());
+    wait_for_port(port);
+    let runner = "qemu-aarch64 -cpu cortex-a72 ./tw-run";
+    let mut serve = words(&format!("tilewright serve --fleet {address} --class pi"), folder.path());
+    let _device = Running(serve.args(["--runner", runner]).stderr(Stdio::null()).spawn().unwrap());
+    let list = format!("tilewright fleet --fleet {address}");
+    wait_for_device(&list, folder.path());
+    let listed = json_of(&["fleet"], &words(&format!("{list} --json"), folder.path()).output().unwrap());
+    let device = &listed["devices"][0];
+    assert!(device["is_emulated"] == true && device["class"] == "pi", "{device}");
+    assert!(device["target"].as_str().unwrap().starts_with("aarch64/cortex-a72/128:"), "{device}");
+    let tune = format!("tilewright tune matmul:m=33,n=40,k=29 --fleet {address} --on pi --trials 5 --json");
+    let tuned = json_of(&["tune"], &words(&tune, folder.path()).output().unwrap());
+    assert!(tuned["emulated"] == true && tuned["verified"] == true && tuned["trials"] == 5, "{tuned}");
+    assert!(tuned["errors"].as_object().unwrap().is_empty() && tuned["best"].is_null(), "{tuned}");
+}

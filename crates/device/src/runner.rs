@@ -320,3 +320,121 @@ fn end_with_this(command: &mut Command) {
 pub fn look(command: &str) -> Result<Hello, RunnerError> {
     Ok(Runner::start(command)?.hello.clone())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folder::Folder;
+
+    /// The runner as a compiler of this name makes it, started by a command that may have more words; none
+    /// where one of the two is not installed.
+    fn made(compiler: &str, emulator: &str) -> Option<(Folder, String)> {
+        for tool in [compiler, emulator] {
+            if !tool.is_empty() && Command::new(tool).arg("--version").output().is_err() {
+                println!("skipped: no `{tool}`");
+                return None;
+            }
+        }
+        let folder = Folder::new("tilewright-runner").unwrap();
+        let source = folder.path().join("tw-run.c");
+        std::fs::write(&source, SOURCE).unwrap();
+        let program = folder.path().join("tw-run");
+        let options = ["-O2", "-static", "-pthread", "-o"];
+        let made = Command::new(compiler).args(options).arg(&program).arg(&source).arg("-lm").output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let command = format!("{emulator} {}", program.display());
+        Some((folder, command))
+    }
+
+    /// What comes of machine code, which is given one buffer, a page of scratch memory, and 0.2 s.
+    fn end_of(runner: &mut Runner, code: &[u8]) -> Result<Vec<u8>, RunnerError> {
+        let page = runner.hello.page_bytes as usize;
+        let mut payload = (page as u64).to_le_bytes().to_vec();
+        payload.extend(code);
+        payload.resize(8 + page, 0);
+        runner.ask(Ask::Code, 0, &payload, ANSWER)?;
+        for number in [0, 1] {
+            runner.ask(Ask::Buffer, number, &4096u64.to_le_bytes(), ANSWER)?;
+        }
+        let mut payload = Vec::new();
+        [0, 200_000_000, 0].iter().for_each(|n: &u64| payload.extend(n.to_le_bytes()));
+        [1, 2, 3, 1, 2, 0, 0, 1].iter().for_each(|n: &u32| payload.extend(n.to_le_bytes()));
+        runner.ask(Ask::Run, 0, &payload, ANSWER)
+    }
+
+    /// Checks how code ends: a return, a store to address 0, an instruction that is none, a loop for ever, and
+    /// a store before the first byte of the buffer.
+    fn check(compiler: &str, emulator: &str, codes: [&[u8]; 5]) {
+        let Some((_folder, command)) = made(compiler, emulator) else { return };
+        let ends = codes.map(|code| end_of(&mut Runner::start(&command).unwrap(), code));
+        let [returned, stored, illegal, forever, outside] = &ends;
+        assert!(matches!(returned, Ok(samples) if samples.len() == 24), "{returned:?}");
+        assert!(matches!(stored, Err(RunnerError::Signal(libc::SIGSEGV))), "{stored:?}");
+        assert!(matches!(illegal, Err(RunnerError::Signal(libc::SIGILL))), "{illegal:?}");
+        assert!(matches!(forever, Err(RunnerError::Late)), "{forever:?}");
+        assert!(matches!(outside, Err(RunnerError::Fence)), "{outside:?}");
+        assert_eq!(ends.map(|end| end.is_err_and(|why| why.is_end())), [false, true, true, true, false]);
+    }
+
+    #[test]
+    fn what_ends_a_kernel_is_told_here() {
+        if cfg!(not(target_arch = "x86_64")) {
+            return println!("skipped: this is machine code for x86-64");
+        }
+        let stored = [0x31, 0xC0, 0x88, 0x00, 0xC3];
+        let outside = [0x48, 0x8B, 0x07, 0xC6, 0x40, 0xFF, 0x00, 0xC3];
+        check("cc", "", [&[0xC3], &stored, &[0x0F, 0x0B], &[0xEB, 0xFE], &outside]);
+        let Some((_folder, command)) = made("cc", "") else { return };
+        // A division by zero.
+        let divided = end_of(&mut Runner::start(&command).unwrap(), &[0x31, 0xC9, 0x31, 0xC0, 0x31, 0xD2, 0xF7, 0xF1]);
+        assert!(matches!(divided, Err(RunnerError::Signal(libc::SIGFPE))), "{divided:?}");
+    }
+
+    #[test]
+    fn what_ends_a_kernel_is_told_on_arm() {
+        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let (back, stored) = (words(&[0xD65F_03C0]), words(&[0xD280_0001, 0xF900_003F, 0xD65F_03C0]));
+        let outside = words(&[0xF940_0001, 0x381F_F03F, 0xD65F_03C0]);
+        let codes = [&back[..], &stored, &words(&[0]), &words(&[0x1400_0000]), &outside];
+        check("aarch64-linux-gnu-gcc", "qemu-aarch64", codes);
+    }
+
+    #[test]
+    fn memory_has_a_limit_and_inputs_are_read_only() {
+        let Some((_folder, command)) = made("cc", "") else { return };
+        let mut runner = Runner::start(&command).unwrap();
+        runner.ask(Ask::Limit, 0, &(8u64 << 20).to_le_bytes(), ANSWER).unwrap();
+        let mut buffer = |number, n_bytes: u64| runner.ask(Ask::Buffer, number, &n_bytes.to_le_bytes(), ANSWER);
+        assert!(buffer(0, 1 << 20).is_ok());
+        for n_bytes in [8 << 20, u64::MAX] {
+            assert!(matches!(buffer(1, n_bytes), Err(RunnerError::NoMemory)), "{n_bytes}");
+        }
+        // What was refused has not been counted, and what gives way counts no more.
+        assert!((0..20).all(|_| buffer(0, 2 << 20).is_ok()) && buffer(2, 100).is_ok());
+        assert!(matches!(buffer(256, 1), Err(RunnerError::Refused(_))));
+        runner.ask(Ask::Upload, 2, &[7; 100], ANSWER).unwrap();
+        assert_eq!(runner.ask(Ask::Download, 2, &[], ANSWER).unwrap(), [7; 100]);
+        let filled = runner.ask(Ask::Fill, 2, &[1], ANSWER);
+        assert!(matches!(filled, Err(RunnerError::Signal(libc::SIGSEGV))), "{filled:?}");
+    }
+
+    #[test]
+    fn devices_are_known_by_what_they_say() {
+        let of = |lines: &str| {
+            let all = format!("protocol=1\n{lines}\npage=4096\ncores=4\nmemory=1\ncode=4096\ncode_bytes=1\nexpf@7");
+            Hello::parse(&all)
+        };
+        let board = of("arch=aarch64\nimplementer=0x41\npart=0xd08\nfeatures=neon").unwrap();
+        assert_eq!((board.target.cpu.as_str(), board.functions["expf"]), ("cortex-a72", 7));
+        assert_eq!(board.obstacle(&Target::named("cortex-a53").unwrap()), None);
+        let obstacle = |name: &str| board.obstacle(&Target::named(name).unwrap()).unwrap();
+        assert_eq!(obstacle("cortex-a76"), "it lacks fullfp16, dotprod");
+        assert_eq!(obstacle("x86-64"), "it is aarch64, and not x86_64");
+        // Another maker's core with the same number is not Arm's.
+        assert_eq!(of("arch=aarch64\nimplementer=0x61\npart=0xd08").unwrap().target.cpu, "generic");
+        assert_eq!(of("arch=x86_64\nfeatures=fpu avx2 fma bmi2").unwrap().target.cpu, "x86-64-v3");
+        for lines in ["arch=riscv64", "arch=opencl", "features=neon"] {
+            assert!(matches!(of(lines), Err(RunnerError::NotThis(_))), "{lines}");
+        }
+    }
+}

@@ -2,7 +2,6 @@
 #![cfg(feature = "llvm")]
 
 #[path = "../../graph/tests/common/mod.rs"]
-#[allow(dead_code, reason = "other tests use the rest of it")]
 mod common;
 
 use std::fs;
