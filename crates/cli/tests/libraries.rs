@@ -263,6 +263,6 @@ fn what_cannot_be_compiled_is_refused() {
     let short = format!("b={}", text(&short));
     check(&format!("{product},const=b"), &["--constant", &short], "it has 8 bytes (give a .npy file");
     check(product, &["--name", "9x"], "--name `9x` is no C identifier");
-    check(product, &["--target", "aarch64"], "do not run on this machine");
+    check(product, &["--target", "sm_80"], "sm_80 is a GPU");
     check_refused(&["compile", product], "--output");
 }

@@ -1,4 +1,5 @@
-//! Devices without a compiler: the runner in C, on this machine and under an emulator in the place of a board.
+//! Devices without a compiler: the runner in C, on this machine and under an emulator that stands in for a
+//! board.
 
 mod common;
 
@@ -83,8 +84,8 @@ fn what_is_no_runner_is_refused() {
     check_refused(&["tune", WORKLOAD, "--runner", "true", "--device", "opencl"], "leave --device opencl out");
 }
 
-/// Of the runners that are started one is given the first bytes of what it is told only: it ends in the middle
-/// of a frame, or between two.
+/// Of the runners that are started one is given the first bytes of what it is told only: it ends in the
+/// middle of a frame, or between two.
 const CUT_OFF: &str = "#!/bin/sh
 n=$(cat after 2>/dev/null)
 if [ -n \"$n\" ] && rm after 2>/dev/null; then dd bs=1 count=\"$n\" 2>/dev/null | ./tw-run; exit 9; fi

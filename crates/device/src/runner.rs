@@ -1,5 +1,5 @@
-//! Devices without a compiler: a program in C, the [`SOURCE`], runs kernels there. It is started by a command of
-//! the user's, such as `ssh pi ./tw-run`, and takes frames on its standard input.
+//! Devices without a compiler: a program in C, the [`SOURCE`], runs kernels there. It is started by a command
+//! of the user's, such as `ssh pi ./tw-run`, and takes frames on its standard input.
 
 use crate::command::{Template, TemplateError};
 use crate::workers::describe;
@@ -362,8 +362,8 @@ mod tests {
         runner.ask(Ask::Run, 0, &payload, ANSWER)
     }
 
-    /// Checks how code ends: a return, a store to address 0, an instruction that is none, a loop for ever, and
-    /// a store before the first byte of the buffer.
+    /// Checks how code ends: a return, a store to address 0, an instruction that is none, a loop for ever,
+    /// and a store before the first byte of the buffer.
     fn check(compiler: &str, emulator: &str, codes: [&[u8]; 5]) {
         let Some((_folder, command)) = made(compiler, emulator) else { return };
         let ends = codes.map(|code| end_of(&mut Runner::start(&command).unwrap(), code));

@@ -32,8 +32,8 @@ const ANCHOR_TIME: Duration = Duration::from_secs(5);
 /// The name of the file in the user's data folder that this machine's name as a device is in.
 const NAME: &str = "device";
 
-/// Serves tasks on this machine, or on one where a command starts a runner, until `stop` is raised; its name is that of its key, or one that is kept in
-/// the user's data folder.
+/// Serves tasks on this machine, or on one where a command starts a runner, until `stop` is raised; its name
+/// is that of its key, or one that is kept in the user's data folder.
 ///
 /// # Errors
 /// Where the server cannot be reached, a name is none, this machine serves already, or the command starts no
@@ -177,7 +177,8 @@ impl Kernels<'_> {
         TuneRequest { target: self.target(), runner: self.runner.as_ref().map(on), ..request }
     }
 
-    /// What kernels take here that all devices measure; nothing where one does not work, or times mean nothing.
+    /// What kernels take here that all devices measure; nothing where one does not work, or times mean
+    /// nothing.
     fn anchors(&self) -> Vec<f64> {
         if self.runner.as_ref().is_some_and(|(_, hello)| hello.is_emulated) {
             return Vec::new();

@@ -2,11 +2,11 @@
  *
  *     cc -O2 -static -pthread -o tw-run tw-run.c -lm
  *
- * It reads frames from standard input and answers each on standard output: a kind or a status, a number, how many
- * bytes follow, and these; all little-endian. Kernels run in this process, so that their times are those of a
- * program that calls them. What crashes, or takes longer than it may, ends the process once that is answered:
- * whoever started it starts it again. With --emulated it says that its times mean nothing, which it finds out by
- * itself under QEMU.
+ * It reads frames from standard input and answers each on standard output: a kind or a status, a number, how
+ * many bytes follow, and these; all little-endian. Kernels run in this process, so that their times are those
+ * of a program that calls them. What crashes, or takes longer than it may, ends the process once that is
+ * answered: whoever started it starts it again. With --emulated it says that its times mean nothing, which it
+ * finds out by itself under QEMU.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -217,7 +217,9 @@ static int have_threads(int n) {
 static size_t whole_pages(size_t n) { return (n + page - 1) / page * page; }
 
 /* Inputs are read only. */
-static int protect(struct buffer *b, int protection) { return mprotect(b->data, whole_pages(b->n_bytes), protection); }
+static int protect(struct buffer *b, int protection) {
+    return mprotect(b->data, whole_pages(b->n_bytes), protection);
+}
 
 static void set_canaries(struct buffer *b) {
     if (b->is_input) protect(b, PROT_READ | PROT_WRITE);
@@ -450,7 +452,8 @@ static void hello(int is_emulated, int n_cpus) {
     if (line_of("/proc/cpuinfo", "model name", value, sizeof value)) SAY("cpu=%s\n", value);
     SAY("system=%s %s\npage=%zu\ncores=%d\n", system.sysname, system.release, page, n_cpus);
     SAY("memory=%llu\n", (unsigned long long)sysconf(_SC_PHYS_PAGES) * page);
-    SAY("emulated=%d\ncode=%llu\ncode_bytes=%zu\n", is_emulated, (unsigned long long)(uintptr_t)code, CODE_BYTES);
+    SAY("emulated=%d\ncode=%llu\n", is_emulated, (unsigned long long)(uintptr_t)code);
+    SAY("code_bytes=%zu\n", CODE_BYTES);
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
         SAY("%s@%llu\n", functions[i].name, (unsigned long long)functions[i].address);
     answer(DONE, 0, text, n < sizeof text ? n : sizeof text);
@@ -459,7 +462,7 @@ static void hello(int is_emulated, int n_cpus) {
 static void limit(uint64_t n) {
     struct rlimit rlimit;
     most_bytes = n;
-    /* The buffers, and some for this program and its threads. Where it cannot be set, buffers alone are counted. */
+    /* The buffers, and some for this program and its threads. Where it cannot be set, buffers are counted. */
     if (getrlimit(RLIMIT_AS, &rlimit) == 0 && n < ((uint64_t)1 << 46)) {
         rlim_t most = (rlim_t)(n + ((uint64_t)1 << 30));
         if (rlimit.rlim_cur == RLIM_INFINITY || most < rlimit.rlim_cur) rlimit.rlim_cur = most;

@@ -1,13 +1,13 @@
 //! A model of one core, for templates to rank configurations by: multiply-adds, loads, caches.
 //!
-//! It is rough, and only has to put better configurations before worse ones. What a core does in a cycle is the
-//! target's; caches are as fast as those of current x86-64 cores.
+//! It is rough, and only has to put better configurations before worse ones. What a core does in a cycle is
+//! the target's; caches are as fast as those of current x86-64 cores.
 
 use super::Setting;
 use tilewright_ir::Target;
 
-/// Cycles of a step of a reduction on a register tile of `vectors` × `broadcast` accumulators, each of which is
-/// used again once it is there.
+/// Cycles of a step of a reduction on a register tile of `vectors` × `broadcast` accumulators, each of which
+/// is used again once it is there.
 pub fn step_cycles(s: &Setting, vectors: i64, broadcast: i64) -> f64 {
     let core = s.target.core();
     let (sums, operands) = ((vectors * broadcast) as f64, (vectors + broadcast) as f64);
