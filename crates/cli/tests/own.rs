@@ -283,8 +283,11 @@ fn opencl_kernels_that_do_wrong_cost_one_trial_each() {
     let path = |name: &str| folder.path().join(name);
     fs::write(path("k.cl"), OPENCL_KERNEL).unwrap();
     fs::write(path("own.h"), "#define FACTOR 2\n").unwrap();
-    fs::write(path("plain.c"), "void g(const float *a, float *b, int n, float *_) { for (int i = 0; i < n; i++) b[i] = 2 * a[i]; }")
-        .unwrap();
+    fs::write(
+        path("plain.c"),
+        "void g(const float *a, float *b, int n, float *_) { for (int i = 0; i < n; i++) b[i] = 2 * a[i]; }",
+    )
+    .unwrap();
     let form = |values: &str, reference: &str| {
         format!(
             "name = 'k'\nsource = 'k.cl'\nfunction = 'f'\nconstants = {{ N = 1000 }}\nflags = ['-cl-std=CL1.2']\n\

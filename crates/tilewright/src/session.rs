@@ -1,7 +1,6 @@
 //! A session: where records are kept, and what measures.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;

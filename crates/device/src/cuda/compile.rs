@@ -109,18 +109,27 @@ fn nvrtc() -> Option<Compiler> {
     let more = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let installed = installations().flat_map(|folder| ["lib64", "lib"].map(|name| folder.join(name)));
     let system = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"].map(PathBuf::from);
-    let of_python = || packages().into_iter().flat_map(|folder| ["cuda_nvrtc", "cu13"].map(|name| folder.join("nvidia").join(name).join("lib")));
+    let of_python = || {
+        packages()
+            .into_iter()
+            .flat_map(|folder| ["cuda_nvrtc", "cu13"].map(|name| folder.join("nvidia").join(name).join("lib")))
+    };
     let known: Vec<PathBuf> = env::split_paths(&more).chain(installed).chain(system).collect();
     known.iter().find_map(|folder| nvrtc_in(folder)).or_else(|| of_python().find_map(|folder| nvrtc_in(&folder)))
 }
 
 /// The library in a folder, with the headers that are installed with it.
 fn nvrtc_in(folder: &Path) -> Option<Compiler> {
-    let is_library = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so"))
-    };
+    let is_library =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so"));
     let library = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).find(is_library)?;
-    let beside = ["../include", "../include/cccl", "../../cuda_runtime/include", "../../cuda_cccl/include", "../../cuda_nvcc/include"];
+    let beside = [
+        "../include",
+        "../include/cccl",
+        "../../cuda_runtime/include",
+        "../../cuda_cccl/include",
+        "../../cuda_nvcc/include",
+    ];
     let headers = beside.iter().filter_map(|name| folder.join(name).canonicalize().ok()).collect();
     Some(Compiler::Nvrtc { library, headers })
 }
@@ -353,7 +362,10 @@ mod tests {
         let ptx = compile("extern \"C\" __global__ void k(float *a) { a[0] = 1; }", &[], "compute_80").unwrap();
         assert_eq!(entry_of(&ptx, "k").as_deref(), Ok("k"));
         let refused = |text, flags: &[&str]| compile(text, flags, "sm_80").unwrap_err().to_string();
-        assert_eq!(refused("\n__global__ void k(float *a) { a[0] = x; }", &[]), "k.cu(2): error: identifier \"x\" is undefined");
+        assert_eq!(
+            refused("\n__global__ void k(float *a) { a[0] = x; }", &[]),
+            "k.cu(2): error: identifier \"x\" is undefined"
+        );
         assert!(refused("", &["--nonsense"]).contains("nonsense"));
     }
 }

@@ -244,7 +244,8 @@ impl Run<'_> {
         let launches = [launch.map_err(|failure| (failure.class, failure.message))?];
         D::warm_up(&launches[0]).map_err(by_device::<D>)?;
         // What warming up wrote counts for nothing.
-        let pairs = || memories.iter().zip(&buffers).filter_map(|(memory, buffer)| Some((memory.as_ref()?, buffer.as_ref()?)));
+        let pairs =
+            || memories.iter().zip(&buffers).filter_map(|(memory, buffer)| Some((memory.as_ref()?, buffer.as_ref()?)));
         for (memory, buffer) in pairs() {
             D::write(memory, 0, buffer.memory.as_slice::<u8>()).map_err(by_device::<D>)?;
         }
@@ -302,12 +303,8 @@ impl Run<'_> {
             }),
         };
         let first = First { ns: first_ns, pace: 1.0, checked_ns: first_ns };
-        let subject = Subject {
-            run: &mut run,
-            size: Size { n_threads: 1, n_bytes: 0 },
-            flush: &mut || 0.0,
-            pace: &mut || 1.0,
-        };
+        let subject =
+            Subject { run: &mut run, size: Size { n_threads: 1, n_bytes: 0 }, flush: &mut || 0.0, pace: &mut || 1.0 };
         let samples = timing::sample(&plan, &mut Variation::default(), first, subject).ns;
         failure.into_inner().map_or(Ok(samples), Err)
     }

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tilewright_device::command::{FOLDER, Invocation, Metric, Options, Template, run_to_end};
+use tilewright_device::cuda::compile::Compiler;
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
-use tilewright_device::cuda::compile::Compiler;
 use tilewright_device::kernel::{Argument, ENTRY, GpuJob, Job};
 use tilewright_device::opencl;
 use tilewright_ir::op::Workload;

@@ -11,13 +11,8 @@ use super::{ValuesForm, default_flags, default_tolerance};
 use crate::error::Error;
 
 /// How element types are called there, and in C.
-const TYPES: &[(&str, &str)] = &[
-    ("int8", "int8_t"),
-    ("uint8", "uint8_t"),
-    ("int32", "int32_t"),
-    ("uint32", "uint32_t"),
-    ("int64", "int64_t"),
-];
+const TYPES: &[(&str, &str)] =
+    &[("int8", "int8_t"), ("uint8", "uint8_t"), ("int32", "int32_t"), ("uint32", "uint32_t"), ("int64", "int64_t")];
 /// How languages are called there.
 const LANGUAGES: &[(&str, Language)] =
     &[("C", Language::C), ("C++", Language::Cpp), ("OpenCL", Language::OpenCl), ("CUDA", Language::Cuda)];
