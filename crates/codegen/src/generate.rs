@@ -17,6 +17,7 @@ pub mod kernel;
 mod math;
 mod memory;
 pub mod plan;
+mod tensor;
 pub mod unit;
 mod value;
 
@@ -83,6 +84,8 @@ pub(super) struct Level {
 pub(super) struct Seen {
     pub loads: Map<BufferId, Map<LoadKey, Id>>,
     pub splats: Map<(Id, usize), Id>,
+    /// Factors of tensor cores by the values that they are.
+    pub parts: Map<Id, tensor::Parts>,
     /// The register chunks updated in this step of a reduction.
     pub updated: BTreeSet<(BufferId, i64)>,
     /// In a step whose loads are not to be shared with the one before: pointers that hide this from back
@@ -116,6 +119,8 @@ pub(super) struct Function {
     pub lanes: Option<Lanes>,
     /// Stores to memory written since the block at hand began.
     pub n_stores: usize,
+    /// Along x and y, the threads of a warp of a GPU that computes products of tiles.
+    pub warp: Option<[LoopId; 2]>,
     /// Whether it is a unit, which has no units inside.
     pub is_unit: bool,
     /// Scratch memory and runtime; `None` inside a parallel loop.
@@ -196,6 +201,7 @@ impl Function {
             seen: Seen::default(),
             lanes: None,
             n_stores: 0,
+            warp: None,
             is_unit: false,
             outside: None,
         }
@@ -535,6 +541,7 @@ impl Generator<'_> {
         let constant = extent.as_const();
         match (l.kind, constant) {
             (_, Some(n)) if n <= 0 => Ok(()),
+            (LoopKind::Tensor(how), _) if self.target.has_tf32() => self.tile_product(l, how),
             (LoopKind::Unrolled, Some(n)) => (0..n).try_for_each(|i| self.iteration(l, i)),
             (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => self.iteration(l, 0),
             (LoopKind::Parallel, _) if self.f.outside.is_some() => self.parallel_loop(l, &extent),
@@ -545,7 +552,12 @@ impl Generator<'_> {
             },
             // What a GPU spreads over blocks and threads runs here one after the other.
             (
-                LoopKind::Serial | LoopKind::Unrolled | LoopKind::Parallel | LoopKind::Block(_) | LoopKind::Thread(_),
+                LoopKind::Serial
+                | LoopKind::Unrolled
+                | LoopKind::Parallel
+                | LoopKind::Block(_)
+                | LoopKind::Thread(_)
+                | LoopKind::Tensor(_),
                 _,
             ) => self.serial_loop(l, &extent),
         }

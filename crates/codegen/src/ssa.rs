@@ -249,6 +249,11 @@ pub enum Op {
     FMax,
     /// `a · b + c`, rounded once.
     Fma,
+    /// The number with the first 11 of its bits, rounded.
+    Tf32,
+    /// A warp's product of a tile of 16 × 8 by one of 8 × 8, added to four sums of each thread: its four
+    /// factors of rows, two of columns, the sums.
+    TileProduct,
     /// `a < b`, false where one is none.
     FLess,
     /// The second where the first holds, else the third.

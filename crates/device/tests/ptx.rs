@@ -17,6 +17,7 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_codegen::compile_gpu;
 use tilewright_ir::op::Workload;
+use tilewright_ir::reference::{self, random_argument};
 use tilewright_ir::{GpuProgram, Program, Role, Target, interp, lower_gpu};
 use tilewright_tune::{Setting, TEMPLATES, Task};
 
@@ -111,6 +112,50 @@ fn emulated_kernels_compute_the_operator() {
         });
     }
 }
+
+/// Products of numbers with all their bits, in two parts each, are nearly those of single precision.
+#[test]
+fn tensor_cores_lose_little() {
+    let workload = Workload::parse("matmul:m=64,n=48,k=96").unwrap();
+    let program = workload.program();
+    let setting = Setting { workload, target: Target::named("sm_90a").unwrap(), n_threads: 1 };
+    let task = Task::new(setting, Some("gpu-matmul-mma")).unwrap();
+    let kernels = lower_gpu(&task.program(&task.first_guess(0).unwrap()).unwrap()).unwrap();
+    let given: Vec<Vec<f64>> = program.arguments().map(|(id, _)| random_argument(&program, id, id.0.into())).collect();
+    let expected = reference::evaluate(&program, &given[..2], 1).unwrap();
+    let text = ptx(&kernels, &task).unwrap();
+    let got = emulator::run(&kernels, &text, &given, Order::Ascending).unwrap();
+    let error = reference::relative_error(&got[2], &expected[0]);
+    println!("relative error {error:.2e}");
+    assert!(error < 4e-7, "{error:.2e}");
+}
+
+/// The tiles of CUTLASS's products in single precision: nothing spills, and one instruction multiplies a tile.
+#[test]
+fn tensor_cores_are_used_as_expected() {
+    let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tiles-ptx");
+    std::fs::create_dir_all(&folder).unwrap();
+    for gpu in ["sm_80", "sm_90a"] {
+        let workload = Workload::parse("matmul:m=4096,n=4096,k=4096").unwrap();
+        let setting = Setting { workload, target: Target::named(gpu).unwrap(), n_threads: 1 };
+        let task = Task::new(setting, Some("gpu-matmul-mma")).unwrap();
+        let config = task.space.config_from_json(&CUTLASS_TILES.parse().unwrap()).unwrap();
+        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+        let cubin = folder.join(format!("{gpu}.cubin"));
+        let made = nvidia::assemble(&ptxas, ptx(&kernels, &task).unwrap().as_bytes(), gpu, &cubin).unwrap()["run_0"];
+        let opcodes = nvidia::innermost_loop(&nvdisasm, &cubin);
+        let n = |word: &str| opcodes.iter().filter(|opcode| opcode.starts_with(word)).count();
+        println!("{gpu}: {made:?}, {} instructions of which {} multiply tiles", opcodes.len(), n("HMMA"));
+        assert_eq!((made.spilled_bytes, made.local_bytes), (0, 0), "{gpu}: {made:?}");
+        assert_eq!(n("HMMA"), 3 * 4 * 16, "{gpu}: three products, four times eight steps, 4 x 4 tiles");
+        assert_eq!((n("LDG.E.128"), n("LDG")), (8, 8), "{gpu}: loads of four at once");
+        assert!(opcodes.len() < 4 * n("HMMA"), "{gpu}: {opcodes:?}");
+    }
+}
+
+const CUTLASS_TILES: &str = r#"{"block_m":128,"block_n":128,"block_k":32,"warp_m":64,"warp_n":32,"vector_a":4,
+    "vector_b":4,"order":"groups","unroll_k":4,"ahead":0}"#;
 
 #[test]
 fn kernels_assemble_as_the_model_says() {

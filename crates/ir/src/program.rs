@@ -109,11 +109,24 @@ pub enum LoopKind {
     Block(u8),
     /// GPU thread axis 0 to 2.
     Thread(u8),
+    /// One after the other, or as steps of a product of tiles that the threads of a warp compute together in
+    /// a tensor core, where there is one: see [`TileProduct`](crate::gpu::TileProduct).
+    Tensor(Tensor),
+}
+
+/// How a tensor core multiplies numbers in single precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tensor {
+    /// Factors are rounded to 11 bits.
+    Tf32,
+    /// Factors are sums of two numbers of 11 bits each, of whose four products the three largest are added:
+    /// nearly as exact as single precision.
+    Tf32x3,
 }
 
 impl LoopKind {
     /// Every kind with its keyword in the text format.
-    pub const ALL: [(LoopKind, &'static str); 10] = [
+    pub const ALL: [(LoopKind, &'static str); 12] = [
         (LoopKind::Serial, "for"),
         (LoopKind::Parallel, "parallel"),
         (LoopKind::Vectorized, "vectorized"),
@@ -124,6 +137,8 @@ impl LoopKind {
         (LoopKind::Thread(0), "thread.x"),
         (LoopKind::Thread(1), "thread.y"),
         (LoopKind::Thread(2), "thread.z"),
+        (LoopKind::Tensor(Tensor::Tf32), "tf32"),
+        (LoopKind::Tensor(Tensor::Tf32x3), "tf32x3"),
     ];
 
     /// The keyword in the text format.

@@ -370,6 +370,12 @@ impl Target {
         }
     }
 
+    /// Whether it is a GPU of NVIDIA's that multiplies tiles of numbers in single precision.
+    pub fn has_tf32(&self) -> bool {
+        let version = self.cpu.strip_prefix("sm_").map(|v| v.trim_end_matches(|c: char| !c.is_ascii_digit()));
+        self.arch == Arch::Gpu(GpuApi::Cuda) && version.and_then(|v| v.parse().ok()).is_some_and(|v: u32| v >= 80)
+    }
+
     /// Elements of a type in one vector register.
     pub fn lanes(&self, dtype: crate::DType) -> i64 {
         i64::from(self.vector_bits / 8) / dtype.bytes() as i64

@@ -19,9 +19,11 @@
 //! 10. Iterations of parallel, vectorized, block and thread loops do not touch each other's data: where one
 //!     iteration writes an element of a buffer that lives beyond the iteration, no other writes or reads it.
 //!     See [`find_race`].
+//! 11. A tensor core's loop is a [`TileProduct`].
 
 use crate::dependence::{Race, find_race};
 use crate::expr::{Cond, Expr, Subscript};
+use crate::gpu::TileProduct;
 use crate::index::{Atom, Index, Ranges};
 use crate::interp::{Place, list};
 use crate::program::{BufferId, Loop, LoopKind, Part, Program, Role, Stmt};
@@ -180,6 +182,14 @@ pub enum VerifyError {
         var: String,
         /// The number of the axis.
         axis: u8,
+    },
+    /// Rule 11.
+    #[error("loop {var} is no product of tiles: {why}")]
+    TileProduct {
+        /// The loop variable.
+        var: String,
+        /// What is in the way.
+        why: &'static str,
     },
     /// Rule 10.
     #[error("iterations of {kind} loop {var} race for {buffer}: {first} and {second}")]
@@ -447,6 +457,9 @@ impl<'a> Checker<'a> {
                     return Err(VerifyError::VectorBody { var: name() });
                 }
             }
+            LoopKind::Tensor(_) => {
+                TileProduct::of(self.program, l).map_err(|why| VerifyError::TileProduct { var: name(), why })?;
+            }
             LoopKind::Serial | LoopKind::Parallel | LoopKind::Unrolled => {}
         }
         self.known.most[l.var.0 as usize] = self.known.magnitude(&l.extent).max(1);
@@ -456,7 +469,7 @@ impl<'a> Checker<'a> {
         self.around.pop();
         self.known.ranges.pop();
         match l.kind {
-            LoopKind::Serial | LoopKind::Unrolled => Ok(()),
+            LoopKind::Serial | LoopKind::Unrolled | LoopKind::Tensor(_) => Ok(()),
             LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) => self.races(l),
         }
     }

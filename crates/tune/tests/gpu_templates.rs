@@ -51,7 +51,7 @@ fn check(task: &Task, config: &Config, (expected, divisor, most): (&[Vec<f64>], 
     let gpu = task.setting.target.gpu.expect("the target is a GPU");
     for kernel in kernels.kernels() {
         let within = |(n, most): (i64, u32)| n <= i64::from(most);
-        let fits = kernel.shared_bytes(&kernels) <= gpu.shared_bytes
+        let fits = kernel.shared_bytes(&kernels) <= gpu.most_shared_bytes
             && kernel.n_threads() <= i64::from(gpu.most_threads)
             && kernel.block().into_iter().zip(gpu.most_threads_along).all(within)
             && kernel.grid().into_iter().zip(gpu.most_blocks_along).all(within);

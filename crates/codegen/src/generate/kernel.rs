@@ -64,6 +64,7 @@ impl Generator<'_> {
             self.f.vars.insert(var, (value, 0));
             self.f.ranges.push(var, Index::from(extent));
         }
+        self.f.warp = Self::warp(&kernel.threads);
         self.block(&kernel.body)?;
         self.leave_function();
         Ok(())

@@ -87,11 +87,7 @@ impl Generator<'_> {
                 }
                 let guarded = lanes.is_some_and(|l| l.guarded);
                 let flat = if guarded { self.inside(buffer, &flat) } else { flat };
-                Operand::scalar(self.cached(buffer, (Access::Uniform(flat.clone()), 0), |g| {
-                    let pointer = g.pointer(buffer, &flat);
-                    let align = g.alignment(buffer, &flat);
-                    g.plain_load(buffer, element, pointer, align)
-                }))
+                Operand::scalar(self.element_at(buffer, &flat))
             }
             Access::Strided { base, stride: 1 } => {
                 let Lanes { piece, mask, .. } = lanes.expect("lanes vary in a vectorized loop");
@@ -123,6 +119,16 @@ impl Generator<'_> {
                 Operand { value, lanes: piece.width }
             }
         }
+    }
+
+    /// Reads the element at a position in memory.
+    pub(super) fn element_at(&mut self, buffer: BufferId, flat: &Index) -> Id {
+        let element = self.element_type(buffer);
+        self.cached(buffer, (Access::Uniform(flat.clone()), 0), |g| {
+            let pointer = g.pointer(buffer, flat);
+            let align = g.alignment(buffer, flat);
+            g.plain_load(buffer, element, pointer, align)
+        })
     }
 
     /// Reads the element of each lane at places that are computed.

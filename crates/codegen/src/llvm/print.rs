@@ -412,6 +412,11 @@ impl Printer<'_> {
             Op::SharedMemory(bytes) => self.shared_memory(source, *bytes as u64, *align),
             Op::Coordinate(coordinate) => self.intrinsic(&self.coordinate(*coordinate), Vec::new(), x),
             Op::Barrier => self.barrier(),
+            Op::Tf32 => {
+                let bits = self.intrinsic("llvm.nvvm.f2tf32.rna", Vec::new(), x);
+                LLVMBuildBitCast(b, bits, ty, UNNAMED)
+            }
+            Op::TileProduct => self.tile_product(x, ty),
             Op::Stack(bytes) => {
                 let memory = self.stack(LLVMArrayType2(self.kind(Kind::I8), *bytes as u64), *align);
                 // On some machines the stack is memory of its own kind.
@@ -503,6 +508,19 @@ impl Printer<'_> {
             LLVMSetAlignment(memory, align);
             memory
         }}
+    }
+
+    /// A warp's product of tiles: six factors as bits, then four sums.
+    fn tile_product(&self, mut x: Vec<LLVMValueRef>, ty: LLVMTypeRef) -> LLVMValueRef {
+        let b = self.builder;
+        for factor in &mut x[..6] {
+            *factor = llvm!(LLVMBuildBitCast(b, *factor, self.kind(Kind::I32), UNNAMED));
+        }
+        let sums = self.intrinsic("llvm.nvvm.mma.m16n8k8.row.col.tf32", Vec::new(), x);
+        (0..4).fold(llvm!(LLVMGetPoison(ty)), |out, at| {
+            let sum = llvm!(LLVMBuildExtractValue(b, sums, at, UNNAMED));
+            llvm!(LLVMBuildInsertElement(b, out, sum, self.scalar(Kind::I64, at.into()), UNNAMED))
+        })
     }
 
     /// LLVM's function that says where in the grid a thread is.

@@ -460,6 +460,16 @@ impl Builder {
         self.compute(Op::Fma, smallvec![a, b, c], self.type_of(a))
     }
 
+    /// The number with the first 11 of its bits, rounded.
+    pub fn tf32(&self, x: Id) -> Id {
+        self.compute(Op::Tf32, smallvec![x], Type::F32)
+    }
+
+    /// The sums of a thread after a warp's product of tiles. `operands`: its factors, and the sums before.
+    pub fn tile_product(&self, operands: impl Iterator<Item = Id>) -> Id {
+        self.compute(Op::TileProduct, operands.collect(), Type::F32.vector(4))
+    }
+
     /// Compares integers.
     pub fn compare(&self, how: Compare, a: Id, b: Id) -> Id {
         let lanes = self.type_of(a).lanes;

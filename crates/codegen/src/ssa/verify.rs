@@ -133,6 +133,10 @@ impl Function {
                 };
                 is_real(to) && x.len() == n && x.iter().all(|ty| *ty == to)
             }
+            (Op::Tf32, [a], Some(to)) => (*a, to) == (Type::F32, Type::F32),
+            (Op::TileProduct, all, Some(to)) => {
+                all.len() == 10 && all.iter().all(|ty| *ty == Type::F32) && to == Type::F32.vector(4)
+            }
             (Op::Select, [cond, a, b], Some(to)) => (*cond == Type::I1 || masks(*cond, to)) && *a == to && *b == to,
             (Op::Truncate, [a], Some(to)) => is_integer(*a) && is_integer(to) && a.lanes == to.lanes,
             (Op::ExtendSigned | Op::ExtendUnsigned, [a], Some(to)) => {

@@ -62,6 +62,8 @@ pub fn compute(code: &Code, x: &[u64]) -> Result<u64, String> {
         Code::Compare(how, ty) => u64::from(holds(*how, *ty, x[0], x[1])),
         Code::Choose(ty) => low(if x[2] != 0 { x[0] } else { x[1] }, ty.bits),
         Code::Convert { to, from, rounding } => convert(*to, *from, *rounding, x[0]),
+        // To the nearest, halves away from zero.
+        Code::Tf32 => (low(x[0], 32) + 0x1000) & 0xffff_e000,
         Code::Funnel { left } => {
             let both = low(x[1], 32) << 32 | low(x[0], 32);
             let by = (x[2] & 31) as u32;

@@ -21,6 +21,9 @@ pub use parse::read;
 /// Beyond so many instructions a thread is said to hang.
 const MOST_STEPS: u64 = 200_000_000;
 
+/// Threads that carry out some instructions together.
+const WARP: usize = 32;
+
 /// The address of the first buffer, and the distance to the next one's.
 const BUFFER_DISTANCE: u64 = 1 << 36;
 
@@ -113,6 +116,10 @@ enum Code {
     },
     Permute,
     Field(Ty),
+    /// Rounds to 11 bits.
+    Tf32,
+    /// A warp's product of tiles of 16 × 8 and 8 × 8 numbers of 11 bits.
+    TileProduct,
     Branch,
     Barrier,
     Return,
@@ -235,6 +242,8 @@ enum Stop {
     Exit,
     /// The instruction before which it waits.
     Barrier(usize),
+    /// The instruction that its warp carries out together.
+    Warp(usize),
 }
 
 struct Thread {
@@ -321,9 +330,21 @@ impl Block<'_> {
             Order::Strided(step) => (0..n).map(|i| i * step % n).collect(),
         };
         loop {
-            for &i in &order {
-                while threads[i].stop.is_none() {
-                    self.go(&mut threads[i])?;
+            loop {
+                for &i in &order {
+                    while threads[i].stop.is_none() {
+                        self.go(&mut threads[i])?;
+                    }
+                }
+                let mut is_over = true;
+                for warp in threads.chunks_mut(WARP) {
+                    if warp.iter().any(|t| matches!(t.stop, Some(Stop::Warp(_)))) {
+                        is_over = false;
+                        self.warp(warp)?;
+                    }
+                }
+                if is_over {
+                    break;
                 }
             }
             if threads.iter().all(|t| t.stop == Some(Stop::Exit)) {
@@ -331,6 +352,46 @@ impl Block<'_> {
             }
             Self::together(&mut threads)?;
         }
+    }
+
+    /// Carries out an instruction of all threads of a warp.
+    ///
+    /// The thread of number `4·g + t` has the factors of rows `g` and `g + 8`, of columns `g`, at the steps `t`
+    /// and `t + 4`, and the sums of those rows and of the columns `2·t` and `2·t + 1`.
+    fn warp(&self, threads: &mut [Thread]) -> Result<(), String> {
+        let first = threads[0].stop;
+        let Some(Stop::Warp(at)) = first else { return Err(format!("a warp parts: its first thread is at {first:?}")) };
+        if threads.len() != WARP || threads.iter().any(|t| t.stop != first) {
+            return Err("a warp parts before what it does together".into());
+        }
+        let instruction = &self.entry.code[at];
+        let [to, rows, columns, sums] = instruction.operands.as_slice() else {
+            return Err(format!("operands: {}", instruction.text));
+        };
+        let number = |t: &Thread, of: &Operand, at: usize| match of {
+            Operand::List(all) => f32::from_bits(self.value(t, &all[at]) as u32),
+            other => panic!("{other:?} is no list"),
+        };
+        // What is beyond the first 11 bits is not looked at.
+        let factor = |t: &Thread, of: &Operand, at: usize| f32::from_bits(number(t, of, at).to_bits() & !0x1fff);
+        let mut results = vec![[0f32; 4]; WARP];
+        for (lane, result) in results.iter_mut().enumerate() {
+            for (at, sum) in result.iter_mut().enumerate() {
+                let (row, column) = (lane / 4 + 8 * (at / 2), 2 * (lane % 4) + at % 2);
+                let products = (0..8).map(|k| {
+                    let of_row = factor(&threads[4 * (row % 8) + k % 4], rows, row / 8 + 2 * (k / 4));
+                    let of_column = factor(&threads[4 * column + k % 4], columns, k / 4);
+                    f64::from(of_row) * f64::from(of_column)
+                });
+                *sum = (f64::from(number(&threads[lane], sums, at)) + products.sum::<f64>()) as f32;
+            }
+        }
+        let Operand::List(to) = to else { return Err(format!("no list: {}", instruction.text)) };
+        for (t, result) in threads.iter_mut().zip(results) {
+            to.iter().zip(result).for_each(|(operand, x)| Self::set(t, operand, x.to_bits().into()));
+            t.stop = None;
+        }
+        Ok(())
     }
 
     /// Lets the threads go on that wait for each other.
@@ -363,6 +424,10 @@ impl Block<'_> {
             match &instruction.code {
                 Code::Barrier => {
                     t.stop = Some(Stop::Barrier(at));
+                    return Ok(());
+                }
+                Code::TileProduct => {
+                    t.stop = Some(Stop::Warp(at));
                     return Ok(());
                 }
                 Code::Return => {

@@ -1,4 +1,4 @@
-//! Reads PTX as LLVM writes it: an instruction a line.
+//! Reads PTX as LLVM writes it: an instruction a line, or several of which all but the first are indented twice.
 
 use std::collections::HashMap;
 
@@ -9,6 +9,8 @@ use super::{Code, Compute, Entry, Instruction, LOCAL, Operand, Relation, Roundin
 /// # Errors
 /// What cannot be read, or is no instruction of ours.
 pub fn read(text: &str) -> Result<Vec<Entry>, String> {
+    // What goes on in further lines is one instruction.
+    let text = text.replace("\n\t\t", " ");
     let lines: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim()).collect();
     let shared: HashMap<&str, usize> = lines.iter().filter_map(|line| memory(line, ".shared")).collect();
     let mut entries = Vec::new();
@@ -265,6 +267,8 @@ fn code(opcode: &str) -> Option<Code> {
         "copysign" => compute(Compute::CopySign),
         "setp" => Some(Code::Compare(relation(words[1])?, last?)).filter(|_| words.len() == 3),
         "selp" => Some(Code::Choose(last?)),
+        "cvt" if opcode == "cvt.rna.tf32.f32" => Some(Code::Tf32),
+        "mma" if opcode == "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" => Some(Code::TileProduct),
         "cvt" => {
             let [to, from] = types[..] else { return None };
             let rounding =

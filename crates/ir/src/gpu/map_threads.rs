@@ -11,6 +11,7 @@
 use crate::dependence::are_disjoint;
 use crate::expr::{Cond, Expr};
 use crate::gpu::private::separate;
+use crate::gpu::tensor::require_warps;
 use crate::gpu::{GpuProgram, Kernel};
 use crate::index::{Atom, Index, Ranges};
 use crate::lower::{promote_registers, simplify, simplify_block, unroll_block};
@@ -71,6 +72,14 @@ pub enum MapError {
         subscripts: String,
         /// The axis.
         axis: &'static str,
+    },
+    /// A product of tiles that no warp computes together.
+    #[error("warps cannot compute the product of tiles over loop `{name}`: {why} (bind and divide loops as tiles ask)")]
+    TileProduct {
+        /// The loop over the steps of its sum.
+        name: String,
+        /// What is in the way.
+        why: &'static str,
     },
     /// A shared buffer that each thread has one of.
     #[error("`{buffer}` is shared by a block, but is allocated inside thread loop `{name}` (stage it further out)")]
@@ -205,6 +214,10 @@ impl Mapper {
         let mut promoted = promote_registers(with_body);
         kernel.body = std::mem::take(&mut promoted.body);
         self.tables = promoted;
+        require_warps(&self.tables, &kernel).map_err(|(var, why)| {
+            let name = self.tables.loop_name(var).to_owned();
+            MapError::TileProduct { name, why }
+        })?;
         Ok(kernel)
     }
 
@@ -271,7 +284,11 @@ impl Mapper {
                         let around = ranges.loops().last().map_or("other statements".to_owned(), |l| name_of(l.0));
                         return Err(MapError::BlockInside { name: name_of(l.var), around });
                     }
-                    LoopKind::Serial | LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Unrolled => {}
+                    LoopKind::Serial
+                    | LoopKind::Parallel
+                    | LoopKind::Vectorized
+                    | LoopKind::Unrolled
+                    | LoopKind::Tensor(_) => {}
                 }
             }
             let mut result = Ok(());

@@ -22,9 +22,11 @@
 mod map_threads;
 mod private;
 pub mod simt;
+pub mod tensor;
 
 pub(crate) use map_threads::relocate;
 pub use map_threads::{MapError, lower_gpu};
+pub use tensor::TileProduct;
 
 use crate::program::{BufferId, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::{loop_name, stmt_to_string};

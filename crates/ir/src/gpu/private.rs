@@ -84,9 +84,10 @@ fn uses(items: &mut [Item], buffer: BufferId, axis: usize, outside: &Ranges) -> 
 }
 
 /// A subscript `high + weight·thread + low`, where `low < weight` and all of `high` divides by `base`.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Digit {
-    var: LoopId,
+    /// The thread's number, or a digit of it.
+    thread: Atom,
     weight: i64,
     /// None where there is no `high`.
     base: Option<i64>,
@@ -94,19 +95,20 @@ struct Digit {
 
 impl Digit {
     /// The thread's digit in a subscript, the same in all uses.
-    fn of(var: LoopId, dimension: usize, uses: &[Use]) -> Option<Digit> {
-        let mut weights = uses.iter().filter(|u| u.is_spread).map(|u| u.index[dimension].coefficient(var));
+    fn of(thread: &Atom, dimension: usize, uses: &[Use]) -> Option<Digit> {
+        let weight_in = |index: &Index| index.terms().iter().find(|(atom, _)| atom == thread).map_or(0, |(_, c)| *c);
+        let mut weights = uses.iter().filter(|u| u.is_spread).map(|u| weight_in(&u.index[dimension]));
         let weight = weights.next().filter(|w| *w > 0)?;
         if !weights.all(|w| w == weight) {
             return None;
         }
         let others = |u: &Use| {
             let terms = u.index[dimension].terms().to_vec();
-            terms.into_iter().filter(|(atom, _)| *atom != Atom::Var(var)).collect::<Vec<_>>()
+            terms.into_iter().filter(|(atom, _)| atom != thread).collect::<Vec<_>>()
         };
         let high = uses.iter().flat_map(others).map(|(_, c)| c.abs()).filter(|c| *c >= weight);
         let base = high.reduce(greatest_common_divisor);
-        let digit = Digit { var, weight, base };
+        let digit = Digit { thread: thread.clone(), weight, base };
         uses.iter().all(|u| digit.fits(&u.index[dimension], u)).then_some(digit)
     }
 
@@ -115,8 +117,11 @@ impl Digit {
         let within = |e: &Index, most: i64| {
             of.ranges.lower(e).is_some_and(|least| least >= 0) && of.ranges.upper(e).is_some_and(|u| u < most)
         };
-        let is_used_elsewhere = subscript.terms().iter().any(|(a, _)| *a != Atom::Var(self.var) && a.uses(self.var));
-        let thread = Index::from(self.var).scale(self.weight);
+        let mut is_used_elsewhere = false;
+        Index::atom(self.thread.clone()).for_each_var(&mut |var| {
+            is_used_elsewhere |= subscript.terms().iter().any(|(atom, _)| *atom != self.thread && atom.uses(var));
+        });
+        let thread = Index::atom(self.thread.clone()).scale(self.weight);
         let below_base = self.base.is_none_or(|base| {
             // The digit of the first thread is there where no thread is.
             within(&if of.is_spread { low.add(&thread) } else { low.clone() }, base)
@@ -130,7 +135,7 @@ impl Digit {
         let base = self.base.unwrap_or(i64::MAX);
         let mut high = Index::from(if self.base.is_some() { constant.div_euclid(base) } else { 0 });
         let mut low = Index::from(if self.base.is_some() { constant.rem_euclid(base) } else { constant });
-        for (atom, c) in subscript.terms().iter().filter(|(atom, _)| *atom != Atom::Var(self.var)) {
+        for (atom, c) in subscript.terms().iter().filter(|(atom, _)| *atom != self.thread) {
             let term = Index::atom(atom.clone());
             if c.abs() >= self.weight {
                 high = high.add(&term.scale(c / base));
@@ -169,8 +174,7 @@ fn slice(
     uses: &[Use],
 ) -> Result<(), MapError> {
     let buffer = tables.buffer(id);
-    let found = (0..buffer.shape.len()).find_map(|d| Some((d, Digit::of(var, d, uses)?)));
-    let Some((dimension, digit)) = found else {
+    let Some(digits) = digits(var, buffer.shape.len(), uses) else {
         let text = |u: &Use| {
             let subscripts: Vec<String> = u.index.iter().map(|i| index_to_string(tables, i)).collect();
             format!("[{}]", subscripts.join(", "))
@@ -188,6 +192,33 @@ fn slice(
             axis: LoopKind::Thread(axis as u8).name(),
         });
     };
+    digits.into_iter().for_each(|(dimension, digit)| without(tables, items, id, dimension, &digit));
+    Ok(())
+}
+
+/// Where the thread's number stands: in one dimension, or its quotient and its remainder by some number in one
+/// each, last dimension first.
+fn digits(var: LoopId, rank: usize, uses: &[Use]) -> Option<Vec<(usize, Digit)>> {
+    let find = |thread: &Atom| (0..rank).find_map(|d| Some((d, Digit::of(thread, d, uses)?)));
+    if let Some(whole) = find(&Atom::Var(var)) {
+        return Some(vec![whole]);
+    }
+    let subscripts = uses.iter().flat_map(|u| &u.index);
+    let mut atoms = subscripts.flat_map(|subscript| subscript.terms()).map(|(atom, _)| atom);
+    atoms.find_map(|atom| {
+        let Atom::FloorDiv(x, by) = atom else { return None };
+        if **x != Index::from(var) {
+            return None;
+        }
+        let mut both = vec![find(atom)?, find(&Atom::Mod(x.clone(), *by))?];
+        both.sort_by_key(|(dimension, _)| std::cmp::Reverse(*dimension));
+        Some(both)
+    })
+}
+
+/// Takes a digit out of every use of a buffer.
+fn without(tables: &mut Program, items: &mut [Item], id: BufferId, dimension: usize, digit: &Digit) {
+    let buffer = tables.buffer(id);
     let extent = digit.extent(buffer.shape[dimension]);
     // A dimension that is all digit goes, unless it is the only one.
     let drops = digit.base.is_none() && digit.weight == 1 && buffer.shape.len() > 1;
@@ -210,5 +241,4 @@ fn slice(
         let stmts = std::mem::take(&mut region.stmts);
         region.stmts = stmts.into_iter().map(|s| relocate(s, id, id, &mut place)).collect();
     });
-    Ok(())
 }

@@ -93,7 +93,7 @@ impl Walk<'_> {
             match l.kind {
                 LoopKind::Vectorized => self.lanes = Some((l.var, l.extent.as_const())),
                 LoopKind::Parallel | LoopKind::Block(_) | LoopKind::Thread(_) => self.n_concurrent += 1,
-                LoopKind::Serial | LoopKind::Unrolled => {}
+                LoopKind::Serial | LoopKind::Unrolled | LoopKind::Tensor(_) => {}
             }
         }
         stmt.blocks().for_each(|b| self.block(b));

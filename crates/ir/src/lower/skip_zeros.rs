@@ -67,7 +67,9 @@ fn guard(stmt: Stmt) -> Vec<Guarded> {
 fn guard_loop(l: Loop) -> Guarded {
     let mut body = guard_block(l.body);
     let conds = match l.kind {
-        LoopKind::Serial | LoopKind::Unrolled => shared(&body).into_iter().filter(|c| !c.uses(l.var)).collect(),
+        LoopKind::Serial | LoopKind::Unrolled | LoopKind::Tensor(_) => {
+            shared(&body).into_iter().filter(|c| !c.uses(l.var)).collect()
+        }
         // Whether to start threads is not for a condition of one element to say.
         LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) => Vec::new(),
     };

@@ -3,8 +3,9 @@
 use super::Illegal;
 use super::dependence::require_independent;
 use super::tree::{edit_loops, loop_id, loops_around, require_serial};
+use crate::gpu::TileProduct;
 use crate::index::Ranges;
-use crate::program::{Loop, LoopKind, Program, Stmt};
+use crate::program::{Loop, LoopKind, Program, Stmt, Tensor};
 use crate::text::index_to_string;
 
 /// More lanes than this make no sense on any machine and only bloat the code.
@@ -44,6 +45,14 @@ pub fn bind(program: &mut Program, target: &str, axis: LoopKind) -> Result<(), I
     }
     require_none_on_path(program, target, axis)?;
     set_kind(program, target, axis, &require_independent)
+}
+
+/// See [`super::Step::Tensorize`].
+pub fn tensorize(program: &mut Program, target: &str, how: Tensor) -> Result<(), Illegal> {
+    set_kind(program, target, LoopKind::Tensor(how), &|names, l, _| {
+        let no_product = |why: &str| Illegal::Body { target: target.to_owned(), why: why.to_owned() };
+        TileProduct::of(names, l).map(drop).map_err(no_product)
+    })
 }
 
 /// No loop around or inside this one may be of the kind.

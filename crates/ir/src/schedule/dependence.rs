@@ -61,7 +61,7 @@ fn still_independent(
     for s in block {
         if let Stmt::For(l) = s {
             let in_any_order = match l.kind {
-                LoopKind::Serial | LoopKind::Unrolled => false,
+                LoopKind::Serial | LoopKind::Unrolled | LoopKind::Tensor(_) => false,
                 LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) => true,
             };
             let is_near = |var: LoopId| {

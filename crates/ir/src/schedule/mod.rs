@@ -28,7 +28,7 @@ pub(crate) mod winograd;
 pub use text::{FORMS, StepParseError, parse_steps, steps_text};
 pub use tree::nest;
 
-use crate::program::{LoopKind, Program};
+use crate::program::{LoopKind, Program, Tensor};
 
 /// What a split does where the factor does not divide the extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -185,6 +185,27 @@ pub enum Step {
         target: String,
         /// [`LoopKind::Block`] or [`LoopKind::Thread`].
         axis: LoopKind,
+    },
+    /// Has the threads of a warp compute a loop's products together in a tensor core: eight steps of a sum, of
+    /// which a thread has two rows and two columns, accumulated already. See
+    /// [`TileProduct`](crate::gpu::TileProduct).
+    ///
+    /// ```text
+    /// for k in 8 {                                   tf32x3 k in 8 {
+    ///   for i in 2 {                                   for i in 2 {
+    ///     for j in 2 {                                   for j in 2 {
+    ///       C.r[i, j] += A[i, k] * B[k, j]         →       C.r[i, j] += A[i, k] * B[k, j]
+    ///     }                                              }
+    ///   }                                              }
+    /// }                                              }
+    /// ```
+    ///
+    /// In TVM this is `tensorize` with the intrinsics of `mma.sync`.
+    Tensorize {
+        /// The loop over the steps.
+        target: String,
+        /// How numbers are multiplied.
+        how: Tensor,
     },
     /// Copies the part of a buffer that one iteration of `at` reads into a temporary of its own layout.
     ///
@@ -594,6 +615,7 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Unroll { target } => annotate::unroll(program, target),
         Step::Parallel { target } => annotate::parallel(program, target),
         Step::Bind { target, axis } => annotate::bind(program, target, *axis),
+        Step::Tensorize { target, how } => annotate::tensorize(program, target, *how),
         Step::Stage { buffer, at, name, layout, shared } => {
             stage::stage(program, buffer, at.as_deref(), name, layout, *shared)
         }

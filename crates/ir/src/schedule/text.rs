@@ -17,7 +17,7 @@ pub struct StepParseError {
 }
 
 /// The form of every step, by its first word.
-pub const FORMS: [(&str, &str); 20] = [
+pub const FORMS: [(&str, &str); 21] = [
     ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
     ("fuse", "fuse OUTER INNER -> LOOP"),
     ("reorder", "reorder LOOP LOOP..."),
@@ -26,6 +26,7 @@ pub const FORMS: [(&str, &str); 20] = [
     ("unroll", "unroll LOOP"),
     ("parallel", "parallel LOOP"),
     ("bind", "bind LOOP block.x|block.y|block.z|thread.x|thread.y|thread.z"),
+    ("tensorize", "tensorize LOOP tf32|tf32x3"),
     ("stage", "stage BUFFER [at LOOP] -> NAME AXIS... [shared], AXIS being 0, 0/48 or 0%48 for dimension 0"),
     ("accumulate", "accumulate BUFFER at LOOP -> NAME"),
     ("compute_at", "compute_at BUFFER at LOOP"),
@@ -70,6 +71,7 @@ impl fmt::Display for Step {
             Step::Unroll { target } => write!(f, "unroll {target}"),
             Step::Parallel { target } => write!(f, "parallel {target}"),
             Step::Bind { target, axis } => write!(f, "bind {target} {}", axis.name()),
+            Step::Tensorize { target, how } => write!(f, "tensorize {target} {}", LoopKind::Tensor(*how).name()),
             Step::Stage { buffer, at, name, layout, shared } => {
                 write!(f, "stage {buffer}")?;
                 if let Some(at) = at {
@@ -163,6 +165,13 @@ fn parse_words(words: &[&str]) -> Option<Step> {
                 .iter()
                 .find(|(k, n)| n == axis && matches!(k, LoopKind::Block(_) | LoopKind::Thread(_)))?
                 .0,
+        },
+        ["tensorize", target, how] => Step::Tensorize {
+            target: s(target),
+            how: LoopKind::ALL.iter().find_map(|(kind, name)| match kind {
+                LoopKind::Tensor(tensor) if name == how => Some(*tensor),
+                _ => None,
+            })?,
         },
         ["stage", buffer, "at", at, "->", name, rest @ ..] => stage(buffer, Some(at), name, rest)?,
         ["stage", buffer, "->", name, rest @ ..] => stage(buffer, None, name, rest)?,

@@ -10,7 +10,9 @@ use super::{N_BUFFERS, log_scale};
 const N_LOOPS: usize = 12;
 
 /// Length, kind, top-down, bottom-up, nest level and three counts of operations.
-const N_LOOP_FEATURES: usize = 7 + LoopKind::ALL.len();
+const N_LOOP_FEATURES: usize = 7 + N_KINDS;
+/// The kinds of loops that a feature tells apart: not those of tensor cores, which come last.
+const N_KINDS: usize = 10;
 
 /// Touch count, reuse ratio and stride.
 const N_TOUCH_FEATURES: usize = 3;
@@ -161,7 +163,7 @@ impl LoopContext {
     /// buffers.
     fn write_features<'a>(&self, touches: impl Iterator<Item = Option<&'a Touch>>, out: &mut Vec<f32>) {
         out.push(log_scale(self.extent));
-        out.extend(LoopKind::ALL.map(|(kind, _)| f32::from(u8::from(kind == self.kind))));
+        out.extend(LoopKind::ALL[..N_KINDS].iter().map(|(kind, _)| f32::from(u8::from(*kind == self.kind))));
         out.extend([log_scale(self.top_down), log_scale(self.bottom_up), self.depth as f32]);
         out.extend(self.n_operations.map(|n| log_scale(n.into())));
         for touch in touches.chain(std::iter::repeat(None)).take(N_BUFFERS) {

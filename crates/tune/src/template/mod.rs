@@ -41,6 +41,7 @@ pub const TEMPLATES: &[Template] = &[
     matmul::MATMUL_BLOCKED,
     matmul::MATMUL_DOT,
     gpu::GPU_MATMUL,
+    gpu::GPU_MATMUL_MMA,
     matmul::GEMM_4_2_4,
     matmul::MATMUL_4_3_4,
     conv::CONV,
@@ -245,7 +246,7 @@ fn ceil_div(a: i64, b: i64) -> i64 {
 /// Short constructors for steps, for templates to read like schedules.
 mod step {
     use tilewright_ir::schedule::{LayoutAxis, Tail};
-    use tilewright_ir::{LoopKind, Step};
+    use tilewright_ir::{LoopKind, Step, Tensor};
 
     /// The last round is shorter, where the factor does not divide.
     pub fn split(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
@@ -289,6 +290,10 @@ mod step {
 
     pub fn unroll(target: &str) -> Step {
         Step::Unroll { target: target.into() }
+    }
+
+    pub fn tensorize(target: &str, how: Tensor) -> Step {
+        Step::Tensorize { target: target.into(), how }
     }
 
     pub fn parallel(target: &str) -> Step {

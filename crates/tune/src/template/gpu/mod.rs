@@ -12,6 +12,7 @@ mod nest;
 mod paper;
 mod parts;
 mod product;
+mod tensor;
 mod winograd;
 
 use super::Setting;
@@ -25,6 +26,7 @@ pub use nest::GPU_NEST;
 pub use paper::{CONV_3_3_3, DEPTHWISE_4_4_4};
 pub use parts::Tile;
 pub use product::{Fragments, Order, Product, Tiling};
+pub use tensor::GPU_MATMUL_MMA;
 pub use winograd::GPU_WINOGRAD;
 
 /// The GPU that a setting is for.

@@ -11,7 +11,7 @@ use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 use tilewright_ir::{LoopKind, Step};
 
 /// What is summed.
-const SUM: &str = "sum";
+pub(super) const SUM: &str = "sum";
 /// Parts of the sums, where blocks share them.
 const PARTS: &str = "P";
 /// Threads of a block that adds up parts.
@@ -22,11 +22,11 @@ const MOST_UNROLLED: i64 = 256;
 /// A workload as `sum[b, i, j] = Σ_k A.x[b, i, k] · B.x[b, j, k]`, and what is made of the sums.
 pub struct Product {
     /// What brings its program into this form.
-    steps: Vec<Step>,
+    pub(super) steps: Vec<Step>,
     /// Its loops over products, where there are several, over rows, columns and the sum.
-    loops: [&'static str; 4],
+    pub(super) loops: [&'static str; 4],
     /// The loops of the stage that comes last, in the same order.
-    last: [&'static str; 3],
+    pub(super) last: [&'static str; 3],
     /// Number of products, where there is a loop over them.
     pub batch: Option<i64>,
     /// Rows of each.

@@ -1,0 +1,111 @@
+//! Products of tiles in the tensor cores of NVIDIA's GPUs.
+//!
+//! A warp's instruction multiplies a tile of 16 × 8 by one of 8 × 8, with `x` along the steps of the sum and `y`
+//! along rows and columns: the thread `x`, `y` brings the factors of rows `y` and `y + 8` and of column `y`, of
+//! the steps `x` and `x + 4`. It has the sums that the program says it has.
+//!
+//! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, section 9.7.14.5.6, "Matrix Fragments for
+//! mma.m16n8k8".
+
+use tilewright_ir::gpu::TileProduct;
+use tilewright_ir::gpu::tensor::{STEPS, WARP};
+use tilewright_ir::{BufferId, Index, Loop, LoopId, Tensor};
+
+use super::value::Operand;
+use super::{Generator, plan};
+use crate::CompileError;
+use crate::ssa::{Id, Op, Type};
+
+/// Bits of a number in single precision that a tensor core does not look at.
+const LOST_BITS: u32 = 13;
+
+/// A factor as numbers that a tensor core multiplies.
+#[derive(Clone, Copy)]
+pub struct Parts {
+    /// Its first 11 bits.
+    first: Id,
+    /// What they leave, where that is wanted.
+    rest: Option<Id>,
+}
+
+impl Generator<'_> {
+    /// Writes all steps of a loop over a product of tiles.
+    pub(super) fn tile_product(&mut self, l: &Loop, how: Tensor) -> Result<(), CompileError> {
+        let product = TileProduct::of(self.program, l).expect("a tensor core's loop is a product of tiles");
+        let [x, y] = self.f.warp.expect("threads were mapped to warps");
+        self.f.ranges.push(l.var, l.extent.clone());
+        let flat = |g: &Self, buffer: BufferId, index: &[Index]| {
+            g.f.ranges.simplify(&plan::flat(g.program, buffer, index, &g.f.known))
+        };
+        let (a, rows) = &product.rows;
+        let rows = [0, 1].map(|at| flat(self, *a, &rows[at]));
+        let (b, columns) = &product.columns;
+        let [first, second] = [0, 1].map(|at| flat(self, *b, &columns[at]));
+        self.f.ranges.pop();
+        let distance = second.sub(&first).as_const().expect("columns are a fixed distance apart");
+        // Column y is that of the thread y / 2, its second one where y is odd.
+        let row = Index::from(y);
+        let column = first.substitute(x, &row.floor_div(2)).add(&row.modulo(2).scale(distance));
+        let half = STEPS / 2;
+        let at_steps = |of: &Index, half: i64| of.substitute(l.var, &Index::from(x).offset(half));
+        let mut part = |buffer: BufferId, at: Index| {
+            let at = self.f.ranges.simplify(&at);
+            let value = self.element_at(buffer, &at);
+            self.parts(value, how)
+        };
+        let mut a_parts = Vec::new();
+        for half in [0, half] {
+            a_parts.extend(rows.iter().map(|row| part(*a, at_steps(row, half))));
+        }
+        let b_parts: Vec<Parts> = [0, half].iter().map(|half| part(*b, at_steps(&column, *half))).collect();
+        let (sums, places) = &product.sums;
+        let mut all: Vec<Id> = places.iter().map(|place| self.load(*sums, place).value).collect();
+        let rest = |part: &Parts| part.rest.expect("both parts are there");
+        let first = |part: &Parts| part.first;
+        type Choice<'c> = &'c dyn Fn(&Parts) -> Id;
+        let products: &[[Choice; 2]] = match how {
+            Tensor::Tf32 => &[[&first, &first]],
+            // The smallest first.
+            Tensor::Tf32x3 => &[[&rest, &first], [&first, &rest], [&first, &first]],
+        };
+        for [of_a, of_b] in products {
+            let factors = a_parts.iter().map(of_a).chain(b_parts.iter().map(of_b));
+            let sums = self.m.tile_product(factors.chain(all));
+            all = (0..4).map(|at| self.m.extract(sums, at)).collect();
+        }
+        for (place, value) in places.iter().zip(all) {
+            self.write(*sums, place, Operand::scalar(value));
+        }
+        Ok(())
+    }
+
+    /// A factor as its parts, which are found once for all products.
+    fn parts(&mut self, factor: Id, how: Tensor) -> Parts {
+        if let Some(parts) = self.f.seen.parts.get(&factor) {
+            return *parts;
+        }
+        let parts = match how {
+            Tensor::Tf32 => Parts { first: self.m.tf32(factor), rest: None },
+            Tensor::Tf32x3 => {
+                // Half of the last bit more, then no further bits: the same but for what is no number, which the
+                // rest keeps. Of the rest a tensor core looks at no more than it can use.
+                let word = |bits: u32| self.m.int32(bits as i32);
+                let bits = self.m.bitcast(factor, Type::I32);
+                let more = self.m.binary(Op::AddWrapping, bits, word(1 << (LOST_BITS - 1)));
+                let bits = self.m.binary(Op::And, more, word(u32::MAX << LOST_BITS));
+                let first = self.m.bitcast(bits, Type::F32);
+                Parts { first, rest: Some(self.m.binary(Op::FSub, factor, first)) }
+            }
+        };
+        self.f.seen.parts.insert(factor, parts);
+        parts
+    }
+
+    /// The variables of a warp's threads along x and y, where the threads of a block are in warps so.
+    pub(super) fn warp(threads: &[Option<(LoopId, i64)>; 3]) -> Option<[LoopId; 2]> {
+        match threads {
+            [Some((x, nx)), Some((y, ny)), _] if [*nx, *ny] == WARP => Some([*x, *y]),
+            _ => None,
+        }
+    }
+}

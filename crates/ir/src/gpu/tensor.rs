@@ -1,0 +1,189 @@
+//! Products of tiles, as tensor cores compute them.
+//!
+//! Tensor cores multiply a tile of 16 rows by one of 8 columns, 8 steps of the sum at a time. The 32 threads of
+//! a warp have four sums each: the thread `x`, `y` of 4 × 8 those of the rows `y` and `y + 8` and of the columns
+//! `2·x` and `2·x + 1`. So a schedule divides rows and columns, binds `x` and `y`, and marks the loop over the
+//! steps:
+//!
+//! ```text
+//! thread.y y in 8 {
+//!   thread.x x in 4 {
+//!     tf32x3 k in 8 {
+//!       unrolled i in 2 {
+//!         unrolled j in 2 { C.r[8*i + y, 2*x + j] += A.s[8*i + y, k] * B.s[k, 2*x + j] first never }
+//!       }
+//!     }
+//!   }
+//! }
+//! ```
+//!
+//! That is what each thread would compute by itself, and all that a program says. Which factors a thread loads
+//! for the others of its warp is the code generator's affair.
+
+use super::Kernel;
+use crate::dtype::DType;
+use crate::expr::{BinaryOp, Cond, Expr, Node, ReduceOp};
+use crate::index::{Index, Ranges};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt};
+
+/// Steps of the sum that an instruction computes.
+pub const STEPS: i64 = 8;
+/// Threads of a warp along x and y.
+pub const WARP: [i64; 2] = [4, 8];
+
+/// What one thread computes of a product of tiles, the loop over the steps of the sum taken together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TileProduct {
+    /// The loop over the steps.
+    pub var: LoopId,
+    /// The sums, row by row: two columns of two rows.
+    pub sums: (BufferId, [Vec<Index>; 4]),
+    /// The factors of two rows.
+    pub rows: (BufferId, [Vec<Index>; 2]),
+    /// The factors of two columns.
+    pub columns: (BufferId, [Vec<Index>; 2]),
+}
+
+impl TileProduct {
+    /// That of a loop whose body is loops over rows and columns, or what they are once they are repeated.
+    ///
+    /// # Errors
+    /// In which way it is none.
+    pub fn of(program: &Program, l: &Loop) -> Result<TileProduct, &'static str> {
+        if l.extent.as_const() != Some(STEPS) {
+            return Err("a tensor core takes 8 steps of a sum at a time");
+        }
+        let mut updates = Vec::new();
+        repeat(&l.body, &mut updates)?;
+        let [a, b, c, d] = updates.as_slice() else {
+            return Err("a thread has two rows and two columns of a tensor core's tile");
+        };
+        let ((sums, rows, columns), updates) = (a.buffers, [a, b, c, d]);
+        let is_tile = updates.iter().all(|u| u.buffers == a.buffers)
+            && (&a.row, &c.row, &a.column, &b.column) == (&b.row, &d.row, &c.column, &d.column);
+        if !is_tile {
+            return Err("it is no product of two rows and two columns");
+        }
+        if [sums, rows, columns].iter().any(|b| program.buffers.get(b.0 as usize).is_none_or(|b| b.dtype != DType::F32))
+        {
+            return Err("the factors and sums of this product are in single precision");
+        }
+        if updates.iter().any(|u| u.sum.iter().any(|i| i.uses(l.var))) {
+            return Err("a sum has one place for all steps");
+        }
+        Ok(TileProduct {
+            var: l.var,
+            sums: (sums, updates.map(|u| u.sum.clone())),
+            rows: (rows, [a.row.clone(), c.row.clone()]),
+            columns: (columns, [a.column.clone(), b.column.clone()]),
+        })
+    }
+
+    /// Whether the threads of a warp may compute it together, each its part.
+    fn require_warp(&self, x: LoopId, y: LoopId, program: &Program, ranges: &Ranges) -> Result<(), &'static str> {
+        let uses = |index: &[Index], var: LoopId| index.iter().any(|i| ranges.simplify(i).uses(var));
+        if self.rows.1.iter().any(|index| uses(index, x)) {
+            return Err("factors of rows differ along thread.x");
+        }
+        if self.columns.1.iter().any(|index| uses(index, y)) {
+            return Err("factors of columns differ along thread.y");
+        }
+        let [first, second] = &self.columns.1;
+        let strides = program.buffer(self.columns.0).strides();
+        let flat = |index: &[Index]| {
+            index.iter().zip(&strides).fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(*stride)))
+        };
+        match ranges.simplify(&flat(second).sub(&flat(first))).as_const() {
+            Some(_) => Ok(()),
+            None => Err("a thread's two columns are not a fixed distance apart"),
+        }
+    }
+}
+
+/// An update of one sum.
+struct Update {
+    buffers: (BufferId, BufferId, BufferId),
+    sum: Vec<Index>,
+    row: Vec<Index>,
+    column: Vec<Index>,
+}
+
+/// The updates of a block, loops repeated.
+fn repeat(block: &[Stmt], out: &mut Vec<Update>) -> Result<(), &'static str> {
+    const NO_PRODUCT: &str = "only sums of products of two elements each, begun before, may stand in it";
+    for stmt in block {
+        match stmt {
+            Stmt::For(l) => {
+                let n = l.extent.as_const().filter(|n| (0..=2).contains(n)).ok_or("it has a loop of more than two")?;
+                for at in 0..n {
+                    let body: Vec<Stmt> = l.body.iter().map(|s| s.substitute(l.var, &Index::from(at))).collect();
+                    repeat(&body, out)?;
+                }
+            }
+            Stmt::Update { buffer, index, op: ReduceOp::Sum, value: Expr::Binary(BinaryOp::Mul, a, b), first } => {
+                let (Expr::Load(a, row), Expr::Load(b, column)) = (&**a, &**b) else { return Err(NO_PRODUCT) };
+                if *first != Cond::Not(Box::new(Cond::True)) {
+                    return Err(NO_PRODUCT);
+                }
+                let (sum, row, column) = (index.clone(), row.clone(), column.clone());
+                out.push(Update { buffers: (*buffer, *a, *b), sum, row, column });
+            }
+            Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } => return Err(NO_PRODUCT),
+            Stmt::Prefetch { .. } | Stmt::Barrier => return Err(NO_PRODUCT),
+        }
+    }
+    Ok(())
+}
+
+/// Whether warps compute the products of tiles in a kernel, all threads of each together.
+///
+/// # Errors
+/// The loop of one that they do not, and why.
+pub(super) fn require_warps(program: &Program, kernel: &Kernel) -> Result<(), (LoopId, &'static str)> {
+    let mut ranges = Ranges::default();
+    for (var, extent) in kernel.blocks.iter().chain(&kernel.threads).flatten() {
+        ranges.push(*var, Index::from(*extent));
+    }
+    let warp = match kernel.threads {
+        [Some((x, nx)), Some((y, ny)), _] if [nx, ny] == WARP => Some([x, y]),
+        _ => None,
+    };
+    in_block(program, &kernel.body, warp, true, &mut ranges)
+}
+
+fn in_block(
+    program: &Program,
+    block: &[Stmt],
+    warp: Option<[LoopId; 2]>,
+    together: bool,
+    ranges: &mut Ranges,
+) -> Result<(), (LoopId, &'static str)> {
+    for stmt in block {
+        let mut together = together;
+        if let Stmt::For(l) = stmt {
+            if let LoopKind::Tensor(_) = l.kind {
+                let fail = |why| (l.var, why);
+                let [x, y] = warp.ok_or(fail("a warp has 4 threads along thread.x and 8 along thread.y"))?;
+                if !together {
+                    return Err(fail("it stands under a condition that divides a warp"));
+                }
+                let product = TileProduct::of(program, l).map_err(fail)?;
+                ranges.inside(l.var, &l.extent, |ranges| product.require_warp(x, y, program, ranges)).map_err(fail)?;
+                continue;
+            }
+            together &= warp.is_none_or(|warp| warp.iter().all(|&var| !l.extent.uses(var)));
+        }
+        if let Stmt::If { cond, .. } = stmt {
+            Node::Cond(cond).walk(&mut |node| together &= !matches!(node, Node::Cond(Cond::Less(..))));
+            together &= warp.is_none_or(|warp| warp.iter().all(|&var| !cond.uses(var)));
+        }
+        let mut done = Ok(());
+        stmt.each_block(ranges, |block, ranges| {
+            if done.is_ok() {
+                done = in_block(program, block, warp, together, ranges);
+            }
+        });
+        done?;
+    }
+    Ok(())
+}
