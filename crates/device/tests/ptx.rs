@@ -24,9 +24,10 @@ use tilewright_tune::{Setting, TEMPLATES, Task};
 const GPUS: [&str; 4] = ["sm_61", "sm_70", "sm_80", "sm_90a"];
 
 /// Small shapes that nothing divides, and some that tiles divide.
-const SHAPES: [&str; 8] = [
+const SHAPES: [&str; 9] = [
     "matmul:m=17,n=33,k=29",
     "matmul:m=32,n=64,k=16",
+    "matmul:m=40,n=24,k=33,tf32=1",
     "matmul:m=13,n=20,k=41,const=b,epilogue=bias+add+relu",
     "batch_matmul:b=2,m=11,n=19,k=9,tb=1,epilogue=add",
     "conv2d:c=5,h=7,w=9,k=7,r=3,s=3,pad=1,epilogue=bias+gelu",
@@ -155,7 +156,7 @@ fn tensor_cores_are_used_as_expected() {
 }
 
 const CUTLASS_TILES: &str = r#"{"block_m":128,"block_n":128,"block_k":32,"warp_m":64,"warp_n":32,"vector_a":4,
-    "vector_b":4,"order":"groups","unroll_k":4,"ahead":0}"#;
+    "vector_b":4,"order":"groups","unroll_k":4,"ahead":0,"precision":"tf32x3"}"#;
 
 #[test]
 fn kernels_assemble_as_the_model_says() {

@@ -2,7 +2,7 @@
 
 use super::alias::{set_of, sets};
 use super::builder::kept;
-use super::{ALIASES, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure};
+use super::{ALIASES, Contraction, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure};
 use crate::dtype::DType;
 use crate::program::Program;
 use std::fmt;
@@ -42,6 +42,9 @@ pub struct Workload {
     /// Whether algorithms that round more than the operator as written, such as Winograd's, are kept out.
     /// Where there are none, it says nothing, and is left out of the text.
     pub exact: bool,
+    /// Whether factors of products may be rounded to 11 bits, as tensor cores multiply them fastest. Where
+    /// there is no such algorithm, or algorithms are to be exact, it says nothing, and is left out of the text.
+    pub tf32: bool,
     /// The program of a workload that is one of its own.
     pub(super) nest: Option<Arc<Nest>>,
 }
@@ -51,6 +54,7 @@ impl PartialEq for Workload {
         self.operator == other.operator
             && self.sizes == other.sizes
             && (self.dtype, self.layout, self.is_exact()) == (other.dtype, other.layout, other.is_exact())
+            && self.takes_tf32() == other.takes_tf32()
             && self.constants == other.constants
             && self.prologue == other.prologue
             && self.epilogue == other.epilogue
@@ -174,12 +178,14 @@ struct Given {
     prologue: Option<Vec<Epilogue>>,
     epilogue: Option<Vec<Epilogue>>,
     exact: Option<bool>,
+    tf32: Option<bool>,
 }
 
 impl Given {
     fn nothing(operator: &Operator) -> Given {
         let sizes = vec![None; operator.sizes.len()];
-        Given { sizes, dtype: None, constants: None, layout: None, prologue: None, epilogue: None, exact: None }
+        let (prologue, epilogue) = (None, None);
+        Given { sizes, dtype: None, constants: None, layout: None, prologue, epilogue, exact: None, tf32: None }
     }
 
     fn parse(operator: &'static Operator, text: &str) -> Result<Given, WorkloadError> {
@@ -220,6 +226,8 @@ impl Given {
                 given.epilogue = Some(Epilogue::parse_list(value).map_err(wrong)?);
             } else if key == "exact" {
                 given.exact = Some(one_of(&[(false, "0"), (true, "1")], value).map_err(wrong)?);
+            } else if key == "tf32" {
+                given.tf32 = Some(one_of(&[(false, "0"), (true, "1")], value).map_err(wrong)?);
             } else {
                 return Err(WorkloadError::UnknownAttribute {
                     operator: operator.name,
@@ -244,6 +252,7 @@ impl Given {
             prologue: self.prologue.or(other.prologue),
             epilogue: self.epilogue.or(other.epilogue),
             exact: self.exact.or(other.exact),
+            tf32: self.tf32.or(other.tf32),
         }
     }
 }
@@ -258,7 +267,7 @@ fn attributes(operator: &Operator) -> Vec<&'static str> {
     keys.extend(["dtype", "const"]);
     keys.extend(operator.has_layout.then_some("layout"));
     keys.extend(operator.has_prologue.then_some("prologue"));
-    keys.extend(["epilogue", "exact"]);
+    keys.extend(["epilogue", "exact", "tf32"]);
     keys
 }
 
@@ -335,6 +344,7 @@ impl Workload {
             prologue: given.prologue.unwrap_or_default(),
             epilogue: given.epilogue.unwrap_or_default(),
             exact: given.exact.unwrap_or(false),
+            tf32: given.tf32.unwrap_or(false),
             ..Workload::plain(operator, sizes, given.dtype.unwrap_or(DType::F32))
         };
         (operator.check)(&workload)?;
@@ -354,7 +364,8 @@ impl Workload {
     /// An operator with nothing besides its sizes.
     fn plain(operator: &'static Operator, sizes: Vec<i64>, dtype: DType) -> Workload {
         let (constants, layout, prologue, epilogue) = (Vec::new(), Layout::default(), Vec::new(), Vec::new());
-        Workload { operator, sizes, dtype, constants, layout, prologue, epilogue, exact: false, nest: None }
+        let (exact, tf32, nest) = (false, false, None);
+        Workload { operator, sizes, dtype, constants, layout, prologue, epilogue, exact, tf32, nest }
     }
 
     /// The workload, where its tensors fit into memory.
@@ -525,6 +536,11 @@ impl Workload {
         (self.operator.has_inexact)(self)
     }
 
+    /// Whether its factors may be rounded to 11 bits.
+    pub fn takes_tf32(&self) -> bool {
+        self.tf32 && !self.exact && Contraction::fills_tiles(self)
+    }
+
     /// The same with another value of a size; `None` where that is no workload.
     ///
     /// # Panics
@@ -603,6 +619,7 @@ impl fmt::Display for Workload {
             pairs.push(format!("epilogue={}", Epilogue::list_to_string(&self.epilogue)));
         }
         pairs.extend(self.is_exact().then(|| "exact=1".to_owned()));
+        pairs.extend(self.takes_tf32().then(|| "tf32=1".to_owned()));
         write!(f, "{}:{}", self.operator.name, pairs.join(","))
     }
 }

@@ -3,7 +3,7 @@
 use crate::dtype::{DType, RandomSize};
 use crate::expr::{BinaryOp, Cond, Expr, Node, ReduceOp, Subscript, UnaryOp};
 use crate::index::Ranges;
-use crate::program::{Buffer, BufferId, Program, Role, Stmt};
+use crate::program::{Buffer, BufferId, Program, Role, Stmt, Tensor};
 use crate::schedule::{Step, winograd};
 use thiserror::Error;
 
@@ -71,7 +71,9 @@ impl Tolerance {
 
     /// The same for what these schedule steps make of the program.
     pub fn for_schedule(program: &Program, steps: &[Step]) -> Tolerance {
-        Tolerance::for_rounded_factors(program, steps, 0.0)
+        // Ten bits behind the first, rounded to the nearest.
+        let rounds = |step: &Step| matches!(step, Step::Tensorize { how: Tensor::Tf32, .. });
+        Tolerance::for_rounded_factors(program, steps, if steps.iter().any(rounds) { 1.0 / 2048.0 } else { 0.0 })
     }
 
     /// The same where inputs are rounded before they are multiplied, by as much as such a part of them:

@@ -56,6 +56,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         all.filter(move |&b| b <= most && (b == 16 || b / 2 < n))
     };
     let vector = |loads: i64| [1, 2, 4].into_iter().filter(move |v| *v <= loads);
+    let precisions: &[&str] = if s.workload.takes_tf32() { &["tf32x3", "tf32"] } else { &["tf32x3"] };
     let parameters = vec![
         Parameter::ordinal("block_m", sizes(256, p.m).filter(|b| *b > 16)),
         Parameter::ordinal("block_n", sizes(256, p.n).filter(|b| *b > 16)),
@@ -67,6 +68,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         Parameter::categorical("order", &["rows", "columns", "groups"]),
         Parameter::ordinal("unroll_k", [1, 2, 4, 8]),
         Parameter::ordinal("ahead", [0, 1, 2]),
+        Parameter::categorical("precision", precisions),
     ];
     let constraints = constraints(s, &p, &parameters);
     Space::new("gpu-matmul-mma", parameters, constraints)
@@ -205,7 +207,7 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     }
     steps.extend(bind_warps(""));
     steps.extend(["i.h", "j.e", "i.m", "j.m", "k.n"].map(unroll));
-    steps.push(tensorize("k.i", Tensor::Tf32x3));
+    steps.push(tensorize("k.i", precision(space, config)));
     let first_two = match space.text(config, "order").as_str() {
         "rows" => ["j.b", "i.b"],
         "columns" => ["i.b", "j.b"],
@@ -237,6 +239,11 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     steps
 }
 
+/// How numbers are multiplied.
+fn precision(space: &Space, config: &Config) -> Tensor {
+    if space.text(config, "precision") == "tf32" { Tensor::Tf32 } else { Tensor::Tf32x3 }
+}
+
 /// Blocks of products of tiles and what they read.
 fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
@@ -246,19 +253,20 @@ fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
     let ahead = int("ahead");
     let loaded = if ahead > 0 { (bm + bn) * depth / threads } else { 0 };
     let padded = ceil_div(p.k, depth) * depth;
-    // A warp's instructions for a step: three products a tile, loads and parts of both factors, copies.
+    // A warp's instructions for a step: products of tiles, loads and parts of both factors, copies.
     let tiles = (wm / TILE[0] * (wn / TILE[1])) as f64;
     let elements = (wm + wn) as f64 / 4.0;
     let copies = [("vector_a", bm), ("vector_b", bn)].map(|(v, n)| (n * STEPS) as f64 / (threads * int(v)) as f64);
     let others = 5.0 * elements + 4.0 * (copies[0] + copies[1]) + 8.0;
-    let products = 3.0 * 6.0 * tiles;
+    let n_products = if precision(space, config) == Tensor::Tf32 { 1.0 } else { 3.0 };
+    let products = n_products * 6.0 * tiles;
     let blocks = Blocks {
         n: p.batch.unwrap_or(1) * ceil_div(p.m, bm) * ceil_div(p.n, bn),
         threads,
         registers: wm * wn / 32 + wm / 2 + wn / 2 + loaded + OTHER_REGISTERS,
         shared_bytes: 4 * ahead.max(1) * (bm + bn) * (depth + 8),
         // A tile's product takes a warp about as long as 12 multiply-adds of each of its threads.
-        fmas: (bm * bn * padded) as f64 * 3.0 * 12.0 * 32.0 / (TILE[0] * TILE[1] * STEPS) as f64,
+        fmas: (bm * bn * padded) as f64 * n_products * 12.0 * 32.0 / (TILE[0] * TILE[1] * STEPS) as f64,
         efficiency: products / (products + others),
         bytes: 4.0 * ((bm + bn) * padded + bm * bn) as f64,
         waits: if ahead > 0 { 1.0 } else { (padded / depth) as f64 } + 1.0,
