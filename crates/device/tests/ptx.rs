@@ -131,7 +131,8 @@ fn tensor_cores_lose_little() {
     assert!(error < 4e-7, "{error:.2e}");
 }
 
-/// The tiles of CUTLASS's products in single precision: nothing spills, and one instruction multiplies a tile.
+/// The tiles of CUTLASS's products in single precision: nothing spills, and one instruction multiplies a
+/// tile.
 #[test]
 fn tensor_cores_are_used_as_expected() {
     let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };

@@ -1,8 +1,8 @@
 //! Products of tiles in the tensor cores of NVIDIA's GPUs.
 //!
-//! A warp's instruction multiplies a tile of 16 × 8 by one of 8 × 8, with `x` along the steps of the sum and `y`
-//! along rows and columns: the thread `x`, `y` brings the factors of rows `y` and `y + 8` and of column `y`, of
-//! the steps `x` and `x + 4`. It has the sums that the program says it has.
+//! A warp's instruction multiplies a tile of 16 × 8 by one of 8 × 8, with `x` along the steps of the sum and
+//! `y` along rows and columns: the thread `x`, `y` brings the factors of rows `y` and `y + 8` and of column
+//! `y`, of the steps `x` and `x + 4`. It has the sums that the program says it has.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, section 9.7.14.5.6, "Matrix Fragments for
 //! mma.m16n8k8".
@@ -87,8 +87,8 @@ impl Generator<'_> {
         let parts = match how {
             Tensor::Tf32 => Parts { first: self.m.tf32(factor), rest: None },
             Tensor::Tf32x3 => {
-                // Half of the last bit more, then no further bits: the same but for what is no number, which the
-                // rest keeps. Of the rest a tensor core looks at no more than it can use.
+                // Half of the last bit more, then no further bits: the same but for what is no number, which
+                // the rest keeps. Of the rest a tensor core looks at no more than it can use.
                 let word = |bits: u32| self.m.int32(bits as i32);
                 let bits = self.m.bitcast(factor, Type::I32);
                 let more = self.m.binary(Op::AddWrapping, bits, word(1 << (LOST_BITS - 1)));

@@ -356,8 +356,8 @@ impl Block<'_> {
 
     /// Carries out an instruction of all threads of a warp.
     ///
-    /// The thread of number `4·g + t` has the factors of rows `g` and `g + 8`, of columns `g`, at the steps `t`
-    /// and `t + 4`, and the sums of those rows and of the columns `2·t` and `2·t + 1`.
+    /// The thread of number `4·g + t` has the factors of rows `g` and `g + 8`, of columns `g`, at the steps
+    /// `t` and `t + 4`, and the sums of those rows and of the columns `2·t` and `2·t + 1`.
     fn warp(&self, threads: &mut [Thread]) -> Result<(), String> {
         let first = threads[0].stop;
         let Some(Stop::Warp(at)) = first else { return Err(format!("a warp parts: its first thread is at {first:?}")) };

@@ -1,4 +1,5 @@
-//! Reads PTX as LLVM writes it: an instruction a line, or several of which all but the first are indented twice.
+//! Reads PTX as LLVM writes it: an instruction a line, or several of which all but the first are indented
+//! twice.
 
 use std::collections::HashMap;
 

@@ -196,8 +196,8 @@ fn slice(
     Ok(())
 }
 
-/// Where the thread's number stands: in one dimension, or its quotient and its remainder by some number in one
-/// each, last dimension first.
+/// Where the thread's number stands: in one dimension, or its quotient and its remainder by some number in
+/// one each, last dimension first.
 fn digits(var: LoopId, rank: usize, uses: &[Use]) -> Option<Vec<(usize, Digit)>> {
     let find = |thread: &Atom| (0..rank).find_map(|d| Some((d, Digit::of(thread, d, uses)?)));
     if let Some(whole) = find(&Atom::Var(var)) {

@@ -1,9 +1,9 @@
 //! Products of tiles, as tensor cores compute them.
 //!
-//! Tensor cores multiply a tile of 16 rows by one of 8 columns, 8 steps of the sum at a time. The 32 threads of
-//! a warp have four sums each: the thread `x`, `y` of 4 × 8 those of the rows `y` and `y + 8` and of the columns
-//! `2·x` and `2·x + 1`. So a schedule divides rows and columns, binds `x` and `y`, and marks the loop over the
-//! steps:
+//! Tensor cores multiply a tile of 16 rows by one of 8 columns, 8 steps of the sum at a time. The 32 threads
+//! of a warp have four sums each: the thread `x`, `y` of 4 × 8 those of the rows `y` and `y + 8` and of the
+//! columns `2·x` and `2·x + 1`. So a schedule divides rows and columns, binds `x` and `y`, and marks the loop
+//! over the steps:
 //!
 //! ```text
 //! thread.y y in 8 {
@@ -17,8 +17,8 @@
 //! }
 //! ```
 //!
-//! That is what each thread would compute by itself, and all that a program says. Which factors a thread loads
-//! for the others of its warp is the code generator's affair.
+//! That is what each thread would compute by itself, and all that a program says. Which factors a thread
+//! loads for the others of its warp is the code generator's affair.
 
 use super::Kernel;
 use crate::dtype::DType;

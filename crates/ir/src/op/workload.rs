@@ -43,7 +43,8 @@ pub struct Workload {
     /// Where there are none, it says nothing, and is left out of the text.
     pub exact: bool,
     /// Whether factors of products may be rounded to 11 bits, as tensor cores multiply them fastest. Where
-    /// there is no such algorithm, or algorithms are to be exact, it says nothing, and is left out of the text.
+    /// there is no such algorithm, or algorithms are to be exact, it says nothing, and is left out of the
+    /// text.
     pub tf32: bool,
     /// The program of a workload that is one of its own.
     pub(super) nest: Option<Arc<Nest>>,

@@ -186,8 +186,8 @@ pub enum Step {
         /// [`LoopKind::Block`] or [`LoopKind::Thread`].
         axis: LoopKind,
     },
-    /// Has the threads of a warp compute a loop's products together in a tensor core: eight steps of a sum, of
-    /// which a thread has two rows and two columns, accumulated already. See
+    /// Has the threads of a warp compute a loop's products together in a tensor core: eight steps of a sum,
+    /// of which a thread has two rows and two columns, accumulated already. See
     /// [`TileProduct`](crate::gpu::TileProduct).
     ///
     /// ```text

@@ -20,8 +20,9 @@ use tilewright_ir::{DType, LoopKind, Step, Tensor};
 ///
 /// # Source
 /// The structure is that of CUTLASS's products with `mma.sync`: tiles of blocks, warps and instructions, and
-/// three products of parts of 11 bits in place of one in single precision (its example 27). Rows of the factors
-/// in shared memory end in elements that nobody uses, so that the threads of a warp read without conflicts.
+/// three products of parts of 11 bits in place of one in single precision (its example 27). Rows of the
+/// factors in shared memory end in elements that nobody uses, so that the threads of a warp read without
+/// conflicts.
 pub const GPU_MATMUL_MMA: Template = Template {
     name: "gpu-matmul-mma",
     text: "GPU: tensor cores multiply numbers in single precision as parts of 11 bits, block and warp tiles",
@@ -124,8 +125,8 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     constraints
 }
 
-/// Divides rows and columns of a block into warps, tiles, and what threads have of these: loops `name.w`, which
-/// is one for both, and in `rows` and `columns` the others. `over`: what the names begin with.
+/// Divides rows and columns of a block into warps, tiles, and what threads have of these: loops `name.w`,
+/// which is one for both, and in `rows` and `columns` the others. `over`: what the names begin with.
 fn divide(over: &str, [rows, columns]: [&str; 2], warp: [i64; 2]) -> Vec<Step> {
     let of = |name: &str| format!("{over}{name}");
     let [iw, ir, im, it, ih, il] = ["i.w", "i.r", "i.m", "i.t", "i.h", "i.l"].map(of);
