@@ -480,52 +480,87 @@ pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, 
 /// Has the device do so many times what `put` puts into the context's stream; its nanoseconds from the
 /// beginning of the first to the end of the last.
 ///
-/// All of it is one graph, so that the device waits for nothing of the host's between them.
-///
 /// # Errors
 /// Where `put` or the driver refuses, or something of it fails.
 pub fn record<E: From<CudaError>>(
     context: &Context,
     n_times: u32,
-    mut put: impl FnMut() -> Result<(), E>,
+    put: impl FnMut() -> Result<(), E>,
 ) -> Result<f64, E> {
-    let (f, Handles { stream, events: [start, end], .. }) = (context.enter()?, &*context.0);
-    let (stream, start, end) = (*stream, *start, *end);
-    // Only what this thread does is recorded.
-    call!(f, begin_capture(stream, 1), "recording launches")?;
-    let mut all = || {
-        // As parts of the graph.
-        call!(f, record_event(start, stream, 1), "an event")?;
-        (0..n_times).try_for_each(|_| put())?;
-        Ok(call!(f, record_event(end, stream, 1), "an event")?)
-    };
-    let done: Result<(), E> = all();
-    let mut graph = Graph { f, graph: std::ptr::null_mut(), executable: std::ptr::null_mut() };
-    let ended = call!(f, end_capture(stream, &mut graph.graph), "recording launches");
-    done?;
-    ended?;
-    call!(f, instantiate(&mut graph.executable, graph.graph, 0), "a graph of launches")?;
-    call!(f, launch_graph(graph.executable, stream), "launching kernels")?;
-    context.finish()?;
-    let mut ms = 0.0;
-    call!(f, elapsed_ms(&mut ms, start, end), "the time between events")?;
-    Ok(f64::from(ms) * 1e6)
+    Ok(Recorded::of(context, n_times, put)?.run()?)
 }
 
-/// Launches that the device carries out as one.
-struct Graph<'f> {
-    f: &'f Functions,
+/// What the device carries out as one, as often as it is asked to: a graph, in which it waits for nothing of
+/// the host's.
+pub struct Recorded {
+    context: Context,
     graph: Handle,
     executable: Handle,
 }
 
-impl Drop for Graph<'_> {
+// SAFETY: as for the context.
+unsafe impl Send for Recorded {}
+// SAFETY: as above.
+unsafe impl Sync for Recorded {}
+
+impl Recorded {
+    /// Kernels one after the other. What they run on has to live as long as this is run.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn launches(context: &Context, launches: &[Launch]) -> Result<Recorded, CudaError> {
+        let f = context.enter()?;
+        Recorded::of(context, 1, || launches.iter().try_for_each(|launch| launch.enqueue(f, context.0.stream)))
+    }
+
+    /// So many times what `put` puts into the context's stream.
+    fn of<E: From<CudaError>>(
+        context: &Context,
+        n_times: u32,
+        mut put: impl FnMut() -> Result<(), E>,
+    ) -> Result<Recorded, E> {
+        let (f, Handles { stream, events: [start, end], .. }) = (context.enter()?, &*context.0);
+        let (stream, start, end) = (*stream, *start, *end);
+        // Only what this thread does is recorded.
+        call!(f, begin_capture(stream, 1), "recording launches")?;
+        let mut all = || {
+            // As parts of the graph.
+            call!(f, record_event(start, stream, 1), "an event")?;
+            (0..n_times).try_for_each(|_| put())?;
+            Ok(call!(f, record_event(end, stream, 1), "an event")?)
+        };
+        let done: Result<(), E> = all();
+        let null = std::ptr::null_mut();
+        let mut recorded = Recorded { context: context.clone(), graph: null, executable: null };
+        let ended = call!(f, end_capture(stream, &mut recorded.graph), "recording launches");
+        done?;
+        ended?;
+        call!(f, instantiate(&mut recorded.executable, recorded.graph, 0), "a graph of launches")?;
+        Ok(recorded)
+    }
+
+    /// Runs it; nanoseconds of the device from the beginning of the first to the end of the last.
+    ///
+    /// # Errors
+    /// Where something of it fails.
+    pub fn run(&self) -> Result<f64, CudaError> {
+        let (f, Handles { stream, events: [start, end], .. }) = (self.context.enter()?, &*self.context.0);
+        call!(f, launch_graph(self.executable, *stream), "launching kernels")?;
+        self.context.finish()?;
+        let mut ms = 0.0;
+        call!(f, elapsed_ms(&mut ms, *start, *end), "the time between events")?;
+        Ok(f64::from(ms) * 1e6)
+    }
+}
+
+impl Drop for Recorded {
     fn drop(&mut self) {
+        let Ok(f) = self.context.enter() else { return };
         if !self.executable.is_null() {
-            let _ = call!(self.f, destroy_executable(self.executable), "a graph of launches");
+            let _ = call!(f, destroy_executable(self.executable), "a graph of launches");
         }
         if !self.graph.is_null() {
-            let _ = call!(self.f, destroy_graph(self.graph), "a graph of launches");
+            let _ = call!(f, destroy_graph(self.graph), "a graph of launches");
         }
     }
 }

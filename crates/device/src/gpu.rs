@@ -25,6 +25,8 @@ pub trait Driver: Clone + Send + Sync + 'static {
     type Code: 'static;
     /// A kernel with its arguments and its grid.
     type Launch: Send + Sync + 'static;
+    /// Launches that the device carries out as one, where it has such.
+    type Recorded: Send + Sync + 'static;
     /// Why something failed.
     type Error: std::error::Error + 'static;
 
@@ -67,6 +69,10 @@ pub trait Driver: Clone + Send + Sync + 'static {
     }
     /// Runs kernels one after the other, so many times; nanoseconds of the device.
     fn run(&self, launches: &[Self::Launch], n_times: u32) -> Result<f64, Self::Error>;
+    /// Makes ready what is run often.
+    fn record(&self, launches: &[Self::Launch]) -> Result<Self::Recorded, Self::Error>;
+    /// Runs launches that are recorded, once.
+    fn run_recorded(&self, launches: &[Self::Launch], recorded: &Self::Recorded) -> Result<(), Self::Error>;
     /// Waits until all that was asked for is done.
     fn finish(&self) -> Result<(), Self::Error>;
     /// Whether it is for want of memory.

@@ -1,7 +1,7 @@
 //! NVIDIA's GPUs.
 
 use super::{Driver, KernelArgument, Shape, Span, of_compiler};
-use crate::cuda::{self, Assembler, Code, Context, CudaError, Launch, Memory};
+use crate::cuda::{self, Assembler, Code, Context, CudaError, Launch, Memory, Recorded};
 use crate::failure::Failure;
 use std::sync::Arc;
 use tilewright_codegen::{ARGUMENT_ALIGN, CompileError, compile_gpu};
@@ -38,6 +38,7 @@ impl Driver for Cuda {
     type Memory = Memory;
     type Code = Arc<Code>;
     type Launch = Launch;
+    type Recorded = Recorded;
     type Error = CudaError;
 
     fn alignment(&self) -> Result<u64, CudaError> {
@@ -111,6 +112,14 @@ impl Driver for Cuda {
 
     fn run(&self, launches: &[Launch], n_times: u32) -> Result<f64, CudaError> {
         cuda::run(&self.context, launches, n_times)
+    }
+
+    fn record(&self, launches: &[Launch]) -> Result<Recorded, CudaError> {
+        Recorded::launches(&self.context, launches)
+    }
+
+    fn run_recorded(&self, _: &[Launch], recorded: &Recorded) -> Result<(), CudaError> {
+        recorded.run().map(drop)
     }
 
     fn finish(&self) -> Result<(), CudaError> {

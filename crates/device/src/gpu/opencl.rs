@@ -58,6 +58,7 @@ impl Driver for OpenCl {
     type Memory = Memory;
     type Code = Arc<Code>;
     type Launch = Launch;
+    type Recorded = ();
     type Error = OpenClError;
 
     fn alignment(&self) -> Result<u64, OpenClError> {
@@ -140,6 +141,14 @@ impl Driver for OpenCl {
 
     fn run(&self, launches: &[Launch], n_times: u32) -> Result<f64, OpenClError> {
         opencl::run(&self.context, launches, n_times)
+    }
+
+    fn record(&self, _: &[Launch]) -> Result<(), OpenClError> {
+        Ok(())
+    }
+
+    fn run_recorded(&self, launches: &[Launch], (): &()) -> Result<(), OpenClError> {
+        self.run(launches, 1).map(drop)
     }
 
     fn finish(&self) -> Result<(), OpenClError> {

@@ -130,6 +130,8 @@ struct OnDevice<D: Driver> {
     memories: BTreeMap<Home, Arc<D::Memory>>,
     launches: Vec<D::Launch>,
     steps: Vec<Doing<D>>,
+    /// Launches between which no function of this process is called, by the first of them.
+    recorded: BTreeMap<usize, (Range<usize>, D::Recorded)>,
     /// Whether a run has shown that no kernel writes outside its buffers.
     is_checked: bool,
 }
@@ -204,7 +206,19 @@ impl<D: Driver> OnDevice<D> {
         let Loader { mut memories, launches, .. } = loader;
         // What constants were made of is gone, where nothing else needs it.
         memories.retain(|home, memory| !matches!(home, Home::Constant(_)) || Arc::strong_count(memory) > 1);
-        Ok(OnDevice { driver, model, memories, launches, steps, is_checked: false })
+        let hosts = steps.iter().filter_map(|doing| match doing {
+            Doing::Host { before, .. } => Some(*before),
+            Doing::Launches(_) => None,
+        });
+        let (mut recorded, mut next) = (BTreeMap::new(), 0);
+        for end in hosts.chain([launches.len()]) {
+            if next < end {
+                let of = driver.record(&launches[next..end]).map_err(of_device(&model.target))?;
+                recorded.insert(next, (next..end, of));
+            }
+            next = end;
+        }
+        Ok(OnDevice { driver, model, memories, launches, steps, recorded, is_checked: false })
     }
 
     fn run(
@@ -219,16 +233,22 @@ impl<D: Driver> OnDevice<D> {
                 D::write(memory, 0, bytes).map_err(&failed)?;
             }
         }
-        let launch = |range: Range<usize>| match range.is_empty() {
+        let alone = |range: Range<usize>| match range.is_empty() {
             true => Ok(0.0),
             false => self.driver.run(&self.launches[range], 1).map_err(&failed),
+        };
+        let launch = |range: Range<usize>| match self.recorded.get(&range.start) {
+            Some((all, recorded)) if *all == range => {
+                self.driver.run_recorded(&self.launches[range], recorded).map_err(&failed)
+            }
+            _ => alone(range).map(drop),
         };
         let mut next = 0;
         for (at, (doing, step)) in self.steps.iter().zip(&self.model.plan.steps).enumerate() {
             match (doing, &mut step_ns) {
                 (Doing::Launches(_), None) => {}
                 (Doing::Launches(range), Some(step_ns)) => {
-                    step_ns[at] += launch(range.clone())? as u64;
+                    step_ns[at] += alone(range.clone())? as u64;
                     next = range.end;
                 }
                 (Doing::Host { before, inputs, outputs, run }, step_ns) => {
