@@ -98,7 +98,7 @@ pub struct BenchRow {
     /// What it holds in layouts of its own, outside the timing.
     #[serde(skip)]
     pub layouts: Layouts,
-    /// Whether it rounds factors more than the operands' type does.
+    /// Whether it rounds factors, which the workload does not take.
     #[serde(skip)]
     pub rounds_factors: bool,
 }
@@ -215,7 +215,8 @@ impl Contestant {
     fn end(self, request: &BenchRequest, device: &mut Device, note: &dyn Fn(Note)) -> Result<Option<BenchRow>, Error> {
         let Contestant { implementation, medians_ns, who } = self;
         let workload = &request.workload;
-        let rounds_factors = PEERS.iter().any(|spec| spec.name == implementation && spec.rounds_factors());
+        let rounds = |spec: &PeerSpec| spec.name == implementation && spec.rounds_factors();
+        let rounds_factors = !workload.takes_tf32() && PEERS.iter().any(rounds);
         let row = |timing: Timing, relative_error, version: &str, details: &str, layouts| BenchRow {
             workload: workload.to_string(),
             implementation,
