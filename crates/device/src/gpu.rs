@@ -128,8 +128,8 @@ pub fn fits(kernel: &Shape, gpu: &Gpu) -> Result<(), String> {
     Ok(())
 }
 
-/// Has PoCL keep what it has compiled in a folder, where there is one, and others keep nothing: no driver is to
-/// find what it has compiled for others. The caller has no other thread yet.
+/// Has PoCL keep what it has compiled in a folder, where there is one, and others keep nothing: no driver is
+/// to find what it has compiled for others. The caller has no other thread yet.
 pub(crate) fn keep_compiled_in(folder: Option<&Path>) {
     // SAFETY: there is no other thread, as the caller knows.
     unsafe {

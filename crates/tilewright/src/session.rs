@@ -37,7 +37,8 @@ pub fn serve_if_worker() {
 }
 
 /// Serves as a worker process, by the arguments behind the one that makes it one; whether all went well. With
-/// `--kernel JOB LIBRARY` it is a worker for one kernel of the user's, with `--kernel-build` one that builds it.
+/// `--kernel JOB LIBRARY` it is a worker for one kernel of the user's, with `--kernel-build` one that builds
+/// it.
 pub fn serve(arguments: &[OsString]) -> bool {
     match arguments {
         [option, job, library, more @ ..] if option == CALL || option == BUILD => {
@@ -121,7 +122,8 @@ impl Session {
         tune_command(request, &self.database, stop, note)
     }
 
-    /// Tunes a kernel of the caller's in C, C++, OpenCL C or CUDA. `stop` and `note` are as those of [`Session::tune`].
+    /// Tunes a kernel of the caller's in C, C++, OpenCL C or CUDA. `stop` and `note` are as those of
+    /// [`Session::tune`].
     ///
     /// # Errors
     /// Where the request or its reference does not fit, or the database cannot be written.
@@ -134,8 +136,8 @@ impl Session {
         tune_kernel(request, &self.database, &self.worker, stop, note)
     }
 
-    /// The best that is recorded of a command or a kernel of the caller's on a machine, by its name in records;
-    /// none where nothing is.
+    /// The best that is recorded of a command or a kernel of the caller's on a machine, by its name in
+    /// records; none where nothing is.
     ///
     /// # Errors
     /// Where the database cannot be read.

@@ -247,8 +247,8 @@ fn by_library(library: &Path, headers: &[PathBuf], unit: &Unit) -> Result<Vec<u8
     let pointers = |all: &[CString]| all.iter().map(|word| word.as_ptr()).collect::<Vec<*const c_char>>();
     let (names, contents, option_pointers) = (pointers(&names), pointers(&contents), pointers(&options));
     let mut program = ptr::null_mut();
-    // SAFETY: all texts and lists outlive the calls; sizes are asked for before what has them, and the program
-    // is destroyed once.
+    // SAFETY: all texts and lists outlive the calls; sizes are asked for before what has them, and the
+    // program is destroyed once.
     unsafe {
         let (n, text, name) = (names.len() as c_int, texts[0].as_ptr(), texts[1].as_ptr());
         let made = (f.create)(&mut program, text, name, n, contents.as_ptr(), names.as_ptr());

@@ -28,9 +28,9 @@ impl OpenCl {
         Ok(OpenCl { context: Context::new(&device)?, is_cpu: device.is_cpu })
     }
 
-    /// What another process [loads](Driver::load): what the driver makes of a source, in its own form. On a CPU
-    /// it is the source again with its options, for code is made there when the size of a group is known; what
-    /// the driver keeps in its folder is found by the other process.
+    /// What another process [loads](Driver::load): what the driver makes of a source, in its own form. On a
+    /// CPU it is the source again with its options, for code is made there when the size of a group is known;
+    /// what the driver keeps in its folder is found by the other process.
     ///
     /// # Errors
     /// Where the compiler refuses it.

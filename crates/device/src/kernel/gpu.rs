@@ -125,8 +125,8 @@ impl GpuJob {
     }
 }
 
-/// Builds the kernel of a job into a file, by `write`, and says what is wrong where that fails; whether it went
-/// well. The words are its parameters, as `name=value`.
+/// Builds the kernel of a job into a file, by `write`, and says what is wrong where that fails; whether it
+/// went well. The words are its parameters, as `name=value`.
 pub fn build(job: &Path, into: &Path, words: &[String], write: Write) -> bool {
     say(built(job, into, &parameters(words), write).map(|()| None))
 }

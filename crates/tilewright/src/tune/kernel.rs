@@ -1,4 +1,5 @@
-//! Tuning kernels of others: functions in C or C++, or kernels in OpenCL C or CUDA, with parameters as macros.
+//! Tuning kernels of others: functions in C or C++, or kernels in OpenCL C or CUDA, with parameters as
+//! macros.
 
 mod t1;
 

@@ -171,8 +171,8 @@ fn whole(json: &Json) -> Vec<i64> {
     json.as_array().map_or_else(|| vec![json.clone()], Clone::clone).iter().filter_map(Json::as_i64).collect()
 }
 
-/// The grid and the block. Where the file says by what the problem's size is divided, or no global size, it is
-/// as Kernel Tuner has it; else as the global size says.
+/// The grid and the block. Where the file says by what the problem's size is divided, or no global size, it
+/// is as Kernel Tuner has it; else as the global size says.
 fn sizes(
     kernel: &Specification,
     language: Language,
