@@ -310,7 +310,7 @@ fn opencl_kernels_that_do_wrong_cost_one_trial_each() {
     check_error(&errors, "3", "run_timeout", "had not ended after 2");
     check_error(&errors, "4", "wrong_answer", "b: 1000 elements are wrong");
     check_error(&errors, "5", "runtime_error", "it wrote into its input a");
-    check_error(&errors, "6", "compile_error_device", "k.cl:14:");
+    check_error(&errors, "6", "compile_error_device", "k.cl:13:");
     check_error(&errors, "7", "wrong_answer", "b: 1 elements are wrong");
     check_error(&errors, "8", "instantiation_error", "threads along x, of which there may be");
     check_error(&errors, "9", "runtime_error", "SIGSEGV");

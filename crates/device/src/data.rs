@@ -3,6 +3,7 @@
 //! Made once by the tuner, in a file without a name that all workers map: inputs cannot be overwritten by a
 //! candidate, and no worker computes the reference again.
 
+use crate::host;
 use crate::limits;
 use crate::memory::{Fenced, ReadOnly};
 use std::ffi::CStr;
@@ -166,7 +167,8 @@ fn compare_parts<T: Copy + Into<f64> + Sync>(
     reference: &[f64],
 ) -> Result<f64, Mismatch> {
     let part = |out: &[T], reference: &[f64]| (tolerance.compare(out, reference).err(), squared(out, reference));
-    let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(out.len() / PART).max(1);
+    // The standard library's way of counting them opens files, which a process that ran a user's code may not.
+    let n_threads = host::allowed_cpus().len().min(out.len() / PART).max(1);
     let n = out.len().div_ceil(n_threads).max(1);
     let compared: Vec<(Option<Mismatch>, [f64; 2])> = if n_threads == 1 {
         vec![part(out, reference)]
