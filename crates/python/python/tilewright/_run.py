@@ -99,8 +99,8 @@ class Run:
             number = next((t.number for t in self.trials if t.config == best["config"]), -1)
             time = best["ms_median"] / 1e3 if self._unit else best["value"]
             return Trial(number, best["config"], time, best=time)
-        timed = [trial for trial in self.trials if trial.time is not None]
-        return min(timed, key=lambda trial: trial.time, default=None)
+        timed = [(trial.time, trial) for trial in self.trials if trial.time is not None]
+        return min(timed, key=lambda pair: pair[0], default=(None, None))[1]
 
     def __iter__(self) -> Iterator[Event]:
         for event in self._events:
