@@ -59,7 +59,11 @@ impl Generator<'_> {
         }
         let b_parts: Vec<Parts> = [0, half].iter().map(|half| part(*b, at_steps(&column, *half))).collect();
         let (sums, places) = &product.sums;
-        let mut all: Vec<Id> = places.iter().map(|place| self.load(*sums, place).value).collect();
+        let before: Vec<Id> = places.iter().map(|place| self.load(*sums, place).value).collect();
+        // What a tensor core adds to a sum is cut to the sum's bits, not rounded, and the errors of many steps
+        // add up: where nearly all bits count it starts from nothing, and the sum is rounded outside.
+        let zero = self.m.zero(Type::F32);
+        let mut all = if how == Tensor::Tf32x3 { vec![zero; before.len()] } else { before.clone() };
         let rest = |part: &Parts| part.rest.expect("both parts are there");
         let first = |part: &Parts| part.first;
         type Choice<'c> = &'c dyn Fn(&Parts) -> Id;
@@ -72,6 +76,9 @@ impl Generator<'_> {
             let factors = a_parts.iter().map(of_a).chain(b_parts.iter().map(of_b));
             let sums = self.m.tile_product(factors.chain(all));
             all = (0..4).map(|at| self.m.extract(sums, at)).collect();
+        }
+        if how == Tensor::Tf32x3 {
+            all = before.iter().zip(all).map(|(before, more)| self.m.binary(Op::FAdd, *before, more)).collect();
         }
         for (place, value) in places.iter().zip(all) {
             self.write(*sums, place, Operand::scalar(value));
