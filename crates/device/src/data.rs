@@ -167,7 +167,8 @@ fn compare_parts<T: Copy + Into<f64> + Sync>(
     reference: &[f64],
 ) -> Result<f64, Mismatch> {
     let part = |out: &[T], reference: &[f64]| (tolerance.compare(out, reference).err(), squared(out, reference));
-    // The standard library's way of counting them opens files, which a process that ran a user's code may not.
+    // The standard library's way of counting them opens files, which a process that ran a user's code may
+    // not.
     let n_threads = host::allowed_cpus().len().min(out.len() / PART).max(1);
     let n = out.len().div_ceil(n_threads).max(1);
     let compared: Vec<(Option<Mismatch>, [f64; 2])> = if n_threads == 1 {

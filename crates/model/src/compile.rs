@@ -85,8 +85,8 @@ pub struct Compiled {
 /// The program of a workload: scheduled, as well as is known.
 pub type Schedule<'a> = &'a dyn Fn(&Workload) -> Result<Program, String>;
 
-/// Compiles fused steps for this machine's CPU or one of its GPUs, scheduled as is best for a target. That may
-/// be another CPU: then what runs here prepares constants for a library, and answers as that one does.
+/// Compiles fused steps for this machine's CPU or one of its GPUs, scheduled as is best for a target. That
+/// may be another CPU: then what runs here prepares constants for a library, and answers as that one does.
 ///
 /// # Errors
 /// Where a kernel cannot be scheduled or compiled, or memory does not suffice for its constants.

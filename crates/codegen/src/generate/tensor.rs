@@ -60,8 +60,8 @@ impl Generator<'_> {
         let b_parts: Vec<Parts> = [0, half].iter().map(|half| part(*b, at_steps(&column, *half))).collect();
         let (sums, places) = &product.sums;
         let before: Vec<Id> = places.iter().map(|place| self.load(*sums, place).value).collect();
-        // What a tensor core adds to a sum is cut to the sum's bits, not rounded, and the errors of many steps
-        // add up: where nearly all bits count it starts from nothing, and the sum is rounded outside.
+        // What a tensor core adds to a sum is cut to the sum's bits, not rounded, and the errors of many
+        // steps add up: where nearly all bits count it starts from nothing, and the sum is rounded outside.
         let zero = self.m.zero(Type::F32);
         let mut all = if how == Tensor::Tf32x3 { vec![zero; before.len()] } else { before.clone() };
         let rest = |part: &Parts| part.rest.expect("both parts are there");

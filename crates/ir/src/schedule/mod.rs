@@ -460,10 +460,10 @@ pub enum Step {
     /// }
     /// ```
     ///
-    /// The registers have the loops of the copy as axes, so that each thread of a GPU has its own; loops that
-    /// are neither threads nor lanes must be unrolled for registers to hold them. With `twice` iterations copy
-    /// to two of the buffer in turns, so that threads of a block wait for each other once in each. In TVM this
-    /// is `software_pipeline`, and `double_buffer` of its first schedules.
+    /// The registers have the loops of the copy as axes, so that each thread of a GPU has its own; loops
+    /// that are neither threads nor lanes must be unrolled for registers to hold them. With `twice`
+    /// iterations copy to two of the buffer in turns, so that threads of a block wait for each other once in
+    /// each. In TVM this is `software_pipeline`, and `double_buffer` of its first schedules.
     Pipeline {
         /// The buffer that is copied to.
         buffer: String,

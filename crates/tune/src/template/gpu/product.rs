@@ -212,8 +212,8 @@ pub struct Tiling {
     pub order: Order,
     /// Elements of a load, of either factor.
     pub vectors: [i64; 2],
-    /// Whether factors are loaded while those before are multiplied: 1 into registers, 2 with two of the shared
-    /// memory as well.
+    /// Whether factors are loaded while those before are multiplied: 1 into registers, 2 with two of the
+    /// shared memory as well.
     pub ahead: i64,
     /// Whether columns of a thread are lanes of vectors.
     pub lanes: bool,
@@ -438,8 +438,8 @@ impl Tiling {
     }
 }
 
-/// Binds the loops over a block's threads: those of rows, of columns, and of products where columns leave them
-/// the third axis.
+/// Binds the loops over a block's threads: those of rows, of columns, and of products where columns leave
+/// them the third axis.
 fn bind_threads(rows: &str, columns: &[&str], products: Option<&str>) -> Vec<Step> {
     let mut third = products;
     let first = match *columns {
