@@ -285,7 +285,7 @@ fn opencl_kernels_that_do_wrong_cost_one_trial_each() {
     fs::write(path("own.h"), "#define FACTOR 2\n").unwrap();
     fs::write(
         path("plain.c"),
-        "void g(const float *a, float *b, int n, float *_) { for (int i = 0; i < n; i++) b[i] = 2 * a[i]; }",
+        "void g(const float *a, float *b, int n) { for (int i = 0; i < n; i++) b[i] = 2 * a[i]; }",
     )
     .unwrap();
     let form = |values: &str, reference: &str| {

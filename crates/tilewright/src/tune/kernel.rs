@@ -552,14 +552,16 @@ impl KernelRequest {
     }
 }
 
-/// What stands in a C file that calls a function: the source itself, and a function of one signature.
+/// What stands in a C file that calls a function: the source itself, and a function of one signature. What
+/// the threads of a block share is nothing to it.
 fn wrapper(source: &Path, function: &str, ports: &[Port]) -> String {
     let argument = |(at, port): (usize, &Port)| match (port.n, port.role) {
         (None, _) => format!("*({} *)a[{at}]", port.c_type),
         (Some(_), RoleForm::In) => format!("*({} const **)a[{at}]", port.c_type),
         (Some(_), _) => format!("*({} **)a[{at}]", port.c_type),
     };
-    let arguments = ports.iter().enumerate().map(argument).collect::<Vec<_>>().join(", ");
+    let ports = ports.iter().enumerate().filter(|(_, port)| port.shared.is_none());
+    let arguments = ports.map(argument).collect::<Vec<_>>().join(", ");
     format!(
         "#include <stdint.h>\n#include \"{}\"\n#ifdef __cplusplus\nextern \"C\"\n#endif\nvoid {ENTRY}(void **a) {{ {function}({arguments}); }}\n",
         source.display()
