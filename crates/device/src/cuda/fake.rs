@@ -192,8 +192,10 @@ unsafe extern "C" fn load_module(to: *mut Handle, code: *const c_void) -> Answer
     let text = unsafe { CStr::from_ptr(code.cast()) }.to_string_lossy().into_owned();
     with(|state| match emulator::read(&text) {
         Ok(entries) => {
+            // A module is known by where its kernels begin: others may have some of the same names.
+            let first = state.entries.len();
             state.entries.extend(entries);
-            give(to, handle(0))
+            give(to, handle(first))
         }
         Err(why) => {
             println!("the emulator: {why}");
@@ -202,11 +204,12 @@ unsafe extern "C" fn load_module(to: *mut Handle, code: *const c_void) -> Answer
     })
 }
 
-unsafe extern "C" fn function(to: *mut Handle, _: Handle, name: *const c_char) -> Answer {
+unsafe extern "C" fn function(to: *mut Handle, module: Handle, name: *const c_char) -> Answer {
     // SAFETY: the caller passes a string.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
-    with(|state| match state.entries.iter().rposition(|entry| entry.name == name) {
-        Some(at) => give(to, handle(at)),
+    let first = number(module);
+    with(|state| match state.entries[first..].iter().position(|entry| entry.name == name) {
+        Some(at) => give(to, handle(first + at)),
         None => 500,
     })
 }
