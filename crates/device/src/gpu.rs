@@ -12,6 +12,7 @@ use tilewright_ir::target::Gpu;
 use tilewright_tune::ErrorClass;
 
 use crate::failure::Failure;
+use crate::guarded::{DeviceMemory, Guarded};
 pub use crate::guarded::{KernelArgument, Span};
 pub use cuda::Cuda;
 pub use opencl::OpenCl;
@@ -19,8 +20,8 @@ pub use plan::{GpuContext, GpuError, GpuModel};
 
 /// What runs kernels on a device: a context of its driver, which threads share.
 pub trait Driver: Clone + Send + Sync + 'static {
-    /// Memory of the device between canaries.
-    type Memory: Send + Sync + 'static;
+    /// Memory as the driver gives it.
+    type Whole: DeviceMemory<Error = Self::Error> + Send + Sync + 'static;
     /// Kernels, as the device takes them.
     type Code: 'static;
     /// A kernel with its arguments and its grid.
@@ -33,17 +34,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// What a part of memory has to begin at a multiple of, in bytes, where it is an argument.
     fn alignment(&self) -> Result<u64, Self::Error>;
     /// Memory of so many bytes, of which nothing is known.
-    fn memory(&self, n_bytes: u64) -> Result<Self::Memory, Self::Error>;
-    /// Its bytes.
-    fn n_bytes(memory: &Self::Memory) -> u64;
-    /// Sets every byte, once what was asked for before is done.
-    fn fill(memory: &Self::Memory, byte: u8) -> Result<(), Self::Error>;
-    /// Sets what begins at a byte, once what was asked for before is done.
-    fn write(memory: &Self::Memory, at: usize, from: &[u8]) -> Result<(), Self::Error>;
-    /// Copies what begins at a byte, once what was asked for before is done.
-    fn read(memory: &Self::Memory, at: usize, to: &mut [u8]) -> Result<(), Self::Error>;
-    /// Whether nothing was written around it; mends what surrounds it.
-    fn is_intact(memory: &Self::Memory) -> Result<bool, Self::Error>;
+    fn memory(&self, n_bytes: u64) -> Result<Guarded<Self::Whole>, Self::Error>;
     /// The kernels of a program.
     fn build(&self, program: &GpuProgram, target: &Target) -> Result<Self::Code, Failure>;
     /// A kernel on its arguments.
@@ -52,7 +43,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
         kernel: &Kernel,
         program: &GpuProgram,
         target: &Target,
-        arguments: Vec<Span<Self::Memory>>,
+        arguments: Vec<Span<Guarded<Self::Whole>>>,
     ) -> Result<Self::Launch, Failure>;
     /// The kernels that another process built of a source of the user's.
     fn load(&self, code: &[u8]) -> Result<Self::Code, Failure>;
@@ -61,7 +52,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
         code: &Self::Code,
         shape: &Shape,
         gpu: &Gpu,
-        arguments: Vec<KernelArgument<Self::Memory>>,
+        arguments: Vec<KernelArgument<Guarded<Self::Whole>>>,
     ) -> Result<Self::Launch, Failure>;
     /// Has the driver make a kernel's code ready, as some do only when it is launched.
     fn warm_up(_: &Self::Launch) -> Result<(), Self::Error> {
@@ -80,6 +71,9 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Whether the device may give no right answer any more after a failed run.
     fn is_lost(&self, error: &Self::Error) -> bool;
 }
+
+/// Memory of a driver's device between canaries.
+pub type Memory<D> = Guarded<<D as Driver>::Whole>;
 
 /// What a kernel is, and how large a launch of it.
 pub struct Shape {

@@ -1,7 +1,7 @@
 //! NVIDIA's GPUs.
 
 use super::{Driver, KernelArgument, Shape, Span, of_compiler};
-use crate::cuda::{self, Assembler, Code, Context, CudaError, Launch, Memory, Recorded};
+use crate::cuda::{self, Allocation, Assembler, Code, Context, CudaError, Launch, Memory, Recorded};
 use crate::failure::Failure;
 use std::sync::Arc;
 use tilewright_codegen::{ARGUMENT_ALIGN, CompileError, compile_gpu};
@@ -35,7 +35,7 @@ impl Cuda {
 }
 
 impl Driver for Cuda {
-    type Memory = Memory;
+    type Whole = Allocation;
     type Code = Arc<Code>;
     type Launch = Launch;
     type Recorded = Recorded;
@@ -47,26 +47,6 @@ impl Driver for Cuda {
 
     fn memory(&self, n_bytes: u64) -> Result<Memory, CudaError> {
         Memory::new(&self.context, n_bytes)
-    }
-
-    fn n_bytes(memory: &Memory) -> u64 {
-        memory.n_bytes()
-    }
-
-    fn fill(memory: &Memory, byte: u8) -> Result<(), CudaError> {
-        memory.fill(byte)
-    }
-
-    fn write(memory: &Memory, at: usize, from: &[u8]) -> Result<(), CudaError> {
-        memory.write(at, from)
-    }
-
-    fn read(memory: &Memory, at: usize, to: &mut [u8]) -> Result<(), CudaError> {
-        memory.read(at, to)
-    }
-
-    fn is_intact(memory: &Memory) -> Result<bool, CudaError> {
-        memory.is_intact()
     }
 
     fn build(&self, program: &GpuProgram, target: &Target) -> Result<Arc<Code>, Failure> {

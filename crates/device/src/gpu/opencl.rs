@@ -2,7 +2,7 @@
 
 use super::{Driver, KernelArgument, Shape, Span, of_compiler};
 use crate::failure::Failure;
-use crate::opencl::{self, Code, Context, Launch, Memory, OpenClError};
+use crate::opencl::{self, Buffers, Code, Context, Launch, Memory, OpenClError};
 use std::ffi::CString;
 use std::sync::Arc;
 use tilewright_codegen::opencl_c;
@@ -55,7 +55,7 @@ impl OpenCl {
 }
 
 impl Driver for OpenCl {
-    type Memory = Memory;
+    type Whole = Buffers;
     type Code = Arc<Code>;
     type Launch = Launch;
     type Recorded = ();
@@ -67,26 +67,6 @@ impl Driver for OpenCl {
 
     fn memory(&self, n_bytes: u64) -> Result<Memory, OpenClError> {
         Memory::new(&self.context, n_bytes)
-    }
-
-    fn n_bytes(memory: &Memory) -> u64 {
-        memory.n_bytes()
-    }
-
-    fn fill(memory: &Memory, byte: u8) -> Result<(), OpenClError> {
-        memory.fill(byte)
-    }
-
-    fn write(memory: &Memory, at: usize, from: &[u8]) -> Result<(), OpenClError> {
-        memory.write(at, from)
-    }
-
-    fn read(memory: &Memory, at: usize, to: &mut [u8]) -> Result<(), OpenClError> {
-        memory.read(at, to)
-    }
-
-    fn is_intact(memory: &Memory) -> Result<bool, OpenClError> {
-        memory.is_intact()
     }
 
     fn build(&self, program: &GpuProgram, target: &Target) -> Result<Arc<Code>, Failure> {

@@ -12,7 +12,7 @@ use tilewright_ir::text::parse;
 use tilewright_ir::{BufferId, DType, Role, Target};
 use tilewright_runtime::{Constant, HostFunction, Place, Plan, Slice, Step, Work};
 
-use super::{Cuda, Driver, OpenCl, Shape, Span, fits};
+use super::{Cuda, Driver, Memory, OpenCl, Shape, Span, fits};
 
 /// Why a plan does not run on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -120,14 +120,14 @@ enum Doing<D: Driver> {
     /// These of the launches.
     Launches(Range<usize>),
     /// A function of this process, once all launches before this one are done.
-    Host { before: usize, inputs: Vec<Span<D::Memory>>, outputs: Vec<Span<D::Memory>>, run: Arc<HostFunction> },
+    Host { before: usize, inputs: Vec<Span<Memory<D>>>, outputs: Vec<Span<Memory<D>>>, run: Arc<HostFunction> },
 }
 
 /// A model by a driver.
 struct OnDevice<D: Driver> {
     driver: D,
     model: Arc<GpuModel>,
-    memories: BTreeMap<Home, Arc<D::Memory>>,
+    memories: BTreeMap<Home, Arc<Memory<D>>>,
     launches: Vec<D::Launch>,
     steps: Vec<Doing<D>>,
     /// Launches between which no function of this process is called, by the first of them.
@@ -170,7 +170,7 @@ struct Loader<'m, D: Driver> {
     model: &'m GpuModel,
     align: u64,
     scratch_bytes: u64,
-    memories: BTreeMap<Home, Arc<D::Memory>>,
+    memories: BTreeMap<Home, Arc<Memory<D>>>,
     codes: HashMap<usize, D::Code>,
     copies: HashMap<String, (GpuProgram, D::Code)>,
     /// Constants that are made already.
@@ -230,7 +230,7 @@ impl<D: Driver> OnDevice<D> {
         let failed = of_device::<D::Error>(&self.model.target);
         for (at, bytes) in inputs.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
             if let Some(memory) = self.memories.get(&Home::Input(at)) {
-                D::write(memory, 0, bytes).map_err(&failed)?;
+                memory.write(0, bytes).map_err(&failed)?;
             }
         }
         let alone = |range: Range<usize>| match range.is_empty() {
@@ -265,12 +265,12 @@ impl<D: Driver> OnDevice<D> {
         launch(next..self.launches.len())?;
         for (at, bytes) in outputs.iter_mut().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
             if let Some(memory) = self.memories.get(&Home::Output(at)) {
-                D::read(memory, 0, bytes).map_err(&failed)?;
+                memory.read(0, bytes).map_err(&failed)?;
             }
         }
         if !self.is_checked {
             for memory in self.memories.values() {
-                if !D::is_intact(memory).map_err(&failed)? {
+                if !memory.is_intact().map_err(&failed)? {
                     return Err(of_device(&self.model.target)("a kernel wrote outside its buffers"));
                 }
             }
@@ -281,18 +281,18 @@ impl<D: Driver> OnDevice<D> {
 }
 
 /// Calls a function of this process on what lies on the device.
-fn host<D: Driver>(inputs: &[Span<D::Memory>], outputs: &[Span<D::Memory>], run: &HostFunction) -> Result<(), String> {
-    let room = |span: &Span<D::Memory>| vec![0; span.n_bytes as usize];
+fn host<D: Driver>(inputs: &[Span<Memory<D>>], outputs: &[Span<Memory<D>>], run: &HostFunction) -> Result<(), String> {
+    let room = |span: &Span<Memory<D>>| vec![0; span.n_bytes as usize];
     let mut given: Vec<Vec<u8>> = inputs.iter().map(room).collect();
     let mut made: Vec<Vec<u8>> = outputs.iter().map(room).collect();
     for (span, bytes) in inputs.iter().zip(&mut given).filter(|(span, _)| span.n_bytes > 0) {
-        D::read(&span.memory, span.at as usize, bytes).map_err(|why| why.to_string())?;
+        span.memory.read(span.at as usize, bytes).map_err(|why| why.to_string())?;
     }
     let inputs_given: Vec<&[u8]> = given.iter().map(Vec::as_slice).collect();
     let mut outputs_made: Vec<&mut [u8]> = made.iter_mut().map(Vec::as_mut_slice).collect();
     run(&inputs_given, &mut outputs_made)?;
     for (span, bytes) in outputs.iter().zip(&made).filter(|(span, _)| span.n_bytes > 0) {
-        D::write(&span.memory, span.at as usize, bytes).map_err(|why| why.to_string())?;
+        span.memory.write(span.at as usize, bytes).map_err(|why| why.to_string())?;
     }
     Ok(())
 }
@@ -354,7 +354,7 @@ impl<D: Driver> Loader<'_, D> {
     }
 
     /// Memory, which is there from now on, with what is known of it.
-    fn memory(&mut self, home: Home) -> Result<Arc<D::Memory>, String> {
+    fn memory(&mut self, home: Home) -> Result<Arc<Memory<D>>, String> {
         if let Some(memory) = self.memories.get(&home) {
             return Ok(Arc::clone(memory));
         }
@@ -375,13 +375,13 @@ impl<D: Driver> Loader<'_, D> {
             && let Constant::Data(data) = &plan.constants[at]
             && !data.is_empty()
         {
-            D::write(&memory, 0, data).map_err(|why| why.to_string())?;
+            memory.write(0, data).map_err(|why| why.to_string())?;
         }
         self.memories.insert(home, Arc::clone(&memory));
         Ok(memory)
     }
 
-    fn span(&mut self, slice: &Slice) -> Result<Span<D::Memory>, String> {
+    fn span(&mut self, slice: &Slice) -> Result<Span<Memory<D>>, String> {
         let memory = self.memory(home(self.model.plan.tensors[slice.tensor].place))?;
         Ok(Span { memory, at: self.start(slice), n_bytes: slice.n_bytes as u64 })
     }
@@ -459,8 +459,8 @@ impl<D: Driver> Loader<'_, D> {
         &mut self,
         number: usize,
         kernels: &[Kernel],
-        spans: &HashMap<BufferId, Span<D::Memory>>,
-        moved: &[(BufferId, Span<D::Memory>)],
+        spans: &HashMap<BufferId, Span<Memory<D>>>,
+        moved: &[(BufferId, Span<Memory<D>>)],
     ) -> Result<Vec<D::Launch>, String> {
         let program = &self.model.kernels[number];
         let (accesses, mut launches) = (accesses(kernels, program), Vec::new());
@@ -471,7 +471,7 @@ impl<D: Driver> Loader<'_, D> {
         }
         for kernel in kernels {
             let arguments = kernel.arguments(program).into_iter().map(|(id, _)| spans[&id].clone());
-            let arguments: Vec<Span<D::Memory>> = arguments.collect();
+            let arguments: Vec<Span<Memory<D>>> = arguments.collect();
             let launch = D::launch(&self.codes[&number], kernel, program, &self.model.target, arguments);
             launches.push(launch.map_err(|failure| failure.message)?);
         }
@@ -482,7 +482,7 @@ impl<D: Driver> Loader<'_, D> {
     }
 
     /// A kernel that copies bytes, wherever they begin.
-    fn copy(&mut self, from: &Span<D::Memory>, to: &Span<D::Memory>, dtype: DType) -> Result<D::Launch, String> {
+    fn copy(&mut self, from: &Span<Memory<D>>, to: &Span<Memory<D>>, dtype: DType) -> Result<D::Launch, String> {
         let is_words = [from.at, to.at, from.n_bytes].iter().all(|n| n.is_multiple_of(4));
         let dtype = if is_words { DType::I32 } else { dtype };
         let [source, target, n] = [from.at, to.at, from.n_bytes].map(|n| n / dtype.bytes());
@@ -499,7 +499,7 @@ impl<D: Driver> Loader<'_, D> {
             self.copies.insert(text.clone(), (program, code));
         }
         let (program, code) = &self.copies[&text];
-        let arguments = [from, to].map(|span| Span::whole(span.memory.clone(), D::n_bytes(&span.memory)));
+        let arguments = [from, to].map(|span| Span::whole(span.memory.clone(), span.memory.n_bytes()));
         let launch = D::launch(code, &program.body[0], program, &self.model.target, arguments.to_vec());
         launch.map_err(|failure| failure.message)
     }

@@ -13,7 +13,7 @@ use tilewright_tune::expression::{Datum, Expression, Scope, Type, evaluate};
 
 use super::{Answer, Argument, Buffer, Failure, Job, compare, is_hopeless, say, unknown, write_outputs};
 use crate::cuda::compile::{CompileError, Compiler, Unit, Write, entry_of};
-use crate::gpu::{Cuda, Driver, KernelArgument, OpenCl, Shape, Span, fits, keep_compiled_in, of_device};
+use crate::gpu::{Cuda, Driver, KernelArgument, Memory, OpenCl, Shape, Span, fits, keep_compiled_in, of_device};
 use crate::pace::Variation;
 use crate::protocol::{Caches, Plan};
 use crate::timing::{self, First, Size, Subject};
@@ -223,7 +223,7 @@ impl Run<'_> {
         mut buffers: Vec<Option<Buffer>>,
     ) -> Result<Option<Answer>, Failure> {
         let code = driver.load(code).map_err(|failure| (failure.class, failure.message))?;
-        let mut memories: Vec<Option<Arc<D::Memory>>> = Vec::new();
+        let mut memories: Vec<Option<Arc<Memory<D>>>> = Vec::new();
         for buffer in &buffers {
             let memory = buffer.as_ref().map(|buffer| driver.memory(buffer.memory.n_bytes())).transpose();
             memories.push(memory.map_err(by_device::<D>)?.map(Arc::new));
@@ -235,7 +235,7 @@ impl Run<'_> {
                 (Argument::Shared(text), _) => {
                     KernelArgument::Shared(self.gpu.size("the shared memory", text, self.parameters)? as usize)
                 }
-                (Argument::Buffer { .. }, Some(memory)) => Span::whole(memory.clone(), D::n_bytes(memory)).into(),
+                (Argument::Buffer { .. }, Some(memory)) => Span::whole(memory.clone(), memory.n_bytes()).into(),
                 (Argument::Buffer { .. }, None) => unreachable!("every buffer has its memory"),
             });
         }
@@ -247,16 +247,16 @@ impl Run<'_> {
         let pairs =
             || memories.iter().zip(&buffers).filter_map(|(memory, buffer)| Some((memory.as_ref()?, buffer.as_ref()?)));
         for (memory, buffer) in pairs() {
-            D::write(memory, 0, buffer.memory.as_slice::<u8>()).map_err(by_device::<D>)?;
+            memory.write(0, buffer.memory.as_slice::<u8>()).map_err(by_device::<D>)?;
         }
         let first_ns = driver.run(&launches, 1).map_err(by_device::<D>)?;
         let mut found = Vec::new();
         for (memory, buffer) in pairs() {
-            if !D::is_intact(memory).map_err(by_device::<D>)? {
+            if !memory.is_intact().map_err(by_device::<D>)? {
                 return Err(fault("it wrote outside its buffers, beside", buffer));
             }
             let mut bytes = vec![0; buffer.memory.n_bytes() as usize];
-            D::read(memory, 0, &mut bytes).map_err(by_device::<D>)?;
+            memory.read(0, &mut bytes).map_err(by_device::<D>)?;
             if !buffer.is_output && bytes != buffer.memory.as_slice::<u8>() {
                 return Err(fault("it wrote into its input", buffer));
             }
@@ -276,7 +276,7 @@ impl Run<'_> {
             false => self.samples(driver, &launches, first_ns)?,
         };
         for (memory, buffer) in memories.iter().zip(&buffers).filter_map(|(m, b)| Some((m.as_ref()?, b.as_ref()?))) {
-            if !D::is_intact(memory).map_err(by_device::<D>)? {
+            if !memory.is_intact().map_err(by_device::<D>)? {
                 return Err(fault("it wrote outside its buffers, beside", buffer));
             }
         }

@@ -6,7 +6,7 @@ use super::store::Kernels;
 use super::{Thread, Threads, checked, compare, limit_memory, tell};
 use crate::data::Argument;
 use crate::failure::Failure;
-use crate::gpu::{Cuda, Driver, OpenCl, Shape, Span, fits, keep_compiled_in, of_device};
+use crate::gpu::{Cuda, Driver, Memory, OpenCl, Shape, Span, fits, keep_compiled_in, of_device};
 use crate::pace::Variation;
 use crate::protocol::{Assignment, Caches, Lane, Plan, Reply, Request, Source};
 use crate::timing::{self, First, Size, Subject};
@@ -79,7 +79,7 @@ fn threads<D: Driver>(
         let (Argument::Input(buffer) | Argument::Output { buffer, .. }) = argument;
         let memory = driver.memory(buffer.n_bytes())?;
         if let Argument::Input(buffer) = argument {
-            D::write(&memory, 0, buffer.as_slice())?;
+            memory.write(0, buffer.as_slice())?;
         }
         Ok(Arc::new(memory))
     };
@@ -104,7 +104,7 @@ struct Built<D: Driver> {
     body: Vec<D::Launch>,
     finish: Vec<D::Launch>,
     /// What is no argument: kept buffers, and what one kernel hands to another.
-    own: Vec<Arc<D::Memory>>,
+    own: Vec<Arc<Memory<D>>>,
     tolerance: Tolerance,
     /// Bytes of what the body touches, but for temporaries.
     n_bytes: u64,
@@ -117,7 +117,7 @@ struct Builder<D: Driver> {
     untuned: Program,
     target: Target,
     driver: D,
-    memories: Vec<Arc<D::Memory>>,
+    memories: Vec<Arc<Memory<D>>>,
     kernels: Arc<Kernels<Built<D>>>,
 }
 
@@ -155,7 +155,7 @@ impl<D: Driver> Builder<D> {
         }
         let launch = |kernel: &Kernel| {
             let memories = kernel.arguments(&program).into_iter().map(|(id, _)| &memories[&id]);
-            let arguments = memories.map(|memory| Span::whole(memory.clone(), D::n_bytes(memory))).collect();
+            let arguments = memories.map(|memory| Span::whole(memory.clone(), memory.n_bytes())).collect();
             D::launch(&code, kernel, &program, &self.target, arguments)
         };
         let launches = |kernels: &[Kernel]| kernels.iter().map(launch).collect::<Result<Vec<_>, Failure>>();
@@ -181,11 +181,11 @@ struct Tester<D: Driver> {
     /// Inputs, and outputs with what they must be, on this side …
     arguments: Vec<Argument>,
     /// … and all of them on the device.
-    memories: Vec<Arc<D::Memory>>,
+    memories: Vec<Arc<Memory<D>>>,
     kernels: Arc<Kernels<Built<D>>>,
     variation: Variation,
     /// What caches are filled with where kernels are to find nothing there.
-    flush: Option<D::Memory>,
+    flush: Option<Memory<D>>,
 }
 
 impl<D: Driver> Thread for Tester<D> {
@@ -209,27 +209,27 @@ impl<D: Driver> Tester<D> {
         let mut launches = built.prepare.iter().chain(&built.body).chain(&built.finish);
         self.relied_on(launches.try_for_each(D::warm_up))?;
         // What others left there must not pass for its own.
-        built.own.iter().try_for_each(|memory| D::fill(memory, POISON)).map_err(of_device::<D>)?;
+        built.own.iter().try_for_each(|memory| memory.fill(POISON)).map_err(of_device::<D>)?;
         self.launch(&built.prepare, 1)?;
         tell(Lane::Test, &Reply::Prepared { id })?;
         let start_of_run = Instant::now();
         for (memory, argument) in self.memories.iter().zip(&self.arguments) {
             if let Argument::Output { .. } = argument {
-                D::fill(memory, POISON).map_err(of_device::<D>)?;
+                memory.fill(POISON).map_err(of_device::<D>)?;
             }
         }
         let ns = self.launch(&built.body, 1)?;
         self.launch(&built.finish, 1)?;
         let mut is_intact = true;
         for memory in self.memories.iter().chain(&built.own) {
-            is_intact &= D::is_intact(memory).map_err(of_device::<D>)?;
+            is_intact &= memory.is_intact().map_err(of_device::<D>)?;
         }
         if !is_intact {
             return Err((ErrorClass::RuntimeError, "it wrote outside its buffers".to_owned()).into());
         }
         for (memory, argument) in self.memories.iter().zip(&mut self.arguments) {
             if let Argument::Output { buffer, .. } = argument {
-                D::read(memory, 0, buffer.bytes_mut()).map_err(of_device::<D>)?;
+                memory.read(0, buffer.bytes_mut()).map_err(of_device::<D>)?;
             }
         }
         let relative_error = compare(&self.untuned, &built.tolerance, &self.arguments)?;
@@ -269,7 +269,7 @@ impl<D: Driver> Tester<D> {
         };
         let mut flush = || {
             let start = Instant::now();
-            let fill = |memory| D::fill(memory, 1).and_then(|()| self.driver.finish());
+            let fill = |memory: &Memory<D>| memory.fill(1).and_then(|()| self.driver.finish());
             let filled = self.flush.as_ref().map_or(Ok(()), fill);
             keep(filled.map(|()| 0.0).map_err(of_device::<D>));
             start.elapsed().as_nanos() as f64
