@@ -100,21 +100,38 @@ fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> V
     let threads = "(block_m // thread_m) * (block_n // thread_n)";
     let loaded = format!("min(ahead, 1) * (block_m + block_n) * block_k // ({threads})");
     let registers = format!("{words} * (thread_m * thread_n + thread_m + thread_n + {loaded}) + {OTHER_REGISTERS}");
-    let [m, n, k] = [|p: &Product| p.m, |p: &Product| p.n, |p: &Product| p.k].map(|of| size(products, parameters, of));
-    let batch = size(products, parameters, |p| p.batch.unwrap_or(1));
-    let most_blocks = gpu.most_blocks_along[1].min(gpu.most_blocks_along[2]);
     let mut constraints = vec![
         say("threads", &format!("{threads} <= {} and {threads} % {} == 0", gpu.most_threads, gpu.warp_size)),
         shared_bytes(s, &["max(ahead, 1) * (block_m + block_n) * block_k"], parameters),
-        say(
-            "registers",
-            &format!(
-                "{registers} <= {} and ({registers}) * {threads} <= {}",
-                gpu.registers_per_thread, gpu.registers_per_block
-            ),
-        ),
+        in_registers(s, &registers, threads, parameters),
         say("warp", "(block_n // thread_n) % warp_n == 0"),
         say("unrolled", "unroll_k <= block_k and unroll_k * thread_m * thread_n <= 1024"),
+    ];
+    constraints.extend(of_blocks(s, products, threads, parameters));
+    constraints
+}
+
+/// How many registers a thread, and all threads of a block, may have, as expressions.
+pub(super) fn in_registers(s: &Setting, registers: &str, threads: &str, parameters: &[Parameter]) -> Constraint {
+    let gpu = gpu(s);
+    let text = format!(
+        "{registers} <= {} and ({registers}) * {threads} <= {}",
+        gpu.registers_per_thread, gpu.registers_per_block
+    );
+    constraint("registers", &text, parameters)
+}
+
+/// What has to hold for blocks of products: of so many threads, as an expression, all have something to copy,
+/// and the device has as many blocks.
+pub(super) fn of_blocks(s: &Setting, products: &[Product], threads: &str, parameters: &[Parameter]) -> Vec<Constraint> {
+    let gpu = gpu(s);
+    let say = |name: &str, text: &str| constraint(name, text, parameters);
+    let [m, n, k] = [|p: &Product| p.m, |p: &Product| p.n, |p: &Product| p.k].map(|of| size(products, parameters, of));
+    let batch = size(products, parameters, |p| p.batch.unwrap_or(1));
+    let most_blocks = gpu.most_blocks_along[1].min(gpu.most_blocks_along[2]);
+    let is_split = parameters.iter().any(|p| p.name == "split_k");
+    let (split, depth) = if is_split { (" * split_k", "(block_k * split_k)") } else { ("", "block_k") };
+    let mut constraints = vec![
         say(
             "copied",
             &format!("block_m * block_k >= vector_a * {threads} and block_n * block_k >= vector_b * {threads}"),
@@ -124,16 +141,25 @@ fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> V
             "grid",
             &format!(
                 "ceil_div({m}, block_m) <= {most_blocks} and ceil_div({n}, block_n) <= {most_blocks} and \
-                 {batch} * split_k * (ceil_div({m}, block_m * {GROUP}) if order == 'groups' else 1) <= {most_blocks}"
+                 {batch}{split} * (ceil_div({m}, block_m * {GROUP}) if order == 'groups' else 1) <= {most_blocks}"
             ),
         ),
     ];
     // What is padded is loaded element by element.
     for (name, factor, block, size) in [("a", products[0].a, "block_m", m), ("b", products[0].b, "block_n", n)] {
-        let is_whole = if factor.along_k { format!("{k} % (block_k * split_k)") } else { format!("{size} % {block}") };
+        let is_whole = if factor.along_k { format!("{k} % {depth}") } else { format!("{size} % {block}") };
         constraints.push(say(&format!("vectors_of_{name}"), &format!("vector_{name} == 1 or {is_whole} == 0")));
     }
     constraints
+}
+
+/// Which blocks a configuration has run next to each other.
+pub(super) fn order(space: &Space, config: &Config) -> Order {
+    match space.text(config, "order").as_str() {
+        "rows" => Order::Rows,
+        "columns" => Order::Columns,
+        _ => Order::Groups(GROUP),
+    }
 }
 
 /// The schedule of a configuration.
@@ -151,11 +177,7 @@ pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
         unrolled: true,
         fragments: Fragments::Step,
         split: int("split_k"),
-        order: match space.text(config, "order").as_str() {
-            "rows" => Order::Rows,
-            "columns" => Order::Columns,
-            _ => Order::Groups(GROUP),
-        },
+        order: order(space, config),
         vectors: [int("vector_a"), int("vector_b")],
         ahead: int("ahead"),
         lanes,

@@ -339,7 +339,9 @@ impl Tiling {
             steps.push(unroll("k.i"));
         }
         steps.extend(self.tile(["i.v", "i.e", "j.v", "j.e"], self.lanes));
-        steps.extend(self.bind_blocks(p));
+        let parts = (self.split > 1).then_some("P.k.b");
+        let outer = parts.into_iter().chain(batch("b.b")).map(str::to_owned).collect();
+        steps.extend(bind_blocks(self.order, outer));
 
         // What is made of the sums.
         let [ob, oi, oj] = p.last;
@@ -391,37 +393,6 @@ impl Tiling {
         (steps, vec![outer, inner])
     }
 
-    fn bind_blocks(&self, p: &Product) -> Vec<Step> {
-        let mut steps = Vec::new();
-        // What comes on the third axis, outermost first.
-        let mut third = Vec::new();
-        if self.split > 1 {
-            third.push("P.k.b".to_owned());
-        }
-        if p.batch.is_some() {
-            third.push("b.b".to_owned());
-        }
-        let [first, second] = match self.order {
-            Order::Rows => ["j.b", "i.b"],
-            Order::Columns => ["i.b", "j.b"],
-            Order::Groups(n) => {
-                steps.push(split("i.b", n, "i.g", "i.n"));
-                third.push("i.g".to_owned());
-                ["i.n", "j.b"]
-            }
-        };
-        steps.extend([bind(first, LoopKind::Block(0)), bind(second, LoopKind::Block(1))]);
-        let fused = third.into_iter().enumerate().reduce(|(_, outer), (at, inner)| {
-            let name = format!("z{at}");
-            steps.push(fuse(&outer, &inner, &name));
-            (at, name)
-        });
-        if let Some((_, name)) = fused {
-            steps.push(bind(&name, LoopKind::Block(2)));
-        }
-        steps
-    }
-
     fn factor(&self, name: &str, factor: &Factor, tile: Tile, has_batch: bool) -> Staged {
         let stride = tile.stride();
         let first = usize::from(has_batch);
@@ -451,6 +422,29 @@ fn bind_threads(rows: &str, columns: &[&str], products: Option<&str>) -> Vec<Ste
     };
     let mut steps = vec![bind(rows, LoopKind::Thread(1)), bind(first, LoopKind::Thread(0))];
     steps.extend(third.map(|third| bind(third, LoopKind::Thread(2))));
+    steps
+}
+
+/// Binds the loops over blocks, `i.b` and `j.b`, and those around them, outermost first, which share the
+/// third axis.
+pub fn bind_blocks(order: Order, outer: Vec<String>) -> Vec<Step> {
+    let (mut steps, mut third) = (Vec::new(), outer);
+    let [first, second] = match order {
+        Order::Rows => ["j.b", "i.b"],
+        Order::Columns => ["i.b", "j.b"],
+        Order::Groups(n) => {
+            steps.push(split("i.b", n, "i.g", "i.n"));
+            third.push("i.g".to_owned());
+            ["i.n", "j.b"]
+        }
+    };
+    steps.extend([bind(first, LoopKind::Block(0)), bind(second, LoopKind::Block(1))]);
+    let fused = third.into_iter().enumerate().reduce(|(_, outer), (at, inner)| {
+        let name = format!("z{at}");
+        steps.push(fuse(&outer, &inner, &name));
+        (at, name)
+    });
+    steps.extend(fused.map(|(_, name)| bind(&name, LoopKind::Block(2))));
     steps
 }
 

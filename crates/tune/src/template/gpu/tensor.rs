@@ -1,14 +1,13 @@
 //! Matrix products in tensor cores.
 
 use super::super::step::{
-    accumulate, bind, compute_at, exact, fuse, inline, pad, pipeline, reorder, shared, split, tensorize, unroll,
-    vectorize,
+    accumulate, bind, compute_at, exact, fuse, inline, pad, pipeline, reorder, shared, tensorize, unroll, vectorize,
 };
 use super::super::{Setting, Template, ceil_div};
-use super::matmul::product;
+use super::matmul::{in_registers, of_blocks, order, product};
 use super::model::Blocks;
 use super::parts::{Copied, Cut, Threads, cut};
-use super::product::{Factor, Product, SUM};
+use super::product::{Factor, Product, SUM, bind_blocks};
 use super::{constraint, gpu};
 use crate::space::{Config, Constraint, Parameter, Space, SpaceError};
 use tilewright_ir::gpu::tensor::{STEPS, WARP};
@@ -43,8 +42,6 @@ pub const GPU_MATMUL_MMA: Template = Template {
 const TILE: [i64; 2] = [16, 8];
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
-/// Blocks of rows that make up a group.
-const GROUP: i64 = 8;
 /// Loads of a thread into shared memory that are repeated in the code.
 const MOST_UNROLLED: i64 = 16;
 /// Elements that end a row of a factor in shared memory, whose threads read along the sum, or across it.
@@ -89,39 +86,15 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     // Sums, and both parts of the factors of a step.
     let loaded = format!("min(ahead, 1) * (block_m + block_n) * block_k // ({threads})");
     let registers = format!("warp_m * warp_n // 32 + warp_m // 2 + warp_n // 2 + {loaded} + {OTHER_REGISTERS}");
-    let (m, n, k, batch) = (p.m, p.n, p.k, p.batch.unwrap_or(1));
-    let most_blocks = gpu.most_blocks_along[1].min(gpu.most_blocks_along[2]);
     let factors = [elements(&p.a, "block_m"), elements(&p.b, "block_n")];
     let mut constraints = vec![
         say("warps", "block_m % warp_m == 0 and block_n % warp_n == 0"),
         say("threads", &format!("{threads} <= {}", gpu.most_threads)),
         say("shared_bytes", &format!("max(ahead, 1) * ({}) * 4 <= {}", factors.join(" + "), gpu.most_shared_bytes)),
-        say(
-            "registers",
-            &format!(
-                "{registers} <= {} and ({registers}) * {threads} <= {}",
-                gpu.registers_per_thread, gpu.registers_per_block
-            ),
-        ),
+        in_registers(s, &registers, &threads, parameters),
         say("unrolled", &format!("unroll_k * {STEPS} <= block_k and unroll_k * warp_m * warp_n <= 16384")),
-        say(
-            "copied",
-            &format!("block_m * block_k >= vector_a * {threads} and block_n * block_k >= vector_b * {threads}"),
-        ),
-        say("groups", &format!("order != 'groups' or ceil_div({m}, block_m) % {GROUP} == 0")),
-        say(
-            "grid",
-            &format!(
-                "ceil_div({m}, block_m) <= {most_blocks} and ceil_div({n}, block_n) <= {most_blocks} and \
-                 {batch} * (ceil_div({m}, block_m * {GROUP}) if order == 'groups' else 1) <= {most_blocks}"
-            ),
-        ),
     ];
-    // What is padded is loaded element by element.
-    for (name, factor, block, size) in [("a", p.a, "block_m", m), ("b", p.b, "block_n", n)] {
-        let is_whole = if factor.along_k { format!("{k} % block_k") } else { format!("{size} % {block}") };
-        constraints.push(say(&format!("vectors_of_{name}"), &format!("vector_{name} == 1 or {is_whole} == 0")));
-    }
+    constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
     constraints
 }
 
@@ -174,8 +147,8 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     steps.extend([exact(k, depth, "k.o", "k.s"), exact("k.s", STEPS * unrolled, "k.m", "k.u")]);
     steps.push(exact("k.u", STEPS, "k.n", "k.i"));
     let products: Vec<&str> = batch(b).into_iter().collect();
-    let order = ["i.w", "j.w", "i.l", "j.l", "k.m", "k.n", "i.m", "j.m", "k.i", "i.h", "j.e"];
-    steps.push(reorder(&[&["k.o"][..], &products, &order].concat()));
+    let loops = ["i.w", "j.w", "i.l", "j.l", "k.m", "k.n", "i.m", "j.m", "k.i", "i.h", "j.e"];
+    steps.push(reorder(&[&["k.o"][..], &products, &loops].concat()));
     steps.push(fuse("i.w", "j.w", "w"));
     steps.push(accumulate(SUM, "j.b", "C.r"));
 
@@ -209,25 +182,7 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     steps.extend(bind_warps(""));
     steps.extend(["i.h", "j.e", "i.m", "j.m", "k.n"].map(unroll));
     steps.push(tensorize("k.i", precision(space, config)));
-    let first_two = match space.text(config, "order").as_str() {
-        "rows" => ["j.b", "i.b"],
-        "columns" => ["i.b", "j.b"],
-        _ => {
-            steps.push(split("i.b", GROUP, "i.g", "i.n"));
-            ["i.n", "j.b"]
-        }
-    };
-    steps.extend([bind(first_two[0], LoopKind::Block(0)), bind(first_two[1], LoopKind::Block(1))]);
-    let third = match (batch(ob), first_two[0] == "i.n") {
-        (Some(b), true) => {
-            steps.push(fuse(b, "i.g", "z"));
-            Some("z")
-        }
-        (Some(b), false) => Some(b),
-        (None, true) => Some("i.g"),
-        (None, false) => None,
-    };
-    steps.extend(third.map(|name| bind(name, LoopKind::Block(2))));
+    steps.extend(bind_blocks(order(space, config), batch(ob).map(str::to_owned).into_iter().collect()));
 
     // What is made of the sums.
     steps.extend(divide("o", ["oi.b", "oj.b"], warp));
