@@ -14,30 +14,39 @@ pub(super) const MATRIXMULTIPLY_VERSION: &str = "0.3.11";
 /// The crate `gemm`; more than one thread through rayon, at its own discretion.
 pub(super) fn prepare_gemm<T: Element>(problem: &Problem, threads: usize) -> Result<Prepared<T>, Unavailable> {
     let matmul = problem.multiplication_only()?;
-    let parallelism = if threads > 1 { gemm::Parallelism::Rayon(threads) } else { gemm::Parallelism::None };
+    let parallelism = match threads {
+        0 | 1 => gemm_common::Parallelism::None,
+        _ => gemm_common::Parallelism::Rayon(threads),
+    };
     let (a_row, a_col) = matmul.a_strides();
     let (b_row, b_col) = matmul.b_strides();
+    let gemm = T::gemm();
     Ok(Prepared::in_place(
         GEMM_VERSION.to_owned(),
         String::new(),
         Box::new(move |operands| {
             for_each_matrix(operands, &matmul, |a, b, c| {
+                // Its kernels prefer columns, as the crate's front, which only chooses by the type, knows as well:
+                // of rows it makes the transposed product, Cᵀ = Bᵀ·Aᵀ.
+                let rows = (matmul.m, c, 1, matmul.n, (a, a_col, a_row), (b, b_col, b_row), matmul.n);
+                let columns = (matmul.n, c, matmul.n, 1, (b, b_row, b_col), (a, a_row, a_col), matmul.m);
+                let (m, c, c_col, c_row, left, right, n) = if matmul.n > 1 { columns } else { rows };
                 // SAFETY: the strides keep within m·k, k·n and m·n elements; C is apart from A and B.
                 unsafe {
-                    gemm::gemm(
-                        matmul.m,
-                        matmul.n,
+                    gemm(
+                        m,
+                        n,
                         matmul.k,
                         c,
-                        1,
-                        matmul.n as isize,
+                        c_col as isize,
+                        c_row as isize,
                         false,
-                        a,
-                        a_col as isize,
-                        a_row as isize,
-                        b,
-                        b_col as isize,
-                        b_row as isize,
+                        left.0,
+                        left.1 as isize,
+                        left.2 as isize,
+                        right.0,
+                        right.1 as isize,
+                        right.2 as isize,
                         T::ZERO,
                         T::ONE,
                         false,
@@ -117,7 +126,7 @@ mod tests {
     #[test]
     fn versions_are_those_of_the_lock_file() {
         let lock = include_str!("../../../Cargo.lock");
-        for (name, version) in [("gemm", GEMM_VERSION), ("matrixmultiply", MATRIXMULTIPLY_VERSION)] {
+        for (name, version) in [("gemm-f32", GEMM_VERSION), ("matrixmultiply", MATRIXMULTIPLY_VERSION)] {
             assert!(lock.contains(&format!("name = \"{name}\"\nversion = \"{version}\"")), "{name} {version}");
         }
     }

@@ -27,11 +27,37 @@ pub(super) trait Element: Plain + PartialOrd + std::ops::Add<Output = Self> + Se
     const CBLAS_GEMM_BATCH: &[u8];
     /// `cblas_?gemv`, ended by a zero byte.
     const CBLAS_GEMV: &[u8];
+    /// The crate gemm's function for this type and this processor.
+    fn gemm() -> GemmFn<Self>;
     /// The crate matrixmultiply's function for this type.
     const MATRIXMULTIPLY: MatrixMultiplyFn<Self>;
     /// The nearest value.
     fn from_f64(value: f64) -> Self;
 }
+
+/// Signature of the crate gemm's functions: sizes; the result with its strides, columns' first, and whether it is
+/// added to; both factors with theirs; scales of result and product; what is conjugated; threads.
+pub(super) type GemmFn<T> = unsafe fn(
+    usize,
+    usize,
+    usize,
+    *mut T,
+    isize,
+    isize,
+    bool,
+    *const T,
+    isize,
+    isize,
+    *const T,
+    isize,
+    isize,
+    T,
+    T,
+    bool,
+    bool,
+    bool,
+    gemm_common::Parallelism,
+);
 
 /// Signature of `matrixmultiply::sgemm` and `dgemm`.
 pub(super) type MatrixMultiplyFn<T> =
@@ -45,6 +71,9 @@ impl Element for f32 {
     const CBLAS_GEMM_BATCH: &[u8] = b"cblas_sgemm_batch\0";
     const CBLAS_GEMV: &[u8] = b"cblas_sgemv\0";
     const MATRIXMULTIPLY: MatrixMultiplyFn<f32> = matrixmultiply::sgemm;
+    fn gemm() -> GemmFn<f32> {
+        gemm_f32::gemm::f32::get_gemm_fn()
+    }
     fn from_f64(value: f64) -> f32 {
         value as f32
     }
@@ -58,6 +87,9 @@ impl Element for f64 {
     const CBLAS_GEMM_BATCH: &[u8] = b"cblas_dgemm_batch\0";
     const CBLAS_GEMV: &[u8] = b"cblas_dgemv\0";
     const MATRIXMULTIPLY: MatrixMultiplyFn<f64> = matrixmultiply::dgemm;
+    fn gemm() -> GemmFn<f64> {
+        gemm_f64::gemm::f64::get_gemm_fn()
+    }
     fn from_f64(value: f64) -> f64 {
         value
     }
