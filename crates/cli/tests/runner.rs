@@ -84,6 +84,29 @@ fn what_is_no_runner_is_refused() {
     check_refused(&["tune", WORKLOAD, "--runner", "true", "--device", "opencl"], "leave --device opencl out");
 }
 
+#[test]
+fn a_runner_is_asked_once_what_it_is_for_all_kernels_of_a_model() {
+    let folder = tempfile::tempdir().unwrap();
+    if make_runner(folder.path(), "cc").is_none() {
+        return;
+    }
+    // What each of them is told.
+    fs::write(folder.path().join("note.sh"), "tee told.$$ | ./tw-run --emulated\n").unwrap();
+    let run = |arguments: &[&str]| {
+        let output = in_folder(folder.path(), arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+    };
+    run(&["network", "dqn", "-o", "dqn.onnx"]);
+    run(&["tune", "dqn.onnx", "--runner", "sh note.sh", "--time", "1", "--db", "records.db"]);
+    let told = fs::read_dir(folder.path()).unwrap().flatten();
+    let told = told.filter(|file| file.file_name().to_string_lossy().starts_with("told."));
+    let sizes: Vec<u64> = told.map(|file| file.metadata().unwrap().len()).collect();
+    // The others go on with a limit of memory and buffers.
+    const HELLO: u64 = 16;
+    assert!(sizes.len() > 2, "{sizes:?}");
+    assert_eq!(sizes.iter().filter(|size| **size <= HELLO).count(), 1, "{sizes:?}");
+}
+
 /// Of the runners that are started one is given the first bytes of what it is told only: it ends in the
 /// middle of a frame, or between two.
 const CUT_OFF: &str = "#!/bin/sh

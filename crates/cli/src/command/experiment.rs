@@ -159,7 +159,7 @@ mod tests {
             for planned in plan.runs() {
                 let TuneWords { args } = TuneWords::try_parse_from(planned.words()).unwrap();
                 let [workload] = &args.workloads().unwrap()[..] else { panic!("a run is of one workload") };
-                let asked = args.request(workload, false).unwrap();
+                let asked = args.request(&args.machine().unwrap(), workload, false).unwrap();
                 assert_eq!(format!("{asked:?}"), format!("{:?}", planned.request(Path::new("")).unwrap()));
             }
             let stems: HashSet<&str> = plan.runs().iter().map(|planned| planned.stem()).collect();

@@ -10,10 +10,11 @@ use serde_json::{Value as Json, json};
 use tilewright::progress::Progress;
 pub use tilewright::words::{milliseconds, seconds};
 use tilewright::{
-    Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, Recording, Session, Status, Transfer, TuneRequest, Tuned, Workload,
-    gflops,
+    Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, OnRunner, Recording, Session, Status, Transfer, TuneRequest, Tuned,
+    Workload, gflops,
 };
 use tilewright_device::host;
+use tilewright_ir::Target;
 use tilewright_lab::predict::likely_configs;
 use tilewright_lab::{Caller, News};
 
@@ -94,7 +95,7 @@ pub struct TuneArgs {
     #[command(flatten)]
     fleet: FleetArgs,
     /// Measure on the devices of this class of a fleet: see `fleet` and `serve`
-    #[arg(long, value_name = "CLASS", requires = "url", conflicts_with_all = ["together", "command", "kernel"])]
+    #[arg(long, value_name = "CLASS", requires = "url", conflicts_with_all = NOT_ON)]
     on: Option<String>,
     /// Measure on a device without a compiler, where this starts a runner: 'ssh pi ./tw-run'; see `runner`
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["on", "command", "kernel"])]
@@ -103,6 +104,12 @@ pub struct TuneArgs {
 
 /// What is tuned in the place of a workload.
 const OWN: [&str; 2] = ["command", "kernel"];
+
+/// What a fleet's devices are without, or say themselves.
+const NOT_ON: [&str; 5] = ["together", "command", "kernel", "device", "target"];
+
+/// Where candidates are measured: the target, and what runs them where that is another device.
+type Machine = (Target, Option<OnRunner>);
 
 /// Where this is given there is no workload.
 fn no_workload(own: &'static str) -> (&'static str, clap::builder::ArgPredicate, Option<&'static str>) {
@@ -136,20 +143,32 @@ impl TuneArgs {
         self.of.workloads()
     }
 
-    /// What is asked for of one of its workloads, alone or of a set.
+    /// Where candidates are measured. A runner is started for that, and says what its device is.
+    ///
+    /// # Errors
+    /// Bad input where there is no such machine, or code for the target does not run there.
+    pub fn machine(&self) -> anyhow::Result<Machine> {
+        Ok(match self.on {
+            // What they are, its devices say.
+            Some(_) => (host::target(), None),
+            None => self.of.machine.place().with_runner(self.runner.as_deref())?,
+        })
+    }
+
+    /// What is asked for of one of its workloads, alone or of a set, on this machine.
     ///
     /// # Errors
     /// Bad input where an argument does not fit.
-    pub fn request(&self, workload: &Workload, is_of_set: bool) -> anyhow::Result<TuneRequest> {
-        let machine = &self.of.machine;
-        let (target, runner) = match self.on {
-            Some(_) => (host::target(), None),
-            None => machine.place().with_runner(self.runner.as_deref())?,
-        };
+    pub fn request(
+        &self,
+        (target, runner): &Machine,
+        workload: &Workload,
+        is_of_set: bool,
+    ) -> anyhow::Result<TuneRequest> {
         let mut request = TuneRequest {
-            target,
-            runner,
-            threads: machine.threads,
+            target: target.clone(),
+            runner: runner.clone(),
+            threads: self.of.machine.threads,
             template: self.template.clone(),
             search: self.search.clone(),
             trials: self.trials,
@@ -201,18 +220,19 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     }
     args.bindings.refuse(&args.of.workload)?;
     let workloads = args.workloads()?;
+    let machine = args.machine()?;
     if let Some(class) = &args.on {
-        let requests = workloads.iter().map(|workload| args.request(workload, workloads.len() > 1));
+        let requests = workloads.iter().map(|workload| args.request(&machine, workload, workloads.len() > 1));
         return on_fleet(args, class, &requests.collect::<anyhow::Result<Vec<_>>>()?, as_json);
     }
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
     if args.together {
         let tasks: Vec<(Workload, usize)> = workloads.iter().map(|workload| (workload.clone(), 1)).collect();
-        return together(args, &tasks, args.cold.caches(), &interrupts, as_json);
+        return together(args, &machine, &tasks, args.cold.caches(), &interrupts, as_json);
     }
     if let [workload] = &workloads[..] {
-        let report = tune(args, workload, false, &interrupts)?;
+        let report = tune(args, &machine, workload, false, &interrupts)?;
         if report.failure.is_none() || as_json {
             write_result(as_json, &report.json, &report.text)?;
         }
@@ -230,7 +250,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         if interrupts.stop.load(Ordering::Relaxed) {
             break;
         }
-        let mut report = match tune(args, workload, true, &interrupts) {
+        let mut report = match tune(args, &machine, workload, true, &interrupts) {
             Ok(report) => report,
             Err(error) if reports.is_empty() => return Err(error),
             // What was found until then is told.
@@ -312,22 +332,25 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     if tasks.is_empty() {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));
     }
+    let machine = args.machine()?;
     let caches = args.cold.asked().unwrap_or(fused.caches(&args.of.machine.place().target()?));
     if let Some(class) = &args.on {
         // The devices have the time together.
         let time = args.trials.is_none().then(|| args.time.unwrap_or(DEFAULT_TIME) / tasks.len() as u32);
-        let request =
-            |(workload, _): &(Workload, usize)| Ok(TuneRequest { caches, time, ..args.request(workload, true)? });
+        let request = |(workload, _): &(Workload, usize)| {
+            Ok(TuneRequest { caches, time, ..args.request(&machine, workload, true)? })
+        };
         return on_fleet(args, class, &tasks.iter().map(request).collect::<anyhow::Result<Vec<_>>>()?, as_json);
     }
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
-    together(args, &tasks, caches, &interrupts, as_json)
+    together(args, &machine, &tasks, caches, &interrupts, as_json)
 }
 
 /// Tunes workloads together, each with how often the whole runs it: they share the time.
 fn together(
     args: &TuneArgs,
+    machine: &Machine,
     tasks: &[(Workload, usize)],
     caches: Caches,
     interrupts: &Interrupts,
@@ -335,7 +358,7 @@ fn together(
 ) -> anyhow::Result<()> {
     let time = args.time.unwrap_or(DEFAULT_TIME);
     let request = |(workload, n): &(Workload, usize)| {
-        Ok((TuneRequest { time: None, caches, ..args.request(workload, true)? }, *n as f64))
+        Ok((TuneRequest { time: None, caches, ..args.request(machine, workload, true)? }, *n as f64))
     };
     let labels: Vec<String> = tasks.iter().map(|(workload, _)| workload.label()).collect();
     let tasks = tasks.iter().map(request).collect::<anyhow::Result<Vec<(TuneRequest, f64)>>>()?;
@@ -362,8 +385,14 @@ fn together(
 ///
 /// # Errors
 /// As [`run`], but that a run without a winner is a report of that.
-fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Interrupts) -> anyhow::Result<Report> {
-    let request = args.request(workload, is_of_set)?;
+fn tune(
+    args: &TuneArgs,
+    machine: &Machine,
+    workload: &Workload,
+    is_of_set: bool,
+    interrupts: &Interrupts,
+) -> anyhow::Result<Report> {
+    let request = args.request(machine, workload, is_of_set)?;
     let session = Session::new(args.records.database()?, worker_command()?);
     let shown = Shown::new(workload, Some(&args.search), args.seed, interrupts);
     let tuned = session.tune(&request, &interrupts.stop, &|note| shown.note(note));
