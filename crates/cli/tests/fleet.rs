@@ -20,10 +20,13 @@ impl Drop for Running {
     }
 }
 
-/// The server, if it is installed.
-fn nats_server() -> Option<&'static str> {
-    let found = ["nats-server", "/usr/sbin/nats-server"]
+/// The server: `TILEWRIGHT_NATS_SERVER`, or the one that is installed.
+fn nats_server() -> Option<String> {
+    let given = std::env::var("TILEWRIGHT_NATS_SERVER").ok();
+    let installed = ["nats-server", "/usr/sbin/nats-server"].map(str::to_owned);
+    let found = given
         .into_iter()
+        .chain(installed)
         .find(|program| Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success()));
     if found.is_none() {
         println!("skipped: there is no nats-server (apt-get install nats-server)");
@@ -81,7 +84,7 @@ fn the_guide_can_be_followed() {
         // Both machines are this one, and tests have ports of their own.
         let line = line.replace("tls://desk", &format!("tls://localhost:{port}"));
         if line.starts_with("nats-server") {
-            let line = format!("{line} -a 127.0.0.1 -p {port}").replacen("nats-server", server, 1);
+            let line = format!("{line} -a 127.0.0.1 -p {port}").replacen("nats-server", &server, 1);
             running.push(Running(words(&line, folder.path()).stderr(Stdio::null()).spawn().unwrap()));
             wait_for_port(port);
         } else if line.starts_with("tilewright serve") {
@@ -113,6 +116,10 @@ fn what_does_not_fit_is_refused() {
     check_refused(&["fleet", "--fleet", "nats://127.0.0.1", "--key", "/nonexistent"], "/nonexistent");
     check_refused(&["tune", "matmul-256", "--fleet", "nats://127.0.0.1"], "--on");
     check_refused(&["tune", "matmul-256", "--on", "lab"], "--fleet");
+    for own in [["--device", "opencl"], ["--target", "cortex-a72"], ["--runner", "./tw-run"]] {
+        let arguments = [&["tune", "matmul-256", "--fleet", "nats://127.0.0.1", "--on", "lab"][..], &own].concat();
+        check_refused(&arguments, own[0]);
+    }
     check_refused(&["tune", "matmul-256", "--fleet", "nats://127.0.0.1", "--on", "A B"], "`A B`");
     check_refused(&["fleet", "keys", "-o", "/nonexistent/x/y", "--devices", "a.b"], "");
 }
@@ -149,6 +156,12 @@ fn records_of_a_fleet_are_its_classes() {
     let tuned = tune(&["--trials", "20"]);
     assert!(tuned["target"].as_str().unwrap().ends_with("@desk"), "{tuned}");
     assert_eq!(tuned["trials"], 20);
+    // Each trial says on which device it was measured.
+    let name = std::fs::read_to_string(folder.path().join("tilewright/device")).unwrap();
+    let exported = common::run(&["export", "--db", text(&db)]);
+    let exported = String::from_utf8(exported.stdout).unwrap();
+    let says = format!("\"device\":\"{}\"", name.trim());
+    assert_eq!(exported.lines().filter(|line| line.contains(&says)).count(), 20, "{exported}");
     // It resumes, and what is measured here is another machine's.
     let more = tune(&["--trials", "30"]);
     assert_eq!((&more["trials"], &more["new_trials"]), (&30.into(), &10.into()));

@@ -25,7 +25,9 @@ use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Watch;
 use tilewright_ir::target::{Arch, GpuApi};
-use tilewright_tune::{BoxError, Candidate, Limits, Machine, Measure, Measured, Next, RaceLimits, Standing, pause};
+use tilewright_tune::{
+    BoxError, Candidate, Conditions, Limits, Machine, Measure, Measured, Next, RaceLimits, Standing, pause,
+};
 
 pub use crate::workers::WorkerCommand;
 pub use race::{Racer, Round};
@@ -158,6 +160,9 @@ pub enum DeviceError {
 /// pack.
 const MORE_BYTES: u64 = 32 << 20;
 
+/// How often it is looked how fast and how warm the machine is.
+pub(crate) const BETWEEN_LOOKS: Duration = Duration::from_secs(5);
+
 /// How often it is looked what is to be done, whether workers say something or not.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -169,6 +174,9 @@ pub struct Device {
     /// CPUs that workers may use, and those of them on which no kernel is timed.
     all_cpus: Vec<usize>,
     other_cpus: Vec<usize>,
+    /// How the machine was when it was looked the last time, and when that was; none where kernels run
+    /// elsewhere.
+    conditions: Option<(Conditions, Instant)>,
     /// The pauses so far, as far as candidates know of them.
     paused: Duration,
     // Workers map the one file and read and write the other; both must outlive them.
@@ -260,6 +268,8 @@ impl Device {
                 .clone()
                 .map(|command| RunnerOf { command, run_timeout_s: options.run_timeout.as_secs_f64() }),
         };
+        let is_here = target.gpu.is_none() && options.runner.is_none();
+        let conditions = is_here.then(|| (host::conditions(cpu_of(&options)), Instant::now()));
         let all_cpus = host::allowed_cpus();
         let other_cpus = host::cpus_beside(&all_cpus, &options.cpus);
         if options.runner.is_some() {
@@ -291,6 +301,7 @@ impl Device {
             scheduler,
             all_cpus,
             other_cpus,
+            conditions,
             paused: pause::total(),
             data,
             _objects: objects,
@@ -368,7 +379,13 @@ impl Device {
         loop {
             // Workers go on with what comes next while the caller keeps its books.
             self.act()?;
-            if let Some((number, measured)) = self.scheduler.take_done() {
+            if let Some((number, mut measured)) = self.scheduler.take_done() {
+                if let Some((conditions, looked)) = &mut self.conditions {
+                    if looked.elapsed() > BETWEEN_LOOKS {
+                        (*conditions, *looked) = (host::conditions(cpu_of(&self.options)), Instant::now());
+                    }
+                    measured.conditions = conditions.clone();
+                }
                 return Ok(Next::Done(number, measured));
             }
             let now = pause::now();
@@ -418,6 +435,11 @@ impl Device {
     fn cpus(&self, is_beside: bool) -> &[usize] {
         if is_beside { &self.other_cpus } else { &self.all_cpus }
     }
+}
+
+/// The CPU that a kernel's first thread is timed on.
+fn cpu_of(options: &Options) -> usize {
+    options.cpus.first().copied().unwrap_or(0)
 }
 
 impl Drop for Device {

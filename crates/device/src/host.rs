@@ -6,6 +6,7 @@ use std::path::Path;
 use tilewright_ir::Target;
 use tilewright_ir::target::Arch;
 pub use tilewright_runtime::{pin, pin_thread};
+use tilewright_tune::Conditions;
 
 /// The machine this process runs on, as a target.
 ///
@@ -84,6 +85,34 @@ pub fn memory_bytes() -> Option<u64> {
     let line = info.lines().find(|l| l.starts_with("MemTotal:"))?;
     let physical = line.split_whitespace().nth(1)?.parse::<u64>().ok()? << 10;
     Allowed::here().memory_bytes.into_iter().chain([physical]).min()
+}
+
+/// What the machine says of itself while it measures on a CPU: that one's frequency, and the temperature of
+/// its warmest zone, as far as the kernel tells.
+pub fn conditions(cpu: usize) -> Conditions {
+    conditions_in(Path::new("/"), cpu)
+}
+
+/// The same of a machine whose files are there.
+fn conditions_in(root: &Path, cpu: usize) -> Conditions {
+    let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<f64>().ok();
+    let khz = number(&root.join(format!("sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")));
+    let of_line = |line: &str| line.strip_prefix("cpu MHz")?.split(':').nth(1)?.trim().parse().ok();
+    let listed = || {
+        let info = fs::read_to_string(root.join("proc/cpuinfo")).ok()?;
+        let all: Vec<f64> = info.lines().filter_map(of_line).collect();
+        all.get(cpu).or(all.first()).copied()
+    };
+    let zones = fs::read_dir(root.join("sys/class/thermal")).into_iter().flatten().flatten();
+    let zones = zones.filter(|zone| zone.file_name().to_string_lossy().starts_with("thermal_zone"));
+    // A zone whose sensor is off says nonsense: nothing here is colder than space, or as hot as a flame.
+    let plausible = |milli: &f64| (-273_000.0..1_000_000.0).contains(milli);
+    let warmest = zones.filter_map(|zone| number(&zone.path().join("temp")).filter(plausible)).reduce(f64::max);
+    Conditions {
+        device: None,
+        frequency_mhz: khz.map(|khz| khz / 1e3).or_else(listed),
+        temperature_c: warmest.map(|milli| milli / 1e3),
+    }
 }
 
 /// Threads that can run at the same time: as many as there are CPUs that this process may use, or as a quota
@@ -193,6 +222,27 @@ fn choose_cpus(allowed: &[usize], threads: usize, siblings: impl Fn(usize) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_says_how_warm_it_is_and_how_fast() {
+        let root = crate::folder::Folder::new("tilewright-host").unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        assert_eq!(conditions_in(root.path(), 0), Conditions::default());
+        write("proc/cpuinfo", "cpu MHz\t\t: 2100.5\ncpu MHz\t\t: 3000\n");
+        write("sys/class/thermal/thermal_zone0/temp", "48300\n");
+        write("sys/class/thermal/thermal_zone1/temp", "61500\n");
+        write("sys/class/thermal/thermal_zone2/temp", "-274000\n");
+        write("sys/class/thermal/cooling_device0/temp", "99000\n");
+        let of = |frequency_mhz| Conditions { device: None, frequency_mhz, temperature_c: Some(61.5) };
+        assert_eq!(conditions_in(root.path(), 1), of(Some(3000.0)));
+        assert_eq!(conditions_in(root.path(), 7), of(Some(2100.5)));
+        write("sys/devices/system/cpu/cpu1/cpufreq/scaling_cur_freq", "1800000\n");
+        assert_eq!(conditions_in(root.path(), 1), of(Some(1800.0)));
+    }
 
     #[test]
     fn cpus_are_the_last_and_on_different_cores() {

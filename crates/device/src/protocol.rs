@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use tilewright_tune::ErrorClass;
+use tilewright_tune::{Conditions, ErrorClass};
 
 /// Which thread of a worker a request is for, and a reply from. Each does one thing at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,6 +145,8 @@ pub enum Reply {
         stopped_early: bool,
         /// Seconds spent in runs.
         seconds: f64,
+        /// How the device was, where that is another machine.
+        conditions: Conditions,
     },
     /// The request failed.
     Failed {

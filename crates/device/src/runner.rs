@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GENERIC};
+use tilewright_tune::Conditions;
 
 /// The program's source, which any C compiler makes it of.
 pub const SOURCE: &str = include_str!("runner/tw-run.c");
@@ -39,6 +40,7 @@ pub(crate) enum Ask {
     Download,
     Code,
     Run,
+    State,
 }
 
 /// Why a runner has not done what it was asked for.
@@ -153,6 +155,14 @@ impl Hello {
         let lacking: Vec<&str> = lacking.collect();
         (!lacking.is_empty()).then(|| format!("it lacks {}", lacking.join(", ")))
     }
+}
+
+/// What a runner's lines say of its machine meanwhile.
+pub(crate) fn conditions(lines: &[u8]) -> Conditions {
+    let text = String::from_utf8_lossy(lines);
+    let values: HashMap<&str, &str> = text.lines().filter_map(|line| line.split_once('=')).collect();
+    let thousandth = |key: &str| values.get(key)?.parse::<f64>().ok().filter(|n| n.is_finite()).map(|n| n / 1e3);
+    Conditions { device: None, frequency_mhz: thousandth("khz"), temperature_c: thousandth("millicelsius") }
 }
 
 /// Arm's number of itself as an implementer.
@@ -416,6 +426,19 @@ mod tests {
         assert_eq!(runner.ask(Ask::Download, 2, &[], ANSWER).unwrap(), [7; 100]);
         let filled = runner.ask(Ask::Fill, 2, &[1], ANSWER);
         assert!(matches!(filled, Err(RunnerError::Signal(libc::SIGSEGV))), "{filled:?}");
+    }
+
+    #[test]
+    fn a_device_says_how_it_is() {
+        let warm = Conditions { device: None, frequency_mhz: Some(1500.0), temperature_c: Some(61.5) };
+        assert_eq!(conditions(b"khz=1500000\nmillicelsius=61500\n"), warm);
+        assert_eq!(conditions(b"khz=\nmore"), Conditions::default());
+        let Some((_folder, command)) = made("cc", "") else { return };
+        let said = Runner::start(&command).unwrap().ask(Ask::State, 0, &[], ANSWER).unwrap();
+        let here = crate::host::conditions(0);
+        let has_frequency = std::path::Path::new("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq").exists();
+        assert_eq!(conditions(&said).frequency_mhz.is_some(), has_frequency);
+        assert_eq!(conditions(&said).temperature_c.is_some(), here.temperature_c.is_some());
     }
 
     #[test]

@@ -241,3 +241,48 @@ pub fn forbid_calls(strictness: Strictness) -> Result<(), Box<dyn Error>> {
     let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
     apply(always(&[libc::SYS_clone3]), SeccompAction::Allow, unknown)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Says that a process is to confine itself, and to say what that took.
+    const ROLE: &str = "TILEWRIGHT_TEST_SANDBOX";
+
+    #[test]
+    fn as_a_process() {
+        if std::env::var_os(ROLE).is_none() {
+            return;
+        }
+        let start = Instant::now();
+        forbid_files().unwrap();
+        let files = start.elapsed();
+        forbid_calls(Strictness::Own).unwrap();
+        let both = start.elapsed();
+        assert!(std::fs::File::open("/etc/passwd").is_err(), "it is confined");
+        println!("took {} {}", files.as_nanos(), both.as_nanos());
+    }
+
+    #[test]
+    #[ignore = "takes times: for a quiet machine"]
+    fn what_it_takes_a_process() {
+        let took = || -> Option<[f64; 2]> {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "sandbox::tests::as_a_process", "--nocapture"]).env(ROLE, "1");
+            let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+            let line = said.lines().find_map(|line| line.split_once("took ")).expect("it says what it took").1;
+            let mut ms = line.split(' ').map(|ns| ns.parse::<f64>().unwrap() / 1e6);
+            Some([ms.next()?, ms.next()?])
+        };
+        let all: Vec<[f64; 2]> = (0..31).filter_map(|_| took()).collect();
+        let median = |at: usize| {
+            let mut ms: Vec<f64> = all.iter().map(|took| took[at]).collect();
+            ms.sort_by(f64::total_cmp);
+            ms[ms.len() / 2]
+        };
+        println!("the sandbox takes {:.2} ms a process, {:.2} of them for Landlock", median(1), median(0));
+    }
+}

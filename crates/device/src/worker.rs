@@ -46,14 +46,35 @@ impl Failure {
     }
 }
 
-/// One of the two threads of a worker, on some kind of device.
-trait Thread {
+/// What builds kernels, for some kind of device.
+trait Build {
     /// Does what is asked; what there is to say last, if anything.
     fn answer(&mut self, request: Request) -> Option<Reply>;
 }
 
-/// The one that builds, and the one that tests.
-type Threads = (Box<dyn Thread>, Box<dyn Thread + Send>);
+/// What runs kernels on some kind of device.
+trait Test {
+    /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that
+    /// tells enough or what follows belongs to it.
+    fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure>;
+
+    /// Times a kernel that has been checked.
+    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure>;
+
+    /// Does what is asked; what there is to say last.
+    fn answer(&mut self, request: Request) -> Reply {
+        let start = Instant::now();
+        let (id, result) = match request {
+            Request::Check { id, plan } => (id, self.check(id, plan.as_ref())),
+            Request::Run { id, plan } => (id, self.run(id, &plan)),
+            Request::Build { .. } | Request::Drop { .. } => unreachable!("another thread builds"),
+        };
+        result.unwrap_or_else(|failure| failure.reply(id, start))
+    }
+}
+
+/// What the two threads of a worker do.
+type Threads = (Box<dyn Build>, Box<dyn Test + Send>);
 
 /// Serves requests from standard input until it ends. The calling thread, which must be the main one, builds.
 ///
@@ -70,7 +91,7 @@ pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     let test = move || {
         let _ends = EndsWithThis;
         for request in tests {
-            if tester.answer(request).is_some_and(|answer| reply(Lane::Test, &answer).is_err()) {
+            if reply(Lane::Test, &tester.answer(request)).is_err() {
                 return;
             }
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::jetstream::last_of_each;
 use crate::nats::Client;
-use crate::protocol::{DEVICES, VERSION};
+use crate::protocol::{DEVICES, Finding, VERSION};
 
 /// What a device says of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -82,6 +82,14 @@ impl Description {
         }
     }
 
+    /// Takes over how it was when it measured something, where that is known.
+    pub fn heed(&mut self, finding: &Finding) {
+        if let Finding::Trial { conditions, .. } = finding {
+            self.frequency_mhz = conditions.frequency_mhz.or(self.frequency_mhz);
+            self.temperature_c = conditions.temperature_c.or(self.temperature_c);
+        }
+    }
+
     /// Why it cannot be used, if so.
     pub fn obstacle(&self) -> Option<String> {
         (self.protocol != VERSION).then(|| format!("not usable: speaks {}", self.protocol))
@@ -109,10 +117,12 @@ pub fn listed(client: &mut Client) -> Result<Vec<Description>, Error> {
 
 /// A table of devices, for people.
 pub fn rows(devices: &[Description]) -> Vec<Vec<String>> {
-    let head = ["device", "class", "machine", "cores", "GFLOP/s a core", "trials", "at"].map(str::to_owned).to_vec();
+    let head = ["device", "class", "machine", "cores", "GFLOP/s a core", "MHz", "°C", "trials", "at"];
+    let head = head.map(str::to_owned).to_vec();
     let row = |device: &Description| {
         let machine = device.target.split(':').next().unwrap_or_default();
         let emulated = if device.is_emulated { ", emulated" } else { "" };
+        let whole = |n: Option<f64>| n.map_or(String::new(), |n| format!("{n:.0}"));
         let doing = device.obstacle().or_else(|| device.doing.clone()).unwrap_or_else(|| "idle".to_owned());
         vec![
             device.device.clone(),
@@ -120,6 +130,8 @@ pub fn rows(devices: &[Description]) -> Vec<Vec<String>> {
             format!("{machine}{emulated}"),
             device.cores.to_string(),
             device.peak_gflops.map_or(String::new(), tilewright::words::digits),
+            whole(device.frequency_mhz),
+            whole(device.temperature_c),
             device.n_trials.to_string(),
             doing,
         ]

@@ -6,7 +6,9 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// What was given is no address of a server.
-    #[error("`{given}` is no address of a NATS server: {why} (give nats://127.0.0.1:4222, or tls://HOST:4222)")]
+    #[error(
+        "`{given}` is no address of a NATS server: {why} (give nats://127.0.0.1:4222, or tls://HOST:4222; commas between several)"
+    )]
     Address {
         /// What was given.
         given: String,
@@ -70,6 +72,14 @@ pub enum Error {
     Denied {
         /// In the server's words.
         why: String,
+    },
+    /// The server takes no message of this size.
+    #[error("a message of {n_bytes} bytes, and the NATS server takes {most} at most (raise its max_payload)")]
+    TooLarge {
+        /// What it has.
+        n_bytes: usize,
+        /// What it may have.
+        most: usize,
     },
     /// The connection has ended.
     #[error("the connection has ended: {why}")]

@@ -11,7 +11,7 @@ use tilewright_device::device::WorkerCommand;
 use tilewright_device::runner::Hello;
 use tilewright_device::{Device, host, peak};
 use tilewright_ir::{DType, Target};
-use tilewright_tune::{BoxError, Measure, Next, Setting, Subject, Task};
+use tilewright_tune::{BoxError, Conditions, Measure, Next, Setting, Subject, Task};
 
 use crate::Fleet;
 use crate::devices::Description;
@@ -74,11 +74,12 @@ pub fn serve_here(
     drop(fleet.connect(Some(&name))?);
     let mut description = kernels.describe(&name, &fleet.class);
     description.anchors_ns = kernels.anchors();
-    tell(format!("{name} of class {} serves tasks of {}", fleet.class, fleet.address));
+    tell(format!("{name} of class {} serves tasks of {}", fleet.class, fleet.servers));
     let mut measured = Instant::now();
     let mut renew = |description: &mut Description, is_idle: bool| {
         if kernels.runner.is_none() {
-            (description.frequency_mhz, description.temperature_c) = (frequency_mhz(), temperature_c());
+            let Conditions { frequency_mhz, temperature_c, .. } = conditions_here();
+            (description.frequency_mhz, description.temperature_c) = (frequency_mhz, temperature_c);
         }
         if is_idle && measured.elapsed() > ANCHORS_EVERY {
             measured = Instant::now();
@@ -137,8 +138,8 @@ impl Kernels<'_> {
             None => Description {
                 memory_bytes: host::memory_bytes(),
                 peak_gflops: peak::gflops(&target, DType::F32, 1).ok(),
-                frequency_mhz: frequency_mhz(),
-                temperature_c: temperature_c(),
+                frequency_mhz: conditions_here().frequency_mhz,
+                temperature_c: conditions_here().temperature_c,
                 ..of_both
             },
         }
@@ -225,17 +226,7 @@ pub fn class_here() -> String {
     format!("{cpu}-{:08x}", hash as u32)
 }
 
-/// The first core's frequency.
-fn frequency_mhz() -> Option<f64> {
-    let khz = fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq").ok();
-    let khz = khz.and_then(|text| text.trim().parse::<f64>().ok()).map(|khz| khz / 1e3);
-    let of_line = |line: &str| line.strip_prefix("cpu MHz")?.split(':').nth(1)?.trim().parse().ok();
-    khz.or_else(|| fs::read_to_string("/proc/cpuinfo").ok()?.lines().find_map(of_line))
-}
-
-/// The warmest zone's temperature.
-fn temperature_c() -> Option<f64> {
-    let zones = fs::read_dir("/sys/class/thermal").ok()?.flatten();
-    let milli = zones.filter_map(|zone| fs::read_to_string(zone.path().join("temp")).ok()?.trim().parse::<f64>().ok());
-    milli.reduce(f64::max).map(|milli| milli / 1e3)
+/// How this machine is, where kernels are timed.
+fn conditions_here() -> Conditions {
+    host::conditions(host::pin_cpus(1).first().copied().unwrap_or(0))
 }

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 pub use error::Error;
 pub use here::serve_here;
-pub use nats::Address;
+pub use nats::Servers;
 pub use remote::{Books, Remote, strays};
 pub use serve::{Here, serve};
 pub use tune::{assignment, tune, tune_many};
@@ -38,8 +38,8 @@ pub const LEASE: Duration = Duration::from_secs(10);
 /// A server, and the devices of a class that are reached by it.
 #[derive(Debug, Clone)]
 pub struct Fleet {
-    /// Where the server is.
-    pub address: Address,
+    /// Where the server is, or servers are that know of each other.
+    pub servers: Servers,
     /// By what it knows us, where it asks.
     pub credentials: Option<Credentials>,
     /// The class.
@@ -53,14 +53,24 @@ impl Fleet {
     /// this one.
     ///
     /// # Errors
-    /// Where the address, the key or the class is none.
+    /// Where an address, the key or the class is none.
     pub fn open(url: &str, key: Option<&Path>, class: Option<&str>) -> Result<Fleet, tilewright::Error> {
-        let address = Address::parse(url)?;
+        let servers = Servers::parse(url)?;
         let credentials = key.map(Credentials::read).transpose()?;
         let of_key = credentials.as_ref().and_then(|credentials| credentials.class.clone());
         let class = class.map(str::to_owned).or(of_key).unwrap_or_else(class_here);
         protocol::check_name("class", &class)?;
-        Ok(Fleet { address, credentials, class, lease: LEASE })
+        Ok(Fleet { servers, credentials, class, lease: LEASE })
+    }
+
+    /// A part of the lease: whatever is waited for is, so that leases that tests can wait for do for all.
+    fn part(&self, of: u32) -> Duration {
+        self.lease / of
+    }
+
+    /// What is sent and not known to be kept is sent again after so long.
+    fn resend(&self) -> Duration {
+        self.part(5)
     }
 
     /// Connects, as a device or as who asks.
@@ -72,7 +82,7 @@ impl Fleet {
             return Err(Error::Key { name: credentials.name.clone(), why: format!("this key is not {what}") });
         }
         let name = device.or(credentials.map(|credentials| credentials.name.as_str())).unwrap_or("tuner");
-        Client::connect(&self.address, credentials, name)
+        Client::connect(&self.servers, credentials, name)
     }
 
     /// The devices that are there, of all classes, by name.

@@ -4,9 +4,13 @@
 //! <https://docs.nats.io/reference/reference-protocols/nats-protocol>. It is a protocol of lines; what we use
 //! of it is here, blocking, so that nothing else of this program has to know another kind of function.
 
+mod address;
+mod wire;
+
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,85 +18,59 @@ use std::time::{Duration, Instant};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
-use serde::Deserialize;
 use serde_json::json;
 
 use crate::error::Error;
 use crate::keys::Credentials;
-use crate::nkey::random_name;
+use crate::nkey::{random, random_name};
+use address::Address;
+use wire::{Frame, Info, Parser};
 
-/// The port where an address says none.
-pub const PORT: u16 = 4222;
+pub use address::Servers;
+
 /// How long a connection, a handshake or a write may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// A server that says nothing for so long at first may encrypt that, too.
+const FIRST_WORD: Duration = Duration::from_secs(2);
 /// A server that is silent is asked for a sign after so long …
 const QUIET: Duration = Duration::from_secs(2);
 /// … and given up after so long.
 const DEAD: Duration = Duration::from_secs(7);
 /// How often it is looked whether it is.
 const LOOK: Duration = Duration::from_millis(500);
-/// The largest message that is believed to be one.
-const MOST_BYTES: usize = 64 << 20;
+/// So many bytes may wait to be taken: who is slower than that is cut off, as servers do it.
+const MOST_WAITING: usize = 64 << 20;
+/// What a message takes beside what it says.
+const OF_MESSAGE: usize = 128;
+/// How long it takes to the second try to connect, and how long it takes between tries at most.
+const FIRST_TRY: Duration = Duration::from_millis(100);
+const MOST_BETWEEN_TRIES: Duration = Duration::from_secs(5);
 
-/// Where a server is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
-    host: String,
-    port: u16,
-    is_tls: bool,
+/// When to try again to connect: soon at first, then less and less often, and not all machines at once.
+#[derive(Debug)]
+pub struct Retry {
+    n_failed: u32,
+    at: Instant,
 }
 
-impl Address {
-    /// The address that a text names: `nats://HOST:PORT`, or `tls://HOST:PORT` for an encrypted connection.
-    ///
-    /// # Errors
-    /// [`Error::Address`] where it names none.
-    pub fn parse(text: &str) -> Result<Address, Error> {
-        let refuse = |why: &'static str| Error::Address { given: text.chars().take(80).collect(), why };
-        let (scheme, rest) = text.split_once("://").unwrap_or(("nats", text));
-        let is_tls = match scheme {
-            "nats" => false,
-            "tls" => true,
-            _ => return Err(refuse("it begins with neither nats:// nor tls://")),
-        };
-        let rest = rest.strip_suffix('/').unwrap_or(rest);
-        if rest.contains(['/', '@']) {
-            return Err(refuse("there is more than a host and a port (keys are in a file: --key)"));
-        }
-        // An address in brackets has colons of its own.
-        let (host, port) = match rest.rsplit_once(':') {
-            Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| refuse("the port is none"))?),
-            _ => (rest, PORT),
-        };
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        if host.is_empty() {
-            return Err(refuse("there is no host"));
-        }
-        Ok(Address { host: host.to_owned(), port, is_tls })
+impl Retry {
+    /// Without waiting.
+    pub fn at_once() -> Retry {
+        Retry { n_failed: 0, at: Instant::now() }
     }
 
-    fn connect(&self) -> Result<TcpStream, Error> {
-        let unreachable = |source| Error::Unreachable { address: self.to_string(), source };
-        let places: Vec<_> = (self.host.as_str(), self.port).to_socket_addrs().map_err(unreachable)?.collect();
-        if !self.is_tls && places.iter().any(|place| !place.ip().is_loopback()) {
-            return Err(Error::Plain { address: self.to_string() });
-        }
-        let mut last = io::Error::from(io::ErrorKind::NotFound);
-        for place in places {
-            match TcpStream::connect_timeout(&place, TIMEOUT) {
-                Ok(socket) => return Ok(socket),
-                Err(error) => last = error,
-            }
-        }
-        Err(unreachable(last))
+    /// How long to wait yet.
+    pub fn left(&self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
     }
-}
 
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let scheme = if self.is_tls { "tls" } else { "nats" };
-        let (before, after) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
-        write!(f, "{scheme}://{before}{}{after}:{}", self.host, self.port)
+    /// It has failed.
+    pub fn failed(&mut self) {
+        let most = FIRST_TRY.saturating_mul(1 << self.n_failed.min(16)).min(MOST_BETWEEN_TRIES);
+        let [byte] = random();
+        // Between half of it and all of it.
+        self.at = Instant::now() + most.mul_f64(0.5 + f64::from(byte) / 510.0);
+        self.n_failed += 1;
     }
 }
 
@@ -120,6 +98,17 @@ pub enum Event {
     Lost(String),
 }
 
+impl Event {
+    /// About how many bytes it takes while it waits.
+    fn weight(&self) -> usize {
+        match self {
+            Event::Message(message) => OF_MESSAGE + message.subject.len() + message.payload.len(),
+            Event::Refused(why) => OF_MESSAGE + why.len(),
+            Event::Lost(_) => 0,
+        }
+    }
+}
+
 /// The side of a connection that sends, for any thread.
 #[derive(Clone)]
 pub struct Link(Arc<Inner>);
@@ -129,6 +118,8 @@ struct Inner {
     tls: Option<Mutex<ClientConnection>>,
     /// Held for the time of a message.
     sending: Mutex<()>,
+    /// The largest payload that the server takes.
+    max_payload: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -148,20 +139,30 @@ impl Link {
         }
     }
 
-    /// Sends a message. One that cannot be sent is lost with the connection, which says so by an event.
-    pub fn publish(&self, subject: &str, reply: Option<&str>, id: Option<&str>, payload: &[u8]) {
+    /// The largest message that the server takes, in bytes.
+    pub fn max_payload(&self) -> usize {
+        self.0.max_payload.load(Ordering::Relaxed)
+    }
+
+    /// Sends a message, and says whether the server takes one of this size: a larger one would end the
+    /// connection, and is not sent. One that cannot be sent is lost with the connection, which says so by an
+    /// event.
+    pub fn publish(&self, subject: &str, reply: Option<&str>, id: Option<&str>, payload: &[u8]) -> bool {
+        let head = id.map_or(String::new(), |id| format!("NATS/1.0\r\nNats-Msg-Id: {id}\r\n\r\n"));
+        let total = head.len() + payload.len();
+        if total > self.max_payload() {
+            return false;
+        }
         let reply = reply.map_or(String::new(), |reply| format!(" {reply}"));
         let mut bytes = match id {
-            None => format!("PUB {subject}{reply} {}\r\n", payload.len()),
-            Some(id) => {
-                let head = format!("NATS/1.0\r\nNats-Msg-Id: {id}\r\n\r\n");
-                format!("HPUB {subject}{reply} {} {}\r\n{head}", head.len(), head.len() + payload.len())
-            }
+            None => format!("PUB {subject}{reply} {total}\r\n"),
+            Some(_) => format!("HPUB {subject}{reply} {} {total}\r\n{head}", head.len()),
         }
         .into_bytes();
         bytes.extend_from_slice(payload);
         bytes.extend_from_slice(b"\r\n");
         self.send_or_end(&bytes);
+        true
     }
 
     fn send_or_end(&self, bytes: &[u8]) {
@@ -184,50 +185,73 @@ pub struct Client {
     events: Receiver<Event>,
     /// What came while something else was waited for.
     early: VecDeque<Event>,
+    /// Bytes of what has come and is not taken.
+    waiting: Arc<AtomicUsize>,
     inbox: String,
     n_requests: u64,
     n_subscriptions: u64,
 }
 
-/// What a server says of itself.
-#[derive(Deserialize, Default)]
-struct Info {
-    #[serde(default)]
-    nonce: Option<String>,
-    #[serde(default)]
-    tls_required: bool,
-}
-
 impl Client {
-    /// Connects. What is answered comes to an inbox below this name.
+    /// Connects to the first of some servers that takes us. What is answered comes to an inbox below this
+    /// name.
     ///
     /// # Errors
-    /// Where the server cannot be reached, or refuses.
-    pub fn connect(address: &Address, credentials: Option<&Credentials>, inbox: &str) -> Result<Client, Error> {
+    /// Where none can be reached, or all refuse: what the first of those says that refuse.
+    pub fn connect(servers: &Servers, credentials: Option<&Credentials>, inbox: &str) -> Result<Client, Error> {
+        let mut why: Option<Error> = None;
+        for address in &servers.0 {
+            match Client::to(address, servers.0.len() == 1, credentials, inbox) {
+                Ok(client) => return Ok(client),
+                Err(error) if why.as_ref().is_none_or(|why| matches!(why, Error::Unreachable { .. })) => {
+                    why = Some(error);
+                }
+                Err(_) => {}
+            }
+        }
+        Err(why.expect("invariant: there is an address"))
+    }
+
+    /// The same of one server, which is the only one or not.
+    fn to(address: &Address, is_only: bool, credentials: Option<&Credentials>, inbox: &str) -> Result<Client, Error> {
         let socket = address.connect()?;
         let failed = |source| Error::Unreachable { address: address.to_string(), source };
         let set = |socket: &TcpStream| {
             socket.set_nodelay(true)?;
-            socket.set_read_timeout(Some(TIMEOUT))?;
+            socket.set_read_timeout(Some(FIRST_WORD))?;
             socket.set_write_timeout(Some(TIMEOUT))
         };
         set(&socket).map_err(failed)?;
-        // The first line is not encrypted, and says whether others are.
-        let mut line = Vec::new();
-        while line.last() != Some(&b'\n') && line.len() < 1 << 16 {
-            let mut byte = [0];
-            (&socket).read_exact(&mut byte).map_err(failed)?;
-            line.push(byte[0]);
-        }
-        let info = line.strip_prefix(b"INFO ").and_then(|json| serde_json::from_slice::<Info>(json).ok());
-        let info = info.ok_or_else(|| Error::NoServer { address: address.to_string() })?;
-        let tls = match address.is_tls {
-            false if info.tls_required => return Err(Error::TlsRequired { address: address.to_string() }),
-            false => None,
-            true if !info.tls_required => return Err(Error::NoTls { address: address.to_string() }),
-            true => Some(Mutex::new(handshake(address, credentials, &socket)?)),
+        // The first line is not encrypted as a rule, and says whether others are.
+        let mut parser = Parser::default();
+        let info = first_word(&socket, &mut parser, address)?;
+        socket.set_read_timeout(Some(TIMEOUT)).map_err(failed)?;
+        let tls = match (address.is_tls, &info) {
+            (false, None) => return Err(Error::NoServer { address: address.to_string() }),
+            (false, Some(info)) if info.tls_required => {
+                return Err(Error::TlsRequired { address: address.to_string() });
+            }
+            (false, Some(_)) => None,
+            (true, Some(info)) if !info.tls_required && !info.tls_available => {
+                return Err(Error::NoTls { address: address.to_string() });
+            }
+            // What came in plain behind the first line is nobody's, or somebody else's.
+            (true, _) if !parser.is_empty() => return Err(Error::NoServer { address: address.to_string() }),
+            (true, _) => Some(Mutex::new(handshake(address, credentials, &socket)?)),
         };
-        let link = Link(Arc::new(Inner { socket, tls, sending: Mutex::new(()) }));
+        socket.set_read_timeout(Some(LOOK)).map_err(failed)?;
+        let max_payload = AtomicUsize::new(info.as_ref().map_or(0, |info| info.max_payload));
+        let link = Link(Arc::new(Inner { socket, tls, sending: Mutex::new(()), max_payload }));
+        let waiting = Arc::default();
+        let mut wire =
+            Wire { link: link.clone(), is_only, raw: vec![0; 64 << 10], parser, waiting: Arc::clone(&waiting) };
+        let info = match info {
+            Some(info) => info,
+            None => wire.wait_for(address, |frame| match frame {
+                Frame::Info(info) => Some(info),
+                _ => None,
+            })?,
+        };
         let mut hello = json!({
             "verbose": false, "pedantic": false, "lang": "rust", "version": tilewright::version::BUILD,
             "protocol": 1, "headers": true, "no_responders": true, "name": "tilewright",
@@ -238,26 +262,13 @@ impl Client {
             hello["sig"] = json!(key.sign(&info.nonce.unwrap_or_default()));
         }
         link.send(format!("CONNECT {hello}\r\nPING\r\n").as_bytes()).map_err(failed)?;
-        let mut wire = Wire { link: link.clone(), raw: vec![0; 64 << 10], bytes: Vec::new(), at: 0 };
-        loop {
-            match wire.frame() {
-                Ok(Some(Frame::Pong)) => break,
-                Ok(Some(Frame::Refused(why))) => return Err(Error::Refused { address: address.to_string(), why }),
-                Ok(Some(_)) => {}
-                Ok(None) => {
-                    if wire.fill().map_err(failed)? == 0 {
-                        return Err(failed(io::ErrorKind::UnexpectedEof.into()));
-                    }
-                }
-                Err(why) => return Err(Error::Refused { address: address.to_string(), why }),
-            }
-        }
-        link.0.socket.set_read_timeout(Some(LOOK)).map_err(failed)?;
+        wire.wait_for(address, |frame| (frame == Frame::Pong).then_some(()))?;
         let (sender, events) = channel();
         std::thread::Builder::new().spawn(move || wire.listen(&sender)).map_err(failed)?;
         // Answers to a connection that has ended are none to this one.
         let inbox = format!("_INBOX.{inbox}.{}", random_name());
-        let mut client = Client { link, events, early: VecDeque::new(), inbox, n_requests: 0, n_subscriptions: 0 };
+        let early = VecDeque::new();
+        let mut client = Client { link, events, early, waiting, inbox, n_requests: 0, n_subscriptions: 0 };
         client.subscribe(&format!("{}.>", client.inbox));
         Ok(client)
     }
@@ -285,10 +296,9 @@ impl Client {
 
     /// What has come, within some time at most.
     pub fn next(&mut self, at_most: Duration) -> Option<Event> {
-        if let Some(event) = self.early.pop_front() {
-            return Some(event);
-        }
-        self.receive(at_most)
+        let event = self.early.pop_front().or_else(|| self.receive(at_most))?;
+        self.waiting.fetch_sub(event.weight(), Ordering::Relaxed);
+        Some(event)
     }
 
     fn receive(&self, at_most: Duration) -> Option<Event> {
@@ -303,7 +313,8 @@ impl Client {
     /// meanwhile is kept.
     ///
     /// # Errors
-    /// [`Error::Lost`] where the connection ends, and [`Error::Denied`] where this may not be asked.
+    /// [`Error::Lost`] where the connection ends, [`Error::Denied`] where this may not be asked, and
+    /// [`Error::TooLarge`] where the server takes no message of this size.
     pub fn request(&mut self, subject: &str, payload: &[u8], at_most: Duration) -> Result<Option<Message>, Error> {
         self.request_as(subject, None, payload, at_most)
     }
@@ -321,13 +332,22 @@ impl Client {
     ) -> Result<Option<Message>, Error> {
         self.n_requests += 1;
         let reply = self.inbox(&format!("request{}", self.n_requests));
-        self.link.publish(subject, Some(&reply), id, payload);
+        if !self.link.publish(subject, Some(&reply), id, payload) {
+            return Err(Error::TooLarge { n_bytes: payload.len(), most: self.link.max_payload() });
+        }
         let until = Instant::now() + at_most;
         loop {
-            match self.receive(until.saturating_duration_since(Instant::now())) {
+            let event = self.receive(until.saturating_duration_since(Instant::now()));
+            let weight = event.as_ref().map_or(0, Event::weight);
+            let is_asked_for = |why: &str| why.contains(&format!("\"{subject}\""));
+            match event {
                 None => return Ok(None),
-                Some(Event::Message(message)) if message.subject == reply => return Ok(Some(message)),
-                Some(Event::Refused(why)) if why.contains(&format!("\"{subject}\"")) => {
+                Some(Event::Message(message)) if message.subject == reply => {
+                    self.waiting.fetch_sub(weight, Ordering::Relaxed);
+                    return Ok(Some(message));
+                }
+                Some(Event::Refused(why)) if is_asked_for(&why) => {
+                    self.waiting.fetch_sub(weight, Ordering::Relaxed);
                     return Err(Error::Denied { why });
                 }
                 Some(Event::Lost(why)) => {
@@ -344,6 +364,30 @@ impl Drop for Client {
     fn drop(&mut self) {
         let _ = self.link.0.socket.shutdown(Shutdown::Both);
     }
+}
+
+/// What a server says first; none where it waits for an encrypted connection.
+fn first_word(mut socket: &TcpStream, parser: &mut Parser, address: &Address) -> Result<Option<Info>, Error> {
+    let mut raw = [0; 4096];
+    loop {
+        match parser.frame() {
+            Ok(Some(Frame::Info(info))) => return Ok(Some(info)),
+            Ok(None) => {}
+            Ok(Some(_)) | Err(_) => return Err(Error::NoServer { address: address.to_string() }),
+        }
+        match socket.read(&mut raw) {
+            Ok(0) => return Err(Error::NoServer { address: address.to_string() }),
+            Ok(n) => parser.push(&raw[..n]),
+            Err(error) if is_silence(&error) && parser.is_empty() => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(source) => return Err(Error::Unreachable { address: address.to_string(), source }),
+        }
+    }
+}
+
+/// Whether nothing came in the time that was given.
+fn is_silence(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 fn handshake(
@@ -377,18 +421,12 @@ fn handshake(
 /// The side of a connection that receives.
 struct Wire {
     link: Link,
+    /// Whether there is no other server.
+    is_only: bool,
     raw: Vec<u8>,
-    /// What has come, as far as it is not understood yet, from here on.
-    bytes: Vec<u8>,
-    at: usize,
-}
-
-enum Frame {
-    Message(Message),
-    Refused(String),
-    Ping,
-    Pong,
-    Other,
+    parser: Parser,
+    /// Bytes of what nobody has taken yet.
+    waiting: Arc<AtomicUsize>,
 }
 
 impl Wire {
@@ -397,16 +435,16 @@ impl Wire {
         let inner = &*self.link.0;
         let n = (&inner.socket).read(&mut self.raw)?;
         match &inner.tls {
-            None => self.bytes.extend_from_slice(&self.raw[..n]),
+            None => self.parser.push(&self.raw[..n]),
             Some(tls) => {
                 let mut tls = lock(tls);
                 let mut encrypted = &self.raw[..n];
                 while !encrypted.is_empty() {
                     tls.read_tls(&mut encrypted)?;
                     let state = tls.process_new_packets().map_err(io::Error::other)?;
-                    let from = self.bytes.len();
-                    self.bytes.resize(from + state.plaintext_bytes_to_read(), 0);
-                    tls.reader().read_exact(&mut self.bytes[from..])?;
+                    let mut plain = vec![0; state.plaintext_bytes_to_read()];
+                    tls.reader().read_exact(&mut plain)?;
+                    self.parser.push(&plain);
                 }
                 flush(&mut tls, &inner.socket)?;
             }
@@ -414,70 +452,73 @@ impl Wire {
         Ok(n)
     }
 
-    /// The next frame, where it is here as a whole.
-    fn frame(&mut self) -> Result<Option<Frame>, String> {
-        let rest = &self.bytes[self.at..];
-        let Some(end) = rest.windows(2).position(|two| two == b"\r\n") else {
-            self.bytes.drain(..self.at);
-            self.at = 0;
-            return Ok(None);
-        };
-        let line = String::from_utf8_lossy(&rest[..end]).into_owned();
-        let (word, words) = line.split_once(' ').unwrap_or((&line, ""));
-        let (frame, n_more) = match word.to_ascii_uppercase().as_str() {
-            "MSG" | "HMSG" => {
-                let odd = || format!("what a server does not say: {}", line.chars().take(80).collect::<String>());
-                let words: Vec<&str> = words.split_ascii_whitespace().collect();
-                let n_sizes = if word.len() == 4 { 2 } else { 1 };
-                let sizes = words.len().checked_sub(n_sizes).ok_or_else(odd)?;
-                let number = |at: usize| words[at].parse().ok().filter(|n| *n <= MOST_BYTES).ok_or_else(odd);
-                let total: usize = number(words.len() - 1)?;
-                let n_head: usize = if n_sizes == 2 { number(sizes)? } else { 0 };
-                let (subject, reply) = match &words[..sizes] {
-                    [subject, _] => (*subject, None),
-                    [subject, _, reply] => (*subject, Some((*reply).to_owned())),
-                    _ => return Err(odd()),
-                };
-                let from = end + 2;
-                let Some(body) = rest.get(from..from + total + 2) else { return Ok(None) };
-                if n_head > total {
-                    return Err(odd());
+    /// Waits for something that has to come before all else; refusals end that.
+    fn wait_for<T>(&mut self, address: &Address, of: impl Fn(Frame) -> Option<T>) -> Result<T, Error> {
+        let failed = |source| Error::Unreachable { address: address.to_string(), source };
+        let until = Instant::now() + TIMEOUT;
+        loop {
+            match self.parser.frame() {
+                Ok(Some(Frame::Refused(why))) | Err(why) => {
+                    return Err(Error::Refused { address: address.to_string(), why });
                 }
-                let head = String::from_utf8_lossy(&body[..n_head]);
-                let status = head.lines().next().and_then(|first| first.split_ascii_whitespace().nth(1)?.parse().ok());
-                let payload = body[n_head..total].to_vec();
-                (Frame::Message(Message { subject: subject.to_owned(), reply, status, payload }), total + 2)
+                Ok(Some(frame)) => {
+                    self.heed(&frame);
+                    if let Some(found) = of(frame) {
+                        return Ok(found);
+                    }
+                }
+                Ok(None) => match self.fill() {
+                    Ok(0) => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
+                    Ok(_) => {}
+                    Err(error) if is_silence(&error) => {}
+                    Err(error) => return Err(failed(error)),
+                },
             }
-            "PING" => (Frame::Ping, 0),
-            "PONG" => (Frame::Pong, 0),
-            "-ERR" => (Frame::Refused(words.trim_matches('\'').to_owned()), 0),
-            "INFO" | "+OK" => (Frame::Other, 0),
-            _ => return Err(format!("what a server does not say: {}", line.chars().take(80).collect::<String>())),
-        };
-        self.at += end + 2 + n_more;
-        Ok(Some(frame))
+            if Instant::now() > until {
+                return Err(failed(io::ErrorKind::TimedOut.into()));
+            }
+        }
+    }
+
+    /// Does what is to be done about something that a server says of itself.
+    fn heed(&self, frame: &Frame) {
+        match frame {
+            Frame::Ping => self.link.send_or_end(b"PONG\r\n"),
+            Frame::Info(info) => self.link.0.max_payload.store(info.max_payload, Ordering::Relaxed),
+            _ => {}
+        }
     }
 
     /// Tells what comes until the connection or the listener ends.
     fn listen(mut self, to: &Sender<Event>) {
         let (mut heard, mut asked) = (Instant::now(), false);
+        let mut refusal = None;
         let why = loop {
-            let event = match self.frame() {
+            let event = match self.parser.frame() {
                 Ok(Some(Frame::Message(message))) => Event::Message(message),
-                Ok(Some(Frame::Refused(why))) => Event::Refused(why),
-                Ok(Some(Frame::Ping)) => {
-                    self.link.send_or_end(b"PONG\r\n");
+                Ok(Some(Frame::Refused(why))) => {
+                    refusal = Some(why.clone());
+                    Event::Refused(why)
+                }
+                // To others it may go now; the only one is waited for where it goes.
+                Ok(Some(Frame::Info(Info { ldm: true, .. }))) if !self.is_only => {
+                    break "it is being shut down".to_owned();
+                }
+                Ok(Some(frame)) => {
+                    self.heed(&frame);
                     continue;
                 }
-                Ok(Some(Frame::Pong | Frame::Other)) => continue,
                 Err(why) => break why,
                 Ok(None) => match self.fill() {
-                    Ok(0) => break "the server has ended it".to_owned(),
+                    Ok(0) => {
+                        let why = refusal.map_or(String::new(), |why| format!(": {why}"));
+                        break format!("the server has ended it{why}");
+                    }
                     Ok(_) => {
                         (heard, asked) = (Instant::now(), false);
                         continue;
                     }
-                    Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    Err(error) if is_silence(&error) => {
                         if heard.elapsed() > DEAD {
                             break "the server is silent".to_owned();
                         }
@@ -490,6 +531,10 @@ impl Wire {
                     Err(error) => break error.to_string(),
                 },
             };
+            let weight = event.weight();
+            if self.waiting.fetch_add(weight, Ordering::Relaxed) + weight > MOST_WAITING {
+                break "messages come faster than they are taken".to_owned();
+            }
             if to.send(event).is_err() {
                 return;
             }
@@ -501,30 +546,156 @@ impl Wire {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::net::TcpListener;
+
     use super::*;
 
-    #[test]
-    fn addresses_are_read() {
-        let check = |text: &str, expected: &str| match Address::parse(text) {
-            Ok(address) => assert_eq!(address.to_string(), expected),
-            Err(error) => assert!(error.to_string().contains(expected), "{text}: {error}"),
-        };
-        check("nats://localhost", "nats://localhost:4222");
-        check("tls://desk.lan:99/", "tls://desk.lan:99");
-        check("127.0.0.1:7", "nats://127.0.0.1:7");
-        check("nats://[::1]:7", "nats://[::1]:7");
-        check("tls://[fe80::1]", "tls://[fe80::1]:4222");
-        check("http://x", "neither nats:// nor tls://");
-        check("nats://", "no host");
-        check("nats://x:y", "the port is none");
-        check("nats://me:secret@x", "more than a host and a port");
+    /// A server that takes one connection, says this of itself, and goes on so.
+    fn fake(info: &'static str, go_on: impl FnOnce(BufReader<TcpStream>, TcpStream) + Send + 'static) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("nats://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            socket.write_all(format!("INFO {info}\r\n").as_bytes()).unwrap();
+            let mut lines = BufReader::new(socket.try_clone().unwrap());
+            wait_for_line(&mut lines, "PING");
+            go_on(lines, socket);
+        });
+        address
+    }
+
+    fn wait_for_line(lines: &mut BufReader<TcpStream>, expected: &str) {
+        let mut line = String::new();
+        while !line.starts_with(expected) {
+            line.clear();
+            assert!(lines.read_line(&mut line).unwrap() > 0, "{expected} does not come");
+        }
+    }
+
+    fn connect(servers: &str) -> Result<Client, Error> {
+        Client::connect(&Servers::parse(servers).unwrap(), None, "test")
+    }
+
+    fn event(client: &mut Client) -> Event {
+        client.next(Duration::from_secs(10)).expect("something comes")
+    }
+
+    /// A place where nobody listens.
+    fn nowhere() -> String {
+        format!("nats://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap())
     }
 
     #[test]
     fn plain_connections_stay_on_this_machine() {
-        let Err(error) = Client::connect(&Address::parse("nats://192.0.2.1").unwrap(), None, "") else {
-            panic!("it is refused")
+        assert!(matches!(connect("nats://192.0.2.1"), Err(Error::Plain { .. })));
+    }
+
+    #[test]
+    fn the_first_server_that_takes_us_is_used() {
+        let good = || {
+            fake("{}", |mut lines, mut socket| {
+                socket.write_all(b"PONG\r\n").unwrap();
+                wait_for_line(&mut lines, "PUB");
+            })
         };
-        assert!(matches!(error, Error::Plain { .. }), "{error}");
+        let bad = || fake("{}", |_, mut socket| socket.write_all(b"-ERR 'Authorization Violation'\r\n").unwrap());
+        for others in [vec![], vec![nowhere()], vec![nowhere(), bad()], vec![bad()]] {
+            let all = [others, vec![good(), nowhere()]].concat().join(",");
+            assert!(connect(&all).unwrap().link().publish("x", None, None, b""), "{all}");
+        }
+        assert!(matches!(connect(&nowhere()), Err(Error::Unreachable { .. })));
+        // Who answers tells more than who does not.
+        let all = [nowhere(), bad(), nowhere()].join(",");
+        assert!(matches!(connect(&all), Err(Error::Refused { why, .. }) if why == "Authorization Violation"));
+        // What is none at all.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"220 mail\r\n"));
+        assert!(matches!(connect(&address), Err(Error::NoServer { .. })));
+    }
+
+    #[test]
+    fn why_a_server_ends_a_connection_is_told() {
+        let server = fake("{}", |_, mut socket| socket.write_all(b"PONG\r\n-ERR 'Slow Consumer'\r\n").unwrap());
+        let mut client = connect(&server).unwrap();
+        assert_eq!(event(&mut client), Event::Refused("Slow Consumer".into()));
+        let Event::Lost(why) = event(&mut client) else { panic!("it ends") };
+        assert!(why.contains("Slow Consumer") || why.contains("reset"), "{why}");
+    }
+
+    #[test]
+    fn a_server_that_asks_is_answered_and_one_that_is_silent_is_asked() {
+        let server = fake("{}", |mut lines, mut socket| {
+            socket.write_all(b"PONG\r\nPING\r\n").unwrap();
+            wait_for_line(&mut lines, "PONG");
+            wait_for_line(&mut lines, "PING");
+            socket.write_all(b"MSG a 1 0\r\n\r\n").unwrap();
+        });
+        assert!(matches!(event(&mut connect(&server).unwrap()), Event::Message(_)));
+    }
+
+    #[test]
+    fn who_has_another_server_leaves_one_that_is_shut_down() {
+        let server = || {
+            fake("{}", |mut lines, mut socket| {
+                socket.write_all(b"PONG\r\nINFO {\"ldm\":true}\r\nMSG a 1 0\r\n\r\n").unwrap();
+                let _ = lines.read_line(&mut String::new());
+            })
+        };
+        assert!(matches!(event(&mut connect(&server()).unwrap()), Event::Message(_)));
+        let mut client = connect(&format!("{},{}", server(), nowhere())).unwrap();
+        assert_eq!(event(&mut client), Event::Lost("it is being shut down".into()));
+    }
+
+    #[test]
+    fn what_is_too_large_for_a_server_is_not_sent() {
+        let server = fake("{\"max_payload\":100}", |mut lines, mut socket| {
+            socket.write_all(b"PONG\r\n").unwrap();
+            wait_for_line(&mut lines, "PUB a 100");
+            socket.write_all(b"INFO {\"max_payload\":101}\r\nMSG b 1 0\r\n\r\n").unwrap();
+            wait_for_line(&mut lines, "HPUB a 28 101");
+            socket.write_all(b"MSG b 1 0\r\n\r\n").unwrap();
+        });
+        let mut client = connect(&server).unwrap();
+        assert!(!client.link().publish("a", None, None, &[0; 101]));
+        let refused = client.request("a", &[0; 101], Duration::ZERO);
+        assert!(matches!(refused, Err(Error::TooLarge { n_bytes: 101, most: 100 })));
+        assert!(client.link().publish("a", None, None, &[b'.'; 100]));
+        assert!(matches!(event(&mut client), Event::Message(_)));
+        // The head counts.
+        assert!(!client.link().publish("a", None, Some("1"), &[b'.'; 74]));
+        assert!(client.link().publish("a", None, Some("1"), &[b'.'; 73]));
+        assert!(matches!(event(&mut client), Event::Message(_)));
+    }
+
+    #[test]
+    fn who_is_slower_than_what_comes_is_cut_off() {
+        let server = fake("{}", |_, mut socket| {
+            socket.write_all(b"PONG\r\n").unwrap();
+            let message = [&b"MSG a 1 1048576\r\n"[..], &[b'.'; 1 << 20], b"\r\n"].concat();
+            while socket.write_all(&message).is_ok() {}
+        });
+        let mut client = connect(&server).unwrap();
+        // It is taken note of without anybody taking it.
+        while client.waiting.load(Ordering::Relaxed) < MOST_WAITING {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut n = 0;
+        while let Event::Message(_) = event(&mut client) {
+            n += 1;
+        }
+        assert!((n << 20) <= MOST_WAITING && n > 60, "{n}");
+    }
+
+    #[test]
+    fn tries_become_rarer() {
+        let mut retry = Retry::at_once();
+        assert_eq!(retry.left(), Duration::ZERO);
+        for at_most in [100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000] {
+            retry.failed();
+            let left = retry.left().as_millis();
+            assert!(left <= at_most && left + 20 >= at_most / 2, "{left} of {at_most}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tilewright_device::Caches;
-use tilewright_tune::{Candidate, Config, Limit, Measured, Outcome, RaceLimits, Seconds, Standing};
+use tilewright_tune::{Candidate, Conditions, Config, Limit, Measured, Outcome, RaceLimits, Seconds, Standing};
 
 use crate::error::Error;
 
@@ -22,6 +22,9 @@ pub const RESULTS: &str = "TW_RESULTS";
 pub const DEVICES: &str = "KV_TW_DEVICES";
 /// What stands for a device where any of a class will do.
 pub const ANY: &str = "any";
+
+/// The bytes of a failure's message that are sent.
+const MOST_OF_MESSAGE: usize = 16 << 10;
 
 /// Checks that something may be a part of a subject.
 ///
@@ -191,6 +194,9 @@ pub enum Finding {
         seconds: Seconds,
         /// What it failed of that another run may allow more of.
         limit: Option<Limit>,
+        /// Where that was.
+        #[serde(default)]
+        conditions: Conditions,
     },
     /// What a race came to.
     Race(Vec<Place>),
@@ -199,10 +205,15 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// What became of a candidate.
-    pub fn of(sent: &Sent, measured: Measured) -> Finding {
-        let Measured { outcome, seconds, limit } = measured;
-        Finding::Trial { config: sent.config.clone(), outcome, seconds, limit }
+    /// What became of a candidate on a device of this name.
+    pub fn of(sent: &Sent, device: &str, measured: Measured) -> Finding {
+        let Measured { mut outcome, seconds, limit, conditions } = measured;
+        if let Outcome::Failed { message, .. } = &mut outcome {
+            // A compiler may have much to say, and servers take no message of any size.
+            message.truncate(message.floor_char_boundary(MOST_OF_MESSAGE));
+        }
+        let conditions = Conditions { device: Some(device.to_owned()), ..conditions };
+        Finding::Trial { config: sent.config.clone(), outcome, seconds, limit, conditions }
     }
 }
 

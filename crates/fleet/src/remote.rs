@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tilewright_tune::{
-    BoxError, Candidate, ErrorClass, Machine, Measure, Measured, Next, Outcome, RaceLimits, Seconds, Standing,
-};
+use tilewright_tune::{BoxError, Candidate, ErrorClass, Machine, Measure, Measured, Next, RaceLimits, Standing};
 
 use crate::Fleet;
 use crate::devices::{Description, listed};
@@ -19,7 +17,7 @@ use crate::error::Error;
 use crate::jetstream::{
     forget_run, is_kept, keep, make_class, make_device, make_run, make_streams, n_left, n_tasks, pull, purge_tasks,
 };
-use crate::nats::{Client, Event, Message};
+use crate::nats::{Client, Event, Message, Retry};
 use crate::protocol::{
     ANY, Ask, Assignment, Cancel, Done, Finding, RESULTS, Rest, Sent, Started, TASKS, Task, cancel_subject,
     class_consumer, rest_subject, result_subject, started_subject, task_subject,
@@ -27,17 +25,17 @@ use crate::protocol::{
 
 /// Most candidates of a task.
 const MOST_OF_TASK: usize = 16;
+/// Bytes of a message around a task, and those by which its numbers may grow, at most.
+const AROUND: usize = 512;
 /// Tasks that each device is to have of a batch: one to measure, and one to build meanwhile.
 const TASKS_PER_DEVICE: usize = 2;
-/// What is sent and not known to be kept is sent again after so long.
-const RESEND: Duration = Duration::from_secs(2);
 /// Results that are asked for at a time, and for how long.
 const PULLED: u64 = 256;
 const PULL_TIME: Duration = Duration::from_secs(20);
-/// So long passes between tries to connect again.
-const BETWEEN_TRIES: Duration = Duration::from_millis(250);
-/// How often it is looked whether all is well.
-const WATCH: Duration = Duration::from_millis(500);
+/// The part of a lease in which it is looked whether all is well.
+const WATCH: u32 = 20;
+/// A message that waits for a connection is waited for so long at a time.
+const NO_SERVER: Duration = Duration::from_millis(50);
 /// Nothing is heard for so many leases: the server is asked whether it still has what is to be done.
 const QUIET_LEASES: u32 = 2;
 /// So many machines that go away while a candidate runs end it.
@@ -75,6 +73,34 @@ impl Pending {
     }
 }
 
+/// What is sent of a candidate.
+fn sent(candidate: &Candidate) -> Sent {
+    Sent {
+        steps: candidate.steps.to_string(),
+        config: serde_json::to_string(candidate.config.ranks()).expect("invariant: numbers have a form in JSON"),
+        patience_s: candidate.patience.map(|time| time.as_secs_f64()),
+    }
+}
+
+/// Candidates in parts of so many at most, each with room in a message; one that has none is a part alone.
+fn parts(candidates: impl Iterator<Item = Sent>, most: usize, room: usize) -> Vec<Vec<Sent>> {
+    let (mut parts, mut left): (Vec<Vec<Sent>>, usize) = (Vec::new(), 0);
+    for candidate in candidates {
+        let n_bytes = to_json(&candidate).len() + 1;
+        match parts.last_mut().filter(|part| part.len() < most && n_bytes <= left) {
+            Some(part) => {
+                part.push(candidate);
+                left -= n_bytes;
+            }
+            None => {
+                parts.push(vec![candidate]);
+                left = room.saturating_sub(n_bytes);
+            }
+        }
+    }
+    parts
+}
+
 /// A race under way on one device.
 struct Race {
     number: u64,
@@ -98,7 +124,9 @@ pub struct Remote<'a> {
     books: Books<'a>,
     /// None while there is no connection.
     client: Option<Client>,
-    tried: Instant,
+    /// The largest message that the server takes, or took.
+    max_payload: usize,
+    retry: Retry,
     watched: Instant,
     /// When anything was heard of any device.
     heard: Instant,
@@ -142,7 +170,8 @@ impl<'a> Remote<'a> {
             run: run.to_owned(),
             books,
             client: None,
-            tried: now,
+            max_payload: 0,
+            retry: Retry::at_once(),
             watched: now,
             heard: now,
             pulled: (0, now),
@@ -161,7 +190,7 @@ impl<'a> Remote<'a> {
             n_duplicates: 0,
             is_told: BTreeSet::new(),
         };
-        remote.client = Some(remote.connect()?);
+        remote.use_client(remote.connect()?);
         let devices = remote.devices()?;
         for (device, ratio) in strays(&devices) {
             (remote.books.tell)(format!(
@@ -194,6 +223,11 @@ impl<'a> Remote<'a> {
         Ok(client)
     }
 
+    fn use_client(&mut self, client: Client) {
+        self.max_payload = client.link().max_payload();
+        self.client = Some(client);
+    }
+
     /// The devices of the class that can be used.
     fn devices(&mut self) -> Result<Vec<Description>, Error> {
         let Some(client) = &mut self.client else { return Ok(Vec::new()) };
@@ -222,20 +256,31 @@ impl<'a> Remote<'a> {
         let Some(pending) = self.tasks.get_mut(&number) else { return };
         pending.sent = Instant::now();
         pending.is_kept = false;
-        let task = Task {
+        let (candidates, wanted) = (pending.candidates.clone(), pending.wanted());
+        let id = format!("{}.{number}.{}", self.run, pending.attempt);
+        let task = to_json(&self.task(number, candidates, None));
+        let Some(client) = &self.client else { return };
+        let subject = task_subject(&self.fleet.class, ANY, &self.run);
+        let reply = client.inbox(&format!("kept.{number}"));
+        if !client.link().publish(&subject, Some(&reply), Some(&id), &task) {
+            let (n_bytes, most) = (task.len(), client.link().max_payload());
+            let why = Error::TooLarge { n_bytes, most }.to_string();
+            for index in wanted {
+                self.settle(number, index, Measured::failed(ErrorClass::InstantiationError, why.clone()));
+            }
+        }
+    }
+
+    /// A task of these candidates, which race or do not.
+    fn task(&self, number: u64, candidates: Vec<Sent>, race: Option<RaceLimits>) -> Task {
+        Task {
             run: self.run.clone(),
             number,
             assignment: self.assignment.clone(),
-            candidates: pending.candidates.clone(),
-            leading_ns: self.leading_ns,
-            race: None,
+            candidates,
+            leading_ns: self.leading_ns.filter(|_| race.is_none()),
+            race: race.map(RaceLimits::into),
             lease_s: self.fleet.lease.as_secs_f64(),
-        };
-        let id = format!("{}.{number}.{}", self.run, pending.attempt);
-        if let Some(client) = &self.client {
-            let subject = task_subject(&self.fleet.class, ANY, &self.run);
-            let reply = client.inbox(&format!("kept.{number}"));
-            client.link().publish(&subject, Some(&reply), Some(&id), &to_json(&task));
         }
     }
 
@@ -262,13 +307,13 @@ impl<'a> Remote<'a> {
     fn watch(&mut self) {
         let now = Instant::now();
         if self.client.is_none() {
-            if now - self.tried < BETWEEN_TRIES {
+            if !self.retry.left().is_zero() {
                 return;
             }
-            self.tried = now;
             match self.connect() {
                 Ok(client) => {
-                    self.client = Some(client);
+                    self.use_client(client);
+                    self.retry = Retry::at_once();
                     self.pulled.0 = 0;
                     self.is_told.remove("lost");
                     (self.books.tell)("the NATS server is there again".to_owned());
@@ -277,28 +322,30 @@ impl<'a> Remote<'a> {
                         return self.lose(&error.to_string());
                     }
                 }
-                Err(_) => return,
+                Err(_) => return self.retry.failed(),
             }
         }
-        if self.is_store_gone && now - self.watched > WATCH {
+        let every = self.fleet.part(WATCH);
+        if self.is_store_gone && now - self.watched > every {
             self.watched = now;
             self.is_store_gone = false;
             if let Err(error) = self.send_all() {
                 return self.lose(&error.to_string());
             }
         }
-        if self.pulled.0 == 0 || now - self.pulled.1 > PULL_TIME + RESEND {
+        if self.pulled.0 == 0 || now - self.pulled.1 > PULL_TIME + self.fleet.resend() {
             self.pulled = (PULLED, now);
             if let Some(client) = &self.client {
                 pull(client, RESULTS, &self.run, PULLED, &client.inbox("results"), Some(PULL_TIME));
             }
         }
-        if now - self.watched < WATCH {
+        if now - self.watched < every {
             return;
         }
         self.watched = now;
         let unsure: Vec<u64> = self.tasks.iter().filter(|(_, task)| !task.is_kept).map(|(at, _)| *at).collect();
-        let unsure: Vec<u64> = unsure.into_iter().filter(|at| now - self.tasks[at].sent > RESEND).collect();
+        let unsure: Vec<u64> =
+            unsure.into_iter().filter(|at| now - self.tasks[at].sent > self.fleet.resend()).collect();
         unsure.into_iter().for_each(|number| self.send(number));
         if !self.tasks.is_empty() && now - self.heard > QUIET_LEASES * self.fleet.lease {
             self.heard = now;
@@ -332,7 +379,6 @@ impl<'a> Remote<'a> {
 
     fn lose(&mut self, why: &str) {
         self.client = None;
-        self.tried = Instant::now();
         let why = why.to_owned();
         self.tell_once("lost", || format!("the NATS server is not there ({why}); trying again"));
     }
@@ -386,8 +432,8 @@ impl<'a> Remote<'a> {
         let Ok(done) = serde_json::from_slice::<Done>(&message.payload) else { return self.acknowledge(ack) };
         self.heard = Instant::now();
         match done.what {
-            Finding::Trial { outcome, seconds, limit, .. } => {
-                let number = self.settle(done.task, done.index, Measured { outcome, seconds, limit });
+            Finding::Trial { outcome, seconds, limit, conditions, .. } => {
+                let number = self.settle(done.task, done.index, Measured { outcome, seconds, limit, conditions });
                 match number {
                     Some(number) => self.acks.push((number, ack.clone())),
                     None => {
@@ -463,11 +509,8 @@ impl<'a> Remote<'a> {
             let n = (self.books.strike)(&pending.candidates[suspect].config);
             (self.books.tell)(format!("device {before} went away; {} goes on", ask.device));
             if n >= MOST_STRIKES {
-                let outcome = Outcome::Failed {
-                    class: ErrorClass::RuntimeError,
-                    message: "two machines went away while it ran".to_owned(),
-                };
-                self.settle(number, suspect, Measured { outcome, seconds: Seconds::default(), limit: None });
+                let why = "two machines went away while it ran".to_owned();
+                self.settle(number, suspect, Measured::failed(ErrorClass::RuntimeError, why));
             }
         }
         let wanted = self.tasks.get(&number).map(Pending::wanted).unwrap_or_default();
@@ -478,17 +521,9 @@ impl<'a> Remote<'a> {
     fn wait(&mut self, at_most: Duration) {
         self.watch();
         match self.client.as_mut().map(|client| client.next(at_most)) {
-            None => std::thread::sleep(at_most.min(BETWEEN_TRIES)),
+            None => std::thread::sleep(at_most.min(self.retry.left()).min(NO_SERVER)),
             Some(None) => {}
             Some(Some(event)) => self.hear(event),
-        }
-    }
-
-    fn sent(&self, candidate: &Candidate) -> Sent {
-        Sent {
-            steps: candidate.steps.to_string(),
-            config: serde_json::to_string(candidate.config.ranks()).expect("invariant: numbers have a form in JSON"),
-            patience_s: candidate.patience.map(|time| time.as_secs_f64()),
         }
     }
 
@@ -502,15 +537,7 @@ impl<'a> Remote<'a> {
     ) -> Result<Option<Vec<Standing>>, Error> {
         let number = self.n_tasks;
         self.n_tasks += 1;
-        let task = Task {
-            run: self.run.clone(),
-            number,
-            assignment: self.assignment.clone(),
-            candidates: candidates.iter().map(|candidate| self.sent(candidate)).collect(),
-            leading_ns: None,
-            race: Some(limits.into()),
-            lease_s: self.fleet.lease.as_secs_f64(),
-        };
+        let task = self.task(number, candidates.iter().map(sent).collect(), Some(limits));
         let now = Instant::now();
         self.race = Some(Race { number, n_candidates: candidates.len(), standings: None });
         let subject = task_subject(&self.fleet.class, device, &self.run);
@@ -546,13 +573,18 @@ impl Measure for Remote<'_> {
         if self.tasks.is_empty() {
             self.heard = Instant::now();
         }
-        for (at, candidates) in candidates.chunks(n_of_task).enumerate() {
+        let around = to_json(&self.task(u64::MAX, Vec::new(), None)).len() + AROUND;
+        let room = self.max_payload.saturating_sub(around);
+        let mut next = first;
+        for candidates in parts(candidates.iter().map(sent), n_of_task, room) {
             let number = self.n_tasks;
             self.n_tasks += 1;
+            let (n, first) = (candidates.len(), next);
+            next += n as u64;
             let pending = Pending {
-                first: first + (at * n_of_task) as u64,
-                candidates: candidates.iter().map(|candidate| self.sent(candidate)).collect(),
-                is_done: vec![false; candidates.len()],
+                first,
+                candidates,
+                is_done: vec![false; n],
                 is_kept: false,
                 sent: Instant::now(),
                 attempt: 0,
@@ -584,7 +616,7 @@ impl Measure for Remote<'_> {
                 self.wait(Duration::ZERO);
                 return Ok(self.ready.pop_front().map_or(Next::Pending, |(at, measured)| Next::Done(at, measured)));
             }
-            self.wait((until - now).min(WATCH));
+            self.wait((until - now).min(self.fleet.part(WATCH)));
         }
     }
 
@@ -722,4 +754,23 @@ pub fn strays(devices: &[Description]) -> Vec<(String, f64)> {
 /// A message as JSON.
 pub fn to_json<T: Serialize>(message: &T) -> Vec<u8> {
     serde_json::to_vec(message).expect("invariant: messages have a form in JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_have_room_in_messages() {
+        let of = |n_bytes: usize| Sent { steps: "x".repeat(n_bytes), config: "[]".into(), patience_s: None };
+        let one = to_json(&of(0)).len() + 1;
+        let sizes = |given: &[usize], most: usize, room: usize| -> Vec<Vec<usize>> {
+            let found = parts(given.iter().map(|n| of(*n)), most, room);
+            found.iter().map(|part| part.iter().map(|sent| sent.steps.len()).collect()).collect()
+        };
+        assert_eq!(sizes(&[1, 2, 3], 2, 1000), [vec![1, 2], vec![3]]);
+        assert_eq!(sizes(&[100, 100, 100, 1], 16, 200 + 2 * one), [vec![100, 100], vec![100, 1]]);
+        assert_eq!(sizes(&[10, 1000, 10], 16, 100 + one), [vec![10], vec![1000], vec![10]]);
+        assert!(parts([].into_iter(), 16, 0).is_empty());
+    }
 }

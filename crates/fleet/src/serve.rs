@@ -11,7 +11,7 @@ use crate::Fleet;
 use crate::devices::Description;
 use crate::error::Error;
 use crate::jetstream::{is_kept, n_deliveries, pull};
-use crate::nats::{Client, Event, Link, Message};
+use crate::nats::{Client, Event, Link, Message, Retry};
 use crate::protocol::{
     Ask, Assignment, Cancel, Done, Finding, Place, Rest, Started, TASKS, Task, VERSION, cancel_subject, class_consumer,
     device_consumer, device_subject, rest_subject, result_subject, started_subject,
@@ -21,21 +21,19 @@ use crate::remote::to_json;
 /// Tasks that are at hand at a time: one is measured, the next one built meanwhile.
 const MOST_HELD: usize = 2;
 /// Assignments of which workers and data are kept for when they come again.
-const MOST_ASSIGNMENTS: usize = 4;
+const MOST_ASSIGNMENTS: usize = 6;
 /// How long the server holds a request for a task, and how much later it is taken for lost: the server does
 /// not answer at all while nobody has made a place for tasks, and whoever joins first is to begin soon all
 /// the same.
-const PULL_TIME: Duration = Duration::from_secs(1);
-const PULL_SLACK: Duration = Duration::from_millis(500);
-/// What is sent and not known to be kept is sent again after so long.
-const RESEND: Duration = Duration::from_secs(2);
-/// A tuner that does not say what it still wants in this time wants all of it.
-const ANSWER_TIME: Duration = Duration::from_secs(2);
-/// How long it waits where there is nobody to ask for tasks yet, and where it is set aside.
-const NOBODY: Duration = Duration::from_millis(250);
-const ASIDE: Duration = Duration::from_secs(10);
-/// So long passes between tries to connect again.
-const BETWEEN_TRIES: Duration = Duration::from_millis(500);
+///
+/// Both are parts of a lease, as are a tuner's time to say what it still wants, after which it wants all of
+/// it, and the time where there is nobody to ask for tasks yet.
+const PULL_TIME: u32 = 10;
+const PULL_SLACK: u32 = 20;
+const ANSWER_TIME: u32 = 5;
+const NOBODY: u32 = 40;
+/// The least time for which the server holds a request.
+const LEAST_PULL: Duration = Duration::from_millis(100);
 /// How often it says what it is, and after how long again where that was not kept.
 const SELF: Duration = Duration::from_secs(5);
 pub const SELF_AGAIN: Duration = Duration::from_millis(500);
@@ -176,7 +174,7 @@ pub fn serve(
         tell,
         leases: leases.clone(),
         client: None,
-        tried: now,
+        retry: Retry::at_once(),
         said: None,
         pulls: [now; 2],
         is_pulling: [false; 2],
@@ -207,7 +205,7 @@ struct Server<'a, 'h> {
     tell: &'a dyn Fn(String),
     leases: Arc<Leases>,
     client: Option<Client>,
-    tried: Instant,
+    retry: Retry,
     /// When it has said what it is.
     said: Option<Instant>,
     /// By way: when a task may be asked for, or was.
@@ -236,7 +234,7 @@ impl Server<'_, '_> {
         self.is_pulling = [false; 2];
         self.pulls = [Instant::now(); 2];
         for unsent in &mut self.unsent {
-            unsent.sent = Instant::now().checked_sub(RESEND).unwrap_or(unsent.sent);
+            unsent.sent = Instant::now().checked_sub(self.fleet.resend()).unwrap_or(unsent.sent);
         }
         Ok(())
     }
@@ -265,19 +263,21 @@ impl Server<'_, '_> {
     fn keep_in_touch(&mut self) {
         let now = Instant::now();
         if self.client.is_none() {
-            if now - self.tried < BETWEEN_TRIES {
+            if !self.retry.left().is_zero() {
                 return;
             }
-            self.tried = now;
             if self.connect().is_err() {
-                return;
+                return self.retry.failed();
             }
+            self.retry = Retry::at_once();
             (self.tell)("the NATS server is there again".to_owned());
         }
         let is_due = self.said.is_none_or(|said| now - said > SELF);
         if is_due {
             (self.here.renew)(&mut self.description, self.held.is_empty());
         }
+        let (resend, pull_time) = (self.fleet.resend(), self.fleet.part(PULL_TIME).max(LEAST_PULL));
+        let pull_slack = self.fleet.part(PULL_SLACK).max(LEAST_PULL);
         let Some(client) = &self.client else { return };
         if is_due {
             self.said = Some(now);
@@ -285,13 +285,13 @@ impl Server<'_, '_> {
             let subject = device_subject(self.device());
             client.link().publish(&subject, Some(&reply), None, &to_json(&self.description));
         }
-        for unsent in self.unsent.iter_mut().filter(|unsent| now - unsent.sent >= RESEND) {
+        for unsent in self.unsent.iter_mut().filter(|unsent| now - unsent.sent >= resend) {
             unsent.sent = now;
             let reply = client.inbox(&format!("kept.{}", unsent.token));
             client.link().publish(&unsent.subject, Some(&reply), Some(&unsent.id), &unsent.payload);
         }
         for (way, name) in WAYS.iter().enumerate() {
-            let is_late = self.is_pulling[way] && now - self.pulls[way] > PULL_TIME + PULL_SLACK;
+            let is_late = self.is_pulling[way] && now - self.pulls[way] > pull_time + pull_slack;
             // What is measured and only waits for a word of the server's keeps nobody from the next one.
             let n_held = self.held.iter().filter(|held| !held.is_done()).count();
             let is_free = n_held + usize::from(self.is_pulling[0] && way == 0) < MOST_HELD + way;
@@ -301,7 +301,7 @@ impl Server<'_, '_> {
                     _ => device_consumer(self.device()),
                 };
                 (self.is_pulling[way], self.pulls[way]) = (true, now);
-                pull(client, TASKS, &consumer, 1, &client.inbox(name), Some(PULL_TIME));
+                pull(client, TASKS, &consumer, 1, &client.inbox(name), Some(pull_time));
             }
         }
     }
@@ -312,7 +312,6 @@ impl Server<'_, '_> {
                 (self.tell)(format!("the NATS server is not there ({why}); trying again"));
                 *lock(&self.leases.link) = None;
                 self.client = None;
-                self.tried = Instant::now();
                 return;
             }
             Event::Refused(why) => return (self.tell)(format!("the NATS server refuses: {why}")),
@@ -331,7 +330,7 @@ impl Server<'_, '_> {
                 if let Some(way) = WAYS.iter().position(|way| *way == name) {
                     // There is no task, or nobody yet to give one.
                     let is_for_nobody = matches!(message.status, Some(status) if ![404, 408].contains(&status));
-                    let wait = if is_for_nobody { NOBODY } else { Duration::ZERO };
+                    let wait = if is_for_nobody { self.fleet.part(NOBODY) } else { Duration::ZERO };
                     (self.is_pulling[way], self.pulls[way]) = (false, Instant::now() + wait);
                 } else if let Some(token) = name.strip_prefix("kept.").and_then(|token| token.parse::<u64>().ok()) {
                     if is_kept(&message) {
@@ -403,7 +402,7 @@ impl Server<'_, '_> {
         if rest.is_aside {
             let held = self.held.remove(at).expect("invariant: it was found there");
             self.leave(&held, b"-NAK");
-            self.pulls = [Instant::now() + ASIDE; 2];
+            self.pulls = [Instant::now() + self.fleet.lease; 2];
         }
     }
 
@@ -485,11 +484,11 @@ impl Server<'_, '_> {
 
     /// Has what is wanted measured.
     fn submit(&mut self) {
-        let now = Instant::now();
+        let (now, answer_time) = (Instant::now(), self.fleet.part(ANSWER_TIME));
         let late: Vec<(String, u64)> = self
             .held
             .iter()
-            .filter(|held| held.asked.is_some_and(|asked| now - asked > ANSWER_TIME))
+            .filter(|held| held.asked.is_some_and(|asked| now - asked > answer_time))
             .map(|held| (held.task.run.clone(), held.task.number))
             .collect();
         late.into_iter().for_each(|(run, number)| self.hear_rest(&run, number, None));
@@ -573,7 +572,7 @@ impl Server<'_, '_> {
         self.n_tokens += 1;
         self.send(run, *number, id, to_json(&done));
         self.leave(&held, b"-NAK");
-        self.pulls = [Instant::now() + NOBODY; 2];
+        self.pulls = [Instant::now() + self.fleet.part(NOBODY); 2];
     }
 
     /// Sends a result, until it is known to be kept.
@@ -630,8 +629,9 @@ impl Server<'_, '_> {
     fn found(&mut self, number: u64, measured: Measured) {
         for held in &mut self.held {
             if let Some(index) = held.numbers.remove(&number) {
-                let what = Finding::of(&held.task.candidates[index], measured);
                 let device = self.description.device.clone();
+                let what = Finding::of(&held.task.candidates[index], &device, measured);
+                self.description.heed(&what);
                 let done = Done { task: held.task.number, index, device, what };
                 let run = held.task.run.clone();
                 self.description.n_trials += 1;

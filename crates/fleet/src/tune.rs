@@ -1,7 +1,7 @@
 //! Tuning on a fleet: what is asked for, on which devices, and what runs that were killed have left.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use tilewright::{
@@ -40,15 +40,16 @@ pub fn tune(
     note: &(dyn Fn(Note) + Sync),
 ) -> Result<Tuned, tilewright::Error> {
     let devices = of_use(fleet, request, note)?;
-    tune_on(session, fleet, &devices, devices.of_use.len(), request, stop, note)
+    tune_on(session, fleet, &devices, &Turns::new(1, devices.of_use.len()), request, stop, note)
 }
 
 /// What came of one of several workloads, by its place among them.
 pub type Each = (usize, Result<Tuned, tilewright::Error>);
 
 /// Tunes workloads on the devices of a class, as many at a time as there are devices: each is searched the
-/// better, the fewer candidates are chosen at a time. What each came to, in their order; those that were not
-/// begun are left out.
+/// better, the fewer candidates are chosen at a time. Where trials are counted and not time, it is one more,
+/// so that no device is idle where a search waits for its last results. What each came to, in their order;
+/// those that were not begun are left out.
 ///
 /// # Errors
 /// As [`tune`], where none could be begun.
@@ -61,24 +62,60 @@ pub fn tune_many(
 ) -> Result<Vec<Each>, tilewright::Error> {
     let Some(first) = requests.first() else { return Ok(Vec::new()) };
     let devices = of_use(fleet, first, &|what| note(0, what))?;
-    let n_at_a_time = devices.of_use.len().min(requests.len());
-    let n_each = devices.of_use.len().div_ceil(n_at_a_time);
+    let n_devices = devices.of_use.len();
+    let has_time = requests.iter().any(|request| request.time.is_some() || request.trials.is_none());
+    let n_at_a_time = (n_devices + usize::from(!has_time)).min(requests.len());
+    let turns = Turns::new(n_at_a_time, n_devices.div_ceil(n_at_a_time));
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..n_at_a_time {
+        // The one whose turn comes next is made ready meanwhile: its space, and what it begins with.
+        for _ in 0..(n_at_a_time + 1).min(requests.len()) {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some(request) = requests.get(at) else { break };
-                    let tuned = tune_on(session, fleet, &devices, n_each, request, stop, &|what| note(at, what));
-                    done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((at, tuned));
+                    let note = |what: Note| note(at, what);
+                    let tuned = tune_on(session, fleet, &devices, &turns, request, stop, &note);
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push((at, tuned));
                 }
             });
         }
     });
-    let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     done.sort_by_key(|(at, _)| *at);
     Ok(done)
+}
+
+/// Searches that may be under way at the same time.
+struct Turns {
+    /// The devices that each is to keep busy.
+    n_devices: usize,
+    left: Mutex<usize>,
+    one_is_over: Condvar,
+}
+
+impl Turns {
+    /// So many, with so many devices each.
+    fn new(n: usize, n_devices: usize) -> Turns {
+        Turns { n_devices, left: Mutex::new(n), one_is_over: Condvar::new() }
+    }
+
+    /// Waits for a turn, which is over when that is dropped.
+    fn take(&self) -> Turn<'_> {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.one_is_over.wait_while(left, |left| *left == 0).unwrap_or_else(PoisonError::into_inner) -= 1;
+        Turn(self)
+    }
+}
+
+/// A search may be under way.
+struct Turn<'a>(&'a Turns);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.left.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.one_is_over.notify_one();
+    }
 }
 
 /// The devices of a class.
@@ -93,7 +130,7 @@ struct Devices {
 fn of_use(fleet: &Fleet, request: &TuneRequest, note: &(dyn Fn(Note) + Sync)) -> Result<Devices, tilewright::Error> {
     let mut client = fleet.connect(None)?;
     make_streams(&mut client)?;
-    let all = wait_for(&mut client, &fleet.class, &fleet.address.to_string(), FIRST_DEVICE)?;
+    let all = wait_for(&mut client, &fleet.class, &fleet.servers.to_string(), FIRST_DEVICE)?;
     let kind = |device: &Description| (device.target.clone(), device.toolchain.clone());
     // The most frequent kind; of as frequent ones that of the first device.
     let frequency = |of: &Description| all.iter().filter(|device| kind(device) == kind(of)).count();
@@ -128,12 +165,12 @@ fn of_use(fleet: &Fleet, request: &TuneRequest, note: &(dyn Fn(Note) + Sync)) ->
     Ok(Devices { target, of_use, aside })
 }
 
-/// Tunes a workload on these devices, as if it had so many of them for itself.
+/// Tunes a workload on these devices, once it has a turn.
 fn tune_on(
     session: &Session,
     fleet: &Fleet,
     devices: &Devices,
-    n_devices: usize,
+    turns: &Turns,
     request: &TuneRequest,
     stop: &AtomicBool,
     note: &(dyn Fn(Note) + Sync),
@@ -157,14 +194,19 @@ fn tune_on(
             // What cannot be counted is no reason to go on with it.
             counted.ok().and_then(Result::ok).unwrap_or(u64::MAX)
         };
-        let tell = |text: String| note(Note::Message(text));
+        let turn = turns.take();
+        let tell = move |text: String| {
+            // It is over with whatever tells something.
+            let _ = &turn;
+            note(Note::Message(text));
+        };
         let books = Books { strike: Box::new(strike), tell: Box::new(tell) };
-        let remote = Remote::start(fleet, &run, assignment(&request), n_devices, books)?;
+        let remote = Remote::start(fleet, &run, assignment(&request), turns.n_devices, books)?;
         Ok(Box::new(remote.without(devices.aside.iter().cloned())))
     };
     let place = Elsewhere {
         class: &fleet.class,
-        least_batch: PER_DEVICE * n_devices,
+        least_batch: PER_DEVICE * turns.n_devices,
         peak_gflops: peak.map(|peak| peak * per_element * request.threads as f64),
         is_emulated,
         start: &start,
@@ -222,7 +264,7 @@ fn take_over(
         let recording = Recording::new(recorder);
         let mut n = 0;
         for done in left {
-            let Finding::Trial { config, outcome, seconds, limit } = done.what else { continue };
+            let Finding::Trial { config, outcome, seconds, limit, conditions } = done.what else { continue };
             let Ok(ranks) = serde_json::from_str::<Vec<u64>>(&config) else { continue };
             let config = Config::new(ranks);
             if !task.space.contains(&config) {
@@ -230,7 +272,7 @@ fn take_over(
             }
             let steps = Subject::from(task).candidate(config.clone()).steps;
             let trial = Trial { config, outcome };
-            let report = Report { number: n_earlier + n, trial, steps, seconds, limit, best_ns: None };
+            let report = Report { number: n_earlier + n, trial, steps, seconds, limit, conditions, best_ns: None };
             recording.take_note(&Event::Trial(&report), &|_| ()).map_err(refuse)?;
             n += 1;
         }

@@ -1,5 +1,6 @@
 //! Results as records of ours, which a database keeps.
 
+use tilewright_tune::Conditions;
 use tilewright_tune::record::{Line, Record};
 
 use crate::format::FORMATS;
@@ -37,6 +38,7 @@ pub fn records<'a>(format: &'a str, results: &'a Results) -> impl Iterator<Item 
             unix_time: row.unix_time,
             run: None,
             limit: None,
+            conditions: Conditions::default(),
             is_imported: false,
         };
         Line { record, winner: None }

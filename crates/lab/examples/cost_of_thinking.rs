@@ -16,7 +16,7 @@ use tilewright_learn::metrics::kendall_tau;
 use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
 use tilewright_tune::{
     BoxError, Budget, Candidate, Config, Constraint, Event, HeadStart, Machine, Measure, Measured, Next, Outcome,
-    Parameter, Queue, RaceLimits, SEARCHES, Seconds, Space, Standing, Timing, Trial, search, tune,
+    Parameter, Queue, RaceLimits, SEARCHES, Space, Standing, Timing, Trial, search, tune,
 };
 
 const PNPOLY: &[u8] = include_bytes!("../../formats/tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
@@ -136,7 +136,7 @@ impl Measure for Formula {
     fn next(&mut self, _: Option<f64>, _: Duration) -> Result<Next, BoxError> {
         Ok(self.queue.pop().map_or(Next::Idle, |(number, candidate)| {
             let outcome = trial(&self.space, candidate.config).outcome;
-            Next::Done(number, Measured { outcome, seconds: Seconds::default(), limit: None })
+            Next::Done(number, Measured::of(outcome))
         }))
     }
 

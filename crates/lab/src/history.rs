@@ -192,7 +192,7 @@ pub fn median_curve(curves: &[Curve]) -> MedianCurve {
 mod tests {
     use super::*;
     use serde_json::json;
-    use tilewright_tune::{Outcome, RunTime, Timing};
+    use tilewright_tune::{Conditions, Outcome, RunTime, Timing};
 
     fn record(seed: u64, unix_time: u64, run: Option<RunTime>, ns: Option<f64>) -> Record {
         let timing = |median_ns| Timing { median_ns, min_ns: 1.0, spread: 0.0, n_samples: 1, stopped_early: false };
@@ -214,6 +214,7 @@ mod tests {
             unix_time,
             run,
             limit: None,
+            conditions: Conditions::default(),
             is_imported: false,
         }
     }

@@ -266,9 +266,10 @@ impl Customs {
 
 /// Checks what needs no knowledge of workloads.
 fn check_form(record: &Record) -> Result<(), String> {
-    let Record { target, template, search, version, toolchain, threads, seconds, run, .. } = record;
+    let Record { target, template, search, version, toolchain, threads, seconds, run, conditions, .. } = record;
     let texts = [("target", target), ("template", template), ("search", search), ("version", version)];
-    for (name, text) in texts.into_iter().chain([("toolchain", toolchain)]) {
+    let device = conditions.device.iter().map(|device| ("device", device));
+    for (name, text) in texts.into_iter().chain([("toolchain", toolchain)]).chain(device) {
         if text.chars().any(char::is_control) {
             return Err(format!("{name} holds a control character"));
         }

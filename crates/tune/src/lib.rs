@@ -24,7 +24,7 @@ mod tune_loop;
 pub use error::Error;
 pub use importance::{Importance, importance};
 pub use measure::{
-    BoxError, Candidate, Machine, Measure, Measured, Next, Queue, RaceLimits, Seconds, Standing, Subject,
+    BoxError, Candidate, Conditions, Machine, Measure, Measured, Next, Queue, RaceLimits, Seconds, Standing, Subject,
 };
 pub use record::{Best, Judge, PassedOver, Record, RecordError, RunTime, Store, StoreError, TaskKey, Winner};
 pub use replay::{AtBudget, RecordedSpace, Replay, ReplayPlan};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::space::{Config, Space};
 use crate::template::Task;
-use crate::trial::{Limit, Outcome};
+use crate::trial::{ErrorClass, Limit, Outcome};
 
 /// An error of a part that this crate does not know.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -94,6 +94,20 @@ impl<'a> From<&'a Space> for Subject<'a> {
     }
 }
 
+/// Where a candidate was measured, and how that machine was, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Conditions {
+    /// The device of a fleet, by its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// The frequency of its cores in megahertz …
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frequency_mhz: Option<f64>,
+    /// … and its temperature in degrees Celsius.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature_c: Option<f64>,
+}
+
 /// The result for one candidate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
@@ -103,6 +117,20 @@ pub struct Measured {
     pub seconds: Seconds,
     /// What it failed of that another run may allow more of.
     pub limit: Option<Limit>,
+    /// Where that was.
+    pub conditions: Conditions,
+}
+
+impl Measured {
+    /// What is known of an outcome alone.
+    pub fn of(outcome: Outcome) -> Measured {
+        Measured { outcome, seconds: Seconds::default(), limit: None, conditions: Conditions::default() }
+    }
+
+    /// A failure that took no time.
+    pub fn failed(class: ErrorClass, message: String) -> Measured {
+        Measured::of(Outcome::Failed { class, message })
+    }
 }
 
 /// What is to be had of something that measures.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::Error;
-use crate::measure::{BoxError, Candidate, Measure, Measured, Next, Seconds, Subject};
+use crate::measure::{BoxError, Candidate, Conditions, Measure, Measured, Next, Seconds, Subject};
 use crate::pause;
 use crate::search::Search;
 use crate::space::{Config, Space};
@@ -79,6 +79,8 @@ pub struct Report {
     pub seconds: Seconds,
     /// What it failed of that another run may allow more of.
     pub limit: Option<Limit>,
+    /// Where it was measured.
+    pub conditions: Conditions,
     /// The best median so far in nanoseconds, this trial included.
     pub best_ns: Option<f64>,
 }
@@ -594,6 +596,7 @@ impl<'a> Books<'a> {
             steps: Arc::clone(&candidate.steps),
             seconds: measured.seconds,
             limit: measured.limit,
+            conditions: measured.conditions,
             best_ns: self.best_ns(),
         }
     }
@@ -776,7 +779,7 @@ mod tests {
             }
             let (number, candidate) = self.waiting.remove(if self.is_backwards { self.waiting.len() - 1 } else { 0 });
             let outcome = self.table.outcome(&candidate.config);
-            Ok(Next::Done(number, Measured { outcome, seconds: Seconds::default(), limit: None }))
+            Ok(Next::Done(number, Measured::of(outcome)))
         }
 
         fn wind_down(&mut self) {

@@ -9,7 +9,8 @@ use rusqlite::{Connection, OpenFlags};
 use serde_json::json;
 use tilewright_tune::record::{Exported, Imported};
 use tilewright_tune::{
-    Best, ErrorClass, Judge, Limit, Outcome, Record, RunTime, Seconds, Store, StoreError, TaskKey, Timing, Winner,
+    Best, Conditions, ErrorClass, Judge, Limit, Outcome, Record, RunTime, Seconds, Store, StoreError, TaskKey, Timing,
+    Winner,
 };
 
 const WORKLOAD: &str = "matmul:m=512,n=512,k=512";
@@ -44,6 +45,11 @@ fn record(trial: u64) -> Record {
         unix_time: 1_800_000_000,
         run: Some(RunTime { start_unix_ms: 1_800_000_000_123, elapsed_s: trial as f64 / 8.0 }),
         limit: None,
+        conditions: Conditions {
+            device: Some(format!("pi{}", trial % 2)),
+            frequency_mhz: Some(1500.0),
+            temperature_c: trial.is_multiple_of(2).then_some(61.5),
+        },
         is_imported: false,
     }
 }
@@ -249,21 +255,33 @@ fn old_record_files_load() {
     assert_eq!(parse(&lines), parse(file));
 }
 
+/// Columns of trials that the first form of the schema did not have.
+const LATER: [&str; 8] = [
+    "run_start_unix_ms",
+    "run_elapsed_s",
+    "limit_name",
+    "limit_number",
+    "imported",
+    "device",
+    "frequency_mhz",
+    "temperature_c",
+];
+
 #[test]
 fn old_databases_open_and_take_new_records() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records.db");
     open(&path).insert(&records(0..3), 0.0).unwrap();
     let old = Connection::open(&path).unwrap();
-    for column in ["run_start_unix_ms", "run_elapsed_s", "limit_name", "limit_number", "imported"] {
+    for column in LATER {
         old.execute_batch(&format!("ALTER TABLE trials DROP COLUMN {column}")).unwrap();
     }
     for column in ["winners DROP imported", "winners DROP last_trial"] {
         old.execute_batch(&format!("ALTER TABLE {column}")).unwrap();
     }
     let read_only = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
-    let without_run = |trial| Record { run: None, ..record(trial) };
-    let mut expected: Vec<Record> = (0..3).map(without_run).collect();
+    let without = |trial| Record { run: None, conditions: Conditions::default(), ..record(trial) };
+    let mut expected: Vec<Record> = (0..3).map(without).collect();
     let read_only = Store::new(read_only).unwrap();
     assert_eq!(all(&read_only), expected, "as it is, where it cannot be written");
     assert!(best_of(&read_only, None).is_some());

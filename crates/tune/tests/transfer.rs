@@ -13,8 +13,8 @@ use tilewright_learn::sequence::{self, Architecture, Completions, Training, Voca
 use tilewright_tune::predict::records::{self, Lessons, RecordsError, SpaceCompletions};
 use tilewright_tune::transfer::{EarlierTask, Experience, warm_start};
 use tilewright_tune::{
-    Config, Constraint, ErrorClass, Outcome, Parameter, Record, Seconds, Setting, Space, TEMPLATES, Task, Timing,
-    Trial, search,
+    Conditions, Config, Constraint, ErrorClass, Outcome, Parameter, Record, Seconds, Setting, Space, TEMPLATES, Task,
+    Timing, Trial, search,
 };
 
 /// The template of the paper's products.
@@ -64,6 +64,7 @@ fn record(task: &Task, config: &Config, outcome: Outcome) -> Record {
         unix_time: 0,
         run: None,
         limit: None,
+        conditions: Conditions::default(),
         is_imported: false,
     }
 }

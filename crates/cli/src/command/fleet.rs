@@ -16,7 +16,8 @@ use crate::output::{message, table, write_result};
 /// Where a fleet is.
 #[derive(Args, Debug)]
 pub struct FleetArgs {
-    /// NATS server of a fleet: nats://127.0.0.1:4222 on this machine, tls://HOST:4222 on another
+    /// NATS server of a fleet, or several with commas: nats://127.0.0.1:4222 on this machine, tls://HOST:4222
+    /// on another
     #[arg(long = "fleet", id = "url", value_name = "URL")]
     pub url: Option<String>,
     /// File of a key that `fleet keys` made

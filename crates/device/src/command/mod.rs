@@ -423,7 +423,7 @@ impl Shared {
             state = self.lock();
             state.running = None;
             if !is_over() {
-                state.done.push_back((job.number, Measured { outcome, seconds, limit }));
+                state.done.push_back((job.number, Measured { seconds, limit, ..Measured::of(outcome) }));
             }
             self.changed.notify_all();
         }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
-use tilewright_tune::{ErrorClass, Limit, Measured, Outcome, Seconds, Timing};
+use tilewright_tune::{Conditions, ErrorClass, Limit, Measured, Outcome, Seconds, Timing};
 
 /// A candidate is given up where its first run takes so many times as long as the fastest first run so far …
 const HOPELESS_RUN: u32 = 5;
@@ -732,8 +732,12 @@ impl Scheduler {
                     State::Timing(_) => &mut seconds.run,
                     _ => &mut seconds.verify,
                 };
+                let conditions = match &answer {
+                    Answer::Reply(Reply::Timed { conditions, .. }) => conditions.clone(),
+                    _ => Conditions::default(),
+                };
                 let (outcome, limit) = self.outcome(answer, self.run_timeout(&self.candidates[place]), part);
-                State::Done(Measured { outcome, seconds, limit })
+                State::Done(Measured { outcome, seconds, limit, conditions })
             }
         };
         self.candidates[place].seconds = seconds;
@@ -815,7 +819,7 @@ impl Scheduler {
 }
 
 fn failed(class: ErrorClass, message: String, seconds: Seconds, limit: Option<Limit>) -> Measured {
-    Measured { outcome: Outcome::Failed { class, message }, seconds, limit }
+    Measured { seconds, limit, ..Measured::failed(class, message) }
 }
 
 #[cfg(test)]
@@ -912,7 +916,13 @@ mod tests {
         }
 
         fn timed(&mut self, worker: usize, id: u64, ns: f64) {
-            let reply = Reply::Timed { id, samples_ns: vec![ns], stopped_early: false, seconds: 0.01 };
+            let reply = Reply::Timed {
+                id,
+                samples_ns: vec![ns],
+                stopped_early: false,
+                seconds: 0.01,
+                conditions: Conditions::default(),
+            };
             self.heard(worker, TEST, Answer::Reply(reply));
         }
 

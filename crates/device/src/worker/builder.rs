@@ -1,7 +1,7 @@
 //! The thread of a worker that builds.
 
 use super::store::{Built, Kernels, Store};
-use super::{Failure, Thread};
+use super::{Build, Failure};
 use crate::objects::Objects;
 use crate::prepared::{self, Recipe};
 use crate::protocol::{Reply, Request, Source};
@@ -99,7 +99,7 @@ impl Builder {
     }
 }
 
-impl Thread for Builder {
+impl Build for Builder {
     fn answer(&mut self, request: Request) -> Option<Reply> {
         let store = Arc::clone(&self.store);
         answer(request, &store.kernels, |source, quickly| self.build(source, quickly))

@@ -3,7 +3,7 @@
 
 use super::builder::{answer, scheduled};
 use super::store::Kernels;
-use super::{Thread, Threads, checked, compare, limit_memory, tell};
+use super::{Build, Test, Threads, checked, compare, limit_memory, tell};
 use crate::data::Argument;
 use crate::failure::Failure;
 use crate::gpu::{Cuda, Driver, Memory, OpenCl, Shape, Span, fits, keep_compiled_in, of_device};
@@ -18,7 +18,7 @@ use tilewright_ir::gpu::{Kernel, lower_gpu};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{BufferId, Program, Role, Target};
-use tilewright_tune::ErrorClass;
+use tilewright_tune::{Conditions, ErrorClass};
 
 /// As a number it is none: an element that is not written cannot pass for right.
 const POISON: u8 = 0xFF;
@@ -121,7 +121,7 @@ struct Builder<D: Driver> {
     kernels: Arc<Kernels<Built<D>>>,
 }
 
-impl<D: Driver> Thread for Builder<D> {
+impl<D: Driver> Build for Builder<D> {
     fn answer(&mut self, request: Request) -> Option<Reply> {
         answer(request, &self.kernels, |source, _| self.build(source))
     }
@@ -188,21 +188,7 @@ struct Tester<D: Driver> {
     flush: Option<Memory<D>>,
 }
 
-impl<D: Driver> Thread for Tester<D> {
-    fn answer(&mut self, request: Request) -> Option<Reply> {
-        let start = Instant::now();
-        let (id, result) = match request {
-            Request::Check { id, plan } => (id, self.check(id, plan.as_ref())),
-            Request::Run { id, plan } => (id, self.run(id, &plan)),
-            Request::Build { .. } | Request::Drop { .. } => unreachable!("another thread builds"),
-        };
-        Some(result.unwrap_or_else(|failure| failure.reply(id, start)))
-    }
-}
-
-impl<D: Driver> Tester<D> {
-    /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that
-    /// tells enough or what follows belongs to it.
+impl<D: Driver> Test for Tester<D> {
     fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
         let start = Instant::now();
         let built = self.kernels.get(id)?;
@@ -286,9 +272,12 @@ impl<D: Driver> Tester<D> {
             samples_ns: samples.ns,
             stopped_early: samples.stopped_early,
             seconds: start.elapsed().as_secs_f64(),
+            conditions: Conditions::default(),
         })
     }
+}
 
+impl<D: Driver> Tester<D> {
     /// Runs kernels so many times; nanoseconds of the device.
     fn launch(&self, launches: &[D::Launch], n_runs: u32) -> Result<f64, Failure> {
         self.relied_on(self.driver.run(launches, n_runs))
@@ -358,10 +347,10 @@ run {
         let (caches, at_best_pace) = (Caches::Warm, false);
         let plan = Plan { min_time_ns: 1e6, min_samples: 2, alone_ns: 0.0, leading_ns: None, caches, at_best_pace };
         match tester.answer(Request::Check { id: 1, plan: None }) {
-            Some(Reply::Checked { relative_error, .. }) => assert!(relative_error < 1e-6, "{relative_error}"),
-            other => return other.unwrap(),
+            Reply::Checked { relative_error, .. } => assert!(relative_error < 1e-6, "{relative_error}"),
+            other => return other,
         }
-        tester.answer(Request::Run { id: 1, plan }).unwrap()
+        tester.answer(Request::Run { id: 1, plan })
     }
 
     #[test]

@@ -3,11 +3,12 @@
 
 use super::builder::{answer, scheduled};
 use super::store::Kernels;
-use super::{Failure, Thread, Threads, checked, compare, limit_memory, tell};
+use super::{Build, Failure, Test, Threads, checked, compare, limit_memory, tell};
 use crate::data::Argument;
+use crate::device::BETWEEN_LOOKS;
 use crate::pace::Variation;
 use crate::protocol::{Assignment, Caches, Lane, Plan, Reply, Request, RunnerOf, Source};
-use crate::runner::{ANSWER, Ask, Runner, RunnerError};
+use crate::runner::{ANSWER, Ask, Runner, RunnerError, conditions};
 use crate::timing::{self, First, Size, Subject};
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -16,7 +17,7 @@ use tilewright_codegen::{Address, CompileError, Object};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{Buffer, Part, Program, Role, Stmt, Target, lower};
-use tilewright_tune::ErrorClass;
+use tilewright_tune::{Conditions, ErrorClass};
 
 /// As a number it is none: an element that is not written cannot pass for right.
 const POISON: u8 = 0xFF;
@@ -61,6 +62,8 @@ pub fn threads(
         loaded: None,
         kernels: Arc::clone(&kernels),
         variation: Variation::default(),
+        conditions: Conditions::default(),
+        looked: None,
     };
     tester.restart()?;
     limit_memory(assignment.memory_bytes);
@@ -87,7 +90,7 @@ struct Builder {
     kernels: Arc<Kernels<Built>>,
 }
 
-impl Thread for Builder {
+impl Build for Builder {
     fn answer(&mut self, request: Request) -> Option<Reply> {
         answer(request, &self.kernels, |source, _| self.build(source))
     }
@@ -146,6 +149,9 @@ struct Tester {
     loaded: Option<(u64, [Option<u64>; 3])>,
     kernels: Arc<Kernels<Built>>,
     variation: Variation,
+    /// How the device was when it was asked the last time, and when that was.
+    conditions: Conditions,
+    looked: Option<Instant>,
 }
 
 /// How a part is run.
@@ -281,8 +287,28 @@ impl Tester {
         Ok(bytes.as_chunks().0.iter().map(|ns| u64::from_le_bytes(*ns) as f64).collect())
     }
 
-    /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that
-    /// tells enough or what follows belongs to it.
+    /// How the device is, asked now and then.
+    fn conditions(&mut self) -> Conditions {
+        if self.looked.is_none_or(|looked| looked.elapsed() > BETWEEN_LOOKS) {
+            self.looked = Some(Instant::now());
+            // A runner of an earlier version does not know.
+            let said = self.ask(Ask::State, 0, &[], ANSWER);
+            self.conditions = said.map_or_else(|_| Conditions::default(), |said| conditions(&said));
+        }
+        self.conditions.clone()
+    }
+
+    fn is_emulated(&self) -> bool {
+        self.runner.as_ref().is_some_and(|runner| runner.hello().is_emulated)
+    }
+
+    fn size(&self, built: &Built) -> Size {
+        let n_threads = if built.is_parallel { self.n_threads } else { 1 };
+        Size { n_threads, n_bytes: built.n_bytes + built.object.scratch_bytes(self.n_threads) }
+    }
+}
+
+impl Test for Tester {
     fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
         let start = Instant::now();
         let kernels = Arc::clone(&self.kernels);
@@ -320,26 +346,17 @@ impl Tester {
         checked(id, start, took, relative_error, to_time, |plan| self.run(id, plan))
     }
 
-    fn is_emulated(&self) -> bool {
-        self.runner.as_ref().is_some_and(|runner| runner.hello().is_emulated)
-    }
-
-    fn size(&self, built: &Built) -> Size {
-        let n_threads = if built.is_parallel { self.n_threads } else { 1 };
-        Size { n_threads, n_bytes: built.n_bytes + built.object.scratch_bytes(self.n_threads) }
-    }
-
     fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
         let start = Instant::now();
         let kernels = Arc::clone(&self.kernels);
         let built = kernels.get(id)?;
         let first = *built.first.get().ok_or((ErrorClass::Unknown, format!("kernel {id} was never checked")))?;
         self.load(id, &built)?;
-        let timed = |samples_ns: Vec<f64>, stopped_early: bool| {
-            Ok(Reply::Timed { id, samples_ns, stopped_early, seconds: start.elapsed().as_secs_f64() })
+        let timed = |samples_ns: Vec<f64>, stopped_early: bool, conditions: Conditions| {
+            Ok(Reply::Timed { id, samples_ns, stopped_early, seconds: start.elapsed().as_secs_f64(), conditions })
         };
         if self.is_emulated() {
-            return timed(vec![EMULATED_NS], false);
+            return timed(vec![EMULATED_NS], false, Conditions::default());
         }
         let plan = &Plan { caches: timing::emptied(plan.caches, built.n_bytes), at_best_pace: false, ..*plan };
         let size = self.size(&built);
@@ -370,20 +387,9 @@ impl Tester {
             Some(failure) => Err(failure),
             None => {
                 self.variation = variation;
-                timed(samples.ns, samples.stopped_early)
+                let conditions = self.conditions();
+                timed(samples.ns, samples.stopped_early, conditions)
             }
         }
-    }
-}
-
-impl Thread for Tester {
-    fn answer(&mut self, request: Request) -> Option<Reply> {
-        let start = Instant::now();
-        let (id, result) = match request {
-            Request::Check { id, plan } => (id, self.check(id, plan.as_ref())),
-            Request::Run { id, plan } => (id, self.run(id, &plan)),
-            Request::Build { .. } | Request::Drop { .. } => unreachable!("another thread builds"),
-        };
-        Some(result.unwrap_or_else(|failure| failure.reply(id, start)))
     }
 }

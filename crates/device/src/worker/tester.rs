@@ -2,14 +2,14 @@
 //! them.
 
 use super::store::{Built, Store};
-use super::{Failure, Thread, checked, compare, intact};
+use super::{Failure, Test, checked, compare, intact};
 use crate::data::Argument;
 use crate::host;
 use crate::limits;
 use crate::memory::{Fenced, Pages};
 use crate::pace::{Pace, Variation};
 use crate::prepared::Prepared;
-use crate::protocol::{Caches, Lane, Plan, Reply, Request};
+use crate::protocol::{Caches, Lane, Plan, Reply};
 use crate::stopwatch::{self, MOST_TRIES};
 use crate::timing::{self, First, Size, Subject};
 use std::cell::RefCell;
@@ -20,7 +20,7 @@ use std::time::Instant;
 use tilewright_codegen::Kernel;
 use tilewright_ir::{Program, Role};
 use tilewright_runtime::Pool;
-use tilewright_tune::ErrorClass;
+use tilewright_tune::{Conditions, ErrorClass};
 
 pub struct Tester {
     untuned: Program,
@@ -192,9 +192,8 @@ impl Tester {
         Ok(Pointers { arguments, kept })
     }
 
-    /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that
-    /// tells enough or what follows belongs to it.
-    fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
+    /// Checks a kernel as [`Test::check`] says, where this thread is.
+    fn check_here(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
         let start = Instant::now();
         let built = self.store.kernels.get(id)?;
         if plan.is_none() {
@@ -235,7 +234,7 @@ impl Tester {
             first.is_alone(plan) || timing::at_first(plan, &self.variation, first, self.size(&built)).is_some()
         };
         let to_time = plan.filter(|plan| is_enough(plan));
-        checked(id, start, took, relative_error, to_time, |plan| self.run(id, plan))
+        checked(id, start, took, relative_error, to_time, |plan| self.run_here(id, plan))
     }
 
     fn size(&self, built: &Built) -> Size {
@@ -259,7 +258,8 @@ impl Tester {
         all.filter(|_| caches != Caches::Warm).map(|(pointer, n_bytes)| (pointer.cast_const(), n_bytes)).collect()
     }
 
-    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+    /// The same of [`Test::run`].
+    fn run_here(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
         let start = Instant::now();
         let built = self.store.kernels.get(id)?;
         let pointers = self.prepare(&built, false)?;
@@ -299,24 +299,21 @@ impl Tester {
             samples_ns: samples.ns,
             stopped_early: samples.stopped_early,
             seconds: start.elapsed().as_secs_f64(),
+            conditions: Conditions::default(),
         })
     }
 }
 
-impl Thread for Tester {
-    fn answer(&mut self, request: Request) -> Option<Reply> {
-        let start = Instant::now();
-        let timed = self.cpus.first().copied();
+impl Test for Tester {
+    fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
         // Kernels are timed where nothing else of ours runs.
-        let (id, result) = match request {
-            Request::Check { id, plan } => {
-                let is_alone = plan.is_some_and(|plan| plan.alone_ns > 0.0);
-                (id, host::pinned(timed.filter(|_| is_alone), || self.check(id, plan.as_ref())))
-            }
-            Request::Run { id, plan } => (id, host::pinned(timed, || self.run(id, &plan))),
-            Request::Build { .. } | Request::Drop { .. } => unreachable!("another thread builds"),
-        };
-        Some(result.unwrap_or_else(|failure| failure.reply(id, start)))
+        let is_alone = plan.is_some_and(|plan| plan.alone_ns > 0.0);
+        let timed = self.cpus.first().copied().filter(|_| is_alone);
+        host::pinned(timed, || self.check_here(id, plan))
+    }
+
+    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+        host::pinned(self.cpus.first().copied(), || self.run_here(id, plan))
     }
 }
 

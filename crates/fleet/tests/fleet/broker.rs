@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// The server that tests use: `TILEWRIGHT_NATS_SERVER`, or the one that is installed.
+/// The server that tests use: `TILEWRIGHT_NATS_SERVER`, or the one that is installed. So all of them can be
+/// run against another version.
 fn program() -> Option<PathBuf> {
     let given = std::env::var_os("TILEWRIGHT_NATS_SERVER").map(PathBuf::from);
     let paths = std::env::var_os("PATH").unwrap_or_default();
@@ -15,10 +16,21 @@ fn program() -> Option<PathBuf> {
     given.or_else(found).or_else(|| Some(PathBuf::from("/usr/sbin/nats-server")).filter(|path| path.is_file()))
 }
 
+/// What the server says of its version; none, with a line that says so, where it is not installed.
+pub fn version() -> Option<String> {
+    let Some(program) = program() else {
+        eprintln!("skipped: there is no nats-server (apt-get install nats-server)");
+        return None;
+    };
+    let said = Command::new(&program).arg("--version").output().unwrap().stdout;
+    Some(String::from_utf8_lossy(&said).trim().to_owned())
+}
+
 /// A running server, ended with this.
 pub struct Broker {
     program: PathBuf,
     folder: TempDir,
+    host: &'static str,
     port: u16,
     more: Vec<String>,
     child: Option<Child>,
@@ -30,16 +42,23 @@ impl Broker {
         Broker::with(&[])
     }
 
-    /// The same with more arguments.
+    /// The same, which is reached by all addresses of this machine: for a network of its own.
+    pub fn open() -> Option<Broker> {
+        Broker::on("0.0.0.0", &[])
+    }
+
+    /// One on loopback with more arguments.
     pub fn with(more: &[&str]) -> Option<Broker> {
-        let Some(program) = program() else {
-            eprintln!("skipped: there is no nats-server (apt-get install nats-server)");
-            return None;
-        };
+        Broker::on("127.0.0.1", more)
+    }
+
+    fn on(host: &'static str, more: &[&str]) -> Option<Broker> {
+        version()?;
+        let program = program()?;
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let folder = tempfile::tempdir().unwrap();
         let more = more.iter().map(|word| (*word).to_owned()).collect();
-        let mut broker = Broker { program, folder, port, more, child: None };
+        let mut broker = Broker { program, folder, host, port, more, child: None };
         broker.begin();
         Some(broker)
     }
@@ -47,7 +66,7 @@ impl Broker {
     /// Starts it, and waits until it answers.
     pub fn begin(&mut self) {
         let mut command = Command::new(&self.program);
-        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string()]);
+        command.args(["-a", self.host, "-p", &self.port.to_string()]);
         if self.more.is_empty() {
             // A configuration says where itself.
             command.args(["-js", "-sd"]).arg(self.store());
@@ -59,6 +78,12 @@ impl Broker {
             assert!(Instant::now() < until, "the server does not start");
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Tells it to have its clients go elsewhere, and to end.
+    pub fn shut_down(&self) {
+        let id = self.child.as_ref().expect("it runs").id().to_string();
+        assert!(Command::new("kill").args(["-USR2", &id]).status().unwrap().success());
     }
 
     /// Ends it at once, as a loss of power would.

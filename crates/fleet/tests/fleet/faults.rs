@@ -2,121 +2,359 @@
 //! proposes is what it would have proposed undisturbed.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright::{Database, Workload};
 use tilewright_device::host;
+use tilewright_fleet::nats::{Client, Servers};
 use tilewright_fleet::{Books, LEASE, Remote};
-use tilewright_tune::{Judge, Measure, Next, Outcome, Subject};
+use tilewright_tune::{Judge, Measure, Next, Outcome, Record, Subject};
 
-use crate::broker::Broker;
-use crate::process::{POISON, Process, WORKLOAD};
-use crate::replay::{CLASS, Slow, assignment, describe, fleet, hashed, proposals, recorded, remote, space};
+use crate::broker::{Broker, version};
+use crate::process::{POISON, Process, ROLE, WORKLOAD, tune_alone};
+use crate::replay::{
+    CLASS, Slow, assignment, describe, fleet_with, hashed, proposals, proposals_counted, recorded, remote, space,
+};
 
 /// Trials of a run.
 const TRIALS: u64 = 400;
-/// Devices of a run, and how long a trial takes there.
+/// Devices of a run, how long a trial takes there, and how long they have a task without a sign of life.
 const DEVICES: usize = 3;
-const TRIAL_MS: u64 = 15;
+const TRIAL: Duration = Duration::from_micros(800);
+const SHORT: Duration = Duration::from_millis(300);
+/// Runs that are under way at the same time: mostly they wait for leases.
+const RUNS_AT_A_TIME: usize = 4;
+/// A run that takes longer hangs.
+const MOST_TIME: Duration = Duration::from_secs(60);
 
-fn device(broker: &Broker, at: usize, mode: &str) -> Process {
-    Process::device(&broker.url(), &format!("device-{at}"), mode, TRIAL_MS)
+/// How devices are cut off from the server while they go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Partition {
+    /// All packets are dropped, by the system: this process has a network of its own.
+    Nft,
+    /// They do not go on: their processes are stopped.
+    Stop,
 }
 
-/// Does things to a fleet until it is done; what they were.
-fn disturb(
-    broker: &mut Broker,
-    devices: &mut [Process],
-    rng: &mut Xoshiro256PlusPlus,
-    is_over: &AtomicBool,
-) -> Vec<String> {
-    let mut done = Vec::new();
-    let begun = Instant::now();
-    while !is_over.load(Ordering::Relaxed) {
-        std::thread::sleep(Duration::from_millis(rng.random_range(50..700)));
-        if is_over.load(Ordering::Relaxed) || done.len() >= 6 {
-            continue;
+/// Makes a network of loopback alone, in which connections to a server at some address can be cut.
+const NETWORK: &str = "ip link set lo up && nft 'add table inet tw; \
+    add set inet tw cut { type ipv4_addr . inet_service; }; \
+    add chain inet tw in { type filter hook input priority 0; }; \
+    add rule inet tw in ip daddr . tcp dport @cut drop; add rule inet tw in ip saddr . tcp sport @cut drop'";
+
+/// What is under a fault is as it was after some time.
+enum Mended {
+    Device(usize, DeviceFault),
+    Server,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DeviceFault {
+    Killed,
+    Stopped,
+    CutOff,
+}
+
+/// A fleet that things happen to.
+struct Disturbed {
+    broker: Broker,
+    devices: Vec<Process>,
+    partition: Partition,
+    mode: &'static str,
+    rng: Xoshiro256PlusPlus,
+    begun: Instant,
+    /// What is under a fault, and until when.
+    open: Vec<(Instant, Mended)>,
+    /// What has happened, in words.
+    done: Vec<String>,
+}
+
+impl Disturbed {
+    fn new(seed: u64, partition: Partition, mode: &'static str) -> Option<Disturbed> {
+        let broker = if partition == Partition::Nft { Broker::open() } else { Broker::start() }?;
+        let (rng, begun) = (Xoshiro256PlusPlus::seed_from_u64(seed), Instant::now());
+        let mut fleet =
+            Disturbed { broker, devices: Vec::new(), partition, mode, rng, begun, open: Vec::new(), done: Vec::new() };
+        fleet.devices = (0..DEVICES).map(|at| fleet.device(at)).collect();
+        Some(fleet)
+    }
+
+    /// The address under which a device reaches the server.
+    fn address(&self, at: usize) -> Ipv4Addr {
+        match self.partition {
+            Partition::Nft => Ipv4Addr::new(127, 0, 0, 10 + at as u8),
+            Partition::Stop => Ipv4Addr::LOCALHOST,
         }
-        let pause = Duration::from_millis(rng.random_range(50..1500));
-        let at = rng.random_range(0..devices.len());
-        let what = match rng.random_range(0..6) {
+    }
+
+    fn device(&self, at: usize) -> Process {
+        let url = format!("nats://{}:{}", self.address(at), self.broker.port());
+        Process::device(&url, &format!("device-{at}"), self.mode, TRIAL, SHORT)
+    }
+
+    /// Adds a device to those whose packets are dropped, or takes it out.
+    fn cut(&self, what: &str, at: usize) {
+        let element = format!("{{ {} . {} }}", self.address(at), self.broker.port());
+        let cut = Command::new("nft").args([what, "element", "inet", "tw", "cut", &element]).status().unwrap();
+        assert!(cut.success());
+    }
+
+    /// Does something to a part of it that is well.
+    fn disturb(&mut self) {
+        let pause = Duration::from_millis(self.rng.random_range(20..700));
+        let at = self.rng.random_range(0..DEVICES);
+        let is_device_ill = self.open.iter().any(|(_, ill)| matches!(ill, Mended::Device(ill, _) if *ill == at));
+        let is_server_ill = self.open.iter().any(|(_, ill)| matches!(ill, Mended::Server));
+        let fault = self.rng.random_range(0..8);
+        let is_ill = if fault < 6 { is_device_ill } else { is_server_ill };
+        if is_ill {
+            return;
+        }
+        let (what, mended) = match fault {
             0 | 1 => {
-                devices[at].kill();
-                std::thread::sleep(pause);
-                devices[at] = device(broker, at, "recorded");
-                format!("device {at} killed for {pause:?}")
+                self.devices[at].kill();
+                (format!("device {at} killed"), Mended::Device(at, DeviceFault::Killed))
             }
             2 | 3 => {
-                devices[at].signal("-STOP");
-                std::thread::sleep(2 * pause);
-                devices[at].signal("-CONT");
-                format!("device {at} stopped for {:?}", 2 * pause)
+                self.devices[at].signal("-STOP");
+                (format!("device {at} stopped"), Mended::Device(at, DeviceFault::Stopped))
             }
-            4 => {
-                broker.kill();
-                std::thread::sleep(pause);
-                broker.begin();
-                format!("server killed for {pause:?}")
+            4 | 5 => {
+                match self.partition {
+                    Partition::Nft => self.cut("add", at),
+                    Partition::Stop => self.devices[at].signal("-STOP"),
+                }
+                (format!("device {at} cut off"), Mended::Device(at, DeviceFault::CutOff))
+            }
+            6 => {
+                self.broker.kill();
+                ("server killed".to_owned(), Mended::Server)
             }
             _ => {
-                broker.kill();
-                let _ = std::fs::remove_dir_all(broker.store());
-                std::thread::sleep(pause);
-                broker.begin();
-                format!("server killed for {pause:?}, its store deleted")
+                self.broker.kill();
+                let _ = std::fs::remove_dir_all(self.broker.store());
+                ("server killed, its store deleted".to_owned(), Mended::Server)
             }
         };
-        done.push(format!("{:.1} s: {what}", begun.elapsed().as_secs_f64()));
+        self.done.push(format!("{:.2} s: {what} for {:.2} s", self.seconds(), pause.as_secs_f64()));
+        self.open.push((Instant::now() + pause, mended));
     }
-    done
+
+    /// Mends what has been under a fault for long enough.
+    fn mend(&mut self) {
+        let now = Instant::now();
+        let (due, open): (Vec<_>, Vec<_>) = std::mem::take(&mut self.open).into_iter().partition(|(at, _)| *at <= now);
+        self.open = open;
+        for (_, mended) in due {
+            match mended {
+                Mended::Device(at, DeviceFault::Killed) => self.devices[at] = self.device(at),
+                Mended::Device(at, DeviceFault::CutOff) if self.partition == Partition::Nft => self.cut("delete", at),
+                Mended::Device(at, _) => self.devices[at].signal("-CONT"),
+                Mended::Server => self.broker.begin(),
+            }
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64()
+    }
+
+    /// Numbers of trials at which something happens.
+    fn moments(&mut self) -> Vec<u64> {
+        let mut moments: Vec<u64> = (0..6).map(|_| self.rng.random_range(1..TRIALS)).collect();
+        moments.sort_unstable_by(|a, b| b.cmp(a));
+        moments
+    }
+
+    /// Lets things happen whenever there are so many trials, until it is over.
+    fn go_on(&mut self, count: &AtomicU64, mut also: impl FnMut(&mut Disturbed) -> bool) {
+        let mut moments = self.moments();
+        while !also(self) {
+            assert!(self.begun.elapsed() < MOST_TIME, "it hangs: {}", self.done.join("; "));
+            while moments.last().is_some_and(|moment| *moment <= count.load(Ordering::Relaxed)) {
+                moments.pop();
+                self.disturb();
+            }
+            self.mend();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Checks that the server has nothing to do any more, once it is well.
+    fn check_rest(mut self, seed: u64) -> String {
+        while !self.open.is_empty() {
+            self.mend();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.devices.clear();
+        let mut client = Client::connect(&Servers::parse(&self.broker.url()).unwrap(), None, "look").unwrap();
+        let until = Instant::now() + Duration::from_secs(5);
+        loop {
+            let info = client.request("$JS.API.STREAM.INFO.TW_TASKS", b"", Duration::from_secs(5)).unwrap().unwrap();
+            let info: serde_json::Value = serde_json::from_slice(&info.payload).unwrap();
+            // A store that was deleted at the very end has no stream.
+            if info["state"]["messages"] == 0 || info["error"]["code"] == 404 {
+                break;
+            }
+            assert!(Instant::now() < until, "seed {seed}: tasks are left: {info}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        format!("{:.1} s: {}", self.seconds(), self.done.join("; "))
+    }
 }
 
-/// Runs with faults of these seeds; what they propose is what a local run does.
-fn check_runs(seeds: std::ops::Range<u64>) {
+/// A run whose tuner lives: it proposes, batch by batch, what a local one does.
+fn check_run(seed: u64, partition: Partition) -> Option<String> {
     let alone = proposals(&mut Slow::new(Duration::ZERO, recorded), "genetic", TRIALS, 2 * DEVICES);
-    for seed in seeds {
-        let Some(mut broker) = Broker::start() else { return };
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let mut devices: Vec<Process> = (0..DEVICES).map(|at| device(&broker, at, "recorded")).collect();
-        let fleet = fleet(&broker.url());
-        let is_over = AtomicBool::new(false);
-        let start = Instant::now();
-        let (together, done) = std::thread::scope(|scope| {
-            let tuner = scope.spawn(|| {
-                let mut remote = remote(&fleet, &format!("seed{seed}"), DEVICES);
-                let together = proposals(&mut remote, "genetic", TRIALS, 2 * DEVICES);
-                is_over.store(true, Ordering::Relaxed);
-                together
-            });
-            let done = disturb(&mut broker, &mut devices, &mut rng, &is_over);
-            (tuner.join().unwrap(), done)
+    let mut disturbed = Disturbed::new(seed, partition, "recorded")?;
+    let fleet = fleet_with(&disturbed.broker.url(), SHORT);
+    let (is_over, count) = (AtomicBool::new(false), AtomicU64::new(0));
+    let together = std::thread::scope(|scope| {
+        let tuner = scope.spawn(|| {
+            let mut remote = remote(&fleet, &format!("seed{seed}"), DEVICES);
+            let together = proposals_counted(&mut remote, "genetic", TRIALS, 2 * DEVICES, &count);
+            is_over.store(true, Ordering::Relaxed);
+            together
         });
-        let seconds = start.elapsed().as_secs_f64();
-        eprintln!("seed {seed}: {seconds:.1} s; {}", done.join("; "));
-        assert_eq!(alone, together, "seed {seed}: {}", done.join("; "));
-    }
+        disturbed.go_on(&count, |_| is_over.load(Ordering::Relaxed) || tuner.is_finished());
+        tuner.join().unwrap()
+    });
+    assert_eq!(alone, together, "seed {seed}: {}", disturbed.done.join("; "));
+    Some(disturbed.check_rest(seed))
 }
 
+/// The records of a run in a database.
+fn records(path: &Path) -> Vec<Record> {
+    let store = Database::named(path, "--db").unwrap().open_existing().unwrap();
+    let target = format!("{}@{CLASS}", host::target().name());
+    let operator = Workload::parse(WORKLOAD).unwrap();
+    let judges = |template: &str| Judge::new(&operator, &target, 1, template, None);
+    store.trials_of(&operator.to_string(), &target, 1, None, &judges).unwrap().0
+}
+
+/// A run whose tuner is killed as well: in the end there are the trials that an undisturbed one comes to, each
+/// once, and each says which device it was measured on.
+fn check_run_of_tuners(seed: u64, partition: Partition) -> Option<String> {
+    let mut disturbed = Disturbed::new(seed, partition, "hashed")?;
+    let (path, url) = (disturbed.broker.folder().join("records.db"), disturbed.broker.url());
+    let undisturbed = disturbed.broker.folder().join("undisturbed.db");
+    tune_alone(&undisturbed, TRIALS, DEVICES);
+    let count = Arc::default();
+    let start = |count: &Arc<AtomicU64>| Process::tuner(&url, &path, TRIALS, SHORT, count);
+    let mut deaths: Vec<u64> = (0..2).map(|_| disturbed.rng.random_range(1..TRIALS)).collect();
+    let (mut tuner, mut n_faults, mut n_starts) = (start(&count), 0, 1);
+    disturbed.begun = Instant::now();
+    disturbed.go_on(&count, |disturbed| {
+        match tuner.ended() {
+            Some(true) => return true,
+            Some(false) => {
+                // It does not begin where there is no server, or nobody to measure.
+                let is_ill = !disturbed.open.is_empty() || disturbed.done.len() > n_faults;
+                assert!(is_ill && n_starts < 100, "a tuner ends without a reason: {}", disturbed.done.join("; "));
+            }
+            None if deaths.iter().any(|death| *death <= count.load(Ordering::Relaxed)) => {
+                deaths.retain(|death| *death > count.load(Ordering::Relaxed));
+                tuner.kill();
+                disturbed.done.push(format!("{:.2} s: tuner killed", disturbed.seconds()));
+            }
+            None => return false,
+        }
+        (n_faults, n_starts) = (disturbed.done.len(), n_starts + 1);
+        tuner = start(&count);
+        false
+    });
+    let what = disturbed.done.join("; ");
+    let (found, expected) = (records(&path), records(&undisturbed));
+    let steps = |records: &[Record]| {
+        let mut steps: Vec<String> = records.iter().map(|record| record.steps.clone()).collect();
+        steps.sort();
+        steps
+    };
+    assert_eq!(steps(&found), steps(&expected), "seed {seed}: {what}");
+    let mut n_struck = 0;
+    for record in &found {
+        // At the second time that a machine goes away with it, a candidate is given up.
+        let is_struck =
+            matches!(&record.outcome, Outcome::Failed { message, .. } if message.starts_with("two machines"));
+        n_struck += usize::from(is_struck);
+        assert!(is_struck || record.outcome == hashed(&record.steps), "seed {seed}: {record:?}: {what}");
+        let device = record.conditions.device.as_deref();
+        assert_eq!(device.is_some_and(|device| device.starts_with("device-")), !is_struck, "seed {seed}: {record:?}");
+    }
+    assert!(2 * n_struck <= disturbed.done.len(), "seed {seed}: {n_struck} were given up: {what}");
+    Some(disturbed.check_rest(seed))
+}
+
+/// Runs with faults, every second one with faults of its tuner as well.
+fn check_runs(partition: Partition) {
+    let n = std::env::var("TILEWRIGHT_CASES").map_or(20, |n| n.parse().expect("a number of runs"));
+    let Some(version) = version() else { return };
+    let (begun, next) = (Instant::now(), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..RUNS_AT_A_TIME {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= n {
+                        return;
+                    }
+                    let check = if seed % 2 == 0 { check_run } else { check_run_of_tuners };
+                    let Some(done) = check(seed, partition) else { return };
+                    println!("seed {seed}: {done}");
+                }
+            });
+        }
+    });
+    let how = match partition {
+        Partition::Nft => "nft drops their packets",
+        Partition::Stop => "their processes are stopped, as there is no network of their own with nft",
+    };
+    let seconds = begun.elapsed().as_secs_f64();
+    println!("{n} runs of {TRIALS} trials with {version} in {seconds:.1} s; devices are cut off: {how}");
+}
+
+/// `TILEWRIGHT_CASES=200` for a long run.
 #[test]
 fn what_is_killed_changes_nothing() {
-    check_runs(0..3);
+    let in_network = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["-n", "sh", "-c", &format!("{NETWORK} && {script}")]);
+        command
+    };
+    let is_possible = in_network("true").output().is_ok_and(|output| output.status.success());
+    if !is_possible {
+        return check_runs(Partition::Stop);
+    }
+    let mut command = in_network("exec \"$0\" --exact faults::in_a_network_of_its_own --nocapture");
+    let ended = command.arg(std::env::current_exe().unwrap()).env(ROLE, "runs").status().unwrap();
+    assert!(ended.success());
 }
 
 #[test]
-#[ignore = "takes minutes"]
-fn what_is_killed_changes_nothing_in_many_runs() {
-    let n = std::env::var("TILEWRIGHT_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
-    check_runs(0..n);
+fn in_a_network_of_its_own() {
+    if std::env::var(ROLE).is_ok_and(|role| role == "runs") {
+        check_runs(Partition::Nft);
+    }
+}
+
+/// A device that tests can wait for.
+fn device(broker: &Broker, at: usize, mode: &str) -> Process {
+    let (trial, lease) = (Duration::from_millis(15), Duration::from_secs(1));
+    Process::device(&broker.url(), &format!("device-{at}"), mode, trial, lease)
 }
 
 #[test]
 fn what_takes_machines_along_is_one_failure() {
     let Some(broker) = Broker::start() else { return };
     let mut devices: Vec<Process> = (0..2).map(|at| device(&broker, at, "poison")).collect();
-    let fleet = fleet(&broker.url());
+    let fleet = fleet_with(&broker.url(), Duration::from_secs(1));
     let mut strikes: HashMap<String, u64> = HashMap::new();
     let strike = move |config: &str| {
         let n = strikes.entry(config.to_owned()).or_default();
@@ -161,7 +399,7 @@ fn what_takes_machines_along_is_one_failure() {
 fn seconds_without_one(lease: Duration) -> Option<f64> {
     let broker = Broker::start()?;
     let mut devices: Vec<Process> = (0..2).map(|at| device(&broker, at, "recorded")).collect();
-    let fleet = tilewright_fleet::Fleet { lease, ..fleet(&broker.url()) };
+    let fleet = fleet_with(&broker.url(), lease);
     let mut remote = remote(&fleet, "dead", 2);
     let space = space();
     let subject = Subject::described(&space, &describe);
@@ -193,43 +431,4 @@ fn work_of_a_dead_device_is_done_elsewhere_within_15_s() {
     let Some(seconds) = seconds_without_one(LEASE) else { return };
     eprintln!("after {seconds:.1} s");
     assert!(seconds < 15.0);
-}
-
-#[test]
-fn a_tuner_that_is_killed_goes_on() {
-    let Some(broker) = Broker::start() else { return };
-    let _devices: Vec<Process> = (0..2).map(|at| device(&broker, at, "hashed")).collect();
-    let path = broker.folder().join("records.db");
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);
-    let mut n_kills = 0;
-    loop {
-        let mut tuner = Process::tuner(&broker.url(), &path, TRIALS);
-        let killed_after = Duration::from_millis(if n_kills < 3 { rng.random_range(300..900) } else { 60_000 });
-        let start = Instant::now();
-        let ended = loop {
-            match tuner.ended() {
-                Some(is_well) => break Some(is_well),
-                None if start.elapsed() > killed_after => break None,
-                None => std::thread::sleep(Duration::from_millis(10)),
-            }
-        };
-        match ended {
-            Some(is_well) => {
-                assert!(is_well);
-                break;
-            }
-            None => n_kills += 1,
-        }
-        assert!(n_kills < 5, "it does not come to its end");
-    }
-    let store = Database::named(&path, "--db").unwrap().open_existing().unwrap();
-    let target = format!("{}@{CLASS}", host::target().name());
-    let operator = Workload::parse(WORKLOAD).unwrap();
-    let judges = |template: &str| Judge::new(&operator, &target, 1, template, None);
-    let (records, _) = store.trials_of(&operator.to_string(), &target, 1, None, &judges).unwrap();
-    assert!(records.len() as u64 >= TRIALS, "{} trials", records.len());
-    for record in &records {
-        assert_eq!(record.outcome, hashed(&record.steps));
-    }
-    assert!(n_kills > 0, "it was never killed");
 }

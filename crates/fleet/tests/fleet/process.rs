@@ -1,17 +1,20 @@
 //! Devices and tuners as processes of their own, which can be killed: this test program, started anew.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tilewright::{Database, Session, TuneRequest};
+use tilewright::{Database, Elsewhere, Note, Session, TuneRequest};
 use tilewright_device::device::WorkerCommand;
+use tilewright_tune::Measure;
 
-use crate::replay::{fleet, hashed, recorded, serve_replay};
+use crate::replay::{CLASS, Slow, fleet_with, hashed, recorded, serve_replay};
 
 /// Says what a process is, in words; the test of that name is it.
-const ROLE: &str = "TILEWRIGHT_TEST_ROLE";
+pub const ROLE: &str = "TILEWRIGHT_TEST_ROLE";
 
 /// A process, killed with this.
 pub struct Process(Child);
@@ -20,18 +23,28 @@ impl Process {
     fn start(test: &str, words: &[&str]) -> Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture", "--quiet"]).env(ROLE, words.join(" "));
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
         Process(command.spawn().unwrap())
     }
 
-    /// A device of this name; `mode` is what it knows, and what it does.
-    pub fn device(url: &str, name: &str, mode: &str, trial_ms: u64) -> Process {
-        Process::start("process::as_a_device", &[url, name, mode, &trial_ms.to_string()])
+    /// A device of this name, with leases of so long; `mode` is what it knows, and what it does.
+    pub fn device(url: &str, name: &str, mode: &str, trial: Duration, lease: Duration) -> Process {
+        let [trial, lease] = [trial, lease].map(|time| time.as_micros().to_string());
+        Process::start("process::as_a_device", &[url, name, mode, &trial, &lease])
     }
 
-    /// A tuner of a workload up to so many trials, which has its records there.
-    pub fn tuner(url: &str, database: &Path, trials: u64) -> Process {
-        Process::start("process::as_a_tuner", &[url, database.to_str().unwrap(), &trials.to_string()])
+    /// A tuner of a workload up to so many trials, which has its records there, with leases of so long; it
+    /// counts trials.
+    pub fn tuner(url: &str, database: &Path, trials: u64, lease: Duration, count: &Arc<AtomicU64>) -> Process {
+        let words = [url, database.to_str().unwrap(), &trials.to_string(), &lease.as_micros().to_string()];
+        let mut process = Process::start("process::as_a_tuner", &words);
+        let (said, count) = (process.0.stdout.take().unwrap(), Arc::clone(count));
+        std::thread::spawn(move || {
+            for line in BufReader::new(said).lines().map_while(Result::ok) {
+                count.fetch_add(u64::from(line == TRIAL), Ordering::Relaxed);
+            }
+        });
+        process
     }
 
     /// Ends it at once.
@@ -67,7 +80,7 @@ pub const POISON: &str = "[7,7,7]";
 #[test]
 fn as_a_device() {
     let Some(words) = role() else { return };
-    let [url, name, mode, trial] = &words[..] else { panic!("four words") };
+    let [url, name, mode, trial, lease] = &words[..] else { panic!("five words") };
     let outcome = match mode.as_str() {
         "hashed" => hashed,
         "poison" => |steps: &str| {
@@ -78,8 +91,11 @@ fn as_a_device() {
         },
         _ => recorded,
     };
-    let trial = Duration::from_millis(trial.parse().unwrap());
-    serve_replay(&fleet(url), name, trial, outcome, &AtomicBool::new(false));
+    serve_replay(&fleet_with(url, time(lease)), name, time(trial), outcome, &AtomicBool::new(false));
+}
+
+fn time(micros: &str) -> Duration {
+    Duration::from_micros(micros.parse().unwrap())
 }
 
 /// What tuners tune.
@@ -88,17 +104,46 @@ pub const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 #[test]
 fn as_a_tuner() {
     let Some(words) = role() else { return };
-    let [url, database, trials] = &words[..] else { panic!("three words") };
-    let database = Database::named(Path::new(database), "--db").unwrap();
-    // Nothing is measured here.
-    let session = Session::new(database, WorkerCommand { program: "/nonexistent".into(), arguments: Vec::new() });
-    let request = TuneRequest {
-        trials: Some(trials.parse().unwrap()),
+    let [url, database, trials, lease] = &words[..] else { panic!("four words") };
+    let (session, request) = (session(Path::new(database)), request(trials.parse().unwrap()));
+    let stop = AtomicBool::new(false);
+    let note = |note: Note| match note {
+        Note::Trial(_) => println!("{TRIAL}"),
+        Note::Message(text) => eprintln!("{text}"),
+        _ => {}
+    };
+    match tilewright_fleet::tune(&session, &fleet_with(url, time(lease)), &request, &stop, &note) {
+        Ok(tuned) => assert!(tuned.recorded),
+        // Whoever waits for it knows whether there is a reason.
+        Err(error) => {
+            eprintln!("a tuner has ended: {error}");
+            std::process::exit(1);
+        }
+    }
+}
+
+/// What a tuner says of each trial.
+const TRIAL: &str = "a trial";
+
+/// What has its records there, and measures nothing here.
+pub fn session(database: &Path) -> Session {
+    let worker = WorkerCommand { program: "/nonexistent".into(), arguments: Vec::new() };
+    Session::new(Database::named(database, "--db").unwrap(), worker)
+}
+
+fn request(trials: u64) -> TuneRequest {
+    TuneRequest {
+        trials: Some(trials),
         race: false,
         search: "random".to_owned(),
         ..TuneRequest::parse(WORKLOAD).unwrap()
-    };
-    let stop = AtomicBool::new(false);
-    let tuned = tilewright_fleet::tune(&session, &fleet(url), &request, &stop, &|_| ()).unwrap();
-    assert!(tuned.recorded);
+    }
+}
+
+/// What a tuner would come to that nothing ever happens to, with so many devices that are never late.
+pub fn tune_alone(database: &Path, trials: u64, n_devices: usize) {
+    let start = || Ok(Box::new(Slow::new(Duration::ZERO, hashed)) as Box<dyn Measure>);
+    let place =
+        Elsewhere { class: CLASS, least_batch: 2 * n_devices, peak_gflops: None, is_emulated: false, start: &start };
+    session(database).tune_at(place, &request(trials), &AtomicBool::new(false), &|_| ()).unwrap();
 }

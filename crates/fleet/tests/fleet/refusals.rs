@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tilewright_fleet::keys::{Credentials, KeysRequest, write_keys};
 use tilewright_fleet::nats::{Client, Event};
-use tilewright_fleet::{Address, Error, Fleet};
+use tilewright_fleet::{Error, Fleet, Servers};
 
-use crate::broker::Broker;
+use crate::broker::{Broker, version};
 use crate::replay::{Device, Slow, proposals, recorded, remote};
 
 fn keys(class: &str) -> TempDir {
@@ -47,6 +47,27 @@ fn a_fleet_with_keys_measures() {
 }
 
 #[test]
+fn a_server_that_encrypts_its_first_word_is_reached() {
+    let Some(version) = version() else { return };
+    let numbers: Vec<u32> = version.split(['v', '.']).filter_map(|part| part.parse().ok()).collect();
+    if numbers < vec![2, 10, 4] {
+        return println!("skipped: {version} says its first word in plain");
+    }
+    let folder = keys("lab");
+    let path = folder.path().join("server.conf");
+    let text = std::fs::read_to_string(&path).unwrap().replace("timeout: 5 }", "timeout: 5, handshake_first: true }");
+    assert!(text.contains("handshake_first"));
+    std::fs::write(&path, text).unwrap();
+    let (broker, url) = server(folder.path()).unwrap();
+    let _device = Device::start(fleet(&url, folder.path(), "pi1"), "pi1", Duration::from_millis(1));
+    let alone = proposals(&mut Slow::new(Duration::ZERO, recorded), "random", 10, 2);
+    assert_eq!(proposals(&mut remote(&fleet(&url, folder.path(), "tuner"), "first", 1), "random", 10, 2), alone);
+    // Who speaks plainly hears nothing.
+    let plain = Client::connect(&Servers::parse(&broker.url()).unwrap(), None, "x");
+    assert!(matches!(plain, Err(Error::NoServer { .. })));
+}
+
+#[test]
 fn files_of_keys_are_their_owners_alone() {
     use std::os::unix::fs::PermissionsExt;
     let folder = keys("lab");
@@ -77,7 +98,7 @@ fn a_device_may_do_nothing_but_its_work() {
     let Some((_broker, url)) = server(folder.path()) else { return };
     // The streams are there.
     drop(remote(&fleet(&url, folder.path(), "tuner"), "run", 1));
-    let address = Address::parse(&url).unwrap();
+    let address = Servers::parse(&url).unwrap();
     let credentials = Credentials::read(&key(folder.path(), "pi1")).unwrap();
     let mut client = Client::connect(&address, Some(&credentials), "pi1").unwrap();
     for (what, subject) in [
@@ -115,8 +136,8 @@ fn a_device_may_do_nothing_but_its_work() {
 fn who_has_no_key_is_not_let_in() {
     let folder = keys("lab");
     let Some((broker, url)) = server(folder.path()) else { return };
-    let address = Address::parse(&url).unwrap();
-    let fail = |address: &Address, credentials: Option<&Credentials>| match Client::connect(address, credentials, "x") {
+    let address = Servers::parse(&url).unwrap();
+    let fail = |address: &Servers, credentials: Option<&Credentials>| match Client::connect(address, credentials, "x") {
         Ok(_) => panic!("it is let in"),
         Err(error) => error,
     };
@@ -131,14 +152,14 @@ fn who_has_no_key_is_not_let_in() {
     assert!(matches!(fail(&address, Some(&stranger)), Error::Tls { .. }));
     // No key, and no encryption.
     assert!(matches!(fail(&address, None), Error::Tls { .. }));
-    let plain = Address::parse(&broker.url()).unwrap();
+    let plain = Servers::parse(&broker.url()).unwrap();
     assert!(matches!(fail(&plain, Some(&good)), Error::TlsRequired { .. }));
     // Another name than the certificate's.
-    let elsewhere = Address::parse(&format!("tls://127.0.0.2:{}", broker.port())).unwrap();
+    let elsewhere = Servers::parse(&format!("tls://127.0.0.2:{}", broker.port())).unwrap();
     assert!(matches!(fail(&elsewhere, Some(&good)), Error::Tls { .. } | Error::Unreachable { .. }));
     // A plain server where encryption is asked for.
     let Some(open) = Broker::start() else { return };
-    let address = Address::parse(&format!("tls://localhost:{}", open.port())).unwrap();
+    let address = Servers::parse(&format!("tls://localhost:{}", open.port())).unwrap();
     assert!(matches!(fail(&address, Some(&good)), Error::NoTls { .. }));
     // A device's key is no tuner's.
     let error = fleet(&url, folder.path(), "pi1").devices().unwrap_err().to_string();

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use tilewright_fleet::{Books, Fleet, Here, Remote, serve};
 use tilewright_tune::search::build;
 use tilewright_tune::{
     BoxError, Budget, Candidate, Config, ErrorClass, Event, HeadStart, Machine, Measure, Measured, Next, Outcome,
-    Parameter, RaceLimits, Seconds, Space, Standing, Subject, Timing, Trial, tune,
+    Parameter, RaceLimits, Space, Standing, Subject, Timing, Trial, tune,
 };
 
 /// A space of 4,000 configurations.
@@ -90,7 +90,7 @@ impl Measure for Slow {
         self.until = Some(until.max(now) + self.trial);
         let (number, candidate) = self.queue.pop_front().unwrap();
         let outcome = (self.outcome)(&candidate.steps);
-        Ok(Next::Done(number, Measured { outcome, seconds: Seconds::default(), limit: None }))
+        Ok(Next::Done(number, Measured::of(outcome)))
     }
 
     fn wind_down(&mut self) {
@@ -128,7 +128,12 @@ pub const CLASS: &str = "replay";
 
 /// The fleet at a server, with leases that tests can wait for.
 pub fn fleet(url: &str) -> Fleet {
-    Fleet { lease: Duration::from_secs(1), ..Fleet::open(url, None, Some(CLASS)).unwrap() }
+    fleet_with(url, Duration::from_secs(1))
+}
+
+/// The same with leases of so long.
+pub fn fleet_with(url: &str, lease: Duration) -> Fleet {
+    Fleet { lease, ..Fleet::open(url, None, Some(CLASS)).unwrap() }
 }
 
 /// Serves as a device, in this thread.
@@ -181,15 +186,31 @@ pub fn remote(fleet: &Fleet, run: &str, n_devices: usize) -> Remote<'static> {
 
 /// What a search proposes in so many trials where something measures, batch by batch, with what became of it.
 pub fn proposals(measure: &mut dyn Measure, search: &str, trials: u64, least: usize) -> Vec<Vec<Trial>> {
+    proposals_counted(measure, search, trials, least, &AtomicU64::new(0))
+}
+
+/// The same, where somebody else sees how many trials there are.
+pub fn proposals_counted(
+    measure: &mut dyn Measure,
+    search: &str,
+    trials: u64,
+    least: usize,
+    count: &AtomicU64,
+) -> Vec<Vec<Trial>> {
     let space = space();
     let mut search = build(search, &space, 7).unwrap();
     let subject = Subject::described(&space, &describe);
     let mut batches = Vec::new();
     let mut observer = |event: Event| {
-        if let Event::Batch(reports) = event {
-            let mut batch: Vec<Trial> = reports.iter().map(|report| report.trial.clone()).collect();
-            batch.sort_by(|a, b| a.config.cmp(&b.config));
-            batches.push(batch);
+        match event {
+            Event::Trial(_) => {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            Event::Batch(reports) => {
+                let mut batch: Vec<Trial> = reports.iter().map(|report| report.trial.clone()).collect();
+                batch.sort_by(|a, b| a.config.cmp(&b.config));
+                batches.push(batch);
+            }
         }
         Ok(())
     };

@@ -1,16 +1,15 @@
 //! How a fleet shares work.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tilewright::{Database, Session, TuneRequest, Workload};
-use tilewright_device::device::WorkerCommand;
+use tilewright::{TuneRequest, Workload};
 use tilewright_fleet::tune_many;
 use tilewright_tune::{Measure, Next, RaceLimits, Subject};
 
 use crate::broker::Broker;
-use crate::process::Process;
-use crate::replay::{Device, Slow, describe, fleet, proposals, recorded, remote, space};
+use crate::process::{Process, session};
+use crate::replay::{Device, Slow, describe, fleet, proposals, proposals_counted, recorded, remote, space};
 
 /// The trials of some batches, in the order of the batches.
 fn n_trials(batches: &[Vec<tilewright_tune::Trial>]) -> usize {
@@ -30,6 +29,33 @@ fn proposals_do_not_depend_on_who_measures() {
             assert_eq!(n_trials(&alone), 150);
             assert_eq!(alone, together, "{search} with {n} devices");
         }
+    }
+}
+
+#[test]
+fn a_fleet_goes_on_with_another_server() {
+    let alone = proposals(&mut Slow::new(Duration::ZERO, recorded), "genetic", 150, 4);
+    for is_killed in [true, false] {
+        let (Some(mut first), Some(second)) = (Broker::start(), Broker::start()) else { return };
+        let url = format!("{},{}", first.url(), second.url());
+        let _devices = Device::several(&url, 2, Duration::from_millis(2));
+        let count = AtomicU64::new(0);
+        let together = std::thread::scope(|scope| {
+            let tuner = scope.spawn(|| {
+                let mut remote = remote(&fleet(&url), "moves", 2);
+                proposals_counted(&mut remote, "genetic", 150, 4, &count)
+            });
+            while count.load(Ordering::Relaxed) < 50 && !tuner.is_finished() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if is_killed {
+                first.kill()
+            } else {
+                first.shut_down()
+            }
+            tuner.join().unwrap()
+        });
+        assert_eq!(alone, together);
     }
 }
 
@@ -110,13 +136,17 @@ fn four_devices_measure_nearly_four_times_as_much() {
     assert!(times >= 3.6);
 }
 
+/// A device of 20 ms.
+fn device(broker: &Broker, at: usize) -> Process {
+    let (trial, lease) = (Duration::from_millis(20), Duration::from_secs(1));
+    Process::device(&broker.url(), &format!("device-{at}"), "hashed", trial, lease)
+}
+
 /// Seconds that so many trials of each of twelve layers take on so many devices.
 fn seconds_of_layers(n_devices: usize, trials: u64) -> Option<f64> {
     let broker = Broker::start()?;
-    let devices: Vec<Process> =
-        (0..n_devices).map(|at| Process::device(&broker.url(), &format!("device-{at}"), "hashed", 20)).collect();
-    let database = Database::named(&broker.folder().join("records.db"), "--db").unwrap();
-    let session = Session::new(database, WorkerCommand { program: "/nonexistent".into(), arguments: Vec::new() });
+    let devices: Vec<Process> = (0..n_devices).map(|at| device(&broker, at)).collect();
+    let session = session(&broker.folder().join("records.db"));
     let request = |workload| TuneRequest {
         trials: Some(trials),
         race: false,

@@ -75,6 +75,7 @@ impl Recorder {
             toolchain: self.toolchain.clone(),
             unix_time: since_1970().as_secs(),
             limit: report.limit,
+            conditions: report.conditions.clone(),
             run: Some(RunTime {
                 start_unix_ms: self.start_unix_ms,
                 elapsed_s: (pause::now() - self.start).as_secs_f64(),

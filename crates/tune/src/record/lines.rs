@@ -102,7 +102,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::measure::Seconds;
+    use crate::measure::{Conditions, Seconds};
     use crate::record::RunTime;
     use crate::trial::{ErrorClass, Limit, Outcome, Timing};
 
@@ -136,6 +136,11 @@ mod tests {
                     unix_time,
                     run: (trial % 2 == 0).then_some(RunTime { start_unix_ms: seed, elapsed_s: build }),
                     limit: [None, Some(Limit::RunS(build)), Some(Limit::MemoryBytes(seed))][trial as usize % 3],
+                    conditions: Conditions {
+                        device: trial.is_multiple_of(2).then(|| "pi1".to_owned()),
+                        frequency_mhz: trial.is_multiple_of(3).then_some(build),
+                        temperature_c: trial.is_multiple_of(5).then_some(-build),
+                    },
                     is_imported: false,
                 }
             },

@@ -12,7 +12,7 @@ pub use judge::{Doubt, Judge, PassedOver, least_ns};
 pub use lines::{Line, RecordError, read_lines};
 pub use store::{Best, Exported, Imported, Judges, Store, StoreError, Winner};
 
-use crate::measure::Seconds;
+use crate::measure::{Conditions, Seconds};
 use crate::space::{ConfigError, Space};
 use crate::trial::{ErrorClass, Limit, Outcome, Timing, Trial};
 
@@ -67,6 +67,9 @@ pub struct Record {
     /// versions that did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Limit>,
+    /// Where it was measured, as far as that is known.
+    #[serde(flatten)]
+    pub conditions: Conditions,
     /// Whether it came by import, so that it need not have been measured on this machine. It does not travel.
     #[serde(skip)]
     pub is_imported: bool,
@@ -95,6 +98,7 @@ impl Record {
         }
         let Seconds { build, run, verify } = self.seconds;
         let elapsed_s = self.run.map_or(0.0, |run| run.elapsed_s);
+        let Conditions { frequency_mhz, temperature_c, .. } = self.conditions;
         let timing = self.outcome.timing().map_or([0.0; 2], |timing| [timing.min_ns, timing.spread]);
         let finite = [
             ("build", build),
@@ -103,6 +107,8 @@ impl Record {
             ("elapsed_s", elapsed_s),
             ("min_ns", timing[0]),
             ("spread", timing[1]),
+            ("frequency_mhz", frequency_mhz.unwrap_or(0.0)),
+            ("temperature_c", temperature_c.unwrap_or(0.0)),
         ];
         match finite.iter().find(|(_, number)| !number.is_finite()) {
             Some((name, number)) => Err(format!("{name} {number} is not a number")),

@@ -13,7 +13,7 @@ use tilewright_ir::op::Workload;
 
 use super::{Doubt, FlatOutcome, Judge, Line, PassedOver, Record, RunTime, TaskKey, read_lines};
 use crate::Error;
-use crate::measure::Seconds;
+use crate::measure::{Conditions, Seconds};
 use crate::trial::{Limit, Outcome};
 
 /// Marks a database as ours: "TLWR".
@@ -80,6 +80,9 @@ const LATER_COLUMNS: &[(&str, &str, &str)] = &[
     ("trials", "limit_name", "TEXT"),
     ("trials", "limit_number", "REAL"),
     ("trials", "imported", "INTEGER"),
+    ("trials", "device", "TEXT"),
+    ("trials", "frequency_mhz", "REAL"),
+    ("trials", "temperature_c", "REAL"),
     ("winners", "imported", "INTEGER"),
     // The last trial of the space when its race ended.
     ("winners", "last_trial", "INTEGER"),
@@ -90,18 +93,19 @@ const LATER_COLUMNS: &[(&str, &str, &str)] = &[
 const INSERT_TRIAL: &str = "
 INSERT INTO trials (task, config, class, message, median_ns, min_ns, spread, n_samples, stopped_early,
     build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time,
-    run_start_unix_ms, run_elapsed_s, limit_name, limit_number, imported)
+    run_start_unix_ms, run_elapsed_s, limit_name, limit_number, imported, device, frequency_mhz, temperature_c)
 VALUES (:task, :config, :class, :message, :median_ns, :min_ns, :spread, :n_samples, :stopped_early,
     :build_s, :run_s, :verify_s, :steps, :search, :seed, :trial, :version, :toolchain, :unix_time,
-    :run_start_unix_ms, :run_elapsed_s, :limit_name, :limit_number, :imported)
+    :run_start_unix_ms, :run_elapsed_s, :limit_name, :limit_number, :imported, :device, :frequency_mhz,
+    :temperature_c)
 ON CONFLICT (task, config) DO UPDATE SET (class, message, median_ns, min_ns, spread, n_samples, stopped_early,
     build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time,
-    run_start_unix_ms, run_elapsed_s, limit_name, limit_number, imported)
+    run_start_unix_ms, run_elapsed_s, limit_name, limit_number, imported, device, frequency_mhz, temperature_c)
 = (excluded.class, excluded.message, excluded.median_ns, excluded.min_ns, excluded.spread, excluded.n_samples,
     excluded.stopped_early, excluded.build_s, excluded.run_s, excluded.verify_s, excluded.steps, excluded.search,
     excluded.seed, excluded.trial, excluded.version, excluded.toolchain, excluded.unix_time,
     excluded.run_start_unix_ms, excluded.run_elapsed_s, excluded.limit_name, excluded.limit_number,
-    excluded.imported)
+    excluded.imported, excluded.device, excluded.frequency_mhz, excluded.temperature_c)
 WHERE trials.limit_name IS NOT NULL AND (excluded.median_ns IS NOT NULL OR excluded.unix_time >= trials.unix_time
     AND (excluded.limit_name IS NOT trials.limit_name OR excluded.limit_number > trials.limit_number))";
 
@@ -787,6 +791,9 @@ fn insert_trial(transaction: &Transaction, record: &Record, least_ns: f64) -> Re
         ":limit_name": limit.map(|(name, _)| name),
         ":limit_number": limit.map(|(_, number)| number),
         ":imported": record.is_imported.then_some(true),
+        ":device": record.conditions.device,
+        ":frequency_mhz": record.conditions.frequency_mhz,
+        ":temperature_c": record.conditions.temperature_c,
     })?;
     Ok(n_rows as u64)
 }
@@ -829,6 +836,7 @@ fn record(row: &Row) -> Result<Record, StoreError> {
         unix_time: row.get::<_, i64>("unix_time")? as u64,
         run: run_time(row)?,
         limit: limit(row)?,
+        conditions: conditions(row)?,
         is_imported: flag(row, "imported")?,
     };
     record.check().map_err(StoreError::Damaged)?;
@@ -877,6 +885,18 @@ fn limit(row: &Row) -> Result<Option<Limit>, StoreError> {
     let name: Option<String> = row.get("limit_name")?;
     let number: Option<f64> = row.get("limit_number")?;
     Ok(name.zip(number).and_then(|(name, number)| Limit::from_parts(&name, number)))
+}
+
+/// Where the trial was measured; the same of such a database.
+fn conditions(row: &Row) -> Result<Conditions, StoreError> {
+    if row.as_ref().column_index("temperature_c").is_err() {
+        return Ok(Conditions::default());
+    }
+    Ok(Conditions {
+        device: row.get("device")?,
+        frequency_mhz: row.get("frequency_mhz")?,
+        temperature_c: row.get("temperature_c")?,
+    })
 }
 
 fn winner(row: &Row) -> Result<Winner, StoreError> {

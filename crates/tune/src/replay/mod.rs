@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub use repeats::{AtBudget, Replay, ReplayPlan};
 
-use crate::measure::{BoxError, Candidate, Machine, Measure, Measured, Next, Queue, RaceLimits, Seconds, Standing};
+use crate::measure::{BoxError, Candidate, Machine, Measure, Measured, Next, Queue, RaceLimits, Standing};
 use crate::space::{Config, Space};
 use crate::trial::{ErrorClass, Outcome, Trial};
 
@@ -97,7 +97,7 @@ impl Measure for RecordedSpace {
             None => Next::Idle,
             Some((number, Candidate { config, .. })) => {
                 let outcome = self.outcome(&config);
-                Next::Done(number, Measured { outcome, seconds: Seconds::default(), limit: None })
+                Next::Done(number, Measured::of(outcome))
             }
         })
     }
