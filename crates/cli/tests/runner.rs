@@ -91,7 +91,7 @@ fn a_runner_is_asked_once_what_it_is_for_all_kernels_of_a_model() {
         return;
     }
     // What each of them is told.
-    fs::write(folder.path().join("note.sh"), "tee told.$$ | ./tw-run --emulated\n").unwrap();
+    fs::write(folder.path().join("note.sh"), "tee told.$$ | ./tw-run\n").unwrap();
     let run = |arguments: &[&str]| {
         let output = in_folder(folder.path(), arguments);
         assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));

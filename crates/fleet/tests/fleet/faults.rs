@@ -239,8 +239,8 @@ fn records(path: &Path) -> Vec<Record> {
     store.trials_of(&operator.to_string(), &target, 1, None, &judges).unwrap().0
 }
 
-/// A run whose tuner is killed as well: in the end there are the trials that an undisturbed one comes to, each
-/// once, and each says which device it was measured on.
+/// A run whose tuner is killed as well: in the end there are the trials that an undisturbed one comes to,
+/// each once, and each says which device it was measured on.
 fn check_run_of_tuners(seed: u64, partition: Partition) -> Option<String> {
     let mut disturbed = Disturbed::new(seed, partition, "hashed")?;
     let (path, url) = (disturbed.broker.folder().join("records.db"), disturbed.broker.url());
@@ -408,10 +408,12 @@ fn seconds_without_one(lease: Duration) -> Option<f64> {
     let mut n = 0;
     let mut killed = None;
     while n < candidates.len() {
-        if let Next::Done(..) = remote.next(None, Duration::from_millis(50)).unwrap() {
+        if let Next::Done(_, measured) = remote.next(None, Duration::from_millis(50)).unwrap() {
             n += 1;
             killed.get_or_insert_with(|| {
-                devices[0].kill();
+                // It has more to do: it has begun a task of ten.
+                let at = if measured.conditions.device.as_deref() == Some("device-0") { 0 } else { 1 };
+                devices[at].kill();
                 Instant::now()
             });
         }
@@ -422,7 +424,7 @@ fn seconds_without_one(lease: Duration) -> Option<f64> {
 #[test]
 fn work_of_a_dead_device_is_done_elsewhere() {
     let Some(seconds) = seconds_without_one(Duration::from_secs(1)) else { return };
-    assert!(seconds < 10.0, "{seconds} s");
+    assert!((0.6..10.0).contains(&seconds), "{seconds} s");
 }
 
 #[test]
@@ -430,5 +432,5 @@ fn work_of_a_dead_device_is_done_elsewhere() {
 fn work_of_a_dead_device_is_done_elsewhere_within_15_s() {
     let Some(seconds) = seconds_without_one(LEASE) else { return };
     eprintln!("after {seconds:.1} s");
-    assert!(seconds < 15.0);
+    assert!((6.0..15.0).contains(&seconds));
 }
