@@ -9,6 +9,7 @@
 //! loops (see [`Level`]), so that loop bodies come out hoisted and strength-reduced.
 
 mod address;
+mod copy;
 pub mod cpu;
 mod deinterleave;
 mod export;
@@ -324,7 +325,7 @@ impl Generator<'_> {
     pub(super) fn buffer_align(&self, buffer: BufferId) -> u64 {
         let b = self.program.buffer(buffer);
         match (self.arguments, b.role) {
-            _ if b.scope == Scope::Shared && self.target.gpu.is_some() => SHARED_ALIGN,
+            _ if b.scope.is_shared() && self.target.gpu.is_some() => SHARED_ALIGN,
             (ArgumentAlign::Elements, Role::Input | Role::ConstInput | Role::Output) => b.dtype.bytes(),
             _ => ARGUMENT_ALIGN,
         }
@@ -437,6 +438,7 @@ impl Generator<'_> {
             Stmt::Update { buffer, index, op, value, first } => self.update(*buffer, index, *op, value, first),
             Stmt::Prefetch { buffer, index, for_write } => self.prefetch(*buffer, index, *for_write),
             Stmt::Barrier => self.barrier(),
+            Stmt::Wait(n) => self.wait(*n),
         }
         Ok(())
     }
@@ -513,7 +515,7 @@ impl Generator<'_> {
         let element = self.element_type(buffer);
         let storage = match self.plan.places.get(&buffer) {
             Some(Place::Scratch { .. }) => return Ok(()),
-            None if b.scope == Scope::Shared && self.f.storage.contains_key(&buffer) => return Ok(()),
+            None if b.scope.is_shared() && self.f.storage.contains_key(&buffer) => return Ok(()),
             None => return Err(self.never_allocated(buffer)),
             Some(Place::Stack) => {
                 let bytes = b.size_bytes().unwrap_or(0);

@@ -273,6 +273,8 @@ impl Printer<'_> {
             }
             Stmt::Alloc(b) if self.shared.contains(b) => {}
             Stmt::Alloc(b) => self.declare("", *b),
+            // What is stored is there at once.
+            Stmt::Wait(_) => {}
             Stmt::Barrier => {
                 let line = format!("barrier({});", self.fences);
                 self.line(&line);
@@ -521,7 +523,7 @@ impl Printer<'_> {
 
     fn space(&self, b: BufferId) -> &'static str {
         match self.buffer(b) {
-            Buffer { scope: Scope::Shared, .. } => "local",
+            Buffer { scope: Scope::Shared | Scope::Async, .. } => "local",
             Buffer { scope: Scope::Global, .. } => "global",
             Buffer { role: Role::Temporary, .. } => "private",
             _ => "global",

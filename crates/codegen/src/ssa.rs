@@ -201,6 +201,15 @@ pub enum Op {
     Coordinate(Coordinate),
     /// Goes on when all threads of the block are here, each seeing what the others have written.
     Barrier,
+    /// Begins a copy from a GPU's main memory to the memory that a block shares, from the second operand's
+    /// address to the first one's; of the bytes beyond the third operand, where there is one, zeros.
+    Copy {
+        /// Bytes that it writes.
+        bytes: usize,
+    },
+    /// Ends a group of the copies that a thread has begun, and goes on when all groups are there but for the
+    /// last ones, so many at most.
+    Wait(u8),
     /// Reads memory or a variable.
     Load {
         /// Whether nothing ever writes there.
@@ -251,6 +260,10 @@ pub enum Op {
     Fma,
     /// The number with the first 11 of its bits, rounded.
     Tf32,
+    /// A warp's load of 2 or 4 tiles of 8 rows of 16 bytes each from the memory that a block shares: the
+    /// threads 8·n and after have the addresses of the rows of tile n, and a lane for each tile gives the
+    /// thread 4·g + t the four bytes t of row g.
+    LoadTiles,
     /// A warp's product of a tile of 16 × 8 by one of 8 × 8, added to four sums of each thread: its four
     /// factors of rows, two of columns, the sums.
     TileProduct,

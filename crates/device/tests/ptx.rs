@@ -186,3 +186,22 @@ fn kernels_assemble_as_the_model_says() {
         println!("{gpu}: {n_kernels} kernels, {n_spilling} of which spill");
     }
 }
+
+/// No two threads of a warp go to one bank for different words: instructions take what their bytes take.
+#[test]
+fn warps_read_tiles_without_conflicts() {
+    let workload = Workload::parse("matmul:m=256,n=128,k=64,tf32=1").unwrap();
+    let (program, target) = (workload.program(), Target::named("sm_90a").unwrap());
+    let task = Task::new(Setting { workload, target, n_threads: 1 }, Some("gpu-matmul-mma")).unwrap();
+    let config = r#"{"block_m":128,"block_n":128,"block_k":32,"warp_m":64,"warp_n":64,"vector_a":4,"vector_b":4,
+        "order":"rows","unroll_k":4,"ahead":3,"copies":"async","precision":"tf32"}"#;
+    let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+    let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+    let text = ptx(&kernels, &task).unwrap();
+    let traffic = emulator::traffic(&kernels, &text, &arguments(&program)).unwrap();
+    for (opcode, count) in &traffic {
+        println!("{opcode}: {count:?}, {:.2} times the least", count.taken as f64 / count.least as f64);
+    }
+    assert!(traffic.keys().any(|opcode| opcode.starts_with("ldmatrix")), "{traffic:?}");
+    assert!(traffic.values().all(|count| count.taken == count.least), "{traffic:?}");
+}

@@ -1,7 +1,7 @@
 //! Interpreter: the definition of what a program means.
 //!
 //! [`run`] carries out `prepare`, the body and `finish`, each once. Every loop runs its iterations in order,
-//! whatever its kind; an extent below one means no iteration. A prefetch does nothing, nor does a barrier.
+//! whatever its kind; an extent below one means no iteration. Prefetches, barriers and waits do nothing.
 //!
 //! # Values
 //! A number is an `f64`, and every operation inside a store or an update is [rounded](DType::round) to the
@@ -374,6 +374,8 @@ pub(crate) trait Memory {
     fn allocate(&mut self, buffer: u32, n: usize);
     /// Takes them away.
     fn free(&mut self, buffer: u32);
+    /// See [`Stmt::Wait`].
+    fn wait(&mut self, _n: u8) {}
 }
 
 impl Memory for Vec<Vec<f64>> {
@@ -517,6 +519,7 @@ enum Op {
     Alloc(u32),
     Store { to: Access, value: Node, rounds: Rounds },
     Update { to: Access, op: ReduceOp, value: Node, first: Test, rounds: Rounds },
+    Wait(u8),
 }
 
 pub(crate) struct Block {
@@ -573,6 +576,7 @@ impl Compiler<'_> {
                     first: self.test(first)?,
                     rounds: self.rounds(self.buffer(*buffer)?.dtype),
                 },
+                Stmt::Wait(n) => Op::Wait(*n),
                 Stmt::Prefetch { .. } | Stmt::Barrier => continue,
             };
             block.ops.push(op);
@@ -789,6 +793,7 @@ impl<'a, M: Memory> Machine<'a, M> {
                     }
                 }
             }
+            Op::Wait(n) => self.memory.wait(*n),
             Op::Store { to, value, rounds } => {
                 let value = self.value(value, *rounds);
                 let at = self.locate(to);

@@ -24,12 +24,25 @@ pub enum Scope {
     Register,
     /// GPU memory shared by the threads of a block.
     Shared,
+    /// The same, but what a thread copies there is on its way while the thread goes on: it is there once the
+    /// thread has waited for it, see [`Stmt::Wait`].
+    Async,
 }
 
 impl Scope {
     /// Every scope with its name in the text format.
-    pub const ALL: [(Scope, &'static str); 4] =
-        [(Scope::Global, "global"), (Scope::Local, "local"), (Scope::Register, "register"), (Scope::Shared, "shared")];
+    pub const ALL: [(Scope, &'static str); 5] = [
+        (Scope::Global, "global"),
+        (Scope::Local, "local"),
+        (Scope::Register, "register"),
+        (Scope::Shared, "shared"),
+        (Scope::Async, "async"),
+    ];
+
+    /// Whether the threads of a GPU's block share it.
+    pub fn is_shared(self) -> bool {
+        matches!(self, Scope::Shared | Scope::Async)
+    }
 }
 
 /// What a buffer is to the caller.
@@ -212,6 +225,9 @@ pub enum Stmt {
     /// Waits until all threads of a GPU block are here, and sees what they wrote. Where iterations run in
     /// order it does nothing.
     Barrier,
+    /// Ends a group of a thread's stores to [`Scope::Async`], and waits until all groups are there but for
+    /// the last ones, so many at most. Where iterations run in order it does nothing.
+    Wait(u8),
 }
 
 /// A part of a program.
@@ -343,9 +359,12 @@ impl Stmt {
         let (a, b) = match self {
             Stmt::For(l) => (Some(&l.body), None),
             Stmt::If { then, otherwise, .. } => (Some(then), Some(otherwise)),
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => {
-                (None, None)
-            }
+            Stmt::Alloc(_)
+            | Stmt::Store { .. }
+            | Stmt::Update { .. }
+            | Stmt::Prefetch { .. }
+            | Stmt::Barrier
+            | Stmt::Wait(_) => (None, None),
         };
         a.into_iter().chain(b)
     }
@@ -355,9 +374,12 @@ impl Stmt {
         let (a, b) = match self {
             Stmt::For(l) => (Some(&mut l.body), None),
             Stmt::If { then, otherwise, .. } => (Some(then), Some(otherwise)),
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => {
-                (None, None)
-            }
+            Stmt::Alloc(_)
+            | Stmt::Store { .. }
+            | Stmt::Update { .. }
+            | Stmt::Prefetch { .. }
+            | Stmt::Barrier
+            | Stmt::Wait(_) => (None, None),
         };
         a.into_iter().chain(b)
     }
@@ -384,7 +406,7 @@ impl Stmt {
         match self {
             Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => true,
             Stmt::For(l) => l.kind == LoopKind::Unrolled && l.body.iter().all(Stmt::is_vectorizable),
-            Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Barrier => false,
+            Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Barrier | Stmt::Wait(_) => false,
         }
     }
 
@@ -415,6 +437,7 @@ impl Stmt {
             }
             Stmt::Alloc(b) => Stmt::Alloc(*b),
             Stmt::Barrier => Stmt::Barrier,
+            Stmt::Wait(n) => Stmt::Wait(*n),
             Stmt::Store { buffer, index, value } => {
                 Stmt::Store { buffer: *buffer, index: index.iter().map(&mut *f).collect(), value: value.map_index(f) }
             }
@@ -452,7 +475,7 @@ impl Stmt {
             Stmt::If { cond, .. } => (Some(Node::Cond(cond)), None),
             Stmt::Store { value, .. } => (Some(Node::Expr(value)), None),
             Stmt::Update { value, first, .. } => (Some(Node::Expr(value)), Some(Node::Cond(first))),
-            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier => (None, None),
+            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => (None, None),
         };
         a.into_iter().chain(b)
     }
@@ -464,7 +487,7 @@ impl Stmt {
             Stmt::Store { index, .. } | Stmt::Update { index, .. } | Stmt::Prefetch { index, .. } => {
                 index.iter().for_each(&mut *visit);
             }
-            Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Barrier => {}
+            Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Barrier | Stmt::Wait(_) => {}
         }
         self.own_nodes().for_each(|node| node.for_each_index(visit));
     }
@@ -474,7 +497,7 @@ impl Stmt {
         match self {
             Stmt::For(l) => change(&mut l.extent),
             Stmt::If { cond, .. } => cond.for_each_index_mut(change),
-            Stmt::Alloc(_) | Stmt::Barrier => {}
+            Stmt::Alloc(_) | Stmt::Barrier | Stmt::Wait(_) => {}
             Stmt::Store { index, value, .. } => {
                 index.iter_mut().for_each(&mut *change);
                 value.for_each_index_mut(change);
@@ -515,7 +538,7 @@ impl Stmt {
             Stmt::Update { buffer, index, op, value, first } => {
                 Stmt::Update { buffer, index, op, value: value.map_loads(f), first: first.map_loads(f) }
             }
-            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier => self,
+            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => self,
         }
     }
 
@@ -523,7 +546,9 @@ impl Stmt {
     pub fn own_write(&self) -> Option<(BufferId, &[Index])> {
         match self {
             Stmt::Store { buffer, index, .. } | Stmt::Update { buffer, index, .. } => Some((*buffer, index)),
-            Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier => None,
+            Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => {
+                None
+            }
         }
     }
 }

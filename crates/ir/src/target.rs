@@ -372,8 +372,19 @@ impl Target {
 
     /// Whether it is a GPU of NVIDIA's that multiplies tiles of numbers in single precision.
     pub fn has_tf32(&self) -> bool {
+        self.is_since(80)
+    }
+
+    /// Whether it is a GPU of NVIDIA's whose copies into shared memory may be on their way while threads go
+    /// on.
+    pub fn has_async_copies(&self) -> bool {
+        self.is_since(80)
+    }
+
+    /// Whether it is a GPU of NVIDIA's of this version or a later one.
+    fn is_since(&self, least: u32) -> bool {
         let version = self.cpu.strip_prefix("sm_").map(|v| v.trim_end_matches(|c: char| !c.is_ascii_digit()));
-        self.arch == Arch::Gpu(GpuApi::Cuda) && version.and_then(|v| v.parse().ok()).is_some_and(|v: u32| v >= 80)
+        self.arch == Arch::Gpu(GpuApi::Cuda) && version.and_then(|v| v.parse().ok()).is_some_and(|v: u32| v >= least)
     }
 
     /// Elements of a type in one vector register.

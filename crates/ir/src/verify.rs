@@ -427,7 +427,7 @@ impl<'a> Checker<'a> {
                 self.write(*buffer, index)
             }
             Stmt::Prefetch { buffer, index, .. } => self.subscripts(*buffer, index),
-            Stmt::Barrier => Ok(()),
+            Stmt::Barrier | Stmt::Wait(_) => Ok(()),
         }
     }
 

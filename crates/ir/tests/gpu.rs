@@ -97,6 +97,9 @@ fn matmul(random: &mut Random) -> Program {
             }
         }
     }
+    if copies && random.chance(40) {
+        steps += &format!("stream A.s B.s at ko in {}\n", random.in_range(2, 4));
+    }
     steps += "bind by block.y\nbind bx block.x\nbind ty thread.y\nbind tx thread.x\n";
     let start = tilewright_ir::op::Workload::parse(&format!("matmul:m={m},n={n},k={k}")).unwrap().program();
     let mut program = start;
@@ -337,12 +340,49 @@ fn faults_are_found_in_every_order() {
     }
 }
 
+/// Copies that are on their way are there behind a wait, for other threads behind the barrier after it.
+#[test]
+fn copies_are_waited_for() {
+    let gpu = kernels(&program(
+        "program \"streamed\" buffer X: f32[5, 8] global input buffer Y: f32[5, 8] global output
+        buffer S: f32[3, 8] async temporary loops b, k, t run {
+            block.x b in 1 {
+                alloc S
+                thread.x t in 8 { S[0, t] = X[0, t] }
+                wait 2
+                thread.x t in 8 { S[1, t] = X[1, t] }
+                for k in 5 {
+                    wait 1
+                    if k < 3 { thread.x t in 8 { S[(k + 2) % 3, t] = X[k + 2, t] } }
+                    thread.x t in 8 { Y[k, t] = S[k % 3, 7 - t] }
+                }
+            }
+        }",
+    ));
+    // One behind each wait.
+    assert_eq!(n_barriers(&gpu), 2, "{gpu}");
+    type Change<'c> = (&'c str, &'c dyn Fn(&mut Vec<Stmt>));
+    let changes: [Change; 4] = [
+        ("still on its way", &|b| b.retain(|s| *s != Stmt::Wait(1))),
+        ("still on its way", &|b| b.iter_mut().filter(|s| **s == Stmt::Wait(1)).for_each(|s| *s = Stmt::Wait(2))),
+        // Two of the copies are one group then.
+        ("still on its way", &|b| b.retain(|s| *s != Stmt::Wait(2))),
+        // Threads that run ahead find nothing there, or what they do not find is overwritten.
+        ("S[", &|b| b.retain(|s| *s != Stmt::Barrier)),
+    ];
+    for (order, (found, change)) in ORDERS.iter().flat_map(|order| changes.iter().map(move |c| (*order, c))) {
+        let text = fault(gpu.clone(), |body| each_block(body, &mut |b| change(b)), order).to_string();
+        assert!(text.starts_with("kernel run_0") && text.contains("S[") && text.contains(found), "{text}");
+    }
+}
+
 // Mutants.
 
 /// A way to break a kernel: the number of a place in it.
 #[derive(Clone, Copy, Debug)]
 enum Mutation {
     Barrier(usize),
+    Wait(usize),
     Subscript(usize, usize, i64),
     Guard(usize),
 }
@@ -364,6 +404,13 @@ fn mutate(gpu: &mut GpuProgram, mutation: Mutation) -> Option<String> {
                         done = Some(format!("barrier {n}"));
                     }
                 }
+                (Mutation::Wait(n), Stmt::Wait(_)) => {
+                    seen += 1;
+                    if seen == n + 1 {
+                        block.remove(at);
+                        done = Some(format!("wait {n}"));
+                    }
+                }
                 (Mutation::Guard(n), Stmt::If { cond, .. }) if *cond != Cond::True => {
                     seen += 1;
                     if seen == n + 1 {
@@ -373,7 +420,7 @@ fn mutate(gpu: &mut GpuProgram, mutation: Mutation) -> Option<String> {
                     }
                 }
                 (Mutation::Subscript(n, d, by), Stmt::Store { buffer, .. })
-                    if tables.buffer(*buffer).scope == tilewright_ir::Scope::Shared =>
+                    if tables.buffer(*buffer).scope.is_shared() =>
                 {
                     seen += 1;
                     if seen == n + 1 {
@@ -411,8 +458,9 @@ fn mutants_are_found() {
         let gpu = kernels(&program);
         let expected = outputs(&program, LONGEST).expect("short");
         for _ in 0..4 {
-            let mutation = match random.below(3) {
+            let mutation = match random.below(4) {
                 0 => Mutation::Barrier(random.below(4)),
+                3 => Mutation::Wait(random.below(3)),
                 1 => Mutation::Subscript(random.below(6), random.below(2), random.pick(&[-1, 1])),
                 _ => Mutation::Guard(random.below(6)),
             };

@@ -14,7 +14,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use tilewright_ir::schedule::{LayoutAxis, Tail, apply, parse_steps};
-use tilewright_ir::{LoopKind, Program, Role, Step, Stmt, lower, text, verify};
+use tilewright_ir::{LoopKind, Program, Role, Scope, Step, Stmt, lower, text, verify};
 
 /// Cases of one run in plain `cargo test`: about a second for both runs.
 const CASES: u32 = 150;
@@ -252,6 +252,9 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
             let buffer = buffer(a, &|_| true)?;
             let at = among(b, &|p| p.reads.contains(&buffer) || p.updates.contains(&buffer))?.name.clone();
             match d % 2 == 0 && role_of(buffer) == Role::Temporary {
+                true if program.buffers[buffer as usize].scope == Scope::Shared && c % 3 > 0 => {
+                    Step::Stream { buffers: vec![name_of(buffer)], at, stages: (c % 3) as i64 + 1 }
+                }
                 true => Step::Pipeline { buffer: name_of(buffer), at, name: new("N"), twice: c % 2 == 0 },
                 false => Step::Prefetch { buffer: name_of(buffer), at, ahead: (c % 4) as i64 },
             }
@@ -472,6 +475,11 @@ fn any_step() -> impl Strategy<Value = Step> {
             name,
             twice
         }),
+        (prop::collection::vec(name(), 1..3), name(), number()).prop_map(|(buffers, at, stages)| Step::Stream {
+            buffers,
+            at,
+            stages
+        }),
         (name(), number(), any::<bool>(), name()).prop_map(|(target, iterations, last, suffix)| Step::Peel {
             target,
             iterations,
@@ -510,7 +518,7 @@ proptest! {
                 name(),
                 number().prop_map(|n| n.to_string()),
                 "->|at|ahead|0/4|1%4|/|%|0/|%3|shared|#|\n",
-                "split|fuse|reorder|vectorize|unroll|parallel|bind|stage|accumulate|compute_at|inline|layout|reindex|as|rfactor|winograd|col2im|channels|taps|prefetch",
+                "split|fuse|reorder|vectorize|unroll|parallel|bind|stage|accumulate|compute_at|inline|layout|reindex|as|rfactor|winograd|col2im|channels|taps|prefetch|stream|in",
                 "\\PC{0,4}",
             ],
             0..20,

@@ -304,6 +304,6 @@ fn for_each_sure_read(stmt: &Stmt, visit: &mut dyn FnMut(BufferId, &[Index])) {
     }
     match stmt {
         Stmt::Store { value, .. } | Stmt::Update { value, .. } => walk(value, visit),
-        Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier => {}
+        Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => {}
     }
 }

@@ -459,7 +459,7 @@ impl Generator<'_> {
     }
 
     /// Where each lane is.
-    fn lane_positions(&self, access: &Access, n: usize) -> Vec<Index> {
+    pub(super) fn lane_positions(&self, access: &Access, n: usize) -> Vec<Index> {
         let lanes = 0..n as i64;
         match access {
             Access::Uniform(flat) => lanes.map(|_| flat.clone()).collect(),

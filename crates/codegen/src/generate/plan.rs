@@ -135,7 +135,7 @@ fn is_vectorizable(program: &Program, stmt: &Stmt, lane: LoopId, element_bytes: 
         Stmt::If { then, otherwise, .. } => {
             then.iter().chain(otherwise).all(|s| is_vectorizable(program, s, lane, element_bytes))
         }
-        Stmt::For(_) | Stmt::Alloc(_) | Stmt::Barrier => false,
+        Stmt::For(_) | Stmt::Alloc(_) | Stmt::Barrier | Stmt::Wait(_) => false,
     }
 }
 
@@ -206,7 +206,7 @@ pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
             let bytes = b.size_bytes().ok_or_else(|| CompileError::TooLarge { buffer: b.name.clone() })?;
             let place = match b.scope {
                 Scope::Register => register_place(accesses.get(&buffer), bytes),
-                Scope::Global | Scope::Local | Scope::Shared => None,
+                Scope::Global | Scope::Local | Scope::Shared | Scope::Async => None,
             };
             let place = place.unwrap_or_else(|| {
                 let end = if in_parallel { &mut layout.per_thread_bytes } else { &mut layout.shared_bytes };
@@ -227,7 +227,7 @@ pub fn kernel(program: &Program, body: &[Stmt], target: &Target) -> Result<Plan,
     let mut walk = Walk::new(program, target);
     walk.block(body);
     let mut plan = Plan::default();
-    for buffer in walk.allocated.into_keys().filter(|b| program.buffer(*b).scope != Scope::Shared) {
+    for buffer in walk.allocated.into_keys().filter(|b| !program.buffer(*b).scope.is_shared()) {
         let b = program.buffer(buffer);
         let bytes = b.size_bytes().ok_or_else(|| CompileError::TooLarge { buffer: b.name.clone() })?;
         let place = register_place(walk.accesses.get(&buffer), bytes).unwrap_or(Place::Stack);
@@ -325,7 +325,7 @@ impl<'p> Walk<'p> {
                     self.access(b, i);
                 }
             }
-            Stmt::Prefetch { .. } | Stmt::Barrier => {}
+            Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => {}
         }
     }
 
@@ -426,7 +426,12 @@ pub fn used_buffers(block: &[Stmt], buffers: &mut BTreeSet<BufferId>) {
             s.for_each_own_buffer(&mut |b| buffers.extend([b]));
             match s {
                 Stmt::Alloc(b) | Stmt::Prefetch { buffer: b, .. } => buffers.extend([*b]),
-                Stmt::For(_) | Stmt::If { .. } | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Barrier => {}
+                Stmt::For(_)
+                | Stmt::If { .. }
+                | Stmt::Store { .. }
+                | Stmt::Update { .. }
+                | Stmt::Barrier
+                | Stmt::Wait(_) => {}
             }
         });
     }

@@ -11,8 +11,9 @@ use tilewright_ir::gpu::TileProduct;
 use tilewright_ir::gpu::tensor::{STEPS, WARP};
 use tilewright_ir::{BufferId, Index, Loop, LoopId, Tensor};
 
+use super::memory::Access;
 use super::value::Operand;
-use super::{Generator, plan};
+use super::{Generator, Storage, plan};
 use crate::CompileError;
 use crate::ssa::{Id, Op, Type};
 
@@ -46,18 +47,28 @@ impl Generator<'_> {
         // Column y is that of the thread y / 2, its second one where y is odd.
         let row = Index::from(y);
         let column = first.substitute(x, &row.floor_div(2)).add(&row.modulo(2).scale(distance));
-        let half = STEPS / 2;
-        let at_steps = |of: &Index, half: i64| of.substitute(l.var, &Index::from(x).offset(half));
-        let mut part = |buffer: BufferId, at: Index| {
-            let at = self.f.ranges.simplify(&at);
-            let value = self.element_at(buffer, &at);
+        let halves = [0, STEPS / 2];
+        let at_steps =
+            |g: &Self, of: &Index, half: i64| g.f.ranges.simplify(&of.substitute(l.var, &Index::from(x).offset(half)));
+        let of_a: Vec<Index> =
+            halves.iter().flat_map(|half| rows.each_ref().map(|row| at_steps(self, row, *half))).collect();
+        let of_b = halves.map(|half| at_steps(self, &column, half));
+        // Threads 8·n and after have the addresses of the rows of tile n: those of all rows for one half of
+        // the steps after the other.
+        let at_row = Index::from(x).add(&Index::from(y).modulo(2).scale(4));
+        let [first, second] = [2, 4].map(|n| Index::from(y).floor_div(n));
+        if let Some(distance) = rows[1].sub(&rows[0]).as_const() {
+            let tile = rows[0].substitute(y, &at_row).add(&first.modulo(2).scale(distance));
+            self.load_tiles(*a, &tile.substitute(l.var, &second.scale(halves[1])), (&tile, l.var), &of_a);
+        }
+        let tile = column.substitute(y, &at_row);
+        self.load_tiles(*b, &tile.substitute(l.var, &first.modulo(2).scale(halves[1])), (&tile, l.var), &of_b);
+        let mut part = |buffer: BufferId, at: &Index| {
+            let value = self.element_at(buffer, at);
             self.parts(value, how)
         };
-        let mut a_parts = Vec::new();
-        for half in [0, half] {
-            a_parts.extend(rows.iter().map(|row| part(*a, at_steps(row, half))));
-        }
-        let b_parts: Vec<Parts> = [0, half].iter().map(|half| part(*b, at_steps(&column, *half))).collect();
+        let a_parts: Vec<Parts> = of_a.iter().map(|at| part(*a, at)).collect();
+        let b_parts: Vec<Parts> = of_b.iter().map(|at| part(*b, at)).collect();
         let (sums, places) = &product.sums;
         let before: Vec<Id> = places.iter().map(|place| self.load(*sums, place).value).collect();
         // What a tensor core adds to a sum is cut to the sum's bits, not rounded, and the errors of many
@@ -84,6 +95,27 @@ impl Generator<'_> {
             self.write(*sums, place, Operand::scalar(value));
         }
         Ok(())
+    }
+
+    /// Loads the elements at some positions, one of each tile of 8 rows of four neighbours along the steps,
+    /// which the threads of a warp load together, each the row at `at`; where the factor lies so.
+    fn load_tiles(&mut self, buffer: BufferId, at: &Index, (rows, steps): (&Index, LoopId), elements: &[Index]) {
+        const ROW_BYTES: u32 = 16;
+        let Some(Storage::Pointer(base)) = self.f.storage.get(&buffer) else { return };
+        let is_shared = self.m.type_of(*base) == Type::SHARED;
+        let lie_along = rows.coefficient(steps) == 1 && !rows.sub(&Index::from(steps)).uses(steps);
+        let at = self.f.ranges.simplify(at);
+        let key = |at: &Index| (Access::Uniform(at.clone()), 0);
+        let is_known = elements.iter().all(|at| self.seen_load(buffer, &key(at)).is_some());
+        if !is_shared || !lie_along || is_known || self.alignment(buffer, &at) < ROW_BYTES {
+            return;
+        }
+        let pointer = self.pointer(buffer, &at);
+        let tiles = self.m.load_tiles(pointer, Type::F32.vector(elements.len()));
+        for (tile, at) in elements.iter().enumerate() {
+            let value = self.m.extract(tiles, tile);
+            self.remember_load(buffer, key(at), value);
+        }
     }
 
     /// A factor as its parts, which are found once for all products.

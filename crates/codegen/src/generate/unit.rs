@@ -88,7 +88,7 @@ fn work(stmt: &Stmt, ranges: &mut Ranges) -> f64 {
             let [then, otherwise] = [then, otherwise].map(|block| block.iter().map(|s| work(s, ranges)).sum::<f64>());
             then.max(otherwise)
         }
-        Stmt::Alloc(_) | Stmt::Barrier => 0.0,
+        Stmt::Alloc(_) | Stmt::Barrier | Stmt::Wait(_) => 0.0,
         Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => 1.0,
     }
 }

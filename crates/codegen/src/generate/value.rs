@@ -27,7 +27,7 @@ impl Operand {
 }
 
 /// A value without a cast to the type that it is computed in.
-fn without_cast(e: &Expr, dtype: DType) -> &Expr {
+pub(super) fn without_cast(e: &Expr, dtype: DType) -> &Expr {
     match e {
         Expr::Cast(to, x) if *to == dtype => without_cast(x, dtype),
         e => e,
@@ -494,6 +494,9 @@ impl Generator<'_> {
     // Statements on values.
 
     pub(super) fn store(&mut self, buffer: BufferId, index: &[Index], value: &Expr) {
+        if self.copy(buffer, index, value) {
+            return;
+        }
         let value = self.eval(value, self.program.buffer(buffer).dtype.arithmetic());
         let value = self.as_element(buffer, value);
         self.write(buffer, index, value);

@@ -412,11 +412,18 @@ impl Printer<'_> {
             Op::SharedMemory(bytes) => self.shared_memory(source, *bytes as u64, *align),
             Op::Coordinate(coordinate) => self.intrinsic(&self.coordinate(*coordinate), Vec::new(), x),
             Op::Barrier => self.barrier(),
+            Op::Copy { bytes } => self.copy(*bytes, x),
+            Op::Wait(n) => {
+                self.intrinsic("llvm.nvvm.cp.async.commit.group", Vec::new(), Vec::new());
+                let n = self.scalar(Kind::I32, (*n).into());
+                self.intrinsic("llvm.nvvm.cp.async.wait.group", Vec::new(), vec![n])
+            }
             Op::Tf32 => {
                 let bits = self.intrinsic("llvm.nvvm.f2tf32.rna", Vec::new(), x);
                 LLVMBuildBitCast(b, bits, ty, UNNAMED)
             }
             Op::TileProduct => self.tile_product(x, ty),
+            Op::LoadTiles => self.load_tiles(x, result.map_or(0, |ty| ty.lanes), ty),
             Op::Stack(bytes) => {
                 let memory = self.stack(LLVMArrayType2(self.kind(Kind::I8), *bytes as u64), *align);
                 // On some machines the stack is memory of its own kind.
@@ -510,6 +517,19 @@ impl Printer<'_> {
         }}
     }
 
+    /// A warp's load of tiles, as lanes of a vector.
+    fn load_tiles(&self, x: Vec<LLVMValueRef>, n: usize, ty: LLVMTypeRef) -> LLVMValueRef {
+        let b = self.builder;
+        let name = format!("llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{n}.b16");
+        let tiles = self.intrinsic(&name, vec![llvm!(LLVMTypeOf(x[0]))], x);
+        let bits = llvm!(LLVMVectorType(self.kind(Kind::I32), n as u32));
+        let all = (0..n as u32).fold(llvm!(LLVMGetPoison(bits)), |out, at| {
+            let tile = llvm!(LLVMBuildExtractValue(b, tiles, at, UNNAMED));
+            llvm!(LLVMBuildInsertElement(b, out, tile, self.scalar(Kind::I64, at.into()), UNNAMED))
+        });
+        llvm!(LLVMBuildBitCast(b, all, ty, UNNAMED))
+    }
+
     /// A warp's product of tiles: six factors as bits, then four sums.
     fn tile_product(&self, mut x: Vec<LLVMValueRef>, ty: LLVMTypeRef) -> LLVMValueRef {
         let b = self.builder;
@@ -547,6 +567,13 @@ impl Printer<'_> {
         fence(LLVMAtomicOrdering::LLVMAtomicOrderingRelease);
         self.intrinsic("llvm.amdgcn.s.barrier", Vec::new(), Vec::new());
         fence(LLVMAtomicOrdering::LLVMAtomicOrderingAcquire)
+    }
+
+    /// Begins a copy into shared memory; long ones leave a unit's own cache out.
+    fn copy(&self, bytes: usize, x: Vec<LLVMValueRef>) -> LLVMValueRef {
+        let cache = if bytes == 16 { "cg" } else { "ca" };
+        let part = if x.len() > 2 { ".s" } else { "" };
+        self.intrinsic(&format!("llvm.nvvm.cp.async.{cache}.shared.global.{bytes}{part}"), Vec::new(), x)
     }
 
     fn stack(&self, ty: LLVMTypeRef, align: u32) -> LLVMValueRef {

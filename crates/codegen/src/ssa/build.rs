@@ -387,6 +387,22 @@ impl Builder {
         self.run(Op::Barrier, smallvec![], 0);
     }
 
+    /// Begins a copy of so many bytes into memory that a block shares; with `n`, of the first `n` of them,
+    /// and zeros in place of the others.
+    pub fn copy(&self, to: Id, from: Id, bytes: usize, n: Option<Id>) {
+        self.run(Op::Copy { bytes }, [to, from].into_iter().chain(n).collect(), bytes as u32);
+    }
+
+    /// Ends a group of copies, and waits for all groups but the last ones, so many at most.
+    pub fn wait(&self, n: u8) {
+        self.run(Op::Wait(n), smallvec![], 0);
+    }
+
+    /// A warp's load of tiles from memory that a block shares: one for each lane of the type.
+    pub fn load_tiles(&self, row: Id, ty: Type) -> Id {
+        self.give(Op::LoadTiles, smallvec![row], ty, 16)
+    }
+
     /// Reads memory; `invariant` says that it gives the same wherever it stands.
     pub fn load(&self, ty: Type, from: Id, align: u32, invariant: bool) -> Id {
         self.give(Op::Load { invariant }, smallvec![from], ty, align)

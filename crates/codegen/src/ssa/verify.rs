@@ -111,7 +111,10 @@ impl Function {
             (Op::Variable(_) | Op::Stack(_), [], Some(to)) => to == Type::POINTER,
             (Op::SharedMemory(_), [], Some(to)) => to == Type::SHARED,
             (Op::Coordinate(_), [], Some(to)) => to == Type::I32,
-            (Op::Barrier, [], None) => true,
+            (Op::Barrier | Op::Wait(_), [], None) => true,
+            (Op::Copy { bytes: 4 | 8 | 16 }, [to, from, n @ ..], None) => {
+                (*to, *from) == (Type::SHARED, Type::GLOBAL) && matches!(n, [] | [Type::I32])
+            }
             (Op::Load { .. }, [from], Some(_)) => is_address(*from),
             (Op::Store, [_, to], None) => is_address(*to),
             (Op::Element(_), [base, index], Some(to)) => {
@@ -132,6 +135,9 @@ impl Function {
                     _ => 2,
                 };
                 is_real(to) && x.len() == n && x.iter().all(|ty| *ty == to)
+            }
+            (Op::LoadTiles, [from], Some(to)) => {
+                *from == Type::SHARED && to.kind.bytes() == 4 && matches!(to.lanes, 2 | 4)
             }
             (Op::Tf32, [a], Some(to)) => (*a, to) == (Type::F32, Type::F32),
             (Op::TileProduct, all, Some(to)) => {

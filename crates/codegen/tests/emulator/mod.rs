@@ -12,9 +12,9 @@
 mod arithmetic;
 mod parse;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use tilewright_ir::{GpuProgram, Role};
+use tilewright_ir::{DType, GpuProgram, Role};
 
 pub use parse::read;
 
@@ -118,11 +118,44 @@ enum Code {
     Field(Ty),
     /// Rounds to 11 bits.
     Tf32,
-    /// A warp's product of tiles of 16 × 8 and 8 × 8 numbers of 11 bits.
-    TileProduct,
+    /// A warp's product of tiles of 16 rows and 8 columns, of so many bytes along the sum.
+    TileProduct(Factor),
+    /// A warp's load of so many tiles of 8 × 8 numbers of 16 bits, or of their transposes.
+    LoadTiles {
+        n: usize,
+        transposed: bool,
+    },
+    /// Begins a copy from main memory into shared memory.
+    Copy,
+    /// Ends a group of copies.
+    EndCopies,
+    /// Waits for all groups of copies but the last ones.
+    WaitForCopies,
     Branch,
     Barrier,
     Return,
+}
+
+/// What tensor cores multiply; along the sum a tile has 32 bytes of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Factor {
+    /// Numbers of 32 bits, of which the first 19 count.
+    Tf32,
+    Bf16,
+    F16,
+}
+
+impl Factor {
+    /// The numbers that a register holds.
+    fn numbers(self, bits: u32) -> Vec<f64> {
+        let halves = |dtype: DType| dtype.read(&bits.to_le_bytes());
+        match self {
+            // What is beyond the first 11 bits is not looked at.
+            Factor::Tf32 => vec![f32::from_bits(bits & !0x1fff).into()],
+            Factor::Bf16 => halves(DType::Bf16),
+            Factor::F16 => halves(DType::F16),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -168,10 +201,77 @@ struct Instruction {
     text: String,
 }
 
+impl Instruction {
+    fn opcode(&self) -> &str {
+        self.text.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default()
+    }
+}
+
+/// The operands that one stands for.
+fn list(operand: &Operand) -> &[Operand] {
+    match operand {
+        Operand::List(all) => all,
+        one => std::slice::from_ref(one),
+    }
+}
+
 /// Main memory: buffers far apart.
 #[derive(Default)]
 pub struct Memory {
     buffers: Vec<Vec<u8>>,
+    /// What is counted of the traffic with shared memory, where it is.
+    pub traffic: Option<Traffic>,
+}
+
+/// How often the warps of a kernel went to shared memory, by opcode.
+#[derive(Default)]
+pub struct Traffic {
+    pub counts: BTreeMap<String, Count>,
+    /// The addresses of a warp's accesses since threads last waited, by warp, instruction, and how often the
+    /// thread was there before.
+    open: HashMap<(usize, usize, u32), Vec<(u64, usize)>>,
+    visits: HashMap<(usize, usize), u32>,
+}
+
+/// Accesses of a kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Count {
+    /// Instructions of warps.
+    pub instructions: u64,
+    /// What they take where no bank has two words of one part of them: a part is 128 bytes at most.
+    pub least: u64,
+    /// What they take.
+    pub taken: u64,
+}
+
+/// Banks of shared memory, of words of 4 bytes.
+const BANKS: u64 = 32;
+
+impl Traffic {
+    fn note(&mut self, thread: usize, at: usize, address: u64, n: usize) {
+        let visit = self.visits.entry((thread, at)).or_insert(0);
+        self.open.entry((thread / WARP, at, *visit)).or_default().push((address, n));
+        *visit += 1;
+    }
+
+    /// Counts what was noted: no thread goes back behind where all have waited.
+    fn close(&mut self, entry: &Entry) {
+        self.visits.clear();
+        for ((_, at, _), accesses) in self.open.drain() {
+            let count = self.counts.entry(entry.code[at].opcode().to_owned()).or_default();
+            count.instructions += 1;
+            let bytes = accesses[0].1.max(4);
+            for part in accesses.chunks(128 / bytes) {
+                count.least += 1;
+                let mut words: Vec<u64> =
+                    part.iter().flat_map(|(first, n)| *first / 4..(first + *n as u64).div_ceil(4)).collect();
+                words.sort_unstable();
+                words.dedup();
+                let of_bank = |bank| words.iter().filter(|word| *word % BANKS == bank).count() as u64;
+                count.taken += (0..BANKS).map(of_bank).max().unwrap_or(0);
+            }
+        }
+    }
 }
 
 impl Memory {
@@ -199,9 +299,28 @@ impl Memory {
 /// # Errors
 /// What went wrong.
 pub fn run(gpu: &GpuProgram, ptx: &str, arguments: &[Vec<f64>], order: Order) -> Result<Vec<Vec<f64>>, String> {
+    run_in(&mut Memory::default(), gpu, ptx, arguments, order)
+}
+
+/// The traffic of all kernels with shared memory.
+///
+/// # Errors
+/// What went wrong.
+pub fn traffic(gpu: &GpuProgram, ptx: &str, arguments: &[Vec<f64>]) -> Result<BTreeMap<String, Count>, String> {
+    let mut memory = Memory { traffic: Some(Traffic::default()), ..Memory::default() };
+    run_in(&mut memory, gpu, ptx, arguments, Order::Ascending)?;
+    Ok(memory.traffic.unwrap_or_default().counts)
+}
+
+fn run_in(
+    memory: &mut Memory,
+    gpu: &GpuProgram,
+    ptx: &str,
+    arguments: &[Vec<f64>],
+    order: Order,
+) -> Result<Vec<Vec<f64>>, String> {
     let p = &gpu.program;
     let mut values = arguments.iter();
-    let mut memory = Memory::default();
     let mut addresses = vec![0; p.buffers.len()];
     for id in gpu.device_buffers() {
         let b = p.buffer(id);
@@ -222,7 +341,7 @@ pub fn run(gpu: &GpuProgram, ptx: &str, arguments: &[Vec<f64>], order: Order) ->
         if entry.shared_bytes + asked != whole {
             return Err(format!("{} shares {} bytes instead of {whole}", entry.name, entry.shared_bytes));
         }
-        entry.run(&mut memory, kernel.grid().map(|n| n as u32), asked, &passed, order)?;
+        entry.run(memory, kernel.grid().map(|n| n as u32), asked, &passed, order)?;
     }
     Ok(p.arguments().map(|(id, b)| b.dtype.read(memory.buffer(addresses[id.0 as usize]))).collect())
 }
@@ -253,6 +372,9 @@ struct Thread {
     at: usize,
     n_steps: u64,
     stop: Option<Stop>,
+    /// Copies on their way, by groups, the oldest first; the last one is not ended. Each is bytes for a
+    /// place in shared memory.
+    copies: VecDeque<Vec<(usize, Vec<u8>)>>,
 }
 
 struct Block<'m> {
@@ -303,8 +425,7 @@ impl Entry {
     pub fn opcodes(&self) -> BTreeMap<String, usize> {
         let mut out = BTreeMap::new();
         for instruction in &self.code {
-            let mut words = instruction.text.split_whitespace().skip_while(|word| word.starts_with('@'));
-            *out.entry(words.next().unwrap_or_default().to_owned()).or_insert(0) += 1;
+            *out.entry(instruction.opcode().to_owned()).or_insert(0) += 1;
         }
         out
     }
@@ -322,6 +443,7 @@ impl Block<'_> {
                 at: 0,
                 n_steps: 0,
                 stop: None,
+                copies: VecDeque::from([Vec::new()]),
             })
             .collect();
         let order: Vec<usize> = match order {
@@ -347,6 +469,9 @@ impl Block<'_> {
                     break;
                 }
             }
+            if let Some(traffic) = &mut self.memory.traffic {
+                traffic.close(self.entry);
+            }
             if threads.iter().all(|t| t.stop == Some(Stop::Exit)) {
                 return Ok(());
             }
@@ -355,46 +480,79 @@ impl Block<'_> {
     }
 
     /// Carries out an instruction of all threads of a warp.
-    ///
-    /// The thread of number `4·g + t` has the factors of rows `g` and `g + 8`, of columns `g`, at the steps
-    /// `t` and `t + 4`, and the sums of those rows and of the columns `2·t` and `2·t + 1`.
-    fn warp(&self, threads: &mut [Thread]) -> Result<(), String> {
+    fn warp(&mut self, threads: &mut [Thread]) -> Result<(), String> {
         let first = threads[0].stop;
         let Some(Stop::Warp(at)) = first else { return Err(format!("a warp parts: its first thread is at {first:?}")) };
         if threads.len() != WARP || threads.iter().any(|t| t.stop != first) {
             return Err("a warp parts before what it does together".into());
         }
-        let instruction = &self.entry.code[at];
-        let [to, rows, columns, sums] = instruction.operands.as_slice() else {
-            return Err(format!("operands: {}", instruction.text));
-        };
-        let number = |t: &Thread, of: &Operand, at: usize| match of {
-            Operand::List(all) => f32::from_bits(self.value(t, &all[at]) as u32),
-            other => panic!("{other:?} is no list"),
-        };
+        let entry = self.entry;
+        let instruction = &entry.code[at];
+        match (&instruction.code, instruction.operands.as_slice()) {
+            (Code::TileProduct(factor), [to, rows, columns, sums]) => {
+                self.tile_product(threads, *factor, [to, rows, columns, sums]);
+            }
+            (Code::LoadTiles { n, transposed }, [to, from]) => {
+                self.load_tiles(threads, (*n, *transposed), to, from)
+                    .map_err(|why| format!("{}: {why}", instruction.text))?;
+            }
+            _ => return Err(format!("operands: {}", instruction.text)),
+        }
+        threads.iter_mut().for_each(|t| t.stop = None);
+        Ok(())
+    }
+
+    /// The thread of number `4·g + t` has the factors of rows `g` and `g + 8`, of column `g`, at the
+    /// registers `t` and `t + 4` along the sum, and the sums of those rows and of the columns `2·t` and
+    /// `2·t + 1`.
+    fn tile_product(&self, threads: &mut [Thread], factor: Factor, [to, rows, columns, sums]: [&Operand; 4]) {
+        let bits = |t: &Thread, of: &Operand, at: usize| self.value(t, &list(of)[at]) as u32;
         // Sums are cut, not rounded: an H200's products of 1,024 steps were off by as much.
         let cut = |exact: f64| match exact as f32 {
             larger if f64::from(larger).abs() > exact.abs() => f32::from_bits(larger.to_bits() - 1),
             nearest => nearest,
         };
-        // What is beyond the first 11 bits is not looked at.
-        let factor = |t: &Thread, of: &Operand, at: usize| f32::from_bits(number(t, of, at).to_bits() & !0x1fff);
         let mut results = vec![[0f32; 4]; WARP];
         for (lane, result) in results.iter_mut().enumerate() {
             for (at, sum) in result.iter_mut().enumerate() {
                 let (row, column) = (lane / 4 + 8 * (at / 2), 2 * (lane % 4) + at % 2);
                 let products = (0..8).map(|k| {
-                    let of_row = factor(&threads[4 * (row % 8) + k % 4], rows, row / 8 + 2 * (k / 4));
-                    let of_column = factor(&threads[4 * column + k % 4], columns, k / 4);
-                    f64::from(of_row) * f64::from(of_column)
+                    let of_row = bits(&threads[4 * (row % 8) + k % 4], rows, row / 8 + 2 * (k / 4));
+                    let of_column = bits(&threads[4 * column + k % 4], columns, k / 4);
+                    let pairs = factor.numbers(of_row).into_iter().zip(factor.numbers(of_column));
+                    pairs.map(|(a, b)| a * b).sum::<f64>()
                 });
-                *sum = cut(f64::from(number(&threads[lane], sums, at)) + products.sum::<f64>());
+                let before = f32::from_bits(bits(&threads[lane], sums, at));
+                *sum = cut(f64::from(before) + products.sum::<f64>());
             }
         }
-        let Operand::List(to) = to else { return Err(format!("no list: {}", instruction.text)) };
         for (t, result) in threads.iter_mut().zip(results) {
-            to.iter().zip(result).for_each(|(operand, x)| Self::set(t, operand, x.to_bits().into()));
-            t.stop = None;
+            list(to).iter().zip(result).for_each(|(operand, x)| Self::set(t, operand, x.to_bits().into()));
+        }
+    }
+
+    /// Of each tile the thread of number `4·g + t` gets the numbers `2·t` and `2·t + 1` of row `g`, or of
+    /// column `g`. The threads `8·n` and after have the addresses of the rows of tile `n`.
+    fn load_tiles(
+        &mut self,
+        threads: &mut [Thread],
+        (n, transposed): (usize, bool),
+        to: &Operand,
+        from: &Operand,
+    ) -> Result<(), String> {
+        for tile in 0..n {
+            let mut rows = Vec::new();
+            for t in &mut threads[8 * tile..8 * tile + 8] {
+                let address = self.address(t, from)?;
+                self.note(t, address, 16);
+                rows.push(self.bytes(t, Space::Shared, address, 16)?.to_vec());
+            }
+            let number = |row: usize, column: usize| [rows[row][2 * column], rows[row][2 * column + 1]];
+            for (lane, t) in threads.iter_mut().enumerate() {
+                let (g, first) = (lane / 4, 2 * (lane % 4));
+                let [a, b] = [first, first + 1].map(|k| if transposed { number(k, g) } else { number(g, k) });
+                Self::set(t, &list(to)[tile], u32::from_le_bytes([a[0], a[1], b[0], b[1]]).into());
+            }
         }
         Ok(())
     }
@@ -431,7 +589,7 @@ impl Block<'_> {
                     t.stop = Some(Stop::Barrier(at));
                     return Ok(());
                 }
-                Code::TileProduct => {
+                Code::TileProduct(_) | Code::LoadTiles { .. } => {
                     t.stop = Some(Stop::Warp(at));
                     return Ok(());
                 }
@@ -497,6 +655,15 @@ impl Block<'_> {
         found.ok_or_else(|| format!("{n} bytes at {address:#x} are outside of {space:?} memory"))
     }
 
+    /// Notes an access to shared memory by the instruction that a thread is at.
+    fn note(&mut self, t: &Thread, address: u64, n: usize) {
+        let [nx, ny, _] = self.entry.threads;
+        if let Some(traffic) = &mut self.memory.traffic {
+            let [x, y, z] = t.place;
+            traffic.note((x + nx * (y + ny * z)) as usize, t.at - 1, address, n);
+        }
+    }
+
     fn address(&self, t: &Thread, operand: &Operand) -> Result<u64, String> {
         match operand {
             Operand::At(base, offset) => Ok(self.value(t, base).wrapping_add_signed(*offset)),
@@ -506,10 +673,6 @@ impl Block<'_> {
 
     fn step(&mut self, t: &mut Thread, instruction: &Instruction) -> Result<(), String> {
         let x = &instruction.operands;
-        let list = |operand: &Operand| match operand {
-            Operand::List(all) => all.clone(),
-            one => vec![one.clone()],
-        };
         match &instruction.code {
             Code::Load(Space::Parameter, _) => match &x[1] {
                 Operand::At(base, 0) => {
@@ -518,9 +681,36 @@ impl Block<'_> {
                 }
                 _ => return Err("a part of a parameter".into()),
             },
+            Code::Copy => {
+                let [to, from, bytes, rest @ ..] = x.as_slice() else { return Err("operands are missing".into()) };
+                let (bytes, to, from) = (self.value(t, bytes) as usize, self.address(t, to)?, self.address(t, from)?);
+                let n = rest.first().map_or(bytes, |n| self.value(t, n) as usize);
+                if !matches!(bytes, 4 | 8 | 16) || n > bytes {
+                    return Err(format!("a copy of {n} of {bytes} bytes"));
+                }
+                // Nothing is read where none are asked for.
+                let mut value = if n == 0 { Vec::new() } else { self.bytes(t, Space::Global, from, bytes)?.to_vec() };
+                value.truncate(n);
+                value.resize(bytes, 0);
+                self.note(t, to, bytes);
+                self.bytes(t, Space::Shared, to, bytes)?;
+                t.copies.back_mut().expect("there is an open group").push((to as usize, value));
+            }
+            Code::EndCopies => t.copies.push_back(Vec::new()),
+            Code::WaitForCopies => {
+                let left = self.value(t, &x[0]) as usize;
+                while t.copies.len() > left + 1 {
+                    for (to, value) in t.copies.pop_front().unwrap_or_default() {
+                        self.shared[to..to + value.len()].copy_from_slice(&value);
+                    }
+                }
+            }
             Code::Load(space, ty) => {
                 let to = list(&x[0]);
                 let (each, address) = (ty.bits as usize / 8, self.address(t, &x[1])?);
+                if *space == Space::Shared {
+                    self.note(t, address, each * to.len());
+                }
                 let bytes = self.bytes(t, *space, address, each * to.len())?.to_vec();
                 for (operand, bytes) in to.iter().zip(bytes.chunks(each)) {
                     let mut word = [0; 8];
@@ -531,6 +721,9 @@ impl Block<'_> {
             Code::Store(space, ty) => {
                 let from = list(&x[1]);
                 let (each, address) = (ty.bits as usize / 8, self.address(t, &x[0])?);
+                if *space == Space::Shared {
+                    self.note(t, address, each * from.len());
+                }
                 let words: Vec<u64> = from.iter().map(|operand| self.value(t, operand)).collect();
                 let bytes = self.bytes(t, *space, address, each * from.len())?;
                 for (bytes, word) in bytes.chunks_mut(each).zip(words) {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{Code, Compute, Entry, Instruction, LOCAL, Operand, Relation, Rounding, Space, Special, Ty};
+use super::{Code, Compute, Entry, Factor, Instruction, LOCAL, Operand, Relation, Rounding, Space, Special, Ty};
 
 /// The kernels of a module.
 ///
@@ -269,7 +269,30 @@ fn code(opcode: &str) -> Option<Code> {
         "setp" => Some(Code::Compare(relation(words[1])?, last?)).filter(|_| words.len() == 3),
         "selp" => Some(Code::Choose(last?)),
         "cvt" if opcode == "cvt.rna.tf32.f32" => Some(Code::Tf32),
-        "mma" if opcode == "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" => Some(Code::TileProduct),
+        "mma" => {
+            let kind = match opcode.strip_prefix("mma.sync.aligned.")? {
+                "m16n8k8.row.col.f32.tf32.tf32.f32" => Factor::Tf32,
+                "m16n8k16.row.col.f32.bf16.bf16.f32" => Factor::Bf16,
+                "m16n8k16.row.col.f32.f16.f16.f32" => Factor::F16,
+                _ => return None,
+            };
+            Some(Code::TileProduct(kind))
+        }
+        "ldmatrix" => {
+            let n = match opcode.strip_prefix("ldmatrix.sync.aligned.m8n8.")?.split_once('.')?.0 {
+                "x1" => 1,
+                "x2" => 2,
+                "x4" => 4,
+                _ => return None,
+            };
+            Some(Code::LoadTiles { n, transposed: has("trans") })
+        }
+        "cp" => match opcode {
+            "cp.async.ca.shared.global" | "cp.async.cg.shared.global" => Some(Code::Copy),
+            "cp.async.commit_group" => Some(Code::EndCopies),
+            "cp.async.wait_group" => Some(Code::WaitForCopies),
+            _ => None,
+        },
         "cvt" => {
             let [to, from] = types[..] else { return None };
             let rounding =

@@ -150,6 +150,7 @@ pub(super) enum Item {
     Alloc(BufferId, [bool; 3]),
     Region(Region),
     Barrier,
+    Wait(u8),
 }
 
 struct Mapper {
@@ -167,7 +168,7 @@ impl Mapper {
             match stmt {
                 Stmt::Alloc(b) => self.tables.buffers[b.0 as usize].scope = Scope::Global,
                 Stmt::If { cond: Cond::True, then, .. } => self.nests(then, out),
-                Stmt::Barrier | Stmt::Prefetch { .. } => {}
+                Stmt::Barrier | Stmt::Wait(_) | Stmt::Prefetch { .. } => {}
                 Stmt::For(_) | Stmt::If { .. } | Stmt::Store { .. } | Stmt::Update { .. } => out.push(stmt),
             }
         }
@@ -345,7 +346,8 @@ impl Nest<'_> {
         stmt.walk(&mut |s| {
             found |= match s {
                 Stmt::For(l) => matches!(l.kind, LoopKind::Thread(_)),
-                Stmt::Alloc(b) => self.mapper.tables.buffer(*b).scope == Scope::Shared,
+                Stmt::Alloc(b) => self.mapper.tables.buffer(*b).scope.is_shared(),
+                Stmt::Wait(_) => true,
                 Stmt::If { .. } | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => {
                     false
                 }
@@ -391,7 +393,7 @@ impl Nest<'_> {
                 Stmt::If { cond, then, otherwise } if then.iter().chain(&otherwise).any(|s| self.is_common(s)) => {
                     self.condition(cond, then, otherwise, inside, out)?;
                 }
-                Stmt::Alloc(b) if self.mapper.tables.buffer(b).scope == Scope::Shared => {
+                Stmt::Alloc(b) if self.mapper.tables.buffer(b).scope.is_shared() => {
                     if (0..3).any(|axis| inside.axes[axis] && self.extents[axis] > 1) {
                         let buffer = self.mapper.tables.buffer(b).name.clone();
                         return Err(MapError::SharedInThread { buffer, name: inside.name.clone() });
@@ -406,6 +408,8 @@ impl Nest<'_> {
                     out.insert(out.len() - usize::from(joins), Item::Alloc(b, inside.axes));
                 }
                 Stmt::Barrier => {}
+                // What is there then is there for all.
+                Stmt::Wait(n) => out.extend([Item::Wait(n), Item::Barrier]),
                 stmt => {
                     if let Some(Item::Region(last)) = out.last_mut()
                         && last.region == inside.region
@@ -466,8 +470,10 @@ struct Access {
     buffer: BufferId,
     index: Vec<Index>,
     axes: [bool; 3],
-    /// The loops around it inside its region and outside.
+    /// The loops around it, outermost first.
     loops: Vec<(LoopId, Index)>,
+    /// How many of them are outside of its region and of what follows.
+    n_outside: usize,
     writes: bool,
     age: Age,
 }
@@ -487,11 +493,6 @@ impl Age {
     /// After one more iteration of a loop.
     fn after(self, var: LoopId) -> Age {
         if self == Age::Same { Age::Before(var) } else { Age::Unknown }
-    }
-
-    /// Behind the end of a loop.
-    fn behind(self, var: LoopId) -> Age {
-        if self == Age::Before(var) { Age::Unknown } else { self }
     }
 }
 
@@ -529,7 +530,7 @@ fn place_barriers(tables: &Program, items: &mut Vec<Item>, threads: [Option<Loop
     });
     let is_common = |b: &BufferId| {
         let buffer = tables.buffer(*b);
-        buffer.role != Role::Temporary || matches!(buffer.scope, Scope::Global | Scope::Shared)
+        buffer.role != Role::Temporary || buffer.scope == Scope::Global || buffer.scope.is_shared()
     };
     written.retain(is_common);
     let mut barriers = Barriers { threads, outside, written, placed: false };
@@ -543,7 +544,7 @@ impl Barriers<'_> {
         while at < items.len() {
             match &mut items[at] {
                 Item::Barrier => pending.clear(),
-                Item::Alloc(..) => {}
+                Item::Alloc(..) | Item::Wait(_) => {}
                 Item::Region(region) => {
                     let own = self.accesses(region, loops);
                     if own.iter().any(|b| pending.iter().any(|a| self.meet(a, b))) {
@@ -579,8 +580,10 @@ impl Barriers<'_> {
                         *pending = entered;
                         left.into_iter().for_each(|access| add(pending, access));
                     }
+                    // Behind its end all were in the same iteration of the loops around it.
                     for access in std::mem::take(pending) {
-                        add(pending, Access { age: access.age.behind(head.var), ..access });
+                        let n_outside = access.n_outside.min(loops.len() - 1);
+                        add(pending, Access { age: Age::Same, n_outside, ..access });
                     }
                     let runs = self.outside.lower(&head.extent).is_some_and(|least| least > 0);
                     let way = self.way(body, loops, &before);
@@ -608,7 +611,7 @@ impl Barriers<'_> {
         for item in items {
             let way = match item {
                 Item::Barrier => Way::Waits,
-                Item::Alloc(..) => Way::Passes,
+                Item::Alloc(..) | Item::Wait(_) => Way::Passes,
                 Item::Region(region) => {
                     let own = self.accesses(region, loops);
                     let meets = own.iter().any(|b| pending.iter().any(|a| self.meet(a, b)));
@@ -641,23 +644,24 @@ impl Barriers<'_> {
         loops.iter().for_each(|(var, extent)| ranges.push(*var, extent.clone()));
         let mut out = Vec::new();
         // A guard reads nothing: it is about indices.
-        self.gather(&region.stmts, region.axes, &mut ranges, &mut out);
+        self.gather(&region.stmts, (region.axes, loops.len()), &mut ranges, &mut out);
         out
     }
 
-    fn gather(&self, block: &[Stmt], axes: [bool; 3], ranges: &mut Ranges, out: &mut Vec<Access>) {
+    fn gather(&self, block: &[Stmt], of: ([bool; 3], usize), ranges: &mut Ranges, out: &mut Vec<Access>) {
+        let (axes, n_outside) = of;
         for stmt in block {
             let mut visit = |buffer: BufferId, index: &[Index], writes: bool| {
                 if self.written.contains(&buffer) {
                     let (index, loops) = (index.to_vec(), ranges.loops().to_vec());
-                    add(out, Access { buffer, index, axes, loops, writes, age: Age::Same });
+                    add(out, Access { buffer, index, axes, loops, n_outside, writes, age: Age::Same });
                 }
             };
             stmt.for_each_own_read(&mut |buffer, index| visit(buffer, index, false));
             if let Some((buffer, index)) = stmt.own_write() {
                 visit(buffer, index, true);
             }
-            stmt.each_block(ranges, |block, ranges| self.gather(block, axes, ranges, out));
+            stmt.each_block(ranges, |block, ranges| self.gather(block, of, ranges, out));
         }
     }
 
@@ -692,18 +696,23 @@ impl Barriers<'_> {
     }
 }
 
-/// Whether an access in the iteration before is of another part of a buffer that the iterations use in turns.
+/// Whether an access in the same iteration or in the one before is of another part of a buffer that the
+/// iterations use in turns.
 fn take_turns(a: &Access, b: &Access) -> bool {
-    let Age::Before(var) = a.age else { return false };
+    let is_outside = |access: &Access, var: LoopId| access.loops[..access.n_outside].iter().any(|(v, _)| *v == var);
     let turn = |index: &Index| match index.terms() {
         [(Atom::Mod(of, n), 1)] if index.constant() == 0 => match of.terms() {
-            [(Atom::Var(v), 1)] if *v == var => Some((of.constant(), *n)),
+            [(Atom::Var(v), 1)] if is_outside(a, *v) && is_outside(b, *v) => Some((*v, of.constant(), *n)),
             _ => None,
         },
         _ => None,
     };
-    a.index.iter().zip(&b.index).any(|(a, b)| match (turn(a), turn(b)) {
-        (Some((a, n)), Some((b, m))) => n == m && (b - (a - 1)) % n != 0,
+    a.index.iter().zip(&b.index).any(|(of_a, of_b)| match (turn(of_a), turn(of_b)) {
+        (Some((v, x, n)), Some((w, y, m))) if (v, n) == (w, m) => match a.age {
+            Age::Same => (y - x) % n != 0,
+            Age::Before(var) => var == v && (y - x + 1) % n != 0,
+            Age::Unknown => false,
+        },
         _ => false,
     })
 }
@@ -725,7 +734,7 @@ pub(super) fn each_region(items: &mut [Item], visit: &mut dyn FnMut(&mut Region,
                     walk(otherwise, ranges, visit);
                 }
                 Item::Region(region) => visit(region, ranges),
-                Item::Alloc(..) | Item::Barrier => {}
+                Item::Alloc(..) | Item::Barrier | Item::Wait(_) => {}
             }
         }
     }
@@ -742,6 +751,7 @@ fn close(items: Vec<Item>, threads: [Option<LoopId>; 3], out: &mut Vec<Stmt>) {
     for item in items {
         match item {
             Item::Barrier => out.push(Stmt::Barrier),
+            Item::Wait(n) => out.push(Stmt::Wait(n)),
             Item::Alloc(b, _) => out.push(Stmt::Alloc(b)),
             Item::Loop { head, body } => out.push(Stmt::For(Loop { body: block(body), ..head })),
             Item::If { cond, then, otherwise } => {

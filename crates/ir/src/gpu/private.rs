@@ -44,7 +44,7 @@ fn allocations(items: &[Item], out: &mut Vec<(BufferId, [bool; 3])>) {
                 allocations(then, out);
                 allocations(otherwise, out);
             }
-            Item::Alloc(..) | Item::Region(_) | Item::Barrier => {}
+            Item::Alloc(..) | Item::Region(_) | Item::Barrier | Item::Wait(_) => {}
         }
     }
 }

@@ -5,6 +5,8 @@
 //! read it last. So it finds, in whatever order it runs,
 //! - races: an element that a thread writes and another one of the block reads or writes without a barrier
 //!   between, or threads of different blocks within a kernel;
+//! - elements that are read, or written again, before the thread that stores them has waited for them to be
+//!   there ([`Scope::Async`]), by that thread too;
 //! - barriers that some threads of a block reach and others do not;
 //! - all that [`interp`](crate::interp) finds: accesses out of bounds, reads of what was never written (of
 //!   shared memory and private memory by that thread, too), and elements of outputs that nobody writes.
@@ -18,6 +20,7 @@ use crate::interp::{
 };
 use crate::program::{Buffer, BufferId, LoopId, Program, Role, Scope, Stmt};
 use crate::text::cond_to_string;
+use std::collections::VecDeque;
 use std::fmt;
 use thiserror::Error;
 
@@ -57,6 +60,8 @@ pub enum Conflict {
     ReadAfterWrite,
     /// The first reads it, the second writes it.
     WriteAfterRead,
+    /// The first has not waited for what it has on its way there, the second reads or writes it.
+    OnItsWay,
 }
 
 impl fmt::Display for Conflict {
@@ -65,6 +70,7 @@ impl fmt::Display for Conflict {
             Conflict::Writes => "both write it",
             Conflict::ReadAfterWrite => "one writes what the other reads",
             Conflict::WriteAfterRead => "one reads what the other writes",
+            Conflict::OnItsWay => "what the first one copies there is still on its way",
         })
     }
 }
@@ -178,6 +184,8 @@ struct Mark {
     others_read: bool,
     /// Whether threads of other blocks have read it in the same kernel.
     other_blocks_read: bool,
+    /// Whether what was written last is still on its way.
+    on_its_way: bool,
 }
 
 /// Where a buffer is.
@@ -187,6 +195,8 @@ enum Place {
     Constant,
     Device,
     Shared,
+    /// Shared, and what is stored there takes until the thread has waited for it.
+    Async,
     Private,
 }
 
@@ -198,6 +208,9 @@ struct Watched {
     marks: Vec<Vec<Mark>>,
     /// By thread of the block and buffer: what is its own.
     private: Vec<Vec<Vec<f64>>>,
+    /// By thread of the block: groups of elements that are on their way, the oldest first; the last one is
+    /// not ended yet.
+    groups: Vec<VecDeque<Vec<(u32, usize)>>>,
     n_threads: usize,
     block: usize,
     thread: usize,
@@ -215,6 +228,7 @@ impl Watched {
             (Role::Input | Role::ConstInput, _) => Place::Constant,
             (Role::Output | Role::Kept, _) | (Role::Temporary, Scope::Global) => Place::Device,
             (Role::Temporary, Scope::Shared) => Place::Shared,
+            (Role::Temporary, Scope::Async) => Place::Async,
             (Role::Temporary, Scope::Local | Scope::Register) => Place::Private,
         };
         let places: Vec<Place> = program.buffers.iter().map(place_of).collect();
@@ -222,6 +236,7 @@ impl Watched {
             common: vec![Vec::new(); places.len()],
             marks: vec![Vec::new(); places.len()],
             private: Vec::new(),
+            groups: Vec::new(),
             n_threads: 1,
             block: 0,
             thread: 0,
@@ -255,7 +270,7 @@ impl Watched {
         epoch >= self.began
             && match self.places[buffer as usize] {
                 Place::Device => is_other_block || epoch == self.epoch && other != self.me(),
-                Place::Shared => epoch == self.epoch && other != self.me(),
+                Place::Shared | Place::Async => epoch == self.epoch && other != self.me(),
                 Place::Constant | Place::Private => false,
             }
     }
@@ -269,7 +284,7 @@ impl Memory for Watched {
     fn n_elements(&self, buffer: u32) -> usize {
         match self.places[buffer as usize] {
             Place::Private => self.private[self.thread][buffer as usize].len(),
-            Place::Constant | Place::Device | Place::Shared => self.common[buffer as usize].len(),
+            Place::Constant | Place::Device | Place::Shared | Place::Async => self.common[buffer as usize].len(),
         }
     }
 
@@ -277,10 +292,13 @@ impl Memory for Watched {
         let id = buffer as usize;
         let values = match self.places[id] {
             Place::Private => &self.private[self.thread][id],
-            Place::Constant | Place::Device | Place::Shared => &self.common[id],
+            Place::Constant | Place::Device | Place::Shared | Place::Async => &self.common[id],
         };
         let Some(value) = values.get(at).copied() else { return 0.0 };
         if let Some(mark) = self.marks[id].get(at).copied() {
+            if mark.on_its_way {
+                self.note(buffer, at, mark.writer, Conflict::OnItsWay);
+            }
             if self.is_beside(buffer, mark.written, mark.writer) {
                 self.note(buffer, at, mark.writer, Conflict::ReadAfterWrite);
             }
@@ -302,6 +320,9 @@ impl Memory for Watched {
         }
         self.common[id][at] = value;
         if let Some(mark) = self.marks[id].get(at).copied() {
+            if mark.on_its_way {
+                self.note(buffer, at, mark.writer, Conflict::OnItsWay);
+            }
             if self.is_beside(buffer, mark.written, mark.writer) {
                 self.note(buffer, at, mark.writer, Conflict::Writes);
             }
@@ -310,9 +331,16 @@ impl Memory for Watched {
             if others || self.is_beside(buffer, mark.read, mark.reader) {
                 self.note(buffer, at, mark.reader, Conflict::WriteAfterRead);
             }
-            let me = self.me();
+            let (me, on_its_way) = (self.me(), self.places[id] == Place::Async);
             let new = &mut self.marks[id][at];
-            (new.written, new.writer) = (self.epoch, me);
+            (new.written, new.writer, new.on_its_way) = (self.epoch, me, on_its_way);
+            if on_its_way {
+                let groups = &mut self.groups[self.thread];
+                match groups.back_mut() {
+                    Some(last) => last.push((buffer, at)),
+                    None => groups.push_back(vec![(buffer, at)]),
+                }
+            }
         }
     }
 
@@ -327,6 +355,19 @@ impl Memory for Watched {
         if self.places[buffer as usize] == Place::Private {
             self.private[self.thread].free(buffer);
         }
+    }
+
+    fn wait(&mut self, n: u8) {
+        let groups = &mut self.groups[self.thread];
+        if groups.is_empty() {
+            groups.push_back(Vec::new());
+        }
+        let n_there = groups.len().saturating_sub(usize::from(n));
+        for (buffer, at) in groups.drain(..n_there).flatten() {
+            let mark = &mut self.marks[buffer as usize][at];
+            (mark.on_its_way, mark.written) = (false, self.epoch);
+        }
+        groups.push_back(Vec::new());
     }
 }
 
@@ -417,6 +458,7 @@ fn run_kernel(
     let (n_blocks, n_threads) = (grid.iter().product::<i64>() as usize, kernel.n_threads() as usize);
     memory.n_threads = n_threads;
     memory.private = vec![vec![Vec::new(); program.buffers.len()]; n_threads];
+    memory.groups = vec![VecDeque::new(); n_threads];
     memory.epoch += 1;
     memory.began = memory.epoch;
     let [of_blocks, of_threads] = [kernel.blocks, kernel.threads].map(|axes| {
@@ -450,6 +492,7 @@ fn run_kernel(
         for own in &mut running.machine.memory.private {
             own.iter_mut().for_each(Vec::clear);
         }
+        running.machine.memory.groups.iter_mut().for_each(VecDeque::clear);
         running.pieces(&body)?;
     }
     *left = running.machine.left;

@@ -129,7 +129,7 @@ fn repeat(block: &[Stmt], out: &mut Vec<Update>) -> Result<(), &'static str> {
                 out.push(Update { buffers: (*buffer, *a, *b), sum, row, column });
             }
             Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } => return Err(NO_PRODUCT),
-            Stmt::Prefetch { .. } | Stmt::Barrier => return Err(NO_PRODUCT),
+            Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => return Err(NO_PRODUCT),
         }
     }
     Ok(())

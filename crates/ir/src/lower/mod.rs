@@ -58,7 +58,12 @@ fn version_loops(
                 then: version_loops(then, ranges, versions, in_loop),
                 otherwise: version_loops(otherwise, ranges, versions, in_loop),
             }),
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => {
+            Stmt::Alloc(_)
+            | Stmt::Store { .. }
+            | Stmt::Update { .. }
+            | Stmt::Prefetch { .. }
+            | Stmt::Barrier
+            | Stmt::Wait(_) => {
                 out.push(stmt);
             }
         }

@@ -148,7 +148,7 @@ impl Search<'_> {
                     self.block(otherwise);
                 }
                 Stmt::Store { value, .. } | Stmt::Update { value, .. } => self.conditions(Node::Expr(value)),
-                Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier => {}
+                Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => {}
             }
         }
     }

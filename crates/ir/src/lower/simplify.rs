@@ -53,7 +53,7 @@ fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
                 }
             }
         }
-        Stmt::Alloc(_) | Stmt::Barrier => out.push(stmt),
+        Stmt::Alloc(_) | Stmt::Barrier | Stmt::Wait(_) => out.push(stmt),
         Stmt::Store { buffer, index, value } => out.push(Stmt::Store {
             buffer,
             index: index.iter().map(|i| ranges.simplify(i)).collect(),

@@ -59,7 +59,9 @@ fn guard(stmt: Stmt) -> Vec<Guarded> {
             then.into_iter().map(inside).collect()
         }
         Stmt::Update { .. } => vec![guard_update(stmt, None)],
-        Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => vec![Guarded::always(stmt)],
+        Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => {
+            vec![Guarded::always(stmt)]
+        }
     }
 }
 

@@ -29,7 +29,12 @@ pub fn unroll_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
                     out.push(Stmt::If { cond, then, otherwise });
                 }
             }
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => {
+            Stmt::Alloc(_)
+            | Stmt::Store { .. }
+            | Stmt::Update { .. }
+            | Stmt::Prefetch { .. }
+            | Stmt::Barrier
+            | Stmt::Wait(_) => {
                 out.push(stmt);
             }
         }
@@ -76,7 +81,12 @@ pub fn leaves(block: &[Stmt]) -> usize {
                 leaves(&l.body).saturating_mul(times as usize)
             }
             Stmt::If { then, otherwise, .. } => leaves(then).saturating_add(leaves(otherwise)),
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => 1,
+            Stmt::Alloc(_)
+            | Stmt::Store { .. }
+            | Stmt::Update { .. }
+            | Stmt::Prefetch { .. }
+            | Stmt::Barrier
+            | Stmt::Wait(_) => 1,
         })
         .fold(0, usize::saturating_add)
 }

@@ -156,7 +156,9 @@ impl<'a> Nest<'a> {
         let (to, index, value, update) = match inner {
             Stmt::Store { buffer, index, value } => (*buffer, index, value, None),
             Stmt::Update { buffer, index, op, value, first } => (*buffer, index, value, Some((*op, first))),
-            Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier => return None,
+            Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => {
+                return None;
+            }
         };
         if !is_exact(program, program.buffers.get(to.0 as usize)?.dtype, value) {
             return None;

@@ -335,7 +335,7 @@ impl Walk<'_> {
                     self.block(then);
                     self.block(otherwise);
                 }
-                Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier => {}
+                Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => {}
                 Stmt::Store { buffer, value, .. } => {
                     let dtype = self.dtype(buffer.0 as usize);
                     let size = self.expr(value, dtype.unit()).rounded_to(dtype);

@@ -21,6 +21,7 @@ mod reorder;
 mod rfactor;
 mod split;
 mod stage;
+mod stream;
 mod text;
 mod tree;
 pub(crate) mod winograd;
@@ -474,6 +475,33 @@ pub enum Step {
         /// Whether there are two of the buffer.
         twice: bool,
     },
+    /// Begins the copies of an iteration of `at` some iterations earlier and leaves them on their way into
+    /// shared memory, through no registers, while those before are worked on.
+    ///
+    /// ```text
+    ///                                         alloc A.s
+    ///                                         for i in 16 { A.s[0, i] = A[i] }
+    ///                                         wait 2
+    /// for k in 8 {                            for i in 16 { A.s[1, i] = A[i + 16] }
+    ///   alloc A.s                             for k in 8 {
+    ///   for i in 16 {                     →     wait 1
+    ///     A.s[i] = A[16*k + i]                  if k + 2 < 8 {
+    ///   }                                         for i in 16 { A.s[(k + 2) % 3, i] = A[16*k + i + 32] }
+    ///   …                                       }
+    /// }                                         …
+    ///                                         }
+    /// ```
+    ///
+    /// There are as many of each buffer as `stages`, which iterations use in turns, so that threads of a
+    /// block wait for each other once in each. Where a GPU has no such copies they are made at once.
+    Stream {
+        /// The buffers that are copied to, which are shared by a block.
+        buffers: Vec<String>,
+        /// The loop whose iterations copy.
+        at: String,
+        /// Iterations whose copies are there or on their way, at least two.
+        stages: i64,
+    },
 }
 
 /// Why a step cannot be carried out. The fault is in the step, given this program.
@@ -630,5 +658,6 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Col2im { buffer, block, taps_last } => col2im::col2im(program, buffer, *block, *taps_last),
         Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
         Step::Pipeline { buffer, at, name, twice } => pipeline::pipeline(program, buffer, at, name, *twice),
+        Step::Stream { buffers, at, stages } => stream::stream(program, buffers, at, *stages),
     }
 }

@@ -83,6 +83,18 @@ pub fn pipeline(program: &mut Program, buffer: &str, at: &str, name: &str, twice
     require_fits(program, ahead)
 }
 
+/// Whether a nest is loops and conditions around one assignment to elements of a buffer.
+pub fn is_assignment(fill: &Stmt, copy: BufferId) -> bool {
+    match fill {
+        Stmt::For(Loop { body, .. }) => matches!(body.as_slice(), [only] if is_assignment(only, copy)),
+        Stmt::If { then, otherwise, .. } => {
+            otherwise.is_empty() && matches!(then.as_slice(), [only] if is_assignment(only, copy))
+        }
+        Stmt::Store { buffer, .. } => *buffer == copy,
+        _ => false,
+    }
+}
+
 /// A nest that fills a buffer, as one that fills it from registers, and one that loads these, which have its
 /// loops as axes.
 fn divided(fill: &Stmt, copy: BufferId, ahead: BufferId, loops: &mut Vec<(LoopId, Index)>) -> Option<(Stmt, Stmt)> {

@@ -17,7 +17,7 @@ pub struct StepParseError {
 }
 
 /// The form of every step, by its first word.
-pub const FORMS: [(&str, &str); 21] = [
+pub const FORMS: [(&str, &str); 22] = [
     ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
     ("fuse", "fuse OUTER INNER -> LOOP"),
     ("reorder", "reorder LOOP LOOP..."),
@@ -39,6 +39,7 @@ pub const FORMS: [(&str, &str); 21] = [
     ("col2im", "col2im STAGE BLOCK channels|taps"),
     ("prefetch", "prefetch BUFFER at LOOP ahead N"),
     ("pipeline", "pipeline BUFFER at LOOP -> NAME [twice]"),
+    ("stream", "stream BUFFER... at LOOP in STAGES"),
 ];
 
 impl fmt::Display for LayoutAxis {
@@ -101,6 +102,7 @@ impl fmt::Display for Step {
             Step::Pipeline { buffer, at, name, twice } => {
                 write!(f, "pipeline {buffer} at {at} -> {name}{}", if *twice { " twice" } else { "" })
             }
+            Step::Stream { buffers, at, stages } => write!(f, "stream {} at {at} in {stages}", buffers.join(" ")),
         }
     }
 }
@@ -195,6 +197,9 @@ fn parse_words(words: &[&str]) -> Option<Step> {
         }
         ["pipeline", buffer, "at", at, "->", name, twice @ ..] if matches!(twice, [] | ["twice"]) => {
             Step::Pipeline { buffer: s(buffer), at: s(at), name: s(name), twice: !twice.is_empty() }
+        }
+        ["stream", buffers @ .., "at", at, "in", stages] if !buffers.is_empty() => {
+            Step::Stream { buffers: buffers.iter().map(s).collect(), at: s(at), stages: stages.parse().ok()? }
         }
         _ => return None,
     })

@@ -339,6 +339,17 @@ impl<'a> Parser<'a> {
                 self.at += 1;
                 Ok(Stmt::Barrier)
             }
+            "wait" => {
+                self.at += 1;
+                let at = self.at;
+                match u8::try_from(self.integer(false)?) {
+                    Ok(n) => Ok(Stmt::Wait(n)),
+                    Err(_) => {
+                        self.at = at;
+                        self.expected("how many groups may be on their way, 255 at most")
+                    }
+                }
+            }
             _ => {
                 let kind = self.one_of("a statement or }", &LoopKind::ALL)?;
                 let var = self.var()?;

@@ -140,6 +140,7 @@ impl<W: Write> Printer<'_, W> {
                 self.out.write_str(if *for_write { " write" } else { " read" })?;
             }
             Stmt::Barrier => self.out.write_str("barrier")?,
+            Stmt::Wait(n) => write!(self.out, "wait {n}")?,
         }
         self.out.write_char('\n')
     }

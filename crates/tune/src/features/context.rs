@@ -200,7 +200,7 @@ impl Walk<'_> {
             match stmt {
                 Stmt::For(l) => self.enter(l),
                 Stmt::If { .. } => stmt.blocks().for_each(|inner| self.block(inner)),
-                Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier => {}
+                Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => {}
                 Stmt::Store { value, .. } => {
                     let mut n = [0; 3];
                     count_operations(value, &mut n);

@@ -354,4 +354,8 @@ mod step {
     pub fn pipeline(buffer: &str, at: &str, name: &str, twice: bool) -> Step {
         Step::Pipeline { buffer: buffer.into(), at: at.into(), name: name.into(), twice }
     }
+
+    pub fn stream(buffers: &[&str], at: &str, stages: i64) -> Step {
+        Step::Stream { buffers: buffers.iter().map(|b| (*b).into()).collect(), at: at.into(), stages }
+    }
 }

@@ -1,9 +1,10 @@
 //! Matrix products on GPUs.
 
 use super::super::{Setting, Template, ceil_div};
+use super::copies::{self, Copies};
 use super::model::{Blocks, START};
 use super::product::LEAST_BLOCK;
-use super::{Fragments, Order, Product, Tile, Tiling, constraint, gpu, shared_bytes};
+use super::{Fragments, Order, Product, Tile, Tiling, constraint, gpu};
 use crate::space::{Config, Constraint, Domain, Parameter, Space, SpaceError};
 use tilewright_ir::op::Structure;
 
@@ -71,10 +72,10 @@ pub(super) fn space_of(
         Parameter::ordinal("split_k", [1, 2, 4, 8, 16].into_iter().filter(|&n| n == 1 || k >= n * LEAST_PART)),
         Parameter::categorical("order", &["rows", "columns", "groups"]),
         Parameter::ordinal("unroll_k", [1, 2, 4, 8, 16]),
-        Parameter::ordinal("ahead", [0, 1, 2]),
+        copies::ahead(s),
         Parameter::ordinal("warp_n", [2, 4, 8, 16, 32]),
     ];
-    let parameters: Vec<Parameter> = ahead.into_iter().chain(own).collect();
+    let parameters: Vec<Parameter> = ahead.into_iter().chain(own).chain(copies::way(s)).collect();
     let constraints = constraints(s, products, &parameters);
     Space::new(name, parameters, constraints)
 }
@@ -98,15 +99,15 @@ fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> V
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let words = s.workload.dtype.bytes() as i64 / 4;
     let threads = "(block_m // thread_m) * (block_n // thread_n)";
-    let loaded = format!("min(ahead, 1) * (block_m + block_n) * block_k // ({threads})");
+    let loaded = format!("{} * (block_m + block_n) * block_k // ({threads})", copies::in_registers(s));
     let registers = format!("{words} * (thread_m * thread_n + thread_m + thread_n + {loaded}) + {OTHER_REGISTERS}");
     let mut constraints = vec![
         say("threads", &format!("{threads} <= {} and {threads} % {} == 0", gpu.most_threads, gpu.warp_size)),
-        shared_bytes(s, &["max(ahead, 1) * (block_m + block_n) * block_k"], parameters),
         in_registers(s, &registers, threads, parameters),
         say("warp", "(block_n // thread_n) % warp_n == 0"),
         say("unrolled", "unroll_k <= block_k and unroll_k * thread_m * thread_n <= 1024"),
     ];
+    constraints.extend(copies::constraints(s, "(block_m + block_n) * block_k", gpu.shared_bytes, parameters));
     constraints.extend(of_blocks(s, products, threads, parameters));
     constraints
 }
@@ -179,7 +180,7 @@ pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
         split: int("split_k"),
         order: order(space, config),
         vectors: [int("vector_a"), int("vector_b")],
-        ahead: int("ahead"),
+        copies: Copies::of(space, config),
         lanes,
     }
 }
@@ -202,16 +203,16 @@ pub(super) fn estimate_of(s: &Setting, p: &Product, space: &Space, config: &Conf
     let vectors = t.vectors.map(|v| v as f64);
     let copies = (bm as f64 / vectors[0] + bn as f64 / vectors[1]) / t.threads().n() as f64;
     let others = (tm + tn) as f64 / 4.0 + 3.0 / t.inner as f64 + 4.0 * copies;
-    let loaded = if t.ahead > 0 { (bm + bn) * t.depth / t.threads().n() } else { 0 };
+    let loaded = t.copies.in_registers((bm + bn) * t.depth / t.threads().n());
     let blocks = Blocks {
         n,
         threads: t.threads().n(),
         registers: tm * tn + tm + tn + loaded + OTHER_REGISTERS,
-        shared_bytes: t.ahead.max(1) * (bm + bn) * t.depth * bytes as i64,
+        shared_bytes: t.copies.n() * (bm + bn) * t.depth * bytes as i64,
         fmas: (bm * bn * depth) as f64 * bytes / 4.0,
         efficiency: products / (products + others),
         bytes: ((bm + bn) * depth + bm * bn) as f64 * bytes,
-        waits: if t.ahead > 0 { 1.0 } else { (depth / t.depth) as f64 } + 1.0,
+        waits: if t.copies.are_ahead() { 1.0 } else { (depth / t.depth) as f64 } + 1.0,
     };
     let parts = (t.split * batch * p.m * p.n) as f64 * bytes;
     let sums = if t.split > 1 { START + 2.0 * parts / (20.0 * f64::from(gpu.n_units)) } else { 0.0 };

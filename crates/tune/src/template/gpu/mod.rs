@@ -5,6 +5,7 @@
 //! vain.
 
 mod conv;
+mod copies;
 mod direct;
 mod matmul;
 mod model;
@@ -20,6 +21,7 @@ use crate::space::{Constraint, Parameter};
 use tilewright_ir::target::Gpu;
 
 pub use conv::GPU_CONV;
+pub use copies::Copies;
 pub use direct::Direct;
 pub use matmul::GPU_MATMUL;
 pub use nest::GPU_NEST;

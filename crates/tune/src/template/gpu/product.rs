@@ -5,6 +5,7 @@ use super::super::step::{
     accumulate, bind, compute_at, exact, fuse, inline, pad, pipeline, reindex, reorder, rfactor, shared, split, stage,
     unroll, vectorize,
 };
+use super::copies::Copies;
 use super::parts::{Copied, Cut, Threads, Tile, cut, each_thread, spread};
 use tilewright_ir::op::{self, Contraction, Layout, Structure, Window, Workload};
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
@@ -212,9 +213,8 @@ pub struct Tiling {
     pub order: Order,
     /// Elements of a load, of either factor.
     pub vectors: [i64; 2],
-    /// Whether factors are loaded while those before are multiplied: 1 into registers, 2 with two of the
-    /// shared memory as well.
-    pub ahead: i64,
+    /// How factors get into shared memory.
+    pub copies: Copies,
     /// Whether columns of a thread are lanes of vectors.
     pub lanes: bool,
 }
@@ -326,14 +326,17 @@ impl Tiling {
                 }
             }
         }
+        let mut copies = Vec::new();
         for (name, factor, vector) in [("A.s", &a_s, self.vectors[0]), ("B.s", &b_s, self.vectors[1])] {
             let copied = Copied { name, extents: &factor.extents, order: &factor.order, vector, runs: false };
             steps.extend(copied.by(self.threads()));
-            if self.ahead > 0 {
-                steps.push(pipeline(name, "k.o", &format!("{name}.n"), self.ahead > 1));
+            if let Copies::Registers(ahead @ 1..) = self.copies {
+                steps.push(pipeline(name, "k.o", &format!("{name}.n"), ahead > 1));
                 steps.push(unroll(&format!("{name}.o")));
             }
+            copies.push((name, factor.extents.iter().product::<i64>() / (vector * self.threads().n())));
         }
+        steps.extend(self.copies.stream("k.o", &copies));
         steps.extend(bind_threads("i.t", &columns, has_batch.then_some(b)));
         if self.unrolled {
             steps.push(unroll("k.i"));

@@ -4,6 +4,7 @@ use super::super::step::{
     accumulate, bind, compute_at, exact, fuse, inline, pad, pipeline, reorder, shared, tensorize, unroll, vectorize,
 };
 use super::super::{Setting, Template, ceil_div};
+use super::copies::{self, Copies};
 use super::matmul::{in_registers, of_blocks, order, product};
 use super::model::Blocks;
 use super::parts::{Copied, Cut, Threads, cut};
@@ -65,9 +66,10 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         Parameter::ordinal("vector_b", vector(p.b.loads)),
         Parameter::categorical("order", &["rows", "columns", "groups"]),
         Parameter::ordinal("unroll_k", [1, 2, 4, 8]),
-        Parameter::ordinal("ahead", [0, 1, 2]),
+        copies::ahead(s),
         Parameter::categorical("precision", precisions),
     ];
+    let parameters: Vec<Parameter> = parameters.into_iter().chain(copies::way(s)).collect();
     let constraints = constraints(s, &p, &parameters);
     Space::new("gpu-matmul-mma", parameters, constraints)
 }
@@ -84,16 +86,16 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     let warp = gpu.warp_size;
     let threads = format!("{warp} * (block_m // warp_m) * (block_n // warp_n)");
     // Sums, and both parts of the factors of a step.
-    let loaded = format!("min(ahead, 1) * (block_m + block_n) * block_k // ({threads})");
+    let loaded = format!("{} * (block_m + block_n) * block_k // ({threads})", copies::in_registers(s));
     let registers = format!("warp_m * warp_n // 32 + warp_m // 2 + warp_n // 2 + {loaded} + {OTHER_REGISTERS}");
     let factors = [elements(&p.a, "block_m"), elements(&p.b, "block_n")];
     let mut constraints = vec![
         say("warps", "block_m % warp_m == 0 and block_n % warp_n == 0"),
         say("threads", &format!("{threads} <= {}", gpu.most_threads)),
-        say("shared_bytes", &format!("max(ahead, 1) * ({}) * 4 <= {}", factors.join(" + "), gpu.most_shared_bytes)),
         in_registers(s, &registers, &threads, parameters),
         say("unrolled", &format!("unroll_k * {STEPS} <= block_k and unroll_k * warp_m * warp_n <= 16384")),
     ];
+    constraints.extend(copies::constraints(s, &factors.join(" + "), gpu.most_shared_bytes, parameters));
     constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
     constraints
 }
@@ -122,7 +124,8 @@ fn bind_warps(over: &str) -> [Step; 3] {
 
 fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     let int = |name: &str| space.int(config, name);
-    let [bm, bn, depth, unrolled, ahead] = ["block_m", "block_n", "block_k", "unroll_k", "ahead"].map(int);
+    let [bm, bn, depth, unrolled] = ["block_m", "block_n", "block_k", "unroll_k"].map(int);
+    let copies = Copies::of(space, config);
     let warp = ["warp_m", "warp_n"].map(int);
     let p = product(s);
     let mut steps = p.steps.clone();
@@ -155,6 +158,7 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     // Factors in shared memory.
     let warps = (bm / warp[0]) * (bn / warp[1]);
     let threads = Threads([WARP[0], WARP[1], warps]);
+    let mut copied_by = Vec::new();
     for (name, factor, size, vector) in [("A", &p.a, bm, int("vector_a")), ("B", &p.b, bn, int("vector_b"))] {
         let [x, shared_name] = ["x", "s"].map(|part| format!("{name}.{part}"));
         let at = usize::from(p.batch.is_some());
@@ -172,13 +176,19 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         let in_order: Vec<usize> = (0..extents.len()).collect();
         let copied = Copied { name: &shared_name, extents: &extents, order: &in_order, vector, runs: false };
         steps.extend(copied.by(threads));
-        if ahead > 0 {
-            steps.push(pipeline(&shared_name, "k.o", &format!("{shared_name}.n"), ahead > 1));
+        let n_loads = size * depth / (vector * threads.n());
+        match copies {
+            Copies::Registers(ahead @ 1..) => {
+                steps.push(pipeline(&shared_name, "k.o", &format!("{shared_name}.n"), ahead > 1));
+                steps.push(unroll(&format!("{shared_name}.o")));
+            }
+            Copies::Registers(_) if n_loads <= MOST_UNROLLED => steps.push(unroll(&format!("{shared_name}.o"))),
+            Copies::Registers(_) | Copies::Async(_) => {}
         }
-        if ahead > 0 || size * depth / (vector * threads.n()) <= MOST_UNROLLED {
-            steps.push(unroll(&format!("{shared_name}.o")));
-        }
+        copied_by.push((shared_name, n_loads));
     }
+    let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
+    steps.extend(copies.stream("k.o", &copied_by));
     steps.extend(bind_warps(""));
     steps.extend(["i.h", "j.e", "i.m", "j.m", "k.n"].map(unroll));
     steps.push(tensorize("k.i", precision(space, config)));
@@ -206,26 +216,26 @@ fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
     let [bm, bn, depth, wm, wn] = ["block_m", "block_n", "block_k", "warp_m", "warp_n"].map(int);
     let (p, gpu) = (product(s), gpu(s));
     let threads = 32 * (bm / wm) * (bn / wn);
-    let ahead = int("ahead");
-    let loaded = if ahead > 0 { (bm + bn) * depth / threads } else { 0 };
+    let copies = Copies::of(space, config);
+    let loaded = copies.in_registers((bm + bn) * depth / threads);
     let padded = ceil_div(p.k, depth) * depth;
     // A warp's instructions for a step: products of tiles, loads and parts of both factors, copies.
     let tiles = (wm / TILE[0] * (wn / TILE[1])) as f64;
     let elements = (wm + wn) as f64 / 4.0;
-    let copies = [("vector_a", bm), ("vector_b", bn)].map(|(v, n)| (n * STEPS) as f64 / (threads * int(v)) as f64);
-    let others = 5.0 * elements + 4.0 * (copies[0] + copies[1]) + 8.0;
+    let loads = [("vector_a", bm), ("vector_b", bn)].map(|(v, n)| (n * STEPS) as f64 / (threads * int(v)) as f64);
+    let others = 5.0 * elements + 4.0 * (loads[0] + loads[1]) + 8.0;
     let n_products = if precision(space, config) == Tensor::Tf32 { 1.0 } else { 3.0 };
     let products = n_products * 6.0 * tiles;
     let blocks = Blocks {
         n: p.batch.unwrap_or(1) * ceil_div(p.m, bm) * ceil_div(p.n, bn),
         threads,
         registers: wm * wn / 32 + wm / 2 + wn / 2 + loaded + OTHER_REGISTERS,
-        shared_bytes: 4 * ahead.max(1) * (bm + bn) * (depth + 8),
+        shared_bytes: 4 * copies.n() * (bm + bn) * (depth + 8),
         // A tile's product takes a warp about as long as 12 multiply-adds of each of its threads.
         fmas: (bm * bn * padded) as f64 * n_products * 12.0 * 32.0 / (TILE[0] * TILE[1] * STEPS) as f64,
         efficiency: products / (products + others),
         bytes: 4.0 * ((bm + bn) * padded + bm * bn) as f64,
-        waits: if ahead > 0 { 1.0 } else { (padded / depth) as f64 } + 1.0,
+        waits: if copies.are_ahead() { 1.0 } else { (padded / depth) as f64 } + 1.0,
     };
     blocks.cycles(&gpu)
 }

@@ -1,6 +1,6 @@
 //! The spaces of papers that give a factorization for each dimension and nothing else.
 
-use super::super::gpu::{self, Fragments, Order, Tile, Tiling};
+use super::super::gpu::{self, Copies, Fragments, Order, Tile, Tiling};
 use super::super::step::{accumulate, parallel, reorder, split, unroll, vectorize};
 use super::super::{Setting, Template};
 use super::Product;
@@ -96,7 +96,7 @@ fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         split: 1,
         order: Order::Rows,
         vectors: [1, 1],
-        ahead: 0,
+        copies: Copies::Registers(0),
         lanes: false,
     };
     tiling.steps(&product)

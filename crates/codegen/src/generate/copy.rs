@@ -1,0 +1,103 @@
+//! Copies from a GPU's main memory into the memory that a block shares which pass through no registers and
+//! are on their way while the thread goes on.
+
+use tilewright_ir::expr::{Cond, Expr};
+use tilewright_ir::{BufferId, Index, Role, Scope};
+
+use super::memory::Access;
+use super::value::without_cast;
+use super::{Generator, plan};
+use crate::ssa::{Op, Type};
+
+/// Bytes that a copy may have.
+const BYTES: [usize; 3] = [4, 8, 16];
+
+impl Generator<'_> {
+    /// Ends a group of copies and waits for those before the last ones.
+    pub(super) fn wait(&mut self, n: u8) {
+        if self.target.has_async_copies() {
+            self.m.wait(n);
+        }
+    }
+
+    /// Begins the copy that a store to such memory is, and says whether it is one. Zeros take the places of
+    /// what conditions leave out.
+    pub(super) fn copy(&mut self, buffer: BufferId, index: &[Index], value: &Expr) -> bool {
+        let b = self.program.buffer(buffer);
+        if b.scope != Scope::Async || !self.target.has_async_copies() {
+            return false;
+        }
+        let (dtype, each) = (b.dtype, b.dtype.bytes() as usize);
+        let Some((from, at, conditions)) = element(without_cast(value, dtype)) else { return false };
+        let source = self.program.buffer(from);
+        let is_device = source.role != Role::Temporary || source.scope == Scope::Global;
+        let lanes = self.f.lanes;
+        let varies = conditions.iter().any(|(cond, _)| !plan::is_uniform(cond, lanes.map(|l| l.var)));
+        if source.dtype != dtype || !is_device || varies || lanes.is_some_and(|l| l.mask.is_some()) {
+            return false;
+        }
+        let (to, of) = (self.access(buffer, index), self.access(from, at));
+        let mut copies = Vec::new();
+        match (lanes, &to, &of) {
+            (None, Access::Uniform(to), Access::Uniform(of)) => copies.push((to.clone(), of.clone(), each)),
+            (Some(l), Access::Strided { base: to, stride: 1 }, Access::Strided { base: of, stride: 1 })
+                if self.alignment(buffer, to).min(self.alignment(from, of)) as usize >= l.piece.n * each
+                    && BYTES.contains(&(l.piece.n * each)) =>
+            {
+                copies.push((to.clone(), of.clone(), l.piece.n * each));
+            }
+            (Some(l), ..) => {
+                let [to, of] = [&to, &of].map(|access| self.lane_positions(access, l.piece.n));
+                copies.extend(to.into_iter().zip(of).map(|(to, of)| (to, of, each)));
+            }
+            (None, ..) => return false,
+        }
+        if copies.iter().any(|(_, _, bytes)| !BYTES.contains(bytes)) {
+            return false;
+        }
+        let mut all = self.m.bool(true);
+        for (cond, holds) in conditions {
+            let cond = self.cond(cond);
+            let cond = if holds { cond } else { self.m.not(cond) };
+            all = match self.m.as_const_bool(all) {
+                Some(true) => cond,
+                _ => self.m.binary(Op::And, all, cond),
+            };
+        }
+        let is_there = match self.m.as_const_bool(all) {
+            Some(true) => None,
+            // A zero is stored.
+            Some(false) => return false,
+            None => Some(all),
+        };
+        self.f.seen.loads.remove(&buffer);
+        for (to, of, bytes) in copies {
+            let (to, of) = (self.pointer(buffer, &to), self.pointer(from, &of));
+            let n = is_there.map(|is_there| {
+                let [all, none] = [bytes as i64, 0].map(|n| self.m.integer(Type::I32, n));
+                self.m.select(is_there, all, none)
+            });
+            self.f.n_stores += 1;
+            self.m.copy(to, of, bytes, n);
+        }
+        true
+    }
+}
+
+/// Conditions that hold, or do not.
+type Conditions<'e> = Vec<(&'e Cond, bool)>;
+
+/// The element that a value is where conditions hold, or do not; else it is zero.
+fn element(value: &Expr) -> Option<(BufferId, &[Index], Conditions<'_>)> {
+    let is_zero = |e: &Expr| matches!(e, Expr::Const(x) if x.to_bits() == 0);
+    match value {
+        Expr::Load(from, at) => Some((*from, at, Vec::new())),
+        Expr::Select(cond, a, b) if is_zero(a) != is_zero(b) => {
+            let holds = is_zero(b);
+            let (from, at, mut conditions) = element(if holds { a } else { b })?;
+            conditions.insert(0, (cond, holds));
+            Some((from, at, conditions))
+        }
+        _ => None,
+    }
+}

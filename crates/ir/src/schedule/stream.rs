@@ -1,0 +1,104 @@
+//! Copies into shared memory that are on their way for some iterations.
+
+use super::Illegal;
+use super::pipeline::is_assignment;
+use super::region::writes;
+use super::tree::{
+    allocated_in, buffer_id, edit_loops, require_fits, require_open, require_serial, simplify_block, single_loop,
+    substitute,
+};
+use crate::expr::Cond;
+use crate::gpu::relocate;
+use crate::index::{Index, Ranges};
+use crate::program::{BufferId, Program, Scope, Stmt};
+
+/// Most iterations whose copies are there or on their way.
+const MOST_STAGES: i64 = 8;
+
+/// See [`super::Step::Stream`].
+pub fn stream(program: &mut Program, buffers: &[String], at: &str, stages: i64) -> Result<(), Illegal> {
+    let copies: Vec<BufferId> = buffers.iter().map(|name| buffer_id(program, name)).collect::<Result<_, _>>()?;
+    let var = single_loop(program, at)?;
+    if !(2..=MOST_STAGES).contains(&stages) {
+        let (target, most) = (at.to_owned(), MOST_STAGES);
+        return Err(Illegal::OutOfRange { target, what: "number of stages", least: 2, most, value: stages });
+    }
+    for (place, (id, name)) in copies.iter().zip(buffers).enumerate() {
+        if program.buffer(*id).scope != Scope::Shared || copies[..place].contains(id) {
+            let why = "each copy is named once and shared by a block (stage it as shared)".to_owned();
+            return Err(Illegal::Buffer { buffer: name.clone(), why });
+        }
+    }
+    require_open(program, var)?;
+    edit_loops(program, var, &mut |names, mut l, ranges| {
+        let fail =
+            |why: &str, buffer: &str| Err(Illegal::Body { target: at.to_owned(), why: format!("{why} `{buffer}`") });
+        require_serial(names, &l)?;
+        let Some(extent @ 1..) = l.extent.as_const() else {
+            return fail("only in a loop of constant extent can copies go ahead of what reads", &buffers[0]);
+        };
+        let made = allocated_in(&l.body);
+        for (copy, buffer) in copies.iter().zip(buffers) {
+            let filled: Vec<usize> = (0..l.body.len()).filter(|&i| writes(&l.body[i..=i], *copy)).collect();
+            let &[fill] = filled.as_slice() else {
+                return fail("its body must hold exactly one nest that fills", buffer);
+            };
+            if !l.body[..fill].contains(&Stmt::Alloc(*copy)) {
+                return fail("each iteration must make anew", buffer);
+            }
+            if !is_assignment(&l.body[fill], *copy) {
+                return fail("its body must hold loops and conditions around one assignment to", buffer);
+            }
+            // What is copied must be there iterations earlier.
+            let mut is_there = true;
+            l.body[fill].walk(&mut |s| {
+                s.for_each_own_read(&mut |b, _| is_there &= !made.contains(&b) && !writes(&l.body, b));
+            });
+            if !is_there {
+                return fail("an iteration itself makes what is copied to", buffer);
+            }
+        }
+        // Iterations have the places in turns.
+        let turn = Index::from(var).modulo(stages);
+        l.body.retain(|s| !matches!(s, Stmt::Alloc(b) if copies.contains(b)));
+        for copy in &copies {
+            let mut place = |index: &[Index]| [std::slice::from_ref(&turn), index].concat();
+            l.body = l.body.into_iter().map(|s| relocate(s, *copy, *copy, &mut place)).collect();
+        }
+        let (filling, others): (Vec<Stmt>, Vec<Stmt>) =
+            l.body.into_iter().partition(|s| copies.iter().any(|copy| writes(std::slice::from_ref(s), *copy)));
+        let of = |iteration: Index, ranges: &Ranges| {
+            let mut block = filling.clone();
+            substitute(&mut block, &[(var, iteration)]);
+            simplify_block(block, &mut ranges.clone())
+        };
+        let ahead = stages - 1;
+        let mut before: Vec<Stmt> = copies.iter().map(|copy| Stmt::Alloc(*copy)).collect();
+        for iteration in 0..ahead {
+            if iteration > 0 {
+                // So many there are at most: it ends a group, and waits for none.
+                before.push(Stmt::Wait(ahead as u8));
+            }
+            if iteration < extent {
+                before.extend(of(iteration.into(), ranges));
+            }
+        }
+        l.body = vec![Stmt::Wait((stages - 2) as u8)];
+        if extent > ahead {
+            let mut around = ranges.clone();
+            around.push(l.var, l.extent.clone());
+            let next = Index::from(var).offset(ahead);
+            let then = of(next.clone(), &around);
+            l.body.push(Stmt::If { cond: Cond::Lt(next, l.extent.clone()), then, otherwise: Vec::new() });
+        }
+        l.body.extend(others);
+        Ok(before.into_iter().chain([Stmt::For(l)]).collect())
+    })?;
+    for copy in copies {
+        let buffer = &mut program.buffers[copy.0 as usize];
+        buffer.scope = Scope::Async;
+        buffer.shape.insert(0, stages);
+        require_fits(program, copy)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! How factors get into shared memory: through registers, or by copies that are on their way while threads go
+//! on, where a GPU has them.
+
+use super::super::Setting;
+use super::super::step::{stream, unroll};
+use super::{constraint, gpu};
+use crate::space::{Config, Constraint, Parameter, Space};
+use tilewright_ir::Step;
+
+/// Copies of a thread that are repeated in the code.
+const MOST_UNROLLED: i64 = 16;
+
+/// Whether factors may be copied so: those that nothing is made of on the way.
+fn is_possible(s: &Setting) -> bool {
+    s.target.has_async_copies() && s.workload.prologue().is_empty()
+}
+
+/// How many steps ahead factors are there: in registers, in two of the shared memory as well, or in so many
+/// of it.
+pub fn ahead(s: &Setting) -> Parameter {
+    Parameter::ordinal("ahead", 0..=if is_possible(s) { 4 } else { 2 })
+}
+
+/// By which way.
+pub fn way(s: &Setting) -> Option<Parameter> {
+    is_possible(s).then(|| Parameter::categorical("copies", &["registers", "async"]).optional())
+}
+
+/// What has to hold for both. `elements`: those of a step in shared memory, as an expression, of which
+/// threads have so many bytes unasked.
+pub fn constraints(s: &Setting, elements: &str, unasked: u64, parameters: &[Parameter]) -> Vec<Constraint> {
+    let (bytes, most) = (s.workload.dtype.bytes(), gpu(s).most_shared_bytes);
+    let limit = match is_possible(s) {
+        true if unasked < most => format!("({most} if copies == 'async' else {unasked})"),
+        _ => unasked.to_string(),
+    };
+    let shared = format!("max(ahead, 1) * ({elements}) * {bytes} <= {limit}");
+    let ways =
+        is_possible(s).then(|| constraint("copies", "ahead >= 2 if copies == 'async' else ahead <= 2", parameters));
+    [constraint("shared_bytes", &shared, parameters)].into_iter().chain(ways).collect()
+}
+
+/// How many of a step's loads a thread has in registers: none, or its part, as a factor of an expression.
+pub fn in_registers(s: &Setting) -> &'static str {
+    if is_possible(s) { "(0 if copies == 'async' else min(ahead, 1))" } else { "min(ahead, 1)" }
+}
+
+/// How factors get into shared memory in a configuration.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Copies {
+    /// Loaded where they are needed, or so many steps ahead into registers: one, or two with as many of the
+    /// shared memory.
+    Registers(i64),
+    /// On their way into so many of the shared memory.
+    Async(i64),
+}
+
+impl Copies {
+    /// Those of a configuration.
+    pub fn of(space: &Space, config: &Config) -> Copies {
+        let ahead = space.int(config, "ahead");
+        let is_async = space.names().any(|name| name == "copies") && space.text(config, "copies") == "async";
+        if is_async { Copies::Async(ahead) } else { Copies::Registers(ahead) }
+    }
+
+    /// How many of the shared memory there are.
+    pub fn n(self) -> i64 {
+        let (Copies::Registers(n) | Copies::Async(n)) = self;
+        n.max(1)
+    }
+
+    /// Whether something else goes on while factors are loaded.
+    pub fn are_ahead(self) -> bool {
+        self != Copies::Registers(0)
+    }
+
+    /// Elements of a thread, of so many, that pass through registers.
+    pub fn in_registers(self, elements: i64) -> i64 {
+        if matches!(self, Copies::Registers(1..)) { elements } else { 0 }
+    }
+
+    /// What becomes of the copies of a loop's iterations, each with its loads of a thread, where they do
+    /// not pass through registers.
+    pub fn stream(self, at: &str, copies: &[(&str, i64)]) -> Vec<Step> {
+        let Copies::Async(stages) = self else { return Vec::new() };
+        let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();
+        let few = copies.iter().filter(|(_, n)| *n <= MOST_UNROLLED);
+        let unrolled = few.map(|(name, _)| unroll(&format!("{name}.o")));
+        [stream(&names, at, stages)].into_iter().chain(unrolled).collect()
+    }
+}
