@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -32,6 +32,9 @@ pub enum AssembleError {
     /// The assembler refuses, as where a block takes more shared memory than there is.
     #[error("{0}")]
     Refused(String),
+    /// It takes too long.
+    #[error("ptxas has not done within {MOST_SECONDS} s")]
+    TooLong,
     /// It cannot be run.
     #[error("ptxas cannot be run: {0}")]
     Io(#[from] io::Error),
@@ -39,6 +42,9 @@ pub enum AssembleError {
 
 /// Where CUDA is installed to, where it is not among the programs.
 const FOLDER: &str = "/usr/local/cuda/bin";
+/// CPU time that the assembler has for a module, in seconds: ten times what long code of ours takes. A worker
+/// that is ended for what it waits for has a context to make anew, which takes longer.
+const MOST_SECONDS: libc::rlim_t = 5;
 
 impl Assembler {
     /// `ptxas` where there is one in a folder of programs or of CUDA's, else the driver.
@@ -76,10 +82,12 @@ impl Assembler {
         let place = |file: &File| Path::new("/proc/self/fd").join(file.as_raw_fd().to_string());
         let mut command = Command::new(path);
         command.args(["-O3", "--gpu-name", gpu]).arg(place(&text)).arg("-o").arg(place(&code)).stdin(Stdio::null());
-        // SAFETY: between fork and exec only one system call is made.
+        // SAFETY: between fork and exec only system calls are made.
         unsafe {
             command.pre_exec(|| {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                let most = libc::rlimit { rlim_cur: MOST_SECONDS, rlim_max: MOST_SECONDS };
+                libc::setrlimit(libc::RLIMIT_CPU, &raw const most);
                 Ok(())
             });
         }
@@ -89,6 +97,9 @@ impl Assembler {
         code.read_to_end(&mut made)?;
         if done.status.success() && !made.is_empty() {
             return Ok(made);
+        }
+        if done.status.signal().is_some_and(|signal| [libc::SIGXCPU, libc::SIGKILL].contains(&signal)) {
+            return Err(AssembleError::TooLong);
         }
         let said = String::from_utf8_lossy(&done.stderr).into_owned() + &String::from_utf8_lossy(&done.stdout);
         let first = said.lines().map(str::trim).find(|line| !line.is_empty());

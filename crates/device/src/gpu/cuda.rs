@@ -1,7 +1,7 @@
 //! NVIDIA's GPUs.
 
 use super::{Driver, KernelArgument, Shape, Span, of_compiler};
-use crate::cuda::{self, Allocation, Assembler, Code, Context, CudaError, Launch, Memory, Recorded};
+use crate::cuda::{self, Allocation, AssembleError, Assembler, Code, Context, CudaError, Launch, Memory, Recorded};
 use crate::failure::Failure;
 use std::sync::Arc;
 use tilewright_codegen::{ARGUMENT_ALIGN, CompileError, compile_gpu};
@@ -55,8 +55,12 @@ impl Driver for Cuda {
             message: why.to_string(),
             lacks_memory: matches!(why, CompileError::NoMemory(_)),
         })?;
+        let class = |why: &AssembleError| match why {
+            AssembleError::TooLong => ErrorClass::BuildTimeout,
+            AssembleError::Refused(_) | AssembleError::Io(_) => ErrorClass::CompileErrorDevice,
+        };
         let code = self.assembler.assemble(&module.code, &target.cpu);
-        let code = code.map_err(|why| Failure::from((ErrorClass::CompileErrorDevice, why.to_string())))?;
+        let code = code.map_err(|why| Failure::from((class(&why), why.to_string())))?;
         Code::load(&self.context, &code).map(Arc::new).map_err(of_compiler::<Cuda>)
     }
 
