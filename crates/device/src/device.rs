@@ -171,6 +171,7 @@ pub struct Device {
     workers: Workers,
     options: Options,
     scheduler: Scheduler,
+    is_gpu: bool,
     /// CPUs that workers may use, and those of them on which no kernel is timed.
     all_cpus: Vec<usize>,
     other_cpus: Vec<usize>,
@@ -299,6 +300,7 @@ impl Device {
             workers,
             options,
             scheduler,
+            is_gpu: target.gpu.is_some(),
             all_cpus,
             other_cpus,
             conditions,

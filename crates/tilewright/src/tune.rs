@@ -399,9 +399,9 @@ pub struct Race {
     /// Whether winner and runner-up cannot be told apart.
     #[serde(rename = "tie")]
     pub is_tie: bool,
-    /// Throughput of the program as it is written.
+    /// Throughput of the program as it is written, or on a GPU of what the template guesses first.
     pub untuned_gflops: Option<f64>,
-    /// The program as it is written.
+    /// The same.
     #[serde(skip)]
     pub untuned: Untuned,
     /// How many came to the end.
@@ -871,9 +871,8 @@ impl<'a> Run<'a> {
                 let others = if lost.is_none() { self.trials_of_others(&trials) } else { Vec::new() };
                 let known = [trials.as_slice(), others.as_slice()].concat();
                 let imported = &self.earlier.imported;
-                finals::run(device.as_mut(), (&self.task).into(), &known, imported, limits, self.stop, &|n| {
-                    (self.note)(n)
-                })
+                let subject = ((&self.task).into(), finals::plain_of(&self.task, request.seed));
+                finals::run(device.as_mut(), subject, &known, imported, limits, self.stop, &|n| (self.note)(n))
             }
             _ => Ok(End::NoTime),
         };

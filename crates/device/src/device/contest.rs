@@ -3,7 +3,8 @@
 //! Most disturbances slow a kernel down, so its fast rounds tell most; but the very fastest may owe its time
 //! to luck. What counts is the first quartile of its rounds. A kernel may also be lucky with its pages for a
 //! whole sitting, so there are several; but one where a run takes as long as a round, since to check it anew
-//! would take more time than to measure it, or where the user waits.
+//! would take more time than to measure it, where the user waits, or on a GPU, which has memory of its own
+//! and takes seconds to begin with it.
 
 use super::Device;
 use super::race::{Racer, Round};
@@ -41,7 +42,7 @@ impl Device {
         tell(sources.len());
         let mut left: Vec<Runner> = self.start_race(&sources, &is_late)?.into_iter().enumerate().collect();
         let round = Round { time: RaceLimits::ROUND, min_samples: 1 };
-        let moves = run_time < round.time && limits.rounds > LEAST_FOR_SITTINGS;
+        let moves = run_time < round.time && limits.rounds > LEAST_FOR_SITTINGS && !self.is_gpu;
         let mut standings = Vec::new();
         let mut rounds = RaceLimits::LEAST_ROUNDS;
         while left.len() > FINALISTS {

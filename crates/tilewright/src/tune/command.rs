@@ -390,7 +390,7 @@ pub(super) fn carry_out(
     let summary = tuning.summary(ended.map_err(|error| Error::failed(&error).because(error))?);
     let Found { trials, lost } = found;
     let end = match course.race {
-        true => finals::run(&mut commands, subject, &trials, &earlier.imported, end_limits, stop, &|n| note(n)),
+        true => finals::run(&mut commands, (subject, None), &trials, &earlier.imported, end_limits, stop, &|n| note(n)),
         false => Ok(End::NoTime),
     };
     wall.end_race(end.as_ref().ok());

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tilewright_tune::{
-    BoxError, Candidate, Config, ErrorClass, Measure, Next, Outcome, RaceLimits, Standing, Subject, Timing, Trial,
+    BoxError, Candidate, Config, ErrorClass, Measure, Next, Outcome, RaceLimits, Standing, Subject, Task, Timing, Trial,
 };
 
 use super::Note;
@@ -100,7 +100,7 @@ pub struct Leader {
     pub relative_error: Option<f64>,
 }
 
-/// How the untuned program does.
+/// How the untuned program does, or on a GPU the first guess.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum Untuned {
     /// It takes so long.
@@ -148,13 +148,22 @@ impl Finals {
     }
 }
 
-/// Measures the leaders among `trials` against each other, and the untuned program.
+/// What the winner is compared with: the program as it is written, or on a GPU, one thread of which would run
+/// that, what the template's model guesses first.
+pub fn plain_of(task: &Task, seed: u64) -> Option<Candidate> {
+    match task.setting.target.gpu {
+        None => Some(Candidate { config: Config::new([]), steps: "".into(), patience: None }),
+        Some(_) => task.first_guess(seed).map(|config| Subject::from(task).candidate(config)),
+    }
+}
+
+/// Measures the leaders among `trials` against each other, and what the winner is compared with.
 ///
 /// # Errors
 /// Where workers do not start.
 pub fn run(
     measure: &mut dyn Measure,
-    subject: Subject,
+    (subject, plain): (Subject, Option<Candidate>),
     trials: &[Trial],
     imported: &HashSet<Config>,
     limits: EndLimits,
@@ -179,10 +188,11 @@ pub fn run(
         return Ok(if is_any_right && is_late { End::NoTime } else { End::NoLeader });
     };
     let start = Instant::now();
-    let untuned = if is_stopped() || limits.untuned.is_zero() {
-        Untuned::Failed
-    } else {
-        untuned(measure, first.timing.median_ns, limits.untuned, stop)?
+    let untuned = match plain {
+        Some(plain) if !is_stopped() && !limits.untuned.is_zero() => {
+            untuned(measure, plain, first.timing.median_ns, limits.untuned, stop)?
+        }
+        _ => Untuned::Failed,
     };
     Ok(End::Raced(Finals { ranking, untuned, untuned_time: start.elapsed() }))
 }
@@ -249,10 +259,15 @@ fn leaders_of(mut leaders: Vec<(&Trial, Timing)>, limits: RaceLimits, time: Dura
     leaders.into_iter().map(|(trial, _)| trial).collect()
 }
 
-/// Measures the program without schedule steps, once where it is slow.
-fn untuned(measure: &mut dyn Measure, best_ns: f64, limit: Duration, stop: &AtomicBool) -> Result<Untuned, BoxError> {
-    let program = Candidate { config: Config::new([]), steps: "".into(), patience: Some(limit) };
-    measure.submit(&[program]);
+/// Measures what the winner is compared with, once where it is slow.
+fn untuned(
+    measure: &mut dyn Measure,
+    plain: Candidate,
+    best_ns: f64,
+    limit: Duration,
+    stop: &AtomicBool,
+) -> Result<Untuned, BoxError> {
+    measure.submit(&[Candidate { patience: Some(limit), ..plain }]);
     while !stop.load(Ordering::Relaxed) {
         match measure.next(Some(best_ns), LOOK)? {
             Next::Done(_, measured) => {
