@@ -207,7 +207,8 @@ fn a_simulator_finds_no_fault_in_what_is_printed() {
     assert_ne!(findings(&faulty, folder.path()), "");
 }
 
-/// Random configurations of every template, those of papers too.
+/// Random configurations of every template, those of papers too: with `TILEWRIGHT_CONFIGS=60` so many of each
+/// shape, else one of each template.
 #[test]
 fn a_simulator_finds_no_fault_in_random_configurations() {
     if common::tool("oclgrind-kernel").is_none() {
@@ -220,6 +221,7 @@ fn a_simulator_finds_no_fault_in_random_configurations() {
     (gpu.shared_bytes, gpu.most_shared_bytes) = (32 << 10, 32 << 10);
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
     let n_configs: usize = std::env::var("TILEWRIGHT_CONFIGS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let mut n_checked = 0;
     for text in [
         "matmul:m=17,n=19,k=13,epilogue=bias+relu",
         "batch_matmul:b=2,m=8,n=12,k=16",
@@ -230,14 +232,39 @@ fn a_simulator_finds_no_fault_in_random_configurations() {
          for k in 5{for l in 37{y[k,l]=exp(x[k,l]-m[k])}}}",
     ] {
         let setting = Setting { workload: Workload::parse(text).unwrap(), target: target.clone(), n_threads: 1 };
-        for template in TEMPLATES.iter().filter(|template| (template.serves)(&setting)) {
+        let serving: Vec<_> = TEMPLATES.iter().filter(|template| (template.serves)(&setting)).collect();
+        for template in &serving {
             let task = Task::new(setting.clone(), Some(template.name)).unwrap();
-            for config in (0..n_configs).map(|_| task.space.sample(&mut rng)) {
+            for config in (0..n_configs.div_ceil(serving.len())).map(|_| task.space.sample(&mut rng)) {
+                n_checked += 1;
                 let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
                 let name = format!("{text} {} {}", template.name, task.space.config_to_json(&config));
                 assert_eq!(findings(&kernels, folder.path()), "", "{name}\n{}", opencl_c(&kernels, &target));
             }
         }
+    }
+    println!("{n_checked} configurations without a finding");
+}
+
+/// Records of a device, after a run with these arguments.
+fn tuned(workload: &str, db: &Path, more: &[&str]) -> serde_json::Value {
+    let of = ["tune", workload, "--device", "opencl", "--no-race", "--time", "60", "--db", common::text(db)];
+    let tuned = common::run_json(&[&of[..], more].concat());
+    assert!(tuned["target"].as_str().unwrap().starts_with("opencl/"), "{tuned}");
+    assert_eq!(tuned["errors"], serde_json::json!({}), "{tuned}");
+    tuned
+}
+
+#[test]
+fn nests_are_tuned_on_a_device() {
+    if device().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let nests = include_str!("../../../tests/nests.txt").lines().filter_map(|line| line.split_once(' '));
+    for (name, text) in nests.filter(|(name, _)| ["softmax", "layer_norm"].contains(name)) {
+        let tuned = tuned(text, &folder.path().join(name), &["--trials", "3"]);
+        assert_eq!((&tuned["trials"], &tuned["verified"]), (&3.into(), &true.into()), "{tuned}");
     }
 }
 
@@ -248,21 +275,27 @@ fn a_search_on_a_device_is_resumed() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let db = folder.path().join("records.db");
-    let tune = |trials: &str| {
-        let of = ["tune", "matmul:m=24,n=20,k=28", "--device", "opencl", "--no-race", "--json"];
-        let arguments = [&of[..], &["--trials", trials, "--time", "60", "--db", common::text(&db)]].concat();
-        let output = common::run(&arguments);
-        assert!(output.status.success(), "{}", common::stderr(&output));
-        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
-    };
-    let first = tune("3");
-    assert!(first["target"].as_str().unwrap().starts_with("opencl/"), "{first}");
-    let second = tune("5");
+    let (db, workload) = (folder.path().join("records.db"), "matmul:m=24,n=20,k=28");
+    let first = tuned(workload, &db, &["--trials", "3"]);
+    let second = tuned(workload, &db, &["--trials", "5"]);
     assert_eq!((&first["trials"], &second["trials"], &second["new_trials"]), (&3.into(), &5.into(), &2.into()));
     assert_eq!(common::recorded(&db).len(), 5);
-    assert_eq!(second["errors"], serde_json::json!({}), "{second}");
-    let best = ["best", "matmul:m=24,n=20,k=28", "--device", "opencl", "--json", "--db", common::text(&db)];
+    // In the middle of something.
+    let endless = ["tune", workload, "--device", "opencl", "--time", "600", "--db", common::text(&db)];
+    let mut killed = common::command(&endless).spawn().unwrap();
+    let start = std::time::Instant::now();
+    while common::recorded(&db).len() < 7 && killed.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(120), "two more are measured");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let before = common::recorded(&db);
+    let n_all = before.len() + 2;
+    let third = tuned(workload, &db, &["--trials", &n_all.to_string()]);
+    assert_eq!((&third["trials"], &third["new_trials"]), (&n_all.into(), &2.into()));
+    assert!(common::recorded(&db).is_superset(&before));
+    let best = ["best", workload, "--device", "opencl", "--json", "--db", common::text(&db)];
     let best = common::run(&best);
     assert!(best.status.success(), "{}", common::stderr(&best));
 }

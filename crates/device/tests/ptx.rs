@@ -1,51 +1,38 @@
 //! Random configurations of every template that serves a GPU, as PTX: an emulator runs it, and NVIDIA's
 //! assembler takes it where it is here.
 //!
-//! `TILEWRIGHT_CONFIGS=300` makes a long run of it: so many configurations of each template on each GPU; one
-//! by default, on the newest GPU.
+//! `TILEWRIGHT_CONFIGS=300` makes a long run of it: so many configurations on each GPU, or with
+//! `TILEWRIGHT_GPU=sm_70` on that one. By default it is one of each template for each shape, on the newest
+//! GPU.
 #![cfg(feature = "llvm")]
 
 #[path = "../../codegen/tests/emulator/mod.rs"]
 mod emulator;
 #[path = "../../codegen/tests/nvidia/mod.rs"]
 mod nvidia;
+mod random;
 
 use std::path::Path;
+use std::time::Instant;
 
 use emulator::Order;
-use rand::SeedableRng;
-use rand_xoshiro::Xoshiro256PlusPlus;
+use random::{LARGE, SHAPES, each, models_registers, n_configs};
 use tilewright_codegen::compile_gpu;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{self, random_argument};
 use tilewright_ir::{GpuProgram, Program, Role, Target, interp, lower_gpu};
-use tilewright_tune::{Setting, TEMPLATES, Task};
+use tilewright_tune::{Config, Constraint, Parameter, Setting, Task, Value};
 
 const GPUS: [&str; 4] = ["sm_61", "sm_70", "sm_80", "sm_90a"];
 
-/// Small shapes that nothing divides, and some that tiles divide.
-const SHAPES: [&str; 9] = [
-    "matmul:m=17,n=33,k=29",
-    "matmul:m=32,n=64,k=16",
-    "matmul:m=40,n=24,k=33,tf32=1",
-    "matmul:m=13,n=20,k=41,const=b,epilogue=bias+add+relu",
-    "batch_matmul:b=2,m=11,n=19,k=9,tb=1,epilogue=add",
-    "conv2d:c=5,h=7,w=9,k=7,r=3,s=3,pad=1,epilogue=bias+gelu",
-    "conv2d:n=2,c=4,h=8,w=8,k=8,r=1,s=1,stride=2",
-    "depthwise_conv2d:c=5,h=7,w=8,r=3,s=3,pad=1",
-    "nest:buffer x:f32[7,19] global input buffer y:f32[7,19] global output loops i,j
-     run {for i in 7 {for j in 19 {y[i,j] = tanh(x[i,j])}}}",
-];
-
-/// Large shapes, of which no more is asked than that their code is right for a GPU.
-const LARGE: [&str; 3] = ["matmul-1024", "resnet18.C2", "resnet18.C12"];
-
-/// How many configurations, and on which GPUs.
-fn extent() -> (usize, &'static [&'static str]) {
-    match std::env::var("TILEWRIGHT_CONFIGS") {
-        Ok(n) => (n.parse().expect("a number of configurations"), &GPUS),
-        Err(_) => (1, &GPUS[3..]),
-    }
+/// The GPUs.
+fn gpus() -> Vec<&'static str> {
+    let only = std::env::var("TILEWRIGHT_GPU").ok();
+    let is_asked = |gpu: &&str| match &only {
+        Some(only) => gpu == only,
+        None => n_configs().is_some() || *gpu == GPUS[3],
+    };
+    GPUS.into_iter().filter(is_asked).collect()
 }
 
 /// Small numbers, and outputs that are none.
@@ -60,32 +47,6 @@ fn arguments(program: &Program) -> Vec<Vec<f64>> {
     values.collect()
 }
 
-/// Checks kernels of random configurations for a GPU, each with its workload's text and its task.
-fn each(texts: &[&str], gpu: &str, mut check: impl FnMut(&str, &Task, &GpuProgram) -> Result<(), String>) {
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(31);
-    let (mut n, mut failures) = (0, Vec::new());
-    for text in texts {
-        let workload = Workload::parse(text).unwrap();
-        let setting = Setting { workload, target: Target::named(gpu).unwrap(), n_threads: 1 };
-        for template in TEMPLATES.iter().filter(|t| (t.serves)(&setting)) {
-            let task = Task::new(setting.clone(), Some(template.name)).unwrap();
-            for _ in 0..extent().0 {
-                let config = task.space.sample(&mut rng);
-                n += 1;
-                let program = task.program(&config).map_err(|(at, why)| format!("step {}: {why}", at + 1));
-                let kernels = program.and_then(|p| lower_gpu(&p).map_err(|why| format!("{why}\n{p}")));
-                if let Err(why) = kernels.and_then(|kernels| check(text, &task, &kernels)) {
-                    let json = task.space.config_to_json(&config);
-                    failures.push(format!("{text} {} {gpu} {json}\n{why}", template.name));
-                }
-            }
-        }
-    }
-    let first = failures.first().map_or("", String::as_str);
-    assert!(failures.is_empty(), "{} of {n} configurations fail; the first:\n{first}", failures.len());
-    println!("{n} configurations for {gpu}");
-}
-
 fn ptx(gpu: &GpuProgram, task: &Task) -> Result<String, String> {
     let made = compile_gpu(gpu, &task.setting.target).map_err(|why| format!("{why}\n{gpu}"))?;
     Ok(String::from_utf8(made.code).expect("PTX is text"))
@@ -93,8 +54,8 @@ fn ptx(gpu: &GpuProgram, task: &Task) -> Result<String, String> {
 
 #[test]
 fn emulated_kernels_compute_the_operator() {
-    for gpu in extent().1 {
-        each(&SHAPES, gpu, |text, task, kernels| {
+    for gpu in gpus() {
+        each(&SHAPES, gpu, |text, task, _, kernels| {
             let program = Workload::parse(text).unwrap().program();
             let mut expected = arguments(&program);
             interp::run(&program, &mut expected).unwrap();
@@ -165,12 +126,18 @@ fn kernels_assemble_as_the_model_says() {
     let Some(ptxas) = nvidia::tool("ptxas") else { return };
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("random-ptx");
     std::fs::create_dir_all(&folder).unwrap();
-    for gpu in extent().1 {
-        let (mut n_kernels, mut n_spilling) = (0, 0);
-        each(&[SHAPES.as_slice(), &LARGE].concat(), gpu, |_, task, kernels| {
+    for gpu in gpus() {
+        let (mut n_kernels, mut n_unmodelled, mut n_modelled, mut n_above) = (0, 0, 0, 0);
+        let mut spilling = Vec::new();
+        let mut times = [Vec::new(), Vec::new()];
+        each(&[SHAPES.as_slice(), &LARGE].concat(), gpu, |_, task, config, kernels| {
+            let start = Instant::now();
             let text = ptx(kernels, task)?;
+            times[0].push(start.elapsed());
+            let start = Instant::now();
             let made = nvidia::assemble(&ptxas, text.as_bytes(), gpu, &folder.join(format!("{gpu}.cubin")));
             let made = made.map_err(|why| format!("{why}\n{text}"))?;
+            times[1].push(start.elapsed());
             for kernel in kernels.kernels() {
                 let made = made.get(&kernel.name).ok_or_else(|| format!("no {}", kernel.name))?;
                 let most = task.setting.target.gpu.as_ref().map_or(0, |gpu| gpu.shared_bytes);
@@ -178,12 +145,39 @@ fn kernels_assemble_as_the_model_says() {
                 if made.shared_bytes != expected {
                     return Err(format!("{} shares {} bytes, not {expected}", kernel.name, made.shared_bytes));
                 }
+                if !models_registers(task) {
+                    n_unmodelled += usize::from(made.spilled_bytes > 0);
+                    continue;
+                }
                 n_kernels += 1;
-                n_spilling += usize::from(made.spilled_bytes > 0);
+                if made.spilled_bytes > 0 {
+                    let (name, config) = (task.template.name, task.space.config_to_json(config));
+                    spilling.push(format!("{} {name} {config}", task.setting.workload));
+                }
+                // What has no tiles in shared memory is small.
+                if kernel.shared.is_empty() {
+                    continue;
+                }
+                if let Some(is_within) = is_within_model(task, config, made.registers) {
+                    n_modelled += 1;
+                    n_above += usize::from(!is_within);
+                }
             }
             Ok(())
         });
-        println!("{gpu}: {n_kernels} kernels, {n_spilling} of which spill");
+        println!(
+            "{gpu}: of {n_kernels} kernels with a model of registers {} spill, and {n_above} of {n_modelled} with \
+             tiles take more than it says; {n_unmodelled} others spill\n{}",
+            spilling.len(),
+            spilling.join("\n")
+        );
+        times.iter_mut().for_each(|times| times.sort());
+        let [llvm, ptxas] = times.map(|times| times[times.len() / 2]);
+        println!("{gpu}: half of the candidates take LLVM {llvm:.1?} and ptxas {ptxas:.1?} at most");
+        if n_configs().is_some() {
+            assert!(50 * spilling.len() <= n_kernels, "{gpu}: {} of {n_kernels} spill", spilling.len());
+            assert!(50 * n_above <= n_modelled, "{gpu}: {n_above} of {n_modelled} take more registers");
+        }
     }
 }
 
@@ -204,4 +198,20 @@ fn warps_read_tiles_without_conflicts() {
     }
     assert!(traffic.keys().any(|opcode| opcode.starts_with("ldmatrix")), "{traffic:?}");
     assert!(traffic.values().all(|count| count.taken == count.least), "{traffic:?}");
+}
+
+/// Registers that the assembler takes where there are some, beside those that a kernel needs: it loads ahead.
+const SPARE: u64 = 48;
+
+/// Whether the model behind the constraint `registers` allows for so many of a thread; none where there is no
+/// such constraint.
+fn is_within_model(task: &Task, config: &Config, registers: u64) -> Option<bool> {
+    let space = &task.space;
+    let model = space.constraints().iter().find(|c| c.name == "registers" && !c.text.contains("where"))?;
+    let model = model.text.split_once(" <= ").expect("it begins with the model's registers").0;
+    let parameters: Vec<Parameter> =
+        space.names().enumerate().map(|(at, name)| Parameter::new(name, space.domain(at).clone())).collect();
+    let bound = Constraint::parse("bound", &format!("{model} + {SPARE} >= {registers}"), &parameters).ok()?;
+    let values: Vec<Value> = bound.parameters.iter().map(|name| space.value(config, name)).collect();
+    Some(bound.holds(&values.iter().collect::<Vec<_>>()))
 }

@@ -447,7 +447,7 @@ fn mutate(gpu: &mut GpuProgram, mutation: Mutation) -> Option<String> {
 fn mutants_are_found() {
     let mut random = Random::new(4);
     let (mut n_mutants, mut n_matter, mut n_found, mut survivors) = (0, 0, 0, Vec::new());
-    while n_mutants < 200 {
+    while n_matter < 200 {
         let program = match random.below(4) {
             0 => softmax(2, random.in_range(5, 20), random.in_range(2, 5)),
             _ => matmul(&mut random),

@@ -27,6 +27,9 @@ pub struct RecordSpaceArgs {
     /// Configurations to come to: a random sample where the space has more
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST))]
     max: Option<u64>,
+    /// Leave in what a GPU's limits rule out, as papers do: an instantiation_error each
+    #[arg(long)]
+    beyond_limits: bool,
     /// Seed of the sample and of the random inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -44,7 +47,10 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     Device::check_memory(&workload).or_bad_input("")?;
     let machine = &args.of.machine;
     machine.warn_of_limits();
-    let task = make_task(workload, machine.place().runnable_target()?, machine.threads, args.template.as_deref())?;
+    let mut task = make_task(workload, machine.place().runnable_target()?, machine.threads, args.template.as_deref())?;
+    if args.beyond_limits {
+        task = task.beyond_limits().or_bad_input("leave out --beyond-limits")?;
+    }
     let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
     let database = args.records.database()?;
     if let Some((path, place)) = args.output.as_deref().zip(output.as_ref()) {

@@ -58,12 +58,16 @@ impl TileProduct {
         let [a, b, c, d] = updates.as_slice() else {
             return Err("a thread has two rows and two columns of a tensor core's tile");
         };
-        let ((sums, rows, columns), updates) = (a.buffers, [a, b, c, d]);
-        let is_tile = updates.iter().all(|u| u.buffers == a.buffers)
-            && (&a.row, &c.row, &a.column, &b.column) == (&b.row, &d.row, &c.column, &d.column);
-        if !is_tile {
-            return Err("it is no product of two rows and two columns");
-        }
+        let in_order = [a, b, c, d].map(Update::clone);
+        let swapped = in_order.clone().map(Update::swapped);
+        let is_tile = |[a, b, c, d]: &[Update; 4]| {
+            [b, c, d].iter().all(|u| u.buffers == a.buffers)
+                && (&a.row, &c.row, &a.column, &b.column) == (&b.row, &d.row, &c.column, &d.column)
+        };
+        let updates = [in_order, swapped].into_iter().find(is_tile);
+        let updates = updates.ok_or("it is no product of two rows and two columns")?;
+        let [a, b, c, _] = &updates;
+        let (sums, rows, columns) = a.buffers;
         if [sums, rows, columns].iter().any(|b| program.buffers.get(b.0 as usize).is_none_or(|b| b.dtype != DType::F32))
         {
             return Err("the factors and sums of this product are in single precision");
@@ -73,7 +77,7 @@ impl TileProduct {
         }
         Ok(TileProduct {
             var: l.var,
-            sums: (sums, updates.map(|u| u.sum.clone())),
+            sums: (sums, updates.each_ref().map(|u| u.sum.clone())),
             rows: (rows, [a.row.clone(), c.row.clone()]),
             columns: (columns, [a.column.clone(), b.column.clone()]),
         })
@@ -100,12 +104,21 @@ impl TileProduct {
     }
 }
 
-/// An update of one sum.
+/// An update of one sum by the product of a factor of its row with one of its column.
+#[derive(Clone)]
 struct Update {
     buffers: (BufferId, BufferId, BufferId),
     sum: Vec<Index>,
     row: Vec<Index>,
     column: Vec<Index>,
+}
+
+impl Update {
+    /// The same where the program has the factor of the column first.
+    fn swapped(self) -> Update {
+        let Update { buffers: (sum, first, second), sum: index, row, column } = self;
+        Update { buffers: (sum, second, first), sum: index, row: column, column: row }
+    }
 }
 
 /// The updates of a block, loops repeated.

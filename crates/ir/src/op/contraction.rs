@@ -1,21 +1,11 @@
 //! The programs of matrix products.
 
 use super::builder::Operands;
-use super::{Contraction, Factor, Heads, StageSpec, Structure, Workload};
-use crate::dtype::DType;
+use super::{Contraction, Factor, Heads, StageSpec, Workload};
 use crate::expr::{BinaryOp, Expr, ReduceOp};
 use crate::program::{Program, Role};
 
 impl Contraction {
-    /// Whether a product is one for tensor cores, which round more than single precision.
-    pub(super) fn fills_tiles(w: &Workload) -> bool {
-        const LEAST: i64 = 16;
-        match w.structure() {
-            Structure::Contraction(c) => w.dtype == DType::F32 && [c.m, c.n, c.k].iter().all(|n| *n >= LEAST),
-            Structure::Window(_) | Structure::Nest(_) => false,
-        }
-    }
-
     /// The output as one stage, or as two where there is an epilogue.
     pub(super) fn program(&self, w: &Workload) -> Program {
         let first = usize::from(self.batch.is_none());

@@ -38,17 +38,10 @@ pub const CONV2D: Operator = Operator {
     constants: &["w"],
     has_layout: true,
     has_prologue: true,
-    has_inexact: has_winograd,
+    has_inexact: |w| w.fills_tiles() || w.has_winograd(),
     check,
     structure,
 };
-
-/// Winograd's algorithm is for dense 3 × 3 filters.
-fn has_winograd(w: &Workload) -> bool {
-    let is_one = |size: &&str| w.size(size) == 1;
-    (w.size("r"), w.size("s")) == (3, 3)
-        && ["stride_h", "stride_w", "dilation_h", "dilation_w", "groups"].iter().all(is_one)
-}
 
 fn check(w: &Workload) -> Result<(), WorkloadError> {
     let divisor = w.size("groups");

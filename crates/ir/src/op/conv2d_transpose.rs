@@ -33,7 +33,7 @@ pub const CONV2D_TRANSPOSE: Operator = Operator {
     constants: &["w"],
     has_layout: true,
     has_prologue: false,
-    has_inexact: |_| false,
+    has_inexact: Workload::fills_tiles,
     check: Axis::check_transposed,
     structure,
 };

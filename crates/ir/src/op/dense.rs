@@ -14,7 +14,7 @@ pub const DENSE: Operator = Operator {
     constants: &["w"],
     has_layout: false,
     has_prologue: false,
-    has_inexact: Contraction::fills_tiles,
+    has_inexact: Workload::fills_tiles,
     check: |_| Ok(()),
     structure,
 };

@@ -29,7 +29,7 @@ pub const HEADS_MATMUL: Operator = Operator {
     constants: &["a", "b"],
     has_layout: false,
     has_prologue: false,
-    has_inexact: Contraction::fills_tiles,
+    has_inexact: Workload::fills_tiles,
     check: |_| Ok(()),
     structure,
 };

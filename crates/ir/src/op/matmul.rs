@@ -14,7 +14,7 @@ pub const MATMUL: Operator = Operator {
     constants: &["a", "b"],
     has_layout: false,
     has_prologue: false,
-    has_inexact: Contraction::fills_tiles,
+    has_inexact: Workload::fills_tiles,
     check: |_| Ok(()),
     structure,
 };

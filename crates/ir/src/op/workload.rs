@@ -2,7 +2,7 @@
 
 use super::alias::{set_of, sets};
 use super::builder::kept;
-use super::{ALIASES, Contraction, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure};
+use super::{ALIASES, Axis, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure};
 use crate::dtype::DType;
 use crate::program::Program;
 use std::fmt;
@@ -539,7 +539,31 @@ impl Workload {
 
     /// Whether its factors may be rounded to 11 bits.
     pub fn takes_tf32(&self) -> bool {
-        self.tf32 && !self.exact && Contraction::fills_tiles(self)
+        self.tf32 && !self.exact && self.fills_tiles()
+    }
+
+    /// Whether it is a product, or a convolution as one, for tensor cores, which round more than single
+    /// precision.
+    pub fn fills_tiles(&self) -> bool {
+        const LEAST: i64 = 16;
+        let sizes = match self.structure() {
+            Structure::Contraction(c) => [c.m, c.n, c.k],
+            Structure::Window(w) if !w.depthwise => {
+                let [rows, columns] = w.axes;
+                let taps = rows.filter * columns.filter;
+                [w.k / w.groups, w.n * rows.output * columns.output, w.c / w.groups * taps]
+            }
+            Structure::Window(_) | Structure::Nest(_) => return false,
+        };
+        self.dtype == DType::F32 && sizes.iter().all(|n| *n >= LEAST)
+    }
+
+    /// Whether it is a convolution for Winograd's algorithm, which rounds more than the operator as written:
+    /// one with dense filters of 3 × 3.
+    pub fn has_winograd(&self) -> bool {
+        let Structure::Window(w) = self.structure() else { return false };
+        let has_taps_in_a_row = |axis: &Axis| (axis.filter, axis.stride, axis.dilation) == (3, 1, 1);
+        w.groups == 1 && !w.depthwise && !w.transposed && w.axes.iter().all(has_taps_in_a_row)
     }
 
     /// The same with another value of a size; `None` where that is no workload.

@@ -136,11 +136,25 @@ impl Space {
         let wanted = axis.value(rank);
         let text = format!("{} = {wanted}", axis.name);
         let is_it = Constraint::new(PART, &text, &[&axis.name], move |v| *v[0] == wanted);
-        let domains = self.axes.iter().map(|a| {
-            let (name, domain, optional) = (a.name.clone(), a.domain.clone(), a.optional);
-            Parameter { name, domain, optional }
-        });
-        Space::new(&self.name, domains.collect(), [vec![is_it], self.constraints.clone()].concat()).ok()
+        Space::new(&self.name, self.parameters(), [vec![is_it], self.constraints.clone()].concat()).ok()
+    }
+
+    /// The space without the constraints of these names.
+    ///
+    /// # Errors
+    /// [`SpaceError`] where what is left has too many combinations to enumerate.
+    ///
+    /// # Cost
+    /// As for [`Space::new`].
+    pub fn without(&self, constraints: &[&str]) -> Result<Space, SpaceError> {
+        let kept = self.constraints.iter().filter(|c| !constraints.contains(&c.name.as_str()));
+        Space::new(&self.name, self.parameters(), kept.cloned().collect())
+    }
+
+    /// What it was made of, besides constraints.
+    fn parameters(&self) -> Vec<Parameter> {
+        let parameter = |a: &Axis| Parameter { name: a.name.clone(), domain: a.domain.clone(), optional: a.optional };
+        self.axes.iter().map(parameter).collect()
     }
 
     /// The part of the space that consists of these configurations, as a constraint of the name `listed` on

@@ -20,6 +20,11 @@ pub struct Algorithm<Problem> {
     pub estimate: fn(&Setting, &Problem, &Space, &Config) -> f64,
 }
 
+/// Whether several of these algorithms are ones for a problem.
+pub fn is_choice<P>(problem: &P, algorithms: &[Algorithm<P>]) -> bool {
+    algorithms.iter().filter(|a| (a.applies)(problem)).nth(1).is_some()
+}
+
 /// The space of several algorithms: the parameters of all, where those that the chosen one does not have keep
 /// their first value and those that it has keep to its values.
 pub fn space<P>(name: &str, s: &Setting, problem: &P, algorithms: &[Algorithm<P>]) -> Result<Space, SpaceError> {

@@ -40,6 +40,7 @@ pub const TEMPLATES: &[Template] = &[
     matmul::MATMUL,
     matmul::MATMUL_BLOCKED,
     matmul::MATMUL_DOT,
+    gpu::GPU_ANY,
     gpu::GPU_MATMUL,
     gpu::GPU_MATMUL_MMA,
     matmul::GEMM_4_2_4,
@@ -50,6 +51,7 @@ pub const TEMPLATES: &[Template] = &[
     conv::CONV_IM2COL,
     conv::CONV_COL2IM,
     gpu::GPU_CONV,
+    gpu::GPU_CONV_MMA,
     gpu::GPU_WINOGRAD,
     conv::CONV_4_4_4_2_2_2,
     gpu::CONV_3_3_3,
@@ -160,6 +162,15 @@ impl Task {
         })?;
         let space = (template.space)(&setting).map_err(|error| too_large(template, &setting, error))?;
         Ok(Task { setting, template, space: Arc::new(space) })
+    }
+
+    /// The same with what a GPU's limits rule out left in the space: such configurations fail where they are
+    /// instantiated, as papers count them.
+    ///
+    /// # Errors
+    /// [`SpaceError`] where the space cannot be built without those constraints.
+    pub fn beyond_limits(&self) -> Result<Task, SpaceError> {
+        Ok(Task { space: Arc::new(self.space.without(&gpu::LIMITS)?), ..self.clone() })
     }
 
     /// The schedule of a configuration.

@@ -140,7 +140,7 @@ impl Shape {
             inserts_zeros: transposed && axes.iter().any(|axis| axis.stride > 1) && axes.iter().all(meets_taps),
             weight_axes: window.weight_axes(),
             axes,
-            has_winograd: !w.exact && w.has_inexact(),
+            has_winograd: !w.exact && w.has_winograd(),
             transposed,
         }
     }

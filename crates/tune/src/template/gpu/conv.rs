@@ -1,7 +1,7 @@
 //! Convolutions on GPUs, as products with a matrix of patches that exists in shared memory alone.
 
-use super::super::{Setting, Template};
-use super::{Product, matmul};
+use super::super::{Setting, Template, algorithm};
+use super::matmul::SIMT;
 use tilewright_ir::op::Structure;
 
 /// The product of the weights with patches of the input, which are gathered as they are copied.
@@ -12,11 +12,13 @@ use tilewright_ir::op::Structure;
 pub const GPU_CONV: Template = Template {
     name: "gpu-conv",
     text: "GPU: convolution as a product with patches that are gathered into shared memory, tiled as gpu-matmul",
-    serves: |s| {
-        let is_window = matches!(s.workload.structure(), Structure::Window(_));
-        s.target.gpu.is_some() && is_window && Product::of(&s.workload).is_some()
-    },
-    space: |s| matmul::space("gpu-conv", s),
-    steps: |s: &Setting, space, config| matmul::tiling(s, space, config).steps(&matmul::product(s)),
-    estimate: Some(matmul::estimate),
+    serves: |s| is_window(s) && (SIMT.applies)(s),
+    space: |s| algorithm::space("gpu-conv", s, s, &[SIMT]),
+    steps: |s, space, config| (SIMT.steps)(s, s, space, config),
+    estimate: Some(|s, space, config| (SIMT.estimate)(s, s, space, config)),
 };
+
+/// Whether a workload is a convolution.
+pub(super) fn is_window(s: &Setting) -> bool {
+    matches!(s.workload.structure(), Structure::Window(_))
+}

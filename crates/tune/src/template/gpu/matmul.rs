@@ -1,11 +1,12 @@
 //! Matrix products on GPUs.
 
+use super::super::algorithm::{self, Algorithm};
 use super::super::{Setting, Template, ceil_div};
 use super::copies::{self, Copies};
 use super::model::{Blocks, START};
 use super::product::LEAST_BLOCK;
 use super::{Fragments, Order, Product, Tile, Tiling, constraint, gpu};
-use crate::space::{Config, Constraint, Domain, Parameter, Space, SpaceError};
+use crate::space::{Config, Constraint, Domain, Parameter, Space};
 use tilewright_ir::op::Structure;
 
 /// Blocks of the result in tiles of registers, factors through shared memory.
@@ -19,11 +20,29 @@ use tilewright_ir::op::Structure;
 pub const GPU_MATMUL: Template = Template {
     name: "gpu-matmul",
     text: "GPU: block and register tiles, shared memory, vector loads, sums shared among blocks, order of blocks",
-    serves: |s| s.target.gpu.is_some() && matches!(s.workload.structure(), Structure::Contraction(_)),
-    space: |s| space("gpu-matmul", s),
-    steps: |s, space, config| tiling(s, space, config).steps(&product(s)),
-    estimate: Some(estimate),
+    serves: |s| is_contraction(s) && (SIMT.applies)(s),
+    space: |s| algorithm::space("gpu-matmul", s, s, &[SIMT]),
+    steps: |s, space, config| (SIMT.steps)(s, s, space, config),
+    estimate: Some(|s, space, config| (SIMT.estimate)(s, s, space, config)),
 };
+
+/// It as one of several algorithms, for convolutions too.
+pub(super) const SIMT: Algorithm<Setting> = Algorithm {
+    name: "simt",
+    applies: |s| s.target.gpu.is_some() && Product::of(&s.workload).is_some(),
+    parameters: |s, _| parameters(s, &[product(s)]),
+    constraints: |s, _| {
+        let products = [product(s)];
+        constraints(s, &products, &parameters(s, &products))
+    },
+    steps: |s, _, space, config| tiling(s, space, config).steps(&product(s)),
+    estimate: |s, _, space, config| estimate(s, &product(s), space, config),
+};
+
+/// Whether a workload is a product, or a batch of them.
+pub(super) fn is_contraction(s: &Setting) -> bool {
+    matches!(s.workload.structure(), Structure::Contraction(_))
+}
 
 /// The product that a workload is.
 pub(super) fn product(s: &Setting) -> Product {
@@ -32,28 +51,24 @@ pub(super) fn product(s: &Setting) -> Product {
 
 /// Elements that a thread has next to each other.
 const NEXT: i64 = 4;
-/// Registers for addresses, counters and what is on its way to shared memory.
-const OTHER_REGISTERS: i64 = 24;
+/// Registers for addresses and counters: what ptxas needs besides in tiles of 4 × 4 to 8 × 16, at the least.
+/// It takes more where there are some.
+const OTHER_REGISTERS: i64 = 36;
 /// Elements of a sum for each block that shares it, at least.
 const LEAST_PART: i64 = 64;
+
+/// Blocks that share a sum of so many elements.
+pub(super) fn split_k(k: i64) -> Parameter {
+    Parameter::ordinal("split_k", [1, 2, 4, 8, 16].into_iter().filter(|&n| n == 1 || k >= n * LEAST_PART))
+}
 
 /// Sizes of blocks up to the one that holds all.
 fn blocks(n: i64) -> impl Iterator<Item = i64> {
     [1, 2, 4, 8].map(|n| n * LEAST_BLOCK).into_iter().filter(move |&b| b == LEAST_BLOCK || b / 2 < n)
 }
 
-/// The space of products in tiles.
-pub(super) fn space(name: &str, s: &Setting) -> Result<Space, SpaceError> {
-    space_of(name, s, &[product(s)], Vec::new())
-}
-
-/// The space of a product that may be one of several, which the parameter ahead of the others chooses among.
-pub(super) fn space_of(
-    name: &str,
-    s: &Setting,
-    products: &[Product],
-    ahead: Vec<Parameter>,
-) -> Result<Space, SpaceError> {
+/// What products in tiles leave open; of several products, a further parameter chooses one.
+pub(super) fn parameters(s: &Setting, products: &[Product]) -> Vec<Parameter> {
     let most = |of: &dyn Fn(&Product) -> i64| products.iter().map(of).max().expect("there is a product");
     let vector = |of: &dyn Fn(&Product) -> i64| {
         let most = products.iter().map(of).min().expect("there is a product").min(16 / s.workload.dtype.bytes() as i64);
@@ -69,15 +84,13 @@ pub(super) fn space_of(
         Parameter::ordinal("thread_n", [4, 8, 16]),
         Parameter::ordinal("vector_a", vector(&|p| p.a.loads)),
         Parameter::ordinal("vector_b", vector(&|p| p.b.loads)),
-        Parameter::ordinal("split_k", [1, 2, 4, 8, 16].into_iter().filter(|&n| n == 1 || k >= n * LEAST_PART)),
+        split_k(k),
         Parameter::categorical("order", &["rows", "columns", "groups"]),
         Parameter::ordinal("unroll_k", [1, 2, 4, 8, 16]),
         copies::ahead(s),
         Parameter::ordinal("warp_n", [2, 4, 8, 16, 32]),
     ];
-    let parameters: Vec<Parameter> = ahead.into_iter().chain(own).chain(copies::way(s)).collect();
-    let constraints = constraints(s, products, &parameters);
-    Space::new(name, parameters, constraints)
+    own.into_iter().chain(copies::way(s)).collect()
 }
 
 /// Blocks of rows that make up a group.
@@ -94,12 +107,13 @@ fn size(products: &[Product], parameters: &[Parameter], of: impl Fn(&Product) ->
     }
 }
 
-fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> Vec<Constraint> {
+/// Which combinations make sense. Of several products, the first parameter chooses one.
+pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> Vec<Constraint> {
     let gpu = gpu(s);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let words = s.workload.dtype.bytes() as i64 / 4;
     let threads = "(block_m // thread_m) * (block_n // thread_n)";
-    let loaded = format!("{} * (block_m + block_n) * block_k // ({threads})", copies::in_registers(s));
+    let loaded = loaded_ahead(s, threads);
     let registers = format!("{words} * (thread_m * thread_n + thread_m + thread_n + {loaded}) + {OTHER_REGISTERS}");
     let mut constraints = vec![
         say("threads", &format!("{threads} <= {} and {threads} % {} == 0", gpu.most_threads, gpu.warp_size)),
@@ -110,6 +124,14 @@ fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> V
     constraints.extend(copies::constraints(s, "(block_m + block_n) * block_k", gpu.shared_bytes, parameters));
     constraints.extend(of_blocks(s, products, threads, parameters));
     constraints
+}
+
+/// Registers of a thread, of so many, for elements that are loaded ahead, as an expression: what is loaded
+/// one by one has an address each.
+pub(super) fn loaded_ahead(s: &Setting, threads: &str) -> String {
+    let is_loaded = copies::in_registers(s);
+    let of = |factor: char, block: char| format!("block_{block} * (2 if vector_{factor} == 1 else 1)");
+    format!("{is_loaded} * ({} + {}) * block_k // ({threads})", of('a', 'm'), of('b', 'n'))
 }
 
 /// How many registers a thread, and all threads of a block, may have, as expressions.
@@ -186,16 +208,12 @@ pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
 }
 
 /// Blocks of multiply-adds and what they read, then the kernel that adds up parts.
-pub(super) fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
-    estimate_of(s, &product(s), space, config)
-}
-
-/// The same for a product.
-pub(super) fn estimate_of(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let (t, gpu) = (tiling(s, space, config), gpu(s));
     let bytes = s.workload.dtype.bytes() as f64;
-    let (bm, bn) = (t.rows.extent(), t.columns.extent());
-    let depth = t.padded_sum(p) / t.split;
+    let division = t.division();
+    let [bm, bn] = division.tile;
+    let depth = division.padded_sum(p) / t.split;
     let batch = p.batch.unwrap_or(1);
     let n = batch * t.split * ceil_div(p.m, bm) * ceil_div(p.n, bn);
     let (tm, tn) = (t.rows.each(), t.columns.each());
@@ -214,7 +232,14 @@ pub(super) fn estimate_of(s: &Setting, p: &Product, space: &Space, config: &Conf
         bytes: ((bm + bn) * depth + bm * bn) as f64 * bytes,
         waits: if t.copies.are_ahead() { 1.0 } else { (depth / t.depth) as f64 } + 1.0,
     };
-    let parts = (t.split * batch * p.m * p.n) as f64 * bytes;
-    let sums = if t.split > 1 { START + 2.0 * parts / (20.0 * f64::from(gpu.n_units)) } else { 0.0 };
-    blocks.cycles(&gpu) + sums
+    blocks.cycles(&gpu) + sums_of_parts(s, p, t.split)
+}
+
+/// What the kernel that adds up parts takes, where blocks share sums.
+pub(super) fn sums_of_parts(s: &Setting, p: &Product, split: i64) -> f64 {
+    if split == 1 {
+        return 0.0;
+    }
+    let bytes = (split * p.batch.unwrap_or(1) * p.m * p.n) as f64 * s.workload.dtype.bytes() as f64;
+    START + 2.0 * bytes / (20.0 * f64::from(gpu(s).n_units))
 }

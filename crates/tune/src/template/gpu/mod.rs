@@ -1,8 +1,7 @@
 //! Templates for GPUs: blocks of threads, tiles in shared memory and in registers.
 //!
-//! What a device allows are constraints of the spaces, by name: `threads`, `threads_z`, `shared_bytes`, and
-//! in templates of our own `registers`. All of it is arithmetic, so that hardly a configuration is built in
-//! vain.
+//! What a device allows are constraints of the spaces, by name: [`LIMITS`], and in templates of our own
+//! `registers`. All of it is arithmetic, so that hardly a configuration is built in vain.
 
 mod conv;
 mod copies;
@@ -16,7 +15,8 @@ mod product;
 mod tensor;
 mod winograd;
 
-use super::Setting;
+use super::algorithm::{self, Algorithm};
+use super::{Setting, Template};
 use crate::space::{Constraint, Parameter};
 use tilewright_ir::target::Gpu;
 
@@ -28,8 +28,25 @@ pub use nest::GPU_NEST;
 pub use paper::{CONV_3_3_3, DEPTHWISE_4_4_4};
 pub use parts::Tile;
 pub use product::{Fragments, Order, Product, Tiling};
-pub use tensor::GPU_MATMUL_MMA;
+pub use tensor::{GPU_CONV_MMA, GPU_MATMUL_MMA};
 pub use winograd::GPU_WINOGRAD;
+
+/// Every algorithm for a product or a convolution that applies, as a choice of the search, where there are
+/// several.
+pub const GPU_ANY: Template = Template {
+    name: "gpu-any",
+    text: "GPU: product of tiles by threads or by tensor cores, or Winograd's algorithm, whichever is faster",
+    serves: |s| algorithm::is_choice(s, ALGORITHMS),
+    space: |s| algorithm::space("gpu-any", s, s, ALGORITHMS),
+    steps: |s, space, config| algorithm::steps(s, s, ALGORITHMS, space, config),
+    estimate: Some(|s, space, config| algorithm::estimate(s, s, ALGORITHMS, space, config)),
+};
+
+/// All of them; what there is to know of a problem is its setting.
+const ALGORITHMS: &[Algorithm<Setting>] = &[matmul::SIMT, tensor::MMA, winograd::WINOGRAD];
+
+/// The constraints that say what a device refuses.
+pub const LIMITS: [&str; 3] = ["threads", "threads_z", "shared_bytes"];
 
 /// The GPU that a setting is for.
 ///

@@ -178,6 +178,94 @@ impl Product {
     }
 }
 
+/// How the blocks of a device divide a product.
+pub struct Division {
+    /// Rows and columns of a block.
+    pub tile: [i64; 2],
+    /// Products that a block computes at a time.
+    pub products: i64,
+    /// Steps of the sum of which factors are in shared memory at a time.
+    pub depth: i64,
+    /// Blocks that share a sum, each of which computes a part of it; a kernel of its own adds up the parts,
+    /// in their order.
+    pub split: i64,
+}
+
+impl Division {
+    /// Elements of the sum, padded to whole tiles.
+    pub fn padded_sum(&self, p: &Product) -> i64 {
+        let whole = self.depth * self.split;
+        ceil_div(p.k, whole) * whole
+    }
+
+    /// The stage that a block computes.
+    pub fn stage(&self) -> &'static str {
+        if self.split == 1 { SUM } else { PARTS }
+    }
+
+    /// Divides the stage into blocks, `i.b` and `j.b`, inside of [`outer`](Division::outer) ones, and gives
+    /// the loops of a block over products, rows, columns and the sum.
+    pub fn steps(&self, p: &Product) -> (Vec<Step>, [String; 4]) {
+        let mut steps = p.steps.clone();
+        let [b, i, j, k] = p.loops;
+        let [bm, bn] = self.tile;
+        steps.extend([pad(SUM, i, bm), pad(SUM, j, bn), pad(SUM, k, self.depth * self.split)]);
+        let has_batch = p.batch.is_some();
+        let batch = |name: &'static str| has_batch.then_some(name);
+        if self.split == 1 {
+            let [ob, oi, oj] = p.last;
+            let loops: Vec<&str> = batch(ob).into_iter().chain([oi, oj]).collect();
+            steps.extend(cut(
+                &loops,
+                &[
+                    Cut { target: oi, size: bm, outer: "i.b", inner: "oi.b" },
+                    Cut { target: oj, size: bn, outer: "j.b", inner: "oj.b" },
+                ],
+            ));
+            if has_batch {
+                steps.push(exact(ob, self.products, "b.b", "ob.t"));
+                steps.push(reorder(&["b.b", "i.b", "j.b", "ob.t"]));
+            }
+            steps.push(compute_at(SUM, "j.b"));
+            return (steps, [b, i, j, k].map(str::to_owned));
+        }
+        steps.push(exact(k, self.padded_sum(p) / self.split, "k.b", "k.r"));
+        steps.push(reorder(&[&["k.b"][..], &batch(b).into_iter().collect::<Vec<_>>(), &[i, j, "k.r"]].concat()));
+        steps.push(rfactor(SUM, "k.b", PARTS));
+        let of = |name: &str| format!("{PARTS}.{name}");
+        let [b, i, j, k] = [of(b), of(i), of(j), of("k.r")];
+        steps.extend([exact(&i, bm, "i.b", "P.i.b"), exact(&j, bn, "j.b", "P.j.b")]);
+        let mut outside = vec![of("k.b")];
+        let mut inside = Vec::new();
+        if has_batch {
+            steps.push(exact(&b, self.products, "b.b", "P.b.t"));
+            outside.push("b.b".to_owned());
+            inside.push("P.b.t".to_owned());
+        }
+        outside.extend(["i.b", "j.b"].map(str::to_owned));
+        inside.extend(["P.i.b", "P.j.b"].map(str::to_owned));
+        let order = [outside, inside, vec![k.clone()]].concat();
+        steps.push(reorder(&order.iter().map(String::as_str).collect::<Vec<_>>()));
+        (steps, ["P.b.t", "P.i.b", "P.j.b", &k].map(str::to_owned))
+    }
+
+    /// The loops over blocks around those over blocks of rows and columns, outermost first.
+    pub fn outer(&self, p: &Product) -> Vec<String> {
+        let parts = (self.split > 1).then_some("P.k.b");
+        parts.into_iter().chain(p.batch.map(|_| "b.b")).map(str::to_owned).collect()
+    }
+
+    /// Has a kernel of its own add up the parts, where blocks share sums.
+    pub fn sums_of_parts(&self, p: &Product) -> Vec<Step> {
+        let first = usize::from(p.batch.is_none());
+        let mut steps = vec![reorder(&[&p.loops[first..3], &["k.b"][..]].concat())];
+        let (bound, thread) = each_thread("last", &p.last[first..], SUM_THREADS);
+        steps.extend(bound);
+        steps.push(compute_at(SUM, &thread));
+        steps
+    }
+}
+
 /// How threads read the factors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fragments {
@@ -236,60 +324,18 @@ impl Tiling {
         Threads([self.warp, self.rows.threads, self.columns.threads / self.warp * self.products])
     }
 
-    /// Elements of the sum, padded to whole tiles.
-    pub fn padded_sum(&self, p: &Product) -> i64 {
-        let whole = self.depth * self.split;
-        ceil_div(p.k, whole) * whole
+    /// How blocks divide the product.
+    pub fn division(&self) -> Division {
+        let tile = [self.rows.extent(), self.columns.extent()];
+        Division { tile, products: self.products, depth: self.depth, split: self.split }
     }
 
     /// The schedule.
     pub fn steps(&self, p: &Product) -> Vec<Step> {
-        let mut steps = p.steps.clone();
-        let [b, i, j, k] = p.loops;
-        let (bm, bn) = (self.rows.extent(), self.columns.extent());
-        steps.extend([pad(SUM, i, bm), pad(SUM, j, bn), pad(SUM, k, self.depth * self.split)]);
+        let division = self.division();
+        let (mut steps, [b, i, j, k]) = division.steps(p);
+        let [b, i, j, k] = [&b, &i, &j, &k];
         let has_batch = p.batch.is_some();
-        let batch = |name: &'static str| has_batch.then_some(name);
-
-        // Blocks of the result, and the loops of one of them.
-        let own: [String; 4] = if self.split == 1 {
-            let [ob, oi, oj] = p.last;
-            let loops: Vec<&str> = batch(ob).into_iter().chain([oi, oj]).collect();
-            steps.extend(cut(
-                &loops,
-                &[
-                    Cut { target: oi, size: bm, outer: "i.b", inner: "oi.b" },
-                    Cut { target: oj, size: bn, outer: "j.b", inner: "oj.b" },
-                ],
-            ));
-            if has_batch {
-                steps.push(exact(ob, self.products, "b.b", "ob.t"));
-                steps.push(reorder(&["b.b", "i.b", "j.b", "ob.t"]));
-            }
-            steps.push(compute_at(SUM, "j.b"));
-            [b, i, j, k].map(str::to_owned)
-        } else {
-            steps.push(exact(k, self.padded_sum(p) / self.split, "k.b", "k.r"));
-            steps.push(reorder(&[&["k.b"][..], &batch(b).into_iter().collect::<Vec<_>>(), &[i, j, "k.r"]].concat()));
-            steps.push(rfactor(SUM, "k.b", PARTS));
-            let of = |name: &str| format!("{PARTS}.{name}");
-            let [b, i, j, k] = [of(b), of(i), of(j), of("k.r")];
-            steps.extend([exact(&i, bm, "i.b", "P.i.b"), exact(&j, bn, "j.b", "P.j.b")]);
-            let mut outside = vec![of("k.b")];
-            let mut inside = Vec::new();
-            if has_batch {
-                steps.push(exact(&b, self.products, "b.b", "P.b.t"));
-                outside.push("b.b".to_owned());
-                inside.push("P.b.t".to_owned());
-            }
-            outside.extend(["i.b", "j.b"].map(str::to_owned));
-            inside.extend(["P.i.b", "P.j.b"].map(str::to_owned));
-            let order = [outside, inside, vec![k.clone()]].concat();
-            steps.push(reorder(&order.iter().map(String::as_str).collect::<Vec<_>>()));
-            ["P.b.t", "P.i.b", "P.j.b", &k].map(str::to_owned)
-        };
-        let [b, i, j, k] = &own;
-        let stage_name = if self.split == 1 { SUM } else { PARTS };
 
         // Tiles of a block.
         steps.extend(self.rows.divide(i, "i"));
@@ -300,7 +346,7 @@ impl Tiling {
         let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
         let elements = ["k.m", "k.i", "i.v", "i.e", "j.v", "j.e"];
         steps.push(reorder(&[&["k.o"][..], &products, &["i.t"], &columns, &elements].concat()));
-        steps.push(accumulate(stage_name, "j.b", "C.r"));
+        steps.push(accumulate(division.stage(), "j.b", "C.r"));
 
         // Factors in shared memory, and in registers.
         let [a_s, b_s] =
@@ -342,12 +388,9 @@ impl Tiling {
             steps.push(unroll("k.i"));
         }
         steps.extend(self.tile(["i.v", "i.e", "j.v", "j.e"], self.lanes));
-        let parts = (self.split > 1).then_some("P.k.b");
-        let outer = parts.into_iter().chain(batch("b.b")).map(str::to_owned).collect();
-        steps.extend(bind_blocks(self.order, outer));
+        steps.extend(bind_blocks(self.order, division.outer(p)));
 
         // What is made of the sums.
-        let [ob, oi, oj] = p.last;
         if self.split == 1 {
             steps.extend(self.rows.divide("oi.b", "oi"));
             let (divided, columns) = self.divide_columns("oj.b", "oj");
@@ -359,17 +402,12 @@ impl Tiling {
             let tiles: Vec<Option<Tile>> = of_batch.into_iter().chain([Some(self.rows), Some(self.columns)]).collect();
             steps.extend(spread(SUM, &tiles));
             steps.extend(bind_threads("oi.t", &columns, has_batch.then_some("ob.t")));
+            let [bm, bn] = division.tile;
             let is_whole = p.m % bm == 0 && p.n % bn == 0;
             let lanes = self.lanes && is_whole && p.stores % self.columns.elements.min(4) == 0;
             steps.extend(self.tile(["oi.v", "oi.e", "oj.v", "oj.e"], lanes));
         } else {
-            let loops: Vec<&str> = batch(ob).into_iter().chain([oi, oj]).collect();
-            let [b, i, j, _] = p.loops;
-            let axes: Vec<&str> = batch(b).into_iter().chain([i, j]).collect();
-            steps.push(reorder(&[&axes, &["k.b"][..]].concat()));
-            let (bound, thread) = each_thread("last", &loops, SUM_THREADS);
-            steps.extend(bound);
-            steps.push(compute_at(SUM, &thread));
+            steps.extend(division.sums_of_parts(p));
         }
         steps
     }

@@ -1,20 +1,21 @@
 //! Matrix products in tensor cores.
 
+use super::super::algorithm::{self, Algorithm};
 use super::super::step::{
-    accumulate, bind, compute_at, exact, fuse, inline, pad, pipeline, reorder, shared, tensorize, unroll, vectorize,
+    accumulate, bind, exact, fuse, inline, pipeline, reorder, shared, tensorize, unroll, vectorize,
 };
 use super::super::{Setting, Template, ceil_div};
+use super::conv::is_window;
 use super::copies::{self, Copies};
-use super::matmul::{in_registers, of_blocks, order, product};
+use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, product, split_k, sums_of_parts};
 use super::model::Blocks;
-use super::parts::{Copied, Cut, Threads, cut};
-use super::product::{Factor, Product, SUM, bind_blocks};
+use super::parts::{Copied, Threads};
+use super::product::{Division, Factor, Product, bind_blocks};
 use super::{constraint, gpu};
-use crate::space::{Config, Constraint, Parameter, Space, SpaceError};
+use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::gpu::tensor::{STEPS, WARP};
-use tilewright_ir::op::Structure;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::{DType, LoopKind, Step, Tensor};
+use tilewright_ir::{LoopKind, Step, Tensor};
 
 /// Tiles of warps in tensor cores, factors through shared memory.
 ///
@@ -26,17 +27,36 @@ use tilewright_ir::{DType, LoopKind, Step, Tensor};
 pub const GPU_MATMUL_MMA: Template = Template {
     name: "gpu-matmul-mma",
     text: "GPU: tensor cores multiply numbers in single precision as parts of 11 bits, block and warp tiles",
-    serves: |s| {
+    serves: |s| is_contraction(s) && (MMA.applies)(s),
+    space: |s| algorithm::space("gpu-matmul-mma", s, s, &[MMA]),
+    steps: |s, space, config| (MMA.steps)(s, s, space, config),
+    estimate: Some(|s, space, config| (MMA.estimate)(s, s, space, config)),
+};
+
+/// The same for the product that a convolution is: see [`super::GPU_CONV`].
+pub const GPU_CONV_MMA: Template = Template {
+    name: "gpu-conv-mma",
+    text: "GPU: convolution as a product with patches gathered into shared memory, tiled as gpu-matmul-mma",
+    serves: |s| is_window(s) && (MMA.applies)(s),
+    space: |s| algorithm::space("gpu-conv-mma", s, s, &[MMA]),
+    steps: |s, space, config| (MMA.steps)(s, s, space, config),
+    estimate: Some(|s, space, config| (MMA.estimate)(s, s, space, config)),
+};
+
+/// Both as one of several algorithms.
+pub(super) const MMA: Algorithm<Setting> = Algorithm {
+    name: "mma",
+    applies: |s| {
         let w = &s.workload;
-        s.target.has_tf32()
-            && w.dtype == DType::F32
-            && !w.exact
-            && matches!(w.structure(), Structure::Contraction(_))
-            && w.has_inexact()
+        s.target.has_tf32() && !w.exact && w.fills_tiles() && Product::of(w).is_some()
     },
-    space,
-    steps,
-    estimate: Some(estimate),
+    parameters: |s, _| parameters(s, &product(s)),
+    constraints: |s, _| {
+        let p = product(s);
+        constraints(s, &p, &parameters(s, &p))
+    },
+    steps: |s, _, space, config| steps(&product(s), space, config),
+    estimate: |s, _, space, config| estimate(s, &product(s), space, config),
 };
 
 /// Rows and columns of a tile that an instruction computes.
@@ -48,16 +68,16 @@ const MOST_UNROLLED: i64 = 16;
 /// Elements that end a row of a factor in shared memory, whose threads read along the sum, or across it.
 const ROW_ENDS: [i64; 2] = [4, 8];
 
-fn space(s: &Setting) -> Result<Space, SpaceError> {
-    let p = product(s);
+fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     let sizes = |most: i64, n: i64| {
         let all = [16, 32, 64, 128, 256].into_iter();
         all.filter(move |&b| b <= most && (b == 16 || b / 2 < n))
     };
     let vector = |loads: i64| [1, 2, 4].into_iter().filter(move |v| *v <= loads);
     let precisions: &[&str] = if s.workload.takes_tf32() { &["tf32x3", "tf32"] } else { &["tf32x3"] };
-    let parameters = vec![
-        Parameter::ordinal("block_m", sizes(256, p.m).filter(|b| *b > 16)),
+    let fits_rows = |b: &i64| *b > 16 && (!p.is_among_others || p.m % b == 0);
+    let own = [
+        Parameter::ordinal("block_m", sizes(256, p.m).filter(fits_rows)),
         Parameter::ordinal("block_n", sizes(256, p.n).filter(|b| *b > 16)),
         Parameter::ordinal("block_k", [16, 32, 64].into_iter().filter(|&b| b == 16 || b / 2 < p.k)),
         Parameter::ordinal("warp_m", sizes(64, p.m)),
@@ -68,10 +88,9 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         Parameter::ordinal("unroll_k", [1, 2, 4, 8]),
         copies::ahead(s),
         Parameter::categorical("precision", precisions),
+        split_k(p.k).optional(),
     ];
-    let parameters: Vec<Parameter> = parameters.into_iter().chain(copies::way(s)).collect();
-    let constraints = constraints(s, &p, &parameters);
-    Space::new("gpu-matmul-mma", parameters, constraints)
+    own.into_iter().chain(copies::way(s)).collect()
 }
 
 /// Elements of a factor in shared memory, as an expression.
@@ -85,9 +104,10 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let warp = gpu.warp_size;
     let threads = format!("{warp} * (block_m // warp_m) * (block_n // warp_n)");
-    // Sums, and both parts of the factors of a step.
-    let loaded = format!("{} * (block_m + block_n) * block_k // ({threads})", copies::in_registers(s));
-    let registers = format!("warp_m * warp_n // 32 + warp_m // 2 + warp_n // 2 + {loaded} + {OTHER_REGISTERS}");
+    // Sums, which in three parts begin anew in each step, and both parts of the factors of a step.
+    let sums = "warp_m * warp_n // 32 * (2 if precision == 'tf32x3' else 1)";
+    let loaded = loaded_ahead(s, &threads);
+    let registers = format!("{sums} + warp_m // 2 + warp_n // 2 + {loaded} + {OTHER_REGISTERS}");
     let factors = [elements(&p.a, "block_m"), elements(&p.b, "block_n")];
     let mut constraints = vec![
         say("warps", "block_m % warp_m == 0 and block_n % warp_n == 0"),
@@ -122,38 +142,30 @@ fn bind_warps(over: &str) -> [Step; 3] {
     [bind(&of("w"), LoopKind::Thread(2)), bind(&of("i.l"), LoopKind::Thread(1)), bind(&of("j.l"), LoopKind::Thread(0))]
 }
 
-fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+/// How blocks divide the product.
+fn division(space: &Space, config: &Config) -> Division {
     let int = |name: &str| space.int(config, name);
-    let [bm, bn, depth, unrolled] = ["block_m", "block_n", "block_k", "unroll_k"].map(int);
+    Division { tile: ["block_m", "block_n"].map(int), products: 1, depth: int("block_k"), split: int("split_k") }
+}
+
+fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
+    let int = |name: &str| space.int(config, name);
+    let unrolled = int("unroll_k");
     let copies = Copies::of(space, config);
     let warp = ["warp_m", "warp_n"].map(int);
-    let p = product(s);
-    let mut steps = p.steps.clone();
-    let [b, i, j, k] = p.loops;
-    steps.extend([pad(SUM, i, bm), pad(SUM, j, bn), pad(SUM, k, depth)]);
-    let batch = |name: &'static str| p.batch.map(|_| name);
-
-    // Blocks of the result.
-    let [ob, oi, oj] = p.last;
-    let loops: Vec<&str> = batch(ob).into_iter().chain([oi, oj]).collect();
-    steps.extend(cut(
-        &loops,
-        &[
-            Cut { target: oi, size: bm, outer: "i.b", inner: "oi.b" },
-            Cut { target: oj, size: bn, outer: "j.b", inner: "oj.b" },
-        ],
-    ));
-    steps.push(compute_at(SUM, "j.b"));
+    let division = division(space, config);
+    let ([bm, bn], depth) = (division.tile, division.depth);
+    let (mut steps, [b, i, j, k]) = division.steps(p);
 
     // Tiles of warps and their threads.
-    steps.extend(divide("", [i, j], warp));
-    steps.extend([exact(k, depth, "k.o", "k.s"), exact("k.s", STEPS * unrolled, "k.m", "k.u")]);
+    steps.extend(divide("", [&i, &j], warp));
+    steps.extend([exact(&k, depth, "k.o", "k.s"), exact("k.s", STEPS * unrolled, "k.m", "k.u")]);
     steps.push(exact("k.u", STEPS, "k.n", "k.i"));
-    let products: Vec<&str> = batch(b).into_iter().collect();
+    let products: Vec<&str> = p.batch.map(|_| b.as_str()).into_iter().collect();
     let loops = ["i.w", "j.w", "i.l", "j.l", "k.m", "k.n", "i.m", "j.m", "k.i", "i.h", "j.e"];
     steps.push(reorder(&[&["k.o"][..], &products, &loops].concat()));
     steps.push(fuse("i.w", "j.w", "w"));
-    steps.push(accumulate(SUM, "j.b", "C.r"));
+    steps.push(accumulate(division.stage(), "j.b", "C.r"));
 
     // Factors in shared memory.
     let warps = (bm / warp[0]) * (bn / warp[1]);
@@ -192,9 +204,13 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     steps.extend(bind_warps(""));
     steps.extend(["i.h", "j.e", "i.m", "j.m", "k.n"].map(unroll));
     steps.push(tensorize("k.i", precision(space, config)));
-    steps.extend(bind_blocks(order(space, config), batch(ob).map(str::to_owned).into_iter().collect()));
+    steps.extend(bind_blocks(order(space, config), division.outer(p)));
 
     // What is made of the sums.
+    if division.split > 1 {
+        steps.extend(division.sums_of_parts(p));
+        return steps;
+    }
     steps.extend(divide("o", ["oi.b", "oj.b"], warp));
     steps.push(reorder(&["oi.w", "oj.w", "oi.l", "oj.l", "oi.m", "oj.m", "oi.h", "oj.e"]));
     steps.push(fuse("oi.w", "oj.w", "ow"));
@@ -211,14 +227,16 @@ fn precision(space: &Space, config: &Config) -> Tensor {
 }
 
 /// Blocks of products of tiles and what they read.
-fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
+fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
-    let [bm, bn, depth, wm, wn] = ["block_m", "block_n", "block_k", "warp_m", "warp_n"].map(int);
-    let (p, gpu) = (product(s), gpu(s));
+    let [wm, wn] = ["warp_m", "warp_n"].map(int);
+    let division = division(space, config);
+    let ([bm, bn], depth, split) = (division.tile, division.depth, division.split);
+    let gpu = gpu(s);
     let threads = 32 * (bm / wm) * (bn / wn);
     let copies = Copies::of(space, config);
     let loaded = copies.in_registers((bm + bn) * depth / threads);
-    let padded = ceil_div(p.k, depth) * depth;
+    let padded = division.padded_sum(p) / split;
     // A warp's instructions for a step: products of tiles, loads and parts of both factors, copies.
     let tiles = (wm / TILE[0] * (wn / TILE[1])) as f64;
     let elements = (wm + wn) as f64 / 4.0;
@@ -227,7 +245,7 @@ fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
     let n_products = if precision(space, config) == Tensor::Tf32 { 1.0 } else { 3.0 };
     let products = n_products * 6.0 * tiles;
     let blocks = Blocks {
-        n: p.batch.unwrap_or(1) * ceil_div(p.m, bm) * ceil_div(p.n, bn),
+        n: p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn),
         threads,
         registers: wm * wn / 32 + wm / 2 + wn / 2 + loaded + OTHER_REGISTERS,
         shared_bytes: 4 * copies.n() * (bm + bn) * (depth + 8),
@@ -237,5 +255,5 @@ fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
         bytes: 4.0 * ((bm + bn) * padded + bm * bn) as f64,
         waits: if copies.are_ahead() { 1.0 } else { (padded / depth) as f64 } + 1.0,
     };
-    blocks.cycles(&gpu)
+    blocks.cycles(&gpu) + sums_of_parts(s, p, split)
 }

@@ -1,11 +1,12 @@
 //! Winograd's algorithm on GPUs.
 
+use super::super::algorithm::{self, Algorithm};
 use super::super::step::{compute_at, inline, reorder, split, unroll, winograd};
 use super::super::{Setting, Template};
 use super::model::START;
 use super::parts::each_thread;
 use super::{Product, gpu, matmul};
-use crate::space::{Config, Parameter, Space, SpaceError};
+use crate::space::{Config, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Layout, Structure, Window};
 
@@ -17,11 +18,27 @@ use tilewright_ir::op::{Layout, Structure, Window};
 pub const GPU_WINOGRAD: Template = Template {
     name: "gpu-winograd",
     text: "GPU: Winograd's F(2x2, 3x3) and F(4x4, 3x3): transforms by threads, products tiled as gpu-matmul",
-    serves: |s| s.target.gpu.is_some() && window(s).is_some(),
-    space,
-    steps,
-    estimate: Some(estimate),
+    serves: |s| (WINOGRAD.applies)(s),
+    space: |s| algorithm::space("gpu-winograd", s, s, &[WINOGRAD]),
+    steps: |s, space, config| (WINOGRAD.steps)(s, s, space, config),
+    estimate: Some(|s, space, config| (WINOGRAD.estimate)(s, s, space, config)),
 };
+
+/// It as one of several algorithms.
+pub(super) const WINOGRAD: Algorithm<Setting> = Algorithm {
+    name: "winograd",
+    applies: |s| s.target.gpu.is_some() && window(s).is_some(),
+    parameters: |s, _| parameters(&products(s), s),
+    constraints: |s, _| {
+        let products = products(s);
+        matmul::constraints(s, &products, &parameters(&products, s))
+    },
+    steps: |s, _, space, config| steps(s, space, config),
+    estimate: |s, _, space, config| estimate(s, space, config),
+};
+
+/// Rows and columns of a tile of results.
+const TILES: [i64; 2] = [2, 4];
 
 /// Threads of a block that transforms.
 const THREADS: i64 = 128;
@@ -30,7 +47,7 @@ const THREADS: i64 = 128;
 fn window(s: &Setting) -> Option<Window> {
     let w = &s.workload;
     match w.structure() {
-        Structure::Window(window) if w.layout() == Layout::Nchw && !w.exact && w.has_inexact() => Some(window),
+        Structure::Window(window) if w.layout() == Layout::Nchw && !w.exact && w.has_winograd() => Some(window),
         _ => None,
     }
 }
@@ -40,11 +57,13 @@ fn product(s: &Setting, tile: i64) -> Product {
     Product::of_winograd(&window(s).expect("the template serves such convolutions"), tile)
 }
 
-fn space(s: &Setting) -> Result<Space, SpaceError> {
-    let tiles = [2, 4];
-    let products = tiles.map(|tile| product(s, tile));
-    let parameters = vec![Parameter::ordinal("m", tiles)];
-    matmul::space_of("gpu-winograd", s, &products, parameters)
+/// The products of each of the tiles.
+fn products(s: &Setting) -> [Product; 2] {
+    TILES.map(|tile| product(s, tile))
+}
+
+fn parameters(products: &[Product], s: &Setting) -> Vec<Parameter> {
+    [Parameter::ordinal("m", TILES)].into_iter().chain(matmul::parameters(s, products)).collect()
 }
 
 fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
@@ -87,5 +106,5 @@ fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
     let elements = p.batch.unwrap_or(1) as f64;
     let passed = elements * (p.n * (p.m + p.k) + if s.workload.is_constant("W") { 0 } else { p.m * p.k }) as f64;
     let transforms = 3.0 * START + 2.5 * passed * bytes / (20.0 * f64::from(gpu(s).n_units));
-    matmul::estimate_of(s, &p, space, config) + transforms
+    matmul::estimate(s, &p, space, config) + transforms
 }
