@@ -98,7 +98,7 @@ struct Known {
 #[derive(Default)]
 struct Pool {
     offers: Vec<Offers>,
-    configs: HashSet<Config>,
+    places: HashMap<Config, Place>,
     /// Those whose surroundings are in the pool.
     expanded: HashSet<Config>,
 }
@@ -214,8 +214,6 @@ impl Auto {
         for offers in &mut self.pool.offers {
             self.process.update(&mut offers.candidates);
             offers.means = self.process.means(&offers.candidates, &question.solved);
-            let configs = offers.configs.iter().zip(&mut offers.is_fresh);
-            configs.for_each(|(config, is_fresh)| *is_fresh &= self.seen.is_fresh(config));
         }
         if self.pool.offers.iter().all(|offers| !offers.is_fresh.contains(&true)) {
             self.pool = Pool::default();
@@ -238,7 +236,15 @@ impl Auto {
 
     /// Adds new configurations to the pool.
     fn offer(&mut self, mut configs: Vec<Config>, question: &Question) {
-        configs.retain(|config| self.seen.is_fresh(config) && self.pool.configs.insert(config.clone()));
+        let mut place = (self.pool.offers.len(), 0);
+        configs.retain(|config| {
+            let is_new = self.seen.is_fresh(config) && !self.pool.places.contains_key(config);
+            if is_new {
+                self.pool.places.insert(config.clone(), place);
+                place.1 += 1;
+            }
+            is_new
+        });
         let features: Vec<Vec<f32>> = configs.iter().map(|config| self.features.of(config)).collect();
         let candidates = self.process.candidates(features.iter().map(|row| &row[..]));
         let means = self.process.means(&candidates, &question.solved);
@@ -367,6 +373,9 @@ impl Search for Auto {
 
     fn observe(&mut self, trials: &[Trial]) {
         for trial in self.seen.note(trials) {
+            if let Some(&(group, at)) = self.pool.places.get(&trial.config) {
+                self.pool.offers[group].is_fresh[at] = false;
+            }
             self.learn_of(&trial.config, Some(-trial.outcome.cost().ln()));
         }
     }
