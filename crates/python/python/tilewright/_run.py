@@ -214,16 +214,19 @@ def tune_command(
     db: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Run:
-    """A run that tunes a command: any program, with `{name}` in the place of a parameter's value.
+    """A run that tunes a command: any program, with `{name}` in the place of a parameter's value, and
+    `{*name}` in that of its words.
 
     Options are `build`, `check`, `prepare`, `cleanup`, `metric`, `maximize`, `shell`, `timeout`,
     `build_timeout`, `memory_bytes`, `threads`, `samples`, `to_the_end`, `search`, `trials`, `time`, `seed` and
     `race`, as those of `tilewright tune --command`.
     """
+    # Values of NumPy's have texts of their own.
+    plain = lambda values: repr([value.item() if hasattr(value, "item") else value for value in values])
     request = {
         **options,
         "command": command,
-        "parameters": [[name, repr(list(values))] for name, values in parameters.items()],
+        "parameters": [[name, plain(values)] for name, values in parameters.items()],
         "constraints": list(restrictions),
     }
     running = _tilewright.start_command(request, worker=_worker(), db=db)
