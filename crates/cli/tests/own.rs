@@ -121,7 +121,7 @@ fn what_goes_wrong_costs_one_trial_and_says_why() {
     let output = command(&tune(&db, "true {x}", &compiler)).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let said = common::stderr(&output);
-    assert!(said.contains("none of 2 candidates") && said.contains("there is no such program"), "{said}");
+    assert!(said.contains("none of 2 candidates") && said.contains("there is no program no-such-compiler"), "{said}");
     assert_eq!(self::errors(&db).values().filter(|(class, _)| class == "instantiation_error").count(), 2);
 }
 
@@ -517,6 +517,33 @@ fn kernels_of_t1_files_are_tuned_and_begin_with_what_others_found() {
     let all = ["tune", "--db", text(&db), "--kernel", text(&kernel), "--trials", "4", "--run-timeout", "1"];
     let tuned = run_json(&all);
     assert_eq!((&tuned["trials"], &tuned["best"]["config"]), (&json!(4), &json!({"T": 1})), "{tuned}");
+}
+
+/// A `__constant__` array of CUDA's is known by its name, and is no argument; elsewhere it is one.
+#[test]
+fn what_is_constant_may_be_a_variable_of_the_source() {
+    let path = Path::new("k.cu");
+    let constant = |language: &str| {
+        let text = t1(("\"FillType\": \"Random\"", "\"MemType\": \"Constant\", \"FillType\": \"Random\""));
+        tilewright::KernelRequest::parse(&text.replace("\"C\"", language), path).map(drop).map_err(|e| e.to_string())
+    };
+    assert_eq!((constant("\"CUDA\""), constant("\"OpenCL\""), constant("\"C\"")), (Ok(()), Ok(()), Ok(())));
+    let form = |source: &str, more: &str| {
+        let text = format!(
+            "name = 'k'\nsource = '{source}'\nfunction = 'f'\ngrid = 1\nreference = {{ configuration = {{}} }}\n\
+             parameters = [{{ name = 'T', values = [1] }}]\narguments = [\n\
+             {{ name = 'b', type = 'float', size = 4, role = 'out' }}, {{ name = 'a', type = 'int', {more} }}]\n"
+        );
+        tilewright::KernelRequest::parse(&text, path).map(drop).map_err(|e| e.to_string())
+    };
+    assert_eq!(form("k.cu", "size = 4, variable = true"), Ok(()));
+    let check = |source: &str, more: &str, words: &str| {
+        let error = form(source, more).unwrap_err();
+        assert!(error.contains(words), "{error}");
+    };
+    check("k.cl", "size = 4, variable = true", "`variable` is for CUDA");
+    check("k.cu", "value = 4, variable = true", "argument a: a variable has a `size` and the role in");
+    check("k.cu", "size = 4, variable = true, role = 'inout'", "argument a: a variable has a `size`");
 }
 
 #[test]

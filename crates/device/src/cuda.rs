@@ -374,6 +374,22 @@ impl Code {
         call!(f, load_module(&mut module, code.as_ptr().cast()), "loading code")?;
         Ok(Code { context: context.clone(), module })
     }
+
+    /// Writes to a variable of the code from its beginning.
+    ///
+    /// # Errors
+    /// Where there is none of this name and at least so many bytes.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), CudaError> {
+        let (f, stream) = (self.context.enter()?, self.context.0.stream);
+        let name = CString::new(name).map_err(|_| refusal(f, INVALID_VALUE, "a variable"))?;
+        let (mut to, mut n_bytes) = (0, 0);
+        call!(f, variable(&mut to, &mut n_bytes, self.module, name.as_ptr()), "a variable")?;
+        if bytes.len() > n_bytes {
+            return Err(refusal(f, INVALID_VALUE, "a variable of so many bytes"));
+        }
+        call!(f, to_device(to, bytes.as_ptr().cast(), bytes.len(), stream), "writing a variable")?;
+        self.context.finish()
+    }
 }
 
 /// A kernel of a program, with its arguments and the size of its grid.

@@ -1,13 +1,15 @@
-//! Kernels of others: one process of ours for each, which calls the kernel on fenced buffers, compares its
-//! answer with the right one, and times it. A compiler has made a shared object of it, or a process of ours
-//! something for a GPU.
+//! Kernels of others: a process of ours calls one on fenced buffers, compares its answer with the right one,
+//! and times it. A compiler has made a shared object of it, or a process of ours something for a GPU.
+//!
+//! The process stays and takes one kernel after the other. One for the CPU is called in a child that has
+//! nothing else; those for a GPU share what their driver needs long for, until one of them has done wrong.
 
 mod gpu;
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::io::{self, BufRead, Write as _};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,6 +19,7 @@ use tilewright_ir::DType;
 use tilewright_ir::reference::Tolerance;
 use tilewright_tune::ErrorClass;
 
+use crate::cuda::compile::Write;
 use crate::data;
 use crate::device::Round;
 use crate::memory::{Fenced, ReadOnly};
@@ -24,7 +27,8 @@ use crate::protocol::ClassName;
 use crate::sandbox::{self, Strictness};
 use crate::timing::sample_round;
 
-pub use gpu::{GpuJob, build};
+use gpu::Drivers;
+pub use gpu::GpuJob;
 
 /// The function of a shared object that calls the kernel: it takes the addresses of all arguments.
 pub const ENTRY: &str = "tilewright_call";
@@ -81,6 +85,8 @@ pub enum Argument {
         answer_at: Option<u64>,
         /// Whether the kernel writes it.
         is_output: bool,
+        /// Whether it is a variable of a source in CUDA rather than an argument.
+        is_variable: bool,
     },
 }
 
@@ -111,6 +117,46 @@ impl Answer {
     }
 }
 
+/// What a process that stays says of a piece of work, in a line of its own at the end of what it writes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Done {
+    /// How a process ended, or would have ended, that did nothing else, as the system has it.
+    pub status: i32,
+    /// Whether a failure can have to do with what was done before.
+    pub is_doubtful: bool,
+    /// Whether the process takes more.
+    pub stays: bool,
+}
+
+impl Done {
+    /// What stands at the end of what a process wrote, and where its line begins.
+    pub fn at_end_of(output: &[u8]) -> Option<(Done, usize)> {
+        let text = output.strip_suffix(b"\n")?;
+        let at = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        Some((serde_json::from_slice(&text[at..]).ok()?, at))
+    }
+
+    /// Of work that was done in this process after so much other, whose result it prints.
+    fn of(result: Result<Option<Answer>, Failure>, n_before: u64) -> Done {
+        let class = result.as_ref().err().map(|(class, _)| *class);
+        // Where something was written that should not be, nobody knows what else was.
+        let stays = !matches!(class, Some(ErrorClass::RuntimeError | ErrorClass::Unknown));
+        let is_doubtful = n_before > 0 && (!stays || class == Some(ErrorClass::WrongAnswer));
+        let is_right = say(result);
+        // An exit code is in the second byte.
+        Done { status: if is_right { 0 } else { 1 << 8 }, is_doubtful, stays }
+    }
+
+    fn say(self) {
+        let line = format!("\n{}\n", serde_json::to_string(&self).expect("answers are plain data"));
+        let mut out = io::stdout().lock();
+        // Whoever does not read it ends this process.
+        let _ = out.write_all(line.as_bytes());
+        let _ = out.flush();
+    }
+}
+
 type Failure = (ErrorClass, String);
 
 fn unknown(what: &str) -> impl Fn(io::Error) -> Failure {
@@ -121,7 +167,85 @@ fn unknown(what: &str) -> impl Fn(io::Error) -> Failure {
 /// [`Answer`]; whether the kernel did right. What follows are the parameters as `name=value`, where it is for
 /// a GPU, and the nanoseconds that the leading ones take, where there are any.
 pub fn serve(job: &Path, library: &Path, more: &[String]) -> bool {
-    say(call(job, library, more))
+    say(Job::read(job).and_then(|read| call(&read, &mut Drivers::of(job), library, more)))
+}
+
+/// Builds the kernel of a job into a file, by `write`, and says what is wrong where that fails; whether it
+/// went well. The words are its parameters, as `name=value`.
+pub fn build(job: &Path, into: &Path, words: &[String], write: Write) -> bool {
+    let built = |read: Job| gpu::build(&read, &mut Drivers::of(job), into, words, write);
+    say(Job::read(job).and_then(built).map(|()| None))
+}
+
+/// Calls kernels as [`serve`] does, or builds them where something is given that writes files, until there is
+/// no more to do: the words of each are a line of standard input, and [`Done`] is the answer. The caller has
+/// no other thread.
+pub fn stay(job: &Path, write: Option<Write>) -> bool {
+    let read = match Job::read(job) {
+        Ok(read) => read,
+        Err(failure) => return say(Err(failure)),
+    };
+    let requests = match own_input() {
+        Ok(requests) => io::BufReader::new(requests),
+        Err(error) => return say(Err(unknown("its standard input")(error))),
+    };
+    let mut drivers = Drivers::of(job);
+    for (line, n_before) in requests.lines().map_while(Result::ok).zip(0u64..) {
+        let Ok(words) = serde_json::from_str::<Vec<String>>(&line) else { return false };
+        let Some((file, more)) = words.split_first() else { return false };
+        let file = Path::new(file);
+        let done = if let Some(write) = write {
+            Done::of(gpu::build(&read, &mut drivers, file, more, write).map(|()| None), n_before)
+        } else if read.gpu.is_some() {
+            Done::of(call(&read, &mut drivers, file, more), n_before)
+        } else {
+            match in_child(|| say(call(&read, &mut drivers, file, more))) {
+                Ok(status) => Done { status, is_doubtful: false, stays: true },
+                Err(error) => Done::of(Err(unknown("a process for it")(error)), 0),
+            }
+        };
+        done.say();
+        if !done.stays {
+            return false;
+        }
+    }
+    true
+}
+
+/// The standard input of this process; what it calls finds nothing there.
+fn own_input() -> io::Result<File> {
+    let requests = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let nothing = File::open("/dev/null")?;
+    // SAFETY: both descriptors are open.
+    match unsafe { libc::dup2(nothing.as_raw_fd(), libc::STDIN_FILENO) } {
+        0.. => Ok(requests),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Does something in a child of this process, which has no other thread; how that ended.
+fn in_child(work: impl FnOnce() -> bool) -> io::Result<i32> {
+    // SAFETY: the child is as this process is, for there are no other threads; all else are calls on plain
+    // numbers.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                std::process::exit(i32::from(!work()));
+            }
+            id if id < 0 => Err(io::Error::last_os_error()),
+            id => {
+                let mut status = 0;
+                while libc::waitpid(id, &raw mut status, 0) < 0 {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                }
+                Ok(status)
+            }
+        }
+    }
 }
 
 /// Prints what came of a job; whether that is no failure.
@@ -144,10 +268,10 @@ struct Buffer<'a> {
     memory: Fenced,
     answer: Option<ReadOnly>,
     is_output: bool,
+    is_variable: bool,
 }
 
-fn call(job: &Path, library: &Path, more: &[String]) -> Result<Option<Answer>, Failure> {
-    let job = Job::read(job)?;
+fn call(job: &Job, drivers: &mut Drivers, library: &Path, more: &[String]) -> Result<Option<Answer>, Failure> {
     let leading_ns = more.last().and_then(|text| text.parse().ok());
     let data = File::open(&job.data).map_err(unknown("its data"))?;
     let buffers = job.arguments.iter().map(|argument| buffer(argument, &data).transpose());
@@ -156,7 +280,7 @@ fn call(job: &Path, library: &Path, more: &[String]) -> Result<Option<Answer>, F
         .collect::<io::Result<_>>()
         .map_err(|error| (ErrorClass::RuntimeError, format!("allocating its buffers: {error}")))?;
     if let Some(gpu) = &job.gpu {
-        return gpu::call(&job, gpu, library, &gpu::parameters(more), buffers, leading_ns);
+        return gpu::call((job, gpu), drivers, library, &gpu::parameters(more), buffers, leading_ns);
     }
     // What is loaded is the user's code from its initialisers on.
     let _ = sandbox::forbid_files();
@@ -222,7 +346,9 @@ fn is_hopeless(first_ns: f64, leading_ns: Option<f64>) -> bool {
 }
 
 fn buffer<'a>(argument: &'a Argument, data: &File) -> io::Result<Option<Buffer<'a>>> {
-    let Argument::Buffer { name, dtype, n, contents_at, answer_at, is_output } = argument else { return Ok(None) };
+    let Argument::Buffer { name, dtype, n, contents_at, answer_at, is_output, is_variable } = argument else {
+        return Ok(None);
+    };
     let known = DType::ALL.iter().find(|(_, known)| known == dtype);
     let dtype = known.ok_or_else(|| io::Error::other(format!("no element type {dtype}")))?.0;
     let n_bytes = n * dtype.bytes();
@@ -242,7 +368,7 @@ fn buffer<'a>(argument: &'a Argument, data: &File) -> io::Result<Option<Buffer<'
         }
     };
     let answer = answer_at.map(|at| ReadOnly::new(data.as_fd(), at, n * DType::F64.bytes())).transpose()?;
-    Ok(Some(Buffer { name, dtype, memory, answer, is_output: *is_output }))
+    Ok(Some(Buffer { name, dtype, memory, answer, is_output: *is_output, is_variable: *is_variable }))
 }
 
 fn intact(buffers: &[Option<Buffer>]) -> Result<(), Failure> {

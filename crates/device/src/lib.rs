@@ -11,7 +11,7 @@ pub mod data;
 mod denied;
 pub mod device;
 mod failure;
-mod folder;
+pub mod folder;
 pub mod gpu;
 pub mod guarded;
 pub mod host;

@@ -38,13 +38,16 @@ pub fn serve_if_worker() {
 
 /// Serves as a worker process, by the arguments behind the one that makes it one; whether all went well. With
 /// `--kernel JOB LIBRARY` it is a worker for one kernel of the user's, with `--kernel-build` one that builds
-/// it.
+/// it, and without a library one for as many as there are.
 pub fn serve(arguments: &[OsString]) -> bool {
+    let write = |path: &Path, bytes: &[u8]| crate::file::write_whole(path, |out| out.write_all(bytes));
     match arguments {
+        [option, job] if option == CALL || option == BUILD => {
+            kernel::stay(Path::new(job), if option == BUILD { Some(&write) } else { None })
+        }
         [option, job, library, more @ ..] if option == CALL || option == BUILD => {
             let (job, library) = (Path::new(job), Path::new(library));
             let more: Vec<String> = more.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-            let write = |path: &Path, bytes: &[u8]| crate::file::write_whole(path, |out| out.write_all(bytes));
             if option == CALL { kernel::serve(job, library, &more) } else { kernel::build(job, library, &more, &write) }
         }
         _ => tilewright_device::worker::serve().is_ok(),

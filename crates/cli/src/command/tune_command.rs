@@ -15,8 +15,8 @@ use crate::output::{digits, duration, write_result};
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Programs and kernels of your own")]
 pub struct OwnArgs {
-    /// Tune this command, with {name} in the place of a parameter's value and {dir} in that of its build's
-    /// folder
+    /// Tune this command, with {name} in the place of a parameter's value, {*name} in that of its words, and
+    /// {dir} in that of its build's folder
     #[arg(long, value_name = "COMMAND", allow_hyphen_values = true, conflicts_with = "kernel")]
     pub command: Option<String>,
     /// Tune the kernel in C, C++, OpenCL C or CUDA that this file describes: one of ours, or a T1 file of

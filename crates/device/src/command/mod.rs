@@ -26,7 +26,7 @@ use tilewright_tune::{
 use crate::folder::Folder;
 use crate::{host, kernel};
 pub use metric::{Metric, MetricError};
-use process::{End, MOST_OUTPUT, Run, Setting};
+use process::{End, Helper, MOST_OUTPUT, Run, Setting};
 pub use template::{Invocation, Template, TemplateError};
 
 /// The name of the place for the folder of a build.
@@ -190,10 +190,14 @@ struct Shared {
     n_beside: usize,
     state: Mutex<State>,
     changed: Condvar,
+    helpers: Mutex<Helpers>,
     /// Candidates from this number on are given up.
     given_up_from: AtomicU64,
     is_closed: AtomicBool,
 }
+
+/// Processes that stay and have nothing to do, with what they were started by, and their CPUs.
+type Helpers = Vec<(Vec<String>, Vec<usize>, Helper)>;
 
 #[derive(Default)]
 struct State {
@@ -242,6 +246,7 @@ impl Commands {
             n_beside,
             state: Mutex::default(),
             changed: Condvar::new(),
+            helpers: Mutex::default(),
             given_up_from: AtomicU64::new(u64::MAX),
             is_closed: AtomicBool::new(false),
         });
@@ -273,6 +278,35 @@ impl Shared {
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>, at_most: Duration) -> MutexGuard<'a, State> {
         self.changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn helpers(&self) -> MutexGuard<'_, Helpers> {
+        self.helpers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a program, or has a process of ours do its work that stays for more.
+    fn run(&self, invocation: &Invocation, setting: &Setting) -> Run {
+        let Some(n_words) = invocation.stays_after else { return process::run(invocation, setting) };
+        let (words, request) = invocation.words.split_at(n_words);
+        let known = {
+            let mut helpers = self.helpers();
+            let known = helpers.iter().position(|(of, cpus, _)| of == words && cpus == setting.cpus);
+            known.map(|at| helpers.swap_remove(at).2)
+        };
+        let take = |helper: Helper| {
+            let work = helper.take(request, setting);
+            // What others have left in a process is no fault of this one.
+            let is_doubtful = work.is_doubtful && !work.run.is_success() && matches!(work.run.end, End::Ended(_));
+            if !is_doubtful {
+                let helper = work.helper.map(|helper| (words.to_vec(), setting.cpus.to_vec(), helper));
+                self.helpers().extend(helper);
+            }
+            (work.run, is_doubtful)
+        };
+        match known.map(take) {
+            Some((run, false)) => run,
+            _ => Helper::start(words, setting).map_or_else(|run| run, |helper| take(helper).0),
+        }
     }
 
     fn is_closed(&self) -> bool {
@@ -316,7 +350,7 @@ impl Shared {
         let Some(build) = &self.options.build else { return Ok(()) };
         let timeout = self.options.build_timeout;
         let invocation = self.invocation(build, config, &folder);
-        let run = process::run(
+        let run = self.run(
             &invocation,
             &Setting {
                 cpus,
@@ -340,7 +374,7 @@ impl Shared {
                 limit: Some(Limit::BuildS(timeout.as_secs_f64())),
                 ..Failure::new(ErrorClass::BuildTimeout, message)
             },
-            End::NotStarted(_) => Failure::new(ErrorClass::InstantiationError, message),
+            End::NotStarted(..) => Failure::new(ErrorClass::InstantiationError, message),
             _ => Failure::new(ErrorClass::CompileErrorHost, message),
         })
     }
@@ -484,7 +518,7 @@ impl Shared {
                 most_output: MOST_OUTPUT,
                 is_over,
             };
-            process::run(&invocation, &setting)
+            self.run(&invocation, &setting)
         };
         let beside = |template: &Option<Template>, what: &str, class: ErrorClass, input: Option<&[u8]>| {
             let Some(template) = template else { return Ok(()) };
@@ -534,7 +568,7 @@ impl Shared {
                 limit: Some(Limit::RunS(timeout.as_secs_f64())),
                 ..Failure::new(ErrorClass::RunTimeout, message())
             }),
-            End::NotStarted(_) => Err(Failure::new(ErrorClass::InstantiationError, message())),
+            End::NotStarted(..) => Err(Failure::new(ErrorClass::InstantiationError, message())),
             End::GivenUp => Err(Failure::new(ErrorClass::Unknown, message())),
         }
     }
@@ -598,6 +632,8 @@ impl Measure for Commands {
         left: &mut dyn FnMut(usize),
     ) -> Result<Vec<Standing>, BoxError> {
         self.cancel(0)?;
+        // A race is no place for what trials have left behind.
+        self.shared.helpers().clear();
         let start = Instant::now();
         let is_over = || start.elapsed() >= limits.total || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
         let mut racers: Vec<Racer> = (0..candidates.len()).map(|at| Racer { at, samples: Vec::new() }).collect();
@@ -668,5 +704,66 @@ impl Racer {
         let mut sorted = self.samples.clone();
         sorted.sort_by(f64::total_cmp);
         if sorted.is_empty() { f64::INFINITY } else { quantile(&sorted, 0.25) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tilewright_tune::Parameter;
+    use tilewright_tune::expression::Datum;
+
+    /// What stands in for a process of ours: it says its number as its time, and fails where it is told to.
+    const HELPER: &str = r#"
+        n=0
+        while read -r line; do
+            n=$((n + 1))
+            case $line in
+            *die*) kill -SEGV $$;;
+            *odd*) [ $n = 1 ] || { echo '{"status":256,"is_doubtful":true,"stays":true}'; continue; };;
+            *last*) stays=false;;
+            *) stays=true;;
+            esac
+            echo "{\"Timed\":{\"samples_ns\":[$$],\"relative_error\":0}}"
+            echo "{\"status\":0,\"is_doubtful\":false,\"stays\":${stays:-true}}"
+        done"#;
+
+    #[test]
+    fn a_process_stays_until_something_goes_wrong_in_it() {
+        let values = ["a", "b", "odd", "c", "die", "d", "last", "e"];
+        let data = values.map(Datum::from);
+        let space = Arc::new(Space::new("kernel", vec![Parameter::of_data("t", &data)], Vec::new()).unwrap());
+        let candidates: Vec<Candidate> = values.map(|value| candidate(&space, value)).into();
+        let text = format!("sh -c {} {{t}}", Template::quoted(HELPER));
+        let run = Template::words(&text, &["t"]).unwrap().staying_after(3);
+        let options = Options { metric: Metric::Kernel, to_the_end: true, ..Options::new(run) };
+        let mut commands = Commands::new(space, options).unwrap();
+        commands.submit(&candidates);
+        let mut outcomes = Vec::new();
+        while outcomes.len() < values.len() {
+            match commands.next(None, Duration::from_secs(60)).unwrap() {
+                Next::Done(_, measured) => outcomes.push(measured.outcome),
+                other => panic!("{other:?}"),
+            }
+        }
+        let process = |at: usize| match &outcomes[at] {
+            Outcome::Measured(timing) => timing.median_ns,
+            Outcome::Failed { class, message } => panic!("{}: {class}: {message}", values[at]),
+        };
+        assert_eq!(process(0), process(1), "it stays");
+        assert_ne!(process(1), process(2), "a failure that may be of another is not believed");
+        assert_eq!(process(2), process(3));
+        match &outcomes[4] {
+            Outcome::Failed { class: ErrorClass::RuntimeError, message } if message.contains("SIGSEGV") => {}
+            other => panic!("{other:?}"),
+        }
+        assert_ne!(process(3), process(5), "what comes next has a process of its own");
+        assert_eq!(process(5), process(6));
+        assert_ne!(process(6), process(7), "one that says so takes no more");
+    }
+
+    fn candidate(space: &Space, value: &str) -> Candidate {
+        let config = space.config_from_json(&serde_json::json!({ "t": value })).unwrap();
+        Candidate { config, steps: "".into(), patience: None }
     }
 }

@@ -1,12 +1,13 @@
 //! Programs of others: each in a process group of its own, on chosen CPUs, with limits of time and memory.
 
 use crate::command::template::Invocation;
+use crate::kernel::Done;
 use crate::workers::describe;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// What is kept of a candidate's output, from its end.
@@ -39,8 +40,8 @@ pub enum End {
     TimedOut,
     /// Nobody wants it any more.
     GivenUp,
-    /// The system did not start it.
-    NotStarted(io::Error),
+    /// The system did not start this program.
+    NotStarted(String, io::Error),
 }
 
 /// A run.
@@ -59,8 +60,14 @@ pub struct Run {
 }
 
 impl Run {
-    fn not_started(error: io::Error) -> Run {
-        Run { end: End::NotStarted(error), wall_s: 0.0, cpu_s: 0.0, output: Vec::new(), errors: Vec::new() }
+    fn not_started(words: &[String], error: io::Error) -> Run {
+        Run {
+            end: End::NotStarted(words[0].clone(), error),
+            wall_s: 0.0,
+            cpu_s: 0.0,
+            output: Vec::new(),
+            errors: Vec::new(),
+        }
     }
 
     /// What is worth telling of a failure: how it ended, and the last line that it wrote.
@@ -76,10 +83,10 @@ impl Run {
             },
             End::TimedOut => format!("{program} had not ended after {:.3} s", self.wall_s),
             End::GivenUp => format!("{program} was given up"),
-            End::NotStarted(error) if error.kind() == io::ErrorKind::NotFound => {
-                format!("{program} cannot be started: there is no such program (install it, or give its path)")
+            End::NotStarted(name, error) if error.kind() == io::ErrorKind::NotFound => {
+                format!("{program} cannot be started: there is no program {name} (install it, or give its path)")
             }
-            End::NotStarted(error) => format!("{program} cannot be started: {error}"),
+            End::NotStarted(name, error) => format!("{program} cannot be started, {name}: {error}"),
         };
         let last = [&self.errors, &self.output].into_iter().find_map(|text| {
             let text = String::from_utf8_lossy(text);
@@ -99,72 +106,176 @@ impl Run {
 
 /// Runs a program to its end, and ends what it leaves behind.
 pub fn run(invocation: &Invocation, setting: &Setting) -> Run {
-    let mut command = Command::new(&invocation.words[0]);
-    command.args(&invocation.words[1..]).envs(invocation.variables.iter().cloned());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    match setting.input.map(input_file).transpose() {
-        Ok(file) => command.stdin(file.map_or_else(Stdio::null, Stdio::from)),
-        Err(error) => return Run::not_started(error),
-    };
-    let cpus = cpu_set(setting.cpus);
-    let memory = libc::rlimit { rlim_cur: setting.memory_bytes, rlim_max: setting.memory_bytes };
-    // SAFETY: between fork and exec only async-signal-safe calls are made.
-    unsafe {
-        command.pre_exec(move || {
-            // It ends with the thread that started it, however that ends.
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGXFSZ, libc::SIGXCPU] {
-                libc::signal(signal, libc::SIG_DFL);
-            }
-            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-            libc::setrlimit(libc::RLIMIT_CORE, &none);
-            libc::setrlimit(libc::RLIMIT_DATA, &memory);
-            if let Some(cpus) = &cpus {
-                libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), cpus);
-            }
-            Ok(())
-        });
+    let started = setting.input.map(input_file).transpose();
+    let started = started.map(|file| file.map_or_else(Stdio::null, Stdio::from));
+    match started.and_then(|input| Process::start(&invocation.words, &invocation.variables, input, setting)) {
+        Ok(mut process) => {
+            let given_up = process.until(setting, &mut |_| false);
+            process.end(given_up)
+        }
+        Err(error) => Run::not_started(&invocation.words, error),
     }
-    let mut child = match command.spawn() {
-        Ok(child) => child,
-        Err(error) => return Run::not_started(error),
-    };
-    let start = Instant::now();
-    let id = child.id().cast_signed();
-    let mut pipes = [
-        Pipe::new(child.stdout.take().map(OwnedFd::from), setting.most_output),
-        Pipe::new(child.stderr.take().map(OwnedFd::from), setting.most_output),
-    ];
-    // SAFETY: the call takes plain numbers; the result is a new descriptor or negative.
-    let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, id, 0) } as libc::c_int;
-    // SAFETY: the descriptor is open and nobody else owns it.
-    let handle = (handle >= 0).then(|| unsafe { OwnedFd::from_raw_fd(handle) });
-    let given_up = loop {
-        let left = setting.timeout.saturating_sub(start.elapsed());
-        if left.is_zero() {
-            break Some(End::TimedOut);
-        } else if (setting.is_over)() {
-            break Some(End::GivenUp);
+}
+
+/// A program that is under way. With this it ends, and all that it started.
+struct Process {
+    child: Child,
+    /// What tells of its end, where the system has that.
+    handle: Option<OwnedFd>,
+    /// Standard output and standard error.
+    pipes: [Pipe; 2],
+    start: Instant,
+    /// How it ended, and its seconds of CPU time, once it was waited for.
+    ended: Option<(ExitStatus, f64)>,
+}
+
+impl Process {
+    fn start(words: &[String], variables: &[(String, String)], input: Stdio, setting: &Setting) -> io::Result<Process> {
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).envs(variables.iter().cloned());
+        command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let cpus = cpu_set(setting.cpus);
+        let memory = libc::rlimit { rlim_cur: setting.memory_bytes, rlim_max: setting.memory_bytes };
+        // SAFETY: between fork and exec only async-signal-safe calls are made.
+        unsafe {
+            command.pre_exec(move || {
+                // It ends with the thread that started it, however that ends.
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGXFSZ, libc::SIGXCPU] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
+                let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+                libc::setrlimit(libc::RLIMIT_CORE, &none);
+                libc::setrlimit(libc::RLIMIT_DATA, &memory);
+                if let Some(cpus) = &cpus {
+                    libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), cpus);
+                }
+                Ok(())
+            });
         }
-        if wait(&mut pipes, handle.as_ref(), left.min(LOOK)) || has_ended(id) {
-            break None;
+        let mut child = command.spawn()?;
+        let start = Instant::now();
+        let pipes = [
+            Pipe::new(child.stdout.take().map(OwnedFd::from), setting.most_output),
+            Pipe::new(child.stderr.take().map(OwnedFd::from), setting.most_output),
+        ];
+        // SAFETY: the call takes plain numbers; the result is a new descriptor or negative.
+        let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) } as libc::c_int;
+        // SAFETY: the descriptor is open and nobody else owns it.
+        let handle = (handle >= 0).then(|| unsafe { OwnedFd::from_raw_fd(handle) });
+        Ok(Process { child, handle, pipes, start, ended: None })
+    }
+
+    fn id(&self) -> libc::pid_t {
+        self.child.id().cast_signed()
+    }
+
+    /// Waits until it ends, or has written enough; why it is not worth waiting longer, where that is so.
+    fn until(&mut self, setting: &Setting, is_enough: &mut dyn FnMut(&[u8]) -> bool) -> Option<End> {
+        loop {
+            let left = setting.timeout.saturating_sub(self.start.elapsed());
+            if left.is_zero() {
+                return Some(End::TimedOut);
+            } else if (setting.is_over)() {
+                return Some(End::GivenUp);
+            }
+            let has_ended = wait(&mut self.pipes, self.handle.as_ref(), left.min(LOOK));
+            if is_enough(&self.pipes[0].text) || has_ended || self::has_ended(self.id()) {
+                return None;
+            }
         }
-    };
-    let wall_s = start.elapsed().as_secs_f64();
-    // SAFETY: the call takes plain numbers; the process was not waited for, so the number of its group is its
-    // own.
-    unsafe { libc::kill(-id, libc::SIGKILL) };
-    let (status, cpu_s) = end_of(id);
-    pipes.iter_mut().for_each(Pipe::drain);
-    let [output, errors] = pipes.map(|pipe| pipe.text);
-    // It has been waited for; the handle knows nothing of that.
-    drop(child);
-    Run { end: given_up.unwrap_or(End::Ended(status)), wall_s, cpu_s, output, errors }
+    }
+
+    /// Its run, at whose end it is.
+    fn end(mut self, given_up: Option<End>) -> Run {
+        let wall_s = self.start.elapsed().as_secs_f64();
+        let (status, cpu_s) = self.stop();
+        self.pipes.iter_mut().for_each(Pipe::drain);
+        let [output, errors] = self.pipes.each_mut().map(|pipe| std::mem::take(&mut pipe.text));
+        Run { end: given_up.unwrap_or(End::Ended(status)), wall_s, cpu_s, output, errors }
+    }
+
+    /// Ends it, and what it has started.
+    fn stop(&mut self) -> (ExitStatus, f64) {
+        let id = self.id();
+        *self.ended.get_or_insert_with(|| {
+            // SAFETY: the call takes plain numbers; the process was not waited for, so that the number of its
+            // group is its own.
+            unsafe { libc::kill(-id, libc::SIGKILL) };
+            // The child's handle knows nothing of that.
+            end_of(id)
+        })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A process of ours that stays, and takes one piece of work after the other: it reads words, a line of JSON
+/// each time, and says [`Done`].
+pub struct Helper {
+    process: Process,
+    requests: ChildStdin,
+    n_taken: u64,
+}
+
+/// What a [`Helper`] made of a piece of work.
+pub struct Work {
+    /// As if a process had been started for it.
+    pub run: Run,
+    /// Whether a failure of it can have to do with what was done before.
+    pub is_doubtful: bool,
+    /// The process, where it can take more.
+    pub helper: Option<Helper>,
+}
+
+impl Helper {
+    /// Starts one by these words.
+    ///
+    /// # Errors
+    /// Where the system does not.
+    pub fn start(words: &[String], setting: &Setting) -> Result<Helper, Run> {
+        let mut process =
+            Process::start(words, &[], Stdio::piped(), setting).map_err(|error| Run::not_started(words, error))?;
+        let requests = process.child.stdin.take().expect("invariant: it was asked for");
+        Ok(Helper { process, requests, n_taken: 0 })
+    }
+
+    /// Has it do what these words say.
+    pub fn take(mut self, words: &[String], setting: &Setting) -> Work {
+        self.process.start = Instant::now();
+        self.process.pipes.iter_mut().for_each(|pipe| {
+            pipe.drain();
+            pipe.text.clear();
+        });
+        let mut line = serde_json::to_vec(words).expect("invariant: words have a form in JSON");
+        line.push(b'\n');
+        // Where it has ended, that is found out below.
+        let _ = self.requests.write_all(&line);
+        let mut done = None;
+        let given_up = self.process.until(setting, &mut |text| {
+            done = Done::at_end_of(text);
+            done.is_some()
+        });
+        let (Some((done, at)), None) = (done, &given_up) else {
+            return Work { is_doubtful: self.n_taken > 0, run: self.process.end(given_up), helper: None };
+        };
+        let wall_s = self.process.start.elapsed().as_secs_f64();
+        self.process.pipes[1].drain();
+        let [mut output, errors] = self.process.pipes.each_mut().map(|pipe| std::mem::take(&mut pipe.text));
+        output.truncate(at);
+        let run = Run { end: End::Ended(ExitStatus::from_raw(done.status)), wall_s, cpu_s: 0.0, output, errors };
+        self.n_taken += 1;
+        Work { run, is_doubtful: done.is_doubtful, helper: done.stays.then_some(self) }
+    }
 }
 
 /// A file that holds this, to be read from its beginning.
 fn input_file(bytes: &[u8]) -> io::Result<File> {
-    use std::io::{Seek, Write};
+    use std::io::Seek;
     let mut file = crate::data::anonymous_file(c"tilewright-input")?;
     file.write_all(bytes)?;
     file.rewind()?;

@@ -30,6 +30,16 @@ pub enum TemplateError {
         /// What there is.
         known: String,
     },
+    /// A place for words that is no word of its own.
+    #[error(
+        "position {position}: {{*{name}}} is the words of a value, and stands alone (write {{{name}}} for a part of one)"
+    )]
+    Beside {
+        /// The character, from 1.
+        position: usize,
+        /// The name.
+        name: String,
+    },
     /// Something in a shell's language that is left to shells.
     #[error(
         "position {position}: `{found}` is for a shell, and this is started without one (add --shell, or quote it)"
@@ -47,14 +57,18 @@ pub enum TemplateError {
 enum Part {
     Text(String),
     Value(String),
+    /// All words of a value, or none; alone.
+    Words(String),
 }
 
-/// A command with places for values, such as `./app --tile {tile}`.
+/// A command with places for values, such as `./app --tile {tile}`. With `{*flags}` each word of the value is
+/// one of the command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
     words: Vec<Vec<Part>>,
     /// The names whose values a shell finds in its environment; none where there is no shell.
     environment: Option<Vec<String>>,
+    stays_after: Option<usize>,
 }
 
 /// What is started: words, and variables beside those that are there.
@@ -64,6 +78,16 @@ pub struct Invocation {
     pub words: Vec<String>,
     /// Further variables of the environment.
     pub variables: Vec<(String, String)>,
+    /// How many of the words start a process of ours that stays, and takes the others as one piece of work
+    /// after the other; none where a process ends with its work.
+    pub stays_after: Option<usize>,
+}
+
+impl Invocation {
+    /// Of words.
+    pub fn new(words: Vec<String>) -> Invocation {
+        Invocation { words, variables: Vec::new(), stays_after: None }
+    }
 }
 
 /// As it could be given to a shell.
@@ -88,7 +112,7 @@ const SHELL_SYMBOLS: &str = "|&;<>$`*?#~()";
 
 impl Template {
     /// Reads a command that is started without a shell: words with blanks between them, quoted as in a shell.
-    /// A value never becomes more than a part of one word.
+    /// A value never becomes more than a part of one word, but where its place is `{*name}`.
     ///
     /// # Errors
     /// [`TemplateError`].
@@ -114,6 +138,13 @@ impl Template {
                 },
                 (_, '{' | '}') => {
                     let part = reader.brace(position, c, names)?;
+                    if let Part::Words(name) = &part {
+                        let is_alone = word.is_none() && reader.peek().is_none_or(char::is_whitespace);
+                        // The first word is the program.
+                        if quote.is_some() || !is_alone || words.is_empty() {
+                            return Err(TemplateError::Beside { position, name: name.clone() });
+                        }
+                    }
                     add(word.get_or_insert_default(), part);
                 }
                 (None, found) if SHELL_SYMBOLS.contains(found) => {
@@ -124,7 +155,11 @@ impl Template {
         }
         reader.end()?;
         words.extend(word);
-        if words.is_empty() { Err(TemplateError::Empty) } else { Ok(Template { words, environment: None }) }
+        if words.is_empty() {
+            Err(TemplateError::Empty)
+        } else {
+            Ok(Template { words, environment: None, stays_after: None })
+        }
     }
 
     /// Reads a command for `sh -c`. Values are variables of its environment, so that none is read as code.
@@ -155,20 +190,28 @@ impl Template {
                         }
                     }
                 }
-                (_, '{' | '}') => match reader.brace(position, c, names)? {
-                    Part::Text(text) => script += &text,
-                    Part::Value(name) => {
-                        let variable = format!("${{{}}}", variable(&name));
-                        script += &match quote {
-                            None => format!("\"{variable}\""),
-                            Some('"') => variable,
-                            Some(_) => format!("'\"{variable}\"'"),
-                        };
-                        if !used.contains(&name) {
-                            used.push(name);
+                (_, '{' | '}') => {
+                    let part = reader.brace(position, c, names)?;
+                    let (name, is_words) = match part {
+                        Part::Text(text) => {
+                            script += &text;
+                            continue;
                         }
+                        Part::Value(name) => (name, false),
+                        Part::Words(name) if quote.is_some() => return Err(TemplateError::Beside { position, name }),
+                        Part::Words(name) => (name, true),
+                    };
+                    let variable = format!("${{{}}}", variable(&name));
+                    script += &match quote {
+                        None if is_words => variable,
+                        None => format!("\"{variable}\""),
+                        Some('"') => variable,
+                        Some(_) => format!("'\"{variable}\"'"),
+                    };
+                    if !used.contains(&name) {
+                        used.push(name);
                     }
-                },
+                }
                 _ => script.push(c),
             }
         }
@@ -177,7 +220,12 @@ impl Template {
             return Err(TemplateError::Empty);
         }
         let words = ["sh", "-c", &script].map(|word| vec![Part::Text(word.to_owned())]).into();
-        Ok(Template { words, environment: Some(used) })
+        Ok(Template { words, environment: Some(used), stays_after: None })
+    }
+
+    /// The same, where the process that its first words start stays: see [`Invocation::stays_after`].
+    pub fn staying_after(self, n_words: usize) -> Template {
+        Template { stays_after: Some(n_words), ..self }
     }
 
     /// A word as it stands in the text of a command that is started without a shell.
@@ -187,7 +235,7 @@ impl Template {
 
     /// Whether it has a place for this value.
     pub fn reads(&self, name: &str) -> bool {
-        let is_part = |part: &Part| matches!(part, Part::Value(known) if known == name);
+        let is_part = |part: &Part| matches!(part, Part::Value(known) | Part::Words(known) if known == name);
         self.words.iter().flatten().any(is_part) || self.environment.iter().flatten().any(|known| known == name)
     }
 
@@ -195,11 +243,16 @@ impl Template {
     pub fn with(&self, value: &dyn Fn(&str) -> String) -> Invocation {
         let text = |part: &Part| match part {
             Part::Text(text) => text.clone(),
-            Part::Value(name) => value(name),
+            Part::Value(name) | Part::Words(name) => value(name),
+        };
+        let words = |word: &Vec<Part>| match &word[..] {
+            [Part::Words(name)] => value(name).split_whitespace().map(str::to_owned).collect(),
+            parts => vec![parts.iter().map(text).collect::<String>()],
         };
         Invocation {
-            words: self.words.iter().map(|word| word.iter().map(text).collect()).collect(),
+            words: self.words.iter().flat_map(words).collect(),
             variables: self.environment.iter().flatten().map(|name| (variable(name), value(name))).collect(),
+            stays_after: self.stays_after,
         }
     }
 }
@@ -258,8 +311,12 @@ impl<'a> Reader<'a> {
             && let Some((_, c)) = self.next()
         {
             if c == '}' {
+                let (name, part): (_, fn(String) -> Part) = match name.strip_prefix('*') {
+                    Some(name) => (name.to_owned(), Part::Words),
+                    None => (name, Part::Value),
+                };
                 return match names.contains(&name.as_str()) {
-                    true => Ok(Part::Value(name)),
+                    true => Ok(part(name)),
                     false => Err(TemplateError::Unknown { position, name, known: names.join(", ") }),
                 };
             }
@@ -317,6 +374,29 @@ mod tests {
         check("a | b", &format!("position 3: `|` {shell}"));
         check("a > b", &format!("position 3: `>` {shell}"));
         assert!(Template::words("a '|' \"$x\"", &NAMES).is_ok());
+        let alone = "{*tile} is the words of a value, and stands alone (write {tile} for a part of one)";
+        for (text, position) in [("a -{*tile}", 4), ("a {*tile}b", 3), ("a \"{*tile}\"", 4), ("{*tile} a", 1)] {
+            check(text, &format!("position {position}: {alone}"));
+        }
+        assert_eq!(Template::shell("a '{*tile}'", &NAMES).unwrap_err().to_string(), format!("position 4: {alone}"));
+    }
+
+    #[test]
+    fn a_value_may_be_words_where_that_is_said() {
+        let flags = |text: &'static str| move |_: &str| text.to_owned();
+        let words = |text: &str, value: &'static str| Template::words(text, &NAMES).unwrap().with(&flags(value)).words;
+        assert_eq!(words("cc {*tile} a.c", "-O3  '-g'"), ["cc", "-O3", "'-g'", "a.c"]);
+        assert_eq!(words("cc {*tile}", ""), ["cc"]);
+        assert_eq!(words("cc {tile}", ""), ["cc", ""]);
+        let shell = Template::shell("printf '<%s>' a {*tile}; echo {tile}", &NAMES).unwrap();
+        assert!(shell.reads("tile"));
+        let run = |value: &'static str| {
+            let Invocation { words, variables, .. } = shell.with(&flags(value));
+            let output = std::process::Command::new(&words[0]).args(&words[1..]).envs(variables).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        assert_eq!(run("b $(c)"), "<a><b><$(c)>b $(c)\n");
+        assert_eq!(run(""), "<a>\n");
     }
 
     /// A shell is given values that would do harm if it read them.

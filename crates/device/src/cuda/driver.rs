@@ -63,6 +63,7 @@ functions! {
     load_module = c"cuModuleLoadData" (*mut Handle, *const c_void);
     unload_module = c"cuModuleUnload" (Handle);
     function = c"cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    variable = c"cuModuleGetGlobal_v2" (*mut Address, *mut usize, Handle, *const c_char);
     function_attribute = c"cuFuncGetAttribute" (*mut c_int, c_int, Handle);
     set_function_attribute = c"cuFuncSetAttribute" (Handle, c_int, c_int);
     launch = c"cuLaunchKernel" (

@@ -84,6 +84,10 @@ impl Driver for Cuda {
         Code::load(&self.context, code).map(Arc::new).map_err(of_compiler::<Cuda>)
     }
 
+    fn write_variable(code: &Arc<Code>, name: &str, bytes: &[u8]) -> Result<(), Failure> {
+        code.write(name, bytes).map_err(of_compiler::<Cuda>)
+    }
+
     fn launch_own(
         code: &Arc<Code>,
         shape: &Shape,

@@ -11,7 +11,7 @@ use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_tune::ErrorClass;
 use tilewright_tune::expression::{Datum, Expression, Scope, Type, evaluate};
 
-use super::{Answer, Argument, Buffer, Failure, Job, compare, is_hopeless, say, unknown, write_outputs};
+use super::{Answer, Argument, Buffer, Failure, Job, compare, is_hopeless, unknown, write_outputs};
 use crate::cuda::compile::{CompileError, Compiler, Unit, Write, entry_of};
 use crate::gpu::{Cuda, Driver, KernelArgument, Memory, OpenCl, Shape, Span, fits, keep_compiled_in, of_device};
 use crate::pace::Variation;
@@ -125,14 +125,46 @@ impl GpuJob {
     }
 }
 
-/// Builds the kernel of a job into a file, by `write`, and says what is wrong where that fails; whether it
-/// went well. The words are its parameters, as `name=value`.
-pub fn build(job: &Path, into: &Path, words: &[String], write: Write) -> bool {
-    say(built(job, into, &parameters(words), write).map(|()| None))
+/// What a process needs of drivers, which takes longer than a kernel.
+pub(super) struct Drivers {
+    /// Where what one process has had compiled is found by another.
+    folder: PathBuf,
+    opencl: Option<OpenCl>,
+    cuda: Option<Cuda>,
 }
 
-fn built(job: &Path, into: &Path, parameters: &[(String, String)], write: Write) -> Result<(), Failure> {
-    let job = Job::read(job)?;
+impl Drivers {
+    /// Of a process for a job, which is in this file.
+    pub(super) fn of(job: &Path) -> Drivers {
+        Drivers { folder: folder_of(job).to_owned(), opencl: None, cuda: None }
+    }
+
+    fn opencl(&mut self, target: &Target) -> Result<&OpenCl, Failure> {
+        if self.opencl.is_none() {
+            keep_compiled_in(Some(&self.folder));
+            self.opencl = Some(OpenCl::new(target).map_err(|why| (ErrorClass::Unknown, why.to_string()))?);
+        }
+        Ok(self.opencl.as_ref().expect("invariant: it was made above"))
+    }
+
+    fn cuda(&mut self, target: &Target) -> Result<&Cuda, Failure> {
+        if self.cuda.is_none() {
+            keep_compiled_in(None);
+            self.cuda = Some(Cuda::new(target).map_err(|why| (ErrorClass::Unknown, why.to_string()))?);
+        }
+        Ok(self.cuda.as_ref().expect("invariant: it was made above"))
+    }
+}
+
+/// Builds the kernel of a job into a file, by `write`. The words are its parameters, as `name=value`.
+pub(super) fn build(
+    job: &Job,
+    drivers: &mut Drivers,
+    into: &Path,
+    words: &[String],
+    write: Write,
+) -> Result<(), Failure> {
+    let parameters = &parameters(words);
     let Some(gpu) = &job.gpu else { return Err((ErrorClass::Unknown, "there is nothing to build".to_owned())) };
     let (shape, target) = (gpu.shape(parameters)?, gpu.target()?);
     // What cannot run need not be built.
@@ -142,15 +174,14 @@ fn built(job: &Path, into: &Path, parameters: &[(String, String)], write: Write)
     let refused = |why: String| (ErrorClass::CompileErrorDevice, why);
     let code = match &gpu.compiler {
         None => {
-            keep_compiled_in(Some(folder_of(into)));
-            let driver = OpenCl::new(&target).map_err(|why| (ErrorClass::Unknown, why.to_string()))?;
             let mut options = gpu.flags.join(" ");
             let beside = folder_of(&gpu.source).display().to_string();
             // Options have no way to quote.
             if !beside.contains(char::is_whitespace) {
                 options += &format!(" -I{beside}");
             }
-            driver.compiled(&text, &options).map_err(|failure| (failure.class, failure.message))?
+            let compiled = drivers.opencl(&target)?.compiled(&text, &options);
+            compiled.map_err(|failure| (failure.class, failure.message))?
         }
         Some(compiler) => {
             let unit = Unit { text: &text, path: &gpu.source, flags: &gpu.flags, gpu: &target.cpu };
@@ -171,31 +202,24 @@ fn folder_of(path: &Path) -> &Path {
 
 /// Runs what was built, as [`super::serve`] does.
 pub(super) fn call(
-    job: &Job,
-    gpu: &GpuJob,
+    (job, gpu): (&Job, &GpuJob),
+    drivers: &mut Drivers,
     built: &Path,
     parameters: &[(String, String)],
     buffers: Vec<Option<Buffer>>,
     leading_ns: Option<f64>,
 ) -> Result<Option<Answer>, Failure> {
-    let no_device = |why: String| (ErrorClass::Unknown, why);
     let code = fs::read(built).map_err(unknown("its code"))?;
     let (mut shape, target) = (gpu.shape(parameters)?, gpu.target()?);
     let run = Run { job, gpu, parameters, target: &target, leading_ns };
     match target.arch {
-        Arch::Gpu(GpuApi::OpenCl) => {
-            keep_compiled_in(Some(folder_of(built)));
-            let driver = OpenCl::new(&target).map_err(|why| no_device(why.to_string()))?;
-            run.on(&driver, &code, &shape, buffers)
-        }
+        Arch::Gpu(GpuApi::OpenCl) => run.on(drivers.opencl(&target)?, &code, &shape, buffers),
         Arch::Gpu(GpuApi::Cuda) => {
-            keep_compiled_in(None);
-            let driver = Cuda::new(&target).map_err(|why| no_device(why.to_string()))?;
             shape.name = entry_of(&code, &shape.name).map_err(|why| (ErrorClass::CompileErrorDevice, why))?;
-            run.on(&driver, &code, &shape, buffers)
+            run.on(drivers.cuda(&target)?, &code, &shape, buffers)
         }
         Arch::Gpu(GpuApi::AmdGpu) | Arch::X86_64 | Arch::Aarch64 => {
-            Err(no_device(format!("nothing runs kernels of others for {}", target.name())))
+            Err((ErrorClass::Unknown, format!("nothing runs kernels of others for {}", target.name())))
         }
     }
 }
@@ -225,12 +249,18 @@ impl Run<'_> {
         let code = driver.load(code).map_err(|failure| (failure.class, failure.message))?;
         let mut memories: Vec<Option<Arc<Memory<D>>>> = Vec::new();
         for buffer in &buffers {
-            let memory = buffer.as_ref().map(|buffer| driver.memory(buffer.memory.n_bytes())).transpose();
+            let argument = buffer.as_ref().filter(|buffer| !buffer.is_variable);
+            let memory = argument.map(|buffer| driver.memory(buffer.memory.n_bytes())).transpose();
             memories.push(memory.map_err(by_device::<D>)?.map(Arc::new));
+        }
+        for buffer in buffers.iter().flatten().filter(|buffer| buffer.is_variable) {
+            D::write_variable(&code, buffer.name, buffer.memory.as_slice::<u8>())
+                .map_err(|failure| (failure.class, format!("variable {}: {}", buffer.name, failure.message)))?;
         }
         let mut arguments = Vec::new();
         for (argument, memory) in self.job.arguments.iter().zip(&memories) {
             arguments.push(match (argument, memory) {
+                (Argument::Buffer { is_variable: true, .. }, _) => continue,
                 (Argument::Value(bytes), _) => KernelArgument::Value(bytes.clone()),
                 (Argument::Shared(text), _) => {
                     KernelArgument::Shared(self.gpu.size("the shared memory", text, self.parameters)? as usize)
@@ -358,6 +388,16 @@ mod tests {
 
     /// What comes of it in an emulator, with this factor where 3 is right, and this many blocks.
     fn outcome(to: &str, factor: i32, grid: &str) -> Result<Option<Answer>, Failure> {
+        outcome_with(to, factor, grid, None)
+    }
+
+    /// The same of a source that has a variable of this name.
+    fn outcome_with(
+        to: &str,
+        factor: i32,
+        grid: &str,
+        variable: Option<&'static str>,
+    ) -> Result<Option<Answer>, Failure> {
         let gpu = GpuJob {
             target: Target::named("sm_80").unwrap().to_string(),
             compiler: None,
@@ -381,20 +421,38 @@ mod tests {
         output.fill(0xFF);
         let answer = ReadOnly::new(file.as_fd(), 0, 512).unwrap();
         let buffers = vec![
-            Some(Buffer { name: "in", dtype: DType::I32, memory, answer: None, is_output: false }),
-            Some(Buffer { name: "out", dtype: DType::I32, memory: output, answer: Some(answer), is_output: true }),
+            Some(Buffer { name: "in", dtype: DType::I32, memory, answer: None, is_output: false, is_variable: false }),
+            Some(Buffer {
+                name: "out",
+                dtype: DType::I32,
+                memory: output,
+                answer: Some(answer),
+                is_output: true,
+                is_variable: false,
+            }),
             None,
+            variable.map(|name| Buffer {
+                name,
+                dtype: DType::I32,
+                memory: Fenced::new(256).unwrap(),
+                answer: None,
+                is_output: false,
+                is_variable: true,
+            }),
         ];
-        let buffer = |is_output| Argument::Buffer {
+        let buffer = |is_output, is_variable| Argument::Buffer {
             name: String::new(),
             dtype: "i32".to_owned(),
             n: 64,
             contents_at: None,
             answer_at: None,
             is_output,
+            is_variable,
         };
+        let arguments = [buffer(false, false), buffer(true, false), Argument::Value(factor.to_ne_bytes().to_vec())];
+        let variables = variable.map(|_| buffer(false, true));
         let job = Job {
-            arguments: vec![buffer(false), buffer(true), Argument::Value(factor.to_ne_bytes().to_vec())],
+            arguments: arguments.into_iter().chain(variables).collect(),
             data: PathBuf::new(),
             tolerance: 0.0,
             min_time_ns: 1e6,
@@ -419,6 +477,9 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
+        assert!(outcome_with("%rd2", 3, "2", Some("table")).is_ok());
+        let (class, why) = outcome_with("%rd2", 3, "2", Some("none")).unwrap_err();
+        assert!(class == ErrorClass::CompileErrorDevice && why.starts_with("variable none: "), "{class}: {why}");
         let fails = |to: &str, factor: i32, grid: &str, class: ErrorClass, words: &str| {
             let (is, why) = outcome(to, factor, grid).unwrap_err();
             assert!(is == class && why.contains(words), "{is}: {why}");

@@ -38,8 +38,8 @@ const WARMUPS_OF_TIMES: usize = 1;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CommandRequest {
-    /// What is run, with `{name}` in the place of a parameter's value and `{dir}` in that of the folder of
-    /// its build.
+    /// What is run, with `{name}` in the place of a parameter's value, `{*name}` in that of its words, and
+    /// `{dir}` in that of the folder of its build.
     pub command: String,
     /// The parameters in order, each with its values: `8,16,32`, `1..8` with both ends, or a list in Python's
     /// way.
@@ -138,7 +138,8 @@ pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
     }
     let items: Vec<&str> = text.split(',').map(str::trim).collect();
     if items.contains(&"") {
-        return Err(Error::input("a value is missing (write 8,16,32 or 1..8 or [2**i for i in range(8)])"));
+        let mend = "write 8,16,32 or 1..8 or [2**i for i in range(8)], and an empty one as in ['', '-e']";
+        return Err(Error::input(format!("a value is missing ({mend})")));
     }
     // Only numbers that are written as they are printed: others are passed on as they are.
     let number = |item: &&str| item.parse::<i64>().ok().filter(|number| number.to_string() == **item);

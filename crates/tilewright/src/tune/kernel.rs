@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use tilewright_device::command::{FOLDER, Invocation, Metric, Options, Template, run_to_end};
 use tilewright_device::cuda::compile::Compiler;
 use tilewright_device::device::WorkerCommand;
+use tilewright_device::folder::Folder;
 use tilewright_device::host;
 use tilewright_device::kernel::{Argument, ENTRY, GpuJob, Job};
 use tilewright_device::opencl;
@@ -221,6 +222,9 @@ struct ArgumentForm {
     /// Elements that the threads of a block share.
     #[serde(skip_serializing_if = "Option::is_none")]
     local: Option<Number>,
+    /// Whether it is a variable of the source, as CUDA's `__constant__` makes them, rather than an argument.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    variable: bool,
     #[serde(default)]
     role: RoleForm,
     #[serde(default)]
@@ -319,6 +323,8 @@ struct Port {
     n: Option<u64>,
     /// Bytes that the threads of a block share, as an expression.
     shared: Option<String>,
+    /// Whether it is a variable of the source.
+    is_variable: bool,
     /// Of a value.
     value: f64,
     role: RoleForm,
@@ -420,6 +426,9 @@ impl KernelRequest {
     fn check_sizes(&self, ports: &[Port]) -> Result<(), Error> {
         let form = &self.form;
         let shared: Vec<String> = ports.iter().filter_map(|port| port.shared.clone()).collect();
+        if self.language()? != Language::Cuda && ports.iter().any(|port| port.is_variable) {
+            return Err(Error::input("`variable` is for CUDA (other kernels take what is constant as arguments)"));
+        }
         let unused = Target::named("opencl").expect("every generic name is known");
         let Some(gpu) = self.gpu(&unused, None)? else {
             let is_for_gpus = [form.grid.is_some(), form.block.is_some(), form.shared_bytes.is_some()];
@@ -528,7 +537,12 @@ impl KernelRequest {
                 }
             };
             let (c_type, dtype, value) = ((*c_type).to_owned(), *dtype, value.unwrap_or(0.0));
-            Ok(Port { name: name.clone(), c_type, dtype, n, shared, value, role: form.role, fill: form.fill.clone() })
+            let is_variable = form.variable;
+            if is_variable && (n.is_none() || form.role != RoleForm::In) {
+                return Err(Error::input(format!("argument {name}: a variable has a `size` and the role in")));
+            }
+            let (role, fill) = (form.role, form.fill.clone());
+            Ok(Port { name: name.clone(), c_type, dtype, n, shared, is_variable, value, role, fill })
         };
         let ports = self.form.arguments.iter().map(port).collect::<Result<Vec<_>, Error>>()?;
         if !ports.iter().any(|port| port.n.is_some() && port.role != RoleForm::In) {
@@ -574,7 +588,7 @@ struct Bench<'a> {
     worker: &'a WorkerCommand,
     /// How a kernel for a GPU is built and launched.
     gpu: Option<GpuJob>,
-    folder: tempfile::TempDir,
+    folder: Folder,
     ports: Vec<Port>,
     memory_bytes: u64,
 }
@@ -612,8 +626,7 @@ impl Bench<'_> {
     }
 
     fn run(&self, what: &str, words: Vec<String>, timeout: Duration) -> Result<Vec<u8>, Error> {
-        let invocation = Invocation { words, variables: Vec::new() };
-        run_to_end(&invocation, what, timeout, self.memory_bytes).map_err(Error::input)
+        run_to_end(&Invocation::new(words), what, timeout, self.memory_bytes).map_err(Error::input)
     }
 
     /// What a process of ours is started with that builds what a job is of, or calls it.
@@ -676,8 +689,8 @@ impl Bench<'_> {
             let contents_at = (!contents.is_empty()).then(|| add(contents, port.dtype));
             let answer = answers.as_mut().filter(|_| is_output).and_then(Iterator::next);
             let answer_at = answer.map(|answer| add(answer, DType::F64));
-            let (name, dtype) = (port.name.clone(), port.dtype.name().to_owned());
-            Argument::Buffer { name, dtype, n, contents_at, answer_at, is_output }
+            let (name, dtype, is_variable) = (port.name.clone(), port.dtype.name().to_owned(), port.is_variable);
+            Argument::Buffer { name, dtype, n, contents_at, answer_at, is_output, is_variable }
         });
         let arguments = arguments.collect();
         let end = data.len().next_multiple_of(PAGE as usize).max(PAGE as usize);
@@ -909,8 +922,8 @@ pub fn tune_kernel(
 ) -> Result<Tuned, Error> {
     let wall = Wall::new();
     let space = Arc::new(request.space()?);
-    let folder = tempfile::Builder::new().prefix("tilewright-kernel-").tempdir();
-    let folder = folder.map_err(Bench::failed("a folder for what candidates have in common"))?;
+    let folder =
+        Folder::new("tilewright-kernel").map_err(Bench::failed("a folder for what candidates have in common"))?;
     let source = request.path(&request.form.source);
     crate::file::read(&source, "the kernel's source")?;
     let (language, target) = (request.language()?, request.target()?);
@@ -942,15 +955,20 @@ pub fn tune_kernel(
         Template::words(&words.collect::<Vec<_>>().join(" "), &names).map_err(Error::input)
     };
     let markers = std::slice::from_ref(&marker);
+    // A process takes all candidates, each by the words behind its job.
+    let n_words = worker.arguments.len() + 3;
+    let words = |option: &str, macros: &[String]| {
+        let template = template(bench.caller(option, &job, &library, macros), "");
+        template.map(|template| template.staying_after(n_words))
+    };
     let (build, run) = if bench.gpu.is_some() {
-        let words = |option| template(bench.caller(option, &job, &library, markers), "");
-        (words(BUILD)?, words(CALL)?)
+        (words(BUILD, markers)?, words(CALL, markers)?)
     } else {
         let extension = if language == Language::C { "c" } else { "cc" };
         let text = wrapper(&source, &request.form.function, &bench.ports);
         let wrapper = bench.write(&format!("kernel.{extension}"), text.as_bytes())?;
         let build = template(bench.compile(&wrapper, language, markers, &library), "-D")?;
-        (build, template(bench.caller(CALL, &job, &library, &[]), "")?)
+        (build, words(CALL, &[])?)
     };
     let options = Options {
         build: Some(build),

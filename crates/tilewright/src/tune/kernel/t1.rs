@@ -136,7 +136,8 @@ pub(super) fn form(text: &str) -> Result<Form, Error> {
         values: ValuesForm::Expression(Datum::List(values.as_slice().into()).to_string()),
     };
     let arguments = kernel.arguments.iter().enumerate();
-    let arguments = arguments.map(|(at, argument)| argument_form(at, argument, &kernel.problem_size, &parameters));
+    let arguments =
+        arguments.map(|(at, argument)| argument_form(at, argument, &kernel.problem_size, &parameters, language));
     let is_for_gpu = language.api().is_some();
     let (grid, block) = if is_for_gpu { sizes(&kernel, language, &parameters)? } else { (None, None) };
     let mut flags = if is_for_gpu { Vec::new() } else { default_flags() };
@@ -193,7 +194,7 @@ fn sizes(
             return Err(Error::input("there is neither a GlobalSize nor a ProblemSize of whole numbers"));
         }
         let along = |axis: usize| {
-            let n = problem.get(axis).copied().unwrap_or(1);
+            let Some(n) = problem.get(axis).copied() else { return "1".to_owned() };
             let by_default = || if is_parameter(names[axis]) { names[axis].to_owned() } else { "1".to_owned() };
             let divisor = divisors[axis].as_ref().map_or_else(by_default, |divisors| {
                 let all = divisors.iter().map(|divisor| format!("({})", text(divisor))).collect::<Vec<_>>().join(" * ");
@@ -242,6 +243,7 @@ fn argument_form(
     argument: &Argument,
     problem: &Json,
     parameters: &[(String, Vec<Datum>)],
+    language: Language,
 ) -> Result<ArgumentForm, Error> {
     let name = argument.name.clone().unwrap_or_else(|| format!("argument{}", at + 1));
     let refuse = |reason: String| Err(Error::input(format!("argument {name}: {reason}")));
@@ -252,12 +254,11 @@ fn argument_form(
         size: None,
         value: None,
         local: None,
+        // In CUDA it is known by its name; in OpenCL C it is an argument like others.
+        variable: argument.mem_type.as_deref() == Some("Constant") && language == Language::Cuda,
         role: RoleForm::In,
         fill: Fill::Default,
     };
-    if argument.mem_type.as_deref() == Some("Constant") {
-        return refuse("its MemType is Constant, which is not supported (pass it as a global array)".to_owned());
-    }
     match argument.memory_type.as_str() {
         "Local" => {
             let n = argument.size.as_ref().map(|size| Number::Expression(text(size)));
