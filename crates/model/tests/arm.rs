@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use common::{cases, light, no_files};
-use tilewright::library::{Form, library, write_library};
+use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_graph::{Bindings, onnx, specialise};
 use tilewright_ir::Target;
 use tilewright_model::{Runner, compile_guessed, lower};
@@ -67,7 +67,7 @@ fn a_network_gives_the_same_answer_on_another_machine() {
 
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("arm-{}", std::process::id()));
     let (model, origin) = (compiled.model.cpu().unwrap(), ["squeezenet".to_owned()]);
-    let library = library(Some("net"), "squeezenet", model, &target, 2, &origin).unwrap();
+    let library = library(Some("net"), "squeezenet", model, &target, 2, Weights::Small, &origin).unwrap();
     let bytes: Vec<u8> = x.floats().iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
     for form in [Form::C, Form::Shared] {
         fs::create_dir_all(&folder).unwrap();

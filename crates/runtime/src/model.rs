@@ -261,7 +261,7 @@ pub struct Port {
 
 impl Model {
     /// Checks a plan, lays its constants out in one block and prepares those that kernels keep. Given data
-    /// that no run needs is dropped.
+    /// that no run needs is not in the block.
     ///
     /// A kernel may write the very slice that it reads where it reads each element before it writes it and
     /// never again; other overlaps are refused.
@@ -289,7 +289,7 @@ impl Model {
         Ok(model)
     }
 
-    /// The plan; data of its constants that no run needs is gone.
+    /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -348,25 +348,28 @@ impl Model {
             }
         }
         let mut scratch = Aligned::new(self.scratch_bytes(1))?;
-        let mut is_made = HashSet::new();
-        for step in &self.plan.steps {
-            if let Work::Kernel { kernel, arguments, kept, parts, .. } = &step.work {
-                let code = &self.codes[*kernel];
-                let mut made = kept.iter().filter_map(|slice| self.constant_of(slice));
-                // Steps that share what is prepared say so by naming the same constants.
-                let is_new = made.any(|at| !is_made.contains(&at));
-                if is_new && !parts.contains(&Part::Prepare) {
-                    self.prepare(code, arguments, kept, &mut scratch)?;
-                    is_made.extend(kept.iter().filter_map(|slice| self.constant_of(slice)));
-                }
-            }
-        }
-        for (constant, offset) in self.plan.constants.iter_mut().zip(&self.constant_offsets) {
-            if let (Constant::Data(data), None) = (constant, offset) {
-                data.clear();
+        for at in self.preparations() {
+            if let Work::Kernel { kernel, arguments, kept, .. } = &self.plan.steps[at].work {
+                self.prepare(&self.codes[*kernel], arguments, kept, &mut scratch)?;
             }
         }
         Ok(())
+    }
+
+    /// The steps, by their places, whose kernels prepare what they keep of constants: of steps that share
+    /// that, which they say by naming the same constants, the first one.
+    pub fn preparations(&self) -> Vec<usize> {
+        let mut is_made = HashSet::new();
+        let mut found = Vec::new();
+        for (at, step) in self.plan.steps.iter().enumerate() {
+            let Work::Kernel { kept, parts, .. } = &step.work else { continue };
+            let made: Vec<usize> = kept.iter().filter_map(|slice| self.constant_of(slice)).collect();
+            if !parts.contains(&Part::Prepare) && made.iter().any(|constant| !is_made.contains(constant)) {
+                is_made.extend(made);
+                found.push(at);
+            }
+        }
+        found
     }
 
     fn prepare(&self, code: &Code, arguments: &[Slice], kept: &[Slice], scratch: &mut Aligned) -> io::Result<()> {
@@ -396,7 +399,13 @@ impl Model {
         Ok(())
     }
 
-    fn constant_of(&self, slice: &Slice) -> Option<usize> {
+    /// Where a constant lies among [`Model::constants`]; none where no run needs it.
+    pub fn constant_offset(&self, constant: usize) -> Option<usize> {
+        self.constant_offsets[constant]
+    }
+
+    /// The constant that a slice is of.
+    pub fn constant_of(&self, slice: &Slice) -> Option<usize> {
         match self.plan.tensors[slice.tensor].place {
             Place::Constant(at) => Some(at),
             Place::Input(_) | Place::Output(_) | Place::Arena(_) => None,

@@ -13,7 +13,7 @@ fn a_plan_runs_its_steps() {
     let threads = Threads::new(2).unwrap();
     for on_host in [false, true] {
         let model = model(on_host);
-        assert_eq!(model.constants().len(), 2 * 192, "weights that only `prepare` reads are gone");
+        assert_eq!(model.constants().len(), 2 * 320, "weights that only `prepare` reads are gone");
         let mut context = Context::new(&model, &threads).unwrap();
         let mut step_ns = vec![0; model.plan().steps.len()];
         for round in 0..20 {

@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use tilewright_ir::Part;
-use tilewright_runtime::{Base, Slice, Work};
+use tilewright_runtime::{Address, Base, Slice, Work};
 
+use crate::constants::Home;
 use crate::{Library, dlpack, named, tensor};
 
 /// The functions of a library, behind its name.
@@ -77,16 +78,18 @@ fn tables(library: &Library) -> Result<String, std::fmt::Error> {
     let mut add = |slices: &mut dyn Iterator<Item = (&Slice, bool)>, step: &str| -> std::fmt::Result {
         writeln!(addresses, "    /* {} */", step.replace("*/", "* /"))?;
         for (slice, is_used) in slices {
-            let unused = ("NET_UNUSED", 0, 0);
-            let (base, index, offset) = match model.address(slice).filter(|_| is_used) {
-                None => unused,
-                Some(address) => match address.base {
-                    Base::Arena => ("NET_IN_ARENA", 0, address.offset),
-                    Base::Constants => ("NET_IN_CONSTANTS", 0, address.offset),
-                    Base::Input(at) => ("NET_IN_INPUT", at, address.offset),
-                    Base::Output(at) => ("NET_IN_OUTPUT", at, address.offset),
-                },
+            let home = || match library.constants.home(model, slice)? {
+                Home::File(offset) => Some(("NET_IN_CONSTANTS", 0, offset)),
+                Home::Made(offset) => Some(("NET_IN_MADE", 0, offset)),
             };
+            let place = || match model.address(slice)? {
+                Address { base: Base::Arena, offset } => Some(("NET_IN_ARENA", 0, offset)),
+                Address { base: Base::Input(at), offset } => Some(("NET_IN_INPUT", at, offset)),
+                Address { base: Base::Output(at), offset } => Some(("NET_IN_OUTPUT", at, offset)),
+                Address { base: Base::Constants, .. } => None,
+            };
+            let found = if is_used { home().or_else(place) } else { None };
+            let (base, index, offset) = found.unwrap_or(("NET_UNUSED", 0, 0));
             if base == "NET_IN_INPUT" || base == "NET_IN_OUTPUT" {
                 passed.push(n_addresses.to_string());
             }
@@ -119,6 +122,15 @@ fn tables(library: &Library) -> Result<String, std::fmt::Error> {
             Work::Host { .. } => unreachable!("such a plan is refused"),
         }
     }
+    let mut makers = String::new();
+    for &maker in &library.constants.makers {
+        let step = &model.plan().steps[maker];
+        let Work::Kernel { kernel, arguments, kept, .. } = &step.work else { continue };
+        let used = |(slice, at)| (slice, model.is_used(*kernel, at, &[Part::Prepare]));
+        add(&mut arguments.iter().chain(kept).zip(0..).map(used), &step.name)?;
+        writeln!(makers, "    {{{}, {first}, 1, 0}},", function(name, *kernel, Part::Prepare))?;
+        first += arguments.len() + kept.len();
+    }
     kernels.sort_unstable();
     kernels.dedup();
 
@@ -144,10 +156,13 @@ fn tables(library: &Library) -> Result<String, std::fmt::Error> {
     writeln!(out, "/* Bytes of the tensors in between, and of what kernels use for themselves. */")?;
     writeln!(out, "#define NET_TENSOR_BYTES {}u", model.plan().arena_bytes())?;
     writeln!(out, "#define NET_SCRATCH_BYTES {}u\n", model.scratch_bytes(library.n_threads))?;
-    if model.constants().is_empty() {
-        writeln!(out, "#define net_constants NULL\n")?;
+    writeln!(out, "#define NET_CONSTANT_BYTES ((size_t){}u)", library.constants.bytes.len())?;
+    if library.constants.bytes.is_empty() {
+        writeln!(out, "#define net_constants_at NULL\n")?;
     } else {
-        writeln!(out, "extern NET_HIDDEN const unsigned char net_constants[];\n")?;
+        writeln!(out, "extern NET_HIDDEN const unsigned char net_constants[];")?;
+        writeln!(out, "/* Read from memory, as a whole address: they may be beyond the reach of a shorter one. */")?;
+        writeln!(out, "static const unsigned char *const volatile net_constants_at = net_constants;\n")?;
     }
     for kernel in &kernels {
         writeln!(out, "int {}_supported(void);", kernel_prefix(name, *kernel))?;
@@ -166,6 +181,9 @@ fn tables(library: &Library) -> Result<String, std::fmt::Error> {
     passed.push("0".to_owned());
     writeln!(out, "static const uint32_t net_passed[NET_PASSED + 1] = {{{}}};\n", passed.join(", "))?;
     writeln!(out, "#define NET_STEPS {n_steps}u")?;
-    writeln!(out, "static const net_step net_steps[NET_STEPS + 1] = {{\n{steps}    {{NULL, 0, 0, 0}}\n}};")?;
+    writeln!(out, "static const net_step net_steps[NET_STEPS + 1] = {{\n{steps}    {{NULL, 0, 0, 0}}\n}};\n")?;
+    writeln!(out, "/* Bytes of what the first context makes of constants, and the steps that do so. */")?;
+    writeln!(out, "#define NET_MADE_BYTES ((size_t){}u)", library.constants.made_bytes)?;
+    writeln!(out, "static const net_step net_makers[] = {{\n{makers}    {{NULL, 0, 0, 0}}\n}};")?;
     Ok(out)
 }

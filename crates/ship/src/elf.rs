@@ -1,9 +1,16 @@
 //! An object that holds data: what no compiler is needed for.
 
+use std::borrow::Cow;
+
 use tilewright_ir::target::Arch;
 
 /// Data begins at multiples of so many bytes.
 const ALIGN: usize = 64;
+/// Bytes of a large page. Systems map files in such pages where they begin at multiples of one in the file
+/// and in memory.
+const LARGE_PAGE: usize = 2 << 20;
+/// Data of so many large pages begins at one.
+const LARGE_PAGES: usize = 8;
 const HEADER_BYTES: usize = 64;
 const SECTION_BYTES: usize = 64;
 const SYMBOL_BYTES: usize = 24;
@@ -12,24 +19,27 @@ const SHT_PROGBITS: u32 = 1;
 const SHT_SYMTAB: u32 = 2;
 const SHT_STRTAB: u32 = 3;
 const SHF_ALLOC: u64 = 2;
+/// Data that code refers to by whole addresses alone: linkers put it behind all else, so that what code
+/// refers to by less stays within its reach.
+const SHF_X86_64_LARGE: u64 = 0x1000_0000;
 /// A global symbol of data.
 const GLOBAL_OBJECT: u8 = 0x11;
 const HIDDEN: u8 = 2;
 
-struct Section {
+struct Section<'d> {
     name: &'static str,
     kind: u32,
     flags: u64,
-    data: Vec<u8>,
+    data: Cow<'d, [u8]>,
     link: u32,
     info: u32,
     align: u64,
     entry_bytes: u64,
 }
 
-impl Section {
-    fn new(name: &'static str, kind: u32, data: Vec<u8>, align: u64) -> Section {
-        Section { name, kind, flags: 0, data, link: 0, info: 0, align, entry_bytes: 0 }
+impl<'d> Section<'d> {
+    fn new(name: &'static str, kind: u32, data: impl Into<Cow<'d, [u8]>>, align: u64) -> Section<'d> {
+        Section { name, kind, flags: 0, data: data.into(), link: 0, info: 0, align, entry_bytes: 0 }
     }
 }
 
@@ -42,8 +52,13 @@ pub fn data_object(arch: Arch, symbol: &str, data: &[u8]) -> Vec<u8> {
     symbols.extend(0u64.to_le_bytes());
     symbols.extend((data.len() as u64).to_le_bytes());
     let strings = format!("\0{symbol}\0").into_bytes();
+    let (name, flags) = match arch {
+        Arch::X86_64 => (".lrodata", SHF_ALLOC | SHF_X86_64_LARGE),
+        Arch::Aarch64 | Arch::Gpu(_) => (".rodata", SHF_ALLOC),
+    };
+    let align = if data.len() >= LARGE_PAGES * LARGE_PAGE { LARGE_PAGE } else { ALIGN };
     let sections = [
-        Section { flags: SHF_ALLOC, ..Section::new(".rodata", SHT_PROGBITS, data.to_vec(), ALIGN as u64) },
+        Section { flags, ..Section::new(name, SHT_PROGBITS, data, align as u64) },
         Section {
             link: 3,
             // The number of the first global symbol.
@@ -59,7 +74,7 @@ pub fn data_object(arch: Arch, symbol: &str, data: &[u8]) -> Vec<u8> {
     object(arch, sections)
 }
 
-fn object<const N: usize>(arch: Arch, mut sections: [Section; N]) -> Vec<u8> {
+fn object<const N: usize>(arch: Arch, mut sections: [Section<'_>; N]) -> Vec<u8> {
     let mut names = vec![0];
     let name_offsets: Vec<u32> = sections
         .iter()
@@ -70,11 +85,14 @@ fn object<const N: usize>(arch: Arch, mut sections: [Section; N]) -> Vec<u8> {
             at
         })
         .collect();
-    sections[N - 1].data = names;
-    let mut out = vec![0; HEADER_BYTES];
+    sections[N - 1].data = names.into();
+    let n_bytes: usize = sections.iter().map(|section| section.data.len()).sum();
+    let mut out = Vec::with_capacity(n_bytes + (N + 2) * SECTION_BYTES);
+    out.resize(HEADER_BYTES, 0);
     let mut headers = vec![0; SECTION_BYTES];
     for (section, name) in sections.iter().zip(name_offsets) {
-        out.resize(out.len().next_multiple_of(section.align as usize), 0);
+        // What is linked is aligned; the object itself need not be.
+        out.resize(out.len().next_multiple_of(section.align.min(ALIGN as u64) as usize), 0);
         headers.extend(name.to_le_bytes());
         headers.extend(section.kind.to_le_bytes());
         for field in [section.flags, 0, out.len() as u64, section.data.len() as u64] {
@@ -84,7 +102,7 @@ fn object<const N: usize>(arch: Arch, mut sections: [Section; N]) -> Vec<u8> {
         headers.extend(section.info.to_le_bytes());
         headers.extend(section.align.to_le_bytes());
         headers.extend(section.entry_bytes.to_le_bytes());
-        out.extend(&section.data);
+        out.extend_from_slice(&section.data);
     }
     out.resize(out.len().next_multiple_of(8), 0);
     let table = out.len() as u64;

@@ -8,6 +8,7 @@
 
 mod archive;
 mod c;
+mod constants;
 mod elf;
 mod python;
 mod rust;
@@ -21,9 +22,11 @@ use tilewright_ir::{DType, Part, Target};
 use tilewright_runtime::{Model, Port, Tensor, Work};
 
 use archive::{Member, archive};
+use constants::Constants;
+pub use constants::Weights;
 
-/// Constants beyond which code does not reach them.
-const MOST_CONSTANT_BYTES: usize = 1 << 30;
+/// Constants beyond which neither the index of an archive nor that of a wheel reaches what is behind them.
+const MOST_CONSTANT_BYTES: usize = (4 << 30) - (64 << 20);
 
 /// Why a model cannot be shipped.
 #[derive(Debug, Error)]
@@ -63,6 +66,7 @@ pub struct Library<'m> {
     model: &'m Model,
     arch: Arch,
     n_threads: usize,
+    constants: Constants,
     /// What it was made of, in lines.
     origin: Vec<String>,
     /// All about it, for programs.
@@ -73,7 +77,8 @@ pub struct Library<'m> {
 
 impl<'m> Library<'m> {
     /// The library of a model that was compiled for a target. All that it shows begins with the name; it runs
-    /// on so many threads at most. `origin` says in a few lines what it is made of.
+    /// on so many threads at most, and makes what kernels keep of weights when it is told to. `origin` says
+    /// in a few lines what it is made of.
     ///
     /// # Errors
     /// Where the model has steps of this process, its constants are too large, the name is no identifier, or
@@ -83,6 +88,7 @@ impl<'m> Library<'m> {
         model: &'m Model,
         target: &Target,
         n_threads: usize,
+        weights: Weights,
         origin: &[String],
     ) -> Result<Library<'m>, ShipError> {
         if !Interface::is_prefix(name) {
@@ -91,13 +97,13 @@ impl<'m> Library<'m> {
         if let Some(step) = model.plan().steps.iter().find(|step| matches!(step.work, Work::Host { .. })) {
             return Err(ShipError::Host(step.name.clone()));
         }
-        let constants = model.constants();
-        if constants.len() > MOST_CONSTANT_BYTES {
-            return Err(ShipError::TooLarge(constants.len()));
+        let constants = Constants::new(model, weights);
+        if constants.bytes.len() > MOST_CONSTANT_BYTES {
+            return Err(ShipError::TooLarge(constants.bytes.len()));
         }
         let mut members = Vec::new();
         for (kernel, code) in model.codes().iter().enumerate() {
-            let parts = parts_of(model, kernel);
+            let parts = parts_of(model, &constants, kernel);
             if parts.is_empty() {
                 continue;
             }
@@ -116,9 +122,9 @@ impl<'m> Library<'m> {
             let symbols = Interface::new(&program, target, n_threads, Some(&prefix))?.symbols();
             members.push(Member { name: format!("{prefix}.o"), symbols, bytes });
         }
-        if !constants.is_empty() {
+        if !constants.bytes.is_empty() {
             let symbol = c::constants_name(name);
-            let bytes = elf::data_object(target.arch, &symbol, constants);
+            let bytes = elf::data_object(target.arch, &symbol, &constants.bytes);
             members.push(Member { name: format!("{symbol}.o"), symbols: vec![symbol], bytes });
         }
         let mut features: Vec<&str> = Vec::new();
@@ -136,11 +142,12 @@ impl<'m> Library<'m> {
             "inputs": ports(model.inputs()),
             "outputs": ports(model.outputs()),
             "tensor_bytes": model.plan().arena_bytes(),
-            "constant_bytes": constants.len(),
+            "constant_bytes": constants.bytes.len(),
+            "made_bytes": constants.made_bytes,
             "steps": model.plan().steps.len(),
         });
         let (name, origin) = (name.to_owned(), origin.to_vec());
-        Ok(Library { name, model, arch: target.arch, n_threads, origin, build, members })
+        Ok(Library { name, model, arch: target.arch, n_threads, constants, origin, build, members })
     }
 
     /// What the names of all its functions begin with.
@@ -244,12 +251,15 @@ impl<'m> Library<'m> {
     }
 }
 
-/// The parts of a kernel that runs carry out.
-fn parts_of(model: &Model, of: usize) -> Vec<Part> {
+/// The parts of a kernel that a library carries out.
+fn parts_of(model: &Model, constants: &Constants, of: usize) -> Vec<Part> {
     let mut all = Vec::new();
-    for step in &model.plan().steps {
+    for (at, step) in model.plan().steps.iter().enumerate() {
         match &step.work {
-            Work::Kernel { kernel, parts, .. } if *kernel == of => all.extend(parts),
+            Work::Kernel { kernel, parts, .. } if *kernel == of => {
+                all.extend(parts);
+                all.extend(constants.makers.contains(&at).then_some(Part::Prepare));
+            }
             Work::Kernel { .. } | Work::Copy { .. } | Work::Host { .. } => {}
         }
     }

@@ -53,7 +53,7 @@ typedef struct net_runtime {
 typedef int (*net_kernel)(void *const *buffers, void *scratch, const net_runtime *runtime);
 
 /* Where an address comes from. */
-enum { NET_IN_ARENA, NET_IN_CONSTANTS, NET_IN_INPUT, NET_IN_OUTPUT, NET_UNUSED };
+enum { NET_IN_ARENA, NET_IN_CONSTANTS, NET_IN_MADE, NET_IN_INPUT, NET_IN_OUTPUT, NET_UNUSED };
 
 typedef struct net_address {
     uint32_t base;
@@ -245,6 +245,10 @@ struct net_context {
     net_pool own_pool;
 };
 
+/* What is made of constants, from the first context to the last. */
+static char *net_made;
+static size_t net_made_users;
+
 static size_t net_rounded(size_t bytes) { return (bytes + 127) / 128 * 128; }
 
 NET_API uint32_t net_abi(void) { return NET_ABI; }
@@ -270,6 +274,75 @@ NET_API size_t net_arena_bytes(void) {
     return 128 + net_rounded(sizeof(net_context)) + net_rounded(NET_SCRATCH_BYTES) + net_rounded(NET_TENSOR_BYTES);
 }
 
+static void *net_allocate(size_t bytes) {
+    void *memory;
+    size_t align = bytes < NET_LARGE_PAGE ? 128 : NET_LARGE_PAGE;
+    if (posix_memalign(&memory, align, bytes)) return NULL;
+#ifdef MADV_HUGEPAGE
+    /* Advice: nothing is wrong where the system has none of them. */
+    if (align == NET_LARGE_PAGE) (void)madvise(memory, bytes / align * align, MADV_HUGEPAGE);
+#endif
+    return memory;
+}
+
+/* Has the system map constants in large pages where it does so of files: what is then read first is there in them. */
+static void net_advise_on_constants(void) {
+#ifdef MADV_HUGEPAGE
+    uintptr_t first = (uintptr_t)net_constants_at, end = first + NET_CONSTANT_BYTES;
+    uintptr_t start = (first + NET_LARGE_PAGE - 1) / NET_LARGE_PAGE * NET_LARGE_PAGE;
+    if (start < end && end - start >= NET_LARGE_PAGE)
+        (void)madvise((void *)start, (end - start) / NET_LARGE_PAGE * NET_LARGE_PAGE, MADV_HUGEPAGE);
+#endif
+}
+
+/* How loops run that all threads work on. */
+static net_runtime net_together(net_context *context) {
+    net_runtime alone = {NULL, net_in_order}, together = {context->pool, net_parallel_for};
+    /* In a child of fork, threads of its own are gone. */
+    int has_threads = context->pool && (context->pool != &context->own_pool || context->process == getpid());
+    return has_threads ? together : alone;
+}
+
+/* Has what is made of constants there, which the first context makes. */
+static int net_make(net_context *context) {
+    int code = NET_OK;
+    if (!NET_MADE_BYTES) return code;
+    pthread_mutex_lock(&net_shared_lock);
+    int is_first = net_made_users == 0;
+    if (is_first) net_made = net_allocate(NET_MADE_BYTES);
+    if (!net_made) code = NET_NO_MEMORY;
+    for (size_t i = 0; code == NET_OK && i < NET_ADDRESSES; i++)
+        if (net_addresses[i].base == NET_IN_MADE) context->addresses[i] = net_made + net_addresses[i].offset;
+    if (is_first && code == NET_OK) {
+        net_runtime together = net_together(context);
+        /* What kernels leave out is zero. */
+        memset(net_made, 0, NET_MADE_BYTES);
+        for (const net_step *step = net_makers; step->kernel && code == NET_OK; step++)
+            code = step->kernel(&context->addresses[step->first], context->scratch, &together);
+        if (code) free(net_made);
+    }
+    if (code == NET_OK) net_made_users++;
+    pthread_mutex_unlock(&net_shared_lock);
+    return code;
+}
+
+static void net_unmake(void) {
+    if (!NET_MADE_BYTES) return;
+    pthread_mutex_lock(&net_shared_lock);
+    if (--net_made_users == 0) free(net_made);
+    pthread_mutex_unlock(&net_shared_lock);
+}
+
+static void net_leave_threads(net_context *context) {
+    if (context->pool == &net_shared) {
+        pthread_mutex_lock(&net_shared_lock);
+        if (--net_shared.n_users == 0) net_stop(&net_shared);
+        pthread_mutex_unlock(&net_shared_lock);
+    } else if (context->pool && context->process == getpid()) {
+        net_stop(context->pool);
+    }
+}
+
 NET_API int net_create(const net_options *given, net_context **out) {
     net_options options;
     memset(&options, 0, sizeof options);
@@ -284,14 +357,11 @@ NET_API int net_create(const net_options *given, net_context **out) {
     if (memory) {
         if ((uintptr_t)memory % 64 || options.arena_bytes < net_arena_bytes()) return NET_BAD_ARGUMENT;
     } else {
-        size_t bytes = net_arena_bytes(), align = bytes < NET_LARGE_PAGE ? 128 : NET_LARGE_PAGE;
-        if (posix_memalign(&own, align, bytes)) return NET_NO_MEMORY;
-#ifdef MADV_HUGEPAGE
-        /* Advice: nothing is wrong where the system has none of them. */
-        if (align == NET_LARGE_PAGE) (void)madvise(own, bytes / align * align, MADV_HUGEPAGE);
-#endif
+        own = net_allocate(net_arena_bytes());
+        if (!own) return NET_NO_MEMORY;
         memory = own;
     }
+    net_advise_on_constants();
     char *start = (char *)net_rounded((size_t)(uintptr_t)memory);
     net_context *context = (net_context *)start;
     char *scratch = start + net_rounded(sizeof(net_context));
@@ -303,7 +373,7 @@ NET_API int net_create(const net_options *given, net_context **out) {
     for (size_t i = 0; i < NET_ADDRESSES; i++) {
         const net_address *address = &net_addresses[i];
         if (address->base == NET_IN_ARENA) context->addresses[i] = tensors + address->offset;
-        if (address->base == NET_IN_CONSTANTS) context->addresses[i] = (char *)net_constants + address->offset;
+        if (address->base == NET_IN_CONSTANTS) context->addresses[i] = (char *)net_constants_at + address->offset;
     }
     uint32_t n_threads = options.threads && options.threads < NET_THREADS ? options.threads : NET_THREADS;
     uint32_t spin_us = options.spin_us ? options.spin_us : 50;
@@ -317,6 +387,10 @@ NET_API int net_create(const net_options *given, net_context **out) {
         if (code == NET_OK) net_shared.n_users++;
         pthread_mutex_unlock(&net_shared_lock);
         context->pool = &net_shared;
+    }
+    if (code == NET_OK) {
+        code = net_make(context);
+        if (code) net_leave_threads(context);
     }
     if (code == NET_OK) *out = context;
     else free(own);
@@ -334,10 +408,7 @@ NET_API int net_run(net_context *context, const void *const *inputs, void *const
         char *start = address->base == NET_IN_INPUT ? (char *)inputs[address->index] : outputs[address->index];
         context->addresses[net_passed[i]] = start + address->offset;
     }
-    net_runtime alone = {NULL, net_in_order}, together = {context->pool, net_parallel_for};
-    if (!context->pool) together = alone;
-    /* In a child of fork, threads of its own are gone. */
-    if (context->pool == &context->own_pool && context->process != getpid()) together = alone;
+    net_runtime alone = {NULL, net_in_order}, together = net_together(context);
     for (size_t i = 0; i < NET_STEPS; i++) {
         const net_step *step = &net_steps[i];
         void *const *addresses = &context->addresses[step->first];
@@ -353,12 +424,7 @@ NET_API int net_run(net_context *context, const void *const *inputs, void *const
 
 NET_API void net_destroy(net_context *context) {
     if (!context) return;
-    if (context->pool == &net_shared) {
-        pthread_mutex_lock(&net_shared_lock);
-        if (--net_shared.n_users == 0) net_stop(&net_shared);
-        pthread_mutex_unlock(&net_shared_lock);
-    } else if (context->pool && context->process == getpid()) {
-        net_stop(context->pool);
-    }
+    net_leave_threads(context);
+    net_unmake();
     free(context->own_memory);
 }

@@ -75,7 +75,8 @@ const net_tensor *net_output(size_t i);
 /* What a context needs: all of its memory but for the threads'. */
 size_t net_arena_bytes(void);
 
-/* Makes a context. The options may be null. */
+/* Makes a context. The options may be null. The first one makes what kernels keep of constants and is not in this
+ * library (`made_bytes` of net_build); all share it, and the last one gives it back. */
 int net_create(const net_options *options, net_context **context);
 /* Makes the outputs of the inputs, in the order above; outputs overlap nothing else. It allocates nothing. A
  * context runs once at a time; several contexts may run at the same time. */

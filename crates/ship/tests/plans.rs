@@ -8,7 +8,7 @@ use std::fs;
 use std::process::Command;
 
 use common::*;
-use tilewright_ship::{Library, ShipError};
+use tilewright_ship::{Library, ShipError, Weights};
 
 const MAIN: &str = r#"
 #include <stdio.h>
@@ -19,7 +19,9 @@ int main(void) {
     void *outputs[] = {y};
     two_Halves_context *context;
     for (int i = 0; i < 33; i++) x[i] = 1.5f * (float)i - 7;
-    if (two_Halves_create(NULL, &context)) return 1;
+    two_Halves_context *second;
+    if (two_Halves_create(NULL, &second) || two_Halves_create(NULL, &context)) return 1;
+    two_Halves_destroy(second);
     for (int i = 0; i < 50; i++)
         if (two_Halves_run(context, inputs, outputs)) return 2;
     two_Halves_destroy(context);
@@ -35,11 +37,15 @@ fn plans_compute_the_same_in_c() {
         return;
     }
     let model = model(false);
-    for n_threads in [1, 3] {
+    // Weights are kept twice: they are in the library once, or ready.
+    for (n_threads, weights, sizes) in
+        [(1, Weights::Small, [384, 640]), (3, Weights::Small, [384, 640]), (3, Weights::Ready, [640, 0])]
+    {
         let origin = ["a test */ of plans".to_owned()];
-        let library = Library::new("two_Halves", &model, &target(), n_threads, &origin).unwrap();
-        let files = library.c_files();
-        assert_eq!(files, Library::new("two_Halves", &model, &target(), n_threads, &origin).unwrap().c_files());
+        let library = || Library::new("two_Halves", &model, &target(), n_threads, weights, &origin).unwrap();
+        assert_eq!(["constant_bytes", "made_bytes"].map(|key| library().build()[key].clone()), sizes);
+        let files = library().c_files();
+        assert_eq!(files, library().c_files());
         let folder = tempfile::tempdir().unwrap();
         files.iter().for_each(|file| fs::write(folder.path().join(&file.path), &file.bytes).unwrap());
         fs::write(folder.path().join("main.c"), MAIN).unwrap();
@@ -72,7 +78,8 @@ fn hex(text: &str) -> f64 {
 
 #[test]
 fn what_cannot_be_shipped_is_named() {
-    let refused = |name: &str, on_host: bool| Library::new(name, &model(on_host), &target(), 1, &[]).err();
+    let refused =
+        |name: &str, on_host: bool| Library::new(name, &model(on_host), &target(), 1, Weights::Small, &[]).err();
     assert!(matches!(refused("9", false), Some(ShipError::Name(name)) if name == "9"));
     if tilewright_codegen::llvm_version().is_some() {
         let error = refused("a", true).unwrap().to_string();

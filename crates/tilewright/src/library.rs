@@ -8,8 +8,8 @@ use std::process::Command;
 use tilewright_codegen::{CompileError, host_arch};
 use tilewright_ir::Target;
 use tilewright_runtime::Model;
-pub use tilewright_ship::Library;
 use tilewright_ship::{File, ShipError};
+pub use tilewright_ship::{Library, Weights};
 
 use crate::error::{Error, one_line};
 use crate::file::write_into_folder;
@@ -48,10 +48,11 @@ pub fn library<'m>(
     model: &'m Model,
     target: &Target,
     n_threads: usize,
+    weights: Weights,
     origin: &[String],
 ) -> Result<Library<'m>, Error> {
     let name = name.map_or_else(|| name_of(text), str::to_owned);
-    Library::new(&name, model, target, n_threads, origin).map_err(|error| match error {
+    Library::new(&name, model, target, n_threads, weights, origin).map_err(|error| match error {
         ShipError::Host(_) => {
             let hint = "replace its operator in the model, `check` lists those without code; or `run` the model here";
             Error::input(format!("{} ({hint})", one_line(&error.to_string())))

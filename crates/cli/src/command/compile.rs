@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright::library::{Form, library, write_library};
+use tilewright::library::{Form, Weights, library, write_library};
 use tilewright::version::BUILD;
 use tilewright::{Caches, Source};
 use tilewright_ir::{Program, Target};
@@ -30,6 +30,9 @@ pub struct CompileArgs {
     /// As what to write it
     #[arg(long = "as", value_name = "FORM", value_parser = named(&Form::ALL), default_value = "c")]
     form: Form,
+    /// Where what kernels keep of weights is
+    #[arg(long, value_name = "WAY", value_parser = named(&Weights::ALL), default_value = "small")]
+    weights: Weights,
     /// Name of the library, a C identifier, with which all its functions begin [default: one made of what is
     /// compiled]
     #[arg(long, value_name = "NAME")]
@@ -114,7 +117,7 @@ impl CompileArgs {
         let mut origin = vec![format!("{text} for {}, {}", target.name(), count(threads as u64, "thread"))];
         origin.extend_from_slice(made_of);
         origin.push(format!("made by tilewright {BUILD}"));
-        let library = library(self.name.as_deref(), text, model, target, threads, &origin)?;
+        let library = library(self.name.as_deref(), text, model, target, threads, self.weights, &origin)?;
         let files = write_library(&library, self.form, &self.output)?;
         message(&format!("{} written to {}", count(files.len() as u64, "file"), self.output.display()));
         let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();

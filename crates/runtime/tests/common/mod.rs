@@ -8,16 +8,16 @@ use tilewright_codegen::{ArgumentAlign, Compiler, host_arch};
 use tilewright_ir::{DType, Part, Target, text};
 use tilewright_runtime::{Code, Constant, Model, Place, Plan, Slice, Step, Work};
 
-/// `Y = X + 2·W`, where twice `W` is kept.
+/// `Y = X + 2·W`, where `W` is kept twice.
 const ADD: &str = r#"
 program "add twice"
 buffer X: f32[33] global input
 buffer W: f32[33] global const
 buffer Y: f32[33] global output
-buffer K: f32[33] global kept
-loops i, j
-prepare { for i in 33 { K[i] = W[i] * 2 } }
-run { parallel j in 33 { Y[j] = X[j] + K[j] } }
+buffer K: f32[2,33] global kept
+loops i, j, k
+prepare { parallel k in 2 { for i in 33 { K[k,i] = W[i] } } }
+run { parallel j in 33 { Y[j] = X[j] + (K[0,j] + K[1,j]) } }
 "#;
 
 /// `Y = 3·X`.
@@ -62,9 +62,9 @@ pub fn plan(on_host: bool) -> Plan {
     for half in 0..2 {
         let weights: Vec<f32> = (0..33).map(|i| (i + half) as f32).collect();
         plan.constants.push(Constant::Data(Bytes::from(bytes(&weights))));
-        plan.constants.push(Constant::Prepared(33 * 4));
+        plan.constants.push(Constant::Prepared(66 * 4));
         let w = f32s(&mut plan, "w", 33, Place::Constant(2 * half));
-        let k = f32s(&mut plan, "k", 33, Place::Constant(2 * half + 1));
+        let k = f32s(&mut plan, "k", 66, Place::Constant(2 * half + 1));
         let part = Slice { tensor: halves, offset: half * 33 * 4, n_bytes: 33 * 4 };
         let arguments = vec![plan.whole(x), plan.whole(w), part];
         let (kept, parts) = (vec![plan.whole(k)], vec![Part::Body]);
