@@ -1,6 +1,7 @@
 //! ONNX models: reading them, from a file's bytes to a [`Model`], and writing networks of our own.
 
 mod data;
+mod functions;
 mod proto;
 mod reweight;
 mod wire;
@@ -269,6 +270,14 @@ impl<'a> Importer<'a, '_> {
         }
         if let Some(function) = self.functions.iter().find(|f| f.name == node.op_type && f.domain == node.domain) {
             return self.function(function, node, &inputs, outputs);
+        }
+        match functions::known(node) {
+            Some(Ok(function)) => return self.function(&function, node, &inputs, outputs),
+            Some(Err(reason)) => {
+                self.add(node, opsets, Op::Unknown(Unknown { reason }), inputs, outputs);
+                return Ok(());
+            }
+            None => {}
         }
         let mut attributes = Vec::with_capacity(node.attributes.len());
         let mut bodies = Vec::new();

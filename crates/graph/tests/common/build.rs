@@ -44,9 +44,14 @@ pub enum Attr {
 
 /// A node's field of a graph.
 pub fn node(op: &str, inputs: &[&str], outputs: &[&str], attributes: &[(&str, Attr)]) -> Vec<u8> {
+    node_of("", op, inputs, outputs, attributes)
+}
+
+/// The same for an operator of a domain.
+pub fn node_of(domain: &str, op: &str, inputs: &[&str], outputs: &[&str], attributes: &[(&str, Attr)]) -> Vec<u8> {
     let mut message: Vec<u8> = inputs.iter().flat_map(|name| field(1, name)).collect();
     message.extend(outputs.iter().flat_map(|name| field(2, name)));
-    message.extend(field(4, op));
+    message.extend([field(4, op), field(7, domain)].concat());
     for (name, value) in attributes {
         let (value, kind) = match value {
             Attr::Int(n) => (int(3, *n), 2),

@@ -1,0 +1,174 @@
+//! Operators of ONNX Runtime's own domain, which its tools write, as functions of ONNX's.
+
+use super::proto::{AttributeProto, FunctionProto, NodeProto};
+use super::{NEWEST_OPSET, plain_domain};
+use crate::OpError;
+use crate::error::unsupported;
+
+/// The domain of operators that ONNX Runtime adds.
+const DOMAIN: &str = "com.microsoft";
+
+/// What each operator is, by what it is given: `name(inputs) defaults -> outputs: statements`. An input `_` is
+/// left out, an output `_` is not computed; `@` is an attribute of the call. Attributes that are not named are
+/// 0 where they are given.
+const FUNCTIONS: &[&str] = &[
+    "Gelu(x) -> y: y = Gelu(x)",
+    "QuickGelu(x) alpha=1.702 -> y: y = Swish[alpha=@alpha](x)",
+    "BiasGelu(x, b) -> y: s = Add(x, b); y = Gelu(s)",
+    "FastGelu(x) -> y: y = Gelu[approximate=tanh](x)",
+    "FastGelu(x, b) -> y: s = Add(x, b); y = Gelu[approximate=tanh](s)",
+    "FusedMatMul(a, b) alpha=1.0 -> y: c = Constant[value_float=@alpha](); p = MatMul(a, b); y = Mul(p, c)",
+    "SimplifiedLayerNormalization(x, g) axis=-1 epsilon=1e-5 stash_type=1 -> y, _: \
+     y = RMSNormalization[axis=@axis, epsilon=@epsilon](x, g)",
+    "SkipSimplifiedLayerNormalization(x, r, g) epsilon=1e-12 -> y, _, _, s: \
+     s = Add(x, r); y = RMSNormalization[axis=-1, epsilon=@epsilon](s, g)",
+    "SkipSimplifiedLayerNormalization(x, r, g, b) epsilon=1e-12 -> y, _, _, s: \
+     t = Add(x, r); s = Add(t, b); y = RMSNormalization[axis=-1, epsilon=@epsilon](s, g)",
+    "SkipLayerNormalization(x, r, g) epsilon=1e-12 -> y, _, _, s: \
+     s = Add(x, r); y = LayerNormalization[axis=-1, epsilon=@epsilon](s, g)",
+    "SkipLayerNormalization(x, r, g, o) epsilon=1e-12 -> y, _, _, s: \
+     s = Add(x, r); y = LayerNormalization[axis=-1, epsilon=@epsilon](s, g, o)",
+    "SkipLayerNormalization(x, r, g, o, b) epsilon=1e-12 -> y, _, _, s: \
+     t = Add(x, r); s = Add(t, b); y = LayerNormalization[axis=-1, epsilon=@epsilon](s, g, o)",
+    "EmbedLayerNormalization(ids, kinds, words, places, of_kinds, g, o) epsilon=1e-12 -> y, _, s: \
+     n = Shape[start=1, end=2](ids); m = Squeeze(n); zero = Constant[value_int=0](); \
+     one = Constant[value_int=1](); at = Range(zero, m, one); a = Gather(words, ids); b = Gather(places, at); \
+     c = Gather(of_kinds, kinds); t = Add(a, b); s = Add(t, c); \
+     y = LayerNormalization[axis=-1, epsilon=@epsilon](s, g, o)",
+    "EmbedLayerNormalization(ids, _, words, places, _, g, o) epsilon=1e-12 -> y, _, s: \
+     n = Shape[start=1, end=2](ids); m = Squeeze(n); zero = Constant[value_int=0](); \
+     one = Constant[value_int=1](); at = Range(zero, m, one); a = Gather(words, ids); b = Gather(places, at); \
+     s = Add(a, b); y = LayerNormalization[axis=-1, epsilon=@epsilon](s, g, o)",
+    "Attention(x, w, b) num_heads=1 -> y, _: \
+     p = MatMul(x, w); s = Add(p, b); q, k, v = Split[axis=-1, num_outputs=3](s); \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads](q, k, v)",
+    "Attention(x, w, b, mask) num_heads=1 mask_filter_value=-10000.0 -> y, _: \
+     p = MatMul(x, w); s = Add(p, b); q, k, v = Split[axis=-1, num_outputs=3](s); \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads, mask_filter_value=@mask_filter_value]\
+     (q, k, v, , mask)",
+    "MultiHeadAttention(q, k, v, b) num_heads=1 -> y, _, _: \
+     bq, bk, bv = Split[axis=0, num_outputs=3](b); q1 = Add(q, bq); k1 = Add(k, bk); v1 = Add(v, bv); \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads](q1, k1, v1)",
+    "MultiHeadAttention(q, k, v, b, mask) num_heads=1 mask_filter_value=-10000.0 -> y, _, _: \
+     bq, bk, bv = Split[axis=0, num_outputs=3](b); q1 = Add(q, bq); k1 = Add(k, bk); v1 = Add(v, bv); \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads, mask_filter_value=@mask_filter_value]\
+     (q1, k1, v1, , mask)",
+    // A mask of one row for each sequence: of another rank, the transposition does not fit.
+    "MultiHeadAttention(q, k, v, _, mask) num_heads=1 mask_filter_value=-10000.0 -> y, _, _: \
+     rows = Transpose[perm=0 1](mask); axes = Constant[value_ints=1 2](); u = Unsqueeze(rows, axes); \
+     f = Cast[to=1](u); one = Constant[value_float=1.0](); off = Sub(one, f); \
+     least = Constant[value_float=@mask_filter_value](); more = Mul(off, least); \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads](q, k, v, , , more)",
+    "MultiHeadAttention(q, k, v) num_heads=1 -> y, _, _: \
+     none = Constant[value_float=0.0](); y = com.microsoft.MultiHeadAttention[num_heads=@num_heads]\
+     (q, k, v, , , none)",
+    "MultiHeadAttention(q, k, v, _, _, more) num_heads=1 -> y, _, _: \
+     first = Constant[value_ints=0 0](); rest = Constant[value_ints=-1](); \
+     n = Constant[value_int=@num_heads](); heads = Reshape(n, rest); \
+     apart = Concat[axis=0](first, heads, rest); together = Concat[axis=0](first, rest); \
+     qh = Reshape(q, apart); kh = Reshape(k, apart); vh = Reshape(v, apart); \
+     qt = Transpose[perm=0 2 1 3](qh); kt = Transpose[perm=0 2 3 1](kh); vt = Transpose[perm=0 2 1 3](vh); \
+     d = Shape[start=3](qh); f = Cast[to=1](d); root = Sqrt(f); p = MatMul(qt, kt); scaled = Div(p, root); \
+     scores = Add(scaled, more); shares = Softmax[axis=-1](scores); sums = MatMul(shares, vt); \
+     turned = Transpose[perm=0 2 1 3](sums); y = Reshape(turned, together)",
+    "MatMulIntegerToFloat(a, b, sa, sb, za, zb) -> y: \
+     p = MatMulInteger(a, b, za, zb); f = Cast[to=1](p); s = Mul(sa, sb); y = Mul(f, s)",
+    "MatMulIntegerToFloat(a, b, sa, sb, za, zb, c) -> y: \
+     p = MatMulInteger(a, b, za, zb); f = Cast[to=1](p); s = Mul(sa, sb); t = Mul(f, s); y = Add(t, c)",
+    "DynamicQuantizeMatMul(a, b, sb, zb) -> y: \
+     q, sa, za = DynamicQuantizeLinear(a); p = MatMulInteger(q, b, za, zb); f = Cast[to=1](p); \
+     s = Mul(sa, sb); y = Mul(f, s)",
+    "DynamicQuantizeMatMul(a, b, sb, zb, c) -> y: \
+     q, sa, za = DynamicQuantizeLinear(a); p = MatMulInteger(q, b, za, zb); f = Cast[to=1](p); \
+     s = Mul(sa, sb); t = Mul(f, s); y = Add(t, c)",
+];
+
+/// The function that a node of ONNX Runtime's domain calls; none where it has none of that name.
+///
+/// # Errors
+/// Where it is given something else than is known here.
+pub fn known<'a>(node: &NodeProto<'a>) -> Option<Result<FunctionProto<'a>, OpError>> {
+    // One of them has no domain in the models that have it.
+    let is_plain = plain_domain(node.domain).is_empty() && node.op_type == "SimplifiedLayerNormalization";
+    if node.domain != DOMAIN && !is_plain {
+        return None;
+    }
+    let rows = FUNCTIONS.iter().filter_map(|row| row.strip_prefix(node.op_type)?.strip_prefix('('));
+    let mut functions = rows.map(|row| read(node, row)).peekable();
+    functions.peek()?;
+    let fits = |function: &FunctionProto<'_>| {
+        let is_given = |at: usize| node.inputs.get(at).is_some_and(|name| !name.is_empty());
+        let n = function.inputs.len().max(node.inputs.len());
+        (0..n).all(|at| is_given(at) == function.inputs.get(at).is_some_and(|name| *name != "_"))
+    };
+    let Some(function) = functions.find(fits) else {
+        return Some(Err(unsupported!("it is not supported with these inputs")));
+    };
+    let is_named = |name: &str| function.defaults.iter().any(|default| default.name == name);
+    let is_zero = |a: &AttributeProto<'_>| {
+        a.int.unwrap_or(0) == 0
+            && a.float.unwrap_or(0.0) == 0.0
+            && [a.ints.len(), a.floats.len(), a.text.map_or(0, <[u8]>::len), a.texts.len()] == [0; 4]
+    };
+    if let Some(other) = node.attributes.iter().find(|attribute| !is_named(attribute.name) && !is_zero(attribute)) {
+        return Some(Err(unsupported!("attribute `{}` is not supported", other.name)));
+    }
+    let is_asked = |(at, name): (usize, &&str)| *name == "_" && node.outputs.get(at).is_some_and(|out| !out.is_empty());
+    if let Some(at) = function.outputs.iter().enumerate().position(is_asked) {
+        return Some(Err(unsupported!("its output {} is not supported", at + 1)));
+    }
+    Some(Ok(function))
+}
+
+/// The function of a row, behind its name and `(`, whose nodes are named after the call.
+fn read<'a>(call: &NodeProto<'a>, row: &'static str) -> FunctionProto<'a> {
+    let list = |text: &'static str| text.split(',').map(str::trim).collect::<Vec<&str>>();
+    let (head, statements) = row.split_once(": ").expect("statements stand behind a colon");
+    let (inputs, head) = head.split_once(')').expect("inputs end");
+    let (defaults, outputs) = head.split_once("->").expect("outputs stand behind an arrow");
+    let node = |statement: &'static str| {
+        let (outputs, call_of) = statement.split_once(" = ").expect("a statement is a call");
+        let (operator, inputs) = call_of.strip_suffix(')').and_then(|text| text.split_once('(')).expect("a call");
+        let (operator, attributes) = operator.split_once('[').unwrap_or((operator, ""));
+        let (domain, op_type) = operator.rsplit_once('.').unwrap_or(("", operator));
+        let attributes = attributes.trim_end_matches(']').split(", ").filter(|text| !text.is_empty());
+        NodeProto {
+            name: call.name,
+            op_type,
+            domain,
+            inputs: if inputs.is_empty() { Vec::new() } else { list(inputs) },
+            outputs: list(outputs.trim()),
+            attributes: attributes.map(attribute).collect(),
+        }
+    };
+    FunctionProto {
+        name: call.op_type,
+        domain: call.domain,
+        inputs: list(inputs),
+        outputs: list(outputs),
+        defaults: defaults.split_whitespace().map(attribute).collect(),
+        nodes: statements.split("; ").map(node).collect(),
+        opsets: vec![("", NEWEST_OPSET), (DOMAIN, 1)],
+    }
+}
+
+/// An attribute, as `name=value`: one of the call, a whole number, several, another number, or a word.
+fn attribute(text: &'static str) -> AttributeProto<'static> {
+    let (name, value) = text.split_once('=').expect("an attribute has a value");
+    let mut attribute = AttributeProto { name, ..AttributeProto::default() };
+    let whole = |text: &str| text.parse::<i64>();
+    if let Some(reference) = value.strip_prefix('@') {
+        attribute.reference = reference;
+    } else if let Ok(numbers) = value.split(' ').map(whole).collect::<Result<Vec<i64>, _>>() {
+        // The names of lists end so.
+        match numbers[..] {
+            [number] if name != "value_ints" => (attribute.kind, attribute.int) = (2, Some(number)),
+            _ => (attribute.kind, attribute.ints) = (7, numbers),
+        }
+    } else if let Ok(number) = value.parse() {
+        (attribute.kind, attribute.float) = (1, Some(number));
+    } else {
+        (attribute.kind, attribute.text) = (3, Some(value.as_bytes()));
+    }
+    attribute
+}
