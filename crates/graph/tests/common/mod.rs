@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub mod build;
+pub mod damage;
 pub mod light;
 
 use std::io::Read;

@@ -1,0 +1,84 @@
+//! Files that may be anything, and what reading them takes.
+
+use std::fs;
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+/// Memory that a reader may take whatever a file says, beside four times its size.
+const ALWAYS: u64 = 64 << 20;
+/// Files of which the memory is looked at together.
+const BATCH: usize = 500;
+
+fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|n| n.parse().ok())
+}
+
+/// One of this process's numbers of kilobytes, where the system has them, in bytes.
+fn status(key: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
+/// Reads so many files that `make` makes of random numbers, and checks that none takes more than four times
+/// its size of memory, and something. `TILEWRIGHT_CASES=1000000` makes a long run, `TILEWRIGHT_SEED=…`
+/// another one.
+///
+/// # Panics
+/// Where one takes more.
+pub fn read_many(usual: usize, make: impl Fn(&mut Xoshiro256PlusPlus) -> Vec<u8>, read: impl Fn(Vec<u8>)) {
+    let n_cases = from_environment("TILEWRIGHT_CASES").map_or(usual, |n| n as usize);
+    let seed = from_environment("TILEWRIGHT_SEED").unwrap_or(1);
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+    // Address space, of which the most there was is known, as what is not touched counts as well.
+    let before = status("VmSize");
+    let mut largest = 0;
+    for case in 0..n_cases {
+        let file = make(&mut random);
+        largest = largest.max(file.len() as u64);
+        read(file);
+        if case % BATCH == BATCH - 1 || case + 1 == n_cases {
+            let grown = status("VmPeak").zip(before).map(|(peak, before)| peak.saturating_sub(before));
+            let most = 4 * largest + ALWAYS;
+            assert!(
+                grown.is_none_or(|grown| grown <= most),
+                "{grown:?} bytes for files of {largest} by case {case}\nrepro: TILEWRIGHT_SEED={seed}"
+            );
+        }
+    }
+}
+
+/// A file with a few places changed, cut, repeated or left out.
+pub fn mutated(file: &[u8], random: &mut Xoshiro256PlusPlus) -> Vec<u8> {
+    let mut bytes = file.to_vec();
+    for _ in 0..random.random_range(1..5) {
+        if bytes.is_empty() {
+            break;
+        }
+        let at = random.random_range(0..bytes.len());
+        match random.random_range(0..6) {
+            0 => bytes.truncate(at),
+            1 => bytes[at] = random.random(),
+            2 => bytes[at] ^= 1 << random.random_range(0..8),
+            3 => {
+                let part = bytes[at..(at + random.random_range(0..40)).min(bytes.len())].to_vec();
+                let to = random.random_range(0..bytes.len());
+                bytes.splice(to..to, part);
+            }
+            4 => {
+                // A number of variable length that is large, or negative.
+                let large: &[u8] = [
+                    &[0xff, 0xff, 0xff, 0xff, 0x0f][..],
+                    &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],
+                    &[0x80, 0x80, 0x80, 0x80, 0x80, 0x20],
+                ][random.random_range(0..3)];
+                bytes.splice(at..at + 1, large.iter().copied());
+            }
+            _ => {
+                bytes.drain(at..(at + random.random_range(0..10)).min(bytes.len()));
+            }
+        }
+    }
+    bytes
+}
