@@ -159,17 +159,121 @@ fn only_user(net: &Net, id: ValueId) -> Option<usize> {
     (users.next().is_none() && !net.outputs.contains(&id)).then_some(user)
 }
 
-/// Whether a value goes into a product of a batch and nowhere else, moved perhaps.
-fn is_for_heads(net: &Net, mut id: ValueId) -> bool {
-    while let Some(user) = only_user(net, id) {
-        let node = &net.nodes[user];
-        match node.kind {
-            _ if is_move(&node.kind) => id = node.output(),
-            Kind::Product { heads: None, .. } => return net.shape(node.output()).len() == 3,
-            _ => return false,
-        }
+/// Whether a value goes into products of batches and nowhere else, moved or in parts perhaps.
+fn is_for_heads(net: &Net, id: ValueId) -> bool {
+    let mut users = net.nodes.iter().filter(|node| node.inputs.contains(&Some(id))).peekable();
+    let is_read = users.peek().is_some() && !net.outputs.contains(&id);
+    is_read
+        && users.all(|node| match node.kind {
+            Kind::View | Kind::Transpose(_) | Kind::Slice(_) => is_for_heads(net, node.output()),
+            Kind::Product { heads: None, .. } => net.shape(node.output()).len() == 3,
+            _ => false,
+        })
+}
+
+/// So many sequences at most have products of their own.
+const MOST_SEQUENCES: i64 = 16;
+
+/// Products of the heads of several sequences, which lie one behind the other and each with its heads side by
+/// side, become products of one sequence each, which can read and write heads where they lie.
+pub fn split_sequences(net: &mut Net) {
+    let mut at = 0;
+    while at < net.nodes.len() {
+        at += split_product(net, at).unwrap_or(1);
     }
-    false
+}
+
+/// The same for one product; how many nodes stand in its place.
+fn split_product(net: &mut Net, at: usize) -> Option<usize> {
+    let node = net.nodes[at].clone();
+    let Kind::Product { heads: None, .. } = node.kind else { return None };
+    let (to, origin) = (node.output(), node.origin.clone());
+    let &[all, m, n] = net.shape(to) else { return None };
+    let producers = net.producers();
+    let sequences = [0, 1].into_iter().find_map(|slot| n_sequences(net, &producers, node.input(slot)))?;
+    let heads = all / sequences;
+    let mut new: Vec<Node> = Vec::new();
+    let mut step = |net: &mut Net, kind: Kind, inputs: &[ValueId], shape: &[i64]| {
+        let value = net.value(inputs[0]);
+        let (name, dtype) = (value.name.clone(), value.dtype);
+        let output = net.add_value(&name, dtype, shape);
+        let inputs = inputs.iter().map(|&id| Some(id)).collect();
+        new.push(Node { kind, inputs, outputs: vec![output], origin: origin.clone() });
+        output
+    };
+    let factors = [0, 1].map(|slot| {
+        let id = node.input(slot);
+        let &[_, rows, columns] = net.shape(id) else { unreachable!("factors of a batch are batches") };
+        let shape = [sequences, heads, rows, columns];
+        let viewed = producers[id.0].map(|at| &net.nodes[at]).filter(|node| matches!(node.kind, Kind::View));
+        match viewed.map(|node| node.input(0)).filter(|from| *net.shape(*from) == shape) {
+            Some(from) => from,
+            None => step(net, Kind::View, &[id], &shape),
+        }
+    });
+    let mut parts = Vec::new();
+    for sequence in 0..sequences {
+        let of_one = factors.map(|factor| {
+            let &[_, _, rows, columns] = net.shape(factor) else { unreachable!("it has heads") };
+            let first = vec![(sequence, 1), (0, 1), (0, 1), (0, 1)];
+            let part = step(net, Kind::Slice(first), &[factor], &[1, heads, rows, columns]);
+            step(net, Kind::View, &[part], &[heads, rows, columns])
+        });
+        let product = step(net, node.kind.clone(), &of_one, &[heads, m, n]);
+        parts.push(step(net, Kind::View, &[product], &[1, heads, m, n]));
+    }
+    let whole = step(net, Kind::Concat(0), &parts, &[sequences, heads, m, n]);
+    new.push(Node { kind: Kind::View, inputs: vec![Some(whole)], outputs: vec![to], origin: node.origin });
+    let n_new = new.len();
+    net.nodes.splice(at..=at, new);
+    Some(n_new)
+}
+
+/// How many sequences a batch of factors is of, where their heads are moved from where they lie side by side.
+fn n_sequences(net: &Net, producers: &[Option<usize>], id: ValueId) -> Option<i64> {
+    let view = producers[id.0].map(|at| &net.nodes[at]).filter(|node| matches!(node.kind, Kind::View))?;
+    let from = view.input(0);
+    let &[sequences, heads, _, _] = net.shape(from) else { return None };
+    let Strided { source, dims, .. } = strided(net, producers, from, None);
+    let is_apart = source != from && dims[0].1 != heads * dims[1].1;
+    let fits = net.shape(id)[0] == sequences * heads && heads > 1 && (2..=MOST_SEQUENCES).contains(&sequences);
+    (is_apart && fits).then_some(sequences)
+}
+
+/// A transposition of products one behind the other, each of one sequence, is one of each.
+pub fn turn_sequences(net: &mut Net) {
+    let mut at = 0;
+    while at < net.nodes.len() {
+        at += turn_parts(net, at).unwrap_or(1);
+    }
+}
+
+fn turn_parts(net: &mut Net, at: usize) -> Option<usize> {
+    let node = net.nodes[at].clone();
+    let Kind::Transpose(order) = &node.kind else { return None };
+    let producers = net.producers();
+    let producer = |id: ValueId| producers[id.0].map(|at| &net.nodes[at]);
+    let whole = producer(node.input(0)).filter(|node| matches!(node.kind, Kind::Concat(0)))?;
+    let is_of_sequences = whole.inputs.iter().flatten().all(|id| {
+        let product = producer(*id).filter(|view| matches!(view.kind, Kind::View)).map(|view| view.input(0));
+        product.and_then(producer).is_some_and(|node| matches!(node.kind, Kind::Product { .. }))
+    });
+    if order[0] != 0 || !is_of_sequences || only_user(net, node.input(0)) != Some(at) {
+        return None;
+    }
+    let parts: Vec<ValueId> = whole.inputs.iter().flatten().copied().collect();
+    let (mut new, mut turned) = (Vec::new(), Vec::new());
+    for part in parts {
+        let shape: Vec<i64> = order.iter().map(|&d| net.shape(part)[d]).collect();
+        let (name, dtype) = (net.value(part).name.clone(), net.value(part).dtype);
+        let to = net.add_value(&name, dtype, &shape);
+        new.push(Node { inputs: vec![Some(part)], outputs: vec![to], ..node.clone() });
+        turned.push(Some(to));
+    }
+    new.push(Node { kind: Kind::Concat(0), inputs: turned, ..node });
+    let n_new = new.len();
+    net.nodes.splice(at..=at, new);
+    Some(n_new)
 }
 
 /// Products of one tensor with several known matrices, for heads all of them, become one product with the
@@ -305,6 +409,8 @@ struct InPlace {
     heads: Heads,
     /// Its last two dimensions lie there the other way round.
     turned: bool,
+    /// The factor is this one of so many equal parts of the tensor.
+    part: (i64, i64),
 }
 
 /// How a factor of a batch of products lies in what it is moved from, where a product can read it there; with
@@ -321,22 +427,26 @@ fn in_place(net: &Net, producers: &[Option<usize>], id: ValueId, may_turn: bool)
             if columns > 1 && of_column != 1 {
                 return None;
             }
-            let found = |shape: Vec<i64>, heads: Heads| {
+            let found = |shape: Vec<i64>, heads: Heads, part: (i64, i64)| {
                 // As it is, there is nothing to say.
-                (turned || heads != Heads::default()).then_some(InPlace { source, shape, heads, turned })
+                (turned || heads != Heads::default()).then_some(InPlace { source, shape, heads, turned, part })
             };
             let is_outside = of_b == rows * columns && (of_row == columns || rows == 1);
             if is_outside && offset % of_b == 0 && n_all % of_b == 0 {
                 let (before, all) = (offset / of_b, n_all / of_b);
                 let heads = Heads { beside: false, before, after: all - before - b };
-                return found(vec![all, rows, columns], heads);
+                return found(vec![all, rows, columns], heads, (0, 1));
             }
-            let is_beside = of_b == columns && of_row % columns == 0 && n_all == rows * of_row;
+            // The rows of one sequence, or of several one behind the other.
+            let n_part = rows * of_row;
+            let is_beside = of_b == columns && of_row % columns == 0 && n_part > 0 && n_all % n_part == 0;
+            let (part, offset) = (offset / n_part.max(1), offset % n_part.max(1));
             let (before, all) = (offset / columns, of_row / columns);
             if !is_beside || offset % columns != 0 || before + b > all {
                 return None;
             }
-            found(vec![rows, all, columns], Heads { beside: true, before, after: all - before - b })
+            let heads = Heads { beside: true, before, after: all - before - b };
+            found(vec![rows, all, columns], heads, (part, n_all / n_part))
         },
     )
 }
@@ -362,8 +472,9 @@ fn read_heads(net: &mut Net) {
         turned ^= of_b.as_ref().is_some_and(|of_b| of_b.turned);
         let mut new = [Heads::default(); 2];
         for (slot, found) in [of_a, of_b].into_iter().enumerate() {
-            let Some(InPlace { source, shape, heads, .. }) = found else { continue };
+            let Some(InPlace { source, shape, heads, part, .. }) = found else { continue };
             new[slot] = heads;
+            let source = part_of(net, source, part);
             let view = view(net, source, &shape);
             net.nodes[at].inputs[slot] = Some(view);
         }
@@ -382,6 +493,20 @@ fn view(net: &mut Net, from: ValueId, shape: &[i64]) -> ValueId {
     let (name, dtype) = (net.value(from).name.clone(), net.value(from).dtype);
     let to = net.add_value(&name, dtype, shape);
     net.nodes.push(Node { kind: Kind::View, inputs: vec![Some(from)], outputs: vec![to], origin: name });
+    to
+}
+
+/// One of so many equal parts of a value; what makes it is behind all nodes.
+fn part_of(net: &mut Net, from: ValueId, (part, n_parts): (i64, i64)) -> ValueId {
+    if n_parts == 1 {
+        return from;
+    }
+    let n = net.value(from).n_elements() / n_parts;
+    let parts = view(net, from, &[n_parts, n]);
+    let (name, dtype) = (net.value(from).name.clone(), net.value(from).dtype);
+    let to = net.add_value(&name, dtype, &[1, n]);
+    let kind = Kind::Slice(vec![(part, 1), (0, 1)]);
+    net.nodes.push(Node { kind, inputs: vec![Some(parts)], outputs: vec![to], origin: name });
     to
 }
 

@@ -53,7 +53,7 @@ fn ints(list: &[usize]) -> Vec<i64> {
 
 impl Job<'_> {
     /// What is known of an input.
-    fn facts(&self) -> Vec<Option<Fact<'_>>> {
+    pub(crate) fn facts(&self) -> Vec<Option<Fact<'_>>> {
         let fact = |id: &Option<tilewright_graph::ValueId>| {
             let value = self.graph.value((*id)?);
             Some(Fact { ty: value.ty.as_ref()?, value: value.constant.as_ref() })
@@ -78,16 +78,16 @@ impl Job<'_> {
     }
 
     /// Whether there is code for its elements.
-    fn has_code(&self, id: ValueId) -> bool {
+    pub(crate) fn has_code(&self, id: ValueId) -> bool {
         self.net.element_type(id).is_some()
     }
 
     /// Whether its elements are whole numbers, or truths, that there is code for.
-    fn is_whole(&self, id: ValueId) -> bool {
+    pub(crate) fn is_whole(&self, id: ValueId) -> bool {
         self.net.element_type(id).is_some_and(|dtype| !dtype.is_float())
     }
 
-    fn output(&self) -> Option<ValueId> {
+    pub(crate) fn output(&self) -> Option<ValueId> {
         self.outputs[0]
     }
 
@@ -98,7 +98,7 @@ impl Job<'_> {
     }
 
     /// A value on the way to the node's output.
-    fn value(&mut self, what: &str, dtype: DType, shape: &[i64]) -> ValueId {
+    pub(crate) fn value(&mut self, what: &str, dtype: DType, shape: &[i64]) -> ValueId {
         let name = format!("{}.{what}", self.node.place.node);
         self.net.add_value(&name, dtype, shape)
     }
@@ -154,8 +154,8 @@ impl Job<'_> {
     }
 
     fn lower(&mut self) -> Option<()> {
-        if self.outputs.iter().skip(1).any(Option::is_some) && !matches!(self.node.op, Op::Split(_) | Op::Recurrent(_))
-        {
+        let has_several = matches!(self.node.op, Op::Split(_) | Op::Recurrent(_) | Op::DynamicQuantizeLinear(_));
+        if self.outputs.iter().skip(1).any(Option::is_some) && !has_several {
             return None;
         }
         // There is nothing to compute of what has no elements.
@@ -329,7 +329,7 @@ impl Job<'_> {
                 (found.groups == 1).then_some(())?;
                 self.convolution(&found, true)
             }
-            Op::MatMul(_) => self.product(),
+            Op::MatMul(_) => self.product_of(self.try_input(0)?, self.try_input(1)?, self.output()?),
             Op::Gemm(gemm) => {
                 let [m, n, k] = gemm.sizes(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
                 let (m, n, k) = (m as i64, n as i64, k as i64);
@@ -441,6 +441,9 @@ impl Job<'_> {
                 axes.iter().for_each(|&axis| kept[axis] = 1);
                 let n: i64 = axes.iter().map(|&axis| shape[axis]).product();
                 use ReduceKind as R;
+                if reduce.kind == R::LogSumExp {
+                    return self.log_of_sum(x, axes, &kept, to);
+                }
                 let (op, before, after): (ReduceOp, Option<Expr>, Option<Expr>) = match reduce.kind {
                     R::Max => (ReduceOp::Max, None, None),
                     R::Min => (ReduceOp::Min, None, None),
@@ -563,17 +566,16 @@ impl Job<'_> {
                 self.push(Kind::Map(mul(input(0), power)), &[x, sum], to);
                 Some(())
             }
-            Op::Resize(resize) => {
-                let (from, to) = (self.try_input(0)?, self.output()?);
-                self.is_f32(from).then_some(())?;
-                let picks = resize.picks(Inputs(&self.facts())).ok()??;
-                let line = |pick: &Option<Vec<usize>>| match pick {
-                    None => Some(Line::SAME),
-                    Some(places) => Line::through(&ints(places)),
-                };
-                let lines = picks.iter().map(line).collect::<Option<Vec<_>>>()?;
-                self.moved(Kind::Pick(lines), from, to)
-            }
+            Op::Resize(resize) => self.resized(resize),
+            Op::ArgReduce(reduce) => self.arg_reduce(reduce),
+            Op::OneHot(one_hot) => self.one_hot(one_hot),
+            Op::Cumulative(running) => self.running(running),
+            Op::GroupNormalization(norm) => self.group_normalization(norm),
+            Op::Einsum(einsum) => self.einsum(einsum),
+            Op::QuantizeLinear(quantize) => self.quantize(*quantize),
+            Op::DequantizeLinear(dequantize) => self.dequantize(dequantize.0),
+            Op::DynamicQuantizeLinear(_) => self.quantize_by_range(),
+            Op::MatMulInteger(_) => self.quantized_product(),
             Op::DepthToSpace(depth) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
                 self.is_f32(x).then_some(())?;
@@ -679,14 +681,30 @@ impl Job<'_> {
     }
 
     /// Elements at other places.
-    fn moved(&mut self, kind: Kind, from: ValueId, to: ValueId) -> Option<()> {
+    pub(crate) fn moved(&mut self, kind: Kind, from: ValueId, to: ValueId) -> Option<()> {
         self.has_code(from).then_some(())?;
         self.push(kind, &[from], to);
         Some(())
     }
 
+    /// Logarithms of sums of powers along dimensions, without overflow.
+    fn log_of_sum(&mut self, x: ValueId, axes: Vec<usize>, kept: &[i64], to: ValueId) -> Option<()> {
+        self.is_f32(x).then_some(())?;
+        let shape = self.net.shape(x).to_vec();
+        let largest = self.step("largest", Kind::Reduce(ReduceOp::Max, axes.clone()), &[x], kept);
+        // Where all are minus infinity, so is the result.
+        let finite = scalar::max(input(1), number(f64::from(f32::MIN)));
+        let power = of(UnaryOp::Exp, sub(input(0), finite.clone()));
+        let power = self.step("power", Kind::Map(power), &[x, largest], &shape);
+        let sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, axes), &[power], kept);
+        let value = add(of(UnaryOp::Log, input(0)), finite);
+        let value = self.step("value", Kind::Map(value), &[sum, largest], kept);
+        self.push(Kind::View, &[value], to);
+        Some(())
+    }
+
     /// Mean 0 and variance 1 along dimensions.
-    fn normalised(&mut self, x: ValueId, axes: Vec<usize>, epsilon: f64) -> Option<ValueId> {
+    pub(crate) fn normalised(&mut self, x: ValueId, axes: Vec<usize>, epsilon: f64) -> Option<ValueId> {
         self.is_f32(x).then_some(())?;
         let shape = self.net.shape(x).to_vec();
         let mut kept = shape.clone();
@@ -703,7 +721,13 @@ impl Job<'_> {
     }
 
     /// Times a scale, plus an offset, which may be left out.
-    fn scaled(&mut self, x: ValueId, scale: Option<ValueId>, offset: Option<ValueId>, to: ValueId) -> Option<()> {
+    pub(crate) fn scaled(
+        &mut self,
+        x: ValueId,
+        scale: Option<ValueId>,
+        offset: Option<ValueId>,
+        to: ValueId,
+    ) -> Option<()> {
         let inputs: Vec<ValueId> = [Some(x), scale, offset].into_iter().flatten().collect();
         let scaled = if scale.is_some() { mul(input(0), input(1)) } else { input(0) };
         let value = if offset.is_some() { add(scaled, input(inputs.len() - 1)) } else { scaled };
@@ -774,9 +798,13 @@ impl Job<'_> {
         Some(())
     }
 
+    /// The graph that the node is of.
+    pub(crate) fn graph(&self) -> &Graph {
+        self.graph
+    }
+
     /// A product of matrices or of many.
-    fn product(&mut self) -> Option<()> {
-        let (a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+    pub(crate) fn product_of(&mut self, a: ValueId, b: ValueId, to: ValueId) -> Option<()> {
         (self.is_f32(a) && self.is_f32(b)).then_some(())?;
         let found = product_shape(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
         let [m, n, k] = found.sizes.map(|size| size as i64);

@@ -8,6 +8,7 @@ mod attention;
 #[cfg(feature = "peers")]
 pub mod bench;
 mod compile;
+mod composite;
 mod embedding;
 mod epilogue;
 mod fuse;

@@ -88,11 +88,12 @@ pub fn sigmoid(x: Expr) -> Expr {
 }
 
 /// The first where `a < b`, else the second.
-fn where_less(a: Expr, b: Expr, then: Expr, otherwise: Expr) -> Expr {
+pub fn where_less(a: Expr, b: Expr, then: Expr, otherwise: Expr) -> Expr {
     Expr::Select(Box::new(Cond::Less(Box::new(a), Box::new(b))), Box::new(then), Box::new(otherwise))
 }
 
-fn less(a: Expr, b: Expr) -> Cond {
+/// Whether `a < b`.
+pub fn less(a: Expr, b: Expr) -> Cond {
     Cond::Less(Box::new(a), Box::new(b))
 }
 

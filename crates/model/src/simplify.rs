@@ -15,6 +15,9 @@ const CHEAP: usize = 2;
 /// Applies all rules until none does anything.
 pub fn simplify(net: &mut Net) {
     rewrite(net);
+    attention::split_sequences(net);
+    drop_views(net);
+    attention::turn_sequences(net);
     // Once all that they are scaled by is in their matrices.
     attention::join_products(net);
     rewrite(net);

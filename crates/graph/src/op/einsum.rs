@@ -21,12 +21,14 @@ pub(super) const ROWS: &[Operator] = &[row("Einsum", &[12, 28], 1..=ANY, |node| 
 const MOST: usize = 1 << 36;
 
 /// An equation for inputs of certain shapes: letters stand for indices, and numbers for those of an ellipsis.
-struct Indices {
+#[derive(Debug, Clone)]
+pub struct Indices {
     /// Each index with its size; those of the output first.
-    sizes: Vec<usize>,
-    n_out: usize,
+    pub sizes: Vec<usize>,
+    /// How many are of the output.
+    pub n_out: usize,
     /// For each input, the indices of its dimensions.
-    inputs: Vec<Vec<usize>>,
+    pub inputs: Vec<Vec<usize>>,
 }
 
 /// One index: a letter, or a place of the ellipsis from its end.
@@ -48,7 +50,11 @@ fn indices_of(term: &str, n_dots: usize) -> Vec<Index> {
 }
 
 impl Einsum {
-    fn indices(&self, inputs: Inputs<'_>) -> Result<Indices, OpError> {
+    /// The equation's indices for inputs.
+    ///
+    /// # Errors
+    /// Where it does not fit them.
+    pub fn indices(&self, inputs: Inputs<'_>) -> Result<Indices, OpError> {
         let refuse = || invalid!("the equation `{}` does not fit the inputs", self.equation);
         let (left, right) = match self.equation.split_once("->") {
             Some((left, right)) => (left, Some(right)),

@@ -156,6 +156,9 @@ pub struct ResizedAxis {
     pub region: (f64, f64),
 }
 
+/// A dimension, and of each place of the output along it the pixels with their weights.
+pub type AxisSums = (usize, Vec<Vec<(usize, f64)>>);
+
 impl Resize {
     /// The dimensions that change, with their sizes.
     ///
@@ -215,20 +218,18 @@ impl Resize {
         (0..n).map(of).collect()
     }
 
-    /// For each of the input's dimensions that changes, the pixel that each place of the output is, where
-    /// each is one.
+    /// The dimensions that are resized, each with the pixels that every place of the output is the sum of, and
+    /// their weights; none where a place may be beyond the image.
     ///
     /// # Errors
     /// As [`Resize::resized`].
-    pub fn picks(&self, inputs: Inputs<'_>) -> Result<Option<Vec<Option<Vec<usize>>>>, OpError> {
-        if !matches!(self.mode, ResizeMode::Nearest(_)) || self.coordinates == Coordinates::TfCropAndResize {
+    pub fn sums(&self, inputs: Inputs<'_>) -> Result<Option<Vec<AxisSums>>, OpError> {
+        if self.coordinates == Coordinates::TfCropAndResize {
             return Ok(None);
         }
-        let mut picks = vec![None; inputs.shape(0)?.len()];
-        for axis in self.resized(inputs)? {
-            picks[axis.axis] = Some((0..axis.to).map(|at| self.taps(at, &axis).0[0].0).collect());
-        }
-        Ok(Some(picks))
+        let of_axis = |axis: ResizedAxis| (axis.axis, (0..axis.to).map(|at| self.taps(at, &axis).0).collect());
+        let changes = |axis: &ResizedAxis| axis.from != axis.to || axis.factor != 1.0;
+        Ok(Some(self.resized(inputs)?.into_iter().filter(changes).map(of_axis).collect()))
     }
 
     /// Where in the input a place of the output lies.
