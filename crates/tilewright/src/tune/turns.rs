@@ -189,6 +189,23 @@ mod tests {
     }
 
     #[test]
+    fn ten_minutes_come_near_to_a_minute_for_each() {
+        // A seventh of the time is for the races.
+        const SEARCH_S: f64 = 510.0;
+        for n_tasks in [25, 50] {
+            let ratios = (0..10).map(|seed| {
+                let tasks = tasks(seed, n_tasks);
+                let (by_gain, _) = play(&tasks, SEARCH_S, |courses, _| next(courses));
+                let minutes: f64 = tasks.iter().map(|task| task.weight * task.best_after(60.0)).sum();
+                by_gain / minutes
+            });
+            let ratios: Vec<f64> = ratios.collect();
+            let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
+            assert!(mean < 1.03, "{n_tasks} tasks: {ratios:?}");
+        }
+    }
+
+    #[test]
     fn who_is_at_its_bound_has_no_turn_and_where_all_are_it_ends() {
         let course = |bests: &[f64]| {
             let mut course = Course::new(1.0, 100.0);
