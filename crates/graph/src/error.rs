@@ -15,7 +15,7 @@ pub enum OpError {
     #[error("the shape of its output depends on the value of its input {}, which is known only when it runs", .0 + 1)]
     NeedsValue(usize),
     /// The shape of an output depends on what is computed.
-    #[error("the shape of its output depends on the data")]
+    #[error("the shape of its output depends on the data (end the model ahead of it)")]
     ShapeOfData,
     /// A tensor would be larger than memory.
     #[error("its output would have the shape {0}, which is too large")]

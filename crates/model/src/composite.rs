@@ -120,7 +120,11 @@ impl Job<'_> {
                 return self.moved(Kind::Pick(lines), from, to);
             }
         }
-        of_axes.retain(|(_, places)| !places.iter().enumerate().all(|(at, taps)| taps[..] == [(at, 1.0)]));
+        let shape = self.net.shape(from).to_vec();
+        let is_whole = |axis: usize, n: usize| shape[axis] == n as i64;
+        let is_same =
+            |places: &[Vec<(usize, f64)>]| places.iter().enumerate().all(|(at, taps)| taps[..] == [(at, 1.0)]);
+        of_axes.retain(|(axis, places)| !is_whole(*axis, places.len()) || !is_same(places));
         let most = |places: &Vec<Vec<(usize, f64)>>| places.iter().map(Vec::len).max().unwrap_or(0);
         of_axes.iter().all(|(_, places)| (1..=MOST_TAPS).contains(&most(places))).then_some(())?;
         let mut x = from;

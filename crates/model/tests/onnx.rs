@@ -198,11 +198,12 @@ fn graph_of(input: (&str, &Tensor), output: (&str, &[usize]), known: &[(&str, Te
     onnx::read(&onnx::write(&model).into(), &mut no_files).expect("a model").graph
 }
 
-/// Checks what nodes make of the numbers of six tokens, `ids: [1, 6]`, in `y: [1, 6, 8]`, and how many
-/// kernels that takes; nothing else may run.
-fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: [i64; 6], n_kernels: usize) {
-    let given = [("ids", whole(&[1, 6], &ids))];
-    let graph = graph_of(("ids", &given[0].1), ("y", &[1, 6, 8]), known, nodes);
+/// Checks what nodes make of the numbers of sequences of six tokens, `ids: [n, 6]`, in `y: [n, 6, 8]`, and how
+/// many kernels that takes; nothing else may run.
+fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: &[i64], n_kernels: usize) {
+    let n = ids.len() / 6;
+    let given = [("ids", whole(&[n, 6], ids))];
+    let graph = graph_of(("ids", &given[0].1), ("y", &[n, 6, 8]), known, nodes);
     let compiled = compiled(&specialise(&graph, &Bindings::default()).graph).unwrap_or_else(|e| panic!("{e}"));
     let of_step = |step: &Step| match step {
         Step::Kernel(_) => Some(true),
@@ -221,6 +222,17 @@ fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: [i64; 6], n_kerne
 /// Rows are looked up, and queries, keys and values are one product, whose heads nothing moves.
 #[test]
 fn attention_is_five_kernels() {
+    check_attention(&[3, 10, 0, -1, -11, 7], 5);
+}
+
+/// Each sequence has its two products, and all have the rest in common.
+#[test]
+fn attention_of_several_sequences_moves_nothing() {
+    check_attention(&[3, 10, 0, -1, -11, 7, 1, 2, 3, 4, 5, 6, 9, 8, 7, 6, 5, 4], 3 + 2 * 3);
+}
+
+fn check_attention(ids: &[i64], n_kernels: usize) {
+    let n = ids.len() as i64 / 6;
     let perm = |order: [i64; 4]| Some(("perm", Attribute::Ints(order.to_vec())));
     let known = [
         ("table", weights(&[11, 8])),
@@ -229,8 +241,8 @@ fn attention_is_five_kernels() {
         ("wv", weights(&[8, 8])),
         ("bq", weights(&[8])),
         ("scale", weights(&[1])),
-        ("heads", whole(&[4], &[1, 6, 2, 4])),
-        ("rows", whole(&[3], &[1, 6, 8])),
+        ("heads", whole(&[4], &[n, 6, 2, 4])),
+        ("rows", whole(&[3], &[n, 6, 8])),
     ];
     let nodes: &[Node] = &[
         ("x", "Gather", &["table", "ids"], None),
@@ -251,7 +263,7 @@ fn attention_is_five_kernels() {
         ("turned", "Transpose", &["sums"], perm([0, 2, 1, 3])),
         ("y", "Reshape", &["turned", "rows"], None),
     ];
-    check_tokens(&known, nodes, [3, 10, 0, -1, -11, 7], 5);
+    check_tokens(&known, nodes, ids, n_kernels);
 }
 
 /// Whatever the numbers are: what is none of the places has no 1 in its row.
@@ -268,7 +280,7 @@ fn one_hot_rows_times_a_matrix_are_looked_up() {
         ("rows", "Cast", &["is"], Some(("to", Attribute::Int(1)))),
         ("y", "MatMul", &["rows", "table"], None),
     ];
-    check_tokens(&known, nodes, [3, 0, 4, 5, -1, 1_000_000_000_000], 1);
+    check_tokens(&known, nodes, &[3, 0, 4, 5, -1, 1_000_000_000_000], 1);
 }
 
 /// What a graph's only output is, and what is timed of its steps.
@@ -305,7 +317,6 @@ fn a_small_network_runs_on_a_device() {
         ("w2", weights(&[7, 5, 1, 1])),
         ("w3", weights(&[6, 12, 3, 3])),
         ("w4", weights(&[9, 11])),
-        ("one", whole(&[1], &[1])),
     ];
     let nodes: &[Node] = &[
         ("a", "Conv", &["x", "w1"], pads.clone()),
@@ -313,8 +324,8 @@ fn a_small_network_runs_on_a_device() {
         ("c", "Conv", &["b", "w2"], None),
         ("both", "Concat", &["b", "c"], along(1)),
         ("d", "Conv", &["both", "w3"], pads),
-        ("sums", "CumSum", &["d", "one"], None),
-        ("more", "MatMul", &["sums", "w4"], None),
+        ("lengths", "LpNormalization", &["d"], None),
+        ("more", "MatMul", &["lengths", "w4"], None),
         ("y", "Softmax", &["more"], along(-1)),
     ];
     let x = weights(&[1, 3, 9, 9]);

@@ -42,13 +42,23 @@ void *malloc(size_t bytes) {
 static int n_allocations;
 #endif
 
+/* How often each context runs, and until when at least. */
+enum { N_RUNS = 100 };
+static double until;
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
 static void *run_layer(void *unused) {
     char y[sizeof expected + 4];
     void *outputs[1] = {y + 4};
     layer_context *context;
     (void)unused;
     CHECK(layer_create(NULL, &context) == LAYER_OK);
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < N_RUNS || now() < until; i++) {
         memset(y, 0, sizeof y);
         CHECK(layer_run(context, inputs, outputs) == LAYER_OK);
         CHECK(!memcmp(y + 4, expected, sizeof expected));
@@ -61,10 +71,10 @@ static void *run_other(void *unused) {
     char y[sizeof expected + 4];
     void *outputs[1] = {y + 4};
     other_context *context;
-    other_options options = {sizeof options, 2, 10, OTHER_OWN_THREADS, NULL, 0};
+    other_options options = {sizeof options, 0, 10, OTHER_OWN_THREADS, NULL, 0};
     (void)unused;
     CHECK(other_create(&options, &context) == OTHER_OK);
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < N_RUNS || now() < until; i++) {
         memset(y, 0, sizeof y);
         CHECK(other_run(context, inputs, outputs) == OTHER_OK);
         CHECK(!memcmp(y + 4, expected, sizeof expected));
@@ -155,7 +165,9 @@ int main(int argc, char **argv) {
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 #endif
 
-    /* Four contexts of each at the same time. */
+    /* Four contexts of each at the same time, for so many seconds where that is asked for. */
+    const char *seconds = getenv("CHECK_SECONDS");
+    if (seconds) until = now() + atof(seconds);
     pthread_t threads[8];
     for (int i = 0; i < 8; i++) CHECK(!pthread_create(&threads[i], NULL, i % 2 ? run_other : run_layer, NULL));
     for (int i = 0; i < 8; i++) CHECK(!pthread_join(threads[i], NULL));
