@@ -250,7 +250,9 @@ fn convolution(rng: &mut Xoshiro256PlusPlus) -> Workload {
         let mut text = format!("{operator}:n={}", *[1, 1, 1, 2, 3].choose(rng).expect("some"));
         let mut set = |key: &str, value: i64| text += &format!(",{key}={value}");
         let groups = if operator == "conv2d" && rng.random_bool(0.2) { rng.random_range(2..=4) } else { 1 };
-        let of_groups = |n: i64| (n + groups - 1) / groups * groups;
+        // Channels that lie next to each other where neighbours agreed on that.
+        let block = *[1, 1, 1, 4, 8, 16].choose(rng).expect("some");
+        let of_groups = |n: i64| (n + groups * block - 1) / (groups * block) * (groups * block);
         set("c", of_groups(size(rng)));
         match operator {
             "conv2d" => {
@@ -259,7 +261,7 @@ fn convolution(rng: &mut Xoshiro256PlusPlus) -> Workload {
                 set("interleave", i64::from(groups > 1 && rng.random_bool(0.5)));
             }
             "depthwise_conv2d" => set("multiplier", *[1, 1, 2, 3].choose(rng).expect("some")),
-            _ => set("k", size(rng)),
+            _ => set("k", of_groups(size(rng))),
         }
         let (h, w) = (size(rng), size(rng));
         set("h", h);
@@ -289,8 +291,11 @@ fn convolution(rng: &mut Xoshiro256PlusPlus) -> Workload {
                 set(key, *[0, 0, 1, 2, 3].choose(rng).expect("some"));
             }
         }
-        for (attribute, probability) in [("dtype=f64", 0.2), ("const=w", 0.5), ("layout=blocked", 0.4)] {
-            if rng.random_bool(probability) {
+        let sides = ["in", "out"].map(|side| format!("{side}=c{block}"));
+        let layouts: &[(&str, f64)] =
+            if block > 1 { &[(&sides[0], 0.7), (&sides[1], 0.7)] } else { &[("layout=blocked", 0.4)] };
+        for (attribute, probability) in [("dtype=f64", 0.2), ("const=w", 0.5)].iter().chain(layouts) {
+            if rng.random_bool(*probability) {
                 text += &format!(",{attribute}");
             }
         }

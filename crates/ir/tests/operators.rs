@@ -368,6 +368,8 @@ fn texts_are_canonical() {
         &format!("{conv},const=w+in_bias+bias,prologue=scale+bias+relu,epilogue=bias"),
     );
     is(&format!("{conv},epilogue=clip(-0.5;1e3)+add"), &format!("{conv},epilogue=clip(-0.5;1000)+add"));
+    is("conv2d:c=8,h=8,w=8,k=4,r=3,s=3,out=c4,in=c8,const=w", "conv2d:c=8,h=8,w=8,k=4,r=3,s=3,const=w,in=c8,out=c4");
+    is("depthwise_conv2d:c=32,h=8,w=8,r=3,s=3,in=nchw,out=c32", "depthwise_conv2d:c=32,h=8,w=8,r=3,s=3,out=c32");
 }
 
 #[test]
@@ -395,6 +397,11 @@ fn degenerate_texts_are_refused_in_one_line() {
     is(&format!("{conv},stride=0"), "`stride=0` is not accepted");
     is(&format!("{conv},stride=1,stride=2"), "`stride` is given twice");
     is(&format!("{conv},interleave=2"), "`interleave=2` is not accepted; expected an integer from 0 to 1");
+    is(&format!("{conv},in=c8"), "in=8 does not divide c=4");
+    is(&format!("{conv},out=c16"), "out=16 does not divide k=4");
+    is(&format!("{conv},in=c5"), "expected nchw or c4 or c8 or c16 or c32");
+    is(&format!("{conv},layout=blocked,in=c4"), "expected nchw where `in` or `out` is given");
+    is("matmul:m=1,n=2,k=1,in=c4", "no attribute `in`");
     is(&format!("{conv},groups=3"), "groups=3 does not divide c=4");
     is("conv2d:c=4,h=8,w=8,k=5,r=3,s=3,groups=2", "groups=2 does not divide k=5");
     is(&format!("{conv},dilation_w=4"), "reaches over 9 columns but the padded input has 8");
@@ -557,6 +564,43 @@ proptest! {
         let text = format!("{}:{}", OPS[operator].name, pairs.collect::<Vec<_>>().join(","));
         if let Ok(w) = Workload::parse(&text) {
             prop_assert!(w.flops() > 0.0);
+        }
+    }
+}
+
+/// Layouts that neighbours agree on say where elements lie, and nothing about what is computed.
+#[test]
+fn images_in_blocks_of_channels_have_the_same_elements() {
+    let numbers = |n: u64| -> Vec<f64> { (0..n).map(|at| ((at * 37) % 23) as f64 - 11.0).collect() };
+    // From NCHW to blocks of so many channels.
+    let in_blocks = |x: &[f64], shape: [usize; 4], block: usize| -> Vec<f64> {
+        let [n, c, h, w] = shape;
+        let place = |at: usize| {
+            let (pixel, channel, image) = (at % (h * w), at / (h * w) % c, at / (h * w * c));
+            ((image * (c / block) + channel / block) * h * w + pixel) * block + channel % block
+        };
+        let mut out = vec![0.0; n * c * h * w];
+        x.iter().enumerate().for_each(|(at, x)| out[place(at)] = *x);
+        out
+    };
+    for text in ["conv2d:n=2,c=8,h=6,w=5,k=12,r=3,s=3,pad=1", "conv2d:n=2,c=8,h=6,w=5,k=12,r=1,s=1"] {
+        let plain = Workload::parse(&format!("{text},epilogue=bias+add+relu")).unwrap();
+        let program = plain.program();
+        let inputs: Vec<Vec<f64>> = program
+            .arguments()
+            .filter(|(_, b)| b.role != Role::Output)
+            .map(|(_, b)| numbers(b.n_elements().unwrap()))
+            .collect();
+        let wanted = evaluate(&program, &inputs, 1).unwrap().remove(0);
+        for [input, output] in [[1, 4], [8, 1], [4, 4]] {
+            let channels = Layout::Channels { input, output };
+            let program = plain.clone().with_layout(channels).unwrap().program();
+            let [x, y] = [[2, 8, 6, 5], [2, 12, 6, 5]];
+            let mut inputs = inputs.clone();
+            inputs[0] = in_blocks(&inputs[0], x, input as usize);
+            inputs[3] = in_blocks(&inputs[3], y, output as usize);
+            let found = evaluate(&program, &inputs, 1).unwrap().remove(0);
+            assert_eq!(found, in_blocks(&wanted, y, output as usize), "{text} {channels:?}");
         }
     }
 }

@@ -28,6 +28,12 @@ pub enum CompileError {
         /// Why.
         why: String,
     },
+    /// No layouts of images were chosen.
+    #[error("layouts of images: {why}")]
+    Layouts {
+        /// Why.
+        why: String,
+    },
     /// A tensor is of a type that runs do not have.
     #[error("`{name}` has elements of type {dtype}, which models do not run with")]
     Dtype {

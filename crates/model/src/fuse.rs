@@ -25,6 +25,11 @@ pub struct Kernel {
     pub output: ValueId,
     /// The model's nodes that it comes from, for people.
     pub origin: String,
+    /// The nodes of the net that a nest computes, the last one's output being its own; none of others, and
+    /// none where it only gives its input another layout.
+    pub(crate) members: Vec<usize>,
+    /// So many channels of its output lie next to each other.
+    pub block: i64,
 }
 
 /// What a run does.
@@ -137,7 +142,7 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
             }
             _ => match &groups[at] {
                 None => continue,
-                Some(members) => Step::Kernel(nest(&net, members)?),
+                Some(members) => Step::Kernel(nest(&net, members, &|_| 1)?),
             },
         });
     }
@@ -403,7 +408,7 @@ fn anchored(
     let known = workload.operator().constants;
     constants.retain(|name| !names.contains(&name.as_str()) || known.contains(&name.as_str()));
     let workload = workload.with_constants(constants)?;
-    Ok(Kernel { workload, inputs, output: node.output(), origin: node.origin.clone() })
+    Ok(Kernel { workload, inputs, output: node.output(), origin: node.origin.clone(), members: Vec::new(), block: 1 })
 }
 
 fn convolution(
@@ -654,9 +659,12 @@ struct Builder<'a> {
     buffers: Vec<(ValueId, BufferId)>,
     /// Whether all values have elements of one type.
     is_of_one_type: bool,
+    /// So many channels of a value lie next to each other.
+    block_of: &'a dyn Fn(ValueId) -> i64,
 }
 
-fn nest(net: &Net, members: &[usize]) -> Result<Kernel, WorkloadError> {
+/// A nest, of images with so many channels next to each other.
+pub(crate) fn nest(net: &Net, members: &[usize], block_of: &dyn Fn(ValueId) -> i64) -> Result<Kernel, WorkloadError> {
     let nodes: Vec<&Node> = members.iter().map(|&at| &net.nodes[at]).collect();
     let root = *nodes.last().expect("a nest has a node");
     let producers: Vec<(ValueId, usize)> = nodes.iter().zip(members).map(|(node, &at)| (node.output(), at)).collect();
@@ -675,12 +683,12 @@ fn nest(net: &Net, members: &[usize]) -> Result<Kernel, WorkloadError> {
     let dtype_of = |id: ValueId| net.element_type(id).expect("nests are of types that have code");
     let of_input = |(at, id): (usize, &ValueId)| {
         program.set_dtype(dtype_of(*id));
-        (*id, program.input(&format!("I{at}"), &of_rank(net.shape(*id))))
+        (*id, program.input(&format!("I{at}"), &in_memory(net.shape(*id), block_of(*id))))
     };
     let buffers = inputs.iter().enumerate().map(of_input).collect();
     let all = || nodes.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
     let is_of_one_type = all().all(|id| dtype_of(*id) == dtype_of(root.output()));
-    let mut builder = Builder { net, program: Some(program), producers, buffers, is_of_one_type };
+    let mut builder = Builder { net, program: Some(program), producers, buffers, is_of_one_type, block_of };
     for (at, node) in nodes.iter().enumerate() {
         let is_root = at + 1 == nodes.len();
         if is_root || is_staged(net, node, &nodes) {
@@ -690,12 +698,18 @@ fn nest(net: &Net, members: &[usize]) -> Result<Kernel, WorkloadError> {
     let origin = nodes.iter().map(|node| node.origin.clone()).reduce(|a, b| joined(&a, &b)).unwrap_or_default();
     let program = builder.program.expect("it is there between stages").finish();
     let workload = Workload::nest(program)?;
-    Ok(Kernel { workload, inputs, output: root.output(), origin })
+    let (output, members, block) = (root.output(), members.to_vec(), block_of(root.output()));
+    Ok(Kernel { workload, inputs, output, origin, members, block })
 }
 
-/// A shape with one dimension at least.
-fn of_rank(shape: &[i64]) -> Vec<i64> {
-    if shape.is_empty() { vec![1] } else { shape.to_vec() }
+/// The shape of what is in memory, with one dimension at least; of images with so many channels next to each
+/// other.
+pub(crate) fn in_memory(shape: &[i64], block: i64) -> Vec<i64> {
+    match *shape {
+        [] => vec![1],
+        [n, c, h, w] if block > 1 => vec![n, c / block, h, w, block],
+        _ => shape.to_vec(),
+    }
 }
 
 /// Whether a value of a nest is computed once for all that read it, rather than by each of them.
@@ -735,7 +749,8 @@ impl Builder<'_> {
     /// Computes a node into a buffer.
     fn stage(&mut self, node: &Node, name: &str, is_root: bool) {
         let role = if is_root { Role::Output } else { Role::Temporary };
-        let shape = of_rank(self.net.shape(node.output()));
+        let block = (self.block_of)(node.output());
+        let shape = in_memory(self.net.shape(node.output()), block);
         let names: Vec<String> = (0..shape.len()).map(|d| format!("{}{d}", name.to_lowercase())).collect();
         let axes: Vec<(&str, i64)> = names.iter().map(String::as_str).zip(shape.iter().copied()).collect();
         let rank = axes.len();
@@ -757,7 +772,11 @@ impl Builder<'_> {
         let inner: Vec<(&str, i64)> =
             inner_names.iter().map(String::as_str).zip(reduced.iter().map(|(_, n)| *n)).collect();
         let value = |vars: &[Index]| -> Expr {
-            let (out, sums) = vars.split_at(rank);
+            let (places, sums) = vars.split_at(rank);
+            let out = &match places {
+                [n, blocks, h, w, c] if block > 1 => vec![n.clone(), blocks.scale(block).add(c), h.clone(), w.clone()],
+                _ => places.to_vec(),
+            };
             match &node.kind {
                 Kind::Reduce(..) => {
                     let mut at = out.to_vec();
@@ -823,7 +842,14 @@ impl Builder<'_> {
             .map(|(d, &n)| if n == 1 { Index::from(0) } else { at[d + missing].clone() })
             .collect();
         if let Some((_, buffer)) = self.buffers.iter().find(|(own, _)| *own == id) {
-            return Expr::Load(*buffer, if at.is_empty() { vec![Index::from(0)] } else { at });
+            let place = match (&at[..], (self.block_of)(id)) {
+                ([], _) => vec![Index::from(0)],
+                ([n, c, h, w], block @ 2..) => {
+                    vec![n.clone(), c.floor_div(block), h.clone(), w.clone(), c.modulo(block)]
+                }
+                _ => at,
+            };
+            return Expr::Load(*buffer, place);
         }
         if let Some(x) = self.net.scalar(id) {
             return Expr::Const(x);

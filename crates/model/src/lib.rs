@@ -1,7 +1,8 @@
 //! Whole models: from a graph of operators to few kernels, a memory plan, and runs.
 //!
 //! [`lower`] brings the graph's many operators down to few kinds ([`import`]), rewrites them into fewer
-//! ([`simplify`]) and makes kernels of them ([`fuse`]); [`compile`] gives these code and memory. What has no
+//! ([`simplify`]) and makes kernels of them ([`fuse`]); [`laid_out`] has images lie as is best for these, and
+//! [`compile`] gives them code and memory. What has no
 //! code runs as the reference evaluates it.
 
 mod attention;
@@ -14,6 +15,7 @@ mod epilogue;
 mod fuse;
 mod import;
 mod inputs;
+mod layouts;
 mod net;
 pub mod npy;
 mod place;
@@ -32,5 +34,5 @@ pub use net::{AsHeads, Convolution, Kind, Line, Net, Node, Value, ValueId, Windo
 pub use place::{Copy, Location, Places};
 pub use profile::{Outline, ProfiledStep, profile_table};
 pub use runner::{RunError, Runner};
-pub use schedule::{compile_guessed, compile_known};
+pub use schedule::{Layouts, compile_guessed, compile_known, laid_out};
 pub use simplify::simplify;

@@ -68,6 +68,10 @@ pub struct ProfiledStep {
     /// What people read in place of that.
     #[serde(skip)]
     pub label: String,
+    /// How the channels of an image that a kernel writes lie, where that is not as in the model: `c16` where
+    /// 16 lie next to each other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layout: Option<String>,
     /// The median over runs, in microseconds; 0 where it was not measured.
     pub us: f64,
     /// Throughput of a kernel that has operations to count.
@@ -84,7 +88,11 @@ impl Compiled {
                 Some(Step::Host(node)) => ("host", node.operator(), format!("{} without code", node.operator())),
                 _ => ("copy", String::new(), "copy".to_owned()),
             };
-            ProfiledStep { name: step.name.clone(), kind, workload, label, us: 0.0, gflops: None }
+            let layout = match origin.map(|at| &self.fused.steps[at]) {
+                Some(Step::Kernel(kernel)) if kernel.block > 1 => Some(format!("c{}", kernel.block)),
+                _ => None,
+            };
+            ProfiledStep { name: step.name.clone(), kind, workload, label, layout, us: 0.0, gflops: None }
         };
         steps.map(step).collect()
     }

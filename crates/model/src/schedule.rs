@@ -1,13 +1,93 @@
-//! Models compiled with the best configurations of their kernels that are known.
+//! Models compiled with the best configurations of their kernels that are known, in the layouts that are best
+//! for these.
 
 use std::cell::Cell;
 
-use tilewright::{Choice, Records};
-use tilewright_ir::Target;
-use tilewright_ir::op::Workload;
+use tilewright::{Caches, Choice, Error, Records, target_name};
+use tilewright_ir::op::{Layout, Workload};
+use tilewright_ir::{DType, Target};
 
 use crate::compile::{CompileError, Compiled, compile};
 use crate::fuse::Fused;
+
+/// What layouts of images are chosen for.
+#[derive(Clone, Copy)]
+pub enum Layouts<'a> {
+    /// A run with what is recorded: what is not is taken to be slower than what is.
+    Run(&'a Records),
+    /// A search: what is not recorded is taken to be as much faster or slower as the model of the machine
+    /// says.
+    Tune(&'a Records),
+    /// A run of guesses, whatever is recorded.
+    Guess,
+}
+
+/// So many nanoseconds does a cycle of the model of the machine take, about.
+const NS: f64 = 0.3;
+/// So many times as long does a guess take as what a search has found, about.
+const GUESSED: f64 = 1.25;
+
+/// Fused steps with images in the layouts that are cheapest for all kernels together: plain, or with as many
+/// channels next to each other as a vector holds. On a GPU all are plain.
+///
+/// # Errors
+/// Where records cannot be read.
+pub fn laid_out(fused: Fused, target: &Target, threads: usize, layouts: Layouts) -> Result<Fused, CompileError> {
+    if target.gpu.is_some() {
+        return Ok(fused);
+    }
+    let caches = fused.caches(target);
+    let failed: Cell<Option<String>> = Cell::new(None);
+    let recorded = |workload: &Workload| match layouts {
+        Layouts::Guess => None,
+        Layouts::Run(records) | Layouts::Tune(records) => {
+            let best = best_ns(records, workload, target, threads, caches);
+            best.unwrap_or_else(|error| {
+                failed.set(Some(error.to_string()));
+                None
+            })
+        }
+    };
+    let estimate = |workload: &Workload| Choice::guess(workload, target, threads, None).ok()?.estimate();
+    let block = target.lanes(DType::F32);
+    let cost = |workload: &Workload| {
+        if let Some(ns) = recorded(workload) {
+            return Some(ns);
+        }
+        let sides = [[1, 1], [block, block], [1, block], [block, 1]].map(Layout::of_channels);
+        let others = sides.into_iter().filter(|layout| *layout != workload.layout());
+        let others = others.filter_map(|layout| workload.clone().with_layout(layout).ok());
+        let known = others.filter_map(|other| recorded(&other).map(|ns| (ns, other)));
+        match (known.min_by(|a, b| a.0.total_cmp(&b.0)), layouts) {
+            (None, _) => estimate(workload).map(|cycles| NS * cycles),
+            (Some((ns, other)), Layouts::Tune(_)) => Some(ns * estimate(workload)? / estimate(&other)?),
+            (Some((ns, _)), _) => Some(ns * GUESSED),
+        }
+    };
+    let laid_out = fused.laid_out(block, &cost);
+    let refuse = |why: String| CompileError::Layouts { why };
+    match failed.take() {
+        Some(why) => Err(refuse(why)),
+        None => laid_out.map_err(|error| refuse(error.to_string())),
+    }
+}
+
+/// The best time that is recorded of a workload: for such caches, else for others.
+fn best_ns(
+    records: &Records,
+    workload: &Workload,
+    target: &Target,
+    threads: usize,
+    caches: Caches,
+) -> Result<Option<f64>, Error> {
+    let others = [Caches::ColdConstants, Caches::Warm].into_iter().filter(|other| *other != caches);
+    for caches in std::iter::once(caches).chain(others) {
+        if let (Some(best), _) = records.best(workload, &target_name(target, caches), threads, None)? {
+            return Ok(Some(best.median_ns));
+        }
+    }
+    Ok(None)
+}
 
 /// Compiles fused steps with the best kernels that are recorded; those that are not are guessed.
 ///
@@ -19,6 +99,7 @@ pub fn compile_known(
     threads: usize,
     records: &Records,
 ) -> Result<Compiled, CompileError> {
+    let fused = laid_out(fused, target, threads, Layouts::Run(records))?;
     let (caches, n_guessed) = (fused.caches(target), Cell::new(0));
     let schedule = |workload: &Workload| {
         let (choice, _) = records.choose(workload, target, threads, caches, None).map_err(|error| error.to_string())?;
@@ -34,6 +115,7 @@ pub fn compile_known(
 /// # Errors
 /// As [`compile`].
 pub fn compile_guessed(fused: Fused, target: &Target, threads: usize) -> Result<Compiled, CompileError> {
+    let fused = laid_out(fused, target, threads, Layouts::Guess)?;
     let n_guessed = fused.tasks().len();
     let schedule = |workload: &Workload| {
         let choice = Choice::guess(workload, target, threads, None).map_err(|error| error.to_string())?;

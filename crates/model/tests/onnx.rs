@@ -13,7 +13,7 @@ use tilewright_graph::op::Attribute;
 use tilewright_graph::{Bindings, DType, Dim, Graph, Reason, Tensor, Value, ValueId, evaluate, onnx, specialise};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Target};
-use tilewright_model::{CompileError, Compiled, ProfiledStep, Runner, Step, compile_quickly, lower};
+use tilewright_model::{CompileError, Compiled, Fused, ProfiledStep, Runner, Step, compile_quickly, lower};
 use tilewright_runtime::Threads;
 use tilewright_tune::{Setting, Task};
 
@@ -281,6 +281,85 @@ fn one_hot_rows_times_a_matrix_are_looked_up() {
         ("y", "MatMul", &["rows", "table"], None),
     ];
     check_tokens(&known, nodes, &[3, 0, 4, 5, -1, 1_000_000_000_000], 1);
+}
+
+/// A network of every kind of step that images pass: its input, and it.
+fn network_of_images() -> (Tensor, Graph) {
+    let x = weights(&[1, 3, 14, 14]);
+    let ints = |name: &'static str, numbers: &[i64]| Some((name, Attribute::Ints(numbers.to_vec())));
+    let known = [
+        ("ws", weights(&[32, 3, 3, 3])),
+        ("bs", weights(&[32])),
+        ("wd", weights(&[32, 1, 3, 3])),
+        ("wa", weights(&[16, 32, 1, 1])),
+        ("wb", weights(&[32, 32, 1, 1])),
+        ("we", weights(&[48, 48, 1, 1])),
+        ("wg", weights(&[48, 16, 1, 1])),
+        ("wz", weights(&[32, 48, 3, 3])),
+        ("wy", weights(&[10, 32, 1, 1])),
+    ];
+    let nodes: &[Node] = &[
+        ("s0", "Conv", &["x", "ws", "bs"], None),
+        ("s", "Relu", &["s0"], None),
+        ("d0", "Conv", &["s", "wd"], Some(("group", Attribute::Int(32)))),
+        ("d", "Relu", &["d0"], None),
+        ("p", "MaxPool", &["d"], ints("kernel_shape", &[2, 2])),
+        ("a", "Conv", &["p", "wa"], None),
+        ("b", "Conv", &["p", "wb"], None),
+        ("j", "Concat", &["a", "b"], Some(("axis", Attribute::Int(1)))),
+        ("e", "Conv", &["j", "we"], None),
+        ("r0", "Add", &["e", "j"], None),
+        ("r", "Relu", &["r0"], None),
+        ("h", "Conv", &["r", "wg"], Some(("group", Attribute::Int(3)))),
+        ("z0", "Conv", &["h", "wz"], None),
+        ("z", "Sigmoid", &["z0"], None),
+        ("g", "GlobalAveragePool", &["z"], None),
+        ("y", "Conv", &["g", "wy"], None),
+    ];
+    let graph = graph_of(("x", &x), ("y", &[1, 10, 1, 1]), &known, nodes);
+    (x, specialise(&graph, &Bindings::default()).graph)
+}
+
+/// Neighbours agree on layouts by what kernels and conversions take together; the answer stays what it is.
+#[test]
+fn layouts_are_those_that_are_cheapest_together() {
+    let (x, graph) = network_of_images();
+    let target = host::target();
+    let plain = lower(&graph).unwrap();
+    let answer = |fused: &Fused| {
+        let compiled = compile_quickly(fused.clone(), &target, &|workload| guess(workload, &target)).unwrap();
+        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+        runner.set("x", &x).unwrap();
+        runner.run().unwrap();
+        runner.outputs()[0].1.clone()
+    };
+    let wanted = answer(&plain);
+    let laid_out = |of_conversion: f64, of_blocks: f64| {
+        // A convolution takes less the more of it has blocks; whatever else does not care.
+        let cost = |workload: &Workload| match workload.layout().channels() {
+            _ if workload.label().starts_with("nest:copy") => Some(of_conversion),
+            [input, output] => Some(10.0 - of_blocks * (f64::from(input > 1) + f64::from(output > 1))),
+        };
+        plain.clone().laid_out(16, &cost).unwrap()
+    };
+    let layouts =
+        |fused: &Fused| -> Vec<[i64; 2]> { fused.tasks().iter().map(|(w, _)| w.layout().channels()).collect() };
+
+    // Blocks everywhere but at the ends and around the convolution of groups, which has no choice: one
+    // conversion ahead of it; what is behind it reads plain channels without one.
+    let fused = laid_out(1.0, 3.0);
+    assert_eq!(fused.n_conversions(), 1);
+    let of_convolutions: Vec<[i64; 2]> = layouts(&fused).into_iter().filter(|sides| *sides != [1, 1]).collect();
+    let both = [16, 16];
+    assert_eq!(of_convolutions, [[1, 16], both, both, both, both, [1, 16]]);
+    check_near(&answer(&fused), &wanted, 1e-5);
+
+    // What costs more than it brings is left.
+    let fused = laid_out(100.0, 3.0);
+    assert_eq!(fused.n_conversions(), 0);
+    check_near(&answer(&fused), &wanted, 1e-5);
+    let fused = laid_out(1.0, -1.0);
+    assert_eq!((fused.n_conversions(), layouts(&fused)), (0, layouts(&plain)));
 }
 
 /// What a graph's only output is, and what is timed of its steps.

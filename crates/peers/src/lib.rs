@@ -43,7 +43,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tilewright_device::data::Data;
 use tilewright_device::device::Round;
-use tilewright_ir::op::{Structure, Window, Workload};
+use tilewright_ir::op::{Layout, Structure, Window, Workload};
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_ir::{DType, Target};
 
@@ -327,6 +327,9 @@ impl PeerSpec {
         }
         if matches!(workload.structure(), Structure::Window(Window { interleaved: true, .. })) {
             return Err(Unavailable::Unsupported { reason: "it does not interleave groups of channels".to_owned() });
+        }
+        if matches!(workload.layout(), Layout::Channels { .. }) {
+            return Err(Unavailable::Unsupported { reason: "it takes images as NCHW".to_owned() });
         }
         let problem = Problem::of(workload);
         let class = match problem.kernel {

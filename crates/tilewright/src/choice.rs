@@ -51,6 +51,12 @@ impl Choice {
         Ok(Choice { task, config, source: Source::Guessed })
     }
 
+    /// What the template's model of the machine expects a run to take, in cycles of one core.
+    pub fn estimate(&self) -> Option<f64> {
+        let Task { setting, template, space } = &self.task;
+        template.estimate.map(|estimate| estimate(setting, space, &self.config))
+    }
+
     /// Whether it was measured.
     pub fn is_recorded(&self) -> bool {
         matches!(self.source, Source::Recorded(_))

@@ -17,6 +17,7 @@ use tilewright_device::host;
 use tilewright_ir::Target;
 use tilewright_lab::predict::likely_configs;
 use tilewright_lab::{Caller, News};
+use tilewright_model::{Layouts, laid_out};
 
 use super::fleet::FleetArgs;
 use super::model::{BindingArgs, ModelArgs};
@@ -327,7 +328,11 @@ fn on_fleet(args: &TuneArgs, class: &str, requests: &[TuneRequest], as_json: boo
 /// Tunes the kernels of a model together.
 fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let file = ModelArgs::new(&args.of.workload, &args.bindings);
-    let fused = file.fused(&file.supported(&file.read()?)?, args.of.exact)?;
+    let mut fused = file.fused(&file.supported(&file.read()?)?, args.of.exact)?;
+    if args.on.is_none() {
+        let (place, records) = (args.of.machine.place(), args.records.database()?.records()?);
+        fused = laid_out(fused, &place.target()?, place.threads, Layouts::Tune(&records))?;
+    }
     let tasks = fused.tasks();
     if tasks.is_empty() {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));

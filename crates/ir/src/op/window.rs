@@ -1,10 +1,12 @@
 //! The programs of convolutions.
 
 use super::builder::Operands;
-use super::{Axis, Layout, StageSpec, Window, Workload, WorkloadError};
+use super::{Axis, Epilogue, Layout, Operand, StageSpec, Window, Workload, WorkloadError};
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::Index;
 use crate::program::{Part, Program, Role};
+use crate::schedule::LayoutAxis;
+use crate::schedule::layout::lay_out;
 use std::slice::from_ref;
 
 /// The names of the sizes along one spatial direction.
@@ -259,6 +261,22 @@ impl Window {
         if blocked {
             p.copy(Part::Finish, out, Window::OUTPUT, &["yn", "yk", "yp", "yq"], Role::Output);
         }
-        p.finish()
+        let mut program = p.finish();
+        let [of_input, of_output] = w.layout().channels();
+        let operands = Epilogue::operands(w.epilogue()).into_iter().filter(|(.., kind)| *kind == Operand::Element);
+        let outputs = operands.map(|(_, name, _)| name).chain([Window::OUTPUT.to_owned()]);
+        for (name, block) in [(Window::INPUT.to_owned(), of_input)].into_iter().chain(outputs.map(|y| (y, of_output))) {
+            if block > 1 {
+                let id = program.find_buffer(&name).expect("it is an argument");
+                lay_out(&mut program, id, &Window::channels_last(block));
+            }
+        }
+        program
+    }
+
+    /// The layout of images in which so many channels, a block of them, lie next to each other.
+    pub fn channels_last(channels: i64) -> [LayoutAxis; 5] {
+        use LayoutAxis::{Inner, Outer, Whole};
+        [Whole(0), Outer(1, channels), Whole(2), Whole(3), Inner(1, channels)]
     }
 }

@@ -20,11 +20,35 @@ pub enum Layout {
     /// As the template chooses, as between the layers of a network: bringing them there and
     /// back is not timed.
     Blocked,
+    /// With blocks of channels next to each other, as the layers of a network have agreed on: the caller
+    /// passes them so, as tensors of five dimensions.
+    Channels {
+        /// Channels in a block of the input; 1 where that is as the operator says.
+        input: i64,
+        /// The same of the result and of what is as large.
+        output: i64,
+    },
 }
 
 impl Layout {
-    /// Every layout with its name in a workload's text.
+    /// Every layout that has a name in a workload's text.
     pub const ALL: [(Layout, &'static str); 2] = [(Layout::Nchw, "nchw"), (Layout::Blocked, "blocked")];
+
+    /// Channels in a block, with the name of that in a workload's text.
+    pub const BLOCKS: [(i64, &'static str); 5] = [(1, "nchw"), (4, "c4"), (8, "c8"), (16, "c16"), (32, "c32")];
+
+    /// The layout with so many channels of the input and of the result in a block.
+    pub fn of_channels([input, output]: [i64; 2]) -> Layout {
+        if (input, output) == (1, 1) { Layout::Nchw } else { Layout::Channels { input, output } }
+    }
+
+    /// Channels in a block of the input and of the result, where the caller passes them so, else 1.
+    pub fn channels(self) -> [i64; 2] {
+        match self {
+            Layout::Nchw | Layout::Blocked => [1, 1],
+            Layout::Channels { input, output } => [input, output],
+        }
+    }
 }
 
 /// An operator with its sizes.
@@ -176,6 +200,8 @@ struct Given {
     dtype: Option<DType>,
     constants: Option<Vec<String>>,
     layout: Option<Layout>,
+    /// Channels in a block of the input and of the result.
+    channels: [Option<i64>; 2],
     prologue: Option<Vec<Epilogue>>,
     epilogue: Option<Vec<Epilogue>>,
     exact: Option<bool>,
@@ -185,8 +211,9 @@ struct Given {
 impl Given {
     fn nothing(operator: &Operator) -> Given {
         let sizes = vec![None; operator.sizes.len()];
-        let (prologue, epilogue) = (None, None);
-        Given { sizes, dtype: None, constants: None, layout: None, prologue, epilogue, exact: None, tf32: None }
+        let (dtype, constants, layout, channels) = (None, None, None, [None; 2]);
+        let (prologue, epilogue, exact, tf32) = (None, None, None, None);
+        Given { sizes, dtype, constants, layout, channels, prologue, epilogue, exact, tf32 }
     }
 
     fn parse(operator: &'static Operator, text: &str) -> Result<Given, WorkloadError> {
@@ -221,6 +248,8 @@ impl Given {
                 given.constants = Some(value.split('+').map(|name| name.trim().to_owned()).collect());
             } else if key == "layout" && operator.has_layout {
                 given.layout = Some(one_of(&Layout::ALL, value).map_err(wrong)?);
+            } else if let Some(side) = SIDES.iter().position(|side| *side == key && operator.has_layout) {
+                given.channels[side] = Some(one_of(&Layout::BLOCKS, value).map_err(wrong)?);
             } else if key == "prologue" && operator.has_prologue {
                 given.prologue = Some(Epilogue::parse_prologue(value).map_err(wrong)?);
             } else if key == "epilogue" {
@@ -250,6 +279,7 @@ impl Given {
             dtype: self.dtype.or(other.dtype),
             constants: self.constants.or(other.constants),
             layout: self.layout.or(other.layout),
+            channels: [0, 1].map(|side| self.channels[side].or(other.channels[side])),
             prologue: self.prologue.or(other.prologue),
             epilogue: self.epilogue.or(other.epilogue),
             exact: self.exact.or(other.exact),
@@ -257,6 +287,9 @@ impl Given {
         }
     }
 }
+
+/// The keys that say how the channels of the input and of the result lie.
+const SIDES: [&str; 2] = ["in", "out"];
 
 /// The keys that an operator accepts.
 fn attributes(operator: &Operator) -> Vec<&'static str> {
@@ -266,7 +299,10 @@ fn attributes(operator: &Operator) -> Vec<&'static str> {
         keys.push(size.name);
     }
     keys.extend(["dtype", "const"]);
-    keys.extend(operator.has_layout.then_some("layout"));
+    if operator.has_layout {
+        keys.push("layout");
+        keys.extend(SIDES);
+    }
     keys.extend(operator.has_prologue.then_some("prologue"));
     keys.extend(["epilogue", "exact", "tf32"]);
     keys
@@ -340,8 +376,16 @@ impl Workload {
             given.or(size.default).ok_or(missing)
         });
         let sizes = sizes.collect::<Result<_, _>>()?;
+        let layout = match (given.layout.unwrap_or_default(), given.channels.map(|channels| channels.unwrap_or(1))) {
+            (Layout::Blocked, [1, 1]) => Layout::Blocked,
+            (Layout::Blocked, _) => {
+                let (key, value) = ("layout".to_owned(), "blocked".to_owned());
+                let expected = format!("nchw where `{}` is given", SIDES.join("` or `"));
+                return Err(WorkloadError::Value { key, value, expected });
+            }
+            (_, channels) => Layout::of_channels(channels),
+        };
         let workload = Workload {
-            layout: given.layout.unwrap_or_default(),
             prologue: given.prologue.unwrap_or_default(),
             epilogue: given.epilogue.unwrap_or_default(),
             exact: given.exact.unwrap_or(false),
@@ -349,7 +393,7 @@ impl Workload {
             ..Workload::plain(operator, sizes, given.dtype.unwrap_or(DType::F32))
         };
         (operator.check)(&workload)?;
-        workload.with_constants(given.constants.unwrap_or_default())?.checked()
+        workload.with_layout(layout)?.with_constants(given.constants.unwrap_or_default())?.checked()
     }
 
     /// A program of its own.
@@ -450,7 +494,8 @@ impl Workload {
     /// The same with activations that come and go so.
     ///
     /// # Errors
-    /// [`WorkloadError::UnknownAttribute`] where the operator has no choice of layouts.
+    /// [`WorkloadError::UnknownAttribute`] where the operator has no choice of layouts,
+    /// [`WorkloadError::Indivisible`] where channels do not fill their blocks.
     pub fn with_layout(self, layout: Layout) -> Result<Workload, WorkloadError> {
         if layout != Layout::default() && !self.operator.has_layout {
             return Err(WorkloadError::UnknownAttribute {
@@ -458,6 +503,15 @@ impl Workload {
                 key: "layout".to_owned(),
                 known: attributes(self.operator).join(", "),
             });
+        }
+        if let Structure::Window(window) = self.structure() {
+            for (at, value) in [window.c, window.k].into_iter().enumerate() {
+                let (divisor_key, divisor) = (SIDES[at], layout.channels()[at]);
+                if value % divisor != 0 {
+                    let key = ["c", "k"][at];
+                    return Err(WorkloadError::Indivisible { divisor_key, divisor, key, value });
+                }
+            }
         }
         Ok(Workload { layout, ..self })
     }
@@ -636,6 +690,10 @@ impl fmt::Display for Workload {
         pairs.extend((!self.constants.is_empty()).then(|| format!("const={}", self.constants.join("+"))));
         if let Some((_, name)) = Layout::ALL.iter().find(|(l, _)| *l == self.layout && *l != Layout::default()) {
             pairs.push(format!("layout={name}"));
+        }
+        for (side, channels) in SIDES.iter().zip(self.layout.channels()) {
+            let named = Layout::BLOCKS.iter().find(|(n, _)| *n == channels && channels > 1);
+            pairs.extend(named.map(|(_, name)| format!("{side}={name}")));
         }
         if !self.prologue.is_empty() {
             pairs.push(format!("prologue={}", Epilogue::list_to_string(&self.prologue)));

@@ -22,13 +22,18 @@ pub fn layout(program: &mut Program, buffer: &str, axes: &[LayoutAxis]) -> Resul
         }
     }
     require_layout(program, id, axes)?;
-    program.buffers[id.0 as usize].shape = shape_of(axes, &program.buffer(id).shape);
+    lay_out(program, id, axes);
     require_fits(program, id)?;
+    require_all_still_independent(program)
+}
+
+/// Gives a buffer another layout.
+pub fn lay_out(program: &mut Program, id: BufferId, axes: &[LayoutAxis]) {
+    program.buffers[id.0 as usize].shape = shape_of(axes, &program.buffer(id).shape);
     for (part, _) in Part::ALL {
         let part = program.part_mut(part);
         *part = relocate(std::mem::take(part), id, axes, &mut Ranges::default());
     }
-    require_all_still_independent(program)
 }
 
 /// Gives every use of a buffer its place in the layout.

@@ -10,7 +10,7 @@ mod compute_at;
 mod dependence;
 mod fuse;
 mod inline;
-mod layout;
+pub(crate) mod layout;
 mod pad;
 mod peel;
 mod pipeline;

@@ -18,7 +18,7 @@ use tilewright_device::host;
 use tilewright_graph::networks::{NETWORKS, Network};
 use tilewright_graph::{Bindings, onnx, specialise};
 use tilewright_model::bench::{ModelBench, ModelBenchRequest, bench_model};
-use tilewright_model::{all_inputs, compile_guessed, compile_known, lower, read_model};
+use tilewright_model::{Layouts, all_inputs, compile_guessed, compile_known, laid_out, lower, read_model};
 use tilewright_peers::MODEL_PEERS;
 
 use super::folder::{self, RUNS};
@@ -226,8 +226,10 @@ fn measure(
         }
     }
     let target = host::target();
+    let failed = |error: tilewright_model::CompileError| Error::failed(&error).because(error);
     let caches = fused.caches(&target);
-    let tasks: Vec<(TuneRequest, f64)> = fused
+    let tasks: Vec<(TuneRequest, f64)> = laid_out(fused.clone(), &target, threads, Layouts::Guess)
+        .map_err(failed)?
         .tasks()
         .into_iter()
         .map(|(workload, n)| (TuneRequest { threads, seed, caches, ..TuneRequest::new(workload) }, n as f64))
@@ -252,7 +254,6 @@ fn measure(
     }
 
     caller.say(format!("{}: measuring it beside other runtimes", network.name));
-    let failed = |error: tilewright_model::CompileError| Error::failed(&error).because(error);
     let untuned = compile_guessed(fused.clone(), &target, threads).map_err(failed)?;
     let best = compile_known(fused, &target, threads, &session.database().records()?).map_err(failed)?;
     let bench = ModelBenchRequest {

@@ -6,7 +6,7 @@ use super::super::step::{
     accumulate, col2im, compute_at, fuse, inline, layout, parallel, reindex, reorder, split, unroll, vectorize,
 };
 use super::direct::pack;
-use super::{Algorithm, Shape, ceil_div, channels_last, divisors, is_blocked};
+use super::{Algorithm, Shape, ceil_div, divisors, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Axis, Window};
@@ -23,8 +23,14 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// # Source
 /// Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016), chapter 4, says what is
 /// computed; adding up columns is what Caffe's deconvolution does.
-pub const COL2IM: Algorithm<Shape> =
-    Algorithm { name: "col2im", applies: |shape| shape.inserts_zeros, parameters, constraints, steps, estimate };
+pub const COL2IM: Algorithm<Shape> = Algorithm {
+    name: "col2im",
+    applies: |shape| shape.inserts_zeros && !shape.is_agreed,
+    parameters,
+    constraints,
+    steps,
+    estimate,
+};
 
 /// Columns larger than this are never made as a whole.
 const MOST_BYTES: i64 = 1 << 30;
@@ -155,8 +161,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         (false, _) => {}
     }
     if in_vectors {
-        steps.push(layout(Window::KEPT_OUTPUT, &channels_last(lanes)));
-        steps.extend(s.workload.kept_operands().iter().map(|kept| layout(kept, &channels_last(lanes))));
+        steps.push(layout(Window::KEPT_OUTPUT, &Window::channels_last(lanes)));
+        steps.extend(s.workload.kept_operands().iter().map(|kept| layout(kept, &Window::channels_last(lanes))));
     }
 
     // Rows of a block of channels, each added up in memory of its own, from which the epilogue reads it.

@@ -6,7 +6,7 @@ use super::super::share::{self, EACH_PART, PART, PARTS, Share};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, peel, reorder, split, stage, unroll, vectorize,
 };
-use super::{Algorithm, Shape, ceil_div, channels_last, is_blocked};
+use super::{Algorithm, Shape, ceil_div, in_blocks, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space, Value};
 use tilewright_ir::Step;
 use tilewright_ir::op::Window;
@@ -47,9 +47,11 @@ fn operands(v: &[&Value]) -> (i64, i64) {
 fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let registers = i64::from(s.target.n_vector_registers);
     let Shape { k, p, q, c, padded, has_prologue, .. } = *shape;
-    let blocked = is_blocked(s);
-    let channel_blocks = [1, 4, 8, 16, 32, 64, 128].into_iter().filter(|&b| b == 1 || c.is_none_or(|c| b < 2 * c));
-    let inputs: &[&str] = match (has_prologue, padded || !blocked) {
+    let [takes_blocks, gives_blocks] = in_blocks(s);
+    let agreed = s.workload.layout().channels()[0];
+    let is_block = |&b: &i64| if agreed > 1 { b == agreed } else { b == 1 || c.is_none_or(|c| b < 2 * c) };
+    let channel_blocks = [1, 4, 8, 16, 32, 64, 128].into_iter().filter(is_block);
+    let inputs: &[&str] = match (has_prologue, padded || !takes_blocks) {
         (true, _) => &["packed"],
         (false, true) => &["plain", "packed"],
         (false, false) => &["plain"],
@@ -63,7 +65,7 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
         Parameter::ordinal("c_block", channel_blocks),
         Parameter::ordinal("unroll_c", [1, 2, 4]),
         Parameter::categorical("input", inputs),
-        Parameter::categorical("write", if blocked { &["tile"] } else { &["tile", "scatter", "row"] }),
+        Parameter::categorical("write", if gives_blocks { &["tile"] } else { &["tile", "scatter", "row"] }),
     ];
     if padded && !has_prologue {
         parameters.push(Parameter::boolean("unroll_s"));
@@ -99,7 +101,8 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
     let Shape { n, k, p, q, c, r, s: columns, padded, has_prologue, k_group, .. } = *shape;
-    let blocked = is_blocked(s);
+    let [agreed, agreed_result] = s.workload.layout().channels();
+    let takes_blocks = in_blocks(s)[0];
     let depthwise = c.is_none();
     let fits = move |v: &[&Value]| {
         let (vectors, broadcast) = operands(v);
@@ -144,7 +147,7 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
             "rows_as_they_are",
             "pixels as lanes read rows, not blocks of channels",
             &["lanes", "c_block", "input"],
-            move |v| v[0].text() == "k" || v[1].int() == 1 || (!blocked && v[2].text() == "plain"),
+            move |v| v[0].text() == "k" || v[1].int() == 1 || (!takes_blocks && v[2].text() == "plain"),
         ),
         Constraint::new(
             "short_rows",
@@ -196,12 +199,20 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
             v[1].int() % v[0].int() == 0
         }),
     ];
+    if agreed_result > 1 {
+        constraints.push(Constraint::new(
+            "blocks_of_result",
+            "channels are lanes where the result has blocks of them",
+            &["lanes"],
+            |v| v[0].text() == "k",
+        ));
+    }
     if depthwise {
         constraints.push(Constraint::new(
             "channels_are_not_reduced",
             "c_block is 1 or the lanes of a vector, unroll_c is 1",
             &["c_block", "unroll_c"],
-            move |v| (v[0].int() == 1 || v[0].int() == lanes) && v[1].int() == 1,
+            move |v| [1, lanes, agreed].contains(&v[0].int()) && v[1].int() == 1,
         ));
     }
     if s.n_threads > 1 {
@@ -243,7 +254,6 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
 fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
-    let blocked = is_blocked(s);
     let by_channels = text("lanes") == "k";
     let (k_tile, q_tile) =
         if by_channels { (int("k_tile") * lanes, int("q_tile")) } else { (int("k_tile"), int("q_tile") * lanes) };
@@ -266,19 +276,19 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
             steps.extend(pack_padded(s, shape, c_block));
         }
         (false, true) => {
-            steps.push(stage(Window::INPUT, None, "X.p", &channels_last(c_block)));
+            steps.push(stage(Window::INPUT, None, "X.p", &Window::channels_last(c_block)));
             steps.extend(pack("X.p.3", "X.p.4", lanes));
         }
         (false, false) => {}
     }
-    if blocked {
+    if is_blocked(s) {
         if c_block > 1 {
-            steps.push(layout(Window::KEPT_INPUT, &channels_last(c_block)));
+            steps.push(layout(Window::KEPT_INPUT, &Window::channels_last(c_block)));
         }
         // A group that ends inside a block of lanes would share it with the next.
         if by_channels && groups_fill_tiles && !shape.interleaved {
-            steps.push(layout(Window::KEPT_OUTPUT, &channels_last(lanes)));
-            steps.extend(s.workload.kept_operands().iter().map(|kept| layout(kept, &channels_last(lanes))));
+            steps.push(layout(Window::KEPT_OUTPUT, &Window::channels_last(lanes)));
+            steps.extend(s.workload.kept_operands().iter().map(|kept| layout(kept, &Window::channels_last(lanes))));
         }
     }
 
@@ -404,7 +414,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     if by_channels {
         steps.push(layout(Window::ACC, &[Whole(0), Whole(2), Whole(3), Whole(1)]));
     }
-    if write == "scatter" || (blocked && by_channels && groups_fill_tiles) {
+    if write == "scatter" || (in_blocks(s)[1] && by_channels && groups_fill_tiles) {
         steps.extend([split("okr", lanes, "okv", "okl"), reorder(&["opr", row, "okv", "okl"])]);
         steps.extend([unroll("okv"), vectorize("okl")]);
         // Lanes that are stored one by one make long code, which is no faster for being repeated.
@@ -463,7 +473,8 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let row = image / p as f64;
     let weights = k_group as f64 * steps * bytes;
     let neighbours = text("input") != "plain" && int("c_block") % lanes == 0;
-    let gathers = c.is_none() && by_channels && !neighbours && !is_blocked(s);
+    let [takes_blocks, gives_blocks] = in_blocks(s);
+    let gathers = c.is_none() && by_channels && !neighbours && !takes_blocks;
     // Lanes that are pixels load what lies strides apart, or zeros in between.
     let apart = match (by_channels, shape.transposed) {
         (true, _) => 0.0,
@@ -515,7 +526,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     cycles *= (n * (k / k_group)) as f64;
     let results = (n * k * p * q) as f64;
     cycles += results
-        * match (text("write").as_str(), by_channels && !is_blocked(s)) {
+        * match (text("write").as_str(), by_channels && !gives_blocks) {
             ("scatter", _) => 1.5,
             ("tile", true) => {
                 if q_tile < lanes {
@@ -545,7 +556,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
 pub(super) fn pack_padded(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let mut steps = vec![
-        layout(Window::PAD, &channels_last(c_block)),
+        layout(Window::PAD, &Window::channels_last(c_block)),
         split("pc", c_block, "pco", "pci"),
         reorder(&["pn", "pco", "ph", "pw", "pci"]),
     ];
@@ -569,7 +580,12 @@ pub(super) fn pack_padded(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step>
             }
         }
     }
-    steps.extend(pack("pw", "pci", lanes));
+    if s.workload.layout().channels()[0] > 1 {
+        // Channels lie next to each other on both sides.
+        steps.extend([split("pci", lanes, "pci.v", "pci.l"), vectorize("pci.l")]);
+    } else {
+        steps.extend(pack("pw", "pci", lanes));
+    }
     steps
 }
 

@@ -28,7 +28,7 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// loop of a tap.
 pub const IM2COL: Algorithm<Shape> = Algorithm {
     name: "im2col",
-    applies: |shape| shape.c.is_some() && shape.k_group == shape.k,
+    applies: |shape| shape.c.is_some() && shape.k_group == shape.k && !shape.is_agreed,
     parameters,
     constraints,
     steps,

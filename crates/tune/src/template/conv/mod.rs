@@ -10,7 +10,6 @@ use super::algorithm::{self, Algorithm};
 use super::share::Work;
 use super::{Setting, Template, ceil_div};
 use tilewright_ir::op::{Axis, Layout, Structure, Window, Workload};
-use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 
 pub use paper::CONV_4_4_4_2_2_2;
 
@@ -112,6 +111,8 @@ struct Shape {
     /// Whether Winograd's algorithm applies, 3×3, stride 1, no dilation, no groups, and its
     /// rounding is accepted.
     has_winograd: bool,
+    /// Whether neighbours in a network decide how channels of input or result lie.
+    is_agreed: bool,
     /// Whether the input is read with zeros inserted, as in a transposed convolution of a stride above 1, and
     /// some result meets some tap.
     inserts_zeros: bool,
@@ -141,6 +142,7 @@ impl Shape {
             weight_axes: window.weight_axes(),
             axes,
             has_winograd: !w.exact && w.has_winograd(),
+            is_agreed: matches!(w.layout(), Layout::Channels { .. }),
             transposed,
         }
     }
@@ -164,12 +166,13 @@ fn divisors(n: i64, least: i64) -> impl Iterator<Item = i64> {
     (1..=n).filter(move |d| n % d == 0 && (*d >= least || *d == n))
 }
 
-/// NCHW with blocks of channels next to each other.
-fn channels_last(block: i64) -> [LayoutAxis; 5] {
-    [Whole(0), Outer(1, block), Whole(2), Whole(3), Inner(1, block)]
-}
-
 /// Whether the template chooses the layouts in which activations come and go.
 fn is_blocked(setting: &Setting) -> bool {
     setting.workload.layout() == Layout::Blocked
+}
+
+/// Whether the input and the result have channels next to each other, or may have: the template or neighbours
+/// in a network chose so.
+fn in_blocks(setting: &Setting) -> [bool; 2] {
+    setting.workload.layout().channels().map(|channels| is_blocked(setting) || channels > 1)
 }

@@ -43,11 +43,13 @@ pub const CONV_4_4_4_2_2_2: Template = Template {
     estimate: None,
 };
 
-/// On a CPU all but transposed ones; on a GPU those without groups and layouts of ours.
+/// On a CPU all but transposed ones and layouts that others chose; on a GPU those without groups and layouts
+/// of ours.
 fn serves(s: &Setting) -> bool {
     let Structure::Window(window) = s.workload.structure() else { return false };
     let is_plain = window.groups == 1 && !is_blocked(s);
-    !window.depthwise && !window.transposed && (s.target.gpu.is_none() || is_plain)
+    let is_open = s.workload.layout().channels() == [1, 1];
+    !window.depthwise && !window.transposed && is_open && (s.target.gpu.is_none() || is_plain)
 }
 
 fn space(setting: &Setting) -> Result<Space, SpaceError> {

@@ -7,7 +7,7 @@ use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize, winograd,
 };
 use super::direct::{pack, pack_padded};
-use super::{Algorithm, Shape, ceil_div, channels_last, is_blocked};
+use super::{Algorithm, Shape, ceil_div, in_blocks, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::op::Window;
@@ -34,7 +34,7 @@ pub fn least_share() -> f64 {
 
 fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let vectors = ceil_div(shape.k, s.target.lanes(s.workload.dtype));
-    let has_plain = is_blocked(s) && !shape.has_prologue;
+    let has_plain = in_blocks(s)[0] && !shape.has_prologue;
     let mut parameters = vec![
         Parameter::ordinal("m", TILES),
         Parameter::ordinal("rows", 1..=ceil_div(shape.p, 2)),
@@ -120,8 +120,8 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
 fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let int = |name: &str| space.int(config, name);
-    let (m, blocked) = (int("m"), is_blocked(s));
-    let channels_last = channels_last(lanes);
+    let (m, [takes_blocks, gives_blocks]) = (int("m"), in_blocks(s));
+    let channels_last = Window::channels_last(lanes);
     let k_tile = int("k_tile") * lanes;
     let k_block = ceil_div(ceil_div(shape.k, lanes), int("k_blocks")) * lanes;
     let mut steps = vec![winograd(Window::ACC, m)];
@@ -133,19 +133,19 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         (true, true) => {
             steps.extend(pack_padded(s, shape, lanes));
         }
-        (false, true) if !blocked => {
+        (false, true) if !takes_blocks => {
             steps.push(stage(Window::INPUT, None, "X.p", &channels_last));
             steps.extend(pack("X.p.3", "X.p.4", lanes));
         }
         (false, _) => {}
     }
-    if blocked {
+    if is_blocked(s) {
         steps.extend([layout(Window::KEPT_INPUT, &channels_last), layout(Window::KEPT_OUTPUT, &channels_last)]);
         steps.extend(s.workload.kept_operands().iter().map(|kept| layout(kept, &channels_last)));
     }
 
     // Blocks of the output: rows of tiles, then channels, then tiles, then a vector of channels of one tile.
-    if blocked {
+    if gives_blocks {
         steps.push(inline(Window::ACC));
     }
     steps.extend([
@@ -153,7 +153,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         split("op", m * int("rows"), "otho", "opb"),
         split("okb", lanes, "okv", "okl"),
     ]);
-    if blocked {
+    if gives_blocks {
         steps.extend([
             split("opb", m, "oth", "opi"),
             split("oq", m, "otw", "oqi"),
@@ -165,7 +165,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
             reorder(&["on", "otho", "okt", "okv", "opb", "oqv", "oql", "okl"]),
         ]);
     }
-    let at = if blocked {
+    let at = if gives_blocks {
         "okv"
     } else {
         // A block of results stands channels last, and is written row by row.
@@ -225,7 +225,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     for lane in ["acc.g.kl", "acc.u.kl", "acc.d.c", "acc.v.cl", "acc.m.kl", "acc.r.k"] {
         steps.push(vectorize(lane));
     }
-    if blocked {
+    if gives_blocks {
         steps.extend([unroll("opi"), unroll("oqi"), vectorize("okl")]);
     } else {
         steps.push(layout(Window::ACC, &[Whole(0), Whole(2), Whole(3), Whole(1)]));
@@ -241,7 +241,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         } else {
             steps.extend([parallel("okt"), parallel("acc.v.th")]);
         }
-        if packed && (shape.padded || !blocked) {
+        if packed && (shape.padded || !takes_blocks) {
             steps.push(parallel(if shape.padded { "pco" } else { "X.p.1" }));
         }
     }

@@ -1,0 +1,417 @@
+//! Layouts of images between kernels: plain, or with a block of channels next to each other.
+
+use std::collections::HashMap;
+
+use tilewright_ir::expr::Expr;
+use tilewright_ir::op::{Layout, ProgramBuilder, StageSpec, Structure, Workload, WorkloadError};
+use tilewright_ir::{DType, Role};
+
+use crate::fuse::{Fused, Kernel, Step, in_memory, nest};
+use crate::net::{Kind, Net, ValueId};
+
+/// What a workload is expected to take, in any unit; none where it has no kernel.
+pub type Cost<'a> = &'a dyn Fn(&Workload) -> Option<f64>;
+
+/// Most choices for the images that are needed at one place that are followed up; far more than networks
+/// have, but those made by machines.
+const MOST_STATES: usize = 1 << 10;
+
+impl Fused {
+    /// The same with images in the layouts that are cheapest for all kernels together, `block` channels next
+    /// to each other or none: neighbours agree, or what lies between them is converted by a nest, which is
+    /// counted.
+    ///
+    /// Inputs and outputs stay as they are, and so does what operators without code read and write. Dynamic
+    /// programming over the steps: a state is the layouts of the images that later steps still read, and of
+    /// those with the same layouts the cheapest is followed up.
+    ///
+    /// # Errors
+    /// Where a kernel in another layout is larger than any memory.
+    pub fn laid_out(self, block: i64, cost: Cost) -> Result<Fused, WorkloadError> {
+        let images = Images::new(&self, block);
+        let (known, of_kernels, of_conversions) = Default::default();
+        let mut prices = Prices { net: &self.net, images: &images, cost, known, of_kernels, of_conversions };
+        let in_blocks = prices.cheapest(&self.steps)?;
+        if !in_blocks.iter().any(|is_in_blocks| *is_in_blocks) {
+            return Ok(self);
+        }
+        let mut ways = Vec::with_capacity(self.steps.len());
+        for (at, step) in self.steps.iter().enumerate() {
+            let way = match step {
+                Step::Kernel(kernel) => prices.way(at, kernel, &in_blocks)?.map(|(_, way)| way),
+                _ => None,
+            };
+            ways.push(way);
+        }
+        let Fused { net, steps } = self;
+        let mut out = Fused { net, steps: Vec::new() };
+        // What is converted, by what it is and whether that is to blocks.
+        let mut converted: HashMap<(ValueId, bool), ValueId> = HashMap::new();
+        for (step, way) in steps.into_iter().zip(ways) {
+            let (Step::Kernel(kernel), Some(way)) = (&step, way) else {
+                out.steps.push(step);
+                continue;
+            };
+            let mut changed = images.kernel(&out.net, kernel, way)?;
+            for (slot, wanted) in images.reads(&out.net, kernel, way) {
+                let id = kernel.inputs[slot];
+                if wanted == images.is_in_blocks(id, &in_blocks) {
+                    continue;
+                }
+                let known = converted.get(&(id, wanted)).copied();
+                changed.inputs[slot] = match known {
+                    Some(known) => known,
+                    None => {
+                        let made = conversion(&mut out.net, id, block, wanted)?;
+                        let to = made.output;
+                        out.steps.push(Step::Kernel(made));
+                        converted.insert((id, wanted), to);
+                        to
+                    }
+                };
+            }
+            out.steps.push(Step::Kernel(changed));
+        }
+        Ok(out)
+    }
+
+    /// How many kernels do nothing but to change a layout.
+    pub fn n_conversions(&self) -> usize {
+        let is_nest = |kernel: &Kernel| matches!(kernel.workload.structure(), Structure::Nest(_));
+        let is_one = |step: &&Step| matches!(step, Step::Kernel(k) if k.members.is_empty() && is_nest(k));
+        self.steps.iter().filter(is_one).count()
+    }
+}
+
+/// What a kernel reads and writes: blocks, or as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Way {
+    input: bool,
+    output: bool,
+}
+
+/// The images of a net, and which of them have one layout.
+struct Images {
+    block: i64,
+    /// For each value the number of its class, where its layout is open.
+    classes: Vec<Option<usize>>,
+    n_classes: usize,
+}
+
+/// Whether a value is an image whose channels fill blocks, and in which its layout matters.
+fn is_image(net: &Net, id: ValueId, block: i64) -> bool {
+    match *net.shape(id) {
+        [_, c, h, w] => c % block == 0 && h * w > 1 && net.element_type(id) == Some(DType::F32),
+        _ => false,
+    }
+}
+
+impl Images {
+    fn new(fused: &Fused, block: i64) -> Images {
+        let net = &fused.net;
+        let mut group: Vec<usize> = (0..net.values.len()).collect();
+        fn root(group: &[usize], mut at: usize) -> usize {
+            while group[at] != at {
+                at = group[at];
+            }
+            at
+        }
+        let mut is_open = vec![false; net.values.len()];
+        let mut closed: Vec<ValueId> = net.inputs.iter().chain(&net.outputs).copied().collect();
+        for step in &fused.steps {
+            match step {
+                Step::Kernel(kernel) => is_open[kernel.output.0] = is_image(net, kernel.output, block),
+                Step::Host(node) => closed.extend(node.inputs.iter().flatten().chain(&node.outputs)),
+                Step::Part { of, part, offset } => {
+                    // Some of the channels of one image are an image of their own.
+                    let [whole, own] = [of, part].map(|id| net.shape(*id));
+                    let is_alike = is_image(net, *of, block)
+                        && is_image(net, *part, block)
+                        && (whole[0], own[0]) == (1, 1)
+                        && whole[2..] == own[2..]
+                        && offset % (block * whole[2] * whole[3]) == 0;
+                    if is_alike {
+                        is_open[part.0] = true;
+                        let (a, b) = (root(&group, of.0), root(&group, part.0));
+                        group[a] = b;
+                    } else {
+                        closed.extend([*of, *part]);
+                    }
+                }
+                Step::Join { parts, whole } => {
+                    let shape = net.shape(*whole);
+                    let is_part = |id: &ValueId| {
+                        let own = net.shape(*id);
+                        is_image(net, *id, block) && own[0] == 1 && own[2..] == shape[2..]
+                    };
+                    if is_image(net, *whole, block) && parts.iter().all(is_part) {
+                        is_open[whole.0] = true;
+                        for part in parts {
+                            let (a, b) = (root(&group, part.0), root(&group, whole.0));
+                            group[a] = b;
+                        }
+                    } else {
+                        closed.extend(parts.iter().chain([whole]));
+                    }
+                }
+            }
+        }
+        closed.iter().for_each(|id| is_open[id.0] = false);
+        // A class is as open as all of it.
+        let mut class_is_open = vec![true; net.values.len()];
+        (0..net.values.len()).filter(|at| !is_open[*at]).for_each(|at| class_is_open[root(&group, at)] = false);
+        let mut numbers: HashMap<usize, usize> = HashMap::new();
+        let classes = (0..net.values.len()).map(|at| {
+            let root = root(&group, at);
+            class_is_open[root].then(|| {
+                let next = numbers.len();
+                *numbers.entry(root).or_insert(next)
+            })
+        });
+        let classes = classes.collect();
+        Images { block, classes, n_classes: numbers.len() }
+    }
+
+    /// Whether a value has its channels in blocks.
+    fn is_in_blocks(&self, id: ValueId, in_blocks: &[bool]) -> bool {
+        self.classes.get(id.0).copied().flatten().is_some_and(|class| in_blocks[class])
+    }
+
+    /// What a kernel may read in blocks and write in blocks; none where it has no choice.
+    fn freedom(&self, net: &Net, kernel: &Kernel) -> Option<Way> {
+        let is_image = |id: ValueId| is_image(net, id, self.block);
+        let output = self.classes[kernel.output.0].is_some();
+        match kernel.workload.structure() {
+            Structure::Window(window) => {
+                let is_simple = if window.depthwise { window.c == window.k } else { window.groups == 1 };
+                let free = is_simple && !window.transposed && kernel.workload.dtype == DType::F32;
+                let input = is_image(kernel.inputs[0]) && net.value(kernel.inputs[0]).constant.is_none();
+                (free && (input || output)).then_some(Way { input, output })
+            }
+            Structure::Nest(_) => {
+                let has_images = kernel.inputs.iter().chain([&kernel.output]).any(|id| is_image(*id));
+                // What is written in one element a channel is the same in memory either way.
+                let output = output || in_one_element(net, kernel.output);
+                (has_images && output && keeps_channels(net, kernel)).then_some(Way { input: true, output })
+            }
+            Structure::Contraction(_) => None,
+        }
+    }
+
+    /// Which inputs of a kernel depend on a layout, and whether they then have blocks.
+    fn reads(&self, net: &Net, kernel: &Kernel, way: Way) -> Vec<(usize, bool)> {
+        let is_image = |id: ValueId| is_image(net, id, self.block) && net.value(id).constant.is_none();
+        let images = (0..kernel.inputs.len()).filter(|slot| is_image(kernel.inputs[*slot]));
+        match kernel.workload.structure() {
+            Structure::Window(_) => {
+                images.filter(|slot| *slot != 1).map(|at| (at, if at == 0 { way.input } else { way.output })).collect()
+            }
+            Structure::Nest(_) => images.map(|at| (at, way.input)).collect(),
+            Structure::Contraction(_) => images.map(|at| (at, false)).collect(),
+        }
+    }
+
+    /// A kernel that reads and writes so.
+    fn kernel(&self, net: &Net, kernel: &Kernel, way: Way) -> Result<Kernel, WorkloadError> {
+        let blocks = |is_in_blocks: bool| if is_in_blocks { self.block } else { 1 };
+        match kernel.workload.structure() {
+            Structure::Window(_) => {
+                let sides = [blocks(way.input), blocks(way.output)];
+                let workload = kernel.workload.clone().with_layout(Layout::of_channels(sides))?;
+                Ok(Kernel { workload, block: sides[1], ..kernel.clone() })
+            }
+            Structure::Nest(_) if way.input => {
+                let block_of = |id: ValueId| {
+                    let is_image = is_image(net, id, self.block) && net.value(id).constant.is_none();
+                    let is_alike = in_one_element(net, id) && net.shape(id)[1] % self.block == 0;
+                    blocks(is_image || is_alike)
+                };
+                nest(net, &kernel.members, &block_of)
+            }
+            Structure::Nest(_) | Structure::Contraction(_) => Ok(kernel.clone()),
+        }
+    }
+}
+
+/// Whether a value has one element a channel.
+fn in_one_element(net: &Net, id: ValueId) -> bool {
+    matches!(net.shape(id), [_, _, 1, 1])
+}
+
+/// Whether a nest does the same to every channel by itself, so that it can do it to a block of them.
+fn keeps_channels(net: &Net, kernel: &Kernel) -> bool {
+    let is_of_images = |id: &ValueId| net.shape(*id).len() == 4;
+    kernel.members.iter().map(|&at| &net.nodes[at]).all(|node| {
+        node.outputs.iter().all(is_of_images)
+            && match &node.kind {
+                Kind::Map(_) => true,
+                Kind::Reduce(_, dims) => dims.iter().all(|d| *d >= 2),
+                Kind::Window(_, windows) => (windows.kernel[1], windows.strides[1], windows.before[1]) == (1, 1, 0),
+                _ => false,
+            }
+    })
+}
+
+/// A kernel that gives an image its blocks of channels, or takes them away, and its result.
+fn conversion(net: &mut Net, from: ValueId, block: i64, to_blocks: bool) -> Result<Kernel, WorkloadError> {
+    let value = net.value(from).clone();
+    let (layout, origin) = match to_blocks {
+        true => (format!("c{block}"), format!("{} to blocks of {block} channels", value.name)),
+        false => ("nchw".to_owned(), format!("{} to plain channels", value.name)),
+    };
+    let output = net.add_value(&format!("{}.{layout}", value.name), value.dtype, &value.shape);
+    let workload = conversion_of(&value.shape, block, to_blocks)?;
+    let block = if to_blocks { block } else { 1 };
+    Ok(Kernel { workload, inputs: vec![from], output, origin, members: Vec::new(), block })
+}
+
+/// The workload of a conversion.
+fn conversion_of(shape: &[i64], block: i64, to_blocks: bool) -> Result<Workload, WorkloadError> {
+    let blocked = in_memory(shape, block);
+    let [n, blocks, h, w, c] = blocked[..] else { unreachable!("an image has four dimensions") };
+    let plain = [n, blocks, c, h, w];
+    let (from, to) = if to_blocks { (&plain[..], &blocked[..]) } else { (&blocked[..], &plain[..]) };
+    let mut program = ProgramBuilder::new("nest", DType::F32, Vec::new());
+    let x = program.input("X", from);
+    let names = ["i0", "i1", "i2", "i3", "i4"];
+    let axes: Vec<(&str, i64)> = names.into_iter().zip(to.iter().copied()).collect();
+    // The two dimensions of the plain image that stand last in the other, behind its channels.
+    let order = if to_blocks { [0, 1, 4, 2, 3] } else { [0, 1, 3, 4, 2] };
+    program.stage(StageSpec { name: "Y", axes: &axes, reduce: None, role: Role::Output }, |at| {
+        Expr::Load(x, order.iter().map(|&d| at[d].clone()).collect())
+    });
+    Workload::nest(program.finish())
+}
+
+/// What kernels and conversions are expected to take.
+struct Prices<'a> {
+    net: &'a Net,
+    images: &'a Images,
+    cost: Cost<'a>,
+    /// By the workload's text.
+    known: HashMap<String, Option<f64>>,
+    /// By the kernel's step.
+    of_kernels: HashMap<(usize, Way), Option<f64>>,
+    of_conversions: HashMap<(ValueId, bool), f64>,
+}
+
+impl Prices<'_> {
+    fn of(&mut self, workload: &Workload) -> Option<f64> {
+        let text = workload.to_string();
+        *self.known.entry(text).or_insert_with(|| (self.cost)(workload))
+    }
+
+    /// What a kernel takes that reads and writes so.
+    fn kernel(&mut self, at: usize, kernel: &Kernel, way: Way) -> Result<Option<f64>, WorkloadError> {
+        if let Some(known) = self.of_kernels.get(&(at, way)) {
+            return Ok(*known);
+        }
+        let workload = self.images.kernel(self.net, kernel, way)?.workload;
+        let cost = self.of(&workload);
+        self.of_kernels.insert((at, way), cost);
+        Ok(cost)
+    }
+
+    /// What it takes to have an image in another layout.
+    fn conversion(&mut self, id: ValueId, to_blocks: bool) -> Result<f64, WorkloadError> {
+        if let Some(known) = self.of_conversions.get(&(id, to_blocks)) {
+            return Ok(*known);
+        }
+        let workload = conversion_of(self.net.shape(id), self.images.block, to_blocks)?;
+        let cost = self.of(&workload).unwrap_or(f64::INFINITY);
+        self.of_conversions.insert((id, to_blocks), cost);
+        Ok(cost)
+    }
+
+    /// The cheapest way of a kernel where the images have these layouts, and what it takes with the
+    /// conversions ahead of it; none where it cannot write so.
+    fn way(&mut self, at: usize, kernel: &Kernel, in_blocks: &[bool]) -> Result<Option<(f64, Way)>, WorkloadError> {
+        let images = self.images;
+        let freedom = images.freedom(self.net, kernel);
+        let output = images.is_in_blocks(kernel.output, in_blocks);
+        let is_nest = matches!(kernel.workload.structure(), Structure::Nest(_));
+        if freedom.is_none() && output {
+            return Ok(None);
+        }
+        let mut best: Option<(f64, Way)> = None;
+        for input in [false, true] {
+            let way = match freedom {
+                Some(free) if is_nest => Way { input: input && free.input, output: input },
+                Some(free) => Way { input: input && free.input, output },
+                None => Way { input: false, output: false },
+            };
+            // A nest that writes an image reads as it writes.
+            let is_fixed = is_nest && images.classes[kernel.output.0].is_some();
+            if is_fixed && way.output != output || input && !way.input {
+                continue;
+            }
+            let mut cost = match freedom {
+                Some(_) => match self.kernel(at, kernel, way)? {
+                    Some(cost) => cost,
+                    None => continue,
+                },
+                None => 0.0,
+            };
+            for (slot, wanted) in images.reads(self.net, kernel, way) {
+                if wanted != images.is_in_blocks(kernel.inputs[slot], in_blocks) {
+                    cost += self.conversion(kernel.inputs[slot], wanted)?;
+                }
+            }
+            if best.is_none_or(|(known, _)| cost < known) {
+                best = Some((cost, way));
+            }
+        }
+        Ok(best)
+    }
+
+    /// Whether each class of images is in blocks, where all kernels together are cheapest.
+    fn cheapest(&mut self, steps: &[Step]) -> Result<Vec<bool>, WorkloadError> {
+        let images = self.images;
+        // The last step that has something to do with a class.
+        let mut last = vec![0; images.n_classes];
+        let of_kernel = |kernel: &Kernel| -> Vec<usize> {
+            let ids = kernel.inputs.iter().chain([&kernel.output]);
+            let mut classes: Vec<usize> = ids.filter_map(|id| images.classes[id.0]).collect();
+            classes.sort_unstable();
+            classes.dedup();
+            classes
+        };
+        for (at, step) in steps.iter().enumerate() {
+            if let Step::Kernel(kernel) = step {
+                of_kernel(kernel).into_iter().for_each(|class| last[class] = at);
+            }
+        }
+        let mut is_met = vec![false; images.n_classes];
+        let mut states = vec![(vec![false; images.n_classes], 0.0)];
+        for (at, step) in steps.iter().enumerate() {
+            let Step::Kernel(kernel) = step else { continue };
+            for class in of_kernel(kernel) {
+                if !std::mem::replace(&mut is_met[class], true) {
+                    let with = |(in_blocks, cost): &(Vec<bool>, f64)| {
+                        let mut in_blocks = in_blocks.clone();
+                        in_blocks[class] = true;
+                        (in_blocks, *cost)
+                    };
+                    let more: Vec<_> = states.iter().map(with).collect();
+                    states.extend(more);
+                }
+            }
+            for (in_blocks, cost) in &mut states {
+                *cost += self.way(at, kernel, in_blocks)?.map_or(f64::INFINITY, |(cost, _)| cost);
+            }
+            // The cheapest of those that later steps cannot tell apart.
+            let mut cheapest: HashMap<Vec<bool>, (Vec<bool>, f64)> = HashMap::new();
+            for (in_blocks, cost) in states {
+                let seen = (0..images.n_classes).map(|class| in_blocks[class] && last[class] > at).collect();
+                let known = cheapest.entry(seen).or_insert_with(|| (in_blocks.clone(), f64::INFINITY));
+                if cost < known.1 {
+                    *known = (in_blocks, cost);
+                }
+            }
+            states = cheapest.into_values().collect();
+            states.sort_by(|a, b| a.1.total_cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
+            states.truncate(MOST_STATES);
+        }
+        Ok(states.into_iter().next().map(|(in_blocks, _)| in_blocks).unwrap_or_default())
+    }
+}
