@@ -347,7 +347,7 @@ fn layouts_are_those_that_are_cheapest_together() {
 
     // Blocks everywhere but at the ends and around the convolution of groups, which has no choice: one
     // conversion ahead of it; what is behind it reads plain channels without one.
-    let fused = laid_out(1.0, 3.0);
+    let fused = laid_out(4.0, 3.0);
     assert_eq!(fused.n_conversions(), 1);
     let of_convolutions: Vec<[i64; 2]> = layouts(&fused).into_iter().filter(|sides| *sides != [1, 1]).collect();
     let both = [16, 16];

@@ -141,7 +141,8 @@ impl Shape {
             inserts_zeros: transposed && axes.iter().any(|axis| axis.stride > 1) && axes.iter().all(meets_taps),
             weight_axes: window.weight_axes(),
             axes,
-            has_winograd: !w.exact && w.has_winograd(),
+            // Its step knows images of four dimensions, as the padded one is.
+            has_winograd: !w.exact && w.has_winograd() && (w.layout().channels()[0] == 1 || window.has_pad(w)),
             is_agreed: matches!(w.layout(), Layout::Channels { .. }),
             transposed,
         }
