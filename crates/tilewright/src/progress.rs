@@ -1,16 +1,19 @@
 //! Live progress on standard error: one line redrawn on a terminal, lines now and then elsewhere.
 
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::Status;
+use crate::{Note, Recording, Status, Workload, gflops};
 
 /// How often the line is redrawn on a terminal.
 const REDRAW: Duration = Duration::from_millis(200);
 /// How often there is a line elsewhere.
 const LINE_EVERY: Duration = Duration::from_secs(2);
+/// How long a start goes without words.
+const QUIET: Duration = Duration::from_millis(500);
 
 /// Shows a status until it is finished. Clones show the same one.
 #[derive(Debug, Clone)]
@@ -118,4 +121,138 @@ impl Shared {
 /// Writes a line to standard error; where that is gone, nobody wants to know.
 pub fn message(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
+}
+
+type ShowBest = dyn Fn(&mut Status, Option<f64>) + Send + Sync;
+
+/// Told what records a run, once it has begun, and what shows it.
+pub type Concern<'a> = Box<dyn Fn(Option<&Recording>, &Progress) + Send + Sync + 'a>;
+
+/// What a run says while it goes on, on standard error.
+pub struct Shown<'a> {
+    /// Puts the best so far, in nanoseconds, into a status.
+    show_best: Box<ShowBest>,
+    /// The names of those that share the time of the run; none of a run of one.
+    together: Vec<String>,
+    /// Whose turn it is of them.
+    at: AtomicUsize,
+    search: String,
+    seed: u64,
+    /// Told what records the run and what shows it, whenever that changes.
+    concern: Concern<'a>,
+    start: Instant,
+    /// Per cent of the reference that were told of.
+    told: AtomicU64,
+    progress: Mutex<Option<Progress>>,
+}
+
+impl<'a> Shown<'a> {
+    /// Nothing yet.
+    pub fn new(workload: &Workload, search: Option<&str>, seed: u64, concern: Concern<'a>) -> Shown<'a> {
+        let workload = workload.clone();
+        let show_best = move |status: &mut Status, best_ns: Option<f64>| {
+            status.best_gflops = best_ns.map(|ns| gflops(&workload, ns));
+        };
+        Shown::by(Box::new(show_best), search.unwrap_or_default(), seed, concern)
+    }
+
+    /// The same for something of the user's, whose best `show` puts into words.
+    pub fn of_own(
+        show: impl Fn(f64) -> String + Send + Sync + 'static,
+        search: &str,
+        seed: u64,
+        concern: Concern<'a>,
+    ) -> Shown<'a> {
+        let show_best = move |status: &mut Status, best_ns: Option<f64>| status.best = best_ns.map(&show);
+        Shown::by(Box::new(show_best), search, seed, concern)
+    }
+
+    /// The same for workloads of these names that share the time.
+    pub fn together(names: Vec<String>, concern: Concern<'a>) -> Shown<'a> {
+        let shown = Shown::by(Box::new(|_, _| ()), "", 0, concern);
+        shown.start(None, Status::default());
+        Shown { together: names, ..shown }
+    }
+
+    fn by(show_best: Box<ShowBest>, search: &str, seed: u64, concern: Concern<'a>) -> Shown<'a> {
+        let (start, told, progress) = (Instant::now(), AtomicU64::new(0), Mutex::new(None));
+        let (together, at) = (Vec::new(), AtomicUsize::new(0));
+        Shown { show_best, together, at, search: search.to_owned(), seed, concern, start, told, progress }
+    }
+
+    /// Shows a note.
+    pub fn note(&self, note: Note) {
+        let phase = |text: String| self.update(|status| status.phase = Some(text));
+        match note {
+            Note::Message(line) => self.message(&line),
+            Note::Turn(whose, recording) => {
+                self.at.store(whose, Ordering::Relaxed);
+                if let Some(progress) = &*self.lock() {
+                    (self.concern)(Some(recording), progress);
+                }
+            }
+            Note::Turned(turned) => phase(turned.line(&self.together)),
+            Note::Race(_) if !self.together.is_empty() => {
+                let label = &self.together[self.at.load(Ordering::Relaxed)];
+                phase(format!("measuring the best of {label} against each other"));
+            }
+            _ if !self.together.is_empty() => {}
+            Note::LeftOut(line) => self.message(&line),
+            Note::Begin(begin) => {
+                begin.lines(&self.search, self.seed).iter().for_each(|line| message(line));
+            }
+            Note::Plan(plan) => self.message(&plan.to_string()),
+            Note::Start => self.start(None, Status::of_phase("start: random inputs")),
+            Note::Rounds(_) => self.finish(),
+            Note::Reference(part) => {
+                let percent = (100.0 * part) as u64;
+                if self.start.elapsed() > QUIET && self.told.fetch_max(percent, Ordering::Relaxed) < percent {
+                    phase(format!("start: {percent} % of the reference answer"));
+                }
+            }
+            Note::Search(recording, plan) => self.start(Some(recording), Status::of_plan(plan)),
+            Note::Trial(report) => self.update(|status| {
+                status.count(&report.trial);
+                (self.show_best)(status, report.best_ns);
+            }),
+            Note::Race(n) => self.update(|status| status.race(n)),
+            Note::LeaderFailed(class, why) => {
+                let raise = crate::option_of(class).map_or(String::new(), |option| format!(" (raise {option})"));
+                self.message(&format!("a leader failed when it was measured again: {class}: {why}{raise}"));
+            }
+        }
+    }
+
+    /// Takes away what stands there only for a while.
+    pub fn finish(&self) {
+        if let Some(progress) = self.lock().take() {
+            progress.finish();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Progress>> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows a status from now on.
+    fn start(&self, recording: Option<&Recording>, status: Status) {
+        self.finish();
+        let progress = Progress::start(status);
+        (self.concern)(recording, &progress);
+        *self.lock() = Some(progress);
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Status)) {
+        if let Some(progress) = &*self.lock() {
+            progress.update(change);
+        }
+    }
+
+    /// Shows a message above the status.
+    pub fn message(&self, line: &str) {
+        match &*self.lock() {
+            Some(progress) => progress.message(line),
+            None => message(line),
+        }
+    }
 }

@@ -1,17 +1,16 @@
 //! `tune`: searches, records, and measures the leaders against each other at the end.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright::progress::Progress;
+use tilewright::progress::{Concern, Progress, Shown};
 pub use tilewright::words::{milliseconds, seconds};
 use tilewright::{
-    Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, OnRunner, Recording, Session, Status, Transfer, TuneRequest, Tuned,
-    Workload, gflops,
+    Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, OnRunner, Recording, Session, Transfer, TuneRequest, Tuned, Workload,
 };
 use tilewright_device::host;
 use tilewright_ir::Target;
@@ -25,9 +24,6 @@ use super::tune_command::{self, OwnArgs};
 use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, on_interrupt, worker_command};
 use crate::error::{bad_input, describe};
 use crate::output::{digits, duration, message, table, write_result};
-
-/// A start that takes no longer is not shown.
-const QUIET: Duration = Duration::from_millis(500);
 
 /// Configurations of a model that are tried first, at most.
 const MOST_PREDICTED: usize = 16;
@@ -295,7 +291,7 @@ fn on_fleet(args: &TuneArgs, class: &str, requests: &[TuneRequest], as_json: boo
     let interrupts = Interrupts::watch()?;
     let session = Session::new(args.records.database()?, worker_command()?);
     if let [request] = requests {
-        let shown = Shown::new(&request.workload, Some(&args.search), args.seed, &interrupts);
+        let shown = Shown::new(&request.workload, Some(&args.search), args.seed, interrupts.concerned());
         let tuned = tilewright_fleet::tune(&session, &fleet, request, &interrupts.stop, &|note| shown.note(note));
         shown.finish();
         let report = Report::new(args, &request.workload, tuned?);
@@ -374,7 +370,7 @@ fn together(
         time.as_secs_f64(),
         session.database().name()
     ));
-    let shown = Shown::together(labels.clone(), interrupts);
+    let shown = Shown::together(labels.clone(), interrupts.concerned());
     let tuned = session.tune_many(&tasks, time, &interrupts.stop, &|note| shown.note(note));
     shown.finish();
     let mut tuned = tuned?;
@@ -399,140 +395,10 @@ fn tune(
 ) -> anyhow::Result<Report> {
     let request = args.request(machine, workload, is_of_set)?;
     let session = Session::new(args.records.database()?, worker_command()?);
-    let shown = Shown::new(workload, Some(&args.search), args.seed, interrupts);
+    let shown = Shown::new(workload, Some(&args.search), args.seed, interrupts.concerned());
     let tuned = session.tune(&request, &interrupts.stop, &|note| shown.note(note));
     shown.finish();
     Ok(Report::new(args, workload, tuned?))
-}
-
-type ShowBest = dyn Fn(&mut Status, Option<f64>) + Send + Sync;
-
-/// What a run says while it goes on, on standard error.
-pub struct Shown<'a> {
-    /// Puts the best so far, in nanoseconds, into a status.
-    show_best: Box<ShowBest>,
-    /// The names of those that share the time of the run; none of a run of one.
-    together: Vec<String>,
-    /// Whose turn it is of them.
-    at: AtomicUsize,
-    search: String,
-    seed: u64,
-    interrupts: &'a Interrupts,
-    start: Instant,
-    /// Per cent of the reference that were told of.
-    told: AtomicU64,
-    progress: Mutex<Option<Progress>>,
-}
-
-impl<'a> Shown<'a> {
-    /// Nothing yet.
-    pub fn new(workload: &Workload, search: Option<&str>, seed: u64, interrupts: &'a Interrupts) -> Shown<'a> {
-        let workload = workload.clone();
-        let show_best = move |status: &mut Status, best_ns: Option<f64>| {
-            status.best_gflops = best_ns.map(|ns| gflops(&workload, ns));
-        };
-        Shown::by(Box::new(show_best), search.unwrap_or_default(), seed, interrupts)
-    }
-
-    /// The same for something of the user's, whose best `show` puts into words.
-    pub fn of_own(
-        show: impl Fn(f64) -> String + Send + Sync + 'static,
-        search: &str,
-        seed: u64,
-        interrupts: &'a Interrupts,
-    ) -> Shown<'a> {
-        let show_best = move |status: &mut Status, best_ns: Option<f64>| status.best = best_ns.map(&show);
-        Shown::by(Box::new(show_best), search, seed, interrupts)
-    }
-
-    /// The same for workloads of these names that share the time.
-    pub fn together(names: Vec<String>, interrupts: &'a Interrupts) -> Shown<'a> {
-        let shown = Shown::by(Box::new(|_, _| ()), "", 0, interrupts);
-        shown.start(None, Status::default());
-        Shown { together: names, ..shown }
-    }
-
-    fn by(show_best: Box<ShowBest>, search: &str, seed: u64, interrupts: &'a Interrupts) -> Shown<'a> {
-        let (start, told, progress) = (Instant::now(), AtomicU64::new(0), Mutex::new(None));
-        let (together, at) = (Vec::new(), AtomicUsize::new(0));
-        Shown { show_best, together, at, search: search.to_owned(), seed, interrupts, start, told, progress }
-    }
-
-    /// Shows a note.
-    pub fn note(&self, note: Note) {
-        let phase = |text: String| self.update(|status| status.phase = Some(text));
-        match note {
-            Note::Message(line) => self.message(&line),
-            Note::Turn(whose, recording) => {
-                self.at.store(whose, Ordering::Relaxed);
-                if let Some(progress) = &*self.lock() {
-                    self.interrupts.concern(Some(recording), progress);
-                }
-            }
-            Note::Turned(turned) => phase(turned.line(&self.together)),
-            Note::Race(_) if !self.together.is_empty() => {
-                let label = &self.together[self.at.load(Ordering::Relaxed)];
-                phase(format!("measuring the best of {label} against each other"));
-            }
-            _ if !self.together.is_empty() => {}
-            Note::LeftOut(line) => self.message(&line),
-            Note::Begin(begin) => {
-                begin.lines(&self.search, self.seed).iter().for_each(|line| message(line));
-            }
-            Note::Plan(plan) => self.message(&plan.to_string()),
-            Note::Start => self.start(None, Status::of_phase("start: random inputs")),
-            Note::Rounds(_) => self.finish(),
-            Note::Reference(part) => {
-                let percent = (100.0 * part) as u64;
-                if self.start.elapsed() > QUIET && self.told.fetch_max(percent, Ordering::Relaxed) < percent {
-                    phase(format!("start: {percent} % of the reference answer"));
-                }
-            }
-            Note::Search(recording, plan) => self.start(Some(recording), Status::of_plan(plan)),
-            Note::Trial(report) => self.update(|status| {
-                status.count(&report.trial);
-                (self.show_best)(status, report.best_ns);
-            }),
-            Note::Race(n) => self.update(|status| status.race(n)),
-            Note::LeaderFailed(class, why) => {
-                let raise = tilewright::option_of(class).map_or(String::new(), |option| format!(" (raise {option})"));
-                self.message(&format!("a leader failed when it was measured again: {class}: {why}{raise}"));
-            }
-            _ => {}
-        }
-    }
-
-    /// Takes away what stands there only for a while.
-    pub fn finish(&self) {
-        if let Some(progress) = self.lock().take() {
-            progress.finish();
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Progress>> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Shows a status from now on; interrupts commit by this.
-    fn start(&self, recording: Option<&Recording>, status: Status) {
-        self.finish();
-        let progress = Progress::start(status);
-        self.interrupts.concern(recording, &progress);
-        *self.lock() = Some(progress);
-    }
-
-    fn update(&self, change: impl FnOnce(&mut Status)) {
-        if let Some(progress) = &*self.lock() {
-            progress.update(change);
-        }
-    }
-
-    fn message(&self, line: &str) {
-        match &*self.lock() {
-            Some(progress) => progress.message(line),
-            None => message(line),
-        }
-    }
 }
 
 /// On the first interrupt the run ends early but in order; on the second it ends at once, with all recorded.
@@ -562,10 +428,12 @@ impl Interrupts {
         Ok(interrupts)
     }
 
-    /// The run at hand is this one now; without a recorder as long as it starts.
-    pub fn concern(&self, recording: Option<&Recording>, progress: &Progress) {
-        let at_hand = AtHand { recording: recording.cloned(), progress: progress.clone() };
-        *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some(at_hand);
+    /// Has what records and shows the run at hand told; without a recorder as long as it starts.
+    pub fn concerned(&self) -> Concern<'_> {
+        Box::new(|recording, progress| {
+            let at_hand = AtHand { recording: recording.cloned(), progress: progress.clone() };
+            *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some(at_hand);
+        })
     }
 
     /// Has the lab do something, shows how it goes, and lets interrupts end it.
@@ -574,11 +442,11 @@ impl Interrupts {
         let lock = || shown.lock().unwrap_or_else(PoisonError::into_inner);
         let tell = |news: News| match news {
             News::Begin(workload, search, seed) => {
-                *lock() = Some(Shown::new(workload, search, seed, self));
+                *lock() = Some(Shown::new(workload, search, seed, self.concerned()));
             }
             News::Together(workloads) => {
                 let names = workloads.iter().map(Workload::label).collect();
-                *lock() = Some(Shown::together(names, self));
+                *lock() = Some(Shown::together(names, self.concerned()));
             }
             News::Done => {
                 if let Some(shown) = lock().take() {

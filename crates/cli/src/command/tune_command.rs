@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use tilewright::progress::Shown;
 use tilewright::{CommandRequest, KernelRequest, Session, Transfer, Tuned};
 
-use super::tune::{Interrupts, Shown, TuneArgs, seconds};
+use super::tune::{Interrupts, TuneArgs, seconds};
 use super::worker_command;
 use crate::error::bad_input;
 use crate::output::{digits, duration, write_result};
@@ -112,7 +113,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         };
         let metric = request.metric()?;
         let show = move |ns: f64| if metric.is_time() { duration(ns) } else { digits(metric.value(ns)) };
-        let shown = Shown::of_own(show.clone(), &args.search, args.seed, &interrupts);
+        let shown = Shown::of_own(show.clone(), &args.search, args.seed, interrupts.concerned());
         let tuned = session.tune_command(&request, &interrupts.stop, &|note| shown.note(note));
         shown.finish();
         (tuned?, Box::new(show))
@@ -133,7 +134,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         request.timeout = args.run_timeout.map_or(request.timeout, seconds);
         request.build_timeout = args.build_timeout.map_or(request.build_timeout, seconds);
         request.min_time = args.min_time.map_or(request.min_time, seconds);
-        let shown = Shown::of_own(duration, &args.search, args.seed, &interrupts);
+        let shown = Shown::of_own(duration, &args.search, args.seed, interrupts.concerned());
         let tuned = session.tune_kernel(&request, &interrupts.stop, &|note| shown.note(note));
         shown.finish();
         (tuned?, Box::new(duration))
