@@ -221,7 +221,8 @@ fn what_is_not_supported_says_where() {
     check(single("Gelu", 17, &[], &[x()], 1), wanted);
     let wanted = "node `y0` (Relu, opset 99): the newest opset that is supported is 28";
     check(single("Relu", 99, &[], &[x()], 1), wanted);
-    let wanted = "node `y0` (NonZero, opset 17): the shape of its output depends on the data (end the model ahead of it)";
+    let wanted =
+        "node `y0` (NonZero, opset 17): the shape of its output depends on the data (end the model ahead of it)";
     check(single("NonZero", 17, &[], &[x()], 1), wanted);
 }
 

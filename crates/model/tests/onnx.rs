@@ -198,8 +198,8 @@ fn graph_of(input: (&str, &Tensor), output: (&str, &[usize]), known: &[(&str, Te
     onnx::read(&onnx::write(&model).into(), &mut no_files).expect("a model").graph
 }
 
-/// Checks what nodes make of the numbers of sequences of six tokens, `ids: [n, 6]`, in `y: [n, 6, 8]`, and how
-/// many kernels that takes; nothing else may run.
+/// Checks what nodes make of the numbers of sequences of six tokens, `ids: [n, 6]`, in `y: [n, 6, 8]`, and
+/// how many kernels that takes; nothing else may run.
 fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: &[i64], n_kernels: usize) {
     let n = ids.len() / 6;
     let given = [("ids", whole(&[n, 6], ids))];

@@ -26,8 +26,8 @@ pub(super) fn prepare_gemm<T: Element>(problem: &Problem, threads: usize) -> Res
         String::new(),
         Box::new(move |operands| {
             for_each_matrix(operands, &matmul, |a, b, c| {
-                // Its kernels prefer columns, as the crate's front, which only chooses by the type, knows as well:
-                // of rows it makes the transposed product, Cᵀ = Bᵀ·Aᵀ.
+                // Its kernels prefer columns, as the crate's front, which only chooses by the type, knows as
+                // well: of rows it makes the transposed product, Cᵀ = Bᵀ·Aᵀ.
                 let rows = (matmul.m, c, 1, matmul.n, (a, a_col, a_row), (b, b_col, b_row), matmul.n);
                 let columns = (matmul.n, c, matmul.n, 1, (b, b_row, b_col), (a, a_row, a_col), matmul.m);
                 let (m, c, c_col, c_row, left, right, n) = if matmul.n > 1 { columns } else { rows };

@@ -35,8 +35,8 @@ pub(super) trait Element: Plain + PartialOrd + std::ops::Add<Output = Self> + Se
     fn from_f64(value: f64) -> Self;
 }
 
-/// Signature of the crate gemm's functions: sizes; the result with its strides, columns' first, and whether it is
-/// added to; both factors with theirs; scales of result and product; what is conjugated; threads.
+/// Signature of the crate gemm's functions: sizes; the result with its strides, columns' first, and whether
+/// it is added to; both factors with theirs; scales of result and product; what is conjugated; threads.
 pub(super) type GemmFn<T> = unsafe fn(
     usize,
     usize,

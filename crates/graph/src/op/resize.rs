@@ -218,8 +218,8 @@ impl Resize {
         (0..n).map(of).collect()
     }
 
-    /// The dimensions that are resized, each with the pixels that every place of the output is the sum of, and
-    /// their weights; none where a place may be beyond the image.
+    /// The dimensions that are resized, each with the pixels that every place of the output is the sum of,
+    /// and their weights; none where a place may be beyond the image.
     ///
     /// # Errors
     /// As [`Resize::resized`].
