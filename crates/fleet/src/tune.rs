@@ -22,6 +22,8 @@ use crate::remote::{Books, Remote, to_json};
 const FIRST_DEVICE: Duration = Duration::from_secs(5);
 /// Candidates that a device is to have at a time, at least: one that is measured, one that is built.
 const PER_DEVICE: usize = 2;
+/// Searches that are made ready at a time: a core each, and none for each of those that wait.
+const MADE_READY: usize = 2;
 /// How long the tuner of a run may take to say that it is there.
 const SIGN: Duration = Duration::from_secs(1);
 /// Results that are taken over at a time, and how long none may come.
@@ -68,8 +70,8 @@ pub fn tune_many(
     let turns = Turns::new(n_at_a_time, n_devices.div_ceil(n_at_a_time));
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        // The one whose turn comes next is made ready meanwhile: its space, and what it begins with.
-        for _ in 0..(n_at_a_time + 1).min(requests.len()) {
+        // Those whose turn comes next are made ready meanwhile: their spaces, and what they begin with.
+        for _ in 0..(2 * n_at_a_time).min(requests.len()) {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     let at = next.fetch_add(1, Ordering::Relaxed);
@@ -86,18 +88,31 @@ pub fn tune_many(
     Ok(done)
 }
 
-/// Searches that may be under way at the same time.
+/// How several searches share devices.
 struct Turns {
     /// The devices that each is to keep busy.
     n_devices: usize,
+    /// Which are made ready, so that the first ones begin early, and which are under way.
+    ready: Gate,
+    under_way: Gate,
+}
+
+impl Turns {
+    /// So many at a time, with so many devices each.
+    fn new(n: usize, n_devices: usize) -> Turns {
+        Turns { n_devices, ready: Gate::new(MADE_READY), under_way: Gate::new(n) }
+    }
+}
+
+/// A place for so many at the same time.
+struct Gate {
     left: Mutex<usize>,
     one_is_over: Condvar,
 }
 
-impl Turns {
-    /// So many, with so many devices each.
-    fn new(n: usize, n_devices: usize) -> Turns {
-        Turns { n_devices, left: Mutex::new(n), one_is_over: Condvar::new() }
+impl Gate {
+    fn new(n: usize) -> Gate {
+        Gate { left: Mutex::new(n), one_is_over: Condvar::new() }
     }
 
     /// Waits for a turn, which is over when that is dropped.
@@ -108,8 +123,8 @@ impl Turns {
     }
 }
 
-/// A search may be under way.
-struct Turn<'a>(&'a Turns);
+/// A place that is taken.
+struct Turn<'a>(&'a Gate);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -175,6 +190,7 @@ fn tune_on(
     stop: &AtomicBool,
     note: &(dyn Fn(Note) + Sync),
 ) -> Result<Tuned, tilewright::Error> {
+    let ready = Mutex::new(Some(turns.ready.take()));
     let request = TuneRequest { target: devices.target.clone(), ..request.clone() };
     let task = request.task()?;
     let peak = devices.of_use.iter().filter_map(|device| device.peak_gflops).reduce(f64::max);
@@ -194,7 +210,8 @@ fn tune_on(
             // What cannot be counted is no reason to go on with it.
             counted.ok().and_then(Result::ok).unwrap_or(u64::MAX)
         };
-        let turn = turns.take();
+        drop(ready.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let turn = turns.under_way.take();
         let tell = move |text: String| {
             // It is over with whatever tells something.
             let _ = &turn;

@@ -142,7 +142,14 @@ pub fn serve_replay(fleet: &Fleet, name: &str, trial: Duration, outcome: fn(&str
     let mut here = Here { start: &mut start, renew: &mut |_, _| () };
     let target = host::target().to_string();
     let description = Description { target, ..Description::named(name, &fleet.class) };
-    serve(fleet, description, &mut here, stop, &|_| ()).unwrap();
+    // One that begins while the server is away tries again.
+    while let Err(error) = serve(fleet, description.clone(), &mut here, stop, &|_| ()) {
+        eprintln!("{name}: {error}");
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// A device in a thread of this process, which ends with this.
