@@ -108,8 +108,8 @@ fn c_programs_get_the_same_bits() {
 #[test]
 fn contexts_keep_to_what_they_are_given() {
     let Some(_) = tool("cc") else { return };
-    let folder = Folder::new(8);
-    ["layer", "other"].iter().for_each(|name| folder.compile(name, &["--threads", "8"]));
+    let folder = Folder::new(2);
+    ["layer", "other"].iter().for_each(|name| folder.compile(name, &["--threads", "2"]));
     let source = format!("{}/tests/libraries/check.c", env!("CARGO_MANIFEST_DIR"));
     let program = folder.build(&source, &["layer", "other"], &[]);
     let files = ["x.bin", "bias.bin", "expected.bin"].map(|name| folder.path(name));

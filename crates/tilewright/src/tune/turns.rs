@@ -192,7 +192,8 @@ mod tests {
     fn ten_minutes_come_near_to_a_minute_for_each() {
         // A seventh of the time is for the races.
         const SEARCH_S: f64 = 510.0;
-        for n_tasks in [25, 50] {
+        // Of 50 tasks each has a sixth of a minute on average, which costs 5 %.
+        for (n_tasks, most) in [(25, 1.03), (50, 1.06)] {
             let ratios = (0..10).map(|seed| {
                 let tasks = tasks(seed, n_tasks);
                 let (by_gain, _) = play(&tasks, SEARCH_S, |courses, _| next(courses));
@@ -201,7 +202,7 @@ mod tests {
             });
             let ratios: Vec<f64> = ratios.collect();
             let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
-            assert!(mean < 1.03, "{n_tasks} tasks: {ratios:?}");
+            assert!(mean < most, "{n_tasks} tasks: {ratios:?}");
         }
     }
 
