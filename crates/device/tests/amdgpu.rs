@@ -23,16 +23,17 @@ fn kernels_fit_their_registers() {
         each(&[SHAPES.as_slice(), &LARGE].concat(), gpu, |_, task, _, kernels| {
             let made = amd::link(kernels, gpu, &folder)?;
             for (made, kernel) in made.iter().zip(kernels.kernels()) {
-                let is_modelled = models_registers(task);
-                if made.shared_bytes != kernel.shared_bytes(kernels) || is_modelled && made.n_registers > 256 {
+                if made.shared_bytes != kernel.shared_bytes(kernels) {
                     return Err(format!("{} is {made:?}\n{kernels}", kernel.name));
                 }
+                let is_modelled = models_registers(task);
                 n_kernels += usize::from(is_modelled);
-                n_spilling += usize::from(is_modelled && made.n_spilled > 0);
+                n_spilling += usize::from(is_modelled && (made.n_spilled > 0 || made.n_registers > 256));
             }
             Ok(())
         });
-        println!("{gpu}: of {n_kernels} kernels with a model of registers {n_spilling} spill");
-        assert!(50 * n_spilling <= n_kernels, "{gpu}: {n_spilling} of {n_kernels} spill");
+        println!("{gpu}: of {n_kernels} kernels with a model of registers {n_spilling} spill or have more than 256");
+        let is_few = 50 * n_spilling <= n_kernels;
+        assert!(is_few || n_configs().is_none(), "{gpu}: {n_spilling} of {n_kernels} spill or have more than 256");
     }
 }
