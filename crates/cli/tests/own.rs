@@ -46,6 +46,10 @@ fn a_number_may_be_great_and_the_whole_space_is_known() {
     assert_eq!((&tuned["trials"], &tuned["best"]["value"]), (&json!(3), &json!(3.0)), "{tuned}");
     let commands = tuned["best"]["commands"].as_str().unwrap();
     assert!(commands.contains("run echo m=3\n"), "{commands}");
+    // An expression that fits everything means what the last line says.
+    let plain = folder.path().join("plain.db");
+    let whole = ["-p", "x=3,1,2", "--metric", "(.*)", "--trials", "3"];
+    assert_eq!(run_json(&tune(&plain, "echo {x}", &whole))["best"]["value"], json!(1.0));
     // A race confirms it, and `best`, `export` and `report` know of it.
     let race = ["tune", "--db", text(&db), "--command", "echo m={x}"];
     let raced = run_json(&[&race[..], &more].concat());

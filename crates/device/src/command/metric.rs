@@ -139,8 +139,9 @@ impl Metric {
             Metric::Output { pattern, maximize } => {
                 let found = [output, errors].into_iter().find_map(|text| {
                     let text = String::from_utf8_lossy(text);
-                    let last = pattern.captures_iter(&text).last()?;
-                    last.get(1).or(last.get(0)).map(|found| found.as_str().to_owned())
+                    let all = pattern.captures_iter(&text).filter_map(|found| found.get(1).or(found.get(0)));
+                    // An expression such as `(.*)` fits the nothing behind the last line, too.
+                    all.map(|found| found.as_str()).filter(|found| !found.trim().is_empty()).last().map(str::to_owned)
                 });
                 let unknown = |message: String| Err((ErrorClass::Unknown, message));
                 let Some(found) = found else {

@@ -92,7 +92,7 @@ impl RecordedSpace {
         let work = || {
             loop {
                 let repeat = next.fetch_add(1, Ordering::Relaxed);
-                if repeat >= plan.n_repeats {
+                if repeat >= plan.n_repeats || stop.load(Ordering::Relaxed) {
                     break;
                 }
                 let run = self.run(plan, repeat, stop);
