@@ -38,8 +38,10 @@ fn compiled_for(graph: &Graph, target: &Target) -> Result<Compiled, CompileError
 /// why a test is skipped where there is none.
 fn device() -> Option<(Target, MutexGuard<'static, ()>)> {
     static ONE: Mutex<()> = Mutex::new(());
+    // Looking for devices is not for several threads either.
+    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     match opencl::device(0) {
-        Ok(device) => Some((device.target, ONE.lock().unwrap_or_else(PoisonError::into_inner))),
+        Ok(device) => Some((device.target, one)),
         Err(why) => {
             eprintln!("skipped: {why}");
             None
