@@ -48,7 +48,8 @@ pub(super) const MMA: Algorithm<Setting> = Algorithm {
     name: "mma",
     applies: |s| {
         let w = &s.workload;
-        s.target.has_tf32() && !w.exact && w.fills_tiles() && Product::of(w).is_some()
+        let fits = |p: Product| !p.is_among_others || p.m % LEAST_BLOCK == 0;
+        s.target.has_tf32() && !w.exact && w.fills_tiles() && Product::of(w).is_some_and(fits)
     },
     parameters: |s, _| parameters(s, &product(s)),
     constraints: |s, _| {
@@ -61,6 +62,8 @@ pub(super) const MMA: Algorithm<Setting> = Algorithm {
 
 /// Rows and columns of a tile that an instruction computes.
 const TILE: [i64; 2] = [16, 8];
+/// Rows and columns of the least block: two tiles of 16.
+const LEAST_BLOCK: i64 = 32;
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
 /// Loads of a thread into shared memory that are repeated in the code.
@@ -69,19 +72,19 @@ const MOST_UNROLLED: i64 = 16;
 const ROW_ENDS: [i64; 2] = [4, 8];
 
 fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
-    let sizes = |most: i64, n: i64| {
+    let sizes = |least: i64, n: i64| {
         let all = [16, 32, 64, 128, 256].into_iter();
-        all.filter(move |&b| b <= most && (b == 16 || b / 2 < n))
+        all.filter(move |&b| b == least || (b > least && b / 2 < n))
     };
     let vector = |loads: i64| [1, 2, 4].into_iter().filter(move |v| *v <= loads);
     let precisions: &[&str] = if s.workload.takes_tf32() { &["tf32x3", "tf32"] } else { &["tf32x3"] };
-    let fits_rows = |b: &i64| *b > 16 && (!p.is_among_others || p.m % b == 0);
+    let fits_rows = |b: &i64| !p.is_among_others || p.m % b == 0;
     let own = [
-        Parameter::ordinal("block_m", sizes(256, p.m).filter(fits_rows)),
-        Parameter::ordinal("block_n", sizes(256, p.n).filter(|b| *b > 16)),
+        Parameter::ordinal("block_m", sizes(LEAST_BLOCK, p.m).filter(fits_rows)),
+        Parameter::ordinal("block_n", sizes(LEAST_BLOCK, p.n)),
         Parameter::ordinal("block_k", [16, 32, 64].into_iter().filter(|&b| b == 16 || b / 2 < p.k)),
-        Parameter::ordinal("warp_m", sizes(64, p.m)),
-        Parameter::ordinal("warp_n", sizes(64, p.n)),
+        Parameter::ordinal("warp_m", sizes(16, p.m).filter(|w| *w <= 64)),
+        Parameter::ordinal("warp_n", sizes(16, p.n).filter(|w| *w <= 64)),
         Parameter::ordinal("vector_a", vector(p.a.loads)),
         Parameter::ordinal("vector_b", vector(p.b.loads)),
         Parameter::categorical("order", &["rows", "columns", "groups"]),
