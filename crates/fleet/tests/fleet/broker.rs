@@ -3,6 +3,7 @@
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -36,6 +37,18 @@ pub struct Broker {
     child: Option<Child>,
 }
 
+/// A port that no other server of this process has, below those that clients come from.
+fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let nth = std::process::id().wrapping_mul(97).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + (nth % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
 impl Broker {
     /// A server on loopback; none, with a line that says so, where it is not installed.
     pub fn start() -> Option<Broker> {
@@ -55,7 +68,7 @@ impl Broker {
     fn on(host: &'static str, more: &[&str]) -> Option<Broker> {
         version()?;
         let program = program()?;
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let folder = tempfile::tempdir().unwrap();
         let more = more.iter().map(|word| (*word).to_owned()).collect();
         let mut broker = Broker { program, folder, host, port, more, child: None };
@@ -72,12 +85,17 @@ impl Broker {
             command.args(["-js", "-sd"]).arg(self.store());
         }
         command.args(&self.more).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        self.child = Some(command.spawn().unwrap());
+        let mut child = command.spawn().unwrap();
         let until = Instant::now() + Duration::from_secs(20);
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
             assert!(Instant::now() < until, "the server does not start");
             std::thread::sleep(Duration::from_millis(20));
+            // Where its port is not free yet it ends.
+            if child.try_wait().unwrap().is_some() {
+                child = command.spawn().unwrap();
+            }
         }
+        self.child = Some(child);
     }
 
     /// Tells it to have its clients go elsewhere, and to end.
