@@ -143,5 +143,5 @@ fn models_that_may_be_anything_are_refused_without_a_panic() {
         700..800 => [&int(1, 8)[..], &mutated(&random_model(random), random)].concat(),
         _ => random_model(random),
     };
-    read_many(10_000, make, survives);
+    read_many(200_000, make, survives);
 }

@@ -356,7 +356,9 @@ impl Operation for LayerNormalization {
         let x = inputs.tensor(0)?;
         let n = product(&x.shape()[axis(self.axis, x.shape().len())?..]);
         let mut numbers = x.floats();
-        let statistics: Vec<(f64, f64)> = numbers.chunks(n.max(1)).map(|x| moments(x.iter().copied())).collect();
+        // Of rows of nothing as well.
+        let rows = (0..product(&types[1].shape)).map(|row| &numbers[row * n..][..n]);
+        let statistics: Vec<(f64, f64)> = rows.map(|row| moments(row.iter().copied())).collect();
         normalise(&mut numbers, n, self.epsilon);
         scale_last(&mut numbers, x.shape(), inputs.tensor(1)?, inputs.optional_tensor(2)?)?;
         let means: Vec<f64> = statistics.iter().map(|(mean, _)| *mean).collect();
