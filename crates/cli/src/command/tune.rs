@@ -325,16 +325,17 @@ fn on_fleet(args: &TuneArgs, class: &str, requests: &[TuneRequest], as_json: boo
 fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let file = ModelArgs::new(&args.of.workload, &args.bindings);
     let mut fused = file.fused(&file.supported(&file.read()?)?, args.of.exact)?;
+    let machine = args.machine()?;
+    let (target, _) = &machine;
     if args.on.is_none() {
-        let (place, records) = (args.of.machine.place(), args.records.database()?.records()?);
-        fused = laid_out(fused, &place.target()?, place.threads, Layouts::Tune(&records))?;
+        let records = args.records.database()?.records()?;
+        fused = laid_out(fused, target, args.of.machine.threads, Layouts::Tune(&records))?;
     }
     let tasks = fused.tasks();
     if tasks.is_empty() {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));
     }
-    let machine = args.machine()?;
-    let caches = args.cold.asked().unwrap_or(fused.caches(&args.of.machine.place().target()?));
+    let caches = args.cold.asked().unwrap_or(fused.caches(target));
     if let Some(class) = &args.on {
         // The devices have the time together.
         let time = args.trials.is_none().then(|| args.time.unwrap_or(DEFAULT_TIME) / tasks.len() as u32);
