@@ -2,13 +2,16 @@
 //! machine does.
 
 mod common;
+#[path = "../../fleet/tests/fleet/port.rs"]
+mod port;
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{TILEWRIGHT, check_refused, json_of, run_json, text};
+use port::free_port;
 
 /// A program under way, ended with this.
 struct Running(Child);
@@ -32,10 +35,6 @@ fn nats_server() -> Option<String> {
         println!("skipped: there is no nats-server (apt-get install nats-server)");
     }
     found
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// A program of these words, whose machine is this folder's.

@@ -1,12 +1,13 @@
 //! A NATS server for a test, with its store in a folder of its own.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+use crate::port::free_port;
 
 /// The server that tests use: `TILEWRIGHT_NATS_SERVER`, or the one that is installed. So all of them can be
 /// run against another version.
@@ -35,18 +36,6 @@ pub struct Broker {
     port: u16,
     more: Vec<String>,
     child: Option<Child>,
-}
-
-/// A port that no other server of this process has, below those that clients come from.
-fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let nth = std::process::id().wrapping_mul(97).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = 10_000 + (nth % 20_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 impl Broker {

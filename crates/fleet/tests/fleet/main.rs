@@ -3,6 +3,7 @@
 
 mod broker;
 mod faults;
+mod port;
 mod process;
 mod refusals;
 mod replay;
