@@ -177,14 +177,26 @@ const MOST_SEQUENCES: i64 = 16;
 /// Products of the heads of several sequences, which lie one behind the other and each with its heads side by
 /// side, become products of one sequence each, which can read and write heads where they lie.
 pub fn split_sequences(net: &mut Net) {
+    replace_each(net, split_product);
+}
+
+/// Puts others in the place of each node that `of` has some for.
+fn replace_each(net: &mut Net, of: fn(&mut Net, usize) -> Option<Vec<Node>>) {
     let mut at = 0;
     while at < net.nodes.len() {
-        at += split_product(net, at).unwrap_or(1);
+        at += match of(net, at) {
+            Some(new) => {
+                let n_new = new.len();
+                net.nodes.splice(at..=at, new);
+                n_new
+            }
+            None => 1,
+        };
     }
 }
 
-/// The same for one product; how many nodes stand in its place.
-fn split_product(net: &mut Net, at: usize) -> Option<usize> {
+/// The same for one product: what stands in its place.
+fn split_product(net: &mut Net, at: usize) -> Option<Vec<Node>> {
     let node = net.nodes[at].clone();
     let Kind::Product { heads: None, .. } = node.kind else { return None };
     let (to, origin) = (node.output(), node.origin.clone());
@@ -224,9 +236,7 @@ fn split_product(net: &mut Net, at: usize) -> Option<usize> {
     }
     let whole = step(net, Kind::Concat(0), &parts, &[sequences, heads, m, n]);
     new.push(Node { kind: Kind::View, inputs: vec![Some(whole)], outputs: vec![to], origin: node.origin });
-    let n_new = new.len();
-    net.nodes.splice(at..=at, new);
-    Some(n_new)
+    Some(new)
 }
 
 /// How many sequences a batch of factors is of, where their heads are moved from where they lie side by side.
@@ -242,13 +252,10 @@ fn n_sequences(net: &Net, producers: &[Option<usize>], id: ValueId) -> Option<i6
 
 /// A transposition of products one behind the other, each of one sequence, is one of each.
 pub fn turn_sequences(net: &mut Net) {
-    let mut at = 0;
-    while at < net.nodes.len() {
-        at += turn_parts(net, at).unwrap_or(1);
-    }
+    replace_each(net, turn_parts);
 }
 
-fn turn_parts(net: &mut Net, at: usize) -> Option<usize> {
+fn turn_parts(net: &mut Net, at: usize) -> Option<Vec<Node>> {
     let node = net.nodes[at].clone();
     let Kind::Transpose(order) = &node.kind else { return None };
     let producers = net.producers();
@@ -271,9 +278,7 @@ fn turn_parts(net: &mut Net, at: usize) -> Option<usize> {
         turned.push(Some(to));
     }
     new.push(Node { kind: Kind::Concat(0), inputs: turned, ..node });
-    let n_new = new.len();
-    net.nodes.splice(at..=at, new);
-    Some(n_new)
+    Some(new)
 }
 
 /// Products of one tensor with several known matrices, for heads all of them, become one product with the

@@ -2,8 +2,7 @@
 //!
 //! [`lower`] brings the graph's many operators down to few kinds ([`import`]), rewrites them into fewer
 //! ([`simplify`]) and makes kernels of them ([`fuse`]); [`laid_out`] has images lie as is best for these, and
-//! [`compile`] gives them code and memory. What has no
-//! code runs as the reference evaluates it.
+//! [`compile`] gives them code and memory. What has no code runs as the reference evaluates it.
 
 mod attention;
 #[cfg(feature = "peers")]

@@ -8,7 +8,7 @@ use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 
 /// Copies of a thread that are repeated in the code.
-const MOST_UNROLLED: i64 = 16;
+pub const MOST_UNROLLED: i64 = 16;
 
 /// Whether factors may be copied so: those that nothing is made of on the way.
 fn is_possible(s: &Setting) -> bool {

@@ -6,7 +6,7 @@ use super::super::step::{
 };
 use super::super::{Setting, Template, ceil_div};
 use super::conv::is_window;
-use super::copies::{self, Copies};
+use super::copies::{self, Copies, MOST_UNROLLED};
 use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, product, split_k, sums_of_parts};
 use super::model::Blocks;
 use super::parts::{Copied, Threads};
@@ -66,8 +66,6 @@ const TILE: [i64; 2] = [16, 8];
 const LEAST_BLOCK: i64 = 32;
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
-/// Loads of a thread into shared memory that are repeated in the code.
-const MOST_UNROLLED: i64 = 16;
 /// Elements that end a row of a factor in shared memory, whose threads read along the sum, or across it.
 const ROW_ENDS: [i64; 2] = [4, 8];
 
