@@ -285,6 +285,18 @@ fn one_hot_rows_times_a_matrix_are_looked_up() {
     check_tokens(&known, nodes, &[3, 0, 4, 5, -1, 1_000_000_000_000], 1);
 }
 
+/// Every number leads to the one row, within a larger kernel too.
+#[test]
+fn a_table_of_one_row_is_looked_up() {
+    let known = [("table", weights(&[1, 8])), ("bias", weights(&[8])), ("shape", whole(&[3], &[1, 6, 8]))];
+    let nodes: &[Node] = &[
+        ("rows", "Gather", &["table", "ids"], None),
+        ("sum", "Add", &["rows", "bias"], None),
+        ("y", "Reshape", &["sum", "shape"], None),
+    ];
+    check_tokens(&known, nodes, &[0, -1, 0, 0, -1, 0], 1);
+}
+
 /// A network of every kind of step that images pass: its input, and it.
 fn network_of_images() -> (Tensor, Graph) {
     let x = weights(&[1, 3, 14, 14]);

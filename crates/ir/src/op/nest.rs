@@ -389,7 +389,12 @@ impl Rewrite for MapAccesses<'_> {
                     Some(Subscript::Value(value)) => Subscript::Value(Box::new(self.expr(value))),
                     _ => Subscript::Index(i),
                 };
-                Expr::Gather(b, index.into_iter().map(of).collect())
+                let mapped: Vec<Subscript> = index.into_iter().map(of).collect();
+                // A dimension of one element is left out together with its value.
+                if mapped.iter().all(|subscript| matches!(subscript, Subscript::Index(_))) {
+                    return Expr::Load(b, mapped.iter().map(Subscript::known).collect());
+                }
+                Expr::Gather(b, mapped)
             }
             other => other.map_parts(self),
         }
