@@ -67,19 +67,32 @@ impl Places {
         // Larger tensors come later: what they are made of may be made of others.
         for (at, step) in fused.steps.iter().enumerate().rev() {
             let Step::Join { parts, whole } = step else { continue };
+            let n_bytes = |id: ValueId| fused.net.value(id).n_bytes() as usize;
             let mut offset = 0;
-            for &part in parts {
-                let n_bytes = fused.net.value(part).n_bytes() as usize;
-                let own = places.locate(part);
-                let is_all = own.offset == 0 && fused.net.value(own.root).n_bytes() as usize == n_bytes;
+            let mut rest = &parts[..];
+            while let Some(&first) = rest.first() {
+                let own = places.locate(first);
+                // Parts of one value that follow each other there too, as after a split.
+                let mut end = own.offset;
+                let follows = |part: &&ValueId| {
+                    let is_next = places.locate(**part) == Location { root: own.root, offset: end };
+                    end += if is_next { n_bytes(**part) } else { 0 };
+                    is_next
+                };
+                let (run, behind) = rest.split_at(rest.iter().take_while(follows).count());
+                rest = behind;
+                let is_all = own.offset == 0 && n_bytes(own.root) == end;
                 let is_free = is_computed[own.root.0] && places.outputs[own.root.0].is_none();
                 // What is a part of itself goes round in a circle.
                 if is_all && is_free && own.root != *whole && places.locate(*whole).root != own.root {
                     places.parents[own.root.0] = Some(Location { root: *whole, offset });
-                } else {
-                    places.copies.push(Copy { before: at, from: part, to: *whole, offset });
+                    offset += end;
+                    continue;
                 }
-                offset += n_bytes;
+                for &part in run {
+                    places.copies.push(Copy { before: at, from: part, to: *whole, offset });
+                    offset += n_bytes(part);
+                }
             }
         }
         places.copies.rotate_left(n_at_end);
