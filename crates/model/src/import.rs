@@ -810,13 +810,33 @@ impl Job<'_> {
         let [m, n, k] = found.sizes.map(|size| size as i64);
         let count = |batch: &[usize]| batch.iter().product::<usize>() as i64;
         let n_products = count(&found.batch);
-        let (left, right, out) = if count(&found.batches[1]) == 1 {
+        let [n_left, n_right] = found.batches.each_ref().map(|batch| count(batch));
+        let mut factors = [a, b];
+        let product = Kind::Product { turned: false, heads: None };
+        let (kind, left, right, out) = if n_right == 1 {
             // One matrix for all: they are the rows of one product.
-            (vec![n_products * m, k], vec![k, n], vec![n_products * m, n])
-        } else if found.batches[0] == found.batches[1] {
-            (vec![n_products, m, k], vec![n_products, k, n], vec![n_products, m, n])
+            (product, vec![n_products * m, k], vec![k, n], vec![n_products * m, n])
+        } else if n_left == 1 && [m, n, k, n_products].iter().all(|&size| size > 0) {
+            // One matrix for all: the weights of a convolution by single elements, whose images are the others.
+            factors.reverse();
+            let kind = Convolution {
+                groups: 1,
+                interleaved: false,
+                strides: [1; 2],
+                dilations: [1; 2],
+                before: [0; 2],
+                after: [0; 2],
+                transposed: false,
+            };
+            (Kind::Conv(kind), vec![n_products, k, 1, n], vec![m, k, 1, 1], vec![n_products, m, 1, n])
         } else {
-            return None;
+            for (factor, batch, rows, columns) in [(0, n_left, m, k), (1, n_right, k, n)] {
+                if batch < n_products {
+                    let sizes = [&ints(&found.batch)[..], &[rows, columns]].concat();
+                    factors[factor] = self.step("repeated", Kind::Map(input(0)), &[factors[factor]], &sizes);
+                }
+            }
+            (product, vec![n_products, m, k], vec![n_products, k, n], vec![n_products, m, n])
         };
         let viewed = |job: &mut Self, id: ValueId, what: &str, shape: &[i64]| {
             if job.net.shape(id) == shape {
@@ -831,12 +851,11 @@ impl Job<'_> {
             }
             job.step(what, Kind::View, &[id], shape)
         };
-        let (a, b) = (viewed(self, a, "a", &left), viewed(self, b, "b", &right));
-        let kind = Kind::Product { turned: false, heads: None };
+        let factors = [viewed(self, factors[0], "a", &left), viewed(self, factors[1], "b", &right)];
         if self.net.shape(to) == out {
-            self.push(kind, &[a, b], to);
+            self.push(kind, &factors, to);
         } else {
-            let product = self.step("product", kind, &[a, b], &out);
+            let product = self.step("product", kind, &factors, &out);
             self.push(Kind::View, &[product], to);
         }
         Some(())

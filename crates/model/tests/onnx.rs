@@ -13,7 +13,7 @@ use tilewright_graph::op::Attribute;
 use tilewright_graph::{Bindings, DType, Dim, Graph, Reason, Tensor, Value, ValueId, evaluate, onnx, specialise};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Target};
-use tilewright_model::{CompileError, Compiled, Fused, ProfiledStep, Runner, Step, compile_quickly, lower};
+use tilewright_model::{CompileError, Compiled, Fused, Outline, ProfiledStep, Runner, Step, compile_quickly, lower};
 use tilewright_runtime::Threads;
 use tilewright_tune::{Setting, Task};
 
@@ -295,6 +295,52 @@ fn a_table_of_one_row_is_looked_up() {
         ("y", "Reshape", &["sum", "shape"], None),
     ];
     check_tokens(&known, nodes, &[0, -1, 0, 0, -1, 0], 1);
+}
+
+/// One matrix times each of many is one convolution, and each of batches that broadcast is repeated.
+#[test]
+fn products_with_matrices_in_common_are_kernels() {
+    let x = weights(&[3, 5, 4]);
+    let known = [("left", weights(&[6, 5])), ("batch", weights(&[2, 1, 7, 6]))];
+    let nodes: &[Node] = &[("each", "MatMul", &["left", "x"], None), ("y", "MatMul", &["batch", "each"], None)];
+    check_images(&graph_of(("x", &x), ("y", &[2, 3, 7, 4]), &known, nodes), &x, 4);
+}
+
+/// Halves of an image that are followed by what is made of them lie where all are wanted, without a copy.
+#[test]
+fn parts_of_an_image_that_stay_together_are_not_copied() {
+    let x = weights(&[1, 3, 8, 8]);
+    let known = [
+        ("wa", weights(&[8, 3, 1, 1])),
+        ("wb", weights(&[4, 4, 3, 3])),
+        ("wy", weights(&[2, 12, 1, 1])),
+        ("zero", whole(&[1], &[0])),
+        ("four", whole(&[1], &[4])),
+        ("eight", whole(&[1], &[8])),
+        ("axis", whole(&[1], &[1])),
+    ];
+    let ints = |name: &'static str, numbers: &[i64]| Some((name, Attribute::Ints(numbers.to_vec())));
+    let nodes: &[Node] = &[
+        ("all", "Conv", &["x", "wa"], None),
+        ("first", "Slice", &["all", "zero", "four", "axis"], None),
+        ("second", "Slice", &["all", "four", "eight", "axis"], None),
+        ("more", "Conv", &["second", "wb"], ints("pads", &[1, 1, 1, 1])),
+        ("together", "Concat", &["first", "second", "more"], Some(("axis", Attribute::Int(1)))),
+        ("y", "Conv", &["together", "wy"], None),
+    ];
+    check_images(&graph_of(("x", &x), ("y", &[1, 2, 8, 8]), &known, nodes), &x, 3);
+}
+
+/// Checks what a graph makes of `x`, in as many kernels and without a copy or anything else.
+fn check_images(graph: &Graph, x: &Tensor, n_kernels: usize) {
+    let compiled = compiled(&specialise(graph, &Bindings::default()).graph).unwrap_or_else(|e| panic!("{e}"));
+    let outline = Outline::of(&compiled.fused);
+    let counts = (outline.n_kernels(), outline.host.len(), outline.n_copies);
+    assert_eq!(counts, (n_kernels, 0, 0));
+    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    runner.set("x", x).unwrap();
+    runner.run().unwrap();
+    check_near(&runner.outputs()[0].1, &evaluate(graph, &[("x", x.clone())]).unwrap()[0], 1e-5);
 }
 
 /// A network of every kind of step that images pass: its input, and it.
