@@ -1,6 +1,6 @@
 //! From a graph of many operators to a net of few kinds.
 
-use tilewright_graph::op::{Fact, Inputs, PadMode, PoolKind, ReduceKind, SoftmaxKind, axis, product_shape};
+use tilewright_graph::op::{Fact, Inputs, PadMode, PoolKind, ReduceKind, Scatter, SoftmaxKind, axis, product_shape};
 use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{ReduceOp, UnaryOp};
@@ -244,6 +244,7 @@ impl Job<'_> {
                 self.gathered(from, index, axis, true, to)
             }
             Op::GatherNd(gather) => self.gathered_by_tuples(gather.n_batch_dims),
+            Op::ScatterNd(scatter) if scatter.reduction == Scatter::Replace => self.box_replaced(),
             Op::Split(split) => {
                 let (from, rank) = (self.try_input(0)?, self.shape(0)?.len());
                 let axis = axis(split.axis, rank).ok()?;
@@ -644,6 +645,46 @@ impl Job<'_> {
         let kind = Kind::Gather { axis: 0, by_element: false };
         let rows = self.step("rows", kind, &[table, list], &[places.len() as i64, inner]);
         self.push(Kind::View, &[rows], to);
+        Some(())
+    }
+
+    /// A tensor with a part of some dimensions replaced, as where a slice is assigned to.
+    fn box_replaced(&mut self) -> Option<()> {
+        let (from, index, new, to) = (self.try_input(0)?, self.try_input(1)?, self.try_input(2)?, self.output()?);
+        let (shape, n) = (self.shape(0)?, *self.shape(1)?.last()? as usize);
+        let numbers = self.net.value(index).constant.as_ref()?.i64s();
+        (self.has_code(from) && n > 0).then_some(())?;
+        let from_start = |(at, extent): (&i64, &i64)| if *at < 0 { at + extent } else { *at };
+        let tuples: Vec<Vec<i64>> =
+            numbers.chunks(n).map(|tuple| tuple.iter().zip(&shape).map(from_start).collect()).collect();
+        let (first, last) = (tuples.first()?, tuples.last()?);
+        let sizes: Vec<i64> = first.iter().zip(last).map(|(first, last)| last - first + 1).collect();
+        let is_inside = |d: usize| first[d] >= 0 && sizes[d] > 0 && last[d] < shape[d];
+        (0..n).all(is_inside).then_some(())?;
+        // All places of the box, in order.
+        let place = |at: i64| {
+            let behind = |d: usize| sizes[d + 1..].iter().product::<i64>();
+            (0..n).map(|d| first[d] + at / behind(d) % sizes[d]).collect::<Vec<i64>>()
+        };
+        let n_places = sizes.iter().product::<i64>();
+        (n_places == tuples.len() as i64 && tuples.iter().zip(0..).all(|(t, at)| *t == place(at))).then_some(())?;
+        // Each element is one of the box, with a border around it, or an old one.
+        let mut starts = first.clone();
+        starts.resize(shape.len(), 0);
+        let is_part = |d: usize| d < n && sizes[d] < shape[d];
+        let mask_shape: Vec<i64> = (0..shape.len()).map(|d| if is_part(d) { shape[d] } else { 1 }).collect();
+        let is_new = |at: i64| {
+            let at_dim = |d: usize| at / mask_shape[d + 1..].iter().product::<i64>() % mask_shape[d];
+            (0..n).filter(|&d| is_part(d)).all(|d| (0..sizes[d]).contains(&(at_dim(d) - first[d])))
+        };
+        let mask: Vec<u8> = (0..mask_shape.iter().product()).map(|at| u8::from(is_new(at))).collect();
+        let inner = [&sizes[..], &shape[n..]].concat();
+        let name = format!("{}.is_new", self.node.place.node);
+        let is_new = self.net.add_value(&name, DType::Bool, &mask_shape);
+        self.net.values[is_new.0].constant = Tensor::new(self.net.value(is_new).ty(), mask.into());
+        let new = self.step("new", Kind::View, &[new], &inner);
+        let new = self.step("bordered", Kind::Pad(starts, 0.0), &[new], &shape);
+        self.push(Kind::Map(scalar::choose(input(0), input(1), input(2))), &[is_new, new, from], to);
         Some(())
     }
 

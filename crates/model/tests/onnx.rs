@@ -306,6 +306,24 @@ fn products_with_matrices_in_common_are_kernels() {
     check_images(&graph_of(("x", &x), ("y", &[2, 3, 7, 4]), &known, nodes), &x, 4);
 }
 
+/// What is assigned to a slice is a kernel with what is around it.
+#[test]
+fn assignments_to_slices_are_kernels() {
+    let x = weights(&[2, 4, 5, 3]);
+    // Of each of two, rows 1 and 2, columns from the second last on.
+    let places: Vec<i64> = [0, 1]
+        .into_iter()
+        .flat_map(|n| [1, 2].into_iter().flat_map(move |row| [-2, -1].into_iter().flat_map(move |c| [n, row, c])))
+        .collect();
+    let known = [("places", whole(&[2, 2, 2, 3], &places)), ("new", weights(&[2, 2, 2, 3]))];
+    let nodes: &[Node] = &[
+        ("twice", "Add", &["new", "new"], None),
+        ("assigned", "ScatterND", &["x", "places", "twice"], None),
+        ("y", "Relu", &["assigned"], None),
+    ];
+    check_images(&graph_of(("x", &x), ("y", &[2, 4, 5, 3]), &known, nodes), &x, 1);
+}
+
 /// Halves of an image that are followed by what is made of them lie where all are wanted, without a copy.
 #[test]
 fn parts_of_an_image_that_stay_together_are_not_copied() {
