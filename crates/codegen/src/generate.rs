@@ -21,14 +21,16 @@ pub mod plan;
 mod tensor;
 pub mod unit;
 mod value;
+mod warpgroup;
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tilewright_ir::gpu::SHARED_ALIGN;
+use tilewright_ir::gpu::warpgroup::Groups;
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
-use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
+use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt, Tensor};
 
 use crate::CompileError;
 use crate::map::Map;
@@ -78,6 +80,8 @@ pub(super) struct Level {
     pub steps: Vec<(Id, Type, i64)>,
     pub ints: Map<Index, Id>,
     pub pointers: Map<(BufferId, Index), Id>,
+    /// Pointers into matrices whose rows are swizzled.
+    pub swizzled: Map<(BufferId, Index), Id>,
 }
 
 /// Values already computed in this block or in one that dominates it.
@@ -122,6 +126,10 @@ pub(super) struct Function {
     pub n_stores: usize,
     /// Along x and y, the threads of a warp of a GPU that computes products of tiles.
     pub warp: Option<[LoopId; 2]>,
+    /// Its warps in fours, which compute such products together.
+    pub groups: Option<Groups>,
+    /// What these read from shared memory, which lies as they have it.
+    pub matrices: Vec<BufferId>,
     /// Whether it is a unit, which has no units inside.
     pub is_unit: bool,
     /// Scratch memory and runtime; `None` inside a parallel loop.
@@ -203,6 +211,8 @@ impl Function {
             lanes: None,
             n_stores: 0,
             warp: None,
+            groups: None,
+            matrices: Vec::new(),
             is_unit: false,
             outside: None,
         }
@@ -409,7 +419,7 @@ impl Generator<'_> {
                 self.m.br(next);
                 self.go_to_end(next);
             }
-            match self.interleaved_stores(&block[at..])? {
+            match self.interleaved_stores(&block[at..])?.max(self.group_products(&block[at..])?) {
                 0 => {
                     self.strided_loads(&block[at..]);
                     self.stmt(&block[at])?;
@@ -447,6 +457,9 @@ impl Generator<'_> {
     fn barrier(&mut self) {
         if self.target.gpu.is_none() {
             return;
+        }
+        if !self.f.matrices.is_empty() {
+            self.m.proxy_fence();
         }
         self.m.barrier();
         let mut loads = std::mem::take(&mut self.f.seen.loads);
@@ -543,7 +556,7 @@ impl Generator<'_> {
         let constant = extent.as_const();
         match (l.kind, constant) {
             (_, Some(n)) if n <= 0 => Ok(()),
-            (LoopKind::Tensor(how), _) if self.target.has_tf32() => self.tile_product(l, how),
+            (LoopKind::Tensor(how), _) if self.target.has_tf32() && how != Tensor::Wgmma => self.tile_product(l, how),
             (LoopKind::Unrolled, Some(n)) => (0..n).try_for_each(|i| self.iteration(l, i)),
             (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => self.iteration(l, 0),
             (LoopKind::Parallel, _) if self.f.outside.is_some() => self.parallel_loop(l, &extent),
@@ -768,6 +781,7 @@ impl Generator<'_> {
 
 impl Level {
     fn new(header: BlockId, entered: Option<(BlockId, LoopId)>) -> Level {
-        Level { header, entered, steps: Vec::new(), ints: Map::default(), pointers: Map::default() }
+        let (ints, pointers, swizzled) = Default::default();
+        Level { header, entered, steps: Vec::new(), ints, pointers, swizzled }
     }
 }

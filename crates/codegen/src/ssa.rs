@@ -267,6 +267,18 @@ pub enum Op {
     /// A warp's product of a tile of 16 × 8 by one of 8 × 8, added to four sums of each thread: its four
     /// factors of rows, two of columns, the sums.
     TileProduct,
+    /// Has what a thread wrote to the memory that a block shares be there for what reads it by itself.
+    ProxyFence,
+    /// Gives the sums of a thread to the products of groups of warps that follow.
+    GroupFence,
+    /// Begins a product of 64 rows by as many columns as are twice the sums, which four warps compute
+    /// together: where the factors of rows and of columns are in shared memory, as tensor cores have it
+    /// said, then the sums of the thread. Its result is on its way until the thread has waited for it.
+    GroupProduct,
+    /// Ends a set of such products.
+    GroupEnd,
+    /// Waits for all sets of products, whose results it gives.
+    GroupWait,
     /// `a < b`, false where one is none.
     FLess,
     /// The second where the first holds, else the third.

@@ -16,6 +16,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use emulator::Order;
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
 use random::{LARGE, SHAPES, each, models_registers, n_configs};
 use tilewright_codegen::compile_gpu;
 use tilewright_ir::op::Workload;
@@ -199,6 +201,157 @@ fn warps_read_tiles_without_conflicts() {
     assert!(traffic.keys().any(|opcode| opcode.starts_with("ldmatrix")), "{traffic:?}");
     assert!(traffic.values().all(|count| count.taken == count.least), "{traffic:?}");
 }
+
+/// Shapes that blocks of groups of warps divide, and some that they do not: both factors along the sum, one,
+/// and none of them.
+const OF_GROUPS: [&str; 6] = [
+    "matmul:m=64,n=96,k=64,tf32=1",
+    "matmul:m=128,n=256,k=128,tf32=1",
+    "matmul:m=70,n=33,k=45,tf32=1,epilogue=bias+relu",
+    "batch_matmul:b=2,m=64,n=64,k=64,tb=1,tf32=1",
+    "batch_matmul:b=2,m=96,n=40,k=96,ta=1,tf32=1",
+    "dense:m=130,n=64,k=192,tf32=1,epilogue=bias+gelu",
+];
+
+/// Random configurations of a workload for groups of four warps, so many of each: the workload, its task, the
+/// kernels and their code.
+fn each_of_groups(texts: &[&str], n: usize, mut visit: impl FnMut(&Workload, &Task, &Config, &GpuProgram, &str)) {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(47);
+    for text in texts {
+        let workload = Workload::parse(text).unwrap();
+        let setting = Setting { workload: workload.clone(), target: Target::named("sm_90a").unwrap(), n_threads: 1 };
+        let task = Task::new(setting, Some("gpu-matmul-wgmma")).unwrap();
+        for _ in 0..n {
+            let config = task.space.sample(&mut rng);
+            let json = task.space.config_to_json(&config);
+            let program = task.program(&config).unwrap_or_else(|(at, why)| panic!("{text} {json} step {at}: {why}"));
+            let kernels = lower_gpu(&program).unwrap_or_else(|why| panic!("{text} {json}: {why}\n{program}"));
+            let code = ptx(&kernels, &task).unwrap();
+            visit(&workload, &task, &config, &kernels, &code);
+        }
+    }
+}
+
+/// How often a kernel's code is to be tried of each shape.
+fn n_of_each() -> usize {
+    n_configs().map_or(4, |n| n.div_ceil(OF_GROUPS.len()))
+}
+
+#[test]
+fn groups_of_warps_multiply() {
+    let mut n = 0;
+    each_of_groups(&OF_GROUPS, n_of_each(), |workload, task, config, kernels, code| {
+        let program = workload.program();
+        let mut expected = arguments(&program);
+        interp::run(&program, &mut expected).unwrap();
+        let order = [Order::Ascending, Order::Descending, Order::Strided(7)][n % 3];
+        n += 1;
+        let json = task.space.config_to_json(config);
+        let got = emulator::run(kernels, code, &arguments(&program), order)
+            .unwrap_or_else(|why| panic!("{workload} {json}: {why}\n{kernels}\n{code}"));
+        let (got, expected) = (got.last().unwrap(), expected.last().unwrap());
+        let most = 2e-5 * expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+        let far = got.iter().zip(expected).position(|(a, b)| a.is_nan() || (a - b).abs() > most);
+        if let Some(at) = far {
+            panic!("{workload} {json}: element {at} is {} instead of {}\n{kernels}", got[at], expected[at]);
+        }
+    });
+    println!("{n} configurations");
+}
+
+/// Whatever of their synchronization is left out, or said wrong of a factor, the emulator finds.
+#[test]
+fn faults_in_products_of_groups_are_found() {
+    let mut n_found = 0;
+    each_of_groups(&["matmul:m=64,n=64,k=128,tf32=1"], 6, |workload, task, config, kernels, code| {
+        let given = arguments(&workload.program());
+        let right = emulator::run(kernels, code, &given, Order::Ascending).unwrap();
+        let without = |word: &str| -> String {
+            code.lines().filter(|line| !line.contains(word)).fold(String::new(), |all, line| all + line + "\n")
+        };
+        let stride = (1024_i64 >> 4 << 32) + (1 << 62) + (1 << 16);
+        for (what, mutant) in [
+            ("no fence of registers", without("wgmma.fence")),
+            ("no end of a set", without("wgmma.commit_group")),
+            ("no wait", without("wgmma.wait_group")),
+            ("no fence of memory", without("fence.proxy.async")),
+            ("a barrier less", without("barrier.sync").replace("bar.sync", "// ")),
+            ("another stride", code.replace(&stride.to_string(), &(stride + (1024 >> 4 << 32)).to_string())),
+        ] {
+            if mutant == code {
+                continue;
+            }
+            let got = emulator::run(kernels, &mutant, &given, Order::Ascending);
+            let json = task.space.config_to_json(config);
+            // What is multiplied of other places is no fault, and wrong.
+            let is_found = got.map_or(true, |got| what == "another stride" && got != right);
+            assert!(is_found, "{what} goes unnoticed: {json}\n{mutant}");
+            n_found += 1;
+        }
+    });
+    println!("{n_found} faults were found");
+}
+
+/// Threads write factors into swizzled rows without conflicts of banks, those too that they transpose.
+#[test]
+fn factors_for_groups_are_copied_without_conflicts() {
+    for (text, copies) in [
+        ("dense:m=128,n=128,k=96,tf32=1", r#""vector_b":4,"copies":"async","ahead":3"#),
+        ("matmul:m=128,n=128,k=96,tf32=1", r#""vector_b":1,"copies":"async","ahead":3"#),
+        ("matmul:m=128,n=128,k=96,tf32=1", r#""vector_b":4,"copies":"registers","ahead":2"#),
+    ] {
+        let workload = Workload::parse(text).unwrap();
+        let (program, target) = (workload.program(), Target::named("sm_90a").unwrap());
+        let task = Task::new(Setting { workload, target, n_threads: 1 }, Some("gpu-matmul-wgmma")).unwrap();
+        let config = format!(
+            r#"{{"block_m":128,"block_n":64,"block_k":32,"groups_m":2,"groups_n":1,"vector_a":4,"order":"rows",{copies}}}"#
+        );
+        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+        let code = ptx(&kernels, &task).unwrap();
+        let traffic = emulator::traffic(&kernels, &code, &arguments(&program)).unwrap();
+        println!("{text} {copies}: {traffic:?}");
+        let stored: Vec<_> = traffic.iter().filter(|(opcode, _)| !opcode.starts_with("wgmma")).collect();
+        assert!(
+            !stored.is_empty() && stored.iter().all(|(_, count)| count.taken == count.least),
+            "{text}: {traffic:?}"
+        );
+    }
+}
+
+/// A group of warps multiplies 64 rows by 256 columns: four instructions for the 32 steps of a row, nothing
+/// spills, and no instruction waits for another.
+#[test]
+fn groups_of_warps_are_used_as_expected() {
+    let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("groups-ptx");
+    std::fs::create_dir_all(&folder).unwrap();
+    for (text, config) in [
+        ("batch_matmul:b=1,m=4096,n=4096,k=4096,tb=1,tf32=1", GROUPS_OF_WARPS),
+        ("matmul:m=4096,n=4096,k=4096,tf32=1", GROUPS_OF_WARPS),
+    ] {
+        let setting = Setting {
+            workload: Workload::parse(text).unwrap(),
+            target: Target::named("sm_90a").unwrap(),
+            n_threads: 1,
+        };
+        let task = Task::new(setting, Some("gpu-matmul-wgmma")).unwrap();
+        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+        let cubin = folder.join("groups.cubin");
+        let made =
+            nvidia::assemble(&ptxas, ptx(&kernels, &task).unwrap().as_bytes(), "sm_90a", &cubin).unwrap()["run_0"];
+        let opcodes = nvidia::innermost_loop(&nvdisasm, &cubin);
+        let n = |word: &str| opcodes.iter().filter(|opcode| opcode.starts_with(word)).count();
+        println!("{text}: {made:?}, {} instructions of which {} multiply tiles", opcodes.len(), n("HGMMA"));
+        assert_eq!((made.spilled_bytes, made.local_bytes), (0, 0), "{text}: {made:?}");
+        assert!(made.registers <= 240, "{text}: {made:?}");
+        assert_eq!(n("HGMMA"), 4, "{text}: {opcodes:?}");
+    }
+}
+
+const GROUPS_OF_WARPS: &str = r#"{"block_m":128,"block_n":256,"block_k":32,"groups_m":2,"groups_n":1,"vector_a":4,
+    "vector_b":4,"order":"rows","ahead":3,"copies":"async"}"#;
 
 /// Registers that the assembler takes where there are some, beside those that a kernel needs: it loads ahead.
 const SPARE: u64 = 48;

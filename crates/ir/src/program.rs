@@ -127,7 +127,7 @@ pub enum LoopKind {
     Tensor(Tensor),
 }
 
-/// How a tensor core multiplies numbers in single precision.
+/// How tensor cores multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tensor {
     /// Factors are rounded to 11 bits.
@@ -135,11 +135,14 @@ pub enum Tensor {
     /// Factors are sums of two numbers of 11 bits each, of whose four products the three largest are added:
     /// nearly as exact as single precision.
     Tf32x3,
+    /// Four warps together, of factors that they read from shared memory: see
+    /// [`GroupProduct`](crate::gpu::GroupProduct). Of single precision the first 11 bits count.
+    Wgmma,
 }
 
 impl LoopKind {
     /// Every kind with its keyword in the text format.
-    pub const ALL: [(LoopKind, &'static str); 12] = [
+    pub const ALL: [(LoopKind, &'static str); 13] = [
         (LoopKind::Serial, "for"),
         (LoopKind::Parallel, "parallel"),
         (LoopKind::Vectorized, "vectorized"),
@@ -152,6 +155,7 @@ impl LoopKind {
         (LoopKind::Thread(2), "thread.z"),
         (LoopKind::Tensor(Tensor::Tf32), "tf32"),
         (LoopKind::Tensor(Tensor::Tf32x3), "tf32x3"),
+        (LoopKind::Tensor(Tensor::Wgmma), "wgmma"),
     ];
 
     /// The keyword in the text format.

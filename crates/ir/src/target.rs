@@ -381,6 +381,11 @@ impl Target {
         self.is_since(80)
     }
 
+    /// Whether it is a GPU of NVIDIA's whose tensor cores read factors from shared memory by themselves.
+    pub fn has_wgmma(&self) -> bool {
+        self.arch == Arch::Gpu(GpuApi::Cuda) && self.cpu == "sm_90a"
+    }
+
     /// Whether it is a GPU of NVIDIA's of this version or a later one.
     fn is_since(&self, least: u32) -> bool {
         let version = self.cpu.strip_prefix("sm_").map(|v| v.trim_end_matches(|c: char| !c.is_ascii_digit()));

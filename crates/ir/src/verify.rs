@@ -19,11 +19,11 @@
 //! 10. Iterations of parallel, vectorized, block and thread loops do not touch each other's data: where one
 //!     iteration writes an element of a buffer that lives beyond the iteration, no other writes or reads it.
 //!     See [`find_race`].
-//! 11. A tensor core's loop is a [`TileProduct`].
+//! 11. A tensor core's loop is a product that one computes so: [`tensor::check`].
 
 use crate::dependence::{Race, find_race};
 use crate::expr::{Cond, Expr, Subscript};
-use crate::gpu::TileProduct;
+use crate::gpu::tensor;
 use crate::index::{Atom, Index, Ranges};
 use crate::interp::{Place, list};
 use crate::program::{BufferId, Loop, LoopKind, Part, Program, Role, Stmt};
@@ -457,8 +457,8 @@ impl<'a> Checker<'a> {
                     return Err(VerifyError::VectorBody { var: name() });
                 }
             }
-            LoopKind::Tensor(_) => {
-                TileProduct::of(self.program, l).map_err(|why| VerifyError::TileProduct { var: name(), why })?;
+            LoopKind::Tensor(how) => {
+                tensor::check(self.program, l, how).map_err(|why| VerifyError::TileProduct { var: name(), why })?;
             }
             LoopKind::Serial | LoopKind::Parallel | LoopKind::Unrolled => {}
         }

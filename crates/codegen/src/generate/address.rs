@@ -16,7 +16,7 @@ fn faults(index: &Index) -> bool {
 
 impl Generator<'_> {
     /// The innermost level whose variable an index uses.
-    fn depth(&self, index: &Index) -> usize {
+    pub(super) fn depth(&self, index: &Index) -> usize {
         let mut depth = 0;
         index.for_each_var(&mut |v| {
             let (_, level) =
@@ -123,6 +123,14 @@ impl Generator<'_> {
 
     /// The address of an element whose position does not depend on the lane.
     pub(super) fn pointer(&mut self, buffer: BufferId, flat: &Index) -> Id {
+        if self.f.matrices.contains(&buffer) {
+            return self.swizzled_pointer(buffer, flat);
+        }
+        self.plain_pointer(buffer, flat)
+    }
+
+    /// The same, of an element that lies where its position says.
+    pub(super) fn plain_pointer(&mut self, buffer: BufferId, flat: &Index) -> Id {
         let varying = flat.offset(-flat.constant());
         let base = self.partial_pointer(buffer, &varying);
         let base = match self.f.seen.fresh.as_ref().map(|fresh| fresh.get(&base)) {

@@ -1,6 +1,7 @@
 //! Kernels of a GPU: each a function that every thread runs, with the coordinates of its block and its own.
 
-use tilewright_ir::gpu::{Access, GpuProgram, Kernel, SHARED_ALIGN};
+use tilewright_ir::gpu::warpgroup::{Groups, SWIZZLED_BYTES};
+use tilewright_ir::gpu::{Access, GpuProgram, Kernel, SHARED_ALIGN, tensor, warpgroup};
 use tilewright_ir::target::Target;
 use tilewright_ir::{BufferId, Index};
 
@@ -50,6 +51,9 @@ impl Generator<'_> {
                 self.buffer_parameter(at, buffer);
             }
         }
+        if self.target.has_wgmma() {
+            self.f.matrices = warpgroup::matrices(gpu, kernel);
+        }
         self.shared_memory(&kernel.shared)?;
         let blocks = kernel.blocks.into_iter().zip([0, 1, 2].map(Coordinate::Block));
         let threads = kernel.threads.into_iter().zip([0, 1, 2].map(Coordinate::Thread));
@@ -64,7 +68,8 @@ impl Generator<'_> {
             self.f.vars.insert(var, (value, 0));
             self.f.ranges.push(var, Index::from(extent));
         }
-        self.f.warp = Self::warp(&kernel.threads);
+        self.f.warp = tensor::warp(&kernel.threads);
+        self.f.groups = Groups::of(&kernel.threads);
         self.block(&kernel.body)?;
         self.leave_function();
         Ok(())
@@ -82,7 +87,8 @@ impl Generator<'_> {
             end = bytes.and_then(|bytes| bytes.checked_add(end)).ok_or_else(too_large)?;
         }
         if end > 0 {
-            let base = self.hoisted(0, |g| g.m.shared_memory(end, SHARED_ALIGN as u32));
+            let align = if self.f.matrices.is_empty() { SHARED_ALIGN as u32 } else { SWIZZLED_BYTES as u32 };
+            let base = self.hoisted(0, |g| g.m.shared_memory(end, align));
             for (buffer, offset) in offsets {
                 let pointer = self.hoisted(0, |g| g.bytes_from(base, offset as i64));
                 self.f.storage.insert(buffer, Storage::Pointer(pointer));

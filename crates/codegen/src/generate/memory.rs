@@ -6,6 +6,7 @@ use tilewright_ir::{Atom, BufferId, DType, Index, LoopId};
 
 use super::plan::{self, Chunk, Piece};
 use super::value::Operand;
+use super::warpgroup::PART_BYTES;
 use super::{ARGUMENT_ALIGN, Generator, Lanes, Storage};
 use crate::ssa::{Id, Type};
 
@@ -68,7 +69,9 @@ impl Generator<'_> {
         let bits = flat.terms().iter().fold(flat.constant(), |bits, (_, c)| bits | c);
         let bytes = self.program.buffer(buffer).dtype.bytes();
         let known = if bits == 0 { ARGUMENT_ALIGN } else { bytes << bits.trailing_zeros().min(8) };
-        known.min(self.buffer_align(buffer)) as u32
+        // Within a row of a matrix its parts change places.
+        let most = if self.f.matrices.contains(&buffer) { PART_BYTES as u64 } else { u64::MAX };
+        known.min(self.buffer_align(buffer)).min(most) as u32
     }
 
     /// The lanes of a piece that exist, as a constant mask; `None` where all do.
@@ -352,6 +355,8 @@ impl Generator<'_> {
     /// Writes neighbouring elements.
     pub(super) fn write_vector(&mut self, buffer: BufferId, base: &Index, value: Id, mask: Option<Id>) {
         self.f.n_stores += 1;
+        let n_lanes = self.m.type_of(value).lanes;
+        assert!(self.are_in_part(buffer, base, n_lanes), "vectors lie in parts of a matrix's rows");
         let pointer = self.pointer(buffer, base);
         let align = self.alignment(buffer, base);
         match mask {
@@ -397,6 +402,7 @@ impl Generator<'_> {
     /// The first `n` of `width` neighbouring elements.
     pub(super) fn neighbours(&mut self, buffer: BufferId, base: &Index, n: usize, width: usize) -> Id {
         let element = self.element_type(buffer);
+        assert!(self.are_in_part(buffer, base, width), "vectors lie in parts of a matrix's rows");
         self.cached(buffer, (Access::Strided { base: base.clone(), stride: 1 }, n), |g| {
             let pointer = g.pointer(buffer, base);
             let align = g.alignment(buffer, base);
@@ -418,6 +424,7 @@ impl Generator<'_> {
 
     /// The address of each lane.
     fn lane_pointers(&mut self, buffer: BufferId, access: &Access, piece: Piece) -> Id {
+        assert!(!self.f.matrices.contains(&buffer), "lanes do not scatter over a matrix");
         let element = self.element_type(buffer);
         let width = piece.width;
         // Machines have instructions for short distances from one address.

@@ -8,7 +8,7 @@
 //! mma.m16n8k8".
 
 use tilewright_ir::gpu::TileProduct;
-use tilewright_ir::gpu::tensor::{STEPS, WARP};
+use tilewright_ir::gpu::tensor::STEPS;
 use tilewright_ir::{BufferId, Index, Loop, LoopId, Tensor};
 
 use super::memory::Access;
@@ -79,7 +79,7 @@ impl Generator<'_> {
         let first = |part: &Parts| part.first;
         type Choice<'c> = &'c dyn Fn(&Parts) -> Id;
         let products: &[[Choice; 2]] = match how {
-            Tensor::Tf32 => &[[&first, &first]],
+            Tensor::Tf32 | Tensor::Wgmma => &[[&first, &first]],
             // The smallest first.
             Tensor::Tf32x3 => &[[&rest, &first], [&first, &rest], [&first, &first]],
         };
@@ -124,7 +124,7 @@ impl Generator<'_> {
             return *parts;
         }
         let parts = match how {
-            Tensor::Tf32 => Parts { first: self.m.tf32(factor), rest: None },
+            Tensor::Tf32 | Tensor::Wgmma => Parts { first: self.m.tf32(factor), rest: None },
             Tensor::Tf32x3 => {
                 // Half of the last bit more, then no further bits: the same but for what is no number, which
                 // the rest keeps. Of the rest a tensor core looks at no more than it can use.
@@ -138,13 +138,5 @@ impl Generator<'_> {
         };
         self.f.seen.parts.insert(factor, parts);
         parts
-    }
-
-    /// The variables of a warp's threads along x and y, where the threads of a block are in warps so.
-    pub(super) fn warp(threads: &[Option<(LoopId, i64)>; 3]) -> Option<[LoopId; 2]> {
-        match threads {
-            [Some((x, nx)), Some((y, ny)), _] if [*nx, *ny] == WARP => Some([*x, *y]),
-            _ => None,
-        }
     }
 }

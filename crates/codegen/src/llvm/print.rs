@@ -7,7 +7,9 @@ use std::ptr;
 
 use llvm_sys::core::*;
 use llvm_sys::prelude::*;
-use llvm_sys::{LLVMAtomicOrdering, LLVMIntPredicate, LLVMLinkage, LLVMOpcode, LLVMRealPredicate, LLVMVisibility};
+use llvm_sys::{
+    LLVMAtomicOrdering, LLVMIntPredicate, LLVMLinkage, LLVMOpcode, LLVMRealPredicate, LLVMTypeKind, LLVMVisibility,
+};
 use tilewright_ir::target::{Arch, GpuApi, Target};
 
 use super::module::{Module, c_string};
@@ -423,6 +425,14 @@ impl Printer<'_> {
                 LLVMBuildBitCast(b, bits, ty, UNNAMED)
             }
             Op::TileProduct => self.tile_product(x, ty),
+            Op::ProxyFence | Op::GroupEnd => {
+                let is_fence = matches!(op, Op::ProxyFence);
+                let text = if is_fence { "fence.proxy.async.shared::cta;" } else { "wgmma.commit_group.sync.aligned;" };
+                self.assembly(text, "~{memory}", self.function_type(None, [].into_iter()), x)
+            }
+            Op::GroupFence => self.on_sums("wgmma.fence.sync.aligned;", Vec::new(), x),
+            Op::GroupWait => self.on_sums("wgmma.wait_group.sync.aligned 0;", Vec::new(), x),
+            Op::GroupProduct => self.group_product(x),
             Op::LoadTiles => self.load_tiles(x, result.map_or(0, |ty| ty.lanes), ty),
             Op::Stack(bytes) => {
                 let memory = self.stack(LLVMArrayType2(self.kind(Kind::I8), *bytes as u64), *align);
@@ -475,6 +485,9 @@ impl Printer<'_> {
             }
             Op::Shuffle(mask) => LLVMBuildShuffleVector(b, x[0], x[1], self.lanes(mask), UNNAMED),
             Op::Insert(lane) => LLVMBuildInsertElement(b, x[0], x[1], self.scalar(Kind::I64, *lane as u64), UNNAMED),
+            // What instructions of several results give.
+            Op::Extract(lane) if LLVMGetTypeKind(LLVMTypeOf(x[0])) == LLVMTypeKind::LLVMStructTypeKind =>
+                LLVMBuildExtractValue(b, x[0], *lane as u32, UNNAMED),
             Op::Extract(lane) => LLVMBuildExtractElement(b, x[0], self.scalar(Kind::I64, *lane as u64), UNNAMED),
             Op::Call => {
                 let callee = x.pop().expect("a call has a callee");
@@ -541,6 +554,35 @@ impl Printer<'_> {
             let sum = llvm!(LLVMBuildExtractValue(b, sums, at, UNNAMED));
             llvm!(LLVMBuildInsertElement(b, out, sum, self.scalar(Kind::I64, at.into()), UNNAMED))
         })
+    }
+
+    /// A product of tiles of four warps. LLVM has no function for it.
+    fn group_product(&self, mut x: Vec<LLVMValueRef>) -> LLVMValueRef {
+        let sums = x.split_off(2);
+        let n = sums.len();
+        let list: Vec<String> = (0..n).map(|at| format!("${at}")).collect();
+        let text = format!(
+            "wgmma.mma_async.sync.aligned.m64n{}k8.f32.tf32.tf32 {{{}}}, ${n}, ${}, 1, 1, 1;",
+            2 * n,
+            list.join(", "),
+            n + 1
+        );
+        self.on_sums(&text, x, sums)
+    }
+
+    /// Instructions that change sums of a thread where they are, and take addresses besides.
+    fn on_sums(&self, text: &str, addresses: Vec<LLVMValueRef>, sums: Vec<LLVMValueRef>) -> LLVMValueRef {
+        let (n, float) = (sums.len(), self.kind(Kind::F32));
+        let parts = (0..n).map(|_| "=f".to_owned()).chain(addresses.iter().map(|_| "l".to_owned()));
+        let parts: Vec<String> = parts.chain((0..n).map(|at| at.to_string())).chain(["~{memory}".to_owned()]).collect();
+        let mut results = vec![float; n];
+        let mut types: Vec<LLVMTypeRef> = addresses.iter().map(|_| self.kind(Kind::I64)).collect();
+        types.extend(&results);
+        let ty = llvm! {{
+            let all = LLVMStructTypeInContext(self.context, results.as_mut_ptr(), n as u32, 0);
+            LLVMFunctionType(all, types.as_mut_ptr(), types.len() as u32, 0)
+        }};
+        self.assembly(text, &parts.join(","), ty, [addresses, sums].concat())
     }
 
     /// LLVM's function that says where in the grid a thread is.

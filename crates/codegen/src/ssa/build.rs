@@ -486,6 +486,32 @@ impl Builder {
         self.compute(Op::TileProduct, operands.collect(), Type::F32.vector(4))
     }
 
+    /// Has what the thread wrote to shared memory be there for [`Self::group_product`].
+    pub fn proxy_fence(&self) {
+        self.run(Op::ProxyFence, smallvec![], 0);
+    }
+
+    /// Gives sums to the products of groups of warps that follow.
+    pub fn group_fence(&self, sums: &[Id]) -> Id {
+        self.give(Op::GroupFence, sums.into(), Type::F32.vector(sums.len()), 0)
+    }
+
+    /// Begins a product of tiles that four warps compute together, of factors that are described so.
+    pub fn group_product(&self, rows: Id, columns: Id, sums: &[Id]) -> Id {
+        let operands = [rows, columns].into_iter().chain(sums.iter().copied()).collect();
+        self.give(Op::GroupProduct, operands, Type::F32.vector(sums.len()), 0)
+    }
+
+    /// Ends a set of such products.
+    pub fn group_end(&self) {
+        self.run(Op::GroupEnd, smallvec![], 0);
+    }
+
+    /// Waits for such products, with the results of all.
+    pub fn group_wait(&self, sums: &[Id]) -> Id {
+        self.give(Op::GroupWait, sums.into(), Type::F32.vector(sums.len()), 0)
+    }
+
     /// Compares integers.
     pub fn compare(&self, how: Compare, a: Id, b: Id) -> Id {
         let lanes = self.type_of(a).lanes;

@@ -111,7 +111,7 @@ impl Function {
             (Op::Variable(_) | Op::Stack(_), [], Some(to)) => to == Type::POINTER,
             (Op::SharedMemory(_), [], Some(to)) => to == Type::SHARED,
             (Op::Coordinate(_), [], Some(to)) => to == Type::I32,
-            (Op::Barrier | Op::Wait(_), [], None) => true,
+            (Op::Barrier | Op::Wait(_) | Op::ProxyFence | Op::GroupEnd, [], None) => true,
             (Op::Copy { bytes: 4 | 8 | 16 }, [to, from, n @ ..], None) => {
                 (*to, *from) == (Type::SHARED, Type::GLOBAL) && matches!(n, [] | [Type::I32])
             }
@@ -142,6 +142,14 @@ impl Function {
             (Op::Tf32, [a], Some(to)) => (*a, to) == (Type::F32, Type::F32),
             (Op::TileProduct, all, Some(to)) => {
                 all.len() == 10 && all.iter().all(|ty| *ty == Type::F32) && to == Type::F32.vector(4)
+            }
+            (Op::GroupFence | Op::GroupWait, sums, Some(to)) => {
+                sums.iter().all(|ty| *ty == Type::F32) && to == Type::F32.vector(sums.len())
+            }
+            (Op::GroupProduct, [rows, columns, sums @ ..], Some(to)) => {
+                (*rows, *columns) == (Type::I64, Type::I64)
+                    && sums.iter().all(|ty| *ty == Type::F32)
+                    && to == Type::F32.vector(sums.len())
             }
             (Op::Select, [cond, a, b], Some(to)) => (*cond == Type::I1 || masks(*cond, to)) && *a == to && *b == to,
             (Op::Truncate, [a], Some(to)) => is_integer(*a) && is_integer(to) && a.lanes == to.lanes,

@@ -11,6 +11,7 @@
 
 mod arithmetic;
 mod parse;
+mod warpgroup;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -23,6 +24,9 @@ const MOST_STEPS: u64 = 200_000_000;
 
 /// Threads that carry out some instructions together.
 const WARP: usize = 32;
+
+/// Of who wrote a byte: who has made a fence since.
+const FENCED: u32 = 1 << 31;
 
 /// The address of the first buffer, and the distance to the next one's.
 const BUFFER_DISTANCE: u64 = 1 << 36;
@@ -131,9 +135,26 @@ enum Code {
     EndCopies,
     /// Waits for all groups of copies but the last ones.
     WaitForCopies,
+    /// Has what the thread wrote to shared memory be there for what reads it by itself.
+    ProxyFence,
+    /// What four warps do together.
+    Group(Group),
     Branch,
     Barrier,
     Return,
+}
+
+/// What four warps do together, in order to multiply tiles.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Group {
+    /// Gives registers to the products that follow.
+    Fence,
+    /// Begins a product of 64 rows and so many columns.
+    Product { n_columns: usize, factor: Factor },
+    /// Ends a set of products.
+    End,
+    /// Waits for all sets of products but the last ones.
+    Wait,
 }
 
 /// What tensor cores multiply; along the sum a tile has 32 bytes of it.
@@ -204,6 +225,14 @@ struct Instruction {
 impl Instruction {
     fn opcode(&self) -> &str {
         self.text.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default()
+    }
+}
+
+/// A sum of a tensor core, which is cut, not rounded: an H200's products of 1,024 steps were off by as much.
+fn cut(exact: f64) -> f32 {
+    match exact as f32 {
+        larger if f64::from(larger).abs() > exact.abs() => f32::from_bits(larger.to_bits() - 1),
+        nearest => nearest,
     }
 }
 
@@ -363,6 +392,8 @@ enum Stop {
     Barrier(usize),
     /// The instruction that its warp carries out together.
     Warp(usize),
+    /// The instruction that its group of four warps carries out together.
+    Group(usize),
 }
 
 struct Thread {
@@ -375,12 +406,24 @@ struct Thread {
     /// Copies on their way, by groups, the oldest first; the last one is not ended. Each is bytes for a
     /// place in shared memory.
     copies: VecDeque<Vec<(usize, Vec<u8>)>>,
+    /// Where it wrote to shared memory since its last fence: places and bytes.
+    unfenced: Vec<(usize, usize)>,
+    /// Its steps at its last access to each register, and at its last fence for products.
+    touched: Vec<u64>,
+    fenced: Option<u64>,
 }
 
 struct Block<'m> {
     entry: &'m Entry,
     memory: &'m mut Memory,
     shared: Vec<u8>,
+    /// By byte: the thread that wrote it, its number and one, until it has made a fence, and then all have
+    /// waited for each other.
+    writers: Vec<u32>,
+    /// What was fenced since they last did: places and bytes.
+    fenced: Vec<(usize, usize)>,
+    /// By four warps: their products on the way.
+    groups: Vec<warpgroup::Products>,
     place: [u32; 3],
     grid: [u32; 3],
     arguments: &'m [u64],
@@ -408,7 +451,8 @@ impl Entry {
                     // What nobody has written is a number that shows.
                     let shared = vec![0xff; self.shared_bytes + shared_bytes];
                     let place = [x, y, z];
-                    let block = Block { entry: self, memory, shared, place, grid, arguments };
+                    let (writers, fenced, groups) = (vec![0; shared.len()], Vec::new(), Vec::new());
+                    let block = Block { entry: self, memory, shared, writers, fenced, groups, place, grid, arguments };
                     block.run(order).map_err(|why| format!("{}, block {place:?}: {why}", self.name))?;
                 }
             }
@@ -444,8 +488,14 @@ impl Block<'_> {
                 n_steps: 0,
                 stop: None,
                 copies: VecDeque::from([Vec::new()]),
+                unfenced: Vec::new(),
+                touched: vec![0; self.entry.n_registers],
+                fenced: None,
             })
             .collect();
+        if self.entry.code.iter().any(|i| matches!(i.code, Code::Group(_))) {
+            self.groups = threads.chunks(warpgroup::GROUP).map(|_| warpgroup::Products::default()).collect();
+        }
         let order: Vec<usize> = match order {
             Order::Ascending => (0..n).collect(),
             Order::Descending => (0..n).rev().collect(),
@@ -465,6 +515,12 @@ impl Block<'_> {
                         self.warp(warp)?;
                     }
                 }
+                for (number, group) in threads.chunks_mut(warpgroup::GROUP).enumerate() {
+                    if group.iter().any(|t| matches!(t.stop, Some(Stop::Group(_)))) {
+                        is_over = false;
+                        self.group(number, group)?;
+                    }
+                }
                 if is_over {
                     break;
                 }
@@ -473,9 +529,13 @@ impl Block<'_> {
                 traffic.close(self.entry);
             }
             if threads.iter().all(|t| t.stop == Some(Stop::Exit)) {
-                return Ok(());
+                let is_left = self.groups.iter().any(|group| !group.is_over());
+                return if is_left { Err("products are still on their way at the end".into()) } else { Ok(()) };
             }
             Self::together(&mut threads)?;
+            for (to, n) in std::mem::take(&mut self.fenced) {
+                self.writers[to..to + n].iter_mut().filter(|who| **who & FENCED != 0).for_each(|who| *who = 0);
+            }
         }
     }
 
@@ -507,11 +567,6 @@ impl Block<'_> {
     /// `2·t + 1`.
     fn tile_product(&self, threads: &mut [Thread], factor: Factor, [to, rows, columns, sums]: [&Operand; 4]) {
         let bits = |t: &Thread, of: &Operand, at: usize| self.value(t, &list(of)[at]) as u32;
-        // Sums are cut, not rounded: an H200's products of 1,024 steps were off by as much.
-        let cut = |exact: f64| match exact as f32 {
-            larger if f64::from(larger).abs() > exact.abs() => f32::from_bits(larger.to_bits() - 1),
-            nearest => nearest,
-        };
         let mut results = vec![[0f32; 4]; WARP];
         for (lane, result) in results.iter_mut().enumerate() {
             for (at, sum) in result.iter_mut().enumerate() {
@@ -584,7 +639,14 @@ impl Block<'_> {
             {
                 continue;
             }
+            if !self.groups.is_empty() && !matches!(instruction.code, Code::Group(_)) {
+                self.touch(t, instruction)?;
+            }
             match &instruction.code {
+                Code::Group(_) => {
+                    t.stop = Some(Stop::Group(at));
+                    return Ok(());
+                }
                 Code::Barrier => {
                     t.stop = Some(Stop::Barrier(at));
                     return Ok(());
@@ -657,11 +719,16 @@ impl Block<'_> {
 
     /// Notes an access to shared memory by the instruction that a thread is at.
     fn note(&mut self, t: &Thread, address: u64, n: usize) {
-        let [nx, ny, _] = self.entry.threads;
+        let number = self.number(t) as usize - 1;
         if let Some(traffic) = &mut self.memory.traffic {
-            let [x, y, z] = t.place;
-            traffic.note((x + nx * (y + ny * z)) as usize, t.at - 1, address, n);
+            traffic.note(number, t.at - 1, address, n);
         }
+    }
+
+    /// A thread's number in its block, and one.
+    fn number(&self, t: &Thread) -> u32 {
+        let ([nx, ny, _], [x, y, z]) = (self.entry.threads, t.place);
+        x + nx * (y + ny * z) + 1
     }
 
     fn address(&self, t: &Thread, operand: &Operand) -> Result<u64, String> {
@@ -702,7 +769,15 @@ impl Block<'_> {
                 while t.copies.len() > left + 1 {
                     for (to, value) in t.copies.pop_front().unwrap_or_default() {
                         self.shared[to..to + value.len()].copy_from_slice(&value);
+                        self.wrote(t, to, value.len());
                     }
+                }
+            }
+            Code::ProxyFence => {
+                let me = self.number(t);
+                for (to, n) in std::mem::take(&mut t.unfenced) {
+                    self.writers[to..to + n].iter_mut().filter(|who| **who == me).for_each(|who| *who |= FENCED);
+                    self.fenced.push((to, n));
                 }
             }
             Code::Load(space, ty) => {
@@ -725,6 +800,10 @@ impl Block<'_> {
                     self.note(t, address, each * from.len());
                 }
                 let words: Vec<u64> = from.iter().map(|operand| self.value(t, operand)).collect();
+                if *space == Space::Shared && !self.groups.is_empty() {
+                    self.bytes(t, *space, address, each * from.len())?;
+                    self.wrote(t, address as usize, each * from.len());
+                }
                 let bytes = self.bytes(t, *space, address, each * from.len())?;
                 for (bytes, word) in bytes.chunks_mut(each).zip(words) {
                     bytes.copy_from_slice(&word.to_le_bytes()[..each]);

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{Code, Compute, Entry, Factor, Instruction, LOCAL, Operand, Relation, Rounding, Space, Special, Ty};
+use super::{Code, Compute, Entry, Factor, Group, Instruction, LOCAL, Operand, Relation, Rounding, Space, Special, Ty};
 
 /// The kernels of a module.
 ///
@@ -278,6 +278,25 @@ fn code(opcode: &str) -> Option<Code> {
             };
             Some(Code::TileProduct(kind))
         }
+        "wgmma" => {
+            let what = match words[1] {
+                "fence" => Group::Fence,
+                "commit_group" => Group::End,
+                "wait_group" => Group::Wait,
+                "mma_async" => {
+                    let shape = opcode.strip_prefix("wgmma.mma_async.sync.aligned.m64n")?;
+                    let (n, kind) = shape.split_once('k')?;
+                    let factor = match kind {
+                        "8.f32.tf32.tf32" => Factor::Tf32,
+                        _ => return None,
+                    };
+                    Group::Product { n_columns: n.parse().ok().filter(|n| n % 8 == 0)?, factor }
+                }
+                _ => return None,
+            };
+            opcode.contains(".sync.aligned").then_some(Code::Group(what))
+        }
+        "fence" if opcode == "fence.proxy.async.shared::cta" => Some(Code::ProxyFence),
         "ldmatrix" => {
             let n = match opcode.strip_prefix("ldmatrix.sync.aligned.m8n8.")?.split_once('.')?.0 {
                 "x1" => 1,

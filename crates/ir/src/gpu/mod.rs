@@ -23,10 +23,12 @@ mod map_threads;
 mod private;
 pub mod simt;
 pub mod tensor;
+pub mod warpgroup;
 
 pub(crate) use map_threads::relocate;
 pub use map_threads::{MapError, lower_gpu};
 pub use tensor::TileProduct;
+pub use warpgroup::GroupProduct;
 
 use crate::program::{BufferId, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::{loop_name, stmt_to_string};

@@ -20,11 +20,11 @@
 //! That is what each thread would compute by itself, and all that a program says. Which factors a thread
 //! loads for the others of its warp is the code generator's affair.
 
-use super::Kernel;
+use super::{GroupProduct, Kernel};
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, Node, ReduceOp};
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt, Tensor};
 
 /// Steps of the sum that an instruction computes.
 pub const STEPS: i64 = 8;
@@ -50,12 +50,12 @@ impl TileProduct {
     /// # Errors
     /// In which way it is none.
     pub fn of(program: &Program, l: &Loop) -> Result<TileProduct, &'static str> {
-        if l.extent.as_const() != Some(STEPS) {
-            return Err("a tensor core takes 8 steps of a sum at a time");
-        }
-        let mut updates = Vec::new();
-        repeat(&l.body, &mut updates)?;
-        let [a, b, c, d] = updates.as_slice() else {
+        TileProduct::of_updates(program, l, &updates(l, 2)?)
+    }
+
+    /// That of a loop of these updates.
+    pub(super) fn of_updates(program: &Program, l: &Loop, updates: &[Update]) -> Result<TileProduct, &'static str> {
+        let [a, b, c, d] = updates else {
             return Err("a thread has two rows and two columns of a tensor core's tile");
         };
         let in_order = [a, b, c, d].map(Update::clone);
@@ -104,9 +104,20 @@ impl TileProduct {
     }
 }
 
+/// Whether a loop is a product that tensor cores compute so.
+///
+/// # Errors
+/// In which way it is none.
+pub fn check(program: &Program, l: &Loop, how: Tensor) -> Result<(), &'static str> {
+    match how {
+        Tensor::Tf32 | Tensor::Tf32x3 => TileProduct::of(program, l).map(drop),
+        Tensor::Wgmma => GroupProduct::of(program, l).map(drop),
+    }
+}
+
 /// An update of one sum by the product of a factor of its row with one of its column.
 #[derive(Clone)]
-struct Update {
+pub(super) struct Update {
     buffers: (BufferId, BufferId, BufferId),
     sum: Vec<Index>,
     row: Vec<Index>,
@@ -121,16 +132,26 @@ impl Update {
     }
 }
 
-/// The updates of a block, loops repeated.
-fn repeat(block: &[Stmt], out: &mut Vec<Update>) -> Result<(), &'static str> {
+/// The updates of a loop over steps, those inside repeated, each of so many iterations at most.
+pub(super) fn updates(l: &Loop, most: i64) -> Result<Vec<Update>, &'static str> {
+    if l.extent.as_const() != Some(STEPS) {
+        return Err("a tensor core takes 8 steps of a sum at a time");
+    }
+    let mut updates = Vec::new();
+    repeat(&l.body, most, &mut updates)?;
+    Ok(updates)
+}
+
+fn repeat(block: &[Stmt], most: i64, out: &mut Vec<Update>) -> Result<(), &'static str> {
     const NO_PRODUCT: &str = "only sums of products of two elements each, begun before, may stand in it";
     for stmt in block {
         match stmt {
             Stmt::For(l) => {
-                let n = l.extent.as_const().filter(|n| (0..=2).contains(n)).ok_or("it has a loop of more than two")?;
+                let n = l.extent.as_const().filter(|n| (0..=most).contains(n));
+                let n = n.ok_or("a loop inside has more iterations than an instruction has rows or columns")?;
                 for at in 0..n {
                     let body: Vec<Stmt> = l.body.iter().map(|s| s.substitute(l.var, &Index::from(at))).collect();
-                    repeat(&body, out)?;
+                    repeat(&body, most, out)?;
                 }
             }
             Stmt::Update { buffer, index, op: ReduceOp::Sum, value: Expr::Binary(BinaryOp::Mul, a, b), first } => {
@@ -157,43 +178,63 @@ pub(super) fn require_warps(program: &Program, kernel: &Kernel) -> Result<(), (L
     for (var, extent) in kernel.blocks.iter().chain(&kernel.threads).flatten() {
         ranges.push(*var, Index::from(*extent));
     }
-    let warp = match kernel.threads {
-        [Some((x, nx)), Some((y, ny)), _] if [nx, ny] == WARP => Some([x, y]),
-        _ => None,
-    };
-    in_block(program, &kernel.body, warp, true, &mut ranges)
+    in_block(program, kernel, &kernel.body, [true; 2], &mut ranges)
 }
 
+/// The variables of a warp's threads along x and y, where the threads of a block are in warps so.
+pub fn warp(threads: &[Option<(LoopId, i64)>; 3]) -> Option<[LoopId; 2]> {
+    match threads {
+        [Some((x, nx)), Some((y, ny)), _] if [*nx, *ny] == WARP => Some([*x, *y]),
+        _ => None,
+    }
+}
+
+/// Those of a block; `together`: whether all threads of a warp come to it, and all of a group of warps.
 fn in_block(
     program: &Program,
+    kernel: &Kernel,
     block: &[Stmt],
-    warp: Option<[LoopId; 2]>,
-    together: bool,
+    together: [bool; 2],
     ranges: &mut Ranges,
 ) -> Result<(), (LoopId, &'static str)> {
+    let axes = kernel.threads.map(|axis| axis.map(|(var, _)| var));
+    let parts = |uses: &dyn Fn(LoopId) -> bool| {
+        let [x, y, z] = axes.map(|var| var.is_some_and(uses));
+        [x || y, x || y || z]
+    };
     for stmt in block {
         let mut together = together;
         if let Stmt::For(l) = stmt {
-            if let LoopKind::Tensor(_) = l.kind {
+            if let LoopKind::Tensor(how) = l.kind {
                 let fail = |why| (l.var, why);
-                let [x, y] = warp.ok_or(fail("a warp has 4 threads along thread.x and 8 along thread.y"))?;
-                if !together {
-                    return Err(fail("it stands under a condition that divides a warp"));
+                let [of_warp, of_group] = together;
+                if !if how == Tensor::Wgmma { of_group } else { of_warp } {
+                    return Err(fail(
+                        "it stands under a condition that divides a warp, or warps that multiply together",
+                    ));
                 }
-                let product = TileProduct::of(program, l).map_err(fail)?;
-                ranges.inside(l.var, &l.extent, |ranges| product.require_warp(x, y, program, ranges)).map_err(fail)?;
+                let [x, y] =
+                    warp(&kernel.threads).ok_or(fail("a warp has 4 threads along thread.x and 8 along thread.y"))?;
+                let require = |ranges: &mut Ranges| match how {
+                    Tensor::Wgmma => GroupProduct::of(program, l)?.require_group(program, kernel, ranges),
+                    Tensor::Tf32 | Tensor::Tf32x3 => TileProduct::of(program, l)?.require_warp(x, y, program, ranges),
+                };
+                ranges.inside(l.var, &l.extent, require).map_err(fail)?;
                 continue;
             }
-            together &= warp.is_none_or(|warp| warp.iter().all(|&var| !l.extent.uses(var)));
+            let parted = parts(&|var| l.extent.uses(var));
+            together = [0, 1].map(|of| together[of] && !parted[of]);
         }
         if let Stmt::If { cond, .. } = stmt {
-            Node::Cond(cond).walk(&mut |node| together &= !matches!(node, Node::Cond(Cond::Less(..))));
-            together &= warp.is_none_or(|warp| warp.iter().all(|&var| !cond.uses(var)));
+            let mut on_values = false;
+            Node::Cond(cond).walk(&mut |node| on_values |= matches!(node, Node::Cond(Cond::Less(..))));
+            let parted = parts(&|var| cond.uses(var));
+            together = [0, 1].map(|of| together[of] && !on_values && !parted[of]);
         }
         let mut done = Ok(());
         stmt.each_block(ranges, |block, ranges| {
             if done.is_ok() {
-                done = in_block(program, block, warp, together, ranges);
+                done = in_block(program, kernel, block, together, ranges);
             }
         });
         done?;

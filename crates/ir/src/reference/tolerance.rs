@@ -71,9 +71,14 @@ impl Tolerance {
 
     /// The same for what these schedule steps make of the program.
     pub fn for_schedule(program: &Program, steps: &[Step]) -> Tolerance {
-        // Ten bits behind the first, rounded to the nearest.
-        let rounds = |step: &Step| matches!(step, Step::Tensorize { how: Tensor::Tf32, .. });
-        Tolerance::for_rounded_factors(program, steps, if steps.iter().any(rounds) { 1.0 / 2048.0 } else { 0.0 })
+        // Ten bits behind the first, rounded to the nearest, or cut.
+        let how = |step: &Step| if let Step::Tensorize { how, .. } = step { Some(*how) } else { None };
+        let rounded = steps.iter().filter_map(how).map(|how| match how {
+            Tensor::Tf32x3 => 0.0,
+            Tensor::Tf32 => 1.0 / 2048.0,
+            Tensor::Wgmma => 1.0 / 1024.0,
+        });
+        Tolerance::for_rounded_factors(program, steps, rounded.fold(0.0, f64::max))
     }
 
     /// The same where inputs are rounded before they are multiplied, by as much as such a part of them:

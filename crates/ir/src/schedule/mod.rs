@@ -189,7 +189,8 @@ pub enum Step {
     },
     /// Has the threads of a warp compute a loop's products together in a tensor core: eight steps of a sum,
     /// of which a thread has two rows and two columns, accumulated already. See
-    /// [`TileProduct`](crate::gpu::TileProduct).
+    /// [`TileProduct`](crate::gpu::TileProduct); or has four warps do so, of more columns: see
+    /// [`GroupProduct`](crate::gpu::GroupProduct).
     ///
     /// ```text
     /// for k in 8 {                                   tf32x3 k in 8 {
@@ -201,7 +202,7 @@ pub enum Step {
     /// }                                              }
     /// ```
     ///
-    /// In TVM this is `tensorize` with the intrinsics of `mma.sync`.
+    /// In TVM this is `tensorize` with the intrinsics of `mma.sync`; it has none for `wgmma`.
     Tensorize {
         /// The loop over the steps.
         target: String,
@@ -493,7 +494,8 @@ pub enum Step {
     /// ```
     ///
     /// There are as many of each buffer as `stages`, which iterations use in turns, so that threads of a
-    /// block wait for each other once in each. Where a GPU has no such copies they are made at once.
+    /// block wait for each other once in each. Where a GPU has no such copies they are made at once. With
+    /// `last` an iteration begins copies when it has begun all else.
     Stream {
         /// The buffers that are copied to, which are shared by a block.
         buffers: Vec<String>,
@@ -501,6 +503,8 @@ pub enum Step {
         at: String,
         /// Iterations whose copies are there or on their way, at least two.
         stages: i64,
+        /// Whether they stand behind what an iteration does besides.
+        last: bool,
     },
 }
 
@@ -658,6 +662,6 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Col2im { buffer, block, taps_last } => col2im::col2im(program, buffer, *block, *taps_last),
         Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
         Step::Pipeline { buffer, at, name, twice } => pipeline::pipeline(program, buffer, at, name, *twice),
-        Step::Stream { buffers, at, stages } => stream::stream(program, buffers, at, *stages),
+        Step::Stream { buffers, at, stages, last } => stream::stream(program, buffers, at, *stages, *last),
     }
 }

@@ -16,7 +16,7 @@ use crate::program::{BufferId, Program, Scope, Stmt};
 const MOST_STAGES: i64 = 8;
 
 /// See [`super::Step::Stream`].
-pub fn stream(program: &mut Program, buffers: &[String], at: &str, stages: i64) -> Result<(), Illegal> {
+pub fn stream(program: &mut Program, buffers: &[String], at: &str, stages: i64, last: bool) -> Result<(), Illegal> {
     let copies: Vec<BufferId> = buffers.iter().map(|name| buffer_id(program, name)).collect::<Result<_, _>>()?;
     let var = single_loop(program, at)?;
     if !(2..=MOST_STAGES).contains(&stages) {
@@ -89,9 +89,13 @@ pub fn stream(program: &mut Program, buffers: &[String], at: &str, stages: i64) 
             around.push(l.var, l.extent.clone());
             let next = Index::from(var).offset(ahead);
             let then = of(next.clone(), &around);
-            l.body.push(Stmt::If { cond: Cond::Lt(next, l.extent.clone()), then, otherwise: Vec::new() });
+            let copies = Stmt::If { cond: Cond::Lt(next, l.extent.clone()), then, otherwise: Vec::new() };
+            l.body.extend(others);
+            let place = if last { l.body.len() } else { 1 };
+            l.body.insert(place, copies);
+        } else {
+            l.body.extend(others);
         }
-        l.body.extend(others);
         Ok(before.into_iter().chain([Stmt::For(l)]).collect())
     })?;
     for copy in copies {

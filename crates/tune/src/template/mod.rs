@@ -43,6 +43,7 @@ pub const TEMPLATES: &[Template] = &[
     gpu::GPU_ANY,
     gpu::GPU_MATMUL,
     gpu::GPU_MATMUL_MMA,
+    gpu::GPU_MATMUL_WGMMA,
     matmul::GEMM_4_2_4,
     matmul::MATMUL_4_3_4,
     conv::CONV,
@@ -366,7 +367,7 @@ mod step {
         Step::Pipeline { buffer: buffer.into(), at: at.into(), name: name.into(), twice }
     }
 
-    pub fn stream(buffers: &[&str], at: &str, stages: i64) -> Step {
-        Step::Stream { buffers: buffers.iter().map(|b| (*b).into()).collect(), at: at.into(), stages }
+    pub fn stream(buffers: &[&str], at: &str, stages: i64, last: bool) -> Step {
+        Step::Stream { buffers: buffers.iter().map(|b| (*b).into()).collect(), at: at.into(), stages, last }
     }
 }

@@ -80,12 +80,12 @@ impl Copies {
     }
 
     /// What becomes of the copies of a loop's iterations, each with its loads of a thread, where they do
-    /// not pass through registers.
-    pub fn stream(self, at: &str, copies: &[(&str, i64)]) -> Vec<Step> {
+    /// not pass through registers. `last`: whether they are begun behind all else.
+    pub fn stream(self, at: &str, copies: &[(&str, i64)], last: bool) -> Vec<Step> {
         let Copies::Async(stages) = self else { return Vec::new() };
         let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();
         let few = copies.iter().filter(|(_, n)| *n <= MOST_UNROLLED);
         let unrolled = few.map(|(name, _)| unroll(&format!("{name}.o")));
-        [stream(&names, at, stages)].into_iter().chain(unrolled).collect()
+        [stream(&names, at, stages, last)].into_iter().chain(unrolled).collect()
     }
 }

@@ -121,7 +121,9 @@ impl Direct {
         let threads = Threads([self.tiles[2].threads, self.tiles[1].threads, self.tiles[0].threads]);
         for (name, extents) in [("X.s", vec![1, channels, rows, columns]), ("W.s", weights)] {
             let order: Vec<usize> = (0..extents.len()).collect();
-            steps.extend(Copied { name, extents: &extents, order: &order, vector: 1, runs: true }.by(threads));
+            steps.extend(
+                Copied { name, extents: &extents, order: &order, vector: 1, runs: true, across: false }.by(threads),
+            );
         }
         steps
     }

@@ -13,6 +13,7 @@ mod paper;
 mod parts;
 mod product;
 mod tensor;
+mod warpgroup;
 mod winograd;
 
 use super::algorithm::{self, Algorithm};
@@ -29,6 +30,7 @@ pub use paper::{CONV_3_3_3, DEPTHWISE_4_4_4};
 pub use parts::Tile;
 pub use product::{Fragments, Order, Product, Tiling};
 pub use tensor::{GPU_CONV_MMA, GPU_MATMUL_MMA};
+pub use warpgroup::GPU_MATMUL_WGMMA;
 pub use winograd::GPU_WINOGRAD;
 
 /// Every algorithm for a product or a convolution that applies, as a choice of the search, where there are
@@ -43,7 +45,7 @@ pub const GPU_ANY: Template = Template {
 };
 
 /// All of them; what there is to know of a problem is its setting.
-const ALGORITHMS: &[Algorithm<Setting>] = &[matmul::SIMT, tensor::MMA, winograd::WINOGRAD];
+const ALGORITHMS: &[Algorithm<Setting>] = &[matmul::SIMT, tensor::MMA, warpgroup::WGMMA, winograd::WINOGRAD];
 
 /// The constraints that say what a device refuses.
 pub const LIMITS: [&str; 3] = ["threads", "threads_z", "shared_bytes"];

@@ -83,6 +83,8 @@ pub struct Copied<'a> {
     pub vector: i64,
     /// Whether each thread copies a run of neighbours rather than neighbouring threads copying neighbours.
     pub runs: bool,
+    /// Whether neighbours in shared memory lie along the last loop but one: a load is then of elements apart.
+    pub across: bool,
 }
 
 impl Copied<'_> {
@@ -94,7 +96,9 @@ impl Copied<'_> {
         if !self.order.is_sorted() {
             steps.push(reorder(&loops.iter().map(String::as_str).collect::<Vec<_>>()));
         }
-        if self.vector > 1
+        if self.across {
+            steps.extend(self.divide_across(&mut loops));
+        } else if self.vector > 1
             && let Some(last) = loops.pop()
         {
             steps.extend([exact(&last, self.vector, &of("q"), &of("v")), vectorize(&of("v"))]);
@@ -130,6 +134,33 @@ impl Copied<'_> {
             steps.push(reorder(&names.collect::<Vec<_>>()));
         }
         steps.extend(axes.iter().map(|(name, axis)| bind(name, *axis)));
+        steps
+    }
+}
+
+/// Elements that neighbours in shared memory and in the device's memory have of a copy that is made element
+/// by element: of those the threads of a warp write to all banks, and read whole sectors.
+const ACROSS: [i64; 2] = [4, 8];
+
+impl Copied<'_> {
+    /// Divides the last two loops where neighbours lie along the one in shared memory, along the other in
+    /// the device's: vectors go along the first, or warps have some of both.
+    fn divide_across(&self, loops: &mut Vec<String>) -> Vec<Step> {
+        let of = |part: &str| format!("{}.{part}", self.name);
+        let (last, before) = (loops.pop(), loops.pop());
+        let (Some(last), Some(before)) = (last, before) else { return Vec::new() };
+        let [near, far] = ACROSS;
+        let mut steps = vec![exact(&before, if self.vector > 1 { self.vector } else { near }, &of("q"), &of("v"))];
+        if self.vector > 1 {
+            loops.extend([of("q"), last]);
+        } else {
+            steps.push(exact(&last, far, &of("p"), &of("u")));
+            loops.extend([of("q"), of("p"), of("v"), of("u")]);
+        }
+        let innermost = (self.vector > 1).then(|| of("v"));
+        let order: Vec<&str> = loops.iter().chain(&innermost).map(String::as_str).collect();
+        steps.push(reorder(&order));
+        steps.extend(innermost.as_deref().map(vectorize));
         steps
     }
 }

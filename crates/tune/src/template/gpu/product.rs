@@ -374,7 +374,8 @@ impl Tiling {
         }
         let mut copies = Vec::new();
         for (name, factor, vector) in [("A.s", &a_s, self.vectors[0]), ("B.s", &b_s, self.vectors[1])] {
-            let copied = Copied { name, extents: &factor.extents, order: &factor.order, vector, runs: false };
+            let copied =
+                Copied { name, extents: &factor.extents, order: &factor.order, vector, runs: false, across: false };
             steps.extend(copied.by(self.threads()));
             if let Copies::Registers(ahead @ 1..) = self.copies {
                 steps.push(pipeline(name, "k.o", &format!("{name}.n"), ahead > 1));
@@ -382,7 +383,7 @@ impl Tiling {
             }
             copies.push((name, factor.extents.iter().product::<i64>() / (vector * self.threads().n())));
         }
-        steps.extend(self.copies.stream("k.o", &copies));
+        steps.extend(self.copies.stream("k.o", &copies, false));
         steps.extend(bind_threads("i.t", &columns, has_batch.then_some(b)));
         if self.unrolled {
             steps.push(unroll("k.i"));

@@ -187,7 +187,8 @@ fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
         }
         steps.extend([shared(&x, "k.o", &shared_name, &axes), inline(&x)]);
         let in_order: Vec<usize> = (0..extents.len()).collect();
-        let copied = Copied { name: &shared_name, extents: &extents, order: &in_order, vector, runs: false };
+        let copied =
+            Copied { name: &shared_name, extents: &extents, order: &in_order, vector, runs: false, across: false };
         steps.extend(copied.by(threads));
         let n_loads = size * depth / (vector * threads.n());
         match copies {
@@ -201,7 +202,7 @@ fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
         copied_by.push((shared_name, n_loads));
     }
     let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
-    steps.extend(copies.stream("k.o", &copied_by));
+    steps.extend(copies.stream("k.o", &copied_by, false));
     steps.extend(bind_warps(""));
     steps.extend(["i.h", "j.e", "i.m", "j.m", "k.n"].map(unroll));
     steps.push(tensorize("k.i", precision(space, config)));

@@ -1,0 +1,218 @@
+//! Products of tiles that four warps compute together, of factors in shared memory.
+//!
+//! What is read there must have been fenced by those who wrote it, and must stay as it is until the product
+//! is done; registers of sums are nobody else's from a fence on until all have waited.
+
+use super::{Block, FENCED, Factor, Group, Instruction, Operand, Stop, Thread, list};
+use std::collections::{BTreeSet, VecDeque};
+
+/// Threads that multiply together.
+pub const GROUP: usize = 128;
+/// Rows of a product.
+const ROWS: usize = 64;
+/// Bytes of each row, and of each column, that are multiplied.
+const BYTES: usize = 32;
+
+/// Products of four warps that are on their way, by sets, the oldest first; the last one is not ended.
+pub struct Products {
+    sets: VecDeque<Vec<Product>>,
+    /// The registers that they change.
+    registers: BTreeSet<usize>,
+}
+
+impl Default for Products {
+    fn default() -> Products {
+        Products { sets: VecDeque::from([Vec::new()]), registers: BTreeSet::new() }
+    }
+}
+
+impl Products {
+    pub fn is_over(&self) -> bool {
+        self.sets.iter().all(Vec::is_empty)
+    }
+}
+
+/// A product on its way.
+struct Product {
+    text: String,
+    factor: Factor,
+    sums: Vec<usize>,
+    /// What was described, and what was there: rows and columns.
+    factors: [(Matrix, Vec<u8>); 2],
+}
+
+/// What describes a factor in shared memory.
+#[derive(Clone, Copy)]
+struct Matrix {
+    first: u64,
+    stride: u64,
+    n: usize,
+}
+
+impl Matrix {
+    fn of(description: u64, n: usize) -> Result<Matrix, String> {
+        let [first, between, stride] = [0, 16, 32].map(|at| (description >> at & 0x3fff) << 4);
+        let fields = 0x3fff | 0x3fff << 16 | 0x3fff << 32 | 3 << 62;
+        let unknown = description & !fields != 0 || description >> 62 != 1 || between != 16;
+        if unknown || first & 0x380 != 0 || stride % 1024 != 0 || stride == 0 && n > 8 {
+            return Err(format!("{description:#x} describes no matrix in swizzled rows of 128 bytes"));
+        }
+        Ok(Matrix { first, stride, n })
+    }
+
+    /// Where 16 bytes of a row lie: parts of rows change places by the number of the row, as addresses have
+    /// it.
+    fn places(self) -> impl Iterator<Item = usize> {
+        (0..self.n as u64).flat_map(move |row| {
+            (0..BYTES as u64 / 16).map(move |part| {
+                let address = self.first + row / 8 * self.stride + row % 8 * 128 + 16 * part;
+                (address ^ (address >> 7 & 7) << 4) as usize
+            })
+        })
+    }
+}
+
+fn registers(operand: &Operand, visit: &mut dyn FnMut(usize)) {
+    match operand {
+        Operand::Register(at) => visit(*at),
+        Operand::List(all) => all.iter().for_each(|operand| registers(operand, visit)),
+        Operand::At(base, _) => registers(base, visit),
+        Operand::Number(_) | Operand::Special(_) | Operand::Parameter(_) | Operand::Label(_) | Operand::Sink => {}
+    }
+}
+
+impl Block<'_> {
+    /// Notes what a thread does by itself to registers.
+    pub fn touch(&self, t: &mut Thread, instruction: &Instruction) -> Result<(), String> {
+        let group = &self.groups[(self.number(t) as usize - 1) / GROUP];
+        let mut taken = None;
+        for operand in &instruction.operands {
+            registers(operand, &mut |at| {
+                t.touched[at] = t.n_steps;
+                taken = taken.or(group.registers.contains(&at).then_some(at));
+            });
+        }
+        match taken {
+            None => Ok(()),
+            Some(_) => Err(format!("{}: a sum is on its way", instruction.text)),
+        }
+    }
+
+    /// Notes that a thread wrote to shared memory.
+    pub fn wrote(&mut self, t: &mut Thread, to: usize, n: usize) {
+        let me = self.number(t);
+        self.writers[to..to + n].fill(me);
+        t.unfenced.push((to, n));
+    }
+
+    /// Carries out an instruction of all threads of four warps.
+    pub fn group(&mut self, number: usize, threads: &mut [Thread]) -> Result<(), String> {
+        let first = threads[0].stop;
+        let Some(Stop::Group(at)) = first else { return Err(format!("four warps part: the first is at {first:?}")) };
+        if threads.len() != GROUP || threads.iter().any(|t| t.stop != first) {
+            return Err("four warps part before what they do together".into());
+        }
+        let entry = self.entry;
+        let instruction = &entry.code[at];
+        let fail = |why: String| format!("{}: {why}", instruction.text);
+        let super::Code::Group(what) = instruction.code else { return Err(fail("not for four warps".into())) };
+        match what {
+            Group::Fence => threads.iter_mut().for_each(|t| t.fenced = Some(t.n_steps)),
+            Group::Product { n_columns, factor } => {
+                let product = self.begin(number, threads, instruction, n_columns, factor).map_err(fail)?;
+                let group = &mut self.groups[number];
+                group.registers.extend(&product.sums);
+                group.sets.back_mut().expect("a set is open").push(product);
+            }
+            Group::End => self.groups[number].sets.push_back(Vec::new()),
+            Group::Wait => {
+                let left = self.value(&threads[0], &instruction.operands[0]) as usize;
+                while self.groups[number].sets.len() > left + 1 {
+                    for product in self.groups[number].sets.pop_front().unwrap_or_default() {
+                        self.finish(threads, &product)?;
+                    }
+                }
+                let group = &mut self.groups[number];
+                group.registers = group.sets.iter().flatten().flat_map(|p| p.sums.clone()).collect();
+            }
+        }
+        threads.iter_mut().for_each(|t| t.stop = None);
+        Ok(())
+    }
+
+    fn begin(
+        &self,
+        number: usize,
+        threads: &[Thread],
+        instruction: &Instruction,
+        n_columns: usize,
+        factor: Factor,
+    ) -> Result<Product, String> {
+        let [to, rows, columns, Operand::Number(1), Operand::Number(1), Operand::Number(1)] =
+            instruction.operands.as_slice()
+        else {
+            return Err("operands".into());
+        };
+        let mut sums = Vec::new();
+        list(to).iter().for_each(|operand| registers(operand, &mut |at| sums.push(at)));
+        if sums.len() != n_columns / 2 || sums.iter().collect::<BTreeSet<_>>().len() != sums.len() {
+            return Err(format!("{} sums of a thread for {n_columns} columns", sums.len()));
+        }
+        for t in threads {
+            let Some(fenced) = t.fenced else { return Err("no fence stands before".into()) };
+            if sums.iter().any(|at| t.touched[*at] > fenced) {
+                return Err(format!("thread {:?} has used a sum since its last fence", t.place));
+            }
+        }
+        let others = self.groups[number].sets.iter().flatten().filter(|p| p.sums != sums);
+        if others.flat_map(|p| &p.sums).any(|at| sums.contains(at)) {
+            return Err("a sum is one of another product on its way".into());
+        }
+        let describe = |operand: &Operand, n: usize| {
+            let description = self.value(&threads[0], operand);
+            if threads.iter().any(|t| self.value(t, operand) != description) {
+                return Err("threads describe different matrices".to_owned());
+            }
+            let matrix = Matrix::of(description, n)?;
+            for place in matrix.places() {
+                let who = self.writers.get(place..place + 16).ok_or("a matrix is outside of shared memory")?;
+                if let Some(who) = who.iter().find(|who| **who > 0) {
+                    let lacks = if who & FENCED == 0 { "made no fence" } else { "nobody has waited for it" };
+                    return Err(format!("thread {} wrote to {place}, and {lacks}", (who & !FENCED) - 1));
+                }
+            }
+            Ok((matrix, self.read(matrix)))
+        };
+        let factors = [describe(rows, ROWS)?, describe(columns, n_columns)?];
+        Ok(Product { text: instruction.text.clone(), factor, sums, factors })
+    }
+
+    fn read(&self, matrix: Matrix) -> Vec<u8> {
+        matrix.places().flat_map(|place| self.shared[place..place + 16].iter().copied()).collect()
+    }
+
+    /// The thread of number `32·w + 4·g + t` has of the columns `8·n` and after what it has of a warp's
+    /// product, of the rows `16·w` and after.
+    fn finish(&self, threads: &mut [Thread], product: &Product) -> Result<(), String> {
+        let Product { text, factor, sums, factors } = product;
+        if factors.iter().any(|(matrix, bytes)| self.read(*matrix) != *bytes) {
+            return Err(format!("{text}: a factor changed while it was multiplied"));
+        }
+        let numbers = |bytes: &[u8]| -> Vec<Vec<f64>> {
+            let word = |word: &[u8]| factor.numbers(u32::from_le_bytes(word.try_into().expect("four bytes")));
+            bytes.chunks(BYTES).map(|line| line.chunks(4).flat_map(word).collect()).collect()
+        };
+        let [rows, columns] = factors.each_ref().map(|(_, bytes)| numbers(bytes));
+        for (number, t) in threads.iter_mut().enumerate() {
+            let (warp, lane) = (number / 32, number % 32);
+            for (at, register) in sums.iter().enumerate() {
+                let row = &rows[16 * warp + lane / 4 + 8 * (at / 2 % 2)];
+                let column = &columns[8 * (at / 4) + 2 * (lane % 4) + at % 2];
+                let before = f64::from(f32::from_bits(t.registers[*register] as u32));
+                let products: f64 = row.iter().zip(column).map(|(a, b)| a * b).sum();
+                t.registers[*register] = super::cut(before + products).to_bits().into();
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,239 @@
+//! Matrix products that four warps compute together.
+
+use super::super::algorithm::{self, Algorithm};
+use super::super::step::{
+    accumulate, bind, exact, fuse, inline, pipeline, reorder, shared, tensorize, unroll, vectorize,
+};
+use super::super::{Setting, Template, ceil_div};
+use super::copies::{self, Copies, MOST_UNROLLED};
+use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, product, split_k, sums_of_parts};
+use super::model::Blocks;
+use super::parts::{Copied, Threads};
+use super::product::{Division, Factor, Product, bind_blocks};
+use super::{constraint, gpu};
+use crate::space::{Config, Constraint, Parameter, Space};
+use tilewright_ir::gpu::tensor::{STEPS, WARP};
+use tilewright_ir::gpu::warpgroup::{COLUMNS, MOST_COLUMNS, ROW_BYTES, ROWS, WARPS};
+use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_ir::{LoopKind, Step, Tensor};
+
+/// Tiles of groups of four warps in tensor cores, which read both factors from shared memory.
+///
+/// # Source
+/// The structure is that of CUTLASS's products with `wgmma`: tiles of blocks and of groups of warps, factors
+/// in rows of 128 bytes that are swizzled. Ours has no warps that only copy.
+pub const GPU_MATMUL_WGMMA: Template = Template {
+    name: "gpu-matmul-wgmma",
+    text: "GPU: tensor cores multiply numbers of 11 bits, groups of four warps, factors read from shared memory",
+    serves: |s| is_contraction(s) && (WGMMA.applies)(s),
+    space: |s| algorithm::space("gpu-matmul-wgmma", s, s, &[WGMMA]),
+    steps: |s, space, config| (WGMMA.steps)(s, s, space, config),
+    estimate: Some(|s, space, config| (WGMMA.estimate)(s, s, space, config)),
+};
+
+/// It as one of several algorithms.
+pub(super) const WGMMA: Algorithm<Setting> = Algorithm {
+    name: "wgmma",
+    applies: |s| {
+        let w = &s.workload;
+        let fits = |p: Product| !p.is_among_others || p.m % ROWS == 0;
+        s.target.has_wgmma() && w.takes_tf32() && !w.exact && w.fills_tiles() && Product::of(w).is_some_and(fits)
+    },
+    parameters: |s, _| parameters(s, &product(s)),
+    constraints: |s, _| {
+        let p = product(s);
+        constraints(s, &p, &parameters(s, &p))
+    },
+    steps: |s, _, space, config| steps(&product(s), space, config),
+    estimate: |s, _, space, config| estimate(s, &product(s), space, config),
+};
+
+/// Columns of the least block.
+const LEAST_COLUMNS: i64 = 32;
+/// Steps of the sum that a row of a factor in shared memory has.
+const ROW: i64 = ROW_BYTES / 4;
+/// Elements of a load of steps of the sum that do not lie next to each other.
+const APART: [i64; 2] = [1, 4];
+/// Registers for addresses, counters and what is on its way to shared memory.
+const OTHER_REGISTERS: i64 = 40;
+
+fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
+    let sizes = |least: i64, n: i64| {
+        let all = [32, 64, 128, 256].into_iter();
+        all.filter(move |&b| b == least || (b > least && b / 2 < n))
+    };
+    let vector = |factor: &Factor| {
+        let all: &[i64] = if factor.along_k { &[1, 2, 4] } else { &APART };
+        let most = if factor.along_k { factor.loads } else { APART[1] };
+        all.iter().copied().filter(move |v| *v <= most)
+    };
+    let fits_rows = |b: &i64| !p.is_among_others || p.m % b == 0;
+    let own = [
+        Parameter::ordinal("block_m", sizes(ROWS, p.m).filter(fits_rows)),
+        Parameter::ordinal("block_n", sizes(LEAST_COLUMNS, p.n)),
+        Parameter::ordinal("block_k", [ROW, 2 * ROW].into_iter().filter(|&b| b == ROW || b / 2 < p.k)),
+        Parameter::ordinal("groups_m", [1, 2, 4]),
+        Parameter::ordinal("groups_n", [1, 2]),
+        Parameter::ordinal("vector_a", vector(&p.a)),
+        Parameter::ordinal("vector_b", vector(&p.b)),
+        Parameter::categorical("order", &["rows", "columns", "groups"]),
+        copies::ahead(s),
+        split_k(p.k).optional(),
+    ];
+    own.into_iter().chain(copies::way(s)).collect()
+}
+
+fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint> {
+    let gpu = gpu(s);
+    let say = |name: &str, text: &str| constraint(name, text, parameters);
+    let group = WARPS * i64::from(gpu.warp_size);
+    let threads = format!("{group} * groups_m * groups_n");
+    let tiles = format!("(block_m // ({ROWS} * groups_m))");
+    let loaded = loaded_ahead(s, &threads);
+    let registers = format!("{tiles} * block_n // (2 * groups_n) + {loaded} + {OTHER_REGISTERS}");
+    let mut constraints = vec![
+        say(
+            "warpgroups",
+            &format!(
+                "block_m % ({ROWS} * groups_m) == 0 and block_n % ({COLUMNS} * groups_n) == 0 and \
+                 block_n <= {MOST_COLUMNS} * groups_n"
+            ),
+        ),
+        say("threads", &format!("{threads} <= {}", gpu.most_threads)),
+        in_registers(s, &registers, &threads, parameters),
+        say("unrolled", &format!("{tiles} * block_k * block_n // groups_n <= 16384")),
+    ];
+    let elements = "(block_m + block_n) * block_k";
+    constraints.extend(copies::constraints(s, elements, gpu.most_shared_bytes, parameters));
+    constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
+    // What is loaded of several steps that lie apart is whole.
+    for (name, factor) in [("a", &p.a), ("b", &p.b)] {
+        if !factor.along_k {
+            let whole = format!("vector_{name} == 1 or {} % (block_k * split_k) == 0", p.k);
+            constraints.push(say(&format!("steps_of_{name}"), &whole));
+        }
+    }
+    constraints
+}
+
+/// Divides rows and columns of a block into groups of warps, tiles, and what threads have of these: loops
+/// `name.w`, which is one for both, and the others. `over`: what the names begin with.
+fn divide(over: &str, [rows, columns]: [&str; 2], groups_m: i64, group_n: i64) -> Vec<Step> {
+    let of = |name: &str| format!("{over}{name}");
+    let [im, it, iw, iq, ih, il] = ["i.m", "i.t", "i.w", "i.q", "i.h", "i.l"].map(of);
+    let [jw, jr, jm, jt, jl, je] = ["j.w", "j.r", "j.m", "j.t", "j.l", "j.e"].map(of);
+    vec![
+        exact(rows, ROWS * groups_m, &im, &it),
+        exact(&it, ROWS / WARPS, &iw, &iq),
+        exact(&iq, WARP[1], &ih, &il),
+        exact(columns, group_n, &jw, &jr),
+        exact(&jr, COLUMNS, &jm, &jt),
+        exact(&jt, COLUMNS / WARP[0], &jl, &je),
+    ]
+}
+
+/// Binds warps and their threads.
+fn bind_warps(over: &str) -> [Step; 3] {
+    let of = |name: &str| format!("{over}{name}");
+    [bind(&of("w"), LoopKind::Thread(2)), bind(&of("i.l"), LoopKind::Thread(1)), bind(&of("j.l"), LoopKind::Thread(0))]
+}
+
+/// How blocks divide the product.
+fn division(space: &Space, config: &Config) -> Division {
+    let int = |name: &str| space.int(config, name);
+    Division { tile: ["block_m", "block_n"].map(int), products: 1, depth: int("block_k"), split: int("split_k") }
+}
+
+fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
+    let int = |name: &str| space.int(config, name);
+    let [groups_m, groups_n] = ["groups_m", "groups_n"].map(int);
+    let copies = Copies::of(space, config);
+    let division = division(space, config);
+    let ([bm, bn], depth) = (division.tile, division.depth);
+    let (mut steps, [b, i, j, k]) = division.steps(p);
+
+    // Tiles of groups of warps and their threads.
+    steps.extend(divide("", [&i, &j], groups_m, bn / groups_n));
+    steps.extend([exact(&k, depth, "k.o", "k.s"), exact("k.s", STEPS, "k.n", "k.i")]);
+    let products: Vec<&str> = p.batch.map(|_| b.as_str()).into_iter().collect();
+    let loops = ["j.w", "i.w", "i.l", "j.l", "k.n", "i.m", "k.i", "j.m", "i.h", "j.e"];
+    steps.push(reorder(&[&["k.o"][..], &products, &loops].concat()));
+    steps.push(fuse("j.w", "i.w", "w"));
+    steps.push(accumulate(division.stage(), "j.b", "C.r"));
+
+    // Factors in shared memory, in rows of steps.
+    let threads = Threads([WARP[0], WARP[1], WARPS * groups_m * groups_n]);
+    let mut copied_by = Vec::new();
+    for (name, factor, size, vector) in [("A", &p.a, bm, int("vector_a")), ("B", &p.b, bn, int("vector_b"))] {
+        let [x, shared_name] = ["x", "s"].map(|part| format!("{name}.{part}"));
+        let at = usize::from(p.batch.is_some());
+        let mut axes = if p.batch.is_some() { vec![Whole(0)] } else { Vec::new() };
+        axes.extend([Outer(at + 1, ROW), Whole(at), Inner(at + 1, ROW)]);
+        steps.extend([shared(&x, "k.o", &shared_name, &axes), inline(&x)]);
+        let extents: Vec<i64> = p.batch.map(|_| 1).into_iter().chain([depth / ROW, size, ROW]).collect();
+        let [outer, line, inner] = [at, at + 1, at + 2];
+        let within = if factor.along_k { [line, outer, inner] } else { [outer, inner, line] };
+        let order: Vec<usize> = (0..at).chain(within).collect();
+        let across = !factor.along_k;
+        let copied = Copied { name: &shared_name, extents: &extents, order: &order, vector, runs: false, across };
+        steps.extend(copied.by(threads));
+        let n_loads = size * depth / (vector * threads.n());
+        match copies {
+            Copies::Registers(ahead @ 1..) => {
+                steps.push(pipeline(&shared_name, "k.o", &format!("{shared_name}.n"), ahead > 1));
+                steps.push(unroll(&format!("{shared_name}.o")));
+            }
+            Copies::Registers(_) if n_loads <= MOST_UNROLLED => steps.push(unroll(&format!("{shared_name}.o"))),
+            Copies::Registers(_) | Copies::Async(_) => {}
+        }
+        copied_by.push((shared_name, n_loads));
+    }
+    let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
+    // While tensor cores multiply, threads begin copies.
+    steps.extend(copies.stream("k.o", &copied_by, true));
+    steps.extend(bind_warps(""));
+    steps.extend(["j.e", "i.h", "j.m", "i.m", "k.n"].map(unroll));
+    steps.push(tensorize("k.i", Tensor::Wgmma));
+    steps.extend(bind_blocks(order(space, config), division.outer(p)));
+
+    // What is made of the sums.
+    if division.split > 1 {
+        steps.extend(division.sums_of_parts(p));
+        return steps;
+    }
+    steps.extend(divide("o", ["oi.b", "oj.b"], groups_m, bn / groups_n));
+    steps.push(reorder(&["oj.w", "oi.w", "oi.l", "oj.l", "oi.m", "oj.m", "oi.h", "oj.e"]));
+    steps.push(fuse("oj.w", "oi.w", "ow"));
+    steps.extend(bind_warps("o"));
+    let is_whole = p.m % bm == 0 && p.n % bn == 0 && p.stores % 2 == 0;
+    steps.push(if is_whole { vectorize("oj.e") } else { unroll("oj.e") });
+    steps.extend(["oi.h", "oj.m", "oi.m"].map(unroll));
+    steps
+}
+
+/// Blocks of products of tiles and what they read.
+fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+    let int = |name: &str| space.int(config, name);
+    let division = division(space, config);
+    let ([bm, bn], depth, split) = (division.tile, division.depth, division.split);
+    let [groups_m, groups_n] = ["groups_m", "groups_n"].map(int);
+    let gpu = gpu(s);
+    let threads = WARPS * i64::from(gpu.warp_size) * groups_m * groups_n;
+    let copies = Copies::of(space, config);
+    let loaded = copies.in_registers((bm + bn) * depth / threads);
+    let padded = division.padded_sum(p) / split;
+    // Tensor cores do eight times the multiply-adds of threads; copies go beside them.
+    let products = (bm * bn * depth) as f64 / 8.0;
+    let loads = [("vector_a", bm), ("vector_b", bn)].map(|(v, n)| (n * depth) as f64 / int(v) as f64);
+    let blocks = Blocks {
+        n: p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn),
+        threads,
+        registers: bm * bn / threads + loaded + OTHER_REGISTERS,
+        shared_bytes: 4 * copies.n() * (bm + bn) * depth,
+        fmas: (bm * bn * padded) as f64 / 8.0,
+        efficiency: products / (products + 2.0 * (loads[0] + loads[1])),
+        bytes: 4.0 * ((bm + bn) * padded + bm * bn) as f64,
+        waits: if copies.are_ahead() { 1.0 } else { (padded / depth) as f64 } + 1.0,
+    };
+    blocks.cycles(&gpu) + sums_of_parts(s, p, split)
+}
