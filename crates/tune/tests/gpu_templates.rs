@@ -2,7 +2,8 @@
 //! programs do, and become kernels within what the device allows, which compute the same in whatever order
 //! threads run, without races.
 //!
-//! `TILEWRIGHT_CONFIGS=1000` makes a long run of it: so many configurations of each template and shape.
+//! `TILEWRIGHT_CONFIGS=1000` makes a long run of it: so many configurations of each template, by default three
+//! on each shape that it serves.
 
 mod common;
 
@@ -17,8 +18,10 @@ use tilewright_tune::{Config, Setting, TEMPLATES, Task, Template};
 /// Random configurations of a template on a shape in plain `cargo test`.
 const CONFIGS: usize = 3;
 
-fn n_configs() -> usize {
-    std::env::var("TILEWRIGHT_CONFIGS").ok().and_then(|text| text.parse().ok()).unwrap_or(CONFIGS)
+/// How many of a template on each of so many shapes.
+fn n_configs(n_shapes: usize) -> usize {
+    let of_each = std::env::var("TILEWRIGHT_CONFIGS").map(|n| n.parse::<usize>().expect("a number of configurations"));
+    of_each.map_or(CONFIGS, |n| n.div_ceil(n_shapes))
 }
 
 fn setting(text: &str, target: &str) -> Setting {
@@ -70,26 +73,33 @@ fn check(task: &Task, config: &Config, (expected, divisor, most): (&[Vec<f64>], 
     Ok(())
 }
 
-/// Checks first guesses and random configurations of every template that serves these workloads.
-fn check_random(texts: &[&str], target: &str, (divisor, most): (f64, f64), n_configs: usize) {
+/// Checks first guesses and random configurations of every template that serves some of these workloads.
+fn check_random(texts: &[&str], target: &str, (divisor, most): (f64, f64)) {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+    let settings: Vec<Setting> = texts.iter().map(|text| setting(text, target)).collect();
+    let expected: Vec<Vec<Vec<f64>>> =
+        settings.iter().map(|setting| outputs_of(&setting.workload.program(), divisor)).collect();
     let (mut n_checked, mut failures) = (0, Vec::new());
-    for text in texts {
-        let setting = setting(text, target);
-        let expected = outputs_of(&setting.workload.program(), divisor);
-        let before = n_checked;
-        for template in serving(&setting) {
-            let task = Task::new(setting.clone(), Some(template.name)).unwrap_or_else(|e| panic!("{text}: {e}"));
-            let random = (0..n_configs).map(|_| task.space.sample(&mut rng));
+    for template in TEMPLATES {
+        let served = || settings.iter().zip(&expected).filter(|(setting, _)| (template.serves)(setting));
+        let (n_shapes, before) = (served().count(), n_checked);
+        for (setting, expected) in served() {
+            let task = Task::new(setting.clone(), Some(template.name)).unwrap_or_else(|e| panic!("{e}"));
+            let random = (0..n_configs(n_shapes)).map(|_| task.space.sample(&mut rng));
             for config in task.first_guess(0).into_iter().chain(random) {
                 n_checked += 1;
-                if let Err(why) = check(&task, &config, (&expected, divisor, most)) {
-                    failures.push(format!("{text} {} {}: {why}", template.name, task.space.config_to_json(&config)));
+                if let Err(why) = check(&task, &config, (expected, divisor, most)) {
+                    let (text, config) = (&setting.workload, task.space.config_to_json(&config));
+                    failures.push(format!("{text} {} {config}: {why}", template.name));
                 }
             }
         }
-        assert!(n_checked > before, "{text} has no template");
+        if n_shapes > 0 {
+            println!("{}: {} configurations on {n_shapes} shapes", template.name, n_checked - before);
+        }
     }
+    let without = settings.iter().find(|setting| serving(setting).next().is_none());
+    assert!(without.is_none(), "{without:?} has no template");
     let some: Vec<&String> = failures.iter().take(3).collect();
     assert!(failures.is_empty(), "{} of {n_checked} configurations fail, as\n{some:#?}", failures.len());
 }
@@ -110,7 +120,7 @@ fn products_of_any_shape_run_in_blocks_of_threads() {
         "heads_matmul:b=2,m=8,n=33,k=21,ha=1,hc=1,a_before=1,dtype=f64,epilogue=bias+add",
         "dense:m=13,n=37,k=35,epilogue=bias",
     ];
-    check_random(&texts, "sm_80", (1.0, 0.0), n_configs());
+    check_random(&texts, "sm_80", (1.0, 0.0));
 }
 
 #[test]
@@ -129,12 +139,19 @@ fn convolutions_of_any_shape_run_in_blocks_of_threads() {
         "depthwise_conv2d:c=6,h=9,w=8,r=3,s=3,pad=1,epilogue=relu",
         "depthwise_conv2d:n=2,c=5,h=6,w=7,r=3,s=2,stride=2",
         "depthwise_conv2d:c=3,h=6,w=8,r=2,s=3,multiplier=2",
+        "depthwise_conv2d:c=7,h=5,w=11,r=3,s=3,pad=1",
+        "depthwise_conv2d:n=3,c=2,h=13,w=7,r=5,s=5,pad=2,stride=2,epilogue=bias",
+        "depthwise_conv2d:c=11,h=4,w=5,r=1,s=3",
+        "depthwise_conv2d:c=1,h=17,w=3,r=3,s=3,epilogue=bias+relu",
         "conv2d_transpose:c=5,h=3,w=4,k=7,r=4,s=4,stride=2,pad=1,const=w",
         "conv2d:c=7,h=5,w=11,k=37,r=3,s=3,pad=1,epilogue=bias",
+        "conv2d:n=2,c=3,h=11,w=13,k=5,r=3,s=3",
+        "conv2d:c=2,h=6,w=17,k=3,r=3,s=3,pad=1,const=w,epilogue=bias+add+relu",
+        "conv2d:c=13,h=5,w=5,k=2,r=3,s=3,pad=1",
         "conv2d:c=44,h=7,w=9,k=64,r=2,s=3,groups=2,stride=2,tf32=1",
         "conv2d:n=3,c=131,h=3,w=2,k=17,r=1,s=1",
     ];
-    check_random(&texts, "sm_80", (1.0, 0.0), n_configs());
+    check_random(&texts, "sm_80", (1.0, 0.0));
 }
 
 #[test]
@@ -142,7 +159,7 @@ fn nests_of_any_kind_run_in_blocks_of_threads() {
     let nests = include_str!("../../../tests/nests.txt").lines().filter_map(|line| line.split_once(' '));
     let texts: Vec<&str> = nests.map(|(_, text)| text).filter(|text| text.starts_with("nest:")).collect();
     assert!(texts.len() > 20);
-    check_random(&texts, "opencl", (8.0, 1e-5), n_configs());
+    check_random(&texts, "opencl", (8.0, 1e-5));
 }
 
 /// What is valid of the papers' spaces within 48 KiB of shared memory and 1024 threads, in tenths of a per

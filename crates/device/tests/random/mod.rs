@@ -4,6 +4,8 @@
 //! each shape.
 #![allow(dead_code)]
 
+use std::collections::BTreeMap;
+
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::op::Workload;
@@ -43,6 +45,7 @@ pub fn models_registers(task: &Task) -> bool {
 pub fn each(texts: &[&str], gpu: &str, mut check: impl FnMut(&str, &Task, &Config, &GpuProgram) -> Result<(), String>) {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(31);
     let (mut n, mut failures) = (0, Vec::new());
+    let mut of_templates: BTreeMap<&str, usize> = BTreeMap::new();
     let tasks = texts.iter().flat_map(|text| {
         let workload = Workload::parse(text).unwrap();
         let setting = Setting { workload, target: Target::named(gpu).unwrap(), n_threads: 1 };
@@ -55,6 +58,7 @@ pub fn each(texts: &[&str], gpu: &str, mut check: impl FnMut(&str, &Task, &Confi
         for _ in 0..n_of_each {
             let config = task.space.sample(&mut rng);
             n += 1;
+            *of_templates.entry(task.template.name).or_default() += 1;
             let program = task.program(&config).map_err(|(at, why)| format!("step {}: {why}", at + 1));
             let kernels = program.and_then(|p| lower_gpu(&p).map_err(|why| format!("{why}\n{p}")));
             if let Err(why) = kernels.and_then(|kernels| check(text, task, &config, &kernels)) {
@@ -65,5 +69,6 @@ pub fn each(texts: &[&str], gpu: &str, mut check: impl FnMut(&str, &Task, &Confi
     }
     let first = failures.first().map_or("", String::as_str);
     assert!(failures.is_empty(), "{} of {n} configurations fail; the first:\n{first}", failures.len());
-    println!("{n} configurations for {gpu}");
+    let of_templates: Vec<String> = of_templates.iter().map(|(name, n)| format!("{name} {n}")).collect();
+    println!("{n} configurations for {gpu}: {}", of_templates.join(", "));
 }
