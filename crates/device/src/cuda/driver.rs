@@ -1,5 +1,6 @@
 //! The functions of NVIDIA's driver that we call, found when a device is opened.
 
+use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use libloading::Library;
@@ -104,7 +105,8 @@ impl Functions {
                     std::mem::forget(library);
                     return functions;
                 }
-                Err(e) => why = e.to_string(),
+                // What the loader says stands behind that it says something.
+                Err(e) => why = e.source().map_or_else(|| e.to_string(), ToString::to_string),
             }
         }
         Err(why)
