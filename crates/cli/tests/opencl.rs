@@ -227,9 +227,18 @@ fn a_simulator_finds_no_fault_in_random_configurations() {
         "batch_matmul:b=2,m=8,n=12,k=16",
         "conv2d:c=3,h=7,w=6,k=5,r=3,s=3,pad=1",
         "depthwise_conv2d:c=4,h=8,w=8,r=3,s=3,pad=1",
-        "nest:buffer x:f32[5,37] global input buffer m:f32[5] global temporary buffer y:f32[5,37] global output \
-         loops i,j,k,l run{alloc m for i in 5{for j in 37{m[i] max= x[i,j] first j==0}} \
-         for k in 5{for l in 37{y[k,l]=exp(x[k,l]-m[k])}}}",
+        // A softmax and a layer normalization.
+        "nest:buffer x:f32[5,37] global input buffer m:f32[5] global temporary buffer e:f32[5,37] global temporary \
+         buffer s:f32[5] global temporary buffer y:f32[5,37] global output loops i,j,k,l,n,o,p,q \
+         run{alloc m for i in 5{for j in 37{m[i] max= x[i,j] first j==0}} \
+         alloc e for k in 5{for l in 37{e[k,l]=exp(x[k,l]-m[k])}} \
+         alloc s for n in 5{for o in 37{s[n] += e[n,o] first o==0}} \
+         for p in 5{for q in 37{y[p,q]=e[p,q]/s[p]}}}",
+        "nest:buffer x:f32[3,16] global input buffer g:f32[16] global const buffer m:f32[3] global temporary \
+         buffer v:f32[3] global temporary buffer y:f32[3,16] global output loops i,j,k,l,p,q \
+         run{alloc m for i in 3{for j in 16{m[i] += x[i,j]*0.0625 first j==0}} \
+         alloc v for k in 3{for l in 16{v[k] += (x[k,l]-m[k])*(x[k,l]-m[k]) first l==0}} \
+         for p in 3{for q in 16{y[p,q]=(x[p,q]-m[p])/sqrt(v[p]*0.0625+1e-5)*g[q]}}}",
     ] {
         let setting = Setting { workload: Workload::parse(text).unwrap(), target: target.clone(), n_threads: 1 };
         let serving: Vec<_> = TEMPLATES.iter().filter(|template| (template.serves)(&setting)).collect();
@@ -298,6 +307,38 @@ fn a_search_on_a_device_is_resumed() {
     let best = ["best", workload, "--device", "opencl", "--json", "--db", common::text(&db)];
     let best = common::run(&best);
     assert!(best.status.success(), "{}", common::stderr(&best));
+}
+
+/// CLBlast computes on the device that our kernel does, and is compared where it is installed.
+#[test]
+fn a_library_is_measured_beside_the_recorded_kernel() {
+    if device().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let workloads = ["matmul:m=24,n=20,k=28", "conv2d:c=3,h=9,w=8,k=5,r=3,s=3,pad=1"];
+    for workload in workloads {
+        tuned(workload, &db, &["--trials", "1"]);
+    }
+    let bench = ["bench", "--device", "opencl", "--rounds", "2", "--json", "--db", common::text(&db)];
+    let output = common::run(&[&bench, &workloads[..]].concat());
+    let said = common::stderr(&output);
+    let all: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|why| panic!("{why}: {said}"));
+    let (theirs, ours): (Vec<_>, Vec<_>) =
+        all["rows"].as_array().unwrap().iter().partition(|row| row["impl"] == "clblast");
+    assert_eq!(ours.len(), workloads.len(), "{all}");
+    if theirs.is_empty() {
+        let left_out = said.lines().find(|line| line.contains("clblast")).unwrap_or_else(|| panic!("{said}"));
+        let missing = "libclblast.so.1 is not installed (Debian and Ubuntu: apt install libclblast1";
+        assert!(left_out.contains(missing), "{said}");
+        return eprintln!("skipped: {left_out}");
+    }
+    assert_eq!(theirs.len(), workloads.len(), "{all}: {said}");
+    for row in theirs {
+        assert!(row["comparable"] == true && row["relative_error"].as_f64().unwrap() < 1e-5, "{row}");
+        assert!(row["ms_median"].as_f64().unwrap() > 0.0, "{row}");
+    }
 }
 
 #[test]

@@ -15,7 +15,9 @@ use cl3::kernel as kernel_api;
 use cl3::memory as memory_api;
 use cl3::platform as platform_api;
 use cl3::program as program_api;
-use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_event, cl_int, cl_kernel, cl_mem, cl_program};
+use cl3::types::{
+    cl_command_queue, cl_context, cl_device_id, cl_event, cl_int, cl_kernel, cl_mem, cl_program, cl_uint,
+};
 use tilewright_codegen::ARGUMENT_ALIGN;
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
@@ -23,9 +25,10 @@ use tilewright_ir::target::{Arch, GpuApi};
 use crate::guarded::{DeviceMemory, Guarded, KernelArgument, with_canaries};
 use crate::memory::CANARY_BYTES;
 
-/// The package that brings the loader, and one that brings a device, on Debian and Ubuntu.
-const LOADER_PACKAGE: &str = "ocl-icd-libopencl1";
-const CPU_PACKAGE: &str = "pocl-opencl-icd";
+/// The package of Debian and Ubuntu that brings the loader.
+pub const LOADER_PACKAGE: &str = "ocl-icd-libopencl1";
+/// The one that makes a device of a CPU.
+pub const CPU_PACKAGE: &str = "pocl-opencl-icd";
 
 /// Widths of warps, which only extensions of their vendors tell.
 const WARP_SIZE_NV: u32 = 0x4003;
@@ -261,6 +264,18 @@ impl Context {
         Ok(u64::from(bits.map_err(failed("asking a device what it is"))?.to_uint() / 8).max(ARGUMENT_ALIGN))
     }
 
+    /// The queue, as libraries take it.
+    pub fn queue(&self) -> *mut c_void {
+        self.0.queue
+    }
+
+    /// An event when all is done that was asked for before.
+    fn marker(&self) -> Result<cl_event, OpenClError> {
+        // SAFETY: the queue is the context's, and the list of what is waited for besides is empty.
+        let event = unsafe { queue_api::enqueue_marker_with_wait_list(self.0.queue, 0, ptr::null()) };
+        event.map_err(failed("a marker"))
+    }
+
     /// Waits until all that was asked for is done.
     ///
     /// # Errors
@@ -348,6 +363,11 @@ impl Memory {
             let _ = unsafe { memory_api::release_mem_object(whole) };
         })?;
         Guarded::inside(Buffers { context: context.clone(), whole, inner }, n_bytes)
+    }
+
+    /// What lies between the canaries, as libraries take it.
+    pub fn handle(&self) -> *mut c_void {
+        self.whole().inner
     }
 }
 
@@ -578,25 +598,56 @@ pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, 
     }
     context.finish()?;
     let took_ns = start.elapsed().as_nanos() as f64;
-    let (Some(first), Some(last)) = (events.0.first(), events.0.last()) else { return Ok(took_ns) };
-    for event in &events.0 {
-        let status = event_api::get_event_info(*event, event_api::CL_EVENT_COMMAND_EXECUTION_STATUS);
-        let status = status.map_err(failed("asking whether a kernel has run"))?.to_int();
-        if status < 0 {
-            return Err(failed("running a kernel")(status));
-        }
-    }
-    let moment = |event: cl_event, what| event_api::get_event_profiling_info(event, what).map(|at| at.to_ulong());
-    let begin = moment(*first, event_api::CL_PROFILING_COMMAND_START);
-    let end = moment(*last, event_api::CL_PROFILING_COMMAND_END);
-    Ok(match (begin, end) {
-        (Ok(begin), Ok(end)) if end > begin => (end - begin) as f64,
-        _ => took_ns,
-    })
+    Ok(events.span_ns(event_api::CL_PROFILING_COMMAND_START)?.unwrap_or(took_ns))
+}
+
+/// Has the device do so many times what `put` puts into the context's queue; its nanoseconds, by the clock of
+/// the host where the device has none. Once more is done before, so that the device waits for nothing while
+/// the host asks for the first.
+///
+/// # Errors
+/// Where `put` or the driver refuses, or something of it fails.
+pub fn timed<E: From<OpenClError>>(
+    context: &Context,
+    n_times: u32,
+    mut put: impl FnMut() -> Result<(), E>,
+) -> Result<f64, E> {
+    let start = std::time::Instant::now();
+    put()?;
+    let mut events = Events(vec![context.marker()?]);
+    (0..n_times).try_for_each(|_| put())?;
+    events.0.push(context.marker()?);
+    context.finish()?;
+    let n_times = f64::from(n_times);
+    let took_ns = start.elapsed().as_nanos() as f64 * n_times / (n_times + 1.0);
+    Ok(events.span_ns(event_api::CL_PROFILING_COMMAND_END)?.unwrap_or(took_ns))
 }
 
 /// Events that are released together.
 struct Events(Vec<cl_event>);
+
+impl Events {
+    /// Nanoseconds from a moment of the first to the end of the last, where the device has a clock. All of them
+    /// are over.
+    ///
+    /// # Errors
+    /// Where one of them failed.
+    fn span_ns(&self, from: cl_uint) -> Result<Option<f64>, OpenClError> {
+        let (Some(first), Some(last)) = (self.0.first(), self.0.last()) else { return Ok(None) };
+        for event in &self.0 {
+            let status = event_api::get_event_info(*event, event_api::CL_EVENT_COMMAND_EXECUTION_STATUS);
+            let status = status.map_err(failed("asking whether a kernel has run"))?.to_int();
+            if status < 0 {
+                return Err(failed("running a kernel")(status));
+            }
+        }
+        let moment = |event: cl_event, what| event_api::get_event_profiling_info(event, what).map(|at| at.to_ulong());
+        Ok(match (moment(*first, from), moment(*last, event_api::CL_PROFILING_COMMAND_END)) {
+            (Ok(begin), Ok(end)) if end > begin => Some((end - begin) as f64),
+            _ => None,
+        })
+    }
+}
 
 impl Drop for Events {
     fn drop(&mut self) {

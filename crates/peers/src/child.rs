@@ -44,6 +44,7 @@ const LIBRARY_PREFIXES: &[&str] = &[
     "ORT_",
     "OV_",
     "TBB_",
+    "CLBLAST_",
     "CUBLAS_",
     "CUBLASLT_",
     "CUDNN_",

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-use tilewright_device::cuda::Memory;
+use tilewright_device::cuda::{Context, Memory};
 use tilewright_ir::DType;
 
-use super::gpu::{Fused, OnDevice, Way, fastest, pointer, sizes};
+use super::gpu::{Context as _, Fused, OnDevice, Way, sizes};
 use super::library::{Loaded, Means, functions};
 use super::operands::{Element, Operands};
 use super::problem::{Kernel, Matmul};
@@ -156,7 +156,7 @@ pub(super) fn prepare<T: Element>(
         }
         ways.extend(library.proposals::<T>(product, compute, name, fused)?);
     }
-    fastest(&library.on_device, ways, operands, &version)
+    library.on_device.fastest(ways, operands, &version)
 }
 
 /// A product of row-major matrices as libraries of column-major ones take it. What is C by rows is Cᵀ by
@@ -256,7 +256,7 @@ fn data_type<T: Element>() -> c_int {
 /// The library on a device. Nothing of it is released: the process ends with it.
 struct Library {
     f: Functions,
-    on_device: Rc<OnDevice>,
+    on_device: Rc<OnDevice<Context>>,
     stream: Handle,
     handle: Handle,
     lt: Handle,
@@ -275,7 +275,7 @@ impl Functions {
 }
 
 impl Library {
-    fn new(f: Functions, on_device: Rc<OnDevice>) -> Result<Library, Unavailable> {
+    fn new(f: Functions, on_device: Rc<OnDevice<Context>>) -> Result<Library, Unavailable> {
         let stream = on_device.context.stream()?;
         let workspace = Memory::new(&on_device.context, WORKSPACE_BYTES)?;
         let (mut handle, mut lt) = (null_mut(), null_mut());
@@ -284,7 +284,7 @@ impl Library {
             succeeded("cublasCreate", (f.create)(&mut handle))?;
             succeeded("cublasSetStream", (f.set_stream)(handle, stream))?;
             // After the stream, which sets it back; so that nothing is allocated while calls are recorded.
-            let set = (f.set_workspace)(handle, pointer(&workspace), WORKSPACE_BYTES as usize);
+            let set = (f.set_workspace)(handle, Context::pointer(&workspace), WORKSPACE_BYTES as usize);
             succeeded("cublasSetWorkspace", set)?;
             succeeded("cublasLtCreate", (f.lt_create)(&mut lt))?;
         }
@@ -342,7 +342,7 @@ impl Library {
             let library = self.clone();
             let put = Rc::new(move || {
                 let (one, factor) = (T::ONE, factor);
-                let workspace = (pointer(&library.workspace), WORKSPACE_BYTES as usize);
+                let workspace = (Context::pointer(&library.workspace), WORKSPACE_BYTES as usize);
                 // SAFETY: the operands on the device have as many elements as the problem says; factors and
                 // algorithm are read before the call returns.
                 let status = unsafe {

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-use tilewright_device::cuda::Memory;
+use tilewright_device::cuda::{Context, Memory};
 use tilewright_ir::DType;
 
-use super::gpu::{Fused, OnDevice, Way, fastest, pointer, sizes};
+use super::gpu::{Context as _, Fused, OnDevice, Way, pads, sizes};
 use super::library::{Loaded, Means, functions, text};
 use super::operands::{Element, Operands};
 use super::problem::{Conv, Kernel};
@@ -132,7 +132,7 @@ pub(super) fn prepare<T: Element>(
     let Kernel::Conv(conv) = operands.problem.kernel else {
         panic!("a library for convolutions is asked for nothing else")
     };
-    let pads = pads(&conv)?;
+    let pads = pads("cuDNN", &conv)?;
     let fused = Fused::of("cuDNN", &operands.problem.epilogue)?;
     if conv.transposed && fused != Fused::default() {
         let reason = "cuDNN has no epilogues of transposed convolutions".to_owned();
@@ -146,23 +146,7 @@ pub(super) fn prepare<T: Element>(
     };
     let library = Library::new::<T>(f, on_device, &conv, pads, math)?;
     let ways = library.ways::<T>(&conv, fused, operands.problem.is_exact)?;
-    fastest(&library.on_device, ways, operands, &f.version_text())
-}
-
-/// The zeros above and below, and to the left and right, of which there are as many on both sides. A row or
-/// column of zeros that no filter reaches does no harm.
-fn pads(conv: &Conv) -> Result<[usize; 2], Unavailable> {
-    // Of a transposed convolution it is the result that filters go over.
-    let (large, small) = if conv.transposed { (conv.output(), conv.image) } else { (conv.image, conv.output()) };
-    let fits = |axis: usize| {
-        let reach = conv.dilation[axis] * (conv.filter[axis] - 1) + 1;
-        let rest = (large[axis] + 2 * conv.pad_begin[axis]).checked_sub(reach);
-        rest.is_some_and(|rest| rest / conv.stride[axis] + 1 == small[axis])
-    };
-    if fits(0) && fits(1) {
-        return Ok(conv.pad_begin);
-    }
-    Err(Unavailable::Unsupported { reason: "cuDNN has as many zeros on one side as on the other".to_owned() })
+    library.on_device.fastest(ways, operands, &f.version_text())
 }
 
 impl Functions {
@@ -190,7 +174,7 @@ impl Functions {
 #[derive(Clone)]
 struct Library {
     f: Functions,
-    on_device: Rc<OnDevice>,
+    on_device: Rc<OnDevice<Context>>,
     handle: Handle,
     x: Handle,
     w: Handle,
@@ -201,7 +185,7 @@ struct Library {
 impl Library {
     fn new<T: Element>(
         f: Functions,
-        on_device: Rc<OnDevice>,
+        on_device: Rc<OnDevice<Context>>,
         conv: &Conv,
         [pad_h, pad_w]: [usize; 2],
         math: c_int,
@@ -280,7 +264,7 @@ impl Library {
                 let (handle, x_desc, w_desc, y_desc, conv) = (*handle, *x_desc, *w_desc, *y_desc, *conv);
                 let factors = (T::ONE, T::ZERO);
                 let (one, zero) = ((&raw const factors.0).cast(), (&raw const factors.1).cast());
-                let (room, n_bytes) = (pointer(&workspace), n_bytes);
+                let (room, n_bytes) = (Context::pointer(&workspace), n_bytes);
                 // SAFETY: the operands on the device have as many elements as descriptors say, the workspace
                 // as many bytes as the algorithm wants; factors are read before the call returns.
                 let (function, status) = unsafe {
@@ -342,7 +326,7 @@ impl Library {
         let status = unsafe { (f.set_activation)(activation, mode, NOT_PROPAGATE_NAN, 0.0) };
         f.succeeded("cudnnSetActivationDescriptor", status)?;
         Ok(Described {
-            bias: fused.bias.map_or(pointer(&zeros), |at| self.on_device.further(at)),
+            bias: fused.bias.map_or(Context::pointer(&zeros), |at| self.on_device.further(at)),
             _zeros: zeros,
             bias_desc: f.tensor::<T>([1, conv.k, 1, 1])?,
             addend: fused.addend.map(|at| self.on_device.further(at)),
@@ -380,28 +364,4 @@ impl Functions {
 /// `cudnnDataType_t`.
 fn data_type<T: Element>() -> c_int {
     if T::DTYPE == DType::F64 { 1 } else { 0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use tilewright_ir::op::Workload;
-
-    use super::*;
-    use crate::problem::Problem;
-
-    #[test]
-    fn zeros_on_one_side_are_as_many_as_on_the_other() {
-        let check = |text: &str, expected: Option<[usize; 2]>| {
-            let workload = Workload::parse(text).expect("the test names a workload");
-            let Kernel::Conv(conv) = Problem::of(&workload).kernel else { panic!("{text} is a convolution") };
-            assert_eq!(pads(&conv).ok(), expected, "{text}");
-        };
-        check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad=1", Some([1, 1]));
-        check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad_top=1", None);
-        check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad_bottom=1", None);
-        // Of an even size every other row is enough.
-        check("conv2d:c=3,h=8,w=8,k=4,r=3,s=3,stride=2,pad_top=1,pad_left=1", Some([1, 1]));
-        check("conv2d_transpose:c=4,h=5,w=6,k=3,r=3,s=3,stride=2,pad=1,out_pad=1", Some([1, 1]));
-        check("conv2d_transpose:c=4,h=5,w=6,k=3,r=3,s=3,stride=2,pad_top=1", Some([1, 0]));
-    }
 }

@@ -1,18 +1,20 @@
-//! Libraries for NVIDIA's GPUs: operands on a device, and which way to call a library is fastest there.
+//! Libraries for GPUs: operands on a device, and which way to call a library is fastest there.
 //!
 //! All is as for our kernels there: data, reference, memory between canaries, and what takes the time. Runs
-//! that make a sample are one graph, timed by the device from the beginning of the first to the end of the
-//! last.
+//! that make a sample are timed by the device, of NVIDIA's as one graph.
 
 use std::ffi::{c_int, c_void};
 use std::rc::Rc;
 
-use tilewright_device::cuda::{Context, CudaError, Memory, record};
+use tilewright_device::cuda::{self, CudaError};
+use tilewright_device::guarded::{DeviceMemory, Guarded};
+use tilewright_device::opencl::{self, CPU_PACKAGE, LOADER_PACKAGE, OpenClError};
 use tilewright_ir::op::{Epilogue, Function};
 
 use super::Unavailable;
 use super::library::Means;
 use super::operands::{Element, Operands};
+use super::problem::Conv;
 use super::worker::{CHOICE, Prepared, check, samples_ns_by};
 
 impl From<CudaError> for Unavailable {
@@ -27,52 +29,100 @@ impl From<CudaError> for Unavailable {
     }
 }
 
-/// Operands on a device.
-pub(super) struct OnDevice {
-    pub(super) context: Context,
-    a: Memory,
-    b: Memory,
-    /// By operation of the epilogue.
-    further: Vec<Option<Memory>>,
-    c: Memory,
-}
-
-impl OnDevice {
-    /// The operands on the device that is meant.
-    pub(super) fn new<T: Element>(operands: &Operands<T>, means: &Means) -> Result<Rc<OnDevice>, Unavailable> {
-        let context = Context::new(means.gpu.unwrap_or(0))?;
-        let copy = |bytes: &[u8]| -> Result<Memory, CudaError> {
-            let memory = Memory::new(&context, bytes.len() as u64)?;
-            memory.write(0, bytes)?;
-            Ok(memory)
+impl From<OpenClError> for Unavailable {
+    fn from(error: OpenClError) -> Unavailable {
+        let missing = |library: &str, package: &str| Unavailable::NotInstalled {
+            library: library.to_owned(),
+            get: format!("Debian and Ubuntu: apt install {package}"),
         };
-        let further = operands.further.iter().map(|input| Some(input.bytes()).filter(|bytes| !bytes.is_empty()));
-        Ok(Rc::new(OnDevice {
-            a: copy(operands.a.bytes())?,
-            b: copy(operands.b.bytes())?,
-            further: further.map(|bytes| bytes.map(copy).transpose()).collect::<Result<_, _>>()?,
-            c: Memory::new(&context, operands.c.bytes().len() as u64)?,
-            context,
-        }))
-    }
-
-    /// A or X, B or W, and C or Y.
-    pub(super) fn pointers(&self) -> [*mut c_void; 3] {
-        [&self.a, &self.b, &self.c].map(pointer)
-    }
-
-    /// The further input of an operation of the epilogue.
-    pub(super) fn further(&self, at: usize) -> *mut c_void {
-        pointer(self.further[at].as_ref().expect("the operation has a further input"))
+        match error {
+            OpenClError::NoLoader => missing("OpenCL's loader", LOADER_PACKAGE),
+            OpenClError::NoDevices => missing("the driver of an OpenCL device", CPU_PACKAGE),
+            other => Unavailable::Broken { reason: other.to_string() },
+        }
     }
 }
 
-/// An address of a device, as libraries take it.
-pub(super) fn pointer(memory: &Memory) -> *mut c_void {
-    std::ptr::without_provenance_mut(memory.address() as usize)
+/// A context of a driver, as libraries for its devices need it.
+pub(super) trait Context: Sized + 'static {
+    /// Memory as the driver gives it.
+    type Whole: DeviceMemory<Error = Self::Error>;
+    /// Why the driver refuses.
+    type Error;
+
+    /// One on the device of a number.
+    fn on(number: u32) -> Result<Self, Self::Error>;
+    /// Memory of so many bytes, of which nothing is known.
+    fn memory(&self, n_bytes: u64) -> Result<Guarded<Self::Whole>, Self::Error>;
+    /// Memory, as libraries take it.
+    fn pointer(memory: &Guarded<Self::Whole>) -> *mut c_void;
+    /// Does so many times what is put to the device; nanoseconds of the device.
+    fn timed(&self, n_times: u32, put: &Put) -> Result<f64, Unavailable>;
+    /// Waits until all that was asked for is done.
+    fn finish(&self) -> Result<(), Self::Error>;
 }
 
-/// Puts what one run calls into the context's stream.
+impl Context for cuda::Context {
+    type Whole = cuda::Allocation;
+    type Error = CudaError;
+
+    fn on(number: u32) -> Result<cuda::Context, CudaError> {
+        cuda::Context::new(number)
+    }
+
+    fn memory(&self, n_bytes: u64) -> Result<cuda::Memory, CudaError> {
+        cuda::Memory::new(self, n_bytes)
+    }
+
+    fn pointer(memory: &cuda::Memory) -> *mut c_void {
+        std::ptr::without_provenance_mut(memory.address() as usize)
+    }
+
+    fn timed(&self, n_times: u32, put: &Put) -> Result<f64, Unavailable> {
+        cuda::record(self, n_times, || put())
+    }
+
+    fn finish(&self) -> Result<(), CudaError> {
+        self.finish()
+    }
+}
+
+impl Context for opencl::Context {
+    type Whole = opencl::Buffers;
+    type Error = OpenClError;
+
+    fn on(number: u32) -> Result<opencl::Context, OpenClError> {
+        opencl::Context::new(&opencl::device(number as usize)?)
+    }
+
+    fn memory(&self, n_bytes: u64) -> Result<opencl::Memory, OpenClError> {
+        opencl::Memory::new(self, n_bytes)
+    }
+
+    fn pointer(memory: &opencl::Memory) -> *mut c_void {
+        memory.handle()
+    }
+
+    fn timed(&self, n_times: u32, put: &Put) -> Result<f64, Unavailable> {
+        opencl::timed(self, n_times, || put())
+    }
+
+    fn finish(&self) -> Result<(), OpenClError> {
+        self.finish()
+    }
+}
+
+/// Operands on a device.
+pub(super) struct OnDevice<C: Context> {
+    pub(super) context: C,
+    a: Guarded<C::Whole>,
+    b: Guarded<C::Whole>,
+    /// By operation of the epilogue.
+    further: Vec<Option<Guarded<C::Whole>>>,
+    c: Guarded<C::Whole>,
+}
+
+/// Puts what one run calls into the context's stream or queue.
 pub(super) type Put = Rc<dyn Fn() -> Result<(), Unavailable>>;
 
 /// A way to call a library.
@@ -82,71 +132,104 @@ pub(super) struct Way {
     pub(super) put: Put,
 }
 
-/// The fastest of `ways` whose result is right.
-pub(super) fn fastest<T: Element>(
-    on_device: &Rc<OnDevice>,
-    ways: Vec<Way>,
-    operands: &mut Operands<T>,
-    version: &str,
-) -> Result<Prepared<T>, Unavailable> {
-    let (n_ways, n_bytes) = (ways.len(), operands.n_bytes());
-    let mut refused = Unavailable::Unsupported { reason: "it has no way to compute this".to_owned() };
-    let mut timed: Vec<(Way, f64)> = Vec::new();
-    for way in ways {
-        match shortest_ns(on_device, &way.put, n_bytes) {
-            Ok(ns) => timed.push((way, ns)),
-            Err(reason) => refused = reason,
-        }
+impl<C: Context> OnDevice<C>
+where
+    Unavailable: From<C::Error>,
+{
+    /// The operands on the device that is meant.
+    pub(super) fn new<T: Element>(operands: &Operands<T>, means: &Means) -> Result<Rc<OnDevice<C>>, Unavailable> {
+        let context = C::on(means.gpu.unwrap_or(0))?;
+        let copy = |bytes: &[u8]| -> Result<Guarded<C::Whole>, C::Error> {
+            let memory = context.memory(bytes.len() as u64)?;
+            memory.write(0, bytes)?;
+            Ok(memory)
+        };
+        let further = operands.further.iter().map(|input| Some(input.bytes()).filter(|bytes| !bytes.is_empty()));
+        Ok(Rc::new(OnDevice {
+            a: copy(operands.a.bytes())?,
+            b: copy(operands.b.bytes())?,
+            further: further.map(|bytes| bytes.map(copy).transpose()).collect::<Result<_, _>>()?,
+            c: context.memory(operands.c.bytes().len() as u64)?,
+            context,
+        }))
     }
-    timed.sort_by(|(_, a_ns), (_, b_ns)| a_ns.total_cmp(b_ns));
-    let mut wrong = String::new();
-    for (way, _) in timed {
-        let details = format!("{}, fastest of {n_ways}{wrong}", way.name);
-        let mut prepared = prepared(on_device, &way.put, version, details);
-        match check(&mut prepared, operands) {
-            Ok(_) => return Ok(prepared),
-            Err(reason) => {
-                wrong += &format!(", {} was wrong", way.name);
-                refused = reason;
+
+    /// A or X, B or W, and C or Y.
+    pub(super) fn pointers(&self) -> [*mut c_void; 3] {
+        [&self.a, &self.b, &self.c].map(C::pointer)
+    }
+
+    /// The further input of an operation of the epilogue.
+    pub(super) fn further(&self, at: usize) -> *mut c_void {
+        C::pointer(self.further[at].as_ref().expect("the operation has a further input"))
+    }
+
+    /// The fastest of `ways` whose result is right.
+    pub(super) fn fastest<T: Element>(
+        self: &Rc<Self>,
+        ways: Vec<Way>,
+        operands: &mut Operands<T>,
+        version: &str,
+    ) -> Result<Prepared<T>, Unavailable> {
+        let (n_ways, n_bytes) = (ways.len(), operands.n_bytes());
+        let mut refused = Unavailable::Unsupported { reason: "it has no way to compute this".to_owned() };
+        let mut timed: Vec<(Way, f64)> = Vec::new();
+        for way in ways {
+            match self.shortest_ns(&way.put, n_bytes) {
+                Ok(ns) => timed.push((way, ns)),
+                Err(reason) => refused = reason,
             }
         }
-    }
-    Err(refused)
-}
-
-/// The shortest sample of a short round, in nanoseconds a run.
-fn shortest_ns(on_device: &OnDevice, put: &Put, n_bytes: u64) -> Result<f64, Unavailable> {
-    // What a library makes ready when it is called first is not to be part of a graph.
-    run_once(on_device, put)?;
-    let mut timed = |n| record(&on_device.context, n, || put());
-    let samples_ns = samples_ns_by(&mut timed, n_bytes, CHOICE)?;
-    Ok(samples_ns.into_iter().fold(f64::INFINITY, f64::min))
-}
-
-fn prepared<T: Element>(on_device: &Rc<OnDevice>, put: &Put, version: &str, details: String) -> Prepared<T> {
-    let [for_load, for_run, for_timed, for_store] = std::array::from_fn(|_| on_device.clone());
-    let (run, timed) = (put.clone(), put.clone());
-    Prepared {
-        load: Box::new(move |_| Ok(for_load.c.fill(0xFF)?)),
-        timed: Some(Box::new(move |n| record(&for_timed.context, n, || timed()))),
-        store: Box::new(move |operands| {
-            let OnDevice { a, b, further, c, .. } = &*for_store;
-            for memory in [a, b, c].into_iter().chain(further.iter().flatten()) {
-                if !memory.is_intact()? {
-                    return Err(Unavailable::Wrong { reason: "it wrote outside its buffers".to_owned() });
+        timed.sort_by(|(_, a_ns), (_, b_ns)| a_ns.total_cmp(b_ns));
+        let mut wrong = String::new();
+        for (way, _) in timed {
+            let details = format!("{}, fastest of {n_ways}{wrong}", way.name);
+            let mut prepared = self.prepared(&way.put, version, details);
+            match check(&mut prepared, operands) {
+                Ok(_) => return Ok(prepared),
+                Err(reason) => {
+                    wrong += &format!(", {} was wrong", way.name);
+                    refused = reason;
                 }
             }
-            Ok(c.read(0, operands.c.bytes_mut())?)
-        }),
-        ..Prepared::in_place(version.to_owned(), details, Box::new(move |_| run_once(&for_run, &run)))
+        }
+        Err(refused)
     }
-}
 
-/// One run, to its end. Where it is refused, it is asked for again: some libraries tell then what went wrong
-/// before.
-fn run_once(on_device: &OnDevice, put: &Put) -> Result<(), Unavailable> {
-    put().or_else(|_| put())?;
-    Ok(on_device.context.finish()?)
+    /// The shortest sample of a short round, in nanoseconds a run.
+    fn shortest_ns(&self, put: &Put, n_bytes: u64) -> Result<f64, Unavailable> {
+        // What a library makes ready when it is called first is not to be part of a sample.
+        self.run_once(put)?;
+        let mut timed = |n| self.context.timed(n, put);
+        let samples_ns = samples_ns_by(&mut timed, n_bytes, CHOICE)?;
+        Ok(samples_ns.into_iter().fold(f64::INFINITY, f64::min))
+    }
+
+    fn prepared<T: Element>(self: &Rc<Self>, put: &Put, version: &str, details: String) -> Prepared<T> {
+        let [for_load, for_run, for_timed, for_store] = std::array::from_fn(|_| self.clone());
+        let (run, timed) = (put.clone(), put.clone());
+        Prepared {
+            load: Box::new(move |_| Ok(for_load.c.fill(0xFF)?)),
+            timed: Some(Box::new(move |n| for_timed.context.timed(n, &timed))),
+            store: Box::new(move |operands| {
+                let OnDevice { a, b, further, c, .. } = &*for_store;
+                for memory in [a, b, c].into_iter().chain(further.iter().flatten()) {
+                    if !memory.is_intact()? {
+                        return Err(Unavailable::Wrong { reason: "it wrote outside its buffers".to_owned() });
+                    }
+                }
+                Ok(c.read(0, operands.c.bytes_mut())?)
+            }),
+            ..Prepared::in_place(version.to_owned(), details, Box::new(move |_| for_run.run_once(&run)))
+        }
+    }
+
+    /// One run, to its end. Where it is refused, it is asked for again: some libraries tell then what went
+    /// wrong before.
+    fn run_once(&self, put: &Put) -> Result<(), Unavailable> {
+        put().or_else(|_| put())?;
+        Ok(self.context.finish()?)
+    }
 }
 
 /// What libraries for GPUs do to a result on its way out: they add one input by channel and one of the
@@ -178,6 +261,22 @@ impl Fused {
     }
 }
 
+/// The zeros above and below, and to the left and right, of which there are as many on both sides. A row or
+/// column of zeros that no filter reaches does no harm.
+pub(super) fn pads(library: &str, conv: &Conv) -> Result<[usize; 2], Unavailable> {
+    // Of a transposed convolution it is the result that filters go over.
+    let (large, small) = if conv.transposed { (conv.output(), conv.image) } else { (conv.image, conv.output()) };
+    let fits = |axis: usize| {
+        let reach = conv.dilation[axis] * (conv.filter[axis] - 1) + 1;
+        let rest = (large[axis] + 2 * conv.pad_begin[axis]).checked_sub(reach);
+        rest.is_some_and(|rest| rest / conv.stride[axis] + 1 == small[axis])
+    };
+    if fits(0) && fits(1) {
+        return Ok(conv.pad_begin);
+    }
+    Err(Unavailable::Unsupported { reason: format!("{library} has as many zeros on one side as on the other") })
+}
+
 /// Sizes as a library takes them.
 pub(super) fn sizes<const N: usize>(sizes: [usize; N]) -> Result<[c_int; N], Unavailable> {
     let mut converted = [0; N];
@@ -193,6 +292,7 @@ mod tests {
     use tilewright_ir::op::Workload;
 
     use super::*;
+    use crate::problem::{Kernel, Problem};
 
     #[test]
     fn epilogues_are_what_libraries_can_do_or_refused() {
@@ -206,6 +306,22 @@ mod tests {
         check("add+bias", Some(Fused { bias: Some(1), addend: Some(0), relu: false }));
         check("relu+bias", None);
         check("bias+gelu", None);
+    }
+
+    #[test]
+    fn zeros_on_one_side_are_as_many_as_on_the_other() {
+        let check = |text: &str, expected: Option<[usize; 2]>| {
+            let workload = Workload::parse(text).expect("the test names a workload");
+            let Kernel::Conv(conv) = Problem::of(&workload).kernel else { panic!("{text} is a convolution") };
+            assert_eq!(pads("it", &conv).ok(), expected, "{text}");
+        };
+        check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad=1", Some([1, 1]));
+        check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad_top=1", None);
+        check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad_bottom=1", None);
+        // Of an even size every other row is enough.
+        check("conv2d:c=3,h=8,w=8,k=4,r=3,s=3,stride=2,pad_top=1,pad_left=1", Some([1, 1]));
+        check("conv2d_transpose:c=4,h=5,w=6,k=3,r=3,s=3,stride=2,pad=1,out_pad=1", Some([1, 1]));
+        check("conv2d_transpose:c=4,h=5,w=6,k=3,r=3,s=3,stride=2,pad_top=1", Some([1, 0]));
     }
 
     #[test]

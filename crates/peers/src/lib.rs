@@ -1,5 +1,5 @@
 //! Peer libraries, measured beside our kernels: OpenBLAS, oneDNN, MKL and two crates, on NVIDIA's GPUs cuBLAS
-//! and cuDNN; and runtimes of whole models ([`ModelPeer`]).
+//! and cuDNN, on OpenCL devices CLBlast; and runtimes of whole models ([`ModelPeer`]).
 //!
 //! Each peer computes a workload in a child process of this same executable, so that a library can be given
 //! its own environment before it loads, and so that a peer that crashes, hangs or starts threads disturbs
@@ -19,6 +19,7 @@
 //! measured to be best for it, see `child.rs`.
 
 mod child;
+mod clblast;
 mod crates;
 mod cublas;
 mod cudnn;
@@ -185,6 +186,15 @@ pub const PEERS: &[PeerSpec] = &[
         chooses: Choice::None,
         variant: Variant::Cudnn(Precision::Tf32),
     },
+    PeerSpec {
+        name: "clblast",
+        text: "CLBlast gemm, and convolution as im2col and gemm; on an OpenCL device",
+        library: "clblast",
+        package: Some(Package::Debian("libclblast1")),
+        computes: &[Class::Matmul, Class::Conv],
+        chooses: Choice::None,
+        variant: Variant::ClBlast,
+    },
 ];
 
 /// One row of [`PEERS`].
@@ -265,6 +275,7 @@ enum Variant {
     MatrixMultiply,
     Cublas(Precision),
     Cudnn(Precision),
+    ClBlast,
 }
 
 /// What a library for GPUs computes with.
@@ -289,9 +300,25 @@ impl Precision {
 impl PeerSpec {
     /// Whether it works on such a machine.
     pub fn runs_on(&self, target: &Target) -> bool {
-        match self.precision() {
-            Some(_) => target.arch == Arch::Gpu(GpuApi::Cuda),
+        match self.gpu() {
+            Some(api) => target.arch == Arch::Gpu(api),
             None => target.gpu.is_none(),
+        }
+    }
+
+    /// Of a library for GPUs, for which.
+    fn gpu(&self) -> Option<GpuApi> {
+        match self.variant {
+            Variant::Cublas(_) | Variant::Cudnn(_) => Some(GpuApi::Cuda),
+            Variant::ClBlast => Some(GpuApi::OpenCl),
+            Variant::OpenBlas
+            | Variant::OpenBlasBest
+            | Variant::Im2col
+            | Variant::OneDnn
+            | Variant::OneDnnWinograd
+            | Variant::Mkl
+            | Variant::Gemm
+            | Variant::MatrixMultiply => None,
         }
     }
 
@@ -300,7 +327,7 @@ impl PeerSpec {
         self.precision() == Some(Precision::Tf32)
     }
 
-    /// Of a library for GPUs.
+    /// Of a library that has a choice of them.
     fn precision(&self) -> Option<Precision> {
         match self.variant {
             Variant::Cublas(precision) | Variant::Cudnn(precision) => Some(precision),
@@ -439,8 +466,8 @@ pub struct Setup<'a> {
     pub threads: usize,
     /// Where their libraries are looked for, some folders deep, before the system's.
     pub folder: Option<&'a Path>,
-    /// The number of the CUDA device that is meant, for libraries that work on one.
-    pub gpu: Option<u32>,
+    /// The GPU that is meant, for libraries that work on one, and its number.
+    pub gpu: Option<(GpuApi, u32)>,
 }
 
 /// A peer that runs in its own process, holds a workload's operands and is ready to be measured.
@@ -459,7 +486,8 @@ pub struct Peer {
 impl Peer {
     /// Start the peer called `name`, and check its result once.
     ///
-    /// The child runs on the CPUs [`tilewright_device::host::pin_cpus`]`(threads)`.
+    /// The child runs on the CPUs [`tilewright_device::host::pin_cpus`]`(threads)`, with a library for GPUs on
+    /// all, as our kernels there: behind OpenCL may be the CPU.
     ///
     /// # Errors
     ///
@@ -475,8 +503,9 @@ impl Peer {
         if setup.threads == 0 {
             return Err(Unavailable::Unsupported { reason: "nothing runs with 0 threads".to_owned() });
         }
-        if spec.precision().is_some() && setup.gpu.is_none() {
-            return Err(Unavailable::Unsupported { reason: "it works on a CUDA device (--device cuda)".to_owned() });
+        if let Some(api) = spec.gpu().filter(|api| setup.gpu.is_none_or(|(there, _)| there != *api)) {
+            let reason = format!("it works with --device {} alone", Arch::Gpu(api).name());
+            return Err(Unavailable::Unsupported { reason });
         }
         match spec.variant {
             Variant::OpenBlasBest | Variant::Im2col => Self::start_fastest_core_type(spec, setup),
@@ -487,7 +516,8 @@ impl Peer {
             | Variant::Gemm
             | Variant::MatrixMultiply
             | Variant::Cublas(_)
-            | Variant::Cudnn(_) => Ok(Self::start_one(spec, setup, None)?.0),
+            | Variant::Cudnn(_)
+            | Variant::ClBlast => Ok(Self::start_one(spec, setup, None)?.0),
         }
     }
 
@@ -543,7 +573,7 @@ impl Peer {
             workload: setup.workload.to_string(),
             threads: setup.threads,
             folder: setup.folder.map(Path::to_owned),
-            gpu: setup.gpu,
+            gpu: setup.gpu.map(|(_, number)| number),
             data_fd: setup.data.file.as_raw_fd(),
             data_offsets: setup.data.offsets.clone(),
         };
@@ -670,7 +700,9 @@ mod tests {
         check_on("sm_90a", "matmul-256:dtype=f64", &["cublas"]);
         check_on("sm_90a", "resnet18.C2", &["cudnn", "cudnn-tf32"]);
         check_on("sm_90a", "resnet18.C2:exact=1", &["cudnn"]);
-        check_on("opencl", "matmul-256", &[]);
+        check_on("opencl", "matmul-256", &["clblast"]);
+        check_on("opencl", "resnet18.C2", &["clblast"]);
+        check_on("opencl", "resnet18.C2:layout=blocked", &[]);
     }
 
     #[test]
@@ -708,7 +740,8 @@ mod tests {
             assert!(refused.to_string().contains(part), "{refused}");
         };
         check("gemm", 0, "0 threads");
-        check("cublas", 1, "it works on a CUDA device (--device cuda)");
+        check("cublas", 1, "it works with --device cuda alone");
+        check("clblast", 1, "it works with --device opencl alone");
         check("im2col-openblas", 1, "im2col-openblas computes convolutions, not multiplications");
     }
 }

@@ -99,13 +99,20 @@ pub(super) fn find(folder: &Path, names: &[&str]) -> Option<PathBuf> {
     names.iter().find_map(|name| levels.iter().flatten().find(|path| is_called(path, name)).cloned())
 }
 
+/// The version that the file of a loaded library has in its name, behind such a beginning.
+pub(super) fn version_in_file_name(beginning: &str) -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let version = |line: &str| line.rsplit('/').next()?.strip_prefix(beginning).map(str::to_owned);
+    maps.lines().find_map(version)
+}
+
 /// What peers are given besides their operands.
 pub(super) struct Means {
     /// Threads to use.
     pub(super) threads: usize,
     /// Where libraries are looked for first.
     pub(super) folder: Option<PathBuf>,
-    /// The number of the CUDA device, for libraries that work on one.
+    /// The number of the device, for libraries for GPUs.
     pub(super) gpu: Option<u32>,
 }
 
@@ -144,6 +151,12 @@ mod tests {
         };
         let text = missing.to_string();
         assert!(text.contains("libtilewright-has-no-such.so.1") && text.contains("libnone1"), "{text}");
+    }
+
+    #[test]
+    fn names_of_files_have_versions() {
+        assert_eq!(version_in_file_name("libc.so.").as_deref(), Some("6"));
+        assert_eq!(version_in_file_name("libtilewright-has-no-such.so."), None);
     }
 
     #[test]

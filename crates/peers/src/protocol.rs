@@ -20,7 +20,7 @@ pub(super) enum Request {
         threads: usize,
         /// Where libraries are looked for first.
         folder: Option<PathBuf>,
-        /// The number of the CUDA device, for libraries that work on one.
+        /// The number of the device, for libraries for GPUs.
         gpu: Option<u32>,
         /// Descriptor, inherited, of the workload's data, and where that of each argument begins.
         data_fd: i32,

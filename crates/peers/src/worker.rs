@@ -18,7 +18,7 @@ use super::operands::{Element, Operands};
 use super::problem::Problem;
 use super::protocol::{Reply, Request};
 use super::{PeerSpec, Precision, Unavailable, Variant};
-use super::{crates, cublas, cudnn, im2col, mkl, onednn, openblas};
+use super::{clblast, crates, cublas, cudnn, im2col, mkl, onednn, openblas};
 
 /// A library made ready for one problem.
 pub(super) struct Prepared<T> {
@@ -98,7 +98,9 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
                     Ok(started) => started,
                     Err(unavailable) => return answer(&mut output, &Reply::Unavailable(unavailable)),
                 };
-                host::pin_thread(&host::pin_cpus(threads));
+                if spec.gpu().is_none() {
+                    host::pin_thread(&host::pin_cpus(threads));
+                }
                 let means = Means { threads, folder, gpu };
                 // SAFETY: the descriptor was opened by the parent for this process, which keeps it open to
                 // its end.
@@ -145,6 +147,7 @@ fn version(peer: &str) -> Result<String, Unavailable> {
         Variant::Mkl => mkl::version(),
         Variant::Cublas(_) => cublas::version(),
         Variant::Cudnn(_) => cudnn::version(),
+        Variant::ClBlast => clblast::version(),
         Variant::Gemm => Ok(crates::GEMM_VERSION.to_owned()),
         Variant::MatrixMultiply => Ok(crates::MATRIXMULTIPLY_VERSION.to_owned()),
     }
@@ -219,6 +222,7 @@ fn prepare<T: Element>(spec: &PeerSpec, operands: &mut Operands<T>, means: &Mean
         Variant::Mkl => mkl::prepare(operands, means),
         Variant::Cublas(precision) => cublas::prepare(operands, means, precision),
         Variant::Cudnn(precision) => cudnn::prepare(operands, means, precision),
+        Variant::ClBlast => clblast::prepare(operands, means),
         Variant::Gemm => crates::prepare_gemm(&operands.problem, means.threads),
         Variant::MatrixMultiply => crates::prepare_matrixmultiply(&operands.problem, means.threads),
     }
@@ -287,8 +291,9 @@ pub(super) mod tests {
     use tilewright_ir::op::{Epilogue, Function};
 
     use super::*;
-    use crate::gpu::Fused;
+    use crate::gpu::{Fused, pads};
     use crate::operands::tests::{data_of, operands_of};
+    use crate::problem::Kernel;
 
     pub(crate) fn replies(requests: &[Request]) -> Vec<Reply> {
         let lines = requests.iter().map(|request| Ok(serde_json::to_string(request).expect("requests print")));
@@ -414,6 +419,12 @@ pub(super) mod tests {
             "cublas" => Fused::of("cuBLAS", &problem.epilogue).is_err(),
             // Whether there is an algorithm is the library's to say.
             "cudnn" => true,
+            "clblast" => {
+                // Whether there is double precision, the device's.
+                let is_plain = problem.epilogue.is_empty() && problem.dtype == DType::F32;
+                let in_groups = matches!(problem.kernel, Kernel::Conv(conv) if conv.groups > 1);
+                !is_plain || in_groups || matches!(problem.kernel, Kernel::Conv(conv) if pads("it", &conv).is_err())
+            }
             _ if spec.variant == Variant::Im2col => {
                 let has = [Function::Bias, Function::Add, Function::Relu, Function::Clip];
                 steps.iter().any(|step| !has.contains(step))

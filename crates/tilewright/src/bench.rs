@@ -13,7 +13,7 @@ use tilewright_device::protocol::Source;
 use tilewright_device::{Caches, Device, Options, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_ir::target::{Arch, GpuApi};
+use tilewright_ir::target::Arch;
 pub use tilewright_peers::{Layouts, PEERS, PeerSpec};
 use tilewright_peers::{Peer, Setup};
 use tilewright_tune::{Outcome, PassedOver, Timing};
@@ -165,7 +165,10 @@ fn peers(request: &BenchRequest, device: &Device, note: &dyn Fn(Note)) -> Vec<Co
         None => PEERS.iter().filter(|spec| spec.runs_on(&request.target) && spec.is_rival(workload)).collect(),
     };
     let folder = request.peer_path.as_deref();
-    let gpu = request.target.gpu.filter(|_| request.target.arch == Arch::Gpu(GpuApi::Cuda)).map(|gpu| gpu.number);
+    let gpu = match request.target.arch {
+        Arch::Gpu(api) => request.target.gpu.map(|gpu| (api, gpu.number)),
+        Arch::X86_64 | Arch::Aarch64 => None,
+    };
     let setup = Setup { workload, data: device.data(), threads: request.threads, folder, gpu };
     let start = |spec: &'static PeerSpec| match Peer::start(spec.name, setup) {
         Ok(peer) => Some(Contestant { implementation: spec.name, medians_ns: Vec::new(), who: Who::Peer(peer) }),

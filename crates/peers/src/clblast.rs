@@ -1,0 +1,300 @@
+//! CLBlast through its C interface.
+//!
+//! # Source
+//!
+//! Signatures and constants from `clblast_c.h` of CLBlast 1.5.3.
+
+use std::ffi::{c_int, c_void};
+use std::path::Path;
+use std::ptr::null_mut;
+use std::rc::Rc;
+
+use tilewright_device::opencl::{Context, Memory};
+use tilewright_ir::DType;
+
+use super::gpu::{OnDevice, Way, pads};
+use super::library::{Loaded, Means, version_in_file_name};
+use super::operands::{Element, Operands};
+use super::problem::{Conv, Kernel, Matmul};
+use super::worker::Prepared;
+use super::{Unavailable, Variant};
+
+/// A queue, memory or event of OpenCL's.
+type Handle = *mut c_void;
+
+/// `CLBlastStatusCode`.
+type Status = c_int;
+
+/// `CLBlast?gemmWithTempBuffer`: layout, what is transposed, and sizes `m`, `n` and `k`; then the factor of the
+/// product, and A and B, each from an element on, with its leading dimension; the factor of what C was, and C;
+/// the queue, the event, and memory for what is packed.
+type Gemm<T> = unsafe extern "C" fn(
+    c_int,
+    c_int,
+    c_int,
+    usize,
+    usize,
+    usize,
+    T,
+    Handle,
+    usize,
+    usize,
+    Handle,
+    usize,
+    usize,
+    T,
+    Handle,
+    usize,
+    usize,
+    *const Handle,
+    *mut Handle,
+    Handle,
+) -> Status;
+
+/// `CLBlast?GemmTempBufferSize`, how many bytes that is: layout, what is transposed, sizes, of each matrix an
+/// offset and the leading dimension, and the queue.
+type GemmMemory = unsafe extern "C" fn(
+    c_int,
+    c_int,
+    c_int,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    *const Handle,
+    *mut usize,
+) -> Status;
+
+/// `CLBlast?gemmStridedBatched`, as `gemm` with the distance of the next matrix behind each leading dimension,
+/// how many there are, and no memory.
+type Batched<T> = unsafe extern "C" fn(
+    c_int,
+    c_int,
+    c_int,
+    usize,
+    usize,
+    usize,
+    T,
+    Handle,
+    usize,
+    usize,
+    usize,
+    Handle,
+    usize,
+    usize,
+    usize,
+    T,
+    Handle,
+    usize,
+    usize,
+    usize,
+    usize,
+    *const Handle,
+    *mut Handle,
+) -> Status;
+
+/// `CLBlast?convgemm`: mode; channels; rows and columns of the image, the filter, zeros, strides and dilations;
+/// filters and images; X, W and Y, each from an element on; the queue and the event.
+type Convolution = unsafe extern "C" fn(
+    c_int,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    Handle,
+    usize,
+    Handle,
+    usize,
+    Handle,
+    usize,
+    *const Handle,
+    *mut Handle,
+) -> Status;
+
+const ROW_MAJOR: c_int = 101;
+/// `CLBlastTranspose`, of what is as it is and what is transposed.
+const TRANSPOSE: [c_int; 2] = [111, 112];
+/// `CLBlastKernelMode`: filters are not mirrored.
+const CROSS_CORRELATION: c_int = 151;
+
+/// The library's functions for an element type.
+#[derive(Clone, Copy)]
+struct Functions<T> {
+    gemm: Gemm<T>,
+    gemm_memory: GemmMemory,
+    batched: Batched<T>,
+    convolution: Convolution,
+}
+
+impl<T: Element> Functions<T> {
+    fn of(library: Loaded) -> Result<Functions<T>, Unavailable> {
+        let letter = if T::DTYPE == DType::F64 { 'D' } else { 'S' };
+        let symbol = |name: &str| name.replace('?', &letter.to_string()).into_bytes();
+        // SAFETY: the types are those of the library's header.
+        unsafe {
+            Ok(Functions {
+                gemm: library.function(&symbol("CLBlast?gemmWithTempBuffer\0"))?,
+                gemm_memory: library.function(&symbol("CLBlast?GemmTempBufferSize\0"))?,
+                batched: library.function(&symbol("CLBlast?gemmStridedBatched\0"))?,
+                convolution: library.function(&symbol("CLBlast?convgemm\0"))?,
+            })
+        }
+    }
+}
+
+/// Version of the installed library.
+pub(super) fn version() -> Result<String, Unavailable> {
+    load(None)?;
+    Ok(version_of_loaded())
+}
+
+/// No function tells it.
+fn version_of_loaded() -> String {
+    version_in_file_name("libclblast.so.").unwrap_or_else(|| "of unknown version".to_owned())
+}
+
+fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
+    Loaded::open(&["libclblast.so.1"], &super::how_to_get(Variant::ClBlast), folder)
+}
+
+/// Loads CLBlast for the operands' problem.
+pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
+    let kernel = operands.problem.kernel;
+    let lacks = |what: &str| Err(Unavailable::Unsupported { reason: format!("CLBlast has no {what}") });
+    if !operands.problem.epilogue.is_empty() {
+        return lacks("epilogues");
+    }
+    let f = Functions::<T>::of(load(means.folder.as_deref())?)?;
+    let on_device = OnDevice::<Context>::new(operands, means)?;
+    let library = Library { f, queue: on_device.context.queue(), on_device: on_device.clone() };
+    let way = match kernel {
+        Kernel::Matmul(matmul) if matmul.b == 1 => library.gemm(matmul)?,
+        Kernel::Matmul(matmul) => library.batched(matmul),
+        Kernel::Conv(conv) if conv.groups > 1 => return lacks("groups of channels"),
+        Kernel::Conv(conv) => {
+            pads("CLBlast", &conv)?;
+            library.convolution(conv)
+        }
+    };
+    on_device.fastest(vec![way], operands, &version_of_loaded())
+}
+
+/// The library on a device.
+struct Library<T> {
+    f: Functions<T>,
+    queue: Handle,
+    on_device: Rc<OnDevice<Context>>,
+}
+
+impl<T: Element> Library<T> {
+    fn gemm(self, matmul: Matmul) -> Result<Way, Unavailable> {
+        let Matmul { m, n, k, ta, tb, .. } = matmul;
+        let ([lda, ldb], [ta, tb]) = (leading(&matmul), [ta, tb].map(|t| TRANSPOSE[usize::from(t)]));
+        let ([a, b, c], (one, zero), no_event) = (self.on_device.pointers(), (T::ONE, T::ZERO), null_mut());
+        let (f, mut n_bytes) = (self.f, 0);
+        // SAFETY: the queue is the context's, and the number is written to a local variable.
+        let status =
+            unsafe { (f.gemm_memory)(ROW_MAJOR, ta, tb, m, n, k, 0, lda, 0, ldb, 0, n, &self.queue, &mut n_bytes) };
+        succeeded("GemmTempBufferSize", status)?;
+        let memory = Memory::new(&self.on_device.context, n_bytes as u64)?;
+        let put = move || {
+            let (queue, room) = (&self.queue, memory.handle());
+            // SAFETY: the operands on the device have as many elements as the problem says, and the memory as
+            // many bytes as are asked for.
+            let status = unsafe {
+                (f.gemm)(ROW_MAJOR, ta, tb, m, n, k, one, a, 0, lda, b, 0, ldb, zero, c, 0, n, queue, no_event, room)
+            };
+            succeeded("gemmWithTempBuffer", status)
+        };
+        Ok(Way { name: "gemm".to_owned(), put: Rc::new(put) })
+    }
+
+    fn batched(self, matmul: Matmul) -> Way {
+        let Matmul { b: count, m, n, k, ta, tb } = matmul;
+        let ([lda, ldb], [ta, tb]) = (leading(&matmul), [ta, tb].map(|t| TRANSPOSE[usize::from(t)]));
+        let ([a, b, c], (one, zero), no_event) = (self.on_device.pointers(), (T::ONE, T::ZERO), null_mut());
+        let put = move || {
+            let (each, queue) = ([m * k, k * n, m * n], &self.queue);
+            // SAFETY: the operands on the device have as many elements as the problem says.
+            let status = unsafe {
+                (self.f.batched)(
+                    ROW_MAJOR, ta, tb, m, n, k, one, a, 0, lda, each[0], b, 0, ldb, each[1], zero, c, 0, n, each[2],
+                    count, queue, no_event,
+                )
+            };
+            succeeded("gemmStridedBatched", status)
+        };
+        Way { name: "batched gemm".to_owned(), put: Rc::new(put) }
+    }
+
+    fn convolution(self, conv: Conv) -> Way {
+        let Conv { n, c, image: [h, w], k, filter: [r, s], .. } = conv;
+        let ([pad_h, pad_w], [stride_h, stride_w], [dilation_h, dilation_w]) =
+            (conv.pad_begin, conv.stride, conv.dilation);
+        let ([x, filters, y], no_event) = (self.on_device.pointers(), null_mut());
+        let put = move || {
+            // SAFETY: as above.
+            let status = unsafe {
+                (self.f.convolution)(
+                    CROSS_CORRELATION,
+                    c,
+                    h,
+                    w,
+                    r,
+                    s,
+                    pad_h,
+                    pad_w,
+                    stride_h,
+                    stride_w,
+                    dilation_h,
+                    dilation_w,
+                    k,
+                    n,
+                    x,
+                    0,
+                    filters,
+                    0,
+                    y,
+                    0,
+                    &self.queue,
+                    no_event,
+                )
+            };
+            succeeded("convgemm", status)
+        };
+        Way { name: "im2col and gemm".to_owned(), put: Rc::new(put) }
+    }
+}
+
+/// The leading dimensions of A and B.
+fn leading(matmul: &Matmul) -> [usize; 2] {
+    let Matmul { m, n, k, ta, tb, .. } = *matmul;
+    [if ta { m } else { k }, if tb { k } else { n }]
+}
+
+fn succeeded(function: &str, status: Status) -> Result<(), Unavailable> {
+    // CLBlastStatusCode
+    let meaning = match status {
+        0 => return Ok(()),
+        -4 => "no memory",
+        -11 => "the device's compiler refuses its code",
+        -2044 => "the device has no double precision",
+        -2046 => "the device has too little local memory",
+        _ => "failed",
+    };
+    Err(Unavailable::Unsupported { reason: format!("CLBlast's {function}: {meaning} (status {status})") })
+}
