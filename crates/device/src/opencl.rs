@@ -627,8 +627,8 @@ pub fn timed<E: From<OpenClError>>(
 struct Events(Vec<cl_event>);
 
 impl Events {
-    /// Nanoseconds from a moment of the first to the end of the last, where the device has a clock. All of them
-    /// are over.
+    /// Nanoseconds from a moment of the first to the end of the last, where the device has a clock. All of
+    /// them are over.
     ///
     /// # Errors
     /// Where one of them failed.

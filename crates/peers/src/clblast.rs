@@ -25,9 +25,9 @@ type Handle = *mut c_void;
 /// `CLBlastStatusCode`.
 type Status = c_int;
 
-/// `CLBlast?gemmWithTempBuffer`: layout, what is transposed, and sizes `m`, `n` and `k`; then the factor of the
-/// product, and A and B, each from an element on, with its leading dimension; the factor of what C was, and C;
-/// the queue, the event, and memory for what is packed.
+/// `CLBlast?gemmWithTempBuffer`: layout, what is transposed, and sizes `m`, `n` and `k`; then the factor of
+/// the product, and A and B, each from an element on, with its leading dimension; the factor of what C was,
+/// and C; the queue, the event, and memory for what is packed.
 type Gemm<T> = unsafe extern "C" fn(
     c_int,
     c_int,
@@ -70,8 +70,8 @@ type GemmMemory = unsafe extern "C" fn(
     *mut usize,
 ) -> Status;
 
-/// `CLBlast?gemmStridedBatched`, as `gemm` with the distance of the next matrix behind each leading dimension,
-/// how many there are, and no memory.
+/// `CLBlast?gemmStridedBatched`, as `gemm` with the distance of the next matrix behind each leading
+/// dimension, how many there are, and no memory.
 type Batched<T> = unsafe extern "C" fn(
     c_int,
     c_int,
@@ -98,8 +98,8 @@ type Batched<T> = unsafe extern "C" fn(
     *mut Handle,
 ) -> Status;
 
-/// `CLBlast?convgemm`: mode; channels; rows and columns of the image, the filter, zeros, strides and dilations;
-/// filters and images; X, W and Y, each from an element on; the queue and the event.
+/// `CLBlast?convgemm`: mode; channels; rows and columns of the image, the filter, zeros, strides and
+/// dilations; filters and images; X, W and Y, each from an element on; the queue and the event.
 type Convolution = unsafe extern "C" fn(
     c_int,
     usize,

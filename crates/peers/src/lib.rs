@@ -486,8 +486,8 @@ pub struct Peer {
 impl Peer {
     /// Start the peer called `name`, and check its result once.
     ///
-    /// The child runs on the CPUs [`tilewright_device::host::pin_cpus`]`(threads)`, with a library for GPUs on
-    /// all, as our kernels there: behind OpenCL may be the CPU.
+    /// The child runs on the CPUs [`tilewright_device::host::pin_cpus`]`(threads)`, with a library for GPUs
+    /// on all, as our kernels there: behind OpenCL may be the CPU.
     ///
     /// # Errors
     ///
