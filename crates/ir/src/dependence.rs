@@ -166,7 +166,7 @@ fn are_unequal(a: (&[Index], &Ranges), b: (&[Index], &Ranges), var: LoopId) -> b
         }
         for i in 0..equal.atoms.len() {
             if let Atom::Mod(x, d) = &equal.atoms[i]
-                && x.floor_div(*d).terms().iter().all(|(atom, _)| equal.has(atom))
+                && equal.has_all((&x.floor_div(*d), a.1), b.1)
                 && !equations.iter().any(|(left, _)| *left == **x)
             {
                 equations.push(((**x).clone(), (**x).clone()));
@@ -189,6 +189,15 @@ impl Equal {
         let mut all = true;
         Index::atom(atom.clone()).for_each_var(&mut |v| all &= self.vars.contains(&v));
         all
+    }
+
+    /// Whether it knows an index, as it is or [reduced], by all of its atoms.
+    fn has_all(&self, (index, left): (&Index, &Ranges), right: &Ranges) -> bool {
+        let all = |index: &Index| index.terms().iter().all(|(atom, _)| self.has(atom));
+        all(index) || {
+            let shorter = reduced(index, left);
+            shorter != *index && shorter == reduced(index, right) && all(&shorter)
+        }
     }
 
     /// Finds atoms that are equal because two indices are.
