@@ -2,8 +2,8 @@
 //! programs do, and become kernels within what the device allows, which compute the same in whatever order
 //! threads run, without races.
 //!
-//! `TILEWRIGHT_CONFIGS=1000` makes a long run of it: so many configurations of each template, by default three
-//! on each shape that it serves.
+//! `TILEWRIGHT_CONFIGS=1000` makes a long run of it: so many configurations of each template, by default
+//! three on each shape that it serves.
 
 mod common;
 
