@@ -858,7 +858,7 @@ impl Job<'_> {
             // One matrix for all: they are the rows of one product.
             (product, vec![n_products * m, k], vec![k, n], vec![n_products * m, n])
         } else if n_left == 1 && [m, n, k, n_products].iter().all(|&size| size > 0) {
-            // One matrix for all: the weights of a convolution by single elements, whose images are the others.
+            // One matrix for all: the weights of a convolution of images, by single elements.
             factors.reverse();
             let kind = Convolution {
                 groups: 1,
