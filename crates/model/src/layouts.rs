@@ -9,8 +9,18 @@ use tilewright_ir::{DType, Role};
 use crate::fuse::{Fused, Kernel, Step, in_memory, nest};
 use crate::net::{Kind, Net, ValueId};
 
-/// What a workload is expected to take, in any unit; none where it has no kernel.
-pub type Cost<'a> = &'a dyn Fn(&Workload) -> Option<f64>;
+/// What workloads take, in any unit.
+#[derive(Clone, Copy)]
+pub struct Costs<'a> {
+    /// What one is expected to take; none where it has no kernel.
+    pub expected: &'a dyn Fn(&Workload) -> Option<f64>,
+    /// What one was measured to take; none where it was not.
+    pub measured: &'a dyn Fn(&Workload) -> Option<f64>,
+}
+
+/// A conversion counts for so many times what it takes by itself, where it finds its input in a cache and
+/// nothing else needs the room: one that hardly pays is left out.
+const CONVERTED: f64 = 1.5;
 
 /// Most choices for the images that are needed at one place that are followed up; far more than networks
 /// have, but those made by machines.
@@ -21,17 +31,27 @@ impl Fused {
     /// to each other or none: neighbours agree, or what lies between them is converted by a nest, which is
     /// counted.
     ///
-    /// Inputs and outputs stay as they are, and so does what operators without code read and write. Dynamic
+    /// Inputs and outputs stay as they are, and so does what operators without code read and write. A kernel
+    /// that changes from one layout to another between two that are open counts where it was measured: else
+    /// it takes no less than one that does not, about, and to expect something of it costs time. Dynamic
     /// programming over the steps: a state is the layouts of the images that later steps still read, and of
     /// those with the same layouts the cheapest is followed up.
     ///
+    /// With `prefers_measured`, these are the cheapest of those for which all was measured, where there are
+    /// such.
+    ///
     /// # Errors
     /// Where a kernel in another layout is larger than any memory.
-    pub fn laid_out(self, block: i64, cost: Cost) -> Result<Fused, WorkloadError> {
+    pub fn laid_out(self, block: i64, costs: Costs, prefers_measured: bool) -> Result<Fused, WorkloadError> {
         let images = Images::new(&self, block);
-        let (known, of_kernels, of_conversions) = Default::default();
-        let mut prices = Prices { net: &self.net, images: &images, cost, known, of_kernels, of_conversions };
-        let in_blocks = prices.cheapest(&self.steps)?;
+        let mut known = Prices::new(&self.net, &images, Costs { expected: costs.measured, ..costs });
+        let measured = if prefers_measured { known.cheapest(&self.steps)? } else { None };
+        let mut prices = if measured.is_some() { known } else { Prices::new(&self.net, &images, costs) };
+        let cheapest = match measured {
+            Some(measured) => Some(measured),
+            None => prices.cheapest(&self.steps)?,
+        };
+        let in_blocks = cheapest.unwrap_or_default();
         if !in_blocks.iter().any(|is_in_blocks| *is_in_blocks) {
             return Ok(self);
         }
@@ -169,7 +189,16 @@ impl Images {
             })
         });
         let classes = classes.collect();
-        Images { block, classes, n_classes: numbers.len() }
+        let mut images = Images { block, classes, n_classes: numbers.len() };
+        // What a kernel makes that cannot write blocks is plain.
+        let kernels = fused.steps.iter().filter_map(|step| match step {
+            Step::Kernel(kernel) => Some(kernel),
+            _ => None,
+        });
+        let is_bound = |kernel: &&Kernel| images.freedom(net, kernel).is_none();
+        let bound: Vec<usize> = kernels.filter(is_bound).filter_map(|kernel| images.classes[kernel.output.0]).collect();
+        images.classes.iter_mut().for_each(|class| *class = class.filter(|class| !bound.contains(class)));
+        images
     }
 
     /// Whether a value has its channels in blocks.
@@ -287,7 +316,7 @@ fn conversion_of(shape: &[i64], block: i64, to_blocks: bool) -> Result<Workload,
 struct Prices<'a> {
     net: &'a Net,
     images: &'a Images,
-    cost: Cost<'a>,
+    costs: Costs<'a>,
     /// By the workload's text.
     known: HashMap<String, Option<f64>>,
     /// By the kernel's step.
@@ -295,10 +324,15 @@ struct Prices<'a> {
     of_conversions: HashMap<(ValueId, bool), f64>,
 }
 
-impl Prices<'_> {
+impl<'a> Prices<'a> {
+    fn new(net: &'a Net, images: &'a Images, costs: Costs<'a>) -> Prices<'a> {
+        let (known, of_kernels, of_conversions) = Default::default();
+        Prices { net, images, costs, known, of_kernels, of_conversions }
+    }
+
     fn of(&mut self, workload: &Workload) -> Option<f64> {
         let text = workload.to_string();
-        *self.known.entry(text).or_insert_with(|| (self.cost)(workload))
+        *self.known.entry(text).or_insert_with(|| (self.costs.expected)(workload))
     }
 
     /// What a kernel takes that reads and writes so.
@@ -307,7 +341,11 @@ impl Prices<'_> {
             return Ok(*known);
         }
         let workload = self.images.kernel(self.net, kernel, way)?.workload;
-        let cost = self.of(&workload);
+        let is_open = |id: ValueId| self.images.classes[id.0].is_some();
+        let cost = match way.input != way.output && is_open(kernel.inputs[0]) && is_open(kernel.output) {
+            true => (self.costs.measured)(&workload),
+            false => self.of(&workload),
+        };
         self.of_kernels.insert((at, way), cost);
         Ok(cost)
     }
@@ -318,7 +356,7 @@ impl Prices<'_> {
             return Ok(*known);
         }
         let workload = conversion_of(self.net.shape(id), self.images.block, to_blocks)?;
-        let cost = self.of(&workload).unwrap_or(f64::INFINITY);
+        let cost = CONVERTED * self.of(&workload).unwrap_or(f64::INFINITY);
         self.of_conversions.insert((id, to_blocks), cost);
         Ok(cost)
     }
@@ -364,8 +402,9 @@ impl Prices<'_> {
         Ok(best)
     }
 
-    /// Whether each class of images is in blocks, where all kernels together are cheapest.
-    fn cheapest(&mut self, steps: &[Step]) -> Result<Vec<bool>, WorkloadError> {
+    /// Whether each class of images is in blocks, where all kernels together are cheapest; none where some
+    /// kernel is not to be had in any layout.
+    fn cheapest(&mut self, steps: &[Step]) -> Result<Option<Vec<bool>>, WorkloadError> {
         let images = self.images;
         // The last step that has something to do with a class.
         let mut last = vec![0; images.n_classes];
@@ -412,6 +451,6 @@ impl Prices<'_> {
             states.sort_by(|a, b| a.1.total_cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
             states.truncate(MOST_STATES);
         }
-        Ok(states.into_iter().next().map(|(in_blocks, _)| in_blocks).unwrap_or_default())
+        Ok(states.into_iter().next().filter(|(_, cost)| cost.is_finite()).map(|(in_blocks, _)| in_blocks))
     }
 }

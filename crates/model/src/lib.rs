@@ -29,6 +29,7 @@ pub use compile::{Code, CompileError, Compiled, Schedule, compile, compile_quick
 pub use fuse::{Fused, Kernel, Step, fuse, lower};
 pub use import::import;
 pub use inputs::{all_inputs, named_dims, read_model, weights_beside};
+pub use layouts::Costs;
 pub use net::{AsHeads, Convolution, Kind, Line, Net, Node, Value, ValueId, Windows};
 pub use place::{Copy, Location, Places};
 pub use profile::{Outline, ProfiledStep, profile_table};

@@ -1,7 +1,9 @@
 //! Models compiled with the best configurations of their kernels that are known, in the layouts that are best
 //! for these.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
 
 use tilewright::{Caches, Choice, Error, Records, target_name};
 use tilewright_ir::op::{Layout, Workload};
@@ -9,11 +11,13 @@ use tilewright_ir::{DType, Target};
 
 use crate::compile::{CompileError, Compiled, compile};
 use crate::fuse::Fused;
+use crate::layouts::Costs;
 
 /// What layouts of images are chosen for.
 #[derive(Clone, Copy)]
 pub enum Layouts<'a> {
-    /// A run with what is recorded: what is not is taken to be slower than what is.
+    /// A run with what is recorded, in layouts in which all of it is, where there are such; else what is not
+    /// recorded is taken to be slower than what is.
     Run(&'a Records),
     /// A search: what is not recorded is taken to be as much faster or slower as the model of the machine
     /// says.
@@ -27,12 +31,38 @@ const NS: f64 = 0.3;
 /// So many times as long does a guess take as what a search has found, about.
 const GUESSED: f64 = 1.25;
 
+/// What the model of a machine likes best for kernels, which takes some milliseconds each and is made once.
+struct Guesses<'a> {
+    target: &'a Target,
+    threads: usize,
+    /// By the workload's text; why there is none is words.
+    known: RefCell<HashMap<String, Result<Rc<Choice>, String>>>,
+}
+
+impl<'a> Guesses<'a> {
+    fn new(target: &'a Target, threads: usize) -> Guesses<'a> {
+        Guesses { target, threads, known: RefCell::default() }
+    }
+
+    fn of(&self, workload: &Workload) -> Result<Rc<Choice>, String> {
+        let guess = || Choice::guess(workload, self.target, self.threads, None);
+        let mut known = self.known.borrow_mut();
+        let known = known.entry(workload.to_string());
+        known.or_insert_with(|| guess().map(Rc::new).map_err(|error| error.to_string())).clone()
+    }
+}
+
 /// Fused steps with images in the layouts that are cheapest for all kernels together: plain, or with as many
 /// channels next to each other as a vector holds. On a GPU all are plain.
 ///
 /// # Errors
 /// Where records cannot be read.
 pub fn laid_out(fused: Fused, target: &Target, threads: usize, layouts: Layouts) -> Result<Fused, CompileError> {
+    laid_out_by(fused, layouts, &Guesses::new(target, threads))
+}
+
+fn laid_out_by(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fused, CompileError> {
+    let (target, threads) = (guesses.target, guesses.threads);
     if target.gpu.is_some() {
         return Ok(fused);
     }
@@ -48,7 +78,7 @@ pub fn laid_out(fused: Fused, target: &Target, threads: usize, layouts: Layouts)
             })
         }
     };
-    let estimate = |workload: &Workload| Choice::guess(workload, target, threads, None).ok()?.estimate();
+    let estimate = |workload: &Workload| guesses.of(workload).ok()?.estimate();
     let block = target.lanes(DType::F32);
     let cost = |workload: &Workload| {
         if let Some(ns) = recorded(workload) {
@@ -64,7 +94,8 @@ pub fn laid_out(fused: Fused, target: &Target, threads: usize, layouts: Layouts)
             (Some((ns, _)), _) => Some(ns * GUESSED),
         }
     };
-    let laid_out = fused.laid_out(block, &cost);
+    let is_run = matches!(layouts, Layouts::Run(_));
+    let laid_out = fused.laid_out(block, Costs { expected: &cost, measured: &recorded }, is_run);
     let refuse = |why: String| CompileError::Layouts { why };
     match failed.take() {
         Some(why) => Err(refuse(why)),
@@ -99,12 +130,19 @@ pub fn compile_known(
     threads: usize,
     records: &Records,
 ) -> Result<Compiled, CompileError> {
-    let fused = laid_out(fused, target, threads, Layouts::Run(records))?;
+    let guesses = Guesses::new(target, threads);
+    let fused = laid_out_by(fused, Layouts::Run(records), &guesses)?;
     let (caches, n_guessed) = (fused.caches(target), Cell::new(0));
     let schedule = |workload: &Workload| {
-        let (choice, _) = records.choose(workload, target, threads, caches, None).map_err(|error| error.to_string())?;
-        n_guessed.set(n_guessed.get() + usize::from(!choice.is_recorded()));
-        choice.program().map_err(|error| error.to_string())
+        let known = records.known(workload, target, threads, caches, None).map_err(|error| error.to_string())?.0;
+        let program = match known {
+            Ok(choice) => choice.program(),
+            Err(_) => {
+                n_guessed.set(n_guessed.get() + 1);
+                guesses.of(workload)?.program()
+            }
+        };
+        program.map_err(|error| error.to_string())
     };
     let compiled = compile(fused, target, &schedule)?;
     Ok(Compiled { n_guessed: n_guessed.get(), ..compiled })
@@ -115,11 +153,9 @@ pub fn compile_known(
 /// # Errors
 /// As [`compile`].
 pub fn compile_guessed(fused: Fused, target: &Target, threads: usize) -> Result<Compiled, CompileError> {
-    let fused = laid_out(fused, target, threads, Layouts::Guess)?;
+    let guesses = Guesses::new(target, threads);
+    let fused = laid_out_by(fused, Layouts::Guess, &guesses)?;
     let n_guessed = fused.tasks().len();
-    let schedule = |workload: &Workload| {
-        let choice = Choice::guess(workload, target, threads, None).map_err(|error| error.to_string())?;
-        choice.program().map_err(|error| error.to_string())
-    };
+    let schedule = |workload: &Workload| guesses.of(workload)?.program().map_err(|error| error.to_string());
     Ok(Compiled { n_guessed, ..compile(fused, target, &schedule)? })
 }

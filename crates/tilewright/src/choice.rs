@@ -1,5 +1,8 @@
 //! Which configuration of a kernel runs: the best that is recorded, or what the model of the machine guesses.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use bytes::Bytes;
 use tilewright_codegen::{ArgumentAlign, Compiler};
 use tilewright_device::Caches;
@@ -107,12 +110,16 @@ impl Best {
     }
 }
 
-/// What a database holds, to be asked for many kernels: the file is opened once.
+/// What a database holds, to be asked for many kernels: the file is opened once, and asked once for each.
 pub struct Records {
     database: Database,
     /// None where there is no file.
     store: Option<Store>,
+    asked: RefCell<HashMap<Question, (Option<Best>, PassedOver)>>,
 }
+
+/// A workload's text, a target's name, threads and a template.
+type Question = (String, String, usize, Option<String>);
 
 impl Database {
     /// What is recorded; nothing where there is no file.
@@ -120,14 +127,14 @@ impl Database {
     /// # Errors
     /// As [`Database::open_to_read`].
     pub fn records(&self) -> Result<Records, Error> {
-        Ok(Records { database: self.clone(), store: self.open_to_read()? })
+        Ok(Records { database: self.clone(), store: self.open_to_read()?, asked: RefCell::default() })
     }
 }
 
 impl Records {
     /// The best that is recorded of a workload, of this template where one is named, and what is passed over.
     /// The target is as records name it ([`target_name`]); where nothing is recorded of it, what was measured
-    /// on a class of such machines serves.
+    /// on a class of such machines serves. What is recorded after the first such question does not count.
     ///
     /// # Errors
     /// Where the database cannot be read.
@@ -139,16 +146,21 @@ impl Records {
         template: Option<&str>,
     ) -> Result<(Option<Best>, PassedOver), Error> {
         let Some(store) = &self.store else { return Ok((None, PassedOver::default())) };
+        let question = (workload.to_string(), target.to_owned(), threads, template.map(str::to_owned));
+        if let Some(known) = self.asked.borrow().get(&question) {
+            return Ok(known.clone());
+        }
         let n_threads = u32::try_from(threads).unwrap_or(u32::MAX);
         let refuse = |error| self.database.refuse(error);
         let (mut best, passed_over) = known_best(store, workload, target, n_threads, template).map_err(refuse)?;
         if best.is_none() {
-            for class in store.classes_of(&workload.to_string(), target, n_threads).map_err(refuse)? {
+            for class in store.classes_of(&question.0, target, n_threads).map_err(refuse)? {
                 let other = known_best(store, workload, &class, n_threads, template).map_err(refuse)?.0;
                 let both = best.into_iter().chain(other);
                 best = both.min_by(|a, b| a.median_ns.total_cmp(&b.median_ns));
             }
         }
+        self.asked.borrow_mut().insert(question, (best.clone(), passed_over));
         Ok((best, passed_over))
     }
 
@@ -165,17 +177,34 @@ impl Records {
         caches: Caches,
         template: Option<&str>,
     ) -> Result<(Choice, PassedOver), Error> {
+        let (known, passed_over) = self.known(workload, target, threads, caches, template)?;
+        let guess = |source| Ok(Choice { source, ..Choice::guess(workload, target, threads, template)? });
+        Ok((known.or_else(guess)?, passed_over))
+    }
+
+    /// The same without a guess: where there is no configuration, why a guess is to be made.
+    ///
+    /// # Errors
+    /// Where records cannot be read.
+    pub fn known(
+        &self,
+        workload: &Workload,
+        target: &Target,
+        threads: usize,
+        caches: Caches,
+        template: Option<&str>,
+    ) -> Result<(Result<Choice, Source>, PassedOver), Error> {
         let (mut source, mut passed_over) = (Source::Guessed, PassedOver::default());
         let others = [Caches::ColdConstants, Caches::Warm].into_iter().filter(|other| *other != caches);
         for caches in std::iter::once(caches).chain(others) {
             let (best, doubted) = self.best(workload, &target_name(target, caches), threads, template)?;
             passed_over += doubted;
             match best.map(|best| best.choice(workload, target, threads)) {
-                Some(Ok(choice)) => return Ok((choice, passed_over)),
+                Some(Ok(choice)) => return Ok((Ok(choice), passed_over)),
                 Some(Err(_)) => source = Source::Outdated,
                 None => {}
             }
         }
-        Ok((Choice { source, ..Choice::guess(workload, target, threads, template)? }, passed_over))
+        Ok((Err(source), passed_over))
     }
 }
