@@ -1,7 +1,9 @@
 //! From fused steps to a plan with its code.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::num::NonZero;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use bytes::Bytes;
 use tilewright::target_here;
@@ -13,9 +15,9 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu};
 use tilewright_runtime::{self as runtime, Block, Constant, Memory, Model, Place, Plan, Slice, Work, plan_memory};
 
-use crate::fuse::{Fused, Step};
+use crate::fuse::{Fused, Kernel, Step, Steps};
 use crate::net::{Kind, Net, Node, ValueId};
-use crate::place::Places;
+use crate::place::{Location, Places};
 
 /// Why a model has no code.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +84,7 @@ pub struct Compiled {
     pub fused: Fused,
     /// The memory for what is computed on the way.
     pub memory: Memory,
-    /// For each step of the run, the fused step that it comes from; none of a copy.
+    /// For each step of the run, which one of [`Fused::each`] it comes from; none of a copy.
     pub origins: Vec<Option<usize>>,
     /// Different kernels whose configurations are guessed, where they were looked up in records.
     pub n_guessed: usize,
@@ -110,29 +112,69 @@ pub fn compile_quickly(fused: Fused, target: &Target, schedule: Schedule) -> Res
 
 fn compiled(fused: Fused, target: &Target, schedule: Schedule, quickly: bool) -> Result<Compiled, CompileError> {
     let places = Places::new(&fused);
+    // Each once, by its text.
+    let mut numbers: HashMap<String, usize> = HashMap::new();
+    let mut programs: Vec<(String, Program)> = Vec::new();
+    let refuse = |workload: &str, why: String| CompileError::Kernel { workload: workload.to_owned(), why };
+    for (step, _) in fused.each() {
+        let Step::Kernel(kernel) = step else { continue };
+        let text = kernel.workload.to_string();
+        if !numbers.contains_key(&text) {
+            let program = schedule(&kernel.workload).map_err(|why| refuse(&text, why))?;
+            numbers.insert(text.clone(), programs.len());
+            programs.push((text, program));
+        }
+    }
     if target.gpu.is_some() {
-        let mut kernels = Vec::new();
-        let mut add = |workload: &Workload| {
-            let kernel = lower_gpu(&schedule(workload)?).map_err(|error| error.to_string())?;
-            kernels.push(kernel);
-            Ok(kept_by(&kernels[kernels.len() - 1].program))
-        };
-        let Job { plan, origins, memory, .. } = Job::new(&fused, &places, GPU_LINE, &mut add).done()?;
+        let kernel =
+            |(text, program): (String, Program)| lower_gpu(&program).map_err(|error| refuse(&text, error.to_string()));
+        let kernels = programs.into_iter().map(kernel).collect::<Result<Vec<_>, _>>()?;
+        let kept = kernels.iter().map(|kernel| kept_by(&kernel.program)).collect();
+        let Job { plan, origins, memory, .. } = Job::new(&fused, &places, GPU_LINE, (numbers, kept)).done()?;
         let model = Code::Gpu(Arc::new(GpuModel { plan, kernels, target: target.clone() }));
         return Ok(Compiled { model, fused, memory, origins, n_guessed: 0 });
     }
-    let (mut compiler, mut codes) =
-        (Compiler::for_arguments(target_here(target), ArgumentAlign::Elements), Vec::<runtime::Code>::new());
-    let mut add = |workload: &Workload| {
-        let lowered = lower::lower(&schedule(workload)?);
-        let quick = quickly.then(|| runtime::Code::compile_quickly(&mut compiler, lowered.clone()).ok());
-        let code = quick.flatten().map_or_else(|| runtime::Code::compile(&mut compiler, lowered), Ok);
-        codes.push(code.map_err(|error| error.to_string())?);
-        Ok(kept_by(codes[codes.len() - 1].program()))
+    let code = |compiler: &mut Compiler, (text, program): (String, Program)| {
+        let lowered = lower::lower(&program);
+        let quick = quickly.then(|| runtime::Code::compile_quickly(compiler, lowered.clone()).ok());
+        let code = quick.flatten().map_or_else(|| runtime::Code::compile(compiler, lowered), Ok);
+        code.map_err(|error| refuse(&text, error.to_string()))
     };
-    let Job { plan, origins, memory, .. } = Job::new(&fused, &places, 1, &mut add).done()?;
+    let codes = on_all_cores(programs, || Compiler::for_arguments(target_here(target), ArgumentAlign::Elements), code);
+    let codes = codes.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let kept = codes.iter().map(|code| kept_by(code.program())).collect();
+    let Job { plan, origins, memory, .. } = Job::new(&fused, &places, 1, (numbers, kept)).done()?;
     let model = Code::Cpu(Arc::new(Model::new(plan, codes)?));
     Ok(Compiled { model, fused, memory, origins, n_guessed: 0 })
+}
+
+/// What is made of items, in their order, by one thread a core, each with something of its own.
+fn on_all_cores<T: Send, R: Send, O>(
+    items: Vec<T>,
+    own: impl Fn() -> O + Sync,
+    make: impl Fn(&mut O, T) -> R + Sync,
+) -> Vec<R> {
+    let n_threads = thread::available_parallelism().map_or(1, NonZero::get).min(items.len());
+    let waiting = Mutex::new(items.into_iter().enumerate());
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        let mut own = own();
+        let mut made = Vec::new();
+        while let Some((at, item)) = next() {
+            made.push((at, make(&mut own, item)));
+        }
+        made
+    };
+    let mut made = thread::scope(|scope| {
+        let others: Vec<_> = (1..n_threads).map(|_| scope.spawn(work)).collect();
+        let mut made = work();
+        others
+            .into_iter()
+            .for_each(|other| made.extend(other.join().expect("a thread that makes code does not panic")));
+        made
+    });
+    made.sort_by_key(|(at, _)| *at);
+    made.into_iter().map(|(_, made)| made).collect()
 }
 
 /// What a kernel keeps, in its order.
@@ -165,6 +207,19 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Me
     for (at, step) in fused.steps.iter().enumerate() {
         match step {
             Step::Kernel(kernel) => kernel.inputs.iter().chain([&kernel.output]).for_each(|id| touch(*id, at)),
+            Step::Sequence(sequence) => {
+                let moving: HashSet<ValueId> = sequence.moving.iter().map(|moving| moving.value).collect();
+                for step in &sequence.steps {
+                    let Step::Kernel(kernel) = step else { continue };
+                    let own = kernel.inputs.iter().chain([&kernel.output]);
+                    own.filter(|id| !moving.contains(&places.locate(**id).root)).for_each(|id| touch(*id, at));
+                }
+                sequence
+                    .moving
+                    .iter()
+                    .flat_map(|moving| moving.first.into_iter().chain([moving.of]))
+                    .for_each(|id| touch(id, at));
+            }
             Step::Host(node) => node.inputs.iter().flatten().chain(&node.outputs).for_each(|id| touch(*id, at)),
             Step::Part { .. } | Step::Join { .. } => {}
         }
@@ -194,13 +249,13 @@ struct Job<'a> {
     memory: Memory,
     /// The plan's tensor of each value whose memory others may have parts of.
     tensors: HashMap<ValueId, usize>,
-    /// Makes the next kernel.
-    add: &'a mut dyn FnMut(&Workload) -> Result<Vec<Kept>, String>,
-    /// The kernels' numbers, and what each keeps.
-    by_workload: HashMap<String, (usize, Vec<Kept>)>,
+    /// The kernels' numbers by their workloads' texts, and what each keeps.
+    kernels: (HashMap<String, usize>, Vec<Vec<Kept>>),
     /// What a kernel keeps of these constants.
     prepared: HashMap<(usize, Vec<ValueId>), Vec<Slice>>,
     origins: Vec<Option<usize>>,
+    /// What values are at this step of a sequence, and how many bytes behind its beginning.
+    moving: HashMap<ValueId, (ValueId, usize)>,
 }
 
 /// The type of a run for a type of a graph.
@@ -216,7 +271,7 @@ impl<'a> Job<'a> {
         fused: &'a Fused,
         places: &'a Places,
         line: usize,
-        add: &'a mut dyn FnMut(&Workload) -> Result<Vec<Kept>, String>,
+        kernels: (HashMap<String, usize>, Vec<Vec<Kept>>),
     ) -> Job<'a> {
         Job {
             fused,
@@ -225,10 +280,10 @@ impl<'a> Job<'a> {
             line,
             memory: Memory::default(),
             tensors: HashMap::new(),
-            add,
-            by_workload: HashMap::new(),
+            kernels,
             prepared: HashMap::new(),
             origins: Vec::new(),
+            moving: HashMap::new(),
         }
     }
 
@@ -236,6 +291,7 @@ impl<'a> Job<'a> {
         self.ports()?;
         self.arena()?;
         let mut copies = self.places.copies.iter().peekable();
+        let mut origin = 0;
         for (at, step) in self.fused.steps.iter().enumerate() {
             while let Some(copy) = copies.next_if(|copy| copy.before == at) {
                 let from = self.slice(copy.from)?;
@@ -245,15 +301,21 @@ impl<'a> Job<'a> {
             }
             match step {
                 Step::Kernel(kernel) => {
-                    let work = self.kernel(kernel)?;
-                    self.push(&kernel.origin, work, Some(at));
+                    let work = self.kernel(kernel, self.number(kernel))?;
+                    self.push(&kernel.origin, work, Some(origin));
+                }
+                Step::Sequence(sequence) => {
+                    self.sequence(sequence, origin)?;
+                    origin += sequence.steps.len();
+                    continue;
                 }
                 Step::Host(node) => {
                     let work = self.host(node)?;
-                    self.push(&node.origin, work, Some(at));
+                    self.push(&node.origin, work, Some(origin));
                 }
                 Step::Part { .. } | Step::Join { .. } => {}
             }
+            origin += 1;
         }
         for copy in copies {
             let from = self.slice(copy.from)?;
@@ -310,9 +372,35 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
+    /// Step by step: what is done is the same, with other parts of what goes along.
+    fn sequence(&mut self, sequence: &Steps, origin: usize) -> Result<(), CompileError> {
+        let kernels = sequence.steps.iter().zip(origin..).filter_map(|(step, origin)| match step {
+            Step::Kernel(kernel) => Some((kernel, self.number(kernel), origin)),
+            _ => None,
+        });
+        let kernels: Vec<_> = kernels.collect();
+        for at in 0..sequence.n_steps {
+            for moving in &sequence.moving {
+                let (of, n_elements) = moving.at(at);
+                let size = self.fused.net.value(moving.value).dtype.size();
+                self.moving.insert(moving.value, (of, n_elements as usize * size));
+            }
+            for &(kernel, number, origin) in &kernels {
+                let work = self.kernel(kernel, number)?;
+                self.push(&kernel.origin, work, Some(origin));
+            }
+        }
+        self.moving.clear();
+        Ok(())
+    }
+
     /// Where a value lies in the plan.
     fn slice(&mut self, id: ValueId) -> Result<Slice, CompileError> {
-        let location = self.places.locate(id);
+        let mut location = self.places.locate(id);
+        if let Some((of, offset)) = self.moving.get(&location.root) {
+            let whole = self.places.locate(*of);
+            location = Location { root: whole.root, offset: whole.offset + offset + location.offset };
+        }
         let n_bytes = self.fused.net.value(id).n_bytes() as usize;
         let tensor = match self.tensors.get(&location.root) {
             Some(tensor) => *tensor,
@@ -326,15 +414,13 @@ impl<'a> Job<'a> {
         Ok(Slice { tensor, offset: location.offset, n_bytes })
     }
 
-    fn kernel(&mut self, kernel: &crate::fuse::Kernel) -> Result<Work, CompileError> {
-        let text = kernel.workload.to_string();
-        if !self.by_workload.contains_key(&text) {
-            let kept = (self.add)(&kernel.workload);
-            let refuse = |why: String| CompileError::Kernel { workload: text.clone(), why };
-            let numbered = (self.by_workload.len(), kept.map_err(refuse)?);
-            self.by_workload.insert(text.clone(), numbered);
-        }
-        let (number, kept) = self.by_workload[&text].clone();
+    /// The number of a kernel's code.
+    fn number(&self, kernel: &Kernel) -> usize {
+        self.kernels.0[&kernel.workload.to_string()]
+    }
+
+    fn kernel(&mut self, kernel: &Kernel, number: usize) -> Result<Work, CompileError> {
+        let kept = self.kernels.1[number].clone();
         let ids: Vec<ValueId> = kernel.inputs.iter().copied().chain([kernel.output]).collect();
         let arguments = ids.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
         // What is made of the same constants by the same kernel is made once.

@@ -10,7 +10,7 @@ use tilewright_ir::{BufferId, DType, Expr, Index, Role, Target};
 
 use crate::epilogue::{self, Operations};
 use crate::import::import;
-use crate::net::{AsHeads, Convolution, Kind, Net, Node, ValueId, Windows};
+use crate::net::{AsHeads, Convolution, Kind, Net, Node, Read, Sequence, Track, ValueId, Windows};
 use crate::scalar::{self, cost, input};
 use crate::simplify::{drop_unread, joined, simplify};
 
@@ -37,6 +37,8 @@ pub struct Kernel {
 pub enum Step {
     /// Runs a kernel.
     Kernel(Kernel),
+    /// Runs the same for each step of a sequence.
+    Sequence(Steps),
     /// Runs an operator without code.
     Host(Node),
     /// Nothing: a value is a part of another one, from so many elements on.
@@ -58,6 +60,41 @@ pub enum Step {
     },
 }
 
+/// What a run does once for each step of a sequence.
+#[derive(Debug, Clone)]
+pub struct Steps {
+    /// How many steps the sequence has.
+    pub n_steps: i64,
+    /// What is done at each: kernels, and parts of what they compute.
+    pub steps: Vec<Step>,
+    /// Values that are somewhere else at each step.
+    pub moving: Vec<Moving>,
+}
+
+/// A value that is another part of a tensor at each step of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moving {
+    /// The value.
+    pub value: ValueId,
+    /// The tensor.
+    pub of: ValueId,
+    /// Where in it; of the step before where there is a first one.
+    pub track: Track,
+    /// What it is at the first step, where it comes from the step before.
+    pub first: Option<ValueId>,
+}
+
+impl Moving {
+    /// What it is a part of at a step, and so many elements behind its beginning.
+    pub fn at(&self, step: i64) -> (ValueId, i64) {
+        match self.first {
+            None => (self.of, self.track.at(step)),
+            Some(first) if step == 0 => (first, 0),
+            Some(_) => (self.of, self.track.at(step - 1)),
+        }
+    }
+}
+
 /// A net as what a run does, in order.
 #[derive(Debug, Clone)]
 pub struct Fused {
@@ -71,21 +108,29 @@ impl Fused {
     /// The workloads, each once, in their order, with how often a run has them.
     pub fn tasks(&self) -> Vec<(Workload, usize)> {
         let mut tasks: Vec<(Workload, usize)> = Vec::new();
-        for step in &self.steps {
+        for (step, times) in self.each() {
             if let Step::Kernel(kernel) = step {
                 match tasks.iter_mut().find(|(workload, _)| *workload == kernel.workload) {
-                    Some((_, n)) => *n += 1,
-                    None => tasks.push((kernel.workload.clone(), 1)),
+                    Some((_, n)) => *n += times,
+                    None => tasks.push((kernel.workload.clone(), times)),
                 }
             }
         }
         tasks
     }
 
+    /// The steps with how often a run has each: for a sequence, what it does at each of its steps.
+    pub fn each(&self) -> impl Iterator<Item = (&Step, usize)> {
+        self.steps.iter().flat_map(|step| match step {
+            Step::Sequence(sequence) => sequence.steps.iter().map(|step| (step, sequence.n_steps as usize)).collect(),
+            step => vec![(step, 1)],
+        })
+    }
+
     /// What its kernels find in the caches: constants only where all of them stay in the cache of a core from
     /// one run to the next.
     pub fn caches(&self, target: &Target) -> Caches {
-        let read = self.steps.iter().filter_map(|step| match step {
+        let read = self.each().filter_map(|(step, _)| match step {
             Step::Kernel(kernel) => Some(&kernel.inputs),
             _ => None,
         });
@@ -97,7 +142,11 @@ impl Fused {
 
     /// The workload of each kernel, to change what is asked of it.
     pub fn workloads_mut(&mut self) -> impl Iterator<Item = &mut Workload> {
-        self.steps.iter_mut().filter_map(|step| match step {
+        let each = self.steps.iter_mut().flat_map(|step| match step {
+            Step::Sequence(sequence) => sequence.steps.iter_mut().collect(),
+            step => vec![step],
+        });
+        each.filter_map(|step| match step {
             Step::Kernel(kernel) => Some(&mut kernel.workload),
             _ => None,
         })
@@ -131,6 +180,7 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
             Kind::Product { turned, heads } => {
                 Step::Kernel(product(&net, node, (*turned, *heads), [&Vec::new(), &epilogues[at]])?)
             }
+            Kind::Sequence(sequence) => Step::Sequence(steps_of(&mut net, node, sequence)?),
             Kind::Host(_) => Step::Host(node.clone()),
             Kind::View if is_inside(at) => continue,
             Kind::View => Step::Part { of: node.input(0), part: node.output(), offset: 0 },
@@ -147,6 +197,53 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
         });
     }
     Ok(Fused { net, steps })
+}
+
+/// The steps of a sequence, whose values become values of the net around it.
+fn steps_of(net: &mut Net, node: &Node, sequence: &Sequence) -> Result<Steps, WorkloadError> {
+    let mut body = sequence.body.clone();
+    simplify(&mut body);
+    let Fused { net: body, steps } = fuse(body)?;
+    let mut ids = Vec::with_capacity(body.values.len());
+    for (at, value) in body.values.iter().enumerate() {
+        let known = sequence.constants.iter().find(|(own, _)| own.0 == at).map(|(_, outer)| *outer);
+        ids.push(known.unwrap_or_else(|| {
+            net.values.push(value.clone());
+            ValueId(net.values.len() - 1)
+        }));
+    }
+    let outer = |id: ValueId| ids[id.0];
+    let step = |step: Step| match step {
+        Step::Kernel(kernel) => {
+            let inputs = kernel.inputs.iter().map(|id| outer(*id)).collect();
+            Step::Kernel(Kernel { inputs, output: outer(kernel.output), ..kernel })
+        }
+        Step::Part { of, part, offset } => Step::Part { of: outer(of), part: outer(part), offset },
+        Step::Sequence(_) | Step::Host(_) | Step::Join { .. } => {
+            unreachable!("a step of a sequence is made of maps, products and their parts")
+        }
+    };
+    let written = |at: usize| {
+        let (output, track) = sequence.writes[at];
+        (node.outputs[output], track)
+    };
+    let read = |(id, read): (&ValueId, &Read)| {
+        let value = outer(*id);
+        match *read {
+            Read::Part(input, track) => Moving { value, of: node.input(input), track, first: None },
+            Read::Before { output, first } => {
+                let (of, track) = written(output);
+                Moving { value, of, track, first: Some(node.input(first)) }
+            }
+        }
+    };
+    let write = |(at, id): (usize, &ValueId)| {
+        let (of, track) = written(at);
+        Moving { value: outer(*id), of, track, first: None }
+    };
+    let reads = body.inputs.iter().zip(&sequence.reads).map(read);
+    let moving = reads.chain(body.outputs.iter().enumerate().map(write)).collect();
+    Ok(Steps { n_steps: sequence.n_steps, steps: steps.into_iter().map(step).collect(), moving })
 }
 
 /// Where a slice begins, where its elements are neighbours.
@@ -552,7 +649,7 @@ fn is_of_nest(net: &Net, node: &Node) -> bool {
         Kind::Gather { .. } => true,
         Kind::Slice(parts) => contiguous(net, node, parts).is_none(),
         Kind::Concat(axis) => !is_flat(net, node, *axis),
-        Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Host(_) => false,
+        Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Sequence(_) | Kind::Host(_) => false,
     }
 }
 

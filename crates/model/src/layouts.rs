@@ -141,6 +141,9 @@ impl Images {
         for step in &fused.steps {
             match step {
                 Step::Kernel(kernel) => is_open[kernel.output.0] = is_image(net, kernel.output, block),
+                Step::Sequence(steps) => {
+                    closed.extend(steps.moving.iter().flat_map(|moving| moving.first.into_iter().chain([moving.of])));
+                }
                 Step::Host(node) => closed.extend(node.inputs.iter().flatten().chain(&node.outputs)),
                 Step::Part { of, part, offset } => {
                     // Some of the channels of one image are an image of their own.

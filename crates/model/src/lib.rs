@@ -26,11 +26,11 @@ mod schedule;
 mod simplify;
 
 pub use compile::{Code, CompileError, Compiled, Schedule, compile, compile_quickly, lay_out};
-pub use fuse::{Fused, Kernel, Step, fuse, lower};
+pub use fuse::{Fused, Kernel, Moving, Step, Steps, fuse, lower};
 pub use import::import;
 pub use inputs::{all_inputs, named_dims, read_model, weights_beside};
 pub use layouts::Costs;
-pub use net::{AsHeads, Convolution, Kind, Line, Net, Node, Value, ValueId, Windows};
+pub use net::{AsHeads, Convolution, Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId, Windows};
 pub use place::{Copy, Location, Places};
 pub use profile::{Outline, ProfiledStep, profile_table};
 pub use runner::{RunError, Runner};

@@ -165,8 +165,57 @@ pub enum Kind {
         /// output for that one.
         by_element: bool,
     },
+    /// The same for each step of a sequence.
+    Sequence(Box<Sequence>),
     /// An operator as the model has it, for which there is no code.
     Host(Box<Op>),
+}
+
+/// A net that runs once for each step of a sequence.
+#[derive(Debug, Clone)]
+pub struct Sequence {
+    /// How often it runs.
+    pub n_steps: i64,
+    /// What a step does; each of its outputs is what an operation makes.
+    pub body: Net,
+    /// What its inputs are.
+    pub reads: Vec<Read>,
+    /// Where its outputs go: to this one of the node's, and where in that.
+    pub writes: Vec<(usize, Track)>,
+    /// Constants of the body that are those of the net around it.
+    pub constants: Vec<(ValueId, ValueId)>,
+}
+
+/// What an input of a step is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Read {
+    /// A part of an input of the node.
+    Part(usize, Track),
+    /// What the step before gave.
+    Before {
+        /// As this one of its outputs.
+        output: usize,
+        /// The node's input that it is at the first step.
+        first: usize,
+    },
+}
+
+/// Where the parts of a tensor lie that are the steps' of a sequence, in elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Track {
+    /// The first step's.
+    pub first: i64,
+    /// How far the next step's is from a step's.
+    pub by: i64,
+    /// After so many steps it is the first one's again.
+    pub round: i64,
+}
+
+impl Track {
+    /// Where a step's part begins.
+    pub fn at(&self, step: i64) -> i64 {
+        self.first + self.by * (step % self.round)
+    }
 }
 
 /// An operation.
@@ -234,9 +283,10 @@ impl Net {
 
     /// Adds numbers of single precision.
     pub fn add_constant(&mut self, name: &str, shape: &[i64], numbers: &[f32]) -> ValueId {
-        let bytes: Bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>().into();
+        let mut bytes = vec![0; 4 * numbers.len()];
+        bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, x)| *to = x.to_le_bytes());
         let id = self.add_value(name, DType::F32, shape);
-        let tensor = Tensor::new(self.value(id).ty(), bytes);
+        let tensor = Tensor::new(self.value(id).ty(), Bytes::from(bytes));
         self.values[id.0].constant = Some(tensor.expect("as many numbers as the shape takes"));
         id
     }

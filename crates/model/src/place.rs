@@ -42,9 +42,10 @@ impl Places {
         let n = fused.net.values.len();
         let mut places = Places { parents: vec![None; n], copies: Vec::new(), outputs: vec![None; n] };
         let mut is_computed = vec![false; n];
-        for step in &fused.steps {
+        for (step, _) in fused.each() {
             match step {
                 Step::Kernel(kernel) => is_computed[kernel.output.0] = true,
+                Step::Sequence(_) => unreachable!("no sequence is within another"),
                 Step::Host(node) => node.outputs.iter().for_each(|id| is_computed[id.0] = true),
                 Step::Join { whole, .. } => is_computed[whole.0] = true,
                 Step::Part { of, part, offset } => {
@@ -52,6 +53,13 @@ impl Places {
                     places.parents[part.0] = Some(Location { root: *of, offset: *offset as usize * size });
                 }
             }
+        }
+        let sequences = fused.steps.iter().filter_map(|step| match step {
+            Step::Sequence(sequence) => Some(sequence),
+            _ => None,
+        });
+        for moving in sequences.flat_map(|sequence| &sequence.moving) {
+            is_computed[moving.of.0] |= is_computed[moving.value.0];
         }
         // An output that is all of what is computed is computed where the caller wants it.
         for (at, &id) in fused.net.outputs.iter().enumerate() {

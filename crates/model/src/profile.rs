@@ -1,5 +1,7 @@
 //! What a run of a model consists of, and how long each step of it takes.
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 use tilewright::words::{count, digits, duration, grouped, table};
 use tilewright::{Workload, one_line};
@@ -13,6 +15,8 @@ use crate::runner::{RunError, Runner};
 
 /// What a run of a model does.
 pub struct Outline {
+    /// How many kernels there are, of a sequence those of one of its steps.
+    pub n_kernels: usize,
     /// Kernels, each with how often it runs.
     pub kernels: Vec<(Workload, usize)>,
     /// Operators without code: the model's node, and the operator's name.
@@ -28,16 +32,17 @@ impl Outline {
     pub fn of(fused: &Fused) -> Outline {
         let places = Places::new(fused);
         let (_, memory) = lay_out(fused, &places, 1);
-        let host = fused.steps.iter().filter_map(|step| match step {
+        let host = fused.each().filter_map(|(step, _)| match step {
             Step::Host(node) => Some((node.origin.clone(), node.operator())),
             _ => None,
         });
-        Outline { kernels: fused.tasks(), host: host.collect(), n_copies: places.copies.len(), memory }
+        let n_kernels = fused.each().filter(|(step, _)| matches!(step, Step::Kernel(_))).count();
+        Outline { n_kernels, kernels: fused.tasks(), host: host.collect(), n_copies: places.copies.len(), memory }
     }
 
     /// It in lines.
     pub fn text(&self) -> String {
-        let n_kernels = count(self.n_kernels() as u64, "kernel");
+        let n_kernels = count(self.n_kernels as u64, "kernel");
         let n_copies = if self.n_copies == 1 { "1 copy".to_owned() } else { format!("{} copies", self.n_copies) };
         let arena = grouped(self.memory.total);
         let mut text = format!("\na run is {n_kernels} and {n_copies}, with {arena} bytes for what is on the way\n");
@@ -48,11 +53,6 @@ impl Outline {
             self.host.iter().for_each(|(node, operator)| text += &format!("  {} ({operator})\n", one_line(node)));
         }
         text
-    }
-
-    /// How many kernels run.
-    pub fn n_kernels(&self) -> usize {
-        self.kernels.iter().map(|(_, n)| n).sum()
     }
 }
 
@@ -72,29 +72,51 @@ pub struct ProfiledStep {
     /// 16 lie next to each other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
-    /// The median over runs, in microseconds; 0 where it was not measured.
+    /// How often a run has it: once for each step of a sequence.
+    #[serde(skip_serializing_if = "is_one")]
+    pub times: usize,
+    /// The median over runs, in microseconds, of all these times together; 0 where it was not measured.
     pub us: f64,
     /// Throughput of a kernel that has operations to count.
     pub gflops: Option<f64>,
 }
 
+fn is_one(n: &usize) -> bool {
+    *n == 1
+}
+
 impl Compiled {
-    /// The steps of a run, in order, not measured.
+    /// The steps of a run, in order, not measured; what a run has several times stands where it is first.
     pub fn steps(&self) -> Vec<ProfiledStep> {
-        let steps = self.model.plan().steps.iter().zip(&self.origins);
-        let step = |(step, origin): (&tilewright_runtime::Step, &Option<usize>)| {
-            let (kind, workload, label) = match origin.map(|at| &self.fused.steps[at]) {
+        self.rows().0
+    }
+
+    /// The steps that are listed, and which of them each step of the plan is.
+    fn rows(&self) -> (Vec<ProfiledStep>, Vec<usize>) {
+        let each: Vec<&Step> = self.fused.each().map(|(step, _)| step).collect();
+        let (mut rows, mut row_of): (Vec<ProfiledStep>, HashMap<usize, usize>) = (Vec::new(), HashMap::new());
+        let mut row = |(step, origin): (&tilewright_runtime::Step, &Option<usize>)| {
+            if let Some(&known) = origin.and_then(|at| row_of.get(&at)) {
+                rows[known].times += 1;
+                return known;
+            }
+            let step_of = origin.map(|at| each[at]);
+            let (kind, workload, label) = match step_of {
                 Some(Step::Kernel(kernel)) => ("kernel", kernel.workload.to_string(), kernel.workload.label()),
                 Some(Step::Host(node)) => ("host", node.operator(), format!("{} without code", node.operator())),
                 _ => ("copy", String::new(), "copy".to_owned()),
             };
-            let layout = match origin.map(|at| &self.fused.steps[at]) {
+            let layout = match step_of {
                 Some(Step::Kernel(kernel)) if kernel.block > 1 => Some(format!("c{}", kernel.block)),
                 _ => None,
             };
-            ProfiledStep { name: step.name.clone(), kind, workload, label, layout, us: 0.0, gflops: None }
+            let name = step.name.clone();
+            rows.push(ProfiledStep { name, kind, workload, label, layout, times: 1, us: 0.0, gflops: None });
+            row_of.extend(origin.map(|at| (at, rows.len() - 1)));
+            rows.len() - 1
         };
-        steps.map(step).collect()
+        let row_of_steps = self.model.plan().steps.iter().zip(&self.origins).map(&mut row).collect();
+        (rows, row_of_steps)
     }
 
     /// The same with the median that each takes over so many runs, on the inputs that are set.
@@ -102,19 +124,25 @@ impl Compiled {
     /// # Errors
     /// As [`Runner::run`].
     pub fn profile(&self, runner: &mut Runner, n_runs: usize) -> Result<Vec<ProfiledStep>, RunError> {
-        let mut steps = self.steps();
-        let mut of_runs = vec![vec![0; steps.len()]; n_runs.max(1)];
-        of_runs.iter_mut().try_for_each(|ns| runner.profile(ns))?;
-        for (at, step) in steps.iter_mut().enumerate() {
-            let ns: Vec<f64> = of_runs.iter().map(|ns| ns[at] as f64).collect();
-            let median_ns = Timing::of_samples(&ns, false).median_ns;
-            step.us = median_ns / 1e3;
-            if let Some(Step::Kernel(kernel)) = self.origins[at].map(|at| &self.fused.steps[at]) {
-                let flops = kernel.workload.flops();
-                step.gflops = (flops > 0.0).then(|| flops / median_ns.max(1.0));
+        let (mut rows, row_of_steps) = self.rows();
+        let mut of_rows = vec![Vec::new(); rows.len()];
+        for run in 0..n_runs.max(1) {
+            let mut ns = vec![0; row_of_steps.len()];
+            runner.profile(&mut ns)?;
+            of_rows.iter_mut().for_each(|runs| runs.push(0.0));
+            row_of_steps.iter().zip(ns).for_each(|(row, ns)| of_rows[*row][run] += ns as f64);
+        }
+        let each: Vec<&Step> = self.fused.each().map(|(step, _)| step).collect();
+        for (row, ns) in rows.iter_mut().zip(&of_rows) {
+            row.us = Timing::of_samples(ns, false).median_ns / 1e3;
+        }
+        for (row, origin) in row_of_steps.iter().zip(&self.origins) {
+            if let Some(Step::Kernel(kernel)) = origin.map(|at| each[at]) {
+                let flops = kernel.workload.flops() * rows[*row].times as f64;
+                rows[*row].gflops = (flops > 0.0).then(|| flops / (rows[*row].us * 1e3).max(1.0));
             }
         }
-        Ok(steps)
+        Ok(rows)
     }
 }
 
@@ -126,7 +154,8 @@ pub fn profile_table(steps: &[ProfiledStep]) -> String {
     let rows = by_time.iter().map(|step| {
         let share = 100.0 * step.us / total.max(1e-3);
         let gflops = step.gflops.map_or(String::new(), |gflops| format!("{} GFLOP/s", digits(gflops)));
-        let what = format!("{}  {}", brief(&step.label, 70), brief(&one_line(&step.name), 50));
+        let times = if step.times == 1 { String::new() } else { format!("  {}×", step.times) };
+        let what = format!("{}  {}{times}", brief(&step.label, 70), brief(&one_line(&step.name), 50));
         vec![what, duration(step.us * 1e3), format!("{share:.1} %"), gflops]
     });
     table(&rows.collect::<Vec<_>>())

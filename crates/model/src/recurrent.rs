@@ -1,28 +1,61 @@
-//! Networks over steps, step by step: what their inputs add to all gates is one product for all steps.
+//! Networks over steps: what their inputs add to all gates is one product for all steps; the first step has a
+//! form of its own, and all others are the steps of a sequence.
 
+use tilewright_graph::DType;
 use tilewright_graph::op::{Cell, Direction, Recurrent};
 use tilewright_ir::Expr;
 
 use crate::import::Job;
-use crate::net::{Kind, ValueId};
+use crate::net::{Kind, Net, Node, Read, Sequence, Track, ValueId};
 use crate::scalar::{self, add, clip, input, mul, number, sub};
 
-/// Steps of all directions that are written out, at most; of more there is no code.
-const MOST_STEPS: i64 = 2048;
+/// Steps of all directions, at most; of more there is no code.
+const MOST_STEPS: i64 = 1 << 14;
+/// Steps of each direction that are written out one by one.
+const WRITTEN_OUT: i64 = 2;
 
 /// A direction's weights and sizes.
+#[derive(Clone)]
 struct Way<'a> {
     op: &'a Recurrent,
     /// Which of the directions it is.
     at: usize,
+    /// From the last step to the first one.
+    is_reverse: bool,
     /// Of the batch, of the state.
     sizes: [i64; 2],
-    /// What the state is multiplied by, gate by gate: `[gates·hidden, hidden]`.
-    r: Vec<f32>,
-    /// What is added to the state's part of each gate.
-    r_bias: Vec<f32>,
+    /// What the inputs add to all gates, step by step.
+    inputs: ValueId,
+    /// What its steps know.
+    known: Known,
+}
+
+/// Constants of a direction, of a net or of the body of a sequence in it.
+#[derive(Clone)]
+struct Known {
+    /// What the state is multiplied by: all gates, `[gates·hidden, hidden]`, or of a GRU that resets ahead of
+    /// the product all but the last and the last.
+    weights: Vec<ValueId>,
+    /// What is added to the state's part of a GRU's last gate.
+    bias: Option<ValueId>,
     /// What cells add to gates; none without.
-    peepholes: Option<Vec<f32>>,
+    peepholes: Vec<ValueId>,
+}
+
+impl Known {
+    /// The same constants in the body of a sequence, and which is which.
+    fn within(&self, outer: &Net, body: &mut Net) -> (Known, Vec<(ValueId, ValueId)>) {
+        let mut pairs = Vec::new();
+        let mut within = |id: &ValueId| {
+            body.values.push(outer.value(*id).clone());
+            pairs.push((ValueId(body.values.len() - 1), *id));
+            ValueId(body.values.len() - 1)
+        };
+        let weights = self.weights.iter().map(&mut within).collect();
+        let bias = self.bias.as_ref().map(&mut within);
+        let peepholes = self.peepholes.iter().map(&mut within).collect();
+        (Known { weights, bias, peepholes }, pairs)
+    }
 }
 
 impl Way<'_> {
@@ -40,6 +73,9 @@ impl Way<'_> {
     }
 }
 
+/// What a step leaves to the next one: a state, and of a long short-term memory a cell.
+type State = (ValueId, Option<ValueId>);
+
 impl Job<'_> {
     /// A recurrent network, where its weights are known and sequences are all of full length.
     pub(crate) fn recurrent(&mut self, op: &Recurrent) -> Option<()> {
@@ -49,89 +85,204 @@ impl Job<'_> {
         let hidden = op.hidden as i64;
         let fits = !op.batch_first && steps > 0 && steps * n_directions <= MOST_STEPS && self.is_f32(x);
         (fits && !self.has_lengths(steps)).then_some(())?;
+        let flat = self.step("steps", Kind::View, &[x], &[steps * batch, n]);
+        let ways = (0..n_directions as usize).map(|at| self.way(op, at, flat, batch)).collect::<Option<Vec<_>>>()?;
+        let mut firsts = Vec::new();
+        for way in &ways {
+            let [state, cell] = [5, 6].map(|slot| self.first(slot, way.at as i64, &[batch, hidden]));
+            let gates = self.gates(way, if way.is_reverse { steps - 1 } else { 0 });
+            firsts.push(self.advance(way, gates, state, cell)?);
+        }
+        // States in the order of the output, and the last ones of each direction.
+        let (all, lasts) = match steps <= WRITTEN_OUT {
+            true => self.written_out(&ways, firsts, steps)?,
+            false => self.in_sequence(&ways, firsts, steps)?,
+        };
+        if let Some(to) = self.outputs[0] {
+            self.stacked(&all, to);
+        }
+        if let Some(to) = self.outputs.get(1).copied().flatten() {
+            let states: Vec<ValueId> = lasts.iter().map(|(state, _)| *state).collect();
+            self.stacked(&states, to);
+        }
+        if let Some(to) = self.outputs.get(2).copied().flatten() {
+            let cells: Vec<ValueId> = lasts.iter().map(|(_, cell)| *cell).collect::<Option<_>>()?;
+            self.stacked(&cells, to);
+        }
+        Some(())
+    }
+
+    /// A direction, with what the inputs add to its gates.
+    fn way<'a>(&mut self, op: &'a Recurrent, at: usize, flat: ValueId, batch: i64) -> Option<Way<'a>> {
+        let hidden = op.hidden as i64;
+        let [rows_of_inputs, n] = *self.net.shape(flat) else { unreachable!("all steps are a matrix") };
         let gates = match op.cell {
             Cell::Rnn => 1,
             Cell::Gru { .. } => 3,
             Cell::Lstm { .. } => 4,
         };
         let rows = gates * hidden;
-        let known = |job: &Self, at: usize| job.net.numbers(job.try_input(at)?);
-        let (w, r) = (known(self, 1)?, known(self, 2)?);
+        // A direction's part of an input.
+        let part = |job: &Self, slot: usize, n: i64| {
+            let numbers = job.net.numbers(job.try_input(slot)?)?;
+            Some(numbers[at * n as usize..][..n as usize].to_vec())
+        };
+        let (w, r) = (part(self, 1, rows * n)?, part(self, 2, rows * hidden)?);
         let bias = match self.try_input(3) {
-            Some(_) => known(self, 3)?,
-            None => vec![0.0; (n_directions * 2 * rows) as usize],
+            Some(_) => part(self, 3, 2 * rows)?,
+            None => vec![0.0; 2 * rows as usize],
         };
+        let (w_bias, r_bias) = bias.split_at(rows as usize);
+        // The part of the new state of a GRU that is reset behind the product comes with that product.
+        let is_own = |row: i64| matches!(op.cell, Cell::Gru { resets_behind: true }) && row >= 2 * hidden;
+        let both: Vec<f32> =
+            (0..rows).map(|row| w_bias[row as usize] + if is_own(row) { 0.0 } else { r_bias[row as usize] }).collect();
+        let name = self.node.place.node.clone();
+        let mut add_constant = |what: &str, shape: &[i64], numbers: &[f32]| {
+            self.net.add_constant(&format!("{name}.{what}{at}"), shape, numbers)
+        };
+        let weights = add_constant("w", &[rows, n], &w);
+        let both = add_constant("b", &[rows], &both);
+        let parts = if matches!(op.cell, Cell::Gru { resets_behind: false }) { vec![2, 1] } else { vec![gates] };
+        let mut rest = &r[..];
+        let of_state = parts.into_iter().map(|n| {
+            let (part, behind) = rest.split_at((n * hidden * hidden) as usize);
+            rest = behind;
+            add_constant("r", &[n * hidden, hidden], part)
+        });
+        let of_state = of_state.collect();
+        let own = matches!(op.cell, Cell::Gru { .. }).then(|| &r_bias[2 * hidden as usize..]);
+        let own = own.map(|numbers| add_constant("rb", &[hidden], numbers));
         let peepholes = match self.try_input(7) {
-            Some(_) => Some(known(self, 7)?),
-            None => None,
+            Some(_) => part(self, 7, 3 * hidden)?,
+            None => Vec::new(),
         };
-        let flat = self.step("steps", Kind::View, &[x], &[steps * batch, n]);
-        // States of all steps by direction, in the order of the input.
-        let mut all: Vec<Vec<ValueId>> = Vec::new();
-        let (mut last_states, mut last_cells) = (Vec::new(), Vec::new());
-        for at in 0..n_directions as usize {
-            let part = |numbers: &[f32], n: i64| numbers[at * n as usize..][..n as usize].to_vec();
-            let (w_bias, r_bias) = (part(&bias, 2 * rows), part(&bias, 2 * rows));
-            let (w_bias, r_bias) = (w_bias[..rows as usize].to_vec(), r_bias[rows as usize..].to_vec());
-            let way = Way {
-                op,
-                at,
-                sizes: [batch, hidden],
-                r: part(&r, rows * hidden),
-                r_bias: r_bias.clone(),
-                peepholes: peepholes.as_ref().map(|p| part(p, 3 * hidden)),
-            };
-            // The part of the new state of a GRU that is reset behind the product comes with that product.
-            let is_own = |row: i64| matches!(op.cell, Cell::Gru { resets_behind: true }) && row >= 2 * hidden;
-            let both: Vec<f32> = (0..rows)
-                .map(|row| w_bias[row as usize] + if is_own(row) { 0.0 } else { r_bias[row as usize] })
-                .collect();
-            let name = self.name();
-            let weights = self.net.add_constant(&format!("{name}.w{at}"), &[rows, n], &part(&w, rows * n));
-            let both = self.net.add_constant(&format!("{name}.b{at}"), &[rows], &both);
-            let shape = [steps * batch, rows];
-            let product = self.step("inputs", Kind::Product { turned: true, heads: None }, &[flat, weights], &shape);
-            let inputs = self.step("gates", Kind::Map(add(input(0), input(1))), &[product, both], &shape);
-            let weights = self.net.add_constant(&format!("{name}.r{at}"), &[rows, hidden], &way.r);
-            let mut state = self.first(5, at as i64, &[batch, hidden]);
-            let mut cell = self.first(6, at as i64, &[batch, hidden]);
-            let is_reverse = op.direction == Direction::Reverse || at == 1;
-            let mut states = Vec::new();
-            for step in 0..steps {
-                let t = if is_reverse { steps - 1 - step } else { step };
-                let gates = self.rows(inputs, t * batch, batch);
-                let new = match op.cell {
-                    Cell::Rnn => self.rnn(&way, gates, weights, state)?,
-                    Cell::Gru { resets_behind } => self.gru(&way, gates, weights, state, resets_behind)?,
-                    Cell::Lstm { couples_gates } => {
-                        let (new, new_cell) = self.lstm(&way, gates, weights, state, cell, couples_gates)?;
-                        cell = Some(new_cell);
-                        new
-                    }
-                };
-                state = Some(new);
-                states.push(new);
+        let peepholes =
+            peepholes.chunks(hidden as usize).map(|p| self.net.add_constant(&format!("{name}.p{at}"), &[hidden], p));
+        let known = Known { weights: of_state, bias: own, peepholes: peepholes.collect() };
+        let shape = [rows_of_inputs, rows];
+        let product = self.step("inputs", Kind::Product { turned: true, heads: None }, &[flat, weights], &shape);
+        let inputs = self.step("gates", Kind::Map(add(input(0), input(1))), &[product, both], &shape);
+        let is_reverse = op.direction == Direction::Reverse || at == 1;
+        Some(Way { op, at, is_reverse, sizes: [batch, hidden], inputs, known })
+    }
+
+    /// What the inputs of a step add to all gates.
+    fn gates(&mut self, way: &Way, step: i64) -> ValueId {
+        self.rows(way.inputs, step * way.sizes[0], way.sizes[0])
+    }
+
+    /// A step of a direction.
+    fn advance(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>, cell: Option<ValueId>) -> Option<State> {
+        match way.op.cell {
+            Cell::Rnn => Some((self.rnn(way, gates, state)?, None)),
+            Cell::Gru { resets_behind } => Some((self.gru(way, gates, state, resets_behind)?, None)),
+            Cell::Lstm { couples_gates } => {
+                let (state, cell) = self.lstm(way, gates, state, cell, couples_gates)?;
+                Some((state, Some(cell)))
             }
-            last_states.push(state?);
-            last_cells.push(cell);
-            if is_reverse {
+        }
+    }
+
+    /// All steps behind the first one by one: all states in the order of the output, and the last ones.
+    fn written_out(&mut self, ways: &[Way], firsts: Vec<State>, steps: i64) -> Option<(Vec<ValueId>, Vec<State>)> {
+        let (mut all, mut lasts) = (Vec::new(), Vec::new());
+        for (way, first) in ways.iter().zip(firsts) {
+            let mut states = vec![first];
+            for step in 1..steps {
+                let gates = self.gates(way, if way.is_reverse { steps - 1 - step } else { step });
+                let (state, cell) = states[states.len() - 1];
+                states.push(self.advance(way, gates, Some(state), cell)?);
+            }
+            lasts.push(states[states.len() - 1]);
+            if way.is_reverse {
                 states.reverse();
             }
             all.push(states);
         }
-        if let Some(to) = self.outputs[0] {
-            let parts: Vec<ValueId> =
-                (0..steps as usize).flat_map(|t| all.iter().map(move |states| states[t])).collect();
-            self.stacked(&parts, [batch, hidden], to);
+        let of_steps = (0..steps as usize).flat_map(|step| all.iter().map(move |states| states[step].0));
+        Some((of_steps.collect(), lasts))
+    }
+
+    /// The same as the steps of a sequence, each of all directions.
+    fn in_sequence(&mut self, ways: &[Way], firsts: Vec<State>, steps: i64) -> Option<(Vec<ValueId>, Vec<State>)> {
+        let [batch, hidden] = ways[0].sizes;
+        let (n_ways, n_steps, size) = (ways.len() as i64, steps - 1, batch * hidden);
+        let outer = std::mem::take(self.net);
+        let constants = self.body(ways, &outer);
+        let body = std::mem::replace(self.net, outer);
+        let constants = constants?;
+        // In the output, the states of the first steps stand at both ends, and all others between them; where
+        // nobody reads all, two of each direction are there at a time.
+        let n_ahead = ways.iter().filter(|way| !way.is_reverse).count() as i64;
+        let is_kept = self.outputs[0].is_some();
+        let n_states = if is_kept { n_steps } else { 2 } * n_ways;
+        let states = self.value("states", DType::F32, &[n_states * batch, hidden]);
+        let (mut inputs, mut outputs) = (Vec::new(), vec![states]);
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        // Tensors with the last state and the last cell of each direction.
+        let mut lasts: Vec<[Option<(ValueId, Track)>; 2]> = Vec::new();
+        for ((at, way), &(first, first_cell)) in (0..).zip(ways).zip(&firsts) {
+            let n_gates = batch * self.net.shape(way.inputs)[1];
+            let in_order = |first: i64, last: i64, by: i64| match way.is_reverse {
+                true => Track { first: last, by: -by, round: n_steps },
+                false => Track { first, by, round: n_steps },
+            };
+            reads.push(Read::Part(inputs.len(), in_order(n_gates, (steps - 2) * n_gates, n_gates)));
+            inputs.push(way.inputs);
+            let place = |step: i64| (step * n_ways + at - n_ahead) * size;
+            let of_state = match is_kept {
+                true => in_order(place(1), place(steps - 2), n_ways * size),
+                false => Track { first: 2 * at * size, by: size, round: 2 },
+            };
+            let mut carried = |job: &mut Self, first: ValueId, to: Option<ValueId>, track: Track| {
+                reads.push(Read::Before { output: writes.len(), first: inputs.len() });
+                inputs.push(first);
+                let to = to.unwrap_or_else(|| {
+                    outputs.push(job.value("cells", DType::F32, &[2 * batch, hidden]));
+                    outputs[outputs.len() - 1]
+                });
+                let output = outputs.iter().position(|id| *id == to).expect("it was pushed");
+                writes.push((output, track));
+                (to, track)
+            };
+            let state = carried(self, first, Some(states), of_state);
+            let of_cell = Track { first: 0, by: size, round: 2 };
+            let cell = first_cell.map(|first| carried(self, first, None, of_cell));
+            lasts.push([Some(state), cell]);
         }
-        if let Some(to) = self.outputs.get(1).copied().flatten() {
-            self.stacked(&last_states, [batch, hidden], to);
+        let sequence = Sequence { n_steps, body, reads, writes, constants };
+        let inputs = inputs.into_iter().map(Some).collect();
+        let origin = self.node.place.node.clone();
+        self.net.nodes.push(Node { kind: Kind::Sequence(Box::new(sequence)), inputs, outputs, origin });
+        let mut last =
+            |of: Option<(ValueId, Track)>| of.map(|(of, track)| self.rows(of, track.at(n_steps - 1) / hidden, batch));
+        let lasts = lasts.into_iter().map(|[state, cell]| Some((last(state)?, last(cell)))).collect::<Option<_>>()?;
+        let of_order = |is_reverse: bool| {
+            let own = ways.iter().zip(&firsts).filter(move |(way, _)| way.is_reverse == is_reverse);
+            own.map(|(_, (state, _))| *state)
+        };
+        Some((of_order(false).chain([states]).chain(of_order(true)).collect(), lasts))
+    }
+
+    /// Makes the net the body of a sequence, a step of all directions; which of its constants are which ones
+    /// of the net around it.
+    fn body(&mut self, ways: &[Way], outer: &Net) -> Option<Vec<(ValueId, ValueId)>> {
+        let mut constants = Vec::new();
+        for way in ways {
+            let [batch, hidden] = way.sizes;
+            let rows = outer.shape(way.inputs)[1];
+            let gates = self.value("gates", DType::F32, &[batch, rows]);
+            let state = self.value("state", DType::F32, &[batch, hidden]);
+            let is_lstm = matches!(way.op.cell, Cell::Lstm { .. });
+            let cell = is_lstm.then(|| self.value("cell", DType::F32, &[batch, hidden]));
+            let (known, pairs) = way.known.within(outer, self.net);
+            constants.extend(pairs);
+            let (new, new_cell) = self.advance(&Way { known, ..way.clone() }, gates, Some(state), cell)?;
+            self.net.inputs.extend([gates, state].into_iter().chain(cell));
+            self.net.outputs.extend([new].into_iter().chain(new_cell));
         }
-        if let Some(to) = self.outputs.get(2).copied().flatten() {
-            let cells: Vec<ValueId> = last_cells.into_iter().collect::<Option<_>>()?;
-            self.stacked(&cells, [batch, hidden], to);
-        }
-        Some(())
+        Some(constants)
     }
 
     /// Whether sequences may be shorter than all steps.
@@ -140,10 +291,6 @@ impl Job<'_> {
             Some(lengths) => lengths.i64s().iter().any(|&length| length != steps),
             None => true,
         })
-    }
-
-    fn name(&self) -> String {
-        self.node.place.node.clone()
     }
 
     /// Rows of a matrix.
@@ -167,22 +314,24 @@ impl Job<'_> {
     }
 
     /// States one behind the other, in the shape of an output.
-    fn stacked(&mut self, parts: &[ValueId], [batch, hidden]: [i64; 2], to: ValueId) {
-        let n = parts.len() as i64;
-        let joined = self.step("states", Kind::Concat(0), parts, &[n * batch, hidden]);
+    fn stacked(&mut self, parts: &[ValueId], to: ValueId) {
+        let rows = parts.iter().map(|id| self.net.shape(*id)[0]).sum();
+        let hidden = self.net.shape(parts[0])[1];
+        let joined = self.step("states", Kind::Concat(0), parts, &[rows, hidden]);
         self.push(Kind::View, &[joined], to);
     }
 
     /// What gates are of inputs and the state before.
-    fn with_state(&mut self, way: &Way, gates: ValueId, weights: ValueId, state: Option<ValueId>) -> ValueId {
+    fn with_state(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>) -> ValueId {
         let Some(state) = state else { return gates };
+        let weights = way.known.weights[0];
         let shape = [way.sizes[0], self.net.shape(gates)[1]];
         let product = self.step("state", Kind::Product { turned: true, heads: None }, &[state, weights], &shape);
         self.step("gates", Kind::Map(add(input(0), input(1))), &[product, gates], &shape)
     }
 
-    fn rnn(&mut self, way: &Way, gates: ValueId, weights: ValueId, state: Option<ValueId>) -> Option<ValueId> {
-        let gates = self.with_state(way, gates, weights, state);
+    fn rnn(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>) -> Option<ValueId> {
+        let gates = self.with_state(way, gates, state);
         Some(self.step("state", Kind::Map(way.gate(0, input(0))?), &[gates], &way.sizes))
     }
 
@@ -191,18 +340,13 @@ impl Job<'_> {
         &mut self,
         way: &Way,
         gates: ValueId,
-        weights: ValueId,
         state: Option<ValueId>,
         cell: Option<ValueId>,
         couples_gates: bool,
     ) -> Option<(ValueId, ValueId)> {
-        let gates = self.with_state(way, gates, weights, state);
+        let gates = self.with_state(way, gates, state);
         let [i, o, f, c] = [0, 1, 2, 3].map(|gate| self.columns(gates, gate, way));
-        let (name, hidden) = (self.name(), way.sizes[1]);
-        let peep = |job: &mut Self, which: usize| {
-            let numbers = way.peepholes.as_ref()?[which * hidden as usize..][..hidden as usize].to_vec();
-            Some(job.net.add_constant(&format!("{name}.p{which}"), &[hidden], &numbers))
-        };
+        let peep = |which: usize| way.known.peepholes.get(which).copied();
         // Inputs of the new cell: its gates, then what is optional.
         let mut inputs = vec![i, f, c];
         let mut slot = |id: Option<ValueId>| {
@@ -212,7 +356,7 @@ impl Job<'_> {
         };
         let before = slot(cell);
         let (p_i, p_f) = match before {
-            Some(_) => (slot(peep(self, 0)), slot(peep(self, 2))),
+            Some(_) => (slot(peep(0)), slot(peep(2))),
             None => (None, None),
         };
         let peeped = |gate: Expr, p: Option<Expr>| match (p, &before) {
@@ -232,7 +376,7 @@ impl Job<'_> {
         let new_cell = self.step("cell", Kind::Map(value), &inputs, &way.sizes);
         let mut inputs = vec![o, new_cell];
         let mut leaves = input(0);
-        if let Some(p) = peep(self, 1) {
+        if let Some(p) = peep(1) {
             inputs.push(p);
             leaves = add(leaves, mul(input(2), input(1)));
         }
@@ -241,17 +385,9 @@ impl Job<'_> {
     }
 
     /// A step of a gated recurrent unit.
-    fn gru(
-        &mut self,
-        way: &Way,
-        gates: ValueId,
-        weights: ValueId,
-        state: Option<ValueId>,
-        resets_behind: bool,
-    ) -> Option<ValueId> {
+    fn gru(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>, resets_behind: bool) -> Option<ValueId> {
         let [_, hidden] = way.sizes;
-        let name = self.name();
-        let own = self.net.add_constant(&format!("{name}.rb"), &[hidden], &way.r_bias[2 * hidden as usize..]);
+        let own = way.known.bias.expect("a gated recurrent unit has one");
         let [x_z, x_r, x_h] = [0, 1, 2].map(|gate| self.columns(gates, gate, way));
         let Some(state) = state else {
             let z = way.gate(0, input(0))?;
@@ -264,7 +400,8 @@ impl Job<'_> {
         };
         let shape = [way.sizes[0], 3 * hidden];
         if resets_behind {
-            let all = self.step("state", Kind::Product { turned: true, heads: None }, &[state, weights], &shape);
+            let all =
+                self.step("state", Kind::Product { turned: true, heads: None }, &[state, way.known.weights[0]], &shape);
             let [h_z, h_r, h_h] = [0, 1, 2].map(|gate| self.columns(all, gate, way));
             let z = way.gate(0, add(input(0), input(3)))?;
             let reset = way.gate(0, add(input(1), input(4)))?;
@@ -272,12 +409,7 @@ impl Job<'_> {
             let value = add(mul(sub(number(1.0), z.clone()), new), mul(z, input(6)));
             return Some(self.step("state", Kind::Map(value), &[x_z, x_r, x_h, h_z, h_r, h_h, state, own], &way.sizes));
         }
-        let of = |job: &mut Self, first: i64, n: i64| {
-            let from = (first * hidden * hidden) as usize;
-            let numbers = &way.r[from..from + (n * hidden * hidden) as usize];
-            job.net.add_constant(&format!("{name}.r{}.{first}", way.at), &[n * hidden, hidden], numbers)
-        };
-        let (of_gates, of_new) = (of(self, 0, 2), of(self, 2, 1));
+        let [of_gates, of_new] = way.known.weights[..] else { unreachable!("these gates have two products") };
         let shape = [way.sizes[0], 2 * hidden];
         let both = self.step("state", Kind::Product { turned: true, heads: None }, &[state, of_gates], &shape);
         let [h_z, h_r] = [0, 1].map(|gate| self.columns(both, gate, way));

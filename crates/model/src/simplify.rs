@@ -596,10 +596,9 @@ fn scaled_weights(net: &mut Net, anchor: &Node, weights: ValueId, factor: &[f64]
         _ => return None,
     };
     let inside: usize = shape[axis + 1..].iter().product::<i64>() as usize;
-    let n = shape[axis] as usize;
     let mut numbers = net.numbers(weights)?;
-    for (at, number) in numbers.iter_mut().enumerate() {
-        *number = (f64::from(*number) * factor[at / inside % n]) as f32;
+    for (part, factor) in numbers.chunks_mut(inside).zip(factor.iter().cycle()) {
+        part.iter_mut().for_each(|number| *number = (f64::from(*number) * factor) as f32);
     }
     let name = format!("{}.scaled", net.value(weights).name);
     Some(net.add_constant(&name, &shape, &numbers))

@@ -211,7 +211,7 @@ fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: &[i64], n_kernels
     let compiled = compiled(&specialise(&graph, &Bindings::default()).graph).unwrap_or_else(|e| panic!("{e}"));
     let of_step = |step: &Step| match step {
         Step::Kernel(_) => Some(true),
-        Step::Host(_) => Some(false),
+        Step::Sequence(_) | Step::Host(_) => Some(false),
         Step::Part { .. } | Step::Join { .. } => None,
     };
     let steps: Vec<bool> = compiled.fused.steps.iter().filter_map(of_step).collect();

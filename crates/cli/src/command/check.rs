@@ -98,7 +98,7 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
 fn outline_json(of: &Outline) -> Json {
     let kernels = of.kernels.iter().map(|(workload, n)| json!({"workload": workload.to_string(), "count": n}));
     json!({
-        "kernels": of.n_kernels(),
+        "kernels": of.n_kernels,
         "tasks": kernels.collect::<Vec<_>>(),
         "host_operators": of.host.iter().map(|(node, operator)| format!("{node} ({operator})")).collect::<Vec<_>>(),
         "copies": of.n_copies,

@@ -9,7 +9,7 @@ use tilewright_device::{Caches, host};
 use tilewright_graph::{Tensor, Value};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_model::{Compiled, Places, ProfiledStep, Runner, Step, ValueId};
+use tilewright_model::{Compiled, Kernel, Places, ProfiledStep, Runner, Step, ValueId};
 use tilewright_runtime::Threads;
 use tilewright_tune::{Record, Store, StoreError};
 
@@ -350,10 +350,33 @@ fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<Gra
         let Some(step) = fused.steps.get(at) else { break };
         match step {
             Step::Kernel(kernel) => {
-                let node = picture.add("step", &kernel.origin, Some(kernel.output), Some(n_steps));
-                kernel.inputs.iter().for_each(|id| picture.connect(*id, node));
-                picture.makers.insert(kernel.output, node);
+                picture.kernel(kernel, n_steps);
                 n_steps += 1;
+            }
+            Step::Sequence(sequence) => {
+                // As its first step is; what comes from the step before is not drawn.
+                let maker = |picture: &Picture, of: &ValueId| picture.makers.get(of).copied();
+                for moving in &sequence.moving {
+                    let from = maker(&picture, &moving.first.unwrap_or(moving.of));
+                    picture.makers.extend(from.map(|node| (moving.value, node)));
+                }
+                for step in &sequence.steps {
+                    match step {
+                        Step::Kernel(kernel) => {
+                            picture.kernel(kernel, n_steps);
+                            n_steps += 1;
+                        }
+                        Step::Part { of, part, .. } => {
+                            let from = maker(&picture, of);
+                            picture.makers.extend(from.map(|node| (*part, node)));
+                        }
+                        Step::Sequence(_) | Step::Host(_) | Step::Join { .. } => {}
+                    }
+                }
+                for moving in sequence.moving.iter().filter(|moving| moving.first.is_none()) {
+                    let from = maker(&picture, &moving.value);
+                    picture.makers.extend(from.map(|node| (moving.of, node)));
+                }
             }
             Step::Host(operator) => {
                 let node = picture.add("step", &operator.origin, operator.outputs.first().copied(), Some(n_steps));
@@ -401,6 +424,12 @@ impl Picture<'_> {
         let ty = value.map_or(String::new(), |id| self.compiled.fused.net.value(id).ty().to_string());
         self.nodes.push(GraphNode { kind, name: name.to_owned(), ty, step });
         self.nodes.len() - 1
+    }
+
+    fn kernel(&mut self, kernel: &Kernel, step: usize) {
+        let node = self.add("step", &kernel.origin, Some(kernel.output), Some(step));
+        kernel.inputs.iter().for_each(|id| self.connect(*id, node));
+        self.makers.insert(kernel.output, node);
     }
 
     /// A value goes from where it comes out to a node; a constant comes from nowhere.
