@@ -785,6 +785,21 @@ impl Job<'_> {
         if rank > 2 || geometry.begins.iter().chain(&geometry.ends).any(|&n| n < 0) {
             return None;
         }
+        let mut after = geometry.ends.clone();
+        if transposed {
+            // What is added to the output's size is what the border behind it would leave out.
+            let behind = |d: usize| {
+                let reach = (geometry.out[d] as i64 - 1) * geometry.strides[d] as i64
+                    + (geometry.kernel[d] as i64 - 1) * geometry.dilations[d] as i64
+                    + 1;
+                reach - geometry.begins[d] - found.image[d] as i64
+            };
+            after = (0..rank).map(behind).collect();
+        }
+        // Beyond the windows' reach is beyond the operator here.
+        if after.iter().any(|&n| n < 0) {
+            return None;
+        }
         // What has one dimension has rows of one element.
         let two = |list: &[i64], rest: i64| if list.len() == 2 { [list[0], list[1]] } else { [rest, list[0]] };
         let kind = Kind::Conv(Convolution {
@@ -793,22 +808,9 @@ impl Job<'_> {
             strides: two(&ints(&geometry.strides), 1),
             dilations: two(&ints(&geometry.dilations), 1),
             before: two(&geometry.begins, 0),
-            after: two(&geometry.ends, 0),
+            after: two(&after, 0),
             transposed,
         });
-        if transposed {
-            // What the output has beyond the windows' reach is beyond the operator here.
-            let reach = |d: usize| {
-                (geometry.out[d] as i64 - 1) * geometry.strides[d] as i64
-                    + (geometry.kernel[d] as i64 - 1) * geometry.dilations[d] as i64
-                    + 1
-                    - geometry.begins[d]
-                    - geometry.ends[d]
-            };
-            if (0..rank).any(|d| found.image[d] as i64 != reach(d)) {
-                return None;
-            }
-        }
         let out = self.net.shape(to).to_vec();
         let mut shape = out.clone();
         if rank == 1 {

@@ -3,6 +3,9 @@
 #[path = "../../graph/tests/common/mod.rs"]
 mod common;
 
+#[path = "onnx/blocks.rs"]
+mod blocks;
+
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
