@@ -7,12 +7,12 @@ use std::time::Duration;
 /// How long a turn is, as a rule: long enough that going from one task to another costs little beside it.
 pub const TURN: Duration = Duration::from_secs(2);
 
-/// How much of what is expected of a turn is what the last ones brought; the rest is that a time falls as one
-/// over the turns spent on it.
+/// How much of what is expected of a turn is what the last ones brought; the rest is that what a time has
+/// above its bound falls as one over the turns spent on it.
 const OF_LAST: f64 = 0.2;
 /// How many turns are the last ones.
 const LAST_TURNS: f64 = 3.0;
-/// A turn that gains the whole less than this is not worth its time.
+/// A turn for each task, by which the whole gains less than this, is not worth its time.
 const LEAST_GAIN: f64 = 0.002;
 /// A task that has no valid trial after so many turns has had its chance.
 const TURNS_FOR_A_RESULT: f64 = 3.0;
@@ -79,8 +79,8 @@ impl Course {
     ///
     /// # Source
     /// TVM's task schedulers (auto_scheduler/task_scheduler.py,
-    /// meta_schedule/task_scheduler/gradient_based.cc), which count rounds of so many trials; this counts
-    /// seconds, and knows a bound.
+    /// meta_schedule/task_scheduler/gradient_based.cc), which count rounds of so many trials, and have times
+    /// fall towards nothing; this counts seconds, and has them fall towards a bound.
     fn gain_ns(&self) -> f64 {
         if self.is_over {
             return 0.0;
@@ -92,12 +92,13 @@ impl Course {
         };
         let before = self.best_after(self.seconds - LAST_TURNS * turn).expect("it has a best");
         let last = (before - best_ns) / LAST_TURNS;
-        let next = best_ns / n_turns.max(1.0);
-        self.weight * (OF_LAST * last + (1.0 - OF_LAST) * next).min(best_ns - self.bound_ns).max(0.0)
+        let above_ns = best_ns - self.bound_ns;
+        let next = above_ns / n_turns.max(1.0);
+        self.weight * (OF_LAST * last + (1.0 - OF_LAST) * next).min(above_ns).max(0.0)
     }
 }
 
-/// The task whose turn it is; none where no turn is worth its time. Each has one before any has another,
+/// The task whose turn it is; none where turns are not worth their time. Each has one before any has another,
 /// first those that are large as far as that is known.
 pub fn next(courses: &[&Course]) -> Option<usize> {
     let new = courses.iter().enumerate().filter(|(_, course)| course.is_new());
@@ -105,10 +106,10 @@ pub fn next(courses: &[&Course]) -> Option<usize> {
     if let Some((at, _)) = new.max_by(|(_, a), (_, b)| least_ns(a).total_cmp(&least_ns(b))) {
         return Some(at);
     }
-    let gains = courses.iter().map(|course| course.gain_ns()).enumerate();
-    let (at, gain_ns) = gains.max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    let gains_ns: Vec<f64> = courses.iter().map(|course| course.gain_ns()).collect();
+    let (at, _) = gains_ns.iter().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
     let known_ns: f64 = courses.iter().filter_map(|course| course.share_ns()).sum();
-    (gain_ns > LEAST_GAIN * known_ns).then_some(at)
+    (gains_ns.iter().sum::<f64>() > LEAST_GAIN * known_ns).then_some(at)
 }
 
 #[cfg(test)]
@@ -192,8 +193,8 @@ mod tests {
     fn ten_minutes_come_near_to_a_minute_for_each() {
         // A seventh of the time is for the races.
         const SEARCH_S: f64 = 510.0;
-        // Of 50 tasks each has a sixth of a minute on average, which costs 5 %.
-        for (n_tasks, most) in [(25, 1.03), (50, 1.06)] {
+        // Of 50 tasks each has a sixth of a minute on average; an oracle could come to 1.002.
+        for (n_tasks, most) in [(25, 1.015), (50, 1.03)] {
             let ratios = (0..10).map(|seed| {
                 let tasks = tasks(seed, n_tasks);
                 let (by_gain, _) = play(&tasks, SEARCH_S, |courses, _| next(courses));
