@@ -1,5 +1,6 @@
 //! Rewriting a net into fewer operations before kernels are made of it.
 
+use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::BinaryOp;
 
@@ -596,12 +597,18 @@ fn scaled_weights(net: &mut Net, anchor: &Node, weights: ValueId, factor: &[f64]
         _ => return None,
     };
     let inside: usize = shape[axis + 1..].iter().product::<i64>() as usize;
-    let mut numbers = net.numbers(weights)?;
-    for (part, factor) in numbers.chunks_mut(inside).zip(factor.iter().cycle()) {
-        part.iter_mut().for_each(|number| *number = (f64::from(*number) * factor) as f32);
+    let tensor = net.value(weights).constant.clone().filter(|tensor| tensor.dtype() == DType::F32)?;
+    // From bytes to bytes: weights are most of what a model has.
+    let mut bytes = vec![0; tensor.bytes().len()];
+    let (from, to) = (tensor.bytes().as_chunks::<4>().0, bytes.as_chunks_mut::<4>().0);
+    for ((from, to), factor) in from.chunks(inside).zip(to.chunks_mut(inside)).zip(factor.iter().cycle()) {
+        for (from, to) in from.iter().zip(to) {
+            *to = ((f64::from(f32::from_le_bytes(*from)) * factor) as f32).to_le_bytes();
+        }
     }
-    let name = format!("{}.scaled", net.value(weights).name);
-    Some(net.add_constant(&name, &shape, &numbers))
+    let id = net.add_value(&format!("{}.scaled", net.value(weights).name), DType::F32, &shape);
+    net.values[id.0].constant = Tensor::new(tensor.ty().clone(), bytes.into());
+    Some(id)
 }
 
 /// A factor that is turned before a product is read as it is.

@@ -384,10 +384,16 @@ impl Model {
                     // SAFETY: the slice is within its constant.
                     (Some(start), _) => unsafe { start.add(slice.offset) },
                     (None, Constant::Data(data)) => {
-                        let mut copy = Aligned::new(slice.n_bytes as u64)?;
-                        copy.bytes_mut().copy_from_slice(&data[slice.offset..slice.offset + slice.n_bytes]);
-                        copies.push(copy);
-                        copies[copies.len() - 1].pointer()
+                        let part = &data[slice.offset..slice.offset + slice.n_bytes];
+                        // What a part reads alone it may read where it is.
+                        if (part.as_ptr() as usize).is_multiple_of(code.argument_align(at)) {
+                            part.as_ptr().cast_mut()
+                        } else {
+                            let mut copy = Aligned::new(slice.n_bytes as u64)?;
+                            copy.bytes_mut().copy_from_slice(part);
+                            copies.push(copy);
+                            copies[copies.len() - 1].pointer()
+                        }
                     }
                     (None, Constant::Prepared(_)) => unreachable!("what is prepared has a place"),
                 },
