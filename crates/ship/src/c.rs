@@ -156,8 +156,8 @@ fn tables(library: &Library) -> Result<String, std::fmt::Error> {
     writeln!(out, "/* Bytes of the tensors in between, and of what kernels use for themselves. */")?;
     writeln!(out, "#define NET_TENSOR_BYTES {}u", model.plan().arena_bytes())?;
     writeln!(out, "#define NET_SCRATCH_BYTES {}u\n", model.scratch_bytes(library.n_threads))?;
-    writeln!(out, "#define NET_CONSTANT_BYTES ((size_t){}u)", library.constants.bytes.len())?;
-    if library.constants.bytes.is_empty() {
+    writeln!(out, "#define NET_CONSTANT_BYTES ((size_t){}u)", library.constants.n_bytes)?;
+    if library.constants.n_bytes == 0 {
         writeln!(out, "#define net_constants_at NULL\n")?;
     } else {
         writeln!(out, "extern NET_HIDDEN const unsigned char net_constants[];")?;

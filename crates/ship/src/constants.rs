@@ -44,8 +44,10 @@ pub enum Home {
 pub struct Constants {
     /// Where each constant of the plan lies; none where nobody needs it.
     homes: Vec<Option<Home>>,
-    /// Those in the file.
+    /// Those in the file, until they are in its object.
     pub bytes: Vec<u8>,
+    /// How many bytes these are.
+    pub n_bytes: usize,
     /// The size of those that the first context makes.
     pub made_bytes: usize,
     /// The steps of the plan whose kernels make them.
@@ -90,7 +92,7 @@ impl Constants {
                 }
             });
         }
-        Constants { homes, bytes, made_bytes, makers }
+        Constants { homes, n_bytes: bytes.len(), bytes, made_bytes, makers }
     }
 
     /// Where a slice of a constant lies; none where it is of none, or nobody needs it.

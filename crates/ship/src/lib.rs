@@ -97,9 +97,9 @@ impl<'m> Library<'m> {
         if let Some(step) = model.plan().steps.iter().find(|step| matches!(step.work, Work::Host { .. })) {
             return Err(ShipError::Host(step.name.clone()));
         }
-        let constants = Constants::new(model, weights);
-        if constants.bytes.len() > MOST_CONSTANT_BYTES {
-            return Err(ShipError::TooLarge(constants.bytes.len()));
+        let mut constants = Constants::new(model, weights);
+        if constants.n_bytes > MOST_CONSTANT_BYTES {
+            return Err(ShipError::TooLarge(constants.n_bytes));
         }
         let mut members = Vec::new();
         for (kernel, code) in model.codes().iter().enumerate() {
@@ -122,9 +122,9 @@ impl<'m> Library<'m> {
             let symbols = Interface::new(&program, target, n_threads, Some(&prefix))?.symbols();
             members.push(Member { name: format!("{prefix}.o"), symbols, bytes });
         }
-        if !constants.bytes.is_empty() {
+        if constants.n_bytes > 0 {
             let symbol = c::constants_name(name);
-            let bytes = elf::data_object(target.arch, &symbol, &constants.bytes);
+            let bytes = elf::data_object(target.arch, &symbol, &std::mem::take(&mut constants.bytes));
             members.push(Member { name: format!("{symbol}.o"), symbols: vec![symbol], bytes });
         }
         let mut features: Vec<&str> = Vec::new();
@@ -142,7 +142,7 @@ impl<'m> Library<'m> {
             "inputs": ports(model.inputs()),
             "outputs": ports(model.outputs()),
             "tensor_bytes": model.plan().arena_bytes(),
-            "constant_bytes": constants.bytes.len(),
+            "constant_bytes": constants.n_bytes,
             "made_bytes": constants.made_bytes,
             "steps": model.plan().steps.len(),
         });
