@@ -20,7 +20,7 @@ use tilewright_ir::{Target, lower};
 use tilewright_tune::{Config, Outcome, Setting, TEMPLATES, Task, TaskError, Template};
 
 /// Shapes that nothing divides, and the number of threads.
-const CASES: [(&str, usize); 26] = [
+const CASES: [(&str, usize); 30] = [
     ("matmul:m=1,n=1,k=1", 1),
     ("matmul:m=1,n=1,k=257", 1),
     ("matmul:m=257,n=1,k=3", 1),
@@ -42,6 +42,10 @@ const CASES: [(&str, usize); 26] = [
     ("dense:m=1,n=33,k=40,epilogue=bias", 1),
     ("dense:m=37,n=35,k=29,const=w,epilogue=bias+gelu", 2),
     ("dense:m=40,n=23,k=39,dtype=f64", 1),
+    ("matmul:m=33,n=47,k=129,dtype=bf16", 2),
+    ("batch_matmul:b=2,m=17,n=40,k=33,tb=1,dtype=f16,epilogue=bias+relu", 1),
+    ("dense:m=37,n=35,k=29,const=w,dtype=bf16,epilogue=bias+gelu", 2),
+    ("conv2d:c=19,h=9,w=11,k=34,r=3,s=3,pad=1,dtype=f16,const=w,epilogue=bias", 2),
     // Of these, threads may share the sum.
     ("matmul:m=8,n=9,k=1031,const=b,epilogue=relu", 2),
     ("dense:m=1,n=10,k=6563", 2),
@@ -294,7 +298,9 @@ fn convolution(rng: &mut Xoshiro256PlusPlus) -> Workload {
         let sides = ["in", "out"].map(|side| format!("{side}=c{block}"));
         let layouts: &[(&str, f64)] =
             if block > 1 { &[(&sides[0], 0.7), (&sides[1], 0.7)] } else { &[("layout=blocked", 0.4)] };
-        for (attribute, probability) in [("dtype=f64", 0.2), ("const=w", 0.5)].iter().chain(layouts) {
+        for (attribute, probability) in
+            [("dtype=f64", 0.2), ("dtype=bf16", 0.1), ("const=w", 0.5)].iter().chain(layouts)
+        {
             if rng.random_bool(*probability) {
                 text += &format!(",{attribute}");
             }

@@ -201,7 +201,7 @@ fn main() {
             let (p, elements) = transposing_unpack(DType::F32, rows, lanes);
             cases.push((format!("unpack-{}-{rows}", target.vector_bits), target.clone(), p, elements, None));
         }
-        for (dtype, name) in DType::ALL.into_iter().filter(|(dtype, _)| dtype.is_generated() && dtype.is_float()) {
+        for (dtype, name) in DType::ALL.into_iter().filter(|(dtype, _)| dtype.is_float()) {
             for (op, function) in UnaryOp::ALL {
                 let (p, elements) = elementwise(op, dtype, Some(target.lanes(dtype)));
                 cases.push((format!("{function}-{name}-{}", target.vector_bits), target.clone(), p, elements, None));

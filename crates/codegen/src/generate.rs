@@ -186,7 +186,6 @@ pub fn generate(
     options: Options,
 ) -> Result<(Module, Uses), CompileError> {
     let Options { prefix, is_hidden, .. } = options;
-    crate::types::check(program, program.parts().into_iter().flatten())?;
     let mut g = Generator::new(program, target, plan, units, options);
     let linkage = if is_hidden { Linkage::Hidden } else { Linkage::Protected };
     let guard = prefix.map(|prefix| g.guard(prefix, linkage));
@@ -762,7 +761,7 @@ impl Generator<'_> {
     pub(super) fn element_type(&self, buffer: BufferId) -> Type {
         match self.program.buffer(buffer).dtype {
             DType::I8 | DType::U8 | DType::Bool => Type::I8,
-            dtype => self.arithmetic_type(dtype),
+            dtype => self.value_type(dtype),
         }
     }
 

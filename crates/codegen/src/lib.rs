@@ -36,7 +36,6 @@ mod map;
 mod number;
 mod opencl;
 mod ssa;
-mod types;
 mod x86;
 
 use std::ffi::c_void;
@@ -67,14 +66,6 @@ pub enum CompileError {
     NotCpu {
         /// The target.
         target: String,
-    },
-    /// An element type for which there is no code yet: the fault of whoever chose it.
-    #[error("{what} is of type {dtype}, for which no code is generated yet; use f32 or f64")]
-    ElementType {
-        /// The type.
-        dtype: &'static str,
-        /// What is of that type.
-        what: String,
     },
     /// There is no code for a function on a target: the fault of whoever chose it.
     #[error("there is no code for the function `{name}` on {target}")]

@@ -61,6 +61,10 @@ pub enum Kind {
     I64,
     /// An address.
     Pointer(Space),
+    /// A number of 16 bits, which is stored and not computed with.
+    F16,
+    /// The first 16 bits of a single-precision number, which are stored and not computed with.
+    Bf16,
     /// A single-precision number.
     F32,
     /// A double-precision number.
@@ -72,6 +76,7 @@ impl Kind {
     pub fn bytes(self) -> usize {
         match self {
             Kind::I1 | Kind::I8 => 1,
+            Kind::F16 | Kind::Bf16 => 2,
             Kind::I32 | Kind::F32 => 4,
             Kind::I64 | Kind::F64 | Kind::Pointer(_) => 8,
         }
@@ -82,6 +87,7 @@ impl Kind {
         match self {
             Kind::I1 => 1,
             Kind::I8 => 0xff,
+            Kind::F16 | Kind::Bf16 => u64::from(u16::MAX),
             Kind::I32 | Kind::F32 => u64::from(u32::MAX),
             Kind::I64 | Kind::F64 | Kind::Pointer(_) => u64::MAX,
         }
@@ -112,6 +118,10 @@ impl Type {
     pub const GLOBAL: Type = Type::scalar(Kind::Pointer(Space::Global));
     /// An address of the memory that the threads of a block share.
     pub const SHARED: Type = Type::scalar(Kind::Pointer(Space::Shared));
+    /// A number of 16 bits.
+    pub const F16: Type = Type::scalar(Kind::F16);
+    /// The first 16 bits of a single-precision number.
+    pub const BF16: Type = Type::scalar(Kind::Bf16);
     /// A single-precision number.
     pub const F32: Type = Type::scalar(Kind::F32);
     /// A double-precision number.
@@ -262,11 +272,16 @@ pub enum Op {
     Tf32,
     /// A warp's load of 2 or 4 tiles of 8 rows of 16 bytes each from the memory that a block shares: the
     /// threads 8·n and after have the addresses of the rows of tile n, and a lane for each tile gives the
-    /// thread 4·g + t the four bytes t of row g.
-    LoadTiles,
-    /// A warp's product of a tile of 16 × 8 by one of 8 × 8, added to four sums of each thread: its four
-    /// factors of rows, two of columns, the sums.
-    TileProduct,
+    /// thread 4·g + t the four bytes t of row g, or transposed the numbers of 16 bits 2·t and 2·t + 1 of
+    /// column g.
+    LoadTiles {
+        /// Whether it gives columns.
+        transposed: bool,
+    },
+    /// A warp's product of a tile of 16 × 8 by one of 8 × 8 numbers in single precision, or of twice as many
+    /// steps of numbers of 16 bits, added to four sums of each thread: its four registers of rows, two of
+    /// columns, the sums.
+    TileProduct(Kind),
     /// Has what a thread wrote to the memory that a block shares be there for what reads it by itself.
     ProxyFence,
     /// Gives the sums of a thread to the products of groups of warps that follow.

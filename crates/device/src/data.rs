@@ -5,7 +5,7 @@
 
 use crate::host;
 use crate::limits;
-use crate::memory::{Fenced, ReadOnly};
+use crate::memory::{Bf16, F16, Fenced, ReadOnly};
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
@@ -157,6 +157,8 @@ pub fn compare(dtype: DType, tolerance: &Tolerance, out: &Fenced, reference: &Re
     match dtype {
         DType::F32 => compare_parts(tolerance, out.as_slice::<f32>(), reference),
         DType::F64 => compare_parts(tolerance, out.as_slice::<f64>(), reference),
+        DType::F16 => compare_parts(tolerance, out.as_slice::<F16>(), reference),
+        DType::Bf16 => compare_parts(tolerance, out.as_slice::<Bf16>(), reference),
         other => compare_parts(tolerance, &other.read(out.as_slice::<u8>()), reference),
     }
 }

@@ -279,6 +279,38 @@ pub trait Plain: Copy {}
 impl Plain for u8 {}
 impl Plain for f32 {}
 impl Plain for f64 {}
+impl Plain for F16 {}
+impl Plain for Bf16 {}
+
+/// The bits of a binary16.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct F16(pub u16);
+
+/// The upper half of the bits of a binary32.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct Bf16(pub u16);
+
+impl From<F16> for f64 {
+    fn from(x: F16) -> f64 {
+        // A binary32 with the same fraction has an exponent 112 too small, but for what is infinite or none.
+        const UP: f32 = f32::from_bits((127 + 112) << 23);
+        let magnitude = u32::from(x.0 & 0x7fff) << 13;
+        let size = if x.0 & 0x7c00 == 0x7c00 {
+            f32::from_bits(magnitude | 0x7f80_0000)
+        } else {
+            f32::from_bits(magnitude) * UP
+        };
+        f64::from(if x.0 >> 15 == 1 { -size } else { size })
+    }
+}
+
+impl From<Bf16> for f64 {
+    fn from(x: Bf16) -> f64 {
+        f64::from(f32::from_bits(u32::from(x.0) << 16))
+    }
+}
 
 /// A part of a file mapped read-only: a kernel that writes to it faults.
 pub struct ReadOnly {

@@ -33,8 +33,9 @@ const ROUNDS: i64 = 100_000;
 /// Where the target is not one that this process can run, code generation fails or the system refuses
 /// threads.
 pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, PeakError> {
-    // Whole numbers have no multiply-add: nothing that is computed of them is faster than singles.
-    let dtype = if dtype.is_float() { dtype } else { DType::F32 };
+    // Whole numbers have no multiply-add: nothing that is computed of them is faster than singles, and halves
+    // are computed as such.
+    let dtype = if dtype == DType::F64 { dtype } else { DType::F32 };
     let lanes = target.lanes(dtype);
     // Two units of four cycles each have eight under way, and each that is late delays its own sum for good:
     // some more keep them busy. Two registers hold the factors. Without a fused instruction all sums share

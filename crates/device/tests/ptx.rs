@@ -21,7 +21,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use random::{LARGE, SHAPES, each, models_registers, n_configs};
 use tilewright_codegen::compile_gpu;
 use tilewright_ir::op::Workload;
-use tilewright_ir::reference::{self, random_argument};
+use tilewright_ir::reference::{self, Tolerance, random_argument};
 use tilewright_ir::{GpuProgram, Program, Role, Target, interp, lower_gpu};
 use tilewright_tune::{Config, Constraint, Parameter, Setting, Task, Value};
 
@@ -65,7 +65,9 @@ fn emulated_kernels_compute_the_operator() {
             let got = emulator::run(kernels, &text, &arguments(&program), Order::Descending)
                 .map_err(|why| format!("{why}\n{kernels}\n{text}"))?;
             for ((_, b), (got, expected)) in program.arguments().zip(got.iter().zip(&expected)) {
-                let most = 2e-5 * expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+                // Sums in another order may be the next number of 16 bits.
+                let last = if b.dtype.is_half() { 2.0 * b.dtype.unit() } else { 2e-5 };
+                let most = last * expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
                 let far = got.iter().zip(expected).position(|(a, b)| a.is_nan() || (a - b).abs() > most);
                 if let Some(at) = far {
                     let (name, got, expected) = (&b.name, got[at], expected[at]);
@@ -94,6 +96,147 @@ fn tensor_cores_lose_little() {
     println!("relative error {error:.2e}");
     assert!(error < 4e-7, "{error:.2e}");
 }
+
+/// Shapes that tiles divide, and some that they do not, with factors in either order.
+const PRODUCTS: [&str; 6] = [
+    "matmul:m=64,n=48,k=80",
+    "matmul:m=40,n=57,k=33,epilogue=bias+relu",
+    "dense:m=32,n=72,k=64,epilogue=bias",
+    "batch_matmul:b=2,m=32,n=40,k=48,ta=1",
+    "batch_matmul:b=2,m=24,n=32,k=96,ta=1,tb=1,epilogue=add",
+    "conv2d:c=8,h=9,w=11,k=32,r=3,s=3,pad=1,epilogue=bias",
+];
+
+/// A task whose kernels multiply tiles in tensor cores.
+fn tiles_task(text: &str, gpu: &str) -> Task {
+    let workload = Workload::parse(text).unwrap();
+    let template = if text.starts_with("conv2d") { "gpu-conv-mma" } else { "gpu-matmul-mma" };
+    Task::new(Setting { workload, target: Target::named(gpu).unwrap(), n_threads: 1 }, Some(template)).unwrap()
+}
+
+/// Random arguments of a workload and its trusted result.
+fn with_reference(workload: &Workload) -> (Vec<Vec<f64>>, Vec<f64>) {
+    let program = workload.program();
+    let given: Vec<Vec<f64>> = program.arguments().map(|(id, _)| random_argument(&program, id, id.0.into())).collect();
+    let inputs: Vec<_> = program.arguments().zip(&given).filter(|((_, b), _)| b.role != Role::Output).collect();
+    let inputs = inputs.into_iter().map(|(_, values)| values.clone()).collect::<Vec<_>>();
+    let expected = reference::evaluate(&program, &inputs, 1).unwrap().remove(0);
+    (given, expected)
+}
+
+/// Random configurations of products of halves; `TILEWRIGHT_CONFIGS=100` takes so many of each type.
+#[test]
+fn tensor_cores_multiply_halves() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(16);
+    for dtype in ["bf16", "f16"] {
+        let mut largest: f64 = 0.0;
+        let n = n_configs().unwrap_or(PRODUCTS.len());
+        for at in 0..n {
+            let task = tiles_task(&format!("{},dtype={dtype}", PRODUCTS[at % PRODUCTS.len()]), GPUS[2 + at / 6 % 2]);
+            let config = task.space.sample(&mut rng);
+            let (given, expected) = with_reference(&task.setting.workload);
+            let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+            let text = ptx(&kernels, &task).unwrap();
+            let why = format!("{} {}", task.setting.workload, task.space.config_to_json(&config));
+            let got = emulator::run(&kernels, &text, &given, Order::Descending);
+            let got = got.unwrap_or_else(|fault| panic!("{why}: {fault}\n{kernels}\n{text}"));
+            let got = got.last().expect("the result comes last");
+            assert!(text.contains("mma.sync.aligned.m16n8k16"), "{why}\n{text}");
+            let tolerance = Tolerance::for_program(&task.setting.workload.program());
+            tolerance.compare(got, &expected).unwrap_or_else(|wrong| panic!("{why}: {wrong}\n{kernels}\n{text}"));
+            largest = largest.max(reference::relative_error(got, &expected));
+        }
+        println!("{dtype}: {n} configurations, relative error {largest:.2e} at most");
+        assert!(largest < 1e-2, "{dtype}: {largest:.2e}");
+    }
+}
+
+/// Exchanges two registers in a list of an instruction that begins somewhere.
+fn exchanged(text: &str, at: usize, list: usize, [a, b]: [usize; 2]) -> String {
+    let end = at + text[at..].find(';').unwrap();
+    let open = at + text[at..end].match_indices('{').nth(list).unwrap().0 + 1;
+    let close = open + text[open..].find('}').unwrap();
+    let mut registers: Vec<&str> = text[open..close].split(',').map(str::trim).collect();
+    registers.swap(a, b);
+    format!("{}{}{}", &text[..open], registers.join(", "), &text[close..])
+}
+
+/// What is wrong with a fragment shows: a register in the place of another, rows for columns, another row.
+#[test]
+fn mutants_of_fragments_are_found() {
+    for dtype in ["bf16", "f16"] {
+        let task = tiles_task(&format!("matmul:m=32,n=32,k=64,dtype={dtype}"), "sm_80");
+        let config = r#"{"block_m":32,"block_n":32,"block_k":32,"warp_m":16,"warp_n":16,"vector_a":8,"vector_b":8,
+            "order":"rows","unroll_k":2,"ahead":0,"precision":"halves"}"#;
+        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+        let text = ptx(&kernels, &task).unwrap();
+        let (given, expected) = with_reference(&task.setting.workload);
+        let tolerance = Tolerance::for_program(&task.setting.workload.program());
+        let is_right = |text: &str| {
+            let got = emulator::run(&kernels, text, &given, Order::Ascending);
+            got.is_ok_and(|got| tolerance.compare(got.last().unwrap(), &expected).is_ok())
+        };
+        assert!(is_right(&text), "{kernels}\n{text}");
+        let mut mutants = Vec::new();
+        for (at, _) in text.match_indices("mma.sync") {
+            // Sums after, rows, columns, each as a list of registers.
+            for (list, pair) in [(0, [0, 1]), (0, [1, 2]), (1, [0, 1]), (1, [1, 2]), (1, [0, 3]), (2, [0, 1])] {
+                mutants.push(exchanged(&text, at, list, pair));
+            }
+        }
+        let (mut n_across, mut n_along) = (0, 0);
+        for (at, _) in text.match_indices("ldmatrix.sync") {
+            mutants.push(exchanged(&text, at, 0, [0, 1]));
+            let line = &text[at..at + text[at..].find(';').unwrap()];
+            let is_across = line.contains(".trans");
+            n_across += usize::from(is_across);
+            n_along += usize::from(!is_across);
+            let turned = if is_across { line.replace(".trans", "") } else { line.replace(".shared", ".trans.shared") };
+            let (head, place) = line.rsplit_once('[').unwrap();
+            let place = place.trim_end_matches(']');
+            let moved = match place.split_once('+') {
+                Some((base, offset)) => format!("{head}[{base}+{}]", offset.parse::<u64>().unwrap() + 16),
+                None => format!("{head}[{place}+16]"),
+            };
+            mutants.extend([turned, moved].map(|line_| text.replacen(line, &line_, 1)));
+        }
+        assert!(n_across > 0 && n_along > 0, "{dtype}: {n_across} loads across rows, {n_along} along\n{text}");
+        let n_found = mutants.iter().filter(|mutant| !is_right(mutant)).count();
+        println!("{dtype}: {n_found} of {} mutants are found", mutants.len());
+        let survivor = mutants.iter().find(|mutant| is_right(mutant));
+        assert_eq!(survivor, None, "{dtype}: {n_found} of {} are found", mutants.len());
+    }
+}
+
+/// Tiles of 64 × 64 a warp: nothing spills, an instruction multiplies a tile of 16 steps, and all factors
+/// come into registers as tiles.
+#[test]
+fn tensor_cores_of_halves_are_used_as_expected() {
+    let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("halves-ptx");
+    std::fs::create_dir_all(&folder).unwrap();
+    for (gpu, dtype) in ["sm_80", "sm_90a"].into_iter().flat_map(|gpu| ["bf16", "f16"].map(|dtype| (gpu, dtype))) {
+        let task = tiles_task(&format!("matmul:m=4096,n=4096,k=4096,dtype={dtype}"), gpu);
+        let config = task.space.config_from_json(&HALVES_OF_WARPS.parse().unwrap()).unwrap();
+        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+        let cubin = folder.join(format!("{gpu}-{dtype}.cubin"));
+        let text = ptx(&kernels, &task).unwrap();
+        let made = nvidia::assemble(&ptxas, text.as_bytes(), gpu, &cubin).unwrap()["run_0"];
+        let opcodes = nvidia::innermost_loop(&nvdisasm, &cubin);
+        let n = |word: &str| opcodes.iter().filter(|opcode| opcode.starts_with(word)).count();
+        println!("{gpu} {dtype}: {made:?}, {} instructions of which {} multiply tiles", opcodes.len(), n("HMMA.16816"));
+        assert_eq!((made.spilled_bytes, made.local_bytes), (0, 0), "{gpu}: {made:?}");
+        assert_eq!(n("HMMA.16816"), 2 * 4 * 8, "{gpu}: two times 16 steps, 4 x 8 tiles");
+        assert_eq!(n("LDSM"), 2 * (4 + 8), "{gpu}: tiles of rows and of columns");
+        assert!(!text.contains("ld.shared"), "{gpu}: no factor is loaded by itself");
+        assert_eq!((n("LDGSTS"), n("LDG.")), (8, 0), "{gpu}: copies of 16 bytes");
+        assert!(opcodes.len() < 3 * n("HMMA"), "{gpu}: {opcodes:?}");
+    }
+}
+
+const HALVES_OF_WARPS: &str = r#"{"block_m":128,"block_n":128,"block_k":32,"warp_m":64,"warp_n":64,"vector_a":8,
+    "vector_b":8,"order":"groups","unroll_k":2,"ahead":3,"copies":"async","precision":"halves"}"#;
 
 /// Tiles of 32 × 32 a warp: nothing spills, and one instruction multiplies a tile. (Those of 64 × 32, which
 /// CUTLASS takes, leave no registers for sums that begin anew in each step.)
@@ -190,20 +333,25 @@ fn kernels_assemble_as_the_model_says() {
 /// No two threads of a warp go to one bank for different words: instructions take what their bytes take.
 #[test]
 fn warps_read_tiles_without_conflicts() {
-    let workload = Workload::parse("matmul:m=256,n=128,k=64,tf32=1").unwrap();
-    let (program, target) = (workload.program(), Target::named("sm_90a").unwrap());
-    let task = Task::new(Setting { workload, target, n_threads: 1 }, Some("gpu-matmul-mma")).unwrap();
-    let config = r#"{"block_m":128,"block_n":128,"block_k":32,"warp_m":64,"warp_n":64,"vector_a":4,"vector_b":4,
+    let of_singles = r#"{"block_m":128,"block_n":128,"block_k":32,"warp_m":64,"warp_n":64,"vector_a":4,"vector_b":4,
         "order":"rows","unroll_k":4,"ahead":3,"copies":"async","precision":"tf32"}"#;
-    let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
-    let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
-    let text = ptx(&kernels, &task).unwrap();
-    let traffic = emulator::traffic(&kernels, &text, &arguments(&program)).unwrap();
-    for (opcode, count) in &traffic {
-        println!("{opcode}: {count:?}, {:.2} times the least", count.taken as f64 / count.least as f64);
+    for (text, config, depth) in [
+        ("matmul:m=256,n=128,k=64,tf32=1", of_singles, 32),
+        ("matmul:m=256,n=128,k=128,dtype=bf16", HALVES_OF_WARPS, 64),
+    ] {
+        let task = tiles_task(text, "sm_90a");
+        // Of halves a row takes the copies of 8 threads then.
+        let config = config.replace("groups", "rows").replace("\"block_k\":32", &format!("\"block_k\":{depth}"));
+        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+        let ptx = ptx(&kernels, &task).unwrap();
+        let traffic = emulator::traffic(&kernels, &ptx, &arguments(&task.setting.workload.program())).unwrap();
+        for (opcode, count) in &traffic {
+            println!("{text} {opcode}: {count:?}, {:.2} times the least", count.taken as f64 / count.least as f64);
+        }
+        assert!(traffic.keys().any(|opcode| opcode.starts_with("ldmatrix")), "{traffic:?}");
+        assert!(traffic.values().all(|count| count.taken == count.least), "{traffic:?}");
     }
-    assert!(traffic.keys().any(|opcode| opcode.starts_with("ldmatrix")), "{traffic:?}");
-    assert!(traffic.values().all(|count| count.taken == count.least), "{traffic:?}");
 }
 
 /// Shapes that blocks of groups of warps divide, and some that they do not: both factors along the sum, one,

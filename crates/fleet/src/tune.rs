@@ -194,7 +194,7 @@ fn tune_on(
     let request = TuneRequest { target: devices.target.clone(), ..request.clone() };
     let task = request.task()?;
     let peak = devices.of_use.iter().filter_map(|device| device.peak_gflops).reduce(f64::max);
-    let per_element = 4.0 / task.setting.workload.dtype.bytes() as f64;
+    let per_element = 4.0 / task.setting.workload.dtype.arithmetic().bytes() as f64;
     let database = session.database();
     let run = random_name();
     let key = key_of_class(&fleet.class, task_key(&task, request.caches));

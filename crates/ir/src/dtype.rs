@@ -45,8 +45,6 @@ struct Row {
     random: fn(u64) -> f64,
     /// Of random inputs.
     random_size: RandomSize,
-    /// Whether code is generated for buffers of this type.
-    is_generated: bool,
 }
 
 /// What is known of random inputs.
@@ -74,7 +72,6 @@ const FLOAT: Row = Row {
     decode: |bits| f64::from(f32::from_bits(bits as u32)),
     random: |bits| random_float(bits, 23),
     random_size: FLOATS,
-    is_generated: true,
 };
 
 const INTEGER: Row = Row {
@@ -88,7 +85,6 @@ const INTEGER: Row = Row {
     decode: |bits| f64::from(bits as i32),
     random: |bits| random_whole(bits, 16),
     random_size: RandomSize { rms: 9.670, most: 16.0, is_symmetric: true },
-    is_generated: true,
 };
 
 /// All element types. The root mean square of whole numbers from 1 to `n` is `√((n + 1)·(2n + 1) / 6)`.
@@ -114,7 +110,6 @@ const ROWS: [Row; 9] = [
         encode: bits_of_f16,
         decode: value_of_f16,
         random: |bits| random_float(bits, 10),
-        is_generated: false,
         ..FLOAT
     },
     Row {
@@ -126,7 +121,6 @@ const ROWS: [Row; 9] = [
         encode: |x| u64::from((x as f32).to_bits() >> 16),
         decode: |bits| f64::from(f32::from_bits((bits as u32) << 16)),
         random: |bits| random_float(bits, 7),
-        is_generated: false,
         ..FLOAT
     },
     Row {
@@ -257,6 +251,11 @@ impl DType {
         self.unit() > 0.0
     }
 
+    /// Whether it is a floating-point number of 16 bits: stored so, and computed with in single precision.
+    pub fn is_half(self) -> bool {
+        self.is_float() && self.arithmetic() != self
+    }
+
     /// The type in which expressions for buffers of this type are computed: itself, or for a type that is
     /// only stored, a wider one. Storing rounds their result.
     pub fn arithmetic(self) -> DType {
@@ -305,11 +304,6 @@ impl DType {
     /// How large such values are.
     pub fn random_size(self) -> RandomSize {
         self.row().random_size
-    }
-
-    /// Whether code is generated for buffers of this type.
-    pub fn is_generated(self) -> bool {
-        self.row().is_generated
     }
 }
 

@@ -127,7 +127,7 @@ pub enum LoopKind {
     Tensor(Tensor),
 }
 
-/// How tensor cores multiply.
+/// How tensor cores multiply numbers, which they add in single precision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tensor {
     /// Factors are rounded to 11 bits.
@@ -138,11 +138,13 @@ pub enum Tensor {
     /// Four warps together, of factors that they read from shared memory: see
     /// [`GroupProduct`](crate::gpu::GroupProduct). Of single precision the first 11 bits count.
     Wgmma,
+    /// Factors have 16 bits and are multiplied as they are.
+    Halves,
 }
 
 impl LoopKind {
     /// Every kind with its keyword in the text format.
-    pub const ALL: [(LoopKind, &'static str); 13] = [
+    pub const ALL: [(LoopKind, &'static str); 14] = [
         (LoopKind::Serial, "for"),
         (LoopKind::Parallel, "parallel"),
         (LoopKind::Vectorized, "vectorized"),
@@ -156,6 +158,7 @@ impl LoopKind {
         (LoopKind::Tensor(Tensor::Tf32), "tf32"),
         (LoopKind::Tensor(Tensor::Tf32x3), "tf32x3"),
         (LoopKind::Tensor(Tensor::Wgmma), "wgmma"),
+        (LoopKind::Tensor(Tensor::Halves), "halves"),
     ];
 
     /// The keyword in the text format.

@@ -392,9 +392,10 @@ impl Target {
         self.arch == Arch::Gpu(GpuApi::Cuda) && version.and_then(|v| v.parse().ok()).is_some_and(|v: u32| v >= least)
     }
 
-    /// Elements of a type in one vector register.
+    /// Elements of a type in one vector register; of halves, as numbers in single precision.
     pub fn lanes(&self, dtype: crate::DType) -> i64 {
-        i64::from(self.vector_bits / 8) / dtype.bytes() as i64
+        let held = if dtype.is_half() { dtype.arithmetic() } else { dtype };
+        i64::from(self.vector_bits / 8) / held.bytes() as i64
     }
 }
 

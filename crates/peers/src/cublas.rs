@@ -14,7 +14,7 @@ use tilewright_ir::DType;
 
 use super::gpu::{Context as _, Fused, OnDevice, Way, sizes};
 use super::library::{Loaded, Means, functions};
-use super::operands::{Element, Operands};
+use super::operands::{Number, Operands};
 use super::problem::{Kernel, Matmul};
 use super::worker::Prepared;
 use super::{Precision, Unavailable, Variant};
@@ -130,7 +130,7 @@ fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
 
 /// Loads cuBLAS and chooses the fastest way to call it for the operands' problem: its function for products,
 /// and the first proposals of cuBLASLt, which alone has epilogues.
-pub(super) fn prepare<T: Element>(
+pub(super) fn prepare<T: Number>(
     operands: &mut Operands<T>,
     means: &Means,
     precision: Precision,
@@ -141,6 +141,7 @@ pub(super) fn prepare<T: Element>(
     let computes: &[(c_int, &str)] = match (precision, T::DTYPE) {
         (Precision::Tf32, _) => &[(COMPUTE_32F_FAST_TF32, "tf32")],
         (Precision::Full, DType::F64) => &[(COMPUTE_64F, "f64")],
+        (Precision::Full, dtype) if dtype.is_half() => &[(COMPUTE_32F, "f32")],
         (Precision::Full, _) => &[(COMPUTE_32F, "f32"), (COMPUTE_32F_PEDANTIC, "f32 pedantic")],
     };
     let product = Product::of(&matmul)?;
@@ -208,7 +209,7 @@ impl Product {
     /// # Safety
     ///
     /// `gemm` may be called with the handle, and the matrices A, B and C have as many elements as sizes say.
-    unsafe fn call<T: Element>(
+    unsafe fn call<T: Number>(
         &self,
         gemm: GemmStridedBatchedEx,
         handle: Handle,
@@ -216,7 +217,7 @@ impl Product {
         compute: c_int,
     ) -> c_int {
         let Product { m, n, k, first, second, n_batch } = *self;
-        let (dtype, one, zero) = (data_type::<T>(), T::ONE, T::ZERO);
+        let (dtype, [one, zero]) = (data_type(T::DTYPE), [1.0, 0.0].map(factor::<T>));
         // SAFETY: the caller's promise; the factors are read before the call returns.
         unsafe {
             gemm(
@@ -249,8 +250,21 @@ impl Product {
 }
 
 /// `cudaDataType`.
-fn data_type<T: Element>() -> c_int {
-    if T::DTYPE == DType::F64 { 1 } else { 0 }
+fn data_type(dtype: DType) -> c_int {
+    match dtype {
+        DType::F64 => 1,
+        DType::F16 => 2,
+        DType::Bf16 => 14,
+        _ => 0,
+    }
+}
+
+/// The bytes of a factor of a product or of what is added to it, which is of the type of sums.
+fn factor<T: Number>(value: f64) -> u64 {
+    let mut bytes = [0; 8];
+    let dtype = T::DTYPE.arithmetic();
+    dtype.write(&[value], &mut bytes[..dtype.bytes() as usize]);
+    u64::from_ne_bytes(bytes)
 }
 
 /// The library on a device. Nothing of it is released: the process ends with it.
@@ -291,7 +305,7 @@ impl Library {
         Ok(Library { f, on_device, stream, handle, lt, workspace })
     }
 
-    fn gemm<T: Element>(self: &Rc<Library>, product: Product, compute: c_int, name: &str) -> Way {
+    fn gemm<T: Number>(self: &Rc<Library>, product: Product, compute: c_int, name: &str) -> Way {
         let library = self.clone();
         let put = Rc::new(move || {
             let pointers = library.on_device.pointers();
@@ -303,7 +317,7 @@ impl Library {
     }
 
     /// What cuBLASLt proposes, the best first; nothing where it has nothing.
-    fn proposals<T: Element>(
+    fn proposals<T: Number>(
         self: &Rc<Library>,
         product: Product,
         compute: c_int,
@@ -332,16 +346,16 @@ impl Library {
             }
         }
         // What is added is read from elsewhere, so that a run does not begin with what another one left.
-        let (addend, factor) = match fused.addend {
-            Some(at) => (self.on_device.further(at), T::ONE),
-            None => (c, T::ZERO),
+        let (addend, of_addend) = match fused.addend {
+            Some(at) => (self.on_device.further(at), factor::<T>(1.0)),
+            None => (c, factor::<T>(0.0)),
         };
         let n_proposals = usize::try_from(n_proposals).unwrap_or(0);
         let good = proposals.into_iter().take(n_proposals).enumerate().filter(|(_, proposal)| proposal.status == 0);
         let way = |(at, proposal): (usize, Proposal)| {
             let library = self.clone();
             let put = Rc::new(move || {
-                let (one, factor) = (T::ONE, factor);
+                let (one, of_addend) = (factor::<T>(1.0), of_addend);
                 let workspace = (Context::pointer(&library.workspace), WORKSPACE_BYTES as usize);
                 // SAFETY: the operands on the device have as many elements as the problem says; factors and
                 // algorithm are read before the call returns.
@@ -354,7 +368,7 @@ impl Library {
                         first,
                         a,
                         second,
-                        (&raw const factor).cast(),
+                        (&raw const of_addend).cast(),
                         addend,
                         result,
                         c,
@@ -373,12 +387,12 @@ impl Library {
     }
 
     /// The description of a product with what is done to its result.
-    fn operation<T: Element>(&self, product: Product, compute: c_int, fused: Fused) -> Result<Handle, Unavailable> {
+    fn operation<T: Number>(&self, product: Product, compute: c_int, fused: Fused) -> Result<Handle, Unavailable> {
         let f = &self.f;
         let mut desc = null_mut();
         // SAFETY: the handle is written to a local variable, and values have the sizes that attributes have.
         unsafe {
-            let created = (f.desc_create)(&mut desc, compute, data_type::<T>());
+            let created = (f.desc_create)(&mut desc, compute, data_type(T::DTYPE.arithmetic()));
             succeeded("cublasLtMatmulDescCreate", created)?;
             set(f.desc_set, desc, DESC_TRANSA, product.first.op)?;
             set(f.desc_set, desc, DESC_TRANSB, product.second.op)?;
@@ -397,13 +411,13 @@ impl Library {
         Ok(desc)
     }
 
-    fn layout<T: Element>(&self, operand: Operand, n_batch: c_int) -> Result<Handle, Unavailable> {
+    fn layout<T: Number>(&self, operand: Operand, n_batch: c_int) -> Result<Handle, Unavailable> {
         let Operand { rows, columns, .. } = operand;
         let mut layout = null_mut();
         // SAFETY: as above.
         unsafe {
             let rows = (rows as u64, i64::from(rows));
-            let created = (self.f.layout_create)(&mut layout, data_type::<T>(), rows.0, columns as u64, rows.1);
+            let created = (self.f.layout_create)(&mut layout, data_type(T::DTYPE), rows.0, columns as u64, rows.1);
             succeeded("cublasLtMatrixLayoutCreate", created)?;
             set(self.f.layout_set, layout, LAYOUT_BATCH_COUNT, n_batch)?;
             set(self.f.layout_set, layout, LAYOUT_STRIDED_BATCH_OFFSET, operand.stride())?;
@@ -438,11 +452,13 @@ fn succeeded(function: &str, status: c_int) -> Result<(), Unavailable> {
 
 #[cfg(test)]
 mod tests {
+    use tilewright_device::memory::{Bf16, F16};
+
     use super::*;
     use crate::operands::tests::operands_of;
 
     /// `cublasGemmStridedBatchedEx` on this machine's memory.
-    unsafe extern "C" fn gemm<T: Element + std::ops::Mul<Output = T>>(
+    unsafe extern "C" fn gemm<T: Number + Into<f64>>(
         _: Handle,
         transpose_a: c_int,
         transpose_b: c_int,
@@ -467,7 +483,7 @@ mod tests {
         compute: c_int,
         algorithm: c_int,
     ) -> c_int {
-        assert_eq!([a_type, b_type, c_type], [data_type::<T>(); 3]);
+        assert_eq!([a_type, b_type, c_type], [data_type(T::DTYPE); 3]);
         assert_eq!((compute, algorithm), (COMPUTE_32F, GEMM_DEFAULT));
         let at = |transpose: c_int, row: c_int, column: c_int, ld: c_int| match transpose {
             OP_N => (column * ld + row) as usize,
@@ -476,15 +492,19 @@ mod tests {
         for batch in 0..i64::from(n_batch) {
             // SAFETY: the test's operands have as many elements.
             unsafe {
-                let [alpha, beta] = [alpha, beta].map(|factor| *factor.cast::<T>());
-                assert!(alpha == T::ONE && beta == T::ZERO);
+                let [alpha, beta] = [alpha, beta].map(|factor| *factor.cast::<u64>());
+                assert_eq!([alpha, beta], [1.0, 0.0].map(factor::<T>));
                 let a = a.cast::<T>().add((batch * stride_a) as usize);
                 let b = b.cast::<T>().add((batch * stride_b) as usize);
                 let c = c.cast::<T>().add((batch * stride_c) as usize);
                 for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
-                    let products =
-                        (0..k).map(|i| *a.add(at(transpose_a, row, i, lda)) * *b.add(at(transpose_b, i, column, ldb)));
-                    *c.add(at(OP_N, row, column, ldc)) = products.fold(T::ZERO, |sum, product| sum + product);
+                    let products = (0..k).map(|i| -> f64 {
+                        let (a, b) = (a.add(at(transpose_a, row, i, lda)), b.add(at(transpose_b, i, column, ldb)));
+                        (*a).into() * (*b).into()
+                    });
+                    let n_bytes = size_of::<T>();
+                    let place = c.add(at(OP_N, row, column, ldc)).cast::<u8>();
+                    T::DTYPE.write(&[products.sum()], std::slice::from_raw_parts_mut(place, n_bytes));
                 }
             }
         }
@@ -493,7 +513,7 @@ mod tests {
 
     #[test]
     fn products_by_rows_are_called_by_columns() {
-        fn check<T: Element + std::ops::Mul<Output = T>>(text: &str) {
+        fn check<T: Number + Into<f64>>(text: &str) {
             let mut operands = operands_of::<T>(text);
             operands.clear_c();
             let Kernel::Matmul(matmul) = operands.problem.kernel else { panic!("{text} is a product") };
@@ -502,11 +522,13 @@ mod tests {
             let pointers = [a.cast_mut().cast(), b.cast_mut().cast(), operands.c.bytes_mut().as_mut_ptr().cast()];
             // SAFETY: the function reads and writes the operands.
             assert_eq!(unsafe { product.call::<T>(gemm::<T>, null_mut(), pointers, COMPUTE_32F) }, 0);
-            assert!(operands.check().expect(text) < 1e-6);
+            assert!(operands.check().expect(text) < 4.0 * T::DTYPE.unit().max(1e-7));
         }
         check::<f32>("matmul:m=3,n=5,k=7");
         check::<f64>("matmul:m=3,n=5,k=7,dtype=f64");
         check::<f32>("dense:m=3,n=5,k=7");
+        check::<F16>("matmul:m=3,n=5,k=7,dtype=f16");
+        check::<Bf16>("batch_matmul:b=2,m=3,n=5,k=7,tb=1,dtype=bf16");
         for transposed in ["", ",ta=1", ",tb=1", ",ta=1,tb=1"] {
             check::<f32>(&format!("batch_matmul:b=2,m=3,n=5,k=7{transposed}"));
         }

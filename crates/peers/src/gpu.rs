@@ -13,7 +13,7 @@ use tilewright_ir::op::{Epilogue, Function};
 
 use super::Unavailable;
 use super::library::Means;
-use super::operands::{Element, Operands};
+use super::operands::{Number, Operands};
 use super::problem::Conv;
 use super::worker::{CHOICE, Prepared, check, samples_ns_by};
 
@@ -137,7 +137,7 @@ where
     Unavailable: From<C::Error>,
 {
     /// The operands on the device that is meant.
-    pub(super) fn new<T: Element>(operands: &Operands<T>, means: &Means) -> Result<Rc<OnDevice<C>>, Unavailable> {
+    pub(super) fn new<T: Number>(operands: &Operands<T>, means: &Means) -> Result<Rc<OnDevice<C>>, Unavailable> {
         let context = C::on(means.gpu.unwrap_or(0))?;
         let copy = |bytes: &[u8]| -> Result<Guarded<C::Whole>, C::Error> {
             let memory = context.memory(bytes.len() as u64)?;
@@ -165,7 +165,7 @@ where
     }
 
     /// The fastest of `ways` whose result is right.
-    pub(super) fn fastest<T: Element>(
+    pub(super) fn fastest<T: Number>(
         self: &Rc<Self>,
         ways: Vec<Way>,
         operands: &mut Operands<T>,
@@ -205,7 +205,7 @@ where
         Ok(samples_ns.into_iter().fold(f64::INFINITY, f64::min))
     }
 
-    fn prepared<T: Element>(self: &Rc<Self>, put: &Put, version: &str, details: String) -> Prepared<T> {
+    fn prepared<T: Number>(self: &Rc<Self>, put: &Put, version: &str, details: String) -> Prepared<T> {
         let [for_load, for_run, for_timed, for_store] = std::array::from_fn(|_| self.clone());
         let (run, timed) = (put.clone(), put.clone());
         Prepared {

@@ -152,7 +152,7 @@ pub const PEERS: &[PeerSpec] = &[
     },
     PeerSpec {
         name: "cublas",
-        text: "cuBLAS in the operands' precision, with the fastest of its calls; on a CUDA device",
+        text: "cuBLAS in the operands' precision (halves are summed in f32), with the fastest of its calls; on a CUDA device",
         library: "cublas",
         package: Some(Package::Python("nvidia-cublas")),
         computes: &[Class::Matmul],
@@ -367,6 +367,10 @@ impl PeerSpec {
         if !self.computes.contains(&class) {
             let known: Vec<&str> = self.computes.iter().map(|class| class.text()).collect();
             let reason = format!("{} computes {}, not {}", self.name, known.join(" and "), class.text());
+            return Err(Unavailable::Unsupported { reason });
+        }
+        if problem.dtype.is_half() && self.variant != Variant::Cublas(Precision::Full) {
+            let reason = "it is not measured on numbers of 16 bits".to_owned();
             return Err(Unavailable::Unsupported { reason });
         }
         if self.rounds_factors() && (problem.dtype != DType::F32 || problem.is_exact) {

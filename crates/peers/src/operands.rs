@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 
 use tilewright_device::data::{Argument, compare};
-use tilewright_device::memory::{Fenced, Plain, ReadOnly};
+use tilewright_device::memory::{Bf16, F16, Fenced, Plain, ReadOnly};
 use tilewright_ir::op::Epilogue;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{DType, Program};
@@ -13,10 +13,30 @@ use tilewright_ir::{DType, Program};
 use super::Unavailable;
 use super::problem::Problem;
 
-/// An element type that peers compute with.
-pub(super) trait Element: Plain + PartialOrd + std::ops::Add<Output = Self> + Send + Sync + 'static {
+/// An element type of operands.
+pub(super) trait Number: Plain + Send + Sync + 'static {
     /// The type's name in a problem.
     const DTYPE: DType;
+}
+
+impl Number for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+impl Number for f64 {
+    const DTYPE: DType = DType::F64;
+}
+
+impl Number for F16 {
+    const DTYPE: DType = DType::F16;
+}
+
+impl Number for Bf16 {
+    const DTYPE: DType = DType::Bf16;
+}
+
+/// An element type that peers on CPUs compute with.
+pub(super) trait Element: Number + PartialOrd + std::ops::Add<Output = Self> {
     /// Zero.
     const ZERO: Self;
     /// One.
@@ -64,7 +84,6 @@ pub(super) type MatrixMultiplyFn<T> =
     unsafe fn(usize, usize, usize, T, *const T, isize, isize, *const T, isize, isize, T, *mut T, isize, isize);
 
 impl Element for f32 {
-    const DTYPE: DType = DType::F32;
     const ZERO: f32 = 0.0;
     const ONE: f32 = 1.0;
     const CBLAS_GEMM: &[u8] = b"cblas_sgemm\0";
@@ -80,7 +99,6 @@ impl Element for f32 {
 }
 
 impl Element for f64 {
-    const DTYPE: DType = DType::F64;
     const ZERO: f64 = 0.0;
     const ONE: f64 = 1.0;
     const CBLAS_GEMM: &[u8] = b"cblas_dgemm\0";
@@ -160,7 +178,7 @@ pub(super) struct Operands<T> {
     tolerance: Tolerance,
 }
 
-impl<T: Element> Operands<T> {
+impl<T: Number> Operands<T> {
     /// The arguments of a problem's untransformed program, from data that another process has made.
     ///
     /// # Errors
@@ -229,7 +247,7 @@ pub(super) mod tests {
     }
 
     /// The operands of a workload that libraries know.
-    pub(crate) fn operands_of<T: Element>(text: &str) -> Operands<T> {
+    pub(crate) fn operands_of<T: Number>(text: &str) -> Operands<T> {
         let workload = Workload::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
         let (program, data) = (workload.program(), data_of(&workload));
         let problem = Problem::of(&workload);

@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, FromRawFd};
 use std::time::Duration;
 
 use tilewright_device::device::Round;
+use tilewright_device::memory::{Bf16, F16};
 use tilewright_device::{host, sample_round, sample_round_by};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
@@ -14,7 +15,7 @@ use tilewright_ir::{DType, Program, Step};
 use super::library::Means;
 use super::model::worker::Wanted;
 use super::model::{self, Area};
-use super::operands::{Element, Operands};
+use super::operands::{Element, Number, Operands};
 use super::problem::Problem;
 use super::protocol::{Reply, Request};
 use super::{PeerSpec, Precision, Unavailable, Variant};
@@ -105,9 +106,12 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
                 // SAFETY: the descriptor was opened by the parent for this process, which keeps it open to
                 // its end.
                 let data = (unsafe { BorrowedFd::borrow_raw(data_fd) }, &data_offsets[..]);
-                return match problem.dtype {
-                    DType::F32 => serve::<f32>(spec, problem, &program, data, &means, &mut input, &mut output),
-                    DType::F64 => serve::<f64>(spec, problem, &program, data, &means, &mut input, &mut output),
+                let of = (spec, problem, &program, data, &means);
+                return match of.1.dtype {
+                    DType::F32 => serve::<f32>(prepare, of, &mut input, &mut output),
+                    DType::F64 => serve::<f64>(prepare, of, &mut input, &mut output),
+                    DType::F16 => serve::<F16>(prepare_halves, of, &mut input, &mut output),
+                    DType::Bf16 => serve::<Bf16>(prepare_halves, of, &mut input, &mut output),
                     other => {
                         let reason = format!("no library is measured on {}", other.name());
                         answer(&mut output, &Reply::Unavailable(Unavailable::Unsupported { reason }))
@@ -153,13 +157,13 @@ fn version(peer: &str) -> Result<String, Unavailable> {
     }
 }
 
+/// What makes a library ready for operands of a type.
+type Prepare<T> = fn(&PeerSpec, &mut Operands<T>, &Means) -> Result<Prepared<T>, Unavailable>;
+
 /// From the start request to the end of the input.
-fn serve<T: Element>(
-    spec: &PeerSpec,
-    problem: Problem,
-    program: &Program,
-    (data, offsets): (BorrowedFd, &[u64]),
-    means: &Means,
+fn serve<T: Number>(
+    prepare: Prepare<T>,
+    (spec, problem, program, (data, offsets), means): (&PeerSpec, Problem, &Program, (BorrowedFd, &[u64]), &Means),
     input: &mut impl Iterator<Item = io::Result<String>>,
     output: &mut impl Write,
 ) -> io::Result<()> {
@@ -228,8 +232,20 @@ fn prepare<T: Element>(spec: &PeerSpec, operands: &mut Operands<T>, means: &Mean
     }
 }
 
+/// The same for operands of 16 bits, which few libraries have.
+fn prepare_halves<T: Number>(
+    spec: &PeerSpec,
+    operands: &mut Operands<T>,
+    means: &Means,
+) -> Result<Prepared<T>, Unavailable> {
+    match spec.variant {
+        Variant::Cublas(precision) => cublas::prepare(operands, means, precision),
+        _ => panic!("a library without such numbers is not asked for them"),
+    }
+}
+
 /// Run once, from a result that is no number, and compare: the relative error.
-pub(super) fn check<T: Element>(prepared: &mut Prepared<T>, operands: &mut Operands<T>) -> Result<f64, Unavailable> {
+pub(super) fn check<T: Number>(prepared: &mut Prepared<T>, operands: &mut Operands<T>) -> Result<f64, Unavailable> {
     let Prepared { load, run, store, .. } = prepared;
     operands.clear_c();
     [load, run, store].into_iter().try_for_each(|step| step(operands))?;
@@ -237,7 +253,7 @@ pub(super) fn check<T: Element>(prepared: &mut Prepared<T>, operands: &mut Opera
 }
 
 /// Nanoseconds a run, one for each sample of a round.
-fn samples_ns<T: Element>(
+fn samples_ns<T: Number>(
     run: &mut Run<T>,
     operands: &mut Operands<T>,
     threads: usize,
@@ -275,7 +291,7 @@ pub(super) fn samples_ns_by(
 pub(super) const CHOICE: Round = Round { time: Duration::from_millis(2), min_samples: 5 };
 
 /// The shortest sample of a short round, in nanoseconds a run.
-pub(super) fn shortest_ns<T: Element>(
+pub(super) fn shortest_ns<T: Number>(
     run: &mut Run<T>,
     operands: &mut Operands<T>,
     threads: usize,

@@ -925,7 +925,7 @@ impl<'a> Run<'a> {
         let n_elements: u64 = program.buffers.iter().filter_map(|buffer| buffer.n_elements()).sum();
         // All CPUs take part, in double precision.
         let n_cpus = host::allowed_cpus().len() as f64 / self.request.threads as f64;
-        let flops = 1e9 * peak_gflops * n_cpus * workload.dtype.bytes() as f64 / DType::F64.bytes() as f64;
+        let flops = 1e9 * peak_gflops * n_cpus * workload.dtype.arithmetic().bytes() as f64 / DType::F64.bytes() as f64;
         START_S + 2.0 * work(&program) / (PART_OF_PEAK * flops) + n_elements as f64 * START_NS_AN_ELEMENT / 1e9
     }
 

@@ -119,6 +119,8 @@ fn products_of_any_shape_run_in_blocks_of_threads() {
         "heads_matmul:b=3,m=17,n=20,k=19,hb=1,hc=1,b_before=6",
         "heads_matmul:b=2,m=8,n=33,k=21,ha=1,hc=1,a_before=1,dtype=f64,epilogue=bias+add",
         "dense:m=13,n=37,k=35,epilogue=bias",
+        "matmul:m=24,n=40,k=33,dtype=bf16",
+        "batch_matmul:b=2,m=16,n=24,k=32,ta=1,tb=1,dtype=f16,epilogue=bias",
     ];
     check_random(&texts, "sm_80", (1.0, 0.0));
 }
@@ -150,6 +152,8 @@ fn convolutions_of_any_shape_run_in_blocks_of_threads() {
         "conv2d:c=13,h=5,w=5,k=2,r=3,s=3,pad=1",
         "conv2d:c=44,h=7,w=9,k=64,r=2,s=3,groups=2,stride=2,tf32=1",
         "conv2d:n=3,c=131,h=3,w=2,k=17,r=1,s=1",
+        "conv2d:c=8,h=6,w=8,k=32,r=1,s=1,dtype=bf16,epilogue=bias+relu",
+        "conv2d:n=2,c=5,h=7,w=9,k=33,r=3,s=3,pad=1,dtype=f16,const=w",
     ];
     check_random(&texts, "sm_80", (1.0, 0.0));
 }

@@ -37,6 +37,8 @@ fn every_template_computes_the_operator_on_any_shape() {
         "heads_matmul:b=9,m=8,n=33,k=21,ha=1,hc=1,a_before=1,dtype=f64,epilogue=bias+add",
         "dense:m=13,n=37,k=35",
         "dense:m=1,n=40,k=33,const=w,epilogue=bias",
+        "matmul:m=19,n=37,k=29,dtype=bf16",
+        "batch_matmul:b=2,m=9,n=18,k=21,ta=1,tb=1,dtype=f16,epilogue=add",
     ];
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
     for text in shapes {
@@ -53,6 +55,7 @@ fn prologues_are_done_inside_of_images_by_every_template() {
         "conv2d:c=6,h=8,w=9,k=8,r=1,s=1,stride=2,groups=2,prologue=linear(-1;2)+relu",
         "conv2d:c=18,h=6,w=7,k=17,r=3,s=3,pad=1,const=w,dtype=f64,prologue=scale+bias+relu,epilogue=relu",
         "conv2d:c=5,h=8,w=10,k=6,r=3,s=3,dtype=f64,layout=blocked,prologue=bias+clip(-1;3)",
+        "conv2d:c=18,h=6,w=7,k=17,r=3,s=3,pad=1,const=w,dtype=bf16,prologue=bias+relu,epilogue=bias",
         "conv2d:c=3,h=12,w=11,k=5,r=2,s=3,stride_w=2,dilation_h=2,pad_left=2,pad_bottom=1,prologue=bias",
         "depthwise_conv2d:c=18,h=7,w=9,r=3,s=3,pad=1,prologue=scale+bias+relu",
         "depthwise_conv2d:c=5,h=6,w=18,r=2,s=3,multiplier=2,layout=blocked,prologue=bias",

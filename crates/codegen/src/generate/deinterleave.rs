@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 
 use tilewright_ir::expr::Expr;
-use tilewright_ir::{Atom, BufferId, Index, LoopId, Stmt};
+use tilewright_ir::{Atom, BufferId, DType, Index, LoopId, Stmt};
 
 use super::Generator;
 use super::memory::Access;
@@ -43,7 +43,8 @@ impl Generator<'_> {
         let mut wanted = Vec::new();
         for_each_sure_read(&block[0], &mut |buffer, index| wanted.push((buffer, index.to_vec())));
         for (buffer, index) in wanted {
-            if !self.program.buffer(buffer).dtype.is_float() || !self.may_stride(buffer, &index, lanes.var) {
+            let is_float = matches!(self.program.buffer(buffer).dtype, DType::F32 | DType::F64);
+            if !is_float || !self.may_stride(buffer, &index, lanes.var) {
                 continue;
             }
             let access = self.access(buffer, &index);

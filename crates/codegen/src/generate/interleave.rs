@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use tilewright_ir::{BufferId, Index, Stmt};
+use tilewright_ir::{BufferId, DType, Index, Stmt};
 
 use super::Generator;
 use super::memory::Access;
@@ -27,8 +27,9 @@ impl Generator<'_> {
         let (Some(lanes), Some(Stmt::Store { buffer, index, .. })) = (self.f.lanes, block.first()) else {
             return Ok(0);
         };
-        let is_float = self.program.buffer(*buffer).dtype.is_float();
-        if lanes.mask.is_some() || self.in_registers(*buffer) || !is_float {
+        let dtype = self.program.buffer(*buffer).dtype;
+        let is_computed_so = matches!(dtype, DType::F32 | DType::F64);
+        if lanes.mask.is_some() || self.in_registers(*buffer) || !is_computed_so {
             return Ok(0);
         }
         let Access::Strided { base, stride } = self.access(*buffer, index) else {
@@ -41,7 +42,6 @@ impl Generator<'_> {
         let Some(group) = self.group(*buffer, &base, stride, &block[..n]) else {
             return Ok(0);
         };
-        let dtype = self.program.buffer(*buffer).dtype;
         let (width, n_lanes) = (lanes.piece.width, lanes.piece.n);
         let mut rows = vec![None; n];
         for (stmt, offset) in block.iter().zip(&group.offsets) {

@@ -17,7 +17,6 @@ use crate::ssa::{Coordinate, Linkage, Module, Type};
 /// Where a kernel uses what there is no code for.
 pub fn generate(gpu: &GpuProgram, target: &Target) -> Result<Module, CompileError> {
     let program = &gpu.program;
-    crate::types::check(program, gpu.kernels().flat_map(|kernel| &kernel.body))?;
     let plans = gpu.kernels().map(|kernel| plan::kernel(program, &kernel.body, target));
     let plans: Vec<Plan> = plans.collect::<Result<_, _>>()?;
     let (units, nothing) = (Units::default(), Plan::default());

@@ -126,7 +126,8 @@ fn is_vectorizable(program: &Program, stmt: &Stmt, lane: LoopId, element_bytes: 
     match stmt {
         Stmt::Store { index, .. } | Stmt::Update { index, .. } => {
             stmt.for_each_own_buffer(&mut |buffer| {
-                let bytes = program.buffer(buffer).dtype.arithmetic().bytes();
+                let dtype = program.buffer(buffer).dtype;
+                let bytes = if dtype.is_half() { dtype.bytes() } else { dtype.arithmetic().bytes() };
                 *element_bytes = (*element_bytes).max(bytes);
             });
             index.iter().any(|i| i.uses(lane))

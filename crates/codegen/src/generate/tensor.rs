@@ -1,17 +1,22 @@
 //! Products of tiles in the tensor cores of NVIDIA's GPUs.
 //!
-//! A warp's instruction multiplies a tile of 16 × 8 by one of 8 × 8, with `x` along the steps of the sum and
-//! `y` along rows and columns: the thread `x`, `y` brings the factors of rows `y` and `y + 8` and of column
-//! `y`, of the steps `x` and `x + 4`. It has the sums that the program says it has.
+//! A warp's instruction multiplies a tile of 16 × 8 by one of 8 × 8 numbers in single precision, or of
+//! twice as many steps of numbers of 16 bits, with `x` along the steps of the sum and `y` along rows and
+//! columns: the thread `x`, `y` brings the factors of rows `y` and `y + 8` and of column `y`, of the steps
+//! `x` and `x + 4`, or of the pairs of steps of these numbers. It has the sums that the program says it
+//! has.
 //!
-//! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, section 9.7.14.5.6, "Matrix Fragments for
-//! mma.m16n8k8".
+//! Where a factor lies in shared memory in rows of which each 16 bytes are what four threads bring, the warp
+//! loads tiles of them together, in an instruction for all registers.
+//!
+//! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.14.5.6 and after, "Matrix
+//! Fragments for mma.m16n8k8", and 9.7.14.5.15, "ldmatrix".
 
 use tilewright_ir::gpu::TileProduct;
-use tilewright_ir::gpu::tensor::STEPS;
+use tilewright_ir::gpu::tensor::WARP;
 use tilewright_ir::{BufferId, Index, Loop, LoopId, Tensor};
 
-use super::memory::Access;
+use super::memory::{Access, LoadKey};
 use super::value::Operand;
 use super::{Generator, Storage, plan};
 use crate::CompileError;
@@ -29,10 +34,32 @@ pub struct Parts {
     rest: Option<Id>,
 }
 
+/// What tells a register of some elements apart: one is an element like any other.
+fn register_key(elements: &[Index]) -> LoadKey {
+    match elements {
+        [at] => (Access::Uniform(at.clone()), 0),
+        all => (Access::Irregular(all.to_vec()), 0),
+    }
+}
+
+/// Tiles of 8 rows of 16 bytes each, of which each thread of a warp has one register.
+struct Tiles {
+    buffer: BufferId,
+    /// Where the row lies of which the thread has the address, if they are loaded together: the threads 8·n
+    /// and after have those of tile n.
+    row: Index,
+    /// Whether elements are neighbours in such rows.
+    in_rows: bool,
+    /// Whether the rows are the columns of what is multiplied.
+    transposed: bool,
+    /// The elements of the thread: of each tile those of its register, by position.
+    elements: Vec<Vec<Index>>,
+}
+
 impl Generator<'_> {
     /// Writes all steps of a loop over a product of tiles.
     pub(super) fn tile_product(&mut self, l: &Loop, how: Tensor) -> Result<(), CompileError> {
-        let product = TileProduct::of(self.program, l).expect("a tensor core's loop is a product of tiles");
+        let product = TileProduct::of(self.program, l, how).expect("a tensor core's loop is a product of tiles");
         let [x, y] = self.f.warp.expect("threads were mapped to warps");
         self.f.ranges.push(l.var, l.extent.clone());
         let flat = |g: &Self, buffer: BufferId, index: &[Index]| {
@@ -41,34 +68,15 @@ impl Generator<'_> {
         let (a, rows) = &product.rows;
         let rows = [0, 1].map(|at| flat(self, *a, &rows[at]));
         let (b, columns) = &product.columns;
-        let [first, second] = [0, 1].map(|at| flat(self, *b, &columns[at]));
+        let columns = [0, 1].map(|at| flat(self, *b, &columns[at]));
         self.f.ranges.pop();
-        let distance = second.sub(&first).as_const().expect("columns are a fixed distance apart");
-        // Column y is that of the thread y / 2, its second one where y is odd.
-        let row = Index::from(y);
-        let column = first.substitute(x, &row.floor_div(2)).add(&row.modulo(2).scale(distance));
-        let halves = [0, STEPS / 2];
-        let at_steps =
-            |g: &Self, of: &Index, half: i64| g.f.ranges.simplify(&of.substitute(l.var, &Index::from(x).offset(half)));
-        let of_a: Vec<Index> =
-            halves.iter().flat_map(|half| rows.each_ref().map(|row| at_steps(self, row, *half))).collect();
-        let of_b = halves.map(|half| at_steps(self, &column, half));
-        // Threads 8·n and after have the addresses of the rows of tile n: those of all rows for one half of
-        // the steps after the other.
-        let at_row = Index::from(x).add(&Index::from(y).modulo(2).scale(4));
-        let [first, second] = [2, 4].map(|n| Index::from(y).floor_div(n));
-        if let Some(distance) = rows[1].sub(&rows[0]).as_const() {
-            let tile = rows[0].substitute(y, &at_row).add(&first.modulo(2).scale(distance));
-            self.load_tiles(*a, &tile.substitute(l.var, &second.scale(halves[1])), (&tile, l.var), &of_a);
-        }
-        let tile = column.substitute(y, &at_row);
-        self.load_tiles(*b, &tile.substitute(l.var, &first.modulo(2).scale(halves[1])), (&tile, l.var), &of_b);
-        let mut part = |buffer: BufferId, at: &Index| {
-            let value = self.element_at(buffer, at);
-            self.parts(value, how)
-        };
-        let a_parts: Vec<Parts> = of_a.iter().map(|at| part(*a, at)).collect();
-        let b_parts: Vec<Parts> = of_b.iter().map(|at| part(*b, at)).collect();
+        let [a_tiles, b_tiles] = self.tiles(&product, l.var, [x, y], (rows, columns));
+        let [a_parts, b_parts] = [a_tiles, b_tiles].map(|tiles| {
+            self.load_tiles(&tiles);
+            let registers = tiles.elements.iter().map(|elements| self.register(tiles.buffer, elements));
+            let registers: Vec<Id> = registers.collect();
+            registers.into_iter().map(|register| self.parts(register, how)).collect::<Vec<Parts>>()
+        });
         let (sums, places) = &product.sums;
         let before: Vec<Id> = places.iter().map(|place| self.load(*sums, place).value).collect();
         // What a tensor core adds to a sum is cut to the sum's bits, not rounded, and the errors of many
@@ -79,13 +87,14 @@ impl Generator<'_> {
         let first = |part: &Parts| part.first;
         type Choice<'c> = &'c dyn Fn(&Parts) -> Id;
         let products: &[[Choice; 2]] = match how {
-            Tensor::Tf32 | Tensor::Wgmma => &[[&first, &first]],
+            Tensor::Tf32 | Tensor::Halves | Tensor::Wgmma => &[[&first, &first]],
             // The smallest first.
             Tensor::Tf32x3 => &[[&rest, &first], [&first, &rest], [&first, &first]],
         };
+        let kind = self.element_type(*a).kind;
         for [of_a, of_b] in products {
             let factors = a_parts.iter().map(of_a).chain(b_parts.iter().map(of_b));
-            let sums = self.m.tile_product(factors.chain(all));
+            let sums = self.m.tile_product(kind, factors.chain(all));
             all = (0..4).map(|at| self.m.extract(sums, at)).collect();
         }
         if how == Tensor::Tf32x3 {
@@ -97,25 +106,95 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Loads the elements at some positions, one of each tile of 8 rows of four neighbours along the steps,
-    /// which the threads of a warp load together, each the row at `at`; where the factor lies so.
-    fn load_tiles(&mut self, buffer: BufferId, at: &Index, (rows, steps): (&Index, LoopId), elements: &[Index]) {
+    /// The tiles of both factors, whose rows and columns lie so.
+    fn tiles(
+        &self,
+        product: &TileProduct,
+        steps: LoopId,
+        [x, y]: [LoopId; 2],
+        ([row, other_row], [column, other_column]): ([Index; 2], [Index; 2]),
+    ) -> [Tiles; 2] {
+        let simplify = |index: &Index| self.f.ranges.simplify(index);
+        let distance = other_column.sub(&column).as_const().expect("columns are a fixed distance apart");
+        // Column y is that of the thread y / 2, its second one where y is odd.
+        let at_column = |n: &Index| column.substitute(x, &n.floor_div(2)).add(&n.modulo(2).scale(distance));
+        let at_row = |n: &Index| row.substitute(y, n);
+        let own = Index::from(y);
+
+        // A register has neighbours along the steps, a thread one of each half of the steps.
+        let half = product.steps / 2;
+        let in_register = half / WARP[0];
+        let of = |index: &Index, half: i64| -> Vec<Index> {
+            let step = |n: i64| Index::from(x).scale(in_register).offset(half + n);
+            (0..in_register).map(|n| simplify(&index.substitute(steps, &step(n)))).collect()
+        };
+        let of_column = at_column(&own);
+        let of_a = [0, half].iter().flat_map(|half| [&row, &other_row].map(|row| of(row, *half))).collect();
+        let of_b = [0, half].iter().map(|half| of(&of_column, *half)).collect();
+
+        // Of a tile the thread has the address of this row.
+        let n = Index::from(x).add(&own.modulo(2).scale(4));
+        let [low, high] = [2, 4].map(|n| own.floor_div(n));
+        let low = low.modulo(2);
+        let is_next = |index: &Index, var: LoopId, n: i64| {
+            index.coefficient(var) == n && !index.sub(&Index::from(var).scale(n)).uses(var)
+        };
+        let none = Index::from(0);
+        let tiles = |buffer, at: &dyn Fn(&Index) -> Index, along: bool, across: bool, second: &Index, elements| {
+            let (outer, inner) = if along { (&n, second.clone()) } else { (&none, n.add(second)) };
+            let row = at(outer).substitute(steps, &inner);
+            Tiles { buffer, row, in_rows: along || across, transposed: !along, elements }
+        };
+        let a_across = is_next(&row, y, 1);
+        let to_other = other_row.sub(&row).as_const();
+        let mut of_rows = tiles(product.rows.0, &at_row, is_next(&row, steps, 1), a_across, &high.scale(half), of_a);
+        of_rows.in_rows &= to_other.is_some();
+        of_rows.row = of_rows.row.add(&low.scale(to_other.unwrap_or(0)));
+        let b_across = is_next(&column, x, 2) && distance == 1;
+        let along = is_next(&column, steps, 1);
+        let of_columns = tiles(product.columns.0, &at_column, along, b_across, &low.scale(half), of_b);
+        [of_rows, of_columns]
+    }
+
+    /// Has the threads of a warp load tiles together, where they lie so in shared memory.
+    fn load_tiles(&mut self, tiles: &Tiles) {
         const ROW_BYTES: u32 = 16;
-        let Some(Storage::Pointer(base)) = self.f.storage.get(&buffer) else { return };
+        let Tiles { buffer, row, in_rows, transposed, elements } = tiles;
+        let Some(Storage::Pointer(base)) = self.f.storage.get(buffer) else { return };
         let is_shared = self.m.type_of(*base) == Type::SHARED;
-        let lie_along = rows.coefficient(steps) == 1 && !rows.sub(&Index::from(steps)).uses(steps);
-        let at = self.f.ranges.simplify(at);
-        let key = |at: &Index| (Access::Uniform(at.clone()), 0);
-        let is_known = elements.iter().all(|at| self.seen_load(buffer, &key(at)).is_some());
-        if !is_shared || !lie_along || is_known || self.alignment(buffer, &at) < ROW_BYTES {
+        let is_half = self.program.buffer(*buffer).dtype.is_half();
+        let row = self.f.ranges.simplify(row);
+        let is_known = elements.iter().all(|of| self.seen_load(*buffer, &register_key(of)).is_some());
+        let is_possible = is_shared && *in_rows && (is_half || !transposed);
+        if !is_possible || is_known || self.alignment(*buffer, &row) < ROW_BYTES {
             return;
         }
-        let pointer = self.pointer(buffer, &at);
-        let tiles = self.m.load_tiles(pointer, Type::F32.vector(elements.len()));
-        for (tile, at) in elements.iter().enumerate() {
-            let value = self.m.extract(tiles, tile);
-            self.remember_load(buffer, key(at), value);
+        let pointer = self.pointer(*buffer, &row);
+        let register = if is_half { Type::I32 } else { Type::F32 };
+        let all = self.m.load_tiles(pointer, *transposed, register.vector(elements.len()));
+        for (tile, of) in elements.iter().enumerate() {
+            let value = self.m.extract(all, tile);
+            self.remember_load(*buffer, register_key(of), value);
         }
+    }
+
+    /// The register that holds some elements.
+    fn register(&mut self, buffer: BufferId, elements: &[Index]) -> Id {
+        if let [at] = elements {
+            return self.element_at(buffer, at);
+        }
+        let key = register_key(elements);
+        if let Some(known) = self.seen_load(buffer, &key) {
+            return known;
+        }
+        let mut all = self.m.undefined(self.element_type(buffer).vector(elements.len()));
+        for (lane, at) in elements.iter().enumerate() {
+            let value = self.element_at(buffer, at);
+            all = self.m.insert(all, value, lane);
+        }
+        let register = self.m.bitcast(all, Type::I32);
+        self.remember_load(buffer, key, register);
+        register
     }
 
     /// A factor as its parts, which are found once for all products.
@@ -124,6 +203,7 @@ impl Generator<'_> {
             return *parts;
         }
         let parts = match how {
+            Tensor::Halves => Parts { first: factor, rest: None },
             Tensor::Tf32 | Tensor::Wgmma => Parts { first: self.m.tf32(factor), rest: None },
             Tensor::Tf32x3 => {
                 // Half of the last bit more, then no further bits: the same but for what is no number, which

@@ -46,9 +46,18 @@ impl Generator<'_> {
         }
     }
 
+    /// The type of values that are evaluated so: of halves, which nothing is computed in, as they are stored.
+    pub(super) fn value_type(&self, dtype: DType) -> Type {
+        match dtype {
+            DType::F16 => Type::F16,
+            DType::Bf16 => Type::BF16,
+            dtype => self.arithmetic_type(dtype),
+        }
+    }
+
     /// A number of a type.
     fn number(&self, dtype: DType, v: f64) -> Id {
-        let ty = self.arithmetic_type(dtype);
+        let ty = self.value_type(dtype);
         if dtype.is_float() { self.m.real(ty, v) } else { self.m.integer(ty, dtype.arithmetic().round(v) as i64) }
     }
 
@@ -70,7 +79,7 @@ impl Generator<'_> {
         (self.widen(a, n), self.widen(b, n), n)
     }
 
-    /// Computes an expression in the arithmetic of `dtype`.
+    /// Computes an expression in the arithmetic of `dtype`, or moves halves as they are.
     pub(super) fn eval(&mut self, e: &Expr, dtype: DType) -> Operand {
         match e {
             Expr::Const(v) => Operand::scalar(self.number(dtype, *v)),
@@ -103,10 +112,15 @@ impl Generator<'_> {
     /// An element of a buffer in the arithmetic of `dtype`.
     fn element(&mut self, buffer: BufferId, x: Operand, dtype: DType) -> Operand {
         let of = self.program.buffer(buffer).dtype;
+        if dtype.is_half() {
+            assert_eq!(of, dtype, "halves are moved within their type");
+            return x;
+        }
         let ty = self.arithmetic_type(of).vector(x.lanes.max(1));
         let value = match of {
             DType::I8 => self.m.extend(x.value, ty, true),
             DType::U8 | DType::Bool => self.m.extend(x.value, ty, false),
+            DType::F16 | DType::Bf16 => self.m.real_to_real(x.value, ty),
             _ => x.value,
         };
         self.convert(Operand { value, lanes: x.lanes }, of.arithmetic(), dtype)
@@ -115,12 +129,14 @@ impl Generator<'_> {
     /// A value in the arithmetic of a buffer's type as an element of it.
     fn as_element(&mut self, buffer: BufferId, x: Operand) -> Operand {
         let dtype = self.program.buffer(buffer).dtype;
-        let x = self.rounded_to(x, dtype);
+        let x = if dtype.is_half() { x } else { self.rounded_to(x, dtype) };
         let element = self.element_type(buffer);
         if self.m.type_of(x.value).kind == element.kind {
             return x;
         }
-        Operand { value: self.m.truncate(x.value, element.vector(x.lanes.max(1))), lanes: x.lanes }
+        let ty = element.vector(x.lanes.max(1));
+        let value = if dtype.is_half() { self.m.real_to_real(x.value, ty) } else { self.m.truncate(x.value, ty) };
+        Operand { value, lanes: x.lanes }
     }
 
     /// The value of a type that a value in its arithmetic becomes.
@@ -133,6 +149,10 @@ impl Generator<'_> {
             DType::Bool => {
                 let holds = self.m.compare(Compare::NotEqual, x.value, number(self, 0));
                 self.m.select(holds, number(self, 1), number(self, 0))
+            }
+            DType::F16 | DType::Bf16 => {
+                let rounded = self.m.real_to_real(x.value, self.value_type(dtype).vector(n));
+                self.m.real_to_real(rounded, Type::F32.vector(n))
             }
             _ => x.value,
         };
@@ -375,7 +395,7 @@ impl Generator<'_> {
             (value, self.m.current_block())
         });
         self.go_to_end(join);
-        let phi = self.m.phi(join, self.arithmetic_type(dtype).vector(n.max(1)));
+        let phi = self.m.phi(join, self.value_type(dtype).vector(n.max(1)));
         for (value, from) in sides {
             self.m.add_incoming(phi, value, from);
         }
@@ -497,9 +517,21 @@ impl Generator<'_> {
         if self.copy(buffer, index, value) {
             return;
         }
-        let value = self.eval(value, self.program.buffer(buffer).dtype.arithmetic());
+        let dtype = self.program.buffer(buffer).dtype;
+        let moves = dtype.is_half() && self.is_move(value, dtype);
+        let value = self.eval(value, if moves { dtype } else { dtype.arithmetic() });
         let value = self.as_element(buffer, value);
         self.write(buffer, index, value);
+    }
+
+    /// Whether a value is an element of a type, or zero, and nothing is computed of it.
+    fn is_move(&self, e: &Expr, dtype: DType) -> bool {
+        match e {
+            Expr::Const(x) => x.to_bits() == 0,
+            Expr::Load(buffer, _) | Expr::Gather(buffer, _) => self.program.buffer(*buffer).dtype == dtype,
+            Expr::Select(_, a, b) => self.is_move(a, dtype) && self.is_move(b, dtype),
+            Expr::Unary(..) | Expr::Binary(..) | Expr::FromIndex(_) | Expr::Cast(..) => false,
+        }
     }
 
     pub(super) fn update(&mut self, buffer: BufferId, index: &[Index], op: ReduceOp, value: &Expr, first: &Cond) {

@@ -1,7 +1,8 @@
 //! Our own form as LLVM's: one instruction each, but for vectors made of a scalar.
 //!
-//! What differs from machine to machine stands in two places: [`Printer::attributes`] says what CPU a
-//! function is for, [`Printer::kind`] what addresses there are.
+//! What differs from machine to machine stands in three places: [`Printer::attributes`] says what CPU a
+//! function is for, [`Printer::kind`] what addresses there are, [`Printer::convert`] how numbers of 16 bits
+//! become others.
 
 use std::ptr;
 
@@ -37,6 +38,8 @@ macro_rules! llvm {
         unsafe { $($call)* }
     };
 }
+
+mod halves;
 
 /// Writes the functions of a module of ours into one of LLVM's.
 pub fn print(source: &ssa::Module, target: &Target, into: &Module) {
@@ -146,6 +149,10 @@ impl Printer<'_> {
             Kind::I8 => LLVMInt8TypeInContext(self.context),
             Kind::I32 => LLVMInt32TypeInContext(self.context),
             Kind::I64 => LLVMInt64TypeInContext(self.context),
+            // CPUs move them as bits.
+            Kind::F16 | Kind::Bf16 if self.target.gpu.is_none() => LLVMInt16TypeInContext(self.context),
+            Kind::F16 => LLVMHalfTypeInContext(self.context),
+            Kind::Bf16 => LLVMBFloatTypeInContext(self.context),
             Kind::F32 => LLVMFloatTypeInContext(self.context),
             Kind::F64 => LLVMDoubleTypeInContext(self.context),
             Kind::Pointer(Space::All) => LLVMPointerTypeInContext(self.context, 0),
@@ -356,6 +363,7 @@ impl Printer<'_> {
     fn scalar(&self, kind: Kind, bits: u64) -> LLVMValueRef {
         let ty = self.kind(kind);
         llvm!(match kind {
+            Kind::F16 | Kind::Bf16 => LLVMConstBitCast(LLVMConstInt(LLVMInt16TypeInContext(self.context), bits, 0), ty),
             Kind::F32 => LLVMConstReal(ty, f32::from_bits(bits as u32).into()),
             Kind::F64 => LLVMConstReal(ty, f64::from_bits(bits)),
             Kind::Pointer(_) => {
@@ -424,7 +432,7 @@ impl Printer<'_> {
                 let bits = self.intrinsic("llvm.nvvm.f2tf32.rna", Vec::new(), x);
                 LLVMBuildBitCast(b, bits, ty, UNNAMED)
             }
-            Op::TileProduct => self.tile_product(x, ty),
+            Op::TileProduct(factors) => self.tile_product(*factors, x, ty),
             Op::ProxyFence | Op::GroupEnd => {
                 let is_fence = matches!(op, Op::ProxyFence);
                 let text = if is_fence { "fence.proxy.async.shared::cta;" } else { "wgmma.commit_group.sync.aligned;" };
@@ -433,7 +441,7 @@ impl Printer<'_> {
             Op::GroupFence => self.on_sums("wgmma.fence.sync.aligned;", Vec::new(), x),
             Op::GroupWait => self.on_sums("wgmma.wait_group.sync.aligned 0;", Vec::new(), x),
             Op::GroupProduct => self.group_product(x),
-            Op::LoadTiles => self.load_tiles(x, result.map_or(0, |ty| ty.lanes), ty),
+            Op::LoadTiles { transposed } => self.load_tiles(x, *transposed, result.map_or(0, |ty| ty.lanes), ty),
             Op::Stack(bytes) => {
                 let memory = self.stack(LLVMArrayType2(self.kind(Kind::I8), *bytes as u64), *align);
                 // On some machines the stack is memory of its own kind.
@@ -473,8 +481,7 @@ impl Printer<'_> {
             Op::ExtendSigned => LLVMBuildSExt(b, x[0], ty, UNNAMED),
             Op::ExtendUnsigned => LLVMBuildZExt(b, x[0], ty, UNNAMED),
             Op::ToReal => LLVMBuildSIToFP(b, x[0], ty, UNNAMED),
-            Op::Convert if of(0).kind == Kind::F32 => LLVMBuildFPExt(b, x[0], ty, UNNAMED),
-            Op::Convert => LLVMBuildFPTrunc(b, x[0], ty, UNNAMED),
+            Op::Convert => self.convert(x[0], of(0), result.expect("it gives a number")),
             Op::Bitcast => LLVMBuildBitCast(b, x[0], ty, UNNAMED),
             Op::Address => LLVMBuildPtrToInt(b, x[0], ty, UNNAMED),
             Op::Splat => {
@@ -531,9 +538,10 @@ impl Printer<'_> {
     }
 
     /// A warp's load of tiles, as lanes of a vector.
-    fn load_tiles(&self, x: Vec<LLVMValueRef>, n: usize, ty: LLVMTypeRef) -> LLVMValueRef {
+    fn load_tiles(&self, x: Vec<LLVMValueRef>, transposed: bool, n: usize, ty: LLVMTypeRef) -> LLVMValueRef {
         let b = self.builder;
-        let name = format!("llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{n}.b16");
+        let how = if transposed { ".trans" } else { "" };
+        let name = format!("llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{n}{how}.b16");
         let tiles = self.intrinsic(&name, vec![llvm!(LLVMTypeOf(x[0]))], x);
         let bits = llvm!(LLVMVectorType(self.kind(Kind::I32), n as u32));
         let all = (0..n as u32).fold(llvm!(LLVMGetPoison(bits)), |out, at| {
@@ -544,12 +552,17 @@ impl Printer<'_> {
     }
 
     /// A warp's product of tiles: six factors as bits, then four sums.
-    fn tile_product(&self, mut x: Vec<LLVMValueRef>, ty: LLVMTypeRef) -> LLVMValueRef {
+    fn tile_product(&self, factors: Kind, mut x: Vec<LLVMValueRef>, ty: LLVMTypeRef) -> LLVMValueRef {
         let b = self.builder;
+        let (name, register) = match factors {
+            Kind::F16 => ("m16n8k16.row.col.f32.f32", llvm!(LLVMVectorType(self.kind(Kind::F16), 2))),
+            Kind::Bf16 => ("m16n8k16.row.col.bf16", self.kind(Kind::I32)),
+            _ => ("m16n8k8.row.col.tf32", self.kind(Kind::I32)),
+        };
         for factor in &mut x[..6] {
-            *factor = llvm!(LLVMBuildBitCast(b, *factor, self.kind(Kind::I32), UNNAMED));
+            *factor = llvm!(LLVMBuildBitCast(b, *factor, register, UNNAMED));
         }
-        let sums = self.intrinsic("llvm.nvvm.mma.m16n8k8.row.col.tf32", Vec::new(), x);
+        let sums = self.intrinsic(&format!("llvm.nvvm.mma.{name}"), Vec::new(), x);
         (0..4).fold(llvm!(LLVMGetPoison(ty)), |out, at| {
             let sum = llvm!(LLVMBuildExtractValue(b, sums, at, UNNAMED));
             llvm!(LLVMBuildInsertElement(b, out, sum, self.scalar(Kind::I64, at.into()), UNNAMED))

@@ -8,7 +8,7 @@ use smallvec::smallvec;
 
 use super::{
     Assembly, Bits, BlockId, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, FunctionId, Id, Instruction,
-    Linkage, Module, Op, Operands, Parameter, Type, Value, fold,
+    Kind, Linkage, Module, Op, Operands, Parameter, Type, Value, fold,
 };
 use crate::map::Map;
 
@@ -399,8 +399,8 @@ impl Builder {
     }
 
     /// A warp's load of tiles from memory that a block shares: one for each lane of the type.
-    pub fn load_tiles(&self, row: Id, ty: Type) -> Id {
-        self.give(Op::LoadTiles, smallvec![row], ty, 16)
+    pub fn load_tiles(&self, row: Id, transposed: bool, ty: Type) -> Id {
+        self.give(Op::LoadTiles { transposed }, smallvec![row], ty, 16)
     }
 
     /// Reads memory; `invariant` says that it gives the same wherever it stands.
@@ -482,8 +482,8 @@ impl Builder {
     }
 
     /// The sums of a thread after a warp's product of tiles. `operands`: its factors, and the sums before.
-    pub fn tile_product(&self, operands: impl Iterator<Item = Id>) -> Id {
-        self.compute(Op::TileProduct, operands.collect(), Type::F32.vector(4))
+    pub fn tile_product(&self, factors: Kind, operands: impl Iterator<Item = Id>) -> Id {
+        self.compute(Op::TileProduct(factors), operands.collect(), Type::F32.vector(4))
     }
 
     /// Has what the thread wrote to shared memory be there for [`Self::group_product`].

@@ -1,14 +1,31 @@
 //! What operations on constants give.
 
+use tilewright_ir::DType;
+
 use super::{Compare, Constant, Def, Kind, Op, Type, Value};
 
 /// The bits of a number.
 pub fn real_bits(kind: Kind, v: f64) -> u64 {
-    if kind == Kind::F32 { u64::from((v as f32).to_bits()) } else { v.to_bits() }
+    let half = |dtype: DType| {
+        let mut bytes = [0; 2];
+        dtype.write(&[dtype.round(v)], &mut bytes);
+        u64::from(u16::from_le_bytes(bytes))
+    };
+    match kind {
+        Kind::F16 => half(DType::F16),
+        Kind::Bf16 => half(DType::Bf16),
+        Kind::F32 => u64::from((v as f32).to_bits()),
+        _ => v.to_bits(),
+    }
 }
 
 fn real(kind: Kind, bits: u64) -> f64 {
-    if kind == Kind::F32 { f64::from(f32::from_bits(bits as u32)) } else { f64::from_bits(bits) }
+    match kind {
+        Kind::F16 => DType::F16.read(&bits.to_le_bytes()[..2])[0],
+        Kind::Bf16 => DType::Bf16.read(&bits.to_le_bytes()[..2])[0],
+        Kind::F32 => f64::from(f32::from_bits(bits as u32)),
+        _ => f64::from_bits(bits),
+    }
 }
 
 fn signed(kind: Kind, bits: u64) -> i64 {

@@ -13,6 +13,8 @@ impl Display for Type {
             Kind::I8 => "i8",
             Kind::I32 => "i32",
             Kind::I64 => "i64",
+            Kind::F16 => "f16",
+            Kind::Bf16 => "bf16",
             Kind::F32 => "f32",
             Kind::F64 => "f64",
             Kind::Pointer(Space::All) => "ptr",

@@ -103,6 +103,7 @@ impl Function {
         let x: Vec<Type> = operands.iter().map(of).collect();
         let given = result.as_ref().map(of);
         let is_real = |ty: Type| matches!(ty.kind, Kind::F32 | Kind::F64);
+        let is_number = |ty: Type| is_real(ty) || matches!(ty.kind, Kind::F16 | Kind::Bf16);
         let is_integer = |ty: Type| matches!(ty.kind, Kind::I1 | Kind::I8 | Kind::I32 | Kind::I64);
         let masks = |mask: Type, lanes: Type| mask == Type::I1.vector(lanes.lanes);
         let is_address = |ty: Type| matches!(ty.kind, Kind::Pointer(_)) && ty.lanes == 1;
@@ -136,12 +137,14 @@ impl Function {
                 };
                 is_real(to) && x.len() == n && x.iter().all(|ty| *ty == to)
             }
-            (Op::LoadTiles, [from], Some(to)) => {
+            (Op::LoadTiles { .. }, [from], Some(to)) => {
                 *from == Type::SHARED && to.kind.bytes() == 4 && matches!(to.lanes, 2 | 4)
             }
             (Op::Tf32, [a], Some(to)) => (*a, to) == (Type::F32, Type::F32),
-            (Op::TileProduct, all, Some(to)) => {
-                all.len() == 10 && all.iter().all(|ty| *ty == Type::F32) && to == Type::F32.vector(4)
+            (Op::TileProduct(kind), all, Some(to)) if all.len() == 10 => {
+                let factor = if *kind == Kind::F32 { Type::F32 } else { Type::I32 };
+                let fits = |(at, ty): (usize, &Type)| *ty == if at < 6 { factor } else { Type::F32 };
+                all.iter().enumerate().all(fits) && to == Type::F32.vector(4)
             }
             (Op::GroupFence | Op::GroupWait, sums, Some(to)) => {
                 sums.iter().all(|ty| *ty == Type::F32) && to == Type::F32.vector(sums.len())
@@ -158,7 +161,7 @@ impl Function {
             }
             (Op::ToInteger, [a], Some(to)) => is_real(*a) && is_integer(to) && a.lanes == to.lanes,
             (Op::ToReal, [a], Some(to)) => is_integer(*a) && is_real(to) && a.lanes == to.lanes,
-            (Op::Convert, [a], Some(to)) => is_real(*a) && is_real(to) && a.lanes == to.lanes,
+            (Op::Convert, [a], Some(to)) => is_number(*a) && is_number(to) && a.lanes == to.lanes,
             (Op::Bitcast, [a], Some(to)) => a.bytes() == to.bytes(),
             (Op::Opaque, [a], Some(to)) => *a == to,
             (Op::Address, [a], Some(to)) => is_address(*a) && to == Type::I64,

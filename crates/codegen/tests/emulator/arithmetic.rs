@@ -24,6 +24,7 @@ pub fn real(x: u64, ty: Ty) -> f64 {
         ('f', 32) => f64::from(f32::from_bits(x as u32)),
         ('f', 64) => f64::from_bits(x),
         ('f', 16) => DType::F16.read(&x.to_le_bytes()[..2])[0],
+        ('h', 16) => DType::Bf16.read(&x.to_le_bytes()[..2])[0],
         other => panic!("{other:?} is no floating-point type"),
     }
 }
@@ -33,9 +34,10 @@ pub fn bits_of(x: f64, ty: Ty) -> u64 {
     match (ty.kind, ty.bits) {
         ('f', 32) => u64::from((x as f32).to_bits()),
         ('f', 64) => x.to_bits(),
-        ('f', 16) => {
+        ('f' | 'h', 16) => {
+            let dtype = if ty.kind == 'f' { DType::F16 } else { DType::Bf16 };
             let mut bytes = [0; 2];
-            DType::F16.write(&[x], &mut bytes);
+            dtype.write(&[dtype.round(x)], &mut bytes);
             u16::from_le_bytes(bytes).into()
         }
         other => panic!("{other:?} is no floating-point type"),
@@ -62,6 +64,11 @@ pub fn compute(code: &Code, x: &[u64]) -> Result<u64, String> {
         Code::Compare(how, ty) => u64::from(holds(*how, *ty, x[0], x[1])),
         Code::Choose(ty) => low(if x[2] != 0 { x[0] } else { x[1] }, ty.bits),
         Code::Convert { to, from, rounding } => convert(*to, *from, *rounding, x[0]),
+        // The first is the upper one.
+        Code::Pair { to, from } => {
+            let [upper, lower] = [x[0], x[1]].map(|x| convert(*to, *from, Rounding::None, x));
+            upper << 16 | lower
+        }
         // To the nearest, halves away from zero.
         Code::Tf32 => (low(x[0], 32) + 0x1000) & 0xffff_e000,
         Code::Funnel { left } => {
@@ -177,8 +184,13 @@ fn holds(how: Relation, ty: Ty, a: u64, b: u64) -> bool {
     }
 }
 
+/// Whether it is a type of numbers that need not be whole.
+fn is_real(ty: Ty) -> bool {
+    matches!(ty.kind, 'f' | 'h')
+}
+
 fn convert(to: Ty, from: Ty, rounding: Rounding, x: u64) -> u64 {
-    match (from.kind == 'f', to.kind == 'f') {
+    match (is_real(from), is_real(to)) {
         (false, false) => low(extended(x, from), to.bits),
         (false, true) => {
             let whole = extended(x, from);

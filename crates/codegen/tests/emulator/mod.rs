@@ -80,7 +80,7 @@ enum Space {
     Any,
 }
 
-/// A type: a letter (`u`, `s`, `b`, `f` or `p`) and its bits.
+/// A type: a letter (`u`, `s`, `b`, `f`, `p`, or `h` for the upper half of a number) and its bits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ty {
     kind: char,
@@ -114,6 +114,11 @@ enum Code {
         to: Ty,
         from: Ty,
         rounding: Rounding,
+    },
+    /// Two numbers as halves of a register.
+    Pair {
+        to: Ty,
+        from: Ty,
     },
     Funnel {
         left: bool,

@@ -198,6 +198,7 @@ fn ty(word: &str) -> Option<Ty> {
     let kind = word.chars().next()?;
     match (word, kind) {
         ("pred", _) => Some(Ty { kind: 'p', bits: 1 }),
+        ("bf16", _) => Some(Ty { kind: 'h', bits: 16 }),
         (_, 'u' | 's' | 'b' | 'f') => Some(Ty { kind, bits: word[1..].parse().ok()? }),
         _ => None,
     }
@@ -269,6 +270,10 @@ fn code(opcode: &str) -> Option<Code> {
         "setp" => Some(Code::Compare(relation(words[1])?, last?)).filter(|_| words.len() == 3),
         "selp" => Some(Code::Choose(last?)),
         "cvt" if opcode == "cvt.rna.tf32.f32" => Some(Code::Tf32),
+        "cvt" if words[2..words.len() - 1] == ["bf16x2"] || words[2..words.len() - 1] == ["f16x2"] => {
+            let to = ty(words[2].strip_suffix("x2")?)?;
+            (words[1] == "rn").then_some(Code::Pair { to, from: last? })
+        }
         "mma" => {
             let kind = match opcode.strip_prefix("mma.sync.aligned.")? {
                 "m16n8k8.row.col.f32.tf32.tf32.f32" => Factor::Tf32,

@@ -13,16 +13,20 @@ use tilewright_ir::{GpuProgram, Target, lower_gpu};
 use tilewright_tune::{Config, Setting, TEMPLATES, Task};
 
 /// Small shapes that nothing divides, and some that tiles divide.
-pub const SHAPES: [&str; 11] = [
+pub const SHAPES: [&str; 15] = [
     "matmul:m=17,n=33,k=29",
     "matmul:m=32,n=64,k=16",
     "matmul:m=40,n=24,k=33,tf32=1",
     "matmul:m=13,n=20,k=41,const=b,epilogue=bias+add+relu",
+    "matmul:m=40,n=24,k=33,dtype=bf16",
+    "dense:m=32,n=64,k=48,dtype=bf16,epilogue=bias",
+    "batch_matmul:b=2,m=24,n=16,k=40,ta=1,tb=1,dtype=f16",
     "batch_matmul:b=2,m=11,n=19,k=9,tb=1,epilogue=add",
     "conv2d:c=5,h=7,w=9,k=7,r=3,s=3,pad=1,epilogue=bias+gelu",
     "conv2d:n=2,c=4,h=8,w=8,k=8,r=1,s=1,stride=2",
     "conv2d:c=8,h=9,w=11,k=32,r=3,s=3,pad=1,tf32=1,const=w,epilogue=bias+relu",
     "conv2d:c=44,h=7,w=9,k=64,r=2,s=3,groups=2,stride=2",
+    "conv2d:c=8,h=9,w=11,k=32,r=3,s=3,pad=1,dtype=f16,epilogue=bias+relu",
     "depthwise_conv2d:c=5,h=7,w=8,r=3,s=3,pad=1",
     "nest:buffer x:f32[7,19] global input buffer y:f32[7,19] global output loops i,j
      run {for i in 7 {for j in 19 {y[i,j] = tanh(x[i,j])}}}",

@@ -1,9 +1,9 @@
 //! Products of tiles, as tensor cores compute them.
 //!
-//! Tensor cores multiply a tile of 16 rows by one of 8 columns, 8 steps of the sum at a time. The 32 threads
-//! of a warp have four sums each: the thread `x`, `y` of 4 × 8 those of the rows `y` and `y + 8` and of the
-//! columns `2·x` and `2·x + 1`. So a schedule divides rows and columns, binds `x` and `y`, and marks the loop
-//! over the steps:
+//! Tensor cores multiply a tile of 16 rows by one of 8 columns, 8 steps of the sum at a time, or 16 of
+//! factors of 16 bits. The 32 threads of a warp have four sums each: the thread `x`, `y` of 4 × 8 those of
+//! the rows `y` and `y + 8` and of the columns `2·x` and `2·x + 1`. So a schedule divides rows and columns,
+//! binds `x` and `y`, and marks the loop over the steps:
 //!
 //! ```text
 //! thread.y y in 8 {
@@ -26,8 +26,14 @@ use crate::expr::{BinaryOp, Cond, Expr, Node, ReduceOp};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt, Tensor};
 
-/// Steps of the sum that an instruction computes.
-pub const STEPS: i64 = 8;
+/// Bytes that a tile has along the sum.
+const STEP_BYTES: i64 = 32;
+
+/// Steps of the sum that an instruction computes of factors of a type.
+pub fn steps(dtype: DType) -> i64 {
+    STEP_BYTES / dtype.bytes() as i64
+}
+
 /// Threads of a warp along x and y.
 pub const WARP: [i64; 2] = [4, 8];
 
@@ -36,6 +42,8 @@ pub const WARP: [i64; 2] = [4, 8];
 pub struct TileProduct {
     /// The loop over the steps.
     pub var: LoopId,
+    /// How many there are.
+    pub steps: i64,
     /// The sums, row by row: two columns of two rows.
     pub sums: (BufferId, [Vec<Index>; 4]),
     /// The factors of two rows.
@@ -49,12 +57,17 @@ impl TileProduct {
     ///
     /// # Errors
     /// In which way it is none.
-    pub fn of(program: &Program, l: &Loop) -> Result<TileProduct, &'static str> {
-        TileProduct::of_updates(program, l, &updates(l, 2)?)
+    pub fn of(program: &Program, l: &Loop, how: Tensor) -> Result<TileProduct, &'static str> {
+        TileProduct::of_updates(program, l, &updates(l, 2, how)?, how)
     }
 
     /// That of a loop of these updates.
-    pub(super) fn of_updates(program: &Program, l: &Loop, updates: &[Update]) -> Result<TileProduct, &'static str> {
+    pub(super) fn of_updates(
+        program: &Program,
+        l: &Loop,
+        updates: &[Update],
+        how: Tensor,
+    ) -> Result<TileProduct, &'static str> {
         let [a, b, c, d] = updates else {
             return Err("a thread has two rows and two columns of a tensor core's tile");
         };
@@ -68,15 +81,23 @@ impl TileProduct {
         let updates = updates.ok_or("it is no product of two rows and two columns")?;
         let [a, b, c, _] = &updates;
         let (sums, rows, columns) = a.buffers;
-        if [sums, rows, columns].iter().any(|b| program.buffers.get(b.0 as usize).is_none_or(|b| b.dtype != DType::F32))
-        {
-            return Err("the factors and sums of this product are in single precision");
+        let dtype_of = |b: BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
+        let [of_rows, of_columns, of_sums] = [rows, columns, sums].map(dtype_of);
+        let is_factor = |dtype: DType| if how == Tensor::Halves { dtype.is_half() } else { dtype == DType::F32 };
+        if of_sums != Some(DType::F32) || of_rows != of_columns || !of_rows.is_some_and(is_factor) {
+            return Err(match how {
+                Tensor::Halves => {
+                    "the factors of this product are halves of one type, and its sums in single precision"
+                }
+                _ => "the factors and sums of this product are in single precision",
+            });
         }
         if updates.iter().any(|u| u.sum.iter().any(|i| i.uses(l.var))) {
             return Err("a sum has one place for all steps");
         }
         Ok(TileProduct {
             var: l.var,
+            steps: n_steps(how),
             sums: (sums, updates.each_ref().map(|u| u.sum.clone())),
             rows: (rows, [a.row.clone(), c.row.clone()]),
             columns: (columns, [a.column.clone(), b.column.clone()]),
@@ -110,7 +131,7 @@ impl TileProduct {
 /// In which way it is none.
 pub fn check(program: &Program, l: &Loop, how: Tensor) -> Result<(), &'static str> {
     match how {
-        Tensor::Tf32 | Tensor::Tf32x3 => TileProduct::of(program, l).map(drop),
+        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves => TileProduct::of(program, l, how).map(drop),
         Tensor::Wgmma => GroupProduct::of(program, l).map(drop),
     }
 }
@@ -132,10 +153,18 @@ impl Update {
     }
 }
 
+/// Steps of the sum that a product of a kind has.
+fn n_steps(how: Tensor) -> i64 {
+    steps(if how == Tensor::Halves { DType::F16 } else { DType::F32 })
+}
+
 /// The updates of a loop over steps, those inside repeated, each of so many iterations at most.
-pub(super) fn updates(l: &Loop, most: i64) -> Result<Vec<Update>, &'static str> {
-    if l.extent.as_const() != Some(STEPS) {
-        return Err("a tensor core takes 8 steps of a sum at a time");
+pub(super) fn updates(l: &Loop, most: i64, how: Tensor) -> Result<Vec<Update>, &'static str> {
+    if l.extent.as_const() != Some(n_steps(how)) {
+        return Err(match how {
+            Tensor::Halves => "a tensor core takes 16 steps of a sum of halves at a time",
+            _ => "a tensor core takes 8 steps of a sum at a time",
+        });
     }
     let mut updates = Vec::new();
     repeat(&l.body, most, &mut updates)?;
@@ -217,7 +246,9 @@ fn in_block(
                     warp(&kernel.threads).ok_or(fail("a warp has 4 threads along thread.x and 8 along thread.y"))?;
                 let require = |ranges: &mut Ranges| match how {
                     Tensor::Wgmma => GroupProduct::of(program, l)?.require_group(program, kernel, ranges),
-                    Tensor::Tf32 | Tensor::Tf32x3 => TileProduct::of(program, l)?.require_warp(x, y, program, ranges),
+                    Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves => {
+                        TileProduct::of(program, l, how)?.require_warp(x, y, program, ranges)
+                    }
                 };
                 ranges.inside(l.var, &l.extent, require).map_err(fail)?;
                 continue;

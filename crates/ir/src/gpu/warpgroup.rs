@@ -85,11 +85,11 @@ impl GroupProduct {
     /// # Errors
     /// In which way it is none.
     pub fn of(program: &Program, l: &Loop) -> Result<GroupProduct, &'static str> {
-        let updates = tensor::updates(l, MOST_COLUMNS / COLUMNS)?;
+        let updates = tensor::updates(l, MOST_COLUMNS / COLUMNS, Tensor::Wgmma)?;
         if updates.is_empty() || updates.len() as i64 > 4 * MOST_COLUMNS / COLUMNS {
             return Err("four warps have 8 to 256 columns of a tile");
         }
-        let tiles = updates.chunks(4).map(|tile| TileProduct::of_updates(program, l, tile));
+        let tiles = updates.chunks(4).map(|tile| TileProduct::of_updates(program, l, tile, Tensor::Wgmma));
         let tiles: Vec<TileProduct> = tiles.collect::<Result<_, _>>()?;
         let is_same =
             |t: &TileProduct| (t.sums.0, &t.rows, t.columns.0) == (tiles[0].sums.0, &tiles[0].rows, tiles[0].columns.0);
@@ -165,7 +165,8 @@ impl GroupProduct {
         }
         let matrix = |buffer: BufferId, line: &Index, stride: i64| {
             let eight_rows = SWIZZLED_BYTES / bytes(buffer);
-            if !along(line, steps, tensor::STEPS, &|n| n) || stride <= 0 || stride % eight_rows != 0 {
+            let n_steps = self.tiles[0].steps;
+            if !along(line, steps, n_steps, &|n| n) || stride <= 0 || stride % eight_rows != 0 {
                 return Err("the steps of a row do not lie next to each other, and eight rows in 1,024 bytes");
             }
             // The first of the four warps says where it begins.
@@ -173,7 +174,7 @@ impl GroupProduct {
             let first = line.substitute(z, &group);
             let first = [(x, 0), (y, 0), (steps, 0)].iter().fold(first, |line, (var, n)| at(&line, *var, *n));
             match first.residue(eight_rows) {
-                Some(at) if at % tensor::STEPS == 0 && at + tensor::STEPS <= ROW_BYTES / bytes(buffer) => {
+                Some(at) if at % n_steps == 0 && at + n_steps <= ROW_BYTES / bytes(buffer) => {
                     Ok(Matrix { buffer, first, stride })
                 }
                 _ => Err("a matrix does not begin at one of the parts of a row (unroll the loops over steps in it)"),

@@ -17,7 +17,7 @@ impl Contraction {
         let shape = self.in_order(self.batch, [self.m, self.n]);
         let last = shape.len() - 1;
         let operands = Operands::new(&mut p, w, shape[last], &shape);
-        let plain = w.epilogue().is_empty();
+        let plain = w.is_plain();
         let role = if plain { Role::Output } else { Role::Temporary };
         let named = |loops: [&'static str; 3]| {
             let [b, i, j] = loops;
@@ -26,6 +26,7 @@ impl Contraction {
         let [b_loop, i_loop, j_loop, k] = Contraction::LOOPS;
         let reduce = Some((ReduceOp::Sum, &[(k, self.k)][..]));
         let axes = named([b_loop, i_loop, j_loop]);
+        p.set_dtype(w.dtype.arithmetic());
         let sum = p.stage(StageSpec { name: self.sum(w), axes: &axes, reduce, role }, |v| {
             let at = |name: &str| axes.iter().position(|(axis, _)| *axis == name).map(|d| v[d].clone());
             let at_of = |factor: &Factor, outer: &str| {
@@ -35,6 +36,7 @@ impl Contraction {
             let (left, right) = (at_of(&self.a, i_loop), at_of(&self.b, j_loop));
             Expr::binary(BinaryOp::Mul, Expr::Load(a, left), Expr::Load(b, right))
         });
+        p.set_dtype(w.dtype);
         if !plain {
             let axes = named(Contraction::FINISH);
             p.stage(StageSpec { name: self.output, axes: &axes, reduce: None, role: Role::Output }, |at| {

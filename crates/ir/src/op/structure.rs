@@ -167,7 +167,7 @@ impl Contraction {
 
     /// The buffer that is summed into.
     pub fn sum(&self, w: &Workload) -> &'static str {
-        if w.epilogue().is_empty() { self.output } else { Contraction::ACC }
+        if w.is_plain() { self.output } else { Contraction::ACC }
     }
 }
 

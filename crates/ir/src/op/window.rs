@@ -241,6 +241,7 @@ impl Window {
         let channels = self.summed_channels().map(|c| ("c", c));
         let sum: Vec<(&str, i64)> = channels.into_iter().chain([("r", rows.filter), ("s", columns.filter)]).collect();
         let reduce = Some((ReduceOp::Sum, &sum[..]));
+        p.set_dtype(w.dtype.arithmetic());
         let acc = p.stage(StageSpec { name: Window::ACC, axes: &axes, reduce, role: Role::Temporary }, |v| {
             let (at, sum) = v.split_at(4);
             let (channel, weight) = self.tap(&at[1], sum);
@@ -248,6 +249,7 @@ impl Window {
             let element = vec![at[0].clone(), channel, rows.meet(&at[2], r), columns.meet(&at[3], s)];
             Expr::binary(BinaryOp::Mul, Expr::Load(input, element), Expr::Load(weights, weight))
         });
+        p.set_dtype(w.dtype);
         let (name, role) = if blocked { (Window::KEPT_OUTPUT, Role::Kept) } else { (Window::OUTPUT, Role::Output) };
         let axes = [("on", n), ("ok", k), ("op", rows.output), ("oq", columns.output)];
         let out = p.stage(StageSpec { name, axes: &axes, reduce: None, role }, |at| {

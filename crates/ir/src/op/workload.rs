@@ -241,9 +241,8 @@ impl Given {
                     }
                 }
             } else if key == "dtype" {
-                let is_served = |dtype: DType| dtype.is_float() && dtype.is_generated();
-                let generated: Vec<_> = DType::ALL.into_iter().filter(|(dtype, _)| is_served(*dtype)).collect();
-                given.dtype = Some(one_of(&generated, value).map_err(wrong)?);
+                let floats: Vec<_> = DType::ALL.into_iter().filter(|(dtype, _)| dtype.is_float()).collect();
+                given.dtype = Some(one_of(&floats, value).map_err(wrong)?);
             } else if key == "const" {
                 given.constants = Some(value.split('+').map(|name| name.trim().to_owned()).collect());
             } else if key == "layout" && operator.has_layout {
@@ -569,6 +568,12 @@ impl Workload {
         &self.prologue
     }
 
+    /// Whether the sums of a product are its result: nothing is made of them, and they are of its type, not
+    /// more exact.
+    pub fn is_plain(&self) -> bool {
+        self.epilogue.is_empty() && !self.dtype.is_half()
+    }
+
     /// What is done to each element of the result, in order.
     pub fn epilogue(&self) -> &[Epilogue] {
         &self.epilogue
@@ -593,11 +598,11 @@ impl Workload {
 
     /// Whether its factors may be rounded to 11 bits.
     pub fn takes_tf32(&self) -> bool {
-        self.tf32 && !self.exact && self.fills_tiles()
+        self.tf32 && !self.exact && self.dtype == DType::F32 && self.fills_tiles()
     }
 
-    /// Whether it is a product, or a convolution as one, for tensor cores, which round more than single
-    /// precision.
+    /// Whether it is a product, or a convolution as one, for tensor cores, whose sums are rounded more than
+    /// those of single precision.
     pub fn fills_tiles(&self) -> bool {
         const LEAST: i64 = 16;
         let sizes = match self.structure() {
@@ -609,15 +614,16 @@ impl Workload {
             }
             Structure::Window(_) | Structure::Nest(_) => return false,
         };
-        self.dtype == DType::F32 && sizes.iter().all(|n| *n >= LEAST)
+        self.dtype != DType::F64 && sizes.iter().all(|n| *n >= LEAST)
     }
 
     /// Whether it is a convolution for Winograd's algorithm, which rounds more than the operator as written:
-    /// one with dense filters of 3 × 3.
+    /// one with dense filters of 3 × 3, and not of halves, which have no bits to lose.
     pub fn has_winograd(&self) -> bool {
         let Structure::Window(w) = self.structure() else { return false };
         let has_taps_in_a_row = |axis: &Axis| (axis.filter, axis.stride, axis.dilation) == (3, 1, 1);
-        w.groups == 1 && !w.depthwise && !w.transposed && w.axes.iter().all(has_taps_in_a_row)
+        let is_dense = w.groups == 1 && !w.depthwise && !w.transposed;
+        is_dense && !self.dtype.is_half() && w.axes.iter().all(has_taps_in_a_row)
     }
 
     /// The same with another value of a size; `None` where that is no workload.

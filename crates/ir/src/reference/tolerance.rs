@@ -74,7 +74,7 @@ impl Tolerance {
         // Ten bits behind the first, rounded to the nearest, or cut.
         let how = |step: &Step| if let Step::Tensorize { how, .. } = step { Some(*how) } else { None };
         let rounded = steps.iter().filter_map(how).map(|how| match how {
-            Tensor::Tf32x3 => 0.0,
+            Tensor::Tf32x3 | Tensor::Halves => 0.0,
             Tensor::Tf32 => 1.0 / 2048.0,
             Tensor::Wgmma => 1.0 / 1024.0,
         });

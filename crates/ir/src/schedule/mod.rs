@@ -188,7 +188,7 @@ pub enum Step {
         axis: LoopKind,
     },
     /// Has the threads of a warp compute a loop's products together in a tensor core: eight steps of a sum,
-    /// of which a thread has two rows and two columns, accumulated already. See
+    /// or 16 of halves, of which a thread has two rows and two columns, accumulated already. See
     /// [`TileProduct`](crate::gpu::TileProduct); or has four warps do so, of more columns: see
     /// [`GroupProduct`](crate::gpu::GroupProduct).
     ///

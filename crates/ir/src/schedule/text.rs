@@ -26,7 +26,7 @@ pub const FORMS: [(&str, &str); 22] = [
     ("unroll", "unroll LOOP"),
     ("parallel", "parallel LOOP"),
     ("bind", "bind LOOP block.x|block.y|block.z|thread.x|thread.y|thread.z"),
-    ("tensorize", "tensorize LOOP tf32|tf32x3|wgmma"),
+    ("tensorize", "tensorize LOOP tf32|tf32x3|wgmma|halves"),
     ("stage", "stage BUFFER [at LOOP] -> NAME AXIS... [shared], AXIS being 0, 0/48 or 0%48 for dimension 0"),
     ("accumulate", "accumulate BUFFER at LOOP -> NAME"),
     ("compute_at", "compute_at BUFFER at LOOP"),

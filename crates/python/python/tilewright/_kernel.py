@@ -11,7 +11,9 @@ from . import _tilewright
 
 # NumPy's names of our element types.
 _TYPES = {"f32": "float32", "f64": "float64", "f16": "float16", "i8": "int8", "u8": "uint8", "i32": "int32",
-          "i64": "int64", "bool": "bool"}
+          "i64": "int64", "bool": "bool",
+          # NumPy has no such type: the bits.
+          "bf16": "uint16"}
 
 
 class Kernel:

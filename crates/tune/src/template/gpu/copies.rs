@@ -35,8 +35,11 @@ pub fn constraints(s: &Setting, elements: &str, unasked: u64, parameters: &[Para
         _ => unasked.to_string(),
     };
     let shared = format!("max(ahead, 1) * ({elements}) * {bytes} <= {limit}");
-    let ways =
-        is_possible(s).then(|| constraint("copies", "ahead >= 2 if copies == 'async' else ahead <= 2", parameters));
+    let ways = is_possible(s).then(|| {
+        // Copies have four bytes at least.
+        let long = if bytes < 4 { " and min(vector_a, vector_b) >= 2" } else { "" };
+        constraint("copies", &format!("ahead >= 2{long} if copies == 'async' else ahead <= 2"), parameters)
+    });
     [constraint("shared_bytes", &shared, parameters)].into_iter().chain(ways).collect()
 }
 

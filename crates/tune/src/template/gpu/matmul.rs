@@ -111,7 +111,7 @@ fn size(products: &[Product], parameters: &[Parameter], of: impl Fn(&Product) ->
 pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> Vec<Constraint> {
     let gpu = gpu(s);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
-    let words = s.workload.dtype.bytes() as i64 / 4;
+    let words = s.workload.dtype.arithmetic().bytes() as i64 / 4;
     let threads = "(block_m // thread_m) * (block_n // thread_n)";
     let loaded = loaded_ahead(s, threads);
     let registers = format!("{words} * (thread_m * thread_n + thread_m + thread_n + {loaded}) + {OTHER_REGISTERS}");
@@ -127,11 +127,12 @@ pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Param
 }
 
 /// Registers of a thread, of so many, for elements that are loaded ahead, as an expression: what is loaded
-/// one by one has an address each.
+/// one by one has an address each, and two halves that are loaded together have one register.
 pub(super) fn loaded_ahead(s: &Setting, threads: &str) -> String {
     let is_loaded = copies::in_registers(s);
-    let of = |factor: char, block: char| format!("block_{block} * (2 if vector_{factor} == 1 else 1)");
-    format!("{is_loaded} * ({} + {}) * block_k // ({threads})", of('a', 'm'), of('b', 'n'))
+    let (alone, each) = if s.workload.dtype.is_half() { (4, " // 2") } else { (2, "") };
+    let of = |factor: char, block: char| format!("block_{block} * ({alone} if vector_{factor} == 1 else 1)");
+    format!("{is_loaded} * ({} + {}) * block_k // ({threads}){each}", of('a', 'm'), of('b', 'n'))
 }
 
 /// How many registers a thread, and all threads of a block, may have, as expressions.

@@ -58,9 +58,15 @@ pub struct Factor {
     pub loads: i64,
 }
 
-/// How many neighbours of rows of so many elements may be loaded or stored at once.
+/// How many neighbours of rows of so many elements may be stored at once.
 fn aligned(n: i64) -> i64 {
     [4, 2].into_iter().find(|v| n % v == 0).unwrap_or(1)
+}
+
+/// How many neighbours of rows of so many elements may be loaded at once: those in 16 bytes, of double
+/// precision too four.
+fn loaded(w: &Workload, n: i64) -> i64 {
+    if w.dtype.is_half() && n % 8 == 0 { 8 } else { aligned(n) }
 }
 
 impl Product {
@@ -78,7 +84,7 @@ impl Product {
 
     fn of_contraction(w: &Workload, c: &Contraction) -> Product {
         let loops = Contraction::LOOPS;
-        let plain = w.epilogue().is_empty();
+        let plain = w.is_plain();
         let last = match (plain, c.batch.is_some()) {
             (false, _) => Contraction::FINISH,
             (true, true) => ["sum.0", "sum.1", "sum.2"],
@@ -99,7 +105,7 @@ impl Product {
         steps.extend([reindex(SUM, c.a.name, "A.x"), reindex(SUM, c.b.name, "B.x")]);
         let factor = |factor: &op::Factor, outer: i64| Factor {
             along_k: !factor.k_first,
-            loads: aligned(if factor.k_first { outer } else { c.k }),
+            loads: loaded(w, if factor.k_first { outer } else { c.k }),
         };
         let (a, b) = (factor(&c.a, c.m), factor(&c.b, c.n));
         let (stores, is_among_others) = (aligned(c.n), false);
@@ -169,8 +175,8 @@ impl Product {
         }
         let sum = c / groups * r * s;
         let is_pointwise = (r, s) == (1, 1) && input == Window::INPUT && rows.stride == 1 && columns.stride == 1;
-        let a = Factor { along_k: !window.transposed, loads: if window.transposed { 1 } else { aligned(sum) } };
-        let b = Factor { along_k: false, loads: if is_pointwise && n == 1 { aligned(p * q) } else { 1 } };
+        let a = Factor { along_k: !window.transposed, loads: if window.transposed { 1 } else { loaded(w, sum) } };
+        let b = Factor { along_k: false, loads: if is_pointwise && n == 1 { loaded(w, p * q) } else { 1 } };
         let stores = if n == 1 { aligned(p * q) } else { 1 };
         let batch = (groups > 1).then_some(groups);
         let is_among_others = groups > 1;

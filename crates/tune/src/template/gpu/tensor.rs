@@ -13,9 +13,9 @@ use super::parts::{Copied, Threads};
 use super::product::{Division, Factor, Product, bind_blocks};
 use super::{constraint, gpu};
 use crate::space::{Config, Constraint, Parameter, Space};
-use tilewright_ir::gpu::tensor::{STEPS, WARP};
+use tilewright_ir::gpu::tensor::{self, WARP};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::{LoopKind, Step, Tensor};
+use tilewright_ir::{DType, LoopKind, Step, Tensor};
 
 /// Tiles of warps in tensor cores, factors through shared memory.
 ///
@@ -26,7 +26,7 @@ use tilewright_ir::{LoopKind, Step, Tensor};
 /// conflicts.
 pub const GPU_MATMUL_MMA: Template = Template {
     name: "gpu-matmul-mma",
-    text: "GPU: tensor cores multiply numbers in single precision as parts of 11 bits, block and warp tiles",
+    text: "GPU: tensor cores multiply halves, or single precision as parts of 11 bits, block and warp tiles",
     serves: |s| is_contraction(s) && (MMA.applies)(s),
     space: |s| algorithm::space("gpu-matmul-mma", s, s, &[MMA]),
     steps: |s, space, config| (MMA.steps)(s, s, space, config),
@@ -56,7 +56,7 @@ pub(super) const MMA: Algorithm<Setting> = Algorithm {
         let p = product(s);
         constraints(s, &p, &parameters(s, &p))
     },
-    steps: |s, _, space, config| steps(&product(s), space, config),
+    steps: |s, _, space, config| steps(s.workload.dtype, &product(s), space, config),
     estimate: |s, _, space, config| estimate(s, &product(s), space, config),
 };
 
@@ -66,16 +66,24 @@ const TILE: [i64; 2] = [16, 8];
 const LEAST_BLOCK: i64 = 32;
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
-/// Elements that end a row of a factor in shared memory, whose threads read along the sum, or across it.
-const ROW_ENDS: [i64; 2] = [4, 8];
+
+/// Elements that end a row of a factor in shared memory, whose threads read along the sum, or across it:
+/// 16 bytes where they load tiles together.
+fn row_ends(dtype: DType) -> [i64; 2] {
+    if dtype.is_half() { [8, 8] } else { [4, 8] }
+}
 
 fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     let sizes = |least: i64, n: i64| {
         let all = [16, 32, 64, 128, 256].into_iter();
         all.filter(move |&b| b == least || (b > least && b / 2 < n))
     };
-    let vector = |loads: i64| [1, 2, 4].into_iter().filter(move |v| *v <= loads);
-    let precisions: &[&str] = if s.workload.takes_tf32() { &["tf32x3", "tf32"] } else { &["tf32x3"] };
+    let vector = |loads: i64| [1, 2, 4, 8].into_iter().filter(move |v| *v <= loads);
+    let precisions: &[&str] = match s.workload.takes_tf32() {
+        _ if s.workload.dtype.is_half() => &["halves"],
+        true => &["tf32x3", "tf32"],
+        false => &["tf32x3"],
+    };
     let fits_rows = |b: &i64| !p.is_among_others || p.m % b == 0;
     let own = [
         Parameter::ordinal("block_m", sizes(LEAST_BLOCK, p.m).filter(fits_rows)),
@@ -95,8 +103,8 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
 }
 
 /// Elements of a factor in shared memory, as an expression.
-fn elements(factor: &Factor, block: &str) -> String {
-    let [along, across] = ROW_ENDS;
+fn elements(dtype: DType, factor: &Factor, block: &str) -> String {
+    let [along, across] = row_ends(dtype);
     if factor.along_k { format!("{block} * (block_k + {along})") } else { format!("block_k * ({block} + {across})") }
 }
 
@@ -105,16 +113,20 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let warp = gpu.warp_size;
     let threads = format!("{warp} * (block_m // warp_m) * (block_n // warp_n)");
-    // Sums, which in three parts begin anew in each step, and both parts of the factors of a step.
-    let sums = "warp_m * warp_n // 32 * (2 if precision == 'tf32x3' else 1)";
+    let dtype = s.workload.dtype;
+    // Sums, which in three parts begin anew in each step, and both parts of the factors of a step; halves
+    // have one part, and a register holds two of them.
+    let (again, each_register) = if dtype.is_half() { ("", 4) } else { (" * (2 if precision == 'tf32x3' else 1)", 2) };
+    let of_factors = format!("warp_m // {each_register} + warp_n // {each_register}");
     let loaded = loaded_ahead(s, &threads);
-    let registers = format!("{sums} + warp_m // 2 + warp_n // 2 + {loaded} + {OTHER_REGISTERS}");
-    let factors = [elements(&p.a, "block_m"), elements(&p.b, "block_n")];
+    let registers = format!("warp_m * warp_n // 32{again} + {of_factors} + {loaded} + {OTHER_REGISTERS}");
+    let each = tensor::steps(dtype);
+    let factors = [elements(dtype, &p.a, "block_m"), elements(dtype, &p.b, "block_n")];
     let mut constraints = vec![
         say("warps", "block_m % warp_m == 0 and block_n % warp_n == 0"),
         say("threads", &format!("{threads} <= {}", gpu.most_threads)),
         in_registers(s, &registers, &threads, parameters),
-        say("unrolled", &format!("unroll_k * {STEPS} <= block_k and unroll_k * warp_m * warp_n <= 16384")),
+        say("unrolled", &format!("unroll_k * {each} <= block_k and unroll_k * warp_m * warp_n <= 16384")),
     ];
     constraints.extend(copies::constraints(s, &factors.join(" + "), gpu.most_shared_bytes, parameters));
     constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
@@ -149,9 +161,9 @@ fn division(space: &Space, config: &Config) -> Division {
     Division { tile: ["block_m", "block_n"].map(int), products: 1, depth: int("block_k"), split: int("split_k") }
 }
 
-fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
+fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
     let int = |name: &str| space.int(config, name);
-    let unrolled = int("unroll_k");
+    let (unrolled, each) = (int("unroll_k"), tensor::steps(dtype));
     let copies = Copies::of(space, config);
     let warp = ["warp_m", "warp_n"].map(int);
     let division = division(space, config);
@@ -160,8 +172,8 @@ fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
 
     // Tiles of warps and their threads.
     steps.extend(divide("", [&i, &j], warp));
-    steps.extend([exact(&k, depth, "k.o", "k.s"), exact("k.s", STEPS * unrolled, "k.m", "k.u")]);
-    steps.push(exact("k.u", STEPS, "k.n", "k.i"));
+    steps.extend([exact(&k, depth, "k.o", "k.s"), exact("k.s", each * unrolled, "k.m", "k.u")]);
+    steps.push(exact("k.u", each, "k.n", "k.i"));
     let products: Vec<&str> = p.batch.map(|_| b.as_str()).into_iter().collect();
     let loops = ["i.w", "j.w", "i.l", "j.l", "k.m", "k.n", "i.m", "j.m", "k.i", "i.h", "j.e"];
     steps.push(reorder(&[&["k.o"][..], &products, &loops].concat()));
@@ -176,7 +188,7 @@ fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
         let [x, shared_name] = ["x", "s"].map(|part| format!("{name}.{part}"));
         let at = usize::from(p.batch.is_some());
         let mut axes = if p.batch.is_some() { vec![Whole(0)] } else { Vec::new() };
-        let [along, across] = ROW_ENDS;
+        let [along, across] = row_ends(dtype);
         let mut extents: Vec<i64> = p.batch.map(|_| 1).into_iter().collect();
         if factor.along_k {
             axes.extend([Whole(at), Outer(at + 1, depth + along), Inner(at + 1, depth + along)]);
@@ -225,7 +237,11 @@ fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
 
 /// How numbers are multiplied.
 fn precision(space: &Space, config: &Config) -> Tensor {
-    if space.text(config, "precision") == "tf32" { Tensor::Tf32 } else { Tensor::Tf32x3 }
+    match space.text(config, "precision").as_str() {
+        "halves" => Tensor::Halves,
+        "tf32" => Tensor::Tf32,
+        _ => Tensor::Tf32x3,
+    }
 }
 
 /// Blocks of products of tiles and what they read.
@@ -237,24 +253,26 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let gpu = gpu(s);
     let threads = 32 * (bm / wm) * (bn / wn);
     let copies = Copies::of(space, config);
-    let loaded = copies.in_registers((bm + bn) * depth / threads);
+    let bytes = s.workload.dtype.bytes() as i64;
+    let loaded = copies.in_registers((bm + bn) * depth / threads) * bytes / 4;
     let padded = division.padded_sum(p) / split;
     // A warp's instructions for a step: products of tiles, loads and parts of both factors, copies.
     let tiles = (wm / TILE[0] * (wn / TILE[1])) as f64;
     let elements = (wm + wn) as f64 / 4.0;
-    let loads = [("vector_a", bm), ("vector_b", bn)].map(|(v, n)| (n * STEPS) as f64 / (threads * int(v)) as f64);
+    let each = tensor::steps(s.workload.dtype);
+    let loads = [("vector_a", bm), ("vector_b", bn)].map(|(v, n)| (n * each) as f64 / (threads * int(v)) as f64);
     let others = 5.0 * elements + 4.0 * (loads[0] + loads[1]) + 8.0;
-    let n_products = if precision(space, config) == Tensor::Tf32 { 1.0 } else { 3.0 };
+    let n_products = if precision(space, config) == Tensor::Tf32x3 { 3.0 } else { 1.0 };
     let products = n_products * 6.0 * tiles;
     let blocks = Blocks {
         n: p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn),
         threads,
-        registers: wm * wn / 32 + wm / 2 + wn / 2 + loaded + OTHER_REGISTERS,
-        shared_bytes: 4 * copies.n() * (bm + bn) * (depth + 8),
+        registers: wm * wn / 32 + (wm + wn) / 2 * bytes / 4 + loaded + OTHER_REGISTERS,
+        shared_bytes: bytes * copies.n() * (bm + bn) * (depth + 8),
         // A tile's product takes a warp about as long as 12 multiply-adds of each of its threads.
-        fmas: (bm * bn * padded) as f64 * n_products * 12.0 * 32.0 / (TILE[0] * TILE[1] * STEPS) as f64,
+        fmas: (bm * bn * padded) as f64 * n_products * 12.0 * 32.0 / (TILE[0] * TILE[1] * each) as f64,
         efficiency: products / (products + others),
-        bytes: 4.0 * ((bm + bn) * padded + bm * bn) as f64,
+        bytes: bytes as f64 * ((bm + bn) * padded + bm * bn) as f64,
         waits: if copies.are_ahead() { 1.0 } else { (padded / depth) as f64 } + 1.0,
     };
     blocks.cycles(&gpu) + sums_of_parts(s, p, split)

@@ -12,10 +12,10 @@ use super::parts::{Copied, Threads};
 use super::product::{Division, Factor, Product, bind_blocks};
 use super::{constraint, gpu};
 use crate::space::{Config, Constraint, Parameter, Space};
-use tilewright_ir::gpu::tensor::{STEPS, WARP};
+use tilewright_ir::gpu::tensor::{self, WARP};
 use tilewright_ir::gpu::warpgroup::{COLUMNS, MOST_COLUMNS, ROW_BYTES, ROWS, WARPS};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::{LoopKind, Step, Tensor};
+use tilewright_ir::{DType, LoopKind, Step, Tensor};
 
 /// Tiles of groups of four warps in tensor cores, which read both factors from shared memory.
 ///
@@ -154,7 +154,7 @@ fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
 
     // Tiles of groups of warps and their threads.
     steps.extend(divide("", [&i, &j], groups_m, bn / groups_n));
-    steps.extend([exact(&k, depth, "k.o", "k.s"), exact("k.s", STEPS, "k.n", "k.i")]);
+    steps.extend([exact(&k, depth, "k.o", "k.s"), exact("k.s", tensor::steps(DType::F32), "k.n", "k.i")]);
     let products: Vec<&str> = p.batch.map(|_| b.as_str()).into_iter().collect();
     let loops = ["j.w", "i.w", "i.l", "j.l", "k.n", "i.m", "k.i", "j.m", "i.h", "j.e"];
     steps.push(reorder(&[&["k.o"][..], &products, &loops].concat()));

@@ -81,7 +81,7 @@ impl Product {
             Factor { name: factor.name, batch, outer, k, is_constant: w.is_constant(factor.name) }
         };
         let (a, b, sum) = (factor(a), factor(b), contraction.sum(w));
-        Product { loops: Contraction::LOOPS, batch, m, n, k, a, b, sum, has_epilogue: !w.epilogue().is_empty() }
+        Product { loops: Contraction::LOOPS, batch, m, n, k, a, b, sum, has_epilogue: !w.is_plain() }
     }
 
     /// What threads may share of it.
