@@ -7,6 +7,7 @@ mod common;
 mod blocks;
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::{Case, agree, cases, check_cases, light, no_files};
@@ -22,12 +23,20 @@ use tilewright_model::{
 use tilewright_runtime::Threads;
 use tilewright_tune::{Setting, Task};
 
-/// What the model of a machine guesses, for one thread.
+/// What the model of a machine guesses, for one thread; once for all tests.
 fn guess(workload: &Workload, target: &Target) -> Result<Program, String> {
+    static KNOWN: Mutex<BTreeMap<String, Program>> = Mutex::new(BTreeMap::new());
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let name = format!("{} {workload}", target.name());
+    if let Some(program) = known().get(&name) {
+        return Ok(program.clone());
+    }
     let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads: 1 };
     let task = Task::new(setting, None).map_err(|e| e.to_string())?;
     let config = task.first_guess(0).unwrap_or_else(|| task.space.config_at(0));
-    task.program(&config).map_err(|(at, why)| format!("step {at}: {why}"))
+    let program = task.program(&config).map_err(|(at, why)| format!("step {at}: {why}"))?;
+    known().insert(name, program.clone());
+    Ok(program)
 }
 
 fn compiled(graph: &Graph) -> Result<Compiled, CompileError> {
