@@ -367,7 +367,7 @@ fn parts_of_an_image_that_stay_together_are_not_copied() {
 fn check_images(graph: &Graph, x: &Tensor, n_kernels: usize) {
     let compiled = compiled(&specialise(graph, &Bindings::default()).graph).unwrap_or_else(|e| panic!("{e}"));
     let outline = Outline::of(&compiled.fused);
-    let counts = (outline.n_kernels(), outline.host.len(), outline.n_copies);
+    let counts = (outline.n_kernels, outline.host.len(), outline.n_copies);
     assert_eq!(counts, (n_kernels, 0, 0));
     let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
     runner.set("x", x).unwrap();
