@@ -16,21 +16,25 @@ use serde_json::Value as Json;
 use tilewright_codegen::{Emit, emit, llvm_version, quick_code};
 use tilewright_ir::op::{OPS, Workload};
 use tilewright_ir::{Target, lower, lower_gpu};
-use tilewright_tune::{Config, Setting, TEMPLATES, Task};
+use tilewright_tune::{Config, Setting, TEMPLATES, Task, Template};
 
 /// What code is generated for, with the number of threads; the kernels of a GPU are what they are before any
 /// code is printed.
-const MACHINES: [(&str, usize); 3] = [("x86-64-v4", 1), ("x86-64-v3", 2), ("sm_80", 1)];
+const MACHINES: [(&str, usize); 4] = [("x86-64-v4", 1), ("x86-64-v3", 2), ("sm_80", 1), (NEWEST, 1)];
+
+/// A GPU of which there are the templates alone that the one before it does not have.
+const NEWEST: &str = "sm_90a";
 
 /// Workloads of every operator whose code differs: odd sizes, element types, epilogues, kept operands,
 /// layouts.
-const WORKLOADS: [&str; 29] = [
+const WORKLOADS: [&str; 30] = [
     "matmul:m=64,n=96,k=128",
     "matmul:m=17,n=333,k=129",
     "matmul:m=1,n=512,k=640",
     "matmul:m=127,n=129,k=131,dtype=f64,const=b",
     "matmul:m=29,n=40,k=300,epilogue=bias+add",
     "matmul:m=1024,n=1024,k=1024,const=b",
+    "matmul:m=70,n=96,k=136,tf32=1",
     "batch_matmul:b=3,m=31,n=37,k=11",
     "batch_matmul:b=11,m=39,n=18,k=9,ta=1,epilogue=clip(-1;2)",
     "batch_matmul:b=2,m=17,n=40,k=33,tb=1,epilogue=sigmoid",
@@ -103,7 +107,9 @@ fn hash(bytes: &[u8]) -> String {
 fn tasks(text: &str, (cpu, n_threads): (&str, usize)) -> Vec<Task> {
     let workload = Workload::parse(&text.replace(SPACE, " ")).unwrap();
     let setting = Setting { workload, target: Target::named(cpu).unwrap(), n_threads };
-    let serving = TEMPLATES.iter().filter(|t| (t.serves)(&setting));
+    let before = Setting { target: Target::named(MACHINES[2].0).unwrap(), ..setting.clone() };
+    let is_there = |t: &&Template| cpu == NEWEST && (t.serves)(&before);
+    let serving = TEMPLATES.iter().filter(|t| (t.serves)(&setting) && !is_there(t));
     // Templates that are no default may be for some shapes only.
     serving.filter_map(|t| Task::new(setting.clone(), Some(t.name)).ok()).collect()
 }

@@ -9,6 +9,7 @@
 //! loops (see [`Level`]), so that loop bodies come out hoisted and strength-reduced.
 
 mod address;
+mod bulk;
 mod copy;
 pub mod cpu;
 mod deinterleave;
@@ -130,6 +131,10 @@ pub(super) struct Function {
     pub groups: Option<Groups>,
     /// What these read from shared memory, which lies as they have it.
     pub matrices: Vec<BufferId>,
+    /// Whether there are copies that threads begin each for itself.
+    pub has_copies: bool,
+    /// What copies of boxes need, where there are some.
+    pub boxes: Option<bulk::Boxes>,
     /// Whether it is a unit, which has no units inside.
     pub is_unit: bool,
     /// Scratch memory and runtime; `None` inside a parallel loop.
@@ -212,6 +217,8 @@ impl Function {
             warp: None,
             groups: None,
             matrices: Vec::new(),
+            has_copies: true,
+            boxes: None,
             is_unit: false,
             outside: None,
         }
@@ -457,7 +464,7 @@ impl Generator<'_> {
         if self.target.gpu.is_none() {
             return;
         }
-        if !self.f.matrices.is_empty() {
+        if self.f.matrices.iter().any(|b| !self.is_for_boxes(*b)) {
             self.m.proxy_fence();
         }
         self.m.barrier();
@@ -555,6 +562,7 @@ impl Generator<'_> {
         let constant = extent.as_const();
         match (l.kind, constant) {
             (_, Some(n)) if n <= 0 => Ok(()),
+            (LoopKind::Serial, Some(_)) if self.box_copy(l) => Ok(()),
             (LoopKind::Tensor(how), _) if self.target.has_tf32() && how != Tensor::Wgmma => self.tile_product(l, how),
             (LoopKind::Unrolled, Some(n)) => (0..n).try_for_each(|i| self.iteration(l, i)),
             (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => self.iteration(l, 0),

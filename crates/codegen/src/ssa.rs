@@ -412,6 +412,8 @@ pub struct Parameter {
     pub ty: Type,
     /// What is known of the memory that it points to.
     pub buffer: Option<Buffer>,
+    /// Whether it is no address, but what an instruction is told of an array: 128 bytes.
+    pub is_map: bool,
 }
 
 /// Memory that no other parameter leads to.

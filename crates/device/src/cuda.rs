@@ -12,8 +12,9 @@ use std::ffi::{CString, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use thiserror::Error;
-use tilewright_ir::Target;
+use tilewright_ir::gpu::bulk::Map;
 use tilewright_ir::target::Gpu;
+use tilewright_ir::{Buffer, Target};
 
 use crate::guarded::{DeviceMemory, Guarded, KernelArgument, with_canaries};
 use crate::memory::CANARY_BYTES;
@@ -52,6 +53,7 @@ pub enum CudaError {
 
 /// Some of the driver's answers.
 const INVALID_VALUE: Answer = 1;
+const NOT_FOUND: Answer = 500;
 const OUT_OF_MEMORY: Answer = 2;
 const OUT_OF_RESOURCES: Answer = 701;
 
@@ -354,6 +356,13 @@ unsafe impl Send for Code {}
 // SAFETY: as above.
 unsafe impl Sync for Code {}
 
+impl Code {
+    /// The context that it is in.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+}
+
 impl Drop for Code {
     fn drop(&mut self) {
         if let Ok(f) = self.context.enter() {
@@ -390,6 +399,44 @@ impl Code {
         call!(f, to_device(to, bytes.as_ptr().cast(), bytes.len(), stream), "writing a variable")?;
         self.context.finish()
     }
+}
+
+/// Bytes of what an instruction is told of an array: the largest argument of a kernel.
+const MAP_BYTES: usize = 128;
+
+/// Such bytes, where the driver writes them.
+#[repr(C, align(64))]
+struct Encoded([u8; MAP_BYTES]);
+
+/// What an instruction that copies boxes is told of an array at an address, as the driver has it.
+///
+/// # Errors
+/// Where the driver is older than such instructions, or refuses.
+pub fn encode_map(context: &Context, array: &Buffer, map: &Map, address: u64) -> Result<Vec<u8>, CudaError> {
+    const WHAT: &str = "describing an array";
+    let f = context.enter()?;
+    let encode = f.encode_map.ok_or_else(|| refusal(f, NOT_FOUND, WHAT))?;
+    // Numbers without sign, as zeros are what a box has outside of the array: of 8, 16, 32 and 64 bits.
+    let kind = match array.dtype.bytes() {
+        1 => 0,
+        2 => 1,
+        4 => 2,
+        _ => 4,
+    };
+    let reversed = |all: &[i64]| all.iter().rev().map(|n| *n as u64).collect::<Vec<_>>();
+    let extents = reversed(&array.shape);
+    let strides: Vec<u64> = reversed(&array.strides())[1..].iter().map(|n| n * array.dtype.bytes()).collect();
+    let boxes: Vec<c_uint> = reversed(&map.extents).into_iter().map(|n| n as c_uint).collect();
+    let (ones, rank) = (vec![1; extents.len()], extents.len() as c_uint);
+    let mut encoded = Encoded([0; MAP_BYTES]);
+    let to = (&raw mut encoded).cast();
+    // Lines of 128 bytes are swizzled, or nothing is; lines of 256 bytes go to the last cache.
+    let (swizzle, promotion) = (if map.swizzled { 3 } else { 0 }, 3);
+    let [extents, strides] = [&extents, &strides].map(|all| all.as_ptr());
+    let (boxes, ones) = (boxes.as_ptr(), ones.as_ptr());
+    // SAFETY: all lists are as long as the array has dimensions, that of strides one shorter.
+    let code = unsafe { encode(to, kind, rank, address, extents, strides, boxes, ones, 0, swizzle, promotion, 0) };
+    if code == 0 { Ok(encoded.0.to_vec()) } else { Err(refusal(f, code, WHAT)) }
 }
 
 /// A kernel of a program, with its arguments and the size of its grid.
@@ -462,16 +509,20 @@ impl Launch {
 
     /// Puts it into the stream.
     fn enqueue(&self, f: &Functions, stream: Handle) -> Result<(), CudaError> {
-        let value = |argument: &KernelArgument<Memory>| match argument {
-            KernelArgument::Memory(span) => span.memory.address() + span.at,
-            KernelArgument::Value(bytes) => {
-                let mut value = [0; 8];
-                value[..bytes.len()].copy_from_slice(bytes);
-                u64::from_ne_bytes(value)
-            }
-            KernelArgument::Shared(_) => unreachable!("CUDA's kernels have no such arguments"),
+        let value = |argument: &KernelArgument<Memory>| {
+            let mut value = [0; MAP_BYTES];
+            let address: u64 = match argument {
+                KernelArgument::Memory(span) => span.memory.address() + span.at,
+                KernelArgument::Value(bytes) => {
+                    value[..bytes.len()].copy_from_slice(bytes);
+                    return value;
+                }
+                KernelArgument::Shared(_) => unreachable!("CUDA's kernels have no such arguments"),
+            };
+            value[..8].copy_from_slice(&address.to_ne_bytes());
+            value
         };
-        let mut values: Vec<u64> = self.arguments.iter().map(value).collect();
+        let mut values: Vec<[u8; MAP_BYTES]> = self.arguments.iter().map(value).collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|a| (&raw mut *a).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
         let (arguments, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());

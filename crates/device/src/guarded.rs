@@ -61,7 +61,7 @@ impl<M> Span<M> {
 pub enum KernelArgument<M> {
     /// The address of memory.
     Memory(Span<M>),
-    /// A value of at most eight bytes.
+    /// A value: of at most eight bytes, or for CUDA what is told of an array.
     Value(Vec<u8>),
     /// So many bytes that the threads of a block share, which only OpenCL has as an argument.
     Shared(usize),

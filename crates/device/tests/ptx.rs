@@ -12,6 +12,7 @@ mod emulator;
 mod nvidia;
 mod random;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
@@ -418,34 +419,47 @@ fn groups_of_warps_multiply() {
 /// Whatever of their synchronization is left out, or said wrong of a factor, the emulator finds.
 #[test]
 fn faults_in_products_of_groups_are_found() {
-    let mut n_found = 0;
-    each_of_groups(&["matmul:m=64,n=64,k=128,tf32=1"], 6, |workload, task, config, kernels, code| {
+    let mut found: BTreeMap<&str, usize> = BTreeMap::new();
+    let texts = ["matmul:m=64,n=64,k=128,tf32=1", "dense:m=64,n=64,k=128,tf32=1"];
+    each_of_groups(&texts, 8, |workload, task, config, kernels, code| {
         let given = arguments(&workload.program());
-        let right = emulator::run(kernels, code, &given, Order::Ascending).unwrap();
+        let json = task.space.config_to_json(config);
+        let right =
+            emulator::run(kernels, code, &given, Order::Ascending).unwrap_or_else(|why| panic!("{json}: {why}"));
         let without = |word: &str| -> String {
             code.lines().filter(|line| !line.contains(word)).fold(String::new(), |all, line| all + line + "\n")
         };
-        let stride = (1024_i64 >> 4 << 32) + (1 << 62) + (1 << 16);
+        // What says at once that a box has come.
+        let unasked = |line: &str| match line.trim().strip_prefix("mbarrier.try_wait.parity.shared::cta.b64") {
+            Some(operands) => format!("setp.eq.b32 {}, 0, 0;\n", operands.split(',').next().unwrap_or_default().trim()),
+            None => format!("{line}\n"),
+        };
+        let stride = ((1024_i64 >> 4) << 32) + (1 << 62) + (1 << 16);
         for (what, mutant) in [
             ("no fence of registers", without("wgmma.fence")),
             ("no end of a set", without("wgmma.commit_group")),
             ("no wait", without("wgmma.wait_group")),
             ("no fence of memory", without("fence.proxy.async")),
-            ("a barrier less", without("barrier.sync").replace("bar.sync", "// ")),
-            ("another stride", code.replace(&stride.to_string(), &(stride + (1024 >> 4 << 32)).to_string())),
+            ("no barrier", without("barrier.sync").replace("bar.sync", "// ")),
+            ("another stride", code.replace(&stride.to_string(), &(stride + ((1024 >> 4) << 32)).to_string())),
+            ("no wait for boxes", code.lines().map(unasked).collect()),
+            ("no bytes are expected", without("mbarrier.expect_tx")),
+            ("no end of a group of boxes", without("mbarrier.arrive")),
         ] {
             if mutant == code {
                 continue;
             }
-            let got = emulator::run(kernels, &mutant, &given, Order::Ascending);
-            let json = task.space.config_to_json(config);
+            // The first thread makes what all use.
+            let order = if what == "no barrier" { Order::Descending } else { Order::Ascending };
+            let got = emulator::run(kernels, &mutant, &given, order);
             // What is multiplied of other places is no fault, and wrong.
             let is_found = got.map_or(true, |got| what == "another stride" && got != right);
             assert!(is_found, "{what} goes unnoticed: {json}\n{mutant}");
-            n_found += 1;
+            *found.entry(what).or_insert(0) += 1;
         }
     });
-    println!("{n_found} faults were found");
+    println!("faults that were found: {found:?}");
+    assert_eq!(found.len(), 9, "{found:?}");
 }
 
 /// Threads write factors into swizzled rows without conflicts of banks, those too that they transpose.
@@ -482,9 +496,13 @@ fn groups_of_warps_are_used_as_expected() {
     let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("groups-ptx");
     std::fs::create_dir_all(&folder).unwrap();
-    for (text, config) in [
-        ("batch_matmul:b=1,m=4096,n=4096,k=4096,tb=1,tf32=1", GROUPS_OF_WARPS),
-        ("matmul:m=4096,n=4096,k=4096,tf32=1", GROUPS_OF_WARPS),
+    let boxes = GROUPS_OF_WARPS.replace("async", "bulk").replace(r#""vector_a":4"#, r#""vector_a":1"#);
+    let both = boxes.replace(r#""vector_b":4"#, r#""vector_b":1"#);
+    for (text, config, n_boxes) in [
+        ("batch_matmul:b=1,m=4096,n=4096,k=4096,tb=1,tf32=1", GROUPS_OF_WARPS, 0),
+        ("matmul:m=4096,n=4096,k=4096,tf32=1", GROUPS_OF_WARPS, 0),
+        ("dense:m=4096,n=4096,k=4096,tf32=1", &both, 2),
+        ("matmul:m=4096,n=4096,k=4096,tf32=1", &boxes, 1),
     ] {
         let setting = Setting {
             workload: Workload::parse(text).unwrap(),
@@ -502,7 +520,7 @@ fn groups_of_warps_are_used_as_expected() {
         println!("{text}: {made:?}, {} instructions of which {} multiply tiles", opcodes.len(), n("HGMMA"));
         assert_eq!((made.spilled_bytes, made.local_bytes), (0, 0), "{text}: {made:?}");
         assert!(made.registers <= 240, "{text}: {made:?}");
-        assert_eq!(n("HGMMA"), 4, "{text}: {opcodes:?}");
+        assert_eq!((n("HGMMA"), n("UTMALDG")), (4, n_boxes), "{text}: {opcodes:?}");
     }
 }
 

@@ -27,21 +27,30 @@ pub enum Scope {
     /// The same, but what a thread copies there is on its way while the thread goes on: it is there once the
     /// thread has waited for it, see [`Stmt::Wait`].
     Async,
+    /// The same, of what one thread copies for the whole block: where a GPU can, a box of an array at once,
+    /// see [`BoxCopy`](crate::gpu::bulk::BoxCopy).
+    Bulk,
 }
 
 impl Scope {
     /// Every scope with its name in the text format.
-    pub const ALL: [(Scope, &'static str); 5] = [
+    pub const ALL: [(Scope, &'static str); 6] = [
         (Scope::Global, "global"),
         (Scope::Local, "local"),
         (Scope::Register, "register"),
         (Scope::Shared, "shared"),
         (Scope::Async, "async"),
+        (Scope::Bulk, "bulk"),
     ];
 
     /// Whether the threads of a GPU's block share it.
     pub fn is_shared(self) -> bool {
-        matches!(self, Scope::Shared | Scope::Async)
+        matches!(self, Scope::Shared | Scope::Async | Scope::Bulk)
+    }
+
+    /// Whether what is stored there is on its way until it is waited for.
+    pub fn is_on_its_way(self) -> bool {
+        matches!(self, Scope::Async | Scope::Bulk)
     }
 }
 
@@ -232,8 +241,8 @@ pub enum Stmt {
     /// Waits until all threads of a GPU block are here, and sees what they wrote. Where iterations run in
     /// order it does nothing.
     Barrier,
-    /// Ends a group of a thread's stores to [`Scope::Async`], and waits until all groups are there but for
-    /// the last ones, so many at most. Where iterations run in order it does nothing.
+    /// Ends a group of a thread's stores to [`Scope::Async`] or [`Scope::Bulk`], and waits until all groups
+    /// are there but for the last ones, so many at most. Where iterations run in order it does nothing.
     Wait(u8),
 }
 

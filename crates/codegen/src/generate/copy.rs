@@ -16,7 +16,12 @@ impl Generator<'_> {
     /// Ends a group of copies and waits for those before the last ones.
     pub(super) fn wait(&mut self, n: u8) {
         if self.target.has_async_copies() {
-            self.m.wait(n);
+            if self.f.has_copies {
+                self.m.wait(n);
+            }
+            if self.f.boxes.is_some() {
+                self.wait_for_boxes(n);
+            }
         }
     }
 
@@ -24,9 +29,10 @@ impl Generator<'_> {
     /// what conditions leave out.
     pub(super) fn copy(&mut self, buffer: BufferId, index: &[Index], value: &Expr) -> bool {
         let b = self.program.buffer(buffer);
-        if b.scope != Scope::Async || !self.target.has_async_copies() {
+        if !b.scope.is_on_its_way() || !self.target.has_async_copies() {
             return false;
         }
+        assert!(!self.is_for_boxes(buffer), "what boxes fill nothing else does");
         let (dtype, each) = (b.dtype, b.dtype.bytes() as usize);
         let Some((from, at, conditions)) = element(without_cast(value, dtype)) else { return false };
         let source = self.program.buffer(from);

@@ -71,7 +71,7 @@ impl<'p> Generator<'p> {
         self.m.ret_value(before);
         self.m.go_to(function, ask);
         let constraints = "={ax},~{bx},~{cx},~{dx},~{dirflag},~{fpsr},~{flags}";
-        let found = self.m.assembly(Assembly { text, constraints }, Type::I32);
+        let found = self.m.assembly(Assembly { text, constraints }, &[], Type::I32);
         self.m.store(found, answer, 4);
         self.m.ret_value(found);
         function

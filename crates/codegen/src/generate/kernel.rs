@@ -1,15 +1,16 @@
 //! Kernels of a GPU: each a function that every thread runs, with the coordinates of its block and its own.
 
+use tilewright_ir::gpu::bulk::{self, Map};
 use tilewright_ir::gpu::warpgroup::{Groups, SWIZZLED_BYTES};
 use tilewright_ir::gpu::{Access, GpuProgram, Kernel, SHARED_ALIGN, tensor, warpgroup};
 use tilewright_ir::target::Target;
-use tilewright_ir::{BufferId, Index};
+use tilewright_ir::{BufferId, Index, Scope};
 
 use super::plan::{self, Plan};
 use super::unit::Units;
 use super::{Generator, Options, Storage};
 use crate::CompileError;
-use crate::ssa::{Coordinate, Linkage, Module, Type};
+use crate::ssa::{Coordinate, Id, Linkage, Module, Type};
 
 /// Writes all kernels of a program.
 ///
@@ -35,10 +36,16 @@ pub fn generate(gpu: &GpuProgram, target: &Target) -> Result<Module, CompileErro
 impl Generator<'_> {
     fn kernel(&mut self, gpu: &GpuProgram, kernel: &Kernel) -> Result<(), CompileError> {
         let arguments = kernel.arguments(gpu);
-        let types = vec![Type::GLOBAL; arguments.len()];
+        let maps = if self.target.has_wgmma() { bulk::maps(gpu, kernel) } else { Vec::new() };
+        let mut types = vec![Type::GLOBAL; arguments.len()];
+        let n_buffers = types.len();
+        types.resize(n_buffers + maps.len(), Type::POINTER);
         let function = self.m.function(&kernel.name, Linkage::Exported, None, &types);
         self.m.kernel(function, kernel.block());
         self.enter_function(function, Linkage::Exported);
+        (0..maps.len()).for_each(|at| self.m.map_parameter(n_buffers + at));
+        let maps: Vec<(Map, Id)> =
+            maps.into_iter().enumerate().map(|(at, map)| (map, self.m.parameter(n_buffers + at))).collect();
         // Nothing in it is worth a call.
         self.f.is_unit = true;
         self.filled = plan::written_buffers(&kernel.body);
@@ -53,7 +60,7 @@ impl Generator<'_> {
         if self.target.has_wgmma() {
             self.f.matrices = warpgroup::matrices(gpu, kernel);
         }
-        self.shared_memory(&kernel.shared)?;
+        let barriers = self.shared_memory(gpu, kernel)?;
         let blocks = kernel.blocks.into_iter().zip([0, 1, 2].map(Coordinate::Block));
         let threads = kernel.threads.into_iter().zip([0, 1, 2].map(Coordinate::Thread));
         for (axis, coordinate) in blocks.chain(threads) {
@@ -69,22 +76,31 @@ impl Generator<'_> {
         }
         self.f.warp = tensor::warp(&kernel.threads);
         self.f.groups = Groups::of(&kernel.threads);
+        if let (Some(barriers), false) = (barriers, maps.is_empty()) {
+            let is_copied = |b: &BufferId| self.program.buffer(*b).scope == Scope::Async;
+            self.f.has_copies = kernel.shared.iter().any(is_copied);
+            self.begin_boxes(kernel, maps, barriers, kernel.n_boxes(gpu) as i32);
+        }
         self.block(&kernel.body)?;
         self.leave_function();
         Ok(())
     }
 
-    /// Places the buffers that a block shares one after the other.
-    fn shared_memory(&mut self, buffers: &[BufferId]) -> Result<(), CompileError> {
+    /// Places the buffers that a block shares one after the other; gives the address of what is behind them,
+    /// where there is something.
+    fn shared_memory(&mut self, gpu: &GpuProgram, kernel: &Kernel) -> Result<Option<Id>, CompileError> {
         let mut end = 0u64;
         let mut offsets = Vec::new();
-        for &buffer in buffers {
+        for &buffer in &kernel.shared {
             let b = self.program.buffer(buffer);
             let bytes = b.size_bytes().and_then(|bytes| bytes.checked_next_multiple_of(SHARED_ALIGN));
             offsets.push((buffer, end));
             let too_large = || CompileError::TooLarge { buffer: b.name.clone() };
             end = bytes.and_then(|bytes| bytes.checked_add(end)).ok_or_else(too_large)?;
         }
+        let behind = end as i64;
+        let end = kernel.shared_bytes(gpu);
+        let mut rest = None;
         if end > 0 {
             let align = if self.f.matrices.is_empty() { SHARED_ALIGN as u32 } else { SWIZZLED_BYTES as u32 };
             let base = self.hoisted(0, |g| g.m.shared_memory(end, align));
@@ -92,7 +108,10 @@ impl Generator<'_> {
                 let pointer = self.hoisted(0, |g| g.bytes_from(base, offset as i64));
                 self.f.storage.insert(buffer, Storage::Pointer(pointer));
             }
+            if kernel.n_boxes(gpu) > 0 {
+                rest = Some(self.hoisted(0, |g| g.bytes_from(base, behind)));
+            }
         }
-        Ok(())
+        Ok(rest)
     }
 }

@@ -9,7 +9,7 @@
 
 use tilewright_ir::gpu::GroupProduct;
 use tilewright_ir::gpu::warpgroup::{Matrix, ROW_BYTES, SWIZZLED_BYTES};
-use tilewright_ir::{BufferId, Index, LoopKind, Scope, Stmt, Tensor};
+use tilewright_ir::{BufferId, Index, LoopKind, Stmt, Tensor};
 
 use super::value::Operand;
 use super::{Generator, plan};
@@ -97,7 +97,7 @@ impl Generator<'_> {
         stmt.walk(&mut |s| {
             are &= match s {
                 Stmt::For(_) | Stmt::If { .. } => true,
-                Stmt::Store { buffer, .. } => self.program.buffer(*buffer).scope == Scope::Async,
+                Stmt::Store { buffer, .. } => self.program.buffer(*buffer).scope.is_on_its_way(),
                 Stmt::Alloc(_) | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => false,
             };
             s.for_each_own_read(&mut |b, _| are &= self.is_constant(b));

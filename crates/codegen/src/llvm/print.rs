@@ -208,6 +208,9 @@ impl Printer<'_> {
             }
         }
         for (at, parameter) in f.parameters.iter().enumerate() {
+            if parameter.is_map {
+                self.map_attributes(value, at as u32 + 1);
+            }
             if let Some(Buffer { bytes, is_constant, align }) = parameter.buffer {
                 let add = |name, n| self.add_attribute(value, at as u32 + 1, self.attribute(name, n));
                 add("noalias", 0);
@@ -273,6 +276,19 @@ impl Printer<'_> {
             add("nvvm.reqntid", &format!("{x},{y},{z}"));
             add("nvvm.minctasm", "1");
         }
+    }
+
+    /// Says that a parameter is what an instruction is told of an array: it is read where it was passed.
+    fn map_attributes(&self, f: LLVMValueRef, index: u32) {
+        const BYTES: u64 = 128;
+        let name = "byval";
+        let by_value = llvm! {{
+            let kind = LLVMGetEnumAttributeKindForName(name.as_ptr().cast(), name.len());
+            LLVMCreateTypeAttribute(self.context, kind, LLVMArrayType2(self.kind(Kind::I8), BYTES))
+        }};
+        self.add_attribute(f, index, by_value);
+        self.add_attribute(f, index, self.attribute("align", 64));
+        self.add_attribute(f, index, self.text_attribute("nvvm.grid_constant", ""));
     }
 
     /// An attribute known to LLVM by name.
@@ -507,7 +523,10 @@ impl Printer<'_> {
                 self.function_type(result, [of(0)].into_iter()),
                 x
             ),
-            Op::Assembly(a) => self.assembly(&a.text, a.constraints, self.function_type(result, [].into_iter()), x),
+            Op::Assembly(a) => {
+                let ty = self.function_type(result, (0..x.len()).map(of));
+                self.assembly(&a.text, a.constraints, ty, x)
+            }
             Op::Br(to) => LLVMBuildBr(b, body.blocks[to.at()]),
             Op::CondBr(then, otherwise) =>
                 LLVMBuildCondBr(b, x[0], body.blocks[then.at()], body.blocks[otherwise.at()]),

@@ -205,7 +205,7 @@ impl Builder {
             cpu: Cpu::Target,
             threads: None,
             result,
-            parameters: parameters.iter().map(|ty| Parameter { ty: *ty, buffer: None }).collect(),
+            parameters: parameters.iter().map(|ty| Parameter { ty: *ty, buffer: None, is_map: false }).collect(),
             values: parameters.iter().enumerate().map(value).collect(),
             blocks: Vec::new(),
             names: Vec::new(),
@@ -239,6 +239,11 @@ impl Builder {
     /// Says what memory a parameter points to.
     pub fn buffer_parameter(&self, at: usize, buffer: Buffer) {
         self.0.borrow_mut().function().parameters[at].buffer = Some(buffer);
+    }
+
+    /// Says that a parameter is what an instruction is told of an array.
+    pub fn map_parameter(&self, at: usize) {
+        self.0.borrow_mut().function().parameters[at].is_map = true;
     }
 
     /// Names a value for readers of the module's text.
@@ -634,8 +639,13 @@ impl Builder {
     }
 
     /// Instructions of the machine's that give something, with effects that nobody knows.
-    pub fn assembly(&self, assembly: Assembly, result: Type) -> Id {
-        self.give(Op::Assembly(Box::new(assembly)), smallvec![], result, 0)
+    pub fn assembly(&self, assembly: Assembly, operands: &[Id], result: Type) -> Id {
+        self.give(Op::Assembly(Box::new(assembly)), operands.into(), result, 0)
+    }
+
+    /// Instructions of the machine's that give nothing.
+    pub fn assembly_effect(&self, assembly: Assembly, operands: &[Id]) {
+        self.run(Op::Assembly(Box::new(assembly)), operands.into(), 0);
     }
 }
 

@@ -44,7 +44,7 @@ impl Module {
             Linkage::Library => "library",
         };
         write!(f, "\n{linkage} function {}(", function.name)?;
-        for (at, Parameter { ty, buffer }) in function.parameters.iter().enumerate() {
+        for (at, Parameter { ty, buffer, .. }) in function.parameters.iter().enumerate() {
             write!(f, "{}v{at}: {ty}", if at == 0 { "" } else { ", " })?;
             if let Some((_, name)) = function.names.iter().find(|(id, _)| id.at() == at) {
                 write!(f, " {name}")?;

@@ -177,7 +177,7 @@ impl Function {
             (Op::Scatter, [lanes, to, mask], None) => are_addresses(*to, *lanes) && masks(*mask, *lanes),
             (Op::Prefetch { .. }, [to], None) => is_address(*to),
             (Op::Call, [.., callee], _) => *callee == Type::POINTER,
-            (Op::Assembly(_), _, Some(_)) => true,
+            (Op::Assembly(_), ..) => true,
             (Op::Phi(from), values, Some(to)) => from.len() == values.len() && values.iter().all(|ty| *ty == to),
             (Op::Br(_), [], None) => true,
             (Op::CondBr(..), [cond], None) => *cond == Type::I1,

@@ -10,6 +10,7 @@
 #![allow(dead_code)]
 
 mod arithmetic;
+pub mod bulk;
 mod parse;
 mod warpgroup;
 
@@ -44,7 +45,8 @@ pub struct Entry {
     /// Bytes that a thread has for itself.
     pub local_bytes: usize,
     n_registers: usize,
-    n_parameters: usize,
+    /// Whether each is an array of bytes rather than a number.
+    parameters: Vec<bool>,
     code: Vec<Instruction>,
 }
 
@@ -65,6 +67,8 @@ enum Operand {
     List(Vec<Operand>),
     /// What is at a place in memory.
     At(Box<Operand>, i64),
+    /// What is at coordinates in an array.
+    In(Box<Operand>, Vec<Operand>),
     Parameter(usize),
     /// A place in the code.
     Label(usize),
@@ -144,6 +148,10 @@ enum Code {
     ProxyFence,
     /// What four warps do together.
     Group(Group),
+    /// What counts the bytes that come to shared memory.
+    Barriers(bulk::Barriers),
+    /// Begins a copy of a box of an array of so many dimensions.
+    BoxCopy(usize),
     Branch,
     Barrier,
     Return,
@@ -369,7 +377,11 @@ fn run_in(
         if entry.name != kernel.name || entry.threads.map(i64::from) != kernel.block() {
             return Err(format!("{} stands where {} should", entry.name, kernel.name));
         }
-        let passed: Vec<u64> = kernel.arguments(gpu).iter().map(|(id, _)| addresses[id.0 as usize]).collect();
+        let mut passed: Vec<u64> = kernel.arguments(gpu).iter().map(|(id, _)| addresses[id.0 as usize]).collect();
+        for map in tilewright_ir::gpu::bulk::maps(gpu, kernel).into_iter().take(entry.n_parameters() - passed.len()) {
+            let array = p.buffer(map.array);
+            passed.push(bulk::Map::of(array, &map, addresses[map.array.0 as usize]).pass(memory));
+        }
         let whole = kernel.shared_bytes(gpu) as usize;
         let asked = if entry.shared_bytes == 0 { whole } else { 0 };
         if entry.shared_bytes + asked != whole {
@@ -399,6 +411,8 @@ enum Stop {
     Warp(usize),
     /// The instruction that its group of four warps carries out together.
     Group(usize),
+    /// It asks again for what was not there.
+    Again,
 }
 
 struct Thread {
@@ -429,6 +443,7 @@ struct Block<'m> {
     fenced: Vec<(usize, usize)>,
     /// By four warps: their products on the way.
     groups: Vec<warpgroup::Products>,
+    boxes: bulk::Boxes,
     place: [u32; 3],
     grid: [u32; 3],
     arguments: &'m [u64],
@@ -447,8 +462,8 @@ impl Entry {
         arguments: &[u64],
         order: Order,
     ) -> Result<(), String> {
-        if arguments.len() != self.n_parameters {
-            return Err(format!("{} takes {} arguments", self.name, self.n_parameters));
+        if arguments.len() != self.parameters.len() {
+            return Err(format!("{} takes {} arguments", self.name, self.parameters.len()));
         }
         for z in 0..grid[2] {
             for y in 0..grid[1] {
@@ -457,7 +472,9 @@ impl Entry {
                     let shared = vec![0xff; self.shared_bytes + shared_bytes];
                     let place = [x, y, z];
                     let (writers, fenced, groups) = (vec![0; shared.len()], Vec::new(), Vec::new());
-                    let block = Block { entry: self, memory, shared, writers, fenced, groups, place, grid, arguments };
+                    let boxes = bulk::Boxes::default();
+                    let block =
+                        Block { entry: self, memory, shared, writers, fenced, groups, boxes, place, grid, arguments };
                     block.run(order).map_err(|why| format!("{}, block {place:?}: {why}", self.name))?;
                 }
             }
@@ -467,7 +484,12 @@ impl Entry {
 
     /// How many arguments it takes.
     pub fn n_parameters(&self) -> usize {
-        self.n_parameters
+        self.parameters.len()
+    }
+
+    /// Whether one is what an instruction is told of an array rather than a number.
+    pub fn is_map(&self, parameter: usize) -> bool {
+        self.parameters[parameter]
     }
 
     /// How often each opcode stands in its code.
@@ -525,6 +547,13 @@ impl Block<'_> {
                         is_over = false;
                         self.group(number, group)?;
                     }
+                }
+                if threads.iter().any(|t| t.stop == Some(Stop::Again)) {
+                    if is_over && !self.boxes.have_changed() {
+                        return Err("threads wait for what never comes".into());
+                    }
+                    is_over = false;
+                    threads.iter_mut().filter(|t| t.stop == Some(Stop::Again)).for_each(|t| t.stop = None);
                 }
                 if is_over {
                     break;
@@ -668,9 +697,13 @@ impl Block<'_> {
                     Operand::Label(to) => t.at = to,
                     _ => return Err(format!("no label: {}", instruction.text)),
                 },
-                _ => self
-                    .step(t, instruction)
-                    .map_err(|why| format!("thread {:?}, {}: {why}", t.place, instruction.text))?,
+                _ => {
+                    self.step(t, instruction)
+                        .map_err(|why| format!("thread {:?}, {}: {why}", t.place, instruction.text))?;
+                    if t.stop.is_some() {
+                        return Ok(());
+                    }
+                }
             }
         }
     }
@@ -778,8 +811,11 @@ impl Block<'_> {
                     }
                 }
             }
+            Code::Barriers(what) => self.barriers(t, *what, x)?,
+            Code::BoxCopy(n) => self.begin_box(t, *n, x)?,
             Code::ProxyFence => {
                 let me = self.number(t);
+                self.boxes.fence(me);
                 for (to, n) in std::mem::take(&mut t.unfenced) {
                     self.writers[to..to + n].iter_mut().filter(|who| **who == me).for_each(|who| *who |= FENCED);
                     self.fenced.push((to, n));

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::bulk::Barriers;
 use super::{Code, Compute, Entry, Factor, Group, Instruction, LOCAL, Operand, Relation, Rounding, Space, Special, Ty};
 
 /// The kernels of a module.
@@ -61,12 +62,14 @@ impl<'l> Reader<'l> {
 
     fn entry(mut self, lines: &[&'l str]) -> Result<Entry, String> {
         let name = lines[0].split_once(".entry ").expect("it is an entry").1.trim_end_matches(['(', ')']).to_owned();
-        let mut threads = [1; 3];
+        let (mut threads, mut maps) = ([1; 3], Vec::new());
         let mut statements = Vec::new();
         for line in &lines[1..] {
             if line.starts_with(".param") {
                 let name = line.trim_end_matches(',').rsplit(' ').next().expect("a parameter has a name");
+                let (name, is_map) = name.split_once('[').map_or((name, false), |(name, _)| (name, true));
                 self.parameters.insert(name, self.parameters.len());
+                maps.push(is_map);
             } else if let Some(list) = line.strip_prefix(".reqntid").or_else(|| line.strip_prefix(".maxntid")) {
                 for (axis, n) in list.split(',').enumerate() {
                     threads[axis] = n.trim().parse().map_err(|_| format!("threads: {line}"))?;
@@ -83,9 +86,9 @@ impl<'l> Reader<'l> {
             }
         }
         let code = statements.into_iter().map(|line| self.instruction(line)).collect::<Result<_, _>>()?;
-        let Reader { shared_bytes, local_bytes, registers, parameters, .. } = self;
-        let (n_registers, n_parameters) = (registers.len(), parameters.len());
-        Ok(Entry { name, threads, shared_bytes, local_bytes, n_registers, n_parameters, code })
+        let Reader { shared_bytes, local_bytes, registers, .. } = self;
+        let n_registers = registers.len();
+        Ok(Entry { name, threads, shared_bytes, local_bytes, n_registers, parameters: maps, code })
     }
 
     fn instruction(&mut self, line: &'l str) -> Result<Instruction, String> {
@@ -115,6 +118,11 @@ impl<'l> Reader<'l> {
         let inside = |open, close| text.strip_prefix(open).and_then(|rest: &str| rest.strip_suffix(close));
         if let Some(list) = inside('{', '}') {
             return Ok(Operand::List(parts(list).into_iter().map(|x| self.operand(x)).collect::<Result<_, _>>()?));
+        }
+        if let Some((base, coordinates)) = inside('[', ']').and_then(|place| place.split_once(", {")) {
+            let list = coordinates.strip_suffix('}').ok_or("coordinates do not end")?;
+            let list = parts(list).into_iter().map(|x| self.operand(x)).collect::<Result<_, _>>()?;
+            return Ok(Operand::In(Box::new(self.operand(base.trim())?), list));
         }
         if let Some(place) = inside('[', ']') {
             let (base, offset) = match place.split_once('+') {
@@ -301,6 +309,13 @@ fn code(opcode: &str) -> Option<Code> {
             };
             opcode.contains(".sync.aligned").then_some(Code::Group(what))
         }
+        "mbarrier" => Some(Code::Barriers(match opcode {
+            "mbarrier.init.shared::cta.b64" => Barriers::Init,
+            "mbarrier.expect_tx.relaxed.cta.shared::cta.b64" => Barriers::Expect,
+            "mbarrier.arrive.shared::cta.b64" => Barriers::Arrive,
+            "mbarrier.try_wait.parity.shared::cta.b64" => Barriers::Try,
+            _ => return None,
+        })),
         "fence" if opcode == "fence.proxy.async.shared::cta" => Some(Code::ProxyFence),
         "ldmatrix" => {
             let n = match opcode.strip_prefix("ldmatrix.sync.aligned.m8n8.")?.split_once('.')?.0 {
@@ -314,6 +329,11 @@ fn code(opcode: &str) -> Option<Code> {
         "cp" => match opcode {
             "cp.async.ca.shared.global" | "cp.async.cg.shared.global" => Some(Code::Copy),
             "cp.async.commit_group" => Some(Code::EndCopies),
+            _ if opcode.starts_with("cp.async.bulk.tensor.") => {
+                let (n, kind) = opcode.strip_prefix("cp.async.bulk.tensor.")?.split_once("d.")?;
+                let is_known = kind == "shared::cluster.global.tile.mbarrier::complete_tx::bytes";
+                is_known.then_some(Code::BoxCopy(n.parse().ok()?))
+            }
             "cp.async.wait_group" => Some(Code::WaitForCopies),
             _ => None,
         },

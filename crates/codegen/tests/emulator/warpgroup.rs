@@ -77,6 +77,10 @@ fn registers(operand: &Operand, visit: &mut dyn FnMut(usize)) {
         Operand::Register(at) => visit(*at),
         Operand::List(all) => all.iter().for_each(|operand| registers(operand, visit)),
         Operand::At(base, _) => registers(base, visit),
+        Operand::In(base, all) => {
+            registers(base, visit);
+            all.iter().for_each(|operand| registers(operand, visit));
+        }
         Operand::Number(_) | Operand::Special(_) | Operand::Parameter(_) | Operand::Label(_) | Operand::Sink => {}
     }
 }
@@ -175,6 +179,9 @@ impl Block<'_> {
             }
             let matrix = Matrix::of(description, n)?;
             for place in matrix.places() {
+                if self.boxes.are_coming(place, 16) {
+                    return Err(format!("what comes to {place} is still on its way"));
+                }
                 let who = self.writers.get(place..place + 16).ok_or("a matrix is outside of shared memory")?;
                 if let Some(who) = who.iter().find(|who| **who > 0) {
                     let lacks = if who & FENCED == 0 { "made no fence" } else { "nobody has waited for it" };

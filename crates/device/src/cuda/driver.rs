@@ -18,11 +18,14 @@ pub type DeviceId = c_int;
 pub type Address = u64;
 
 macro_rules! functions {
-    ($($(#[$doc:meta])* $name:ident = $symbol:literal ($($argument:ty),* $(,)?);)*) => {
+    ($($(#[$doc:meta])* $name:ident = $symbol:literal ($($argument:ty),* $(,)?);)*
+     $(? $late:ident = $late_symbol:literal ($($late_argument:ty),* $(,)?);)*) => {
         /// Functions of the driver by what they do.
         #[derive(Clone, Copy)]
         pub struct Functions {
             $($(#[$doc])* pub $name: unsafe extern "C" fn($($argument),*) -> Answer,)*
+            // Older ones lack it.
+            $(pub $late: Option<unsafe extern "C" fn($($late_argument),*) -> Answer>,)*
         }
 
         impl Functions {
@@ -37,6 +40,8 @@ macro_rules! functions {
                 Ok(Functions {
                     // SAFETY: as promised by the caller.
                     $($name: *unsafe { library.get($symbol) }.map_err(|e| e.to_string())?,)*
+                    // SAFETY: as above.
+                    $($late: unsafe { library.get($late_symbol) }.ok().map(|f| *f),)*
                 })
             }
         }
@@ -83,6 +88,10 @@ functions! {
     launch_graph = c"cuGraphLaunch" (Handle, Handle);
     destroy_graph = c"cuGraphDestroy" (Handle);
     destroy_executable = c"cuGraphExecDestroy" (Handle);
+    ? encode_map = c"cuTensorMapEncodeTiled" (
+        *mut c_void, c_int, c_uint, Address, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int, c_int,
+        c_int,
+    );
 }
 
 /// The files that the driver's library is looked for in.

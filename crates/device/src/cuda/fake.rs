@@ -249,11 +249,20 @@ unsafe extern "C" fn launch(
 ) -> Answer {
     with(|state| {
         let entry = number(function);
-        let argument = |at: usize| {
+        let mut values = Vec::new();
+        for at in 0..state.entries[entry].n_parameters() {
             // SAFETY: the caller passes an address for each parameter of the kernel.
-            unsafe { arguments.add(at).read().cast::<u64>().read() }
-        };
-        let arguments = (0..state.entries[entry].n_parameters()).map(argument).collect();
+            let value = unsafe { arguments.add(at).read() };
+            values.push(if state.entries[entry].is_map(at) {
+                // SAFETY: what is told of an array has so many bytes.
+                let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), 128) };
+                state.memory.add(bytes.to_vec())
+            } else {
+                // SAFETY: all else are numbers of 64 bits.
+                unsafe { value.cast::<u64>().read() }
+            });
+        }
+        let arguments = values;
         let (grid, block) = ([gx, gy, gz], [bx, by, bz]);
         let launch = Launch { entry, grid, block, shared_bytes: shared_bytes as usize, arguments };
         match &mut state.recorded {
@@ -304,6 +313,32 @@ unsafe extern "C" fn launch_graph(graph: Handle, _: Handle) -> Answer {
     })
 }
 
+unsafe extern "C" fn encode_map(
+    to: *mut c_void,
+    kind: c_int,
+    rank: c_uint,
+    address: Address,
+    extents: *const u64,
+    strides: *const u64,
+    boxes: *const c_uint,
+    _: *const c_uint,
+    _: c_int,
+    swizzle: c_int,
+    _: c_int,
+    _: c_int,
+) -> Answer {
+    let rank = rank as usize;
+    // SAFETY: the caller passes so many of each, and room for 16 words.
+    let (extents, strides, boxes) = unsafe {
+        let strides = std::slice::from_raw_parts(strides, rank - 1).to_vec();
+        (std::slice::from_raw_parts(extents, rank).to_vec(), strides, std::slice::from_raw_parts(boxes, rank))
+    };
+    let box_extents = boxes.iter().map(|n| u64::from(*n)).collect();
+    let (element_bytes, swizzled) = ([1, 2, 4, 4, 8][kind as usize], swizzle == 3);
+    let map = emulator::bulk::Map { address, element_bytes, swizzled, extents, strides, box_extents };
+    give(to.cast::<[u64; 16]>(), map.words())
+}
+
 /// The functions of the driver.
 pub fn functions() -> Functions {
     Functions {
@@ -342,5 +377,6 @@ pub fn functions() -> Functions {
         launch_graph,
         destroy_graph: takes_handle,
         destroy_executable: takes_handle,
+        encode_map: Some(encode_map),
     }
 }

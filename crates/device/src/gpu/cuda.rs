@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use std::sync::Arc;
 use tilewright_codegen::{ARGUMENT_ALIGN, CompileError, compile_gpu};
 use tilewright_ir::Target;
-use tilewright_ir::gpu::{GpuProgram, Kernel};
+use tilewright_ir::gpu::{GpuProgram, Kernel, bulk};
 use tilewright_ir::target::Gpu;
 use tilewright_tune::ErrorClass;
 
@@ -77,7 +77,17 @@ impl Driver for Cuda {
         if shape.shared_bytes <= gpu.shared_bytes {
             shape.shared_bytes = 0;
         }
-        Cuda::launch_own(code, &shape, gpu, arguments.into_iter().map(KernelArgument::from).collect())
+        let maps = if target.has_wgmma() { bulk::maps(program, kernel) } else { Vec::new() };
+        let passed = kernel.arguments(program);
+        let maps = maps.iter().map(|map| {
+            let at = passed.iter().position(|(id, _)| *id == map.array);
+            let span = &arguments[at.expect("invariant: what is copied is an argument")];
+            let (array, address) = (program.program.buffer(map.array), span.memory.address() + span.at);
+            cuda::encode_map(code.context(), array, map, address).map(KernelArgument::Value)
+        });
+        let maps: Vec<_> = maps.collect::<Result<_, _>>().map_err(of_compiler::<Cuda>)?;
+        let arguments = arguments.into_iter().map(KernelArgument::from).chain(maps).collect();
+        Cuda::launch_own(code, &shape, gpu, arguments)
     }
 
     fn load(&self, code: &[u8]) -> Result<Arc<Code>, Failure> {

@@ -361,6 +361,21 @@ run {
         }
     }
 
+    /// One thread copies boxes of an array, of which the driver has told the kernel.
+    #[test]
+    fn boxes_are_copied() {
+        let threads = "thread.y ty in 16 { thread.x tx in 8 { S[ty, tx] = A[16*by + ty, 8*ko + tx] } }";
+        let boxes = "for r in 16 { for e in 8 { S[ko % 2, r, e] = A[16*by + r, 8*ko + e] } } wait 0";
+        let program =
+            PRODUCT.replace("ROW", "16*by + ty").replace(threads, boxes).replace("S[ty, ki]", "S[ko % 2, ty, ki]");
+        let program =
+            program.replace("S: f32[16, 8] shared", "S: f32[2, 16, 8] bulk").replace("loops ", "loops r, e, ");
+        match answer(&program) {
+            Reply::Timed { .. } => {}
+            other => panic!("{other:?}\n{program}"),
+        }
+    }
+
     #[test]
     fn what_is_wrong_has_its_class() {
         let class = |program: &str| match answer(program) {

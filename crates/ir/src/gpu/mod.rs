@@ -19,6 +19,7 @@
 //! [`lower_gpu`] makes kernels of it, in which every thread runs the whole body; [`simt::run`] says what they
 //! compute, and finds races.
 
+pub mod bulk;
 mod map_threads;
 mod private;
 pub mod simt;
@@ -161,10 +162,18 @@ impl Kernel {
     }
 
     /// The bytes of shared memory that a block takes: its buffers in order, each at a multiple of
-    /// [`SHARED_ALIGN`].
+    /// [`SHARED_ALIGN`], then what counts the bytes of boxes that come, [`bulk::BARRIER_BYTES`] for each that
+    /// a block waits for.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
         let bytes = |b: &BufferId| of.program.buffer(*b).size_bytes()?.checked_next_multiple_of(SHARED_ALIGN);
-        self.shared.iter().map(|b| bytes(b).unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
+        let barriers = (self.n_boxes(of) * bulk::BARRIER_BYTES).next_multiple_of(SHARED_ALIGN);
+        self.shared.iter().map(|b| bytes(b).unwrap_or(u64::MAX)).fold(barriers, u64::saturating_add)
+    }
+
+    /// Places of the rings that one thread copies boxes to; none where there is no such ring.
+    pub fn n_boxes(&self, of: &GpuProgram) -> u64 {
+        let rings = self.shared.iter().map(|b| of.program.buffer(*b)).filter(|b| b.scope == Scope::Bulk);
+        rings.map(|b| b.shape[0] as u64).max().unwrap_or(0)
     }
 }
 

@@ -10,7 +10,8 @@ use super::tree::{
 use crate::expr::Cond;
 use crate::gpu::relocate;
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Program, Scope, Stmt};
+use crate::program::{BufferId, Loop, LoopKind, Program, Scope, Stmt};
+use std::collections::BTreeSet;
 
 /// Most iterations whose copies are there or on their way.
 const MOST_STAGES: i64 = 8;
@@ -30,6 +31,8 @@ pub fn stream(program: &mut Program, buffers: &[String], at: &str, stages: i64, 
         }
     }
     require_open(program, var)?;
+    // Those that threads make together.
+    let mut by_threads = BTreeSet::new();
     edit_loops(program, var, &mut |names, mut l, ranges| {
         let fail =
             |why: &str, buffer: &str| Err(Illegal::Body { target: at.to_owned(), why: format!("{why} `{buffer}`") });
@@ -46,6 +49,11 @@ pub fn stream(program: &mut Program, buffers: &[String], at: &str, stages: i64, 
             if !l.body[..fill].contains(&Stmt::Alloc(*copy)) {
                 return fail("each iteration must make anew", buffer);
             }
+            l.body[fill].walk(&mut |s| {
+                if matches!(s, Stmt::For(Loop { kind: LoopKind::Thread(_), .. })) {
+                    by_threads.insert(*copy);
+                }
+            });
             if !is_assignment(&l.body[fill], *copy) {
                 return fail("its body must hold loops and conditions around one assignment to", buffer);
             }
@@ -99,8 +107,9 @@ pub fn stream(program: &mut Program, buffers: &[String], at: &str, stages: i64, 
         Ok(before.into_iter().chain([Stmt::For(l)]).collect())
     })?;
     for copy in copies {
+        let by_one = !by_threads.contains(&copy);
         let buffer = &mut program.buffers[copy.0 as usize];
-        buffer.scope = Scope::Async;
+        buffer.scope = if by_one { Scope::Bulk } else { Scope::Async };
         buffer.shape.insert(0, stages);
         require_fits(program, copy)?;
     }

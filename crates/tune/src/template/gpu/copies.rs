@@ -31,21 +31,21 @@ pub fn way(s: &Setting) -> Option<Parameter> {
 pub fn constraints(s: &Setting, elements: &str, unasked: u64, parameters: &[Parameter]) -> Vec<Constraint> {
     let (bytes, most) = (s.workload.dtype.bytes(), gpu(s).most_shared_bytes);
     let limit = match is_possible(s) {
-        true if unasked < most => format!("({most} if copies == 'async' else {unasked})"),
+        true if unasked < most => format!("({unasked} if copies == 'registers' else {most})"),
         _ => unasked.to_string(),
     };
     let shared = format!("max(ahead, 1) * ({elements}) * {bytes} <= {limit}");
     let ways = is_possible(s).then(|| {
         // Copies have four bytes at least.
-        let long = if bytes < 4 { " and min(vector_a, vector_b) >= 2" } else { "" };
-        constraint("copies", &format!("ahead >= 2{long} if copies == 'async' else ahead <= 2"), parameters)
+        let long = if bytes < 4 { " and (copies != 'async' or min(vector_a, vector_b) >= 2)" } else { "" };
+        constraint("copies", &format!("ahead <= 2 if copies == 'registers' else ahead >= 2{long}"), parameters)
     });
     [constraint("shared_bytes", &shared, parameters)].into_iter().chain(ways).collect()
 }
 
 /// How many of a step's loads a thread has in registers: none, or its part, as a factor of an expression.
 pub fn in_registers(s: &Setting) -> &'static str {
-    if is_possible(s) { "(0 if copies == 'async' else min(ahead, 1))" } else { "min(ahead, 1)" }
+    if is_possible(s) { "(min(ahead, 1) if copies == 'registers' else 0)" } else { "min(ahead, 1)" }
 }
 
 /// How factors get into shared memory in a configuration.
@@ -56,19 +56,25 @@ pub enum Copies {
     Registers(i64),
     /// On their way into so many of the shared memory.
     Async(i64),
+    /// The same, and where they can be boxes one thread begins them.
+    Bulk(i64),
 }
 
 impl Copies {
     /// Those of a configuration.
     pub fn of(space: &Space, config: &Config) -> Copies {
         let ahead = space.int(config, "ahead");
-        let is_async = space.names().any(|name| name == "copies") && space.text(config, "copies") == "async";
-        if is_async { Copies::Async(ahead) } else { Copies::Registers(ahead) }
+        let way = space.names().find(|name| *name == "copies").map(|name| space.text(config, name));
+        match way.as_deref() {
+            Some("async") => Copies::Async(ahead),
+            Some("bulk") => Copies::Bulk(ahead),
+            _ => Copies::Registers(ahead),
+        }
     }
 
     /// How many of the shared memory there are.
     pub fn n(self) -> i64 {
-        let (Copies::Registers(n) | Copies::Async(n)) = self;
+        let (Copies::Registers(n) | Copies::Async(n) | Copies::Bulk(n)) = self;
         n.max(1)
     }
 
@@ -85,7 +91,7 @@ impl Copies {
     /// What becomes of the copies of a loop's iterations, each with its loads of a thread, where they do
     /// not pass through registers. `last`: whether they are begun behind all else.
     pub fn stream(self, at: &str, copies: &[(&str, i64)], last: bool) -> Vec<Step> {
-        let Copies::Async(stages) = self else { return Vec::new() };
+        let (Copies::Async(stages) | Copies::Bulk(stages)) = self else { return Vec::new() };
         let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();
         let few = copies.iter().filter(|(_, n)| *n <= MOST_UNROLLED);
         let unrolled = few.map(|(name, _)| unroll(&format!("{name}.o")));

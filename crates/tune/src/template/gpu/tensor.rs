@@ -209,7 +209,7 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
                 steps.push(unroll(&format!("{shared_name}.o")));
             }
             Copies::Registers(_) if n_loads <= MOST_UNROLLED => steps.push(unroll(&format!("{shared_name}.o"))),
-            Copies::Registers(_) | Copies::Async(_) => {}
+            Copies::Registers(_) | Copies::Async(_) | Copies::Bulk(_) => {}
         }
         copied_by.push((shared_name, n_loads));
     }

@@ -80,7 +80,15 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
         copies::ahead(s),
         split_k(p.k).optional(),
     ];
-    own.into_iter().chain(copies::way(s)).collect()
+    let ways: &[&str] =
+        if is_box(&p.a) || is_box(&p.b) { &["registers", "async", "bulk"] } else { &["registers", "async"] };
+    let way = copies::way(s).map(|_| Parameter::categorical("copies", ways).optional());
+    own.into_iter().chain(way).collect()
+}
+
+/// Whether one thread may copy boxes of a factor: rows along the sum, which begin at multiples of 16 bytes.
+fn is_box(factor: &Factor) -> bool {
+    factor.along_k && factor.loads == 4
 }
 
 fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint> {
@@ -106,8 +114,12 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     let elements = "(block_m + block_n) * block_k";
     constraints.extend(copies::constraints(s, elements, gpu.most_shared_bytes, parameters));
     constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
-    // What is loaded of several steps that lie apart is whole.
+    // What is loaded of several steps that lie apart is whole; what is copied in boxes nobody loads.
+    let has_ways = parameters.iter().any(|p| p.name == "copies");
     for (name, factor) in [("a", &p.a), ("b", &p.b)] {
+        if is_box(factor) && has_ways {
+            constraints.push(say(&format!("boxes_of_{name}"), &format!("vector_{name} == 1 or copies != 'bulk'")));
+        }
         if !factor.along_k {
             let whole = format!("vector_{name} == 1 or {} % (block_k * split_k) == 0", p.k);
             constraints.push(say(&format!("steps_of_{name}"), &whole));
@@ -176,6 +188,10 @@ fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
         let order: Vec<usize> = (0..at).chain(within).collect();
         let across = !factor.along_k;
         let copied = Copied { name: &shared_name, extents: &extents, order: &order, vector, runs: false, across };
+        if matches!(copies, Copies::Bulk(_)) && is_box(factor) {
+            copied_by.push((shared_name, i64::MAX));
+            continue;
+        }
         steps.extend(copied.by(threads));
         let n_loads = size * depth / (vector * threads.n());
         match copies {
@@ -184,7 +200,7 @@ fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
                 steps.push(unroll(&format!("{shared_name}.o")));
             }
             Copies::Registers(_) if n_loads <= MOST_UNROLLED => steps.push(unroll(&format!("{shared_name}.o"))),
-            Copies::Registers(_) | Copies::Async(_) => {}
+            Copies::Registers(_) | Copies::Async(_) | Copies::Bulk(_) => {}
         }
         copied_by.push((shared_name, n_loads));
     }
@@ -224,7 +240,10 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let padded = division.padded_sum(p) / split;
     // Tensor cores do eight times the multiply-adds of threads; copies go beside them.
     let products = (bm * bn * depth) as f64 / 8.0;
-    let loads = [("vector_a", bm), ("vector_b", bn)].map(|(v, n)| (n * depth) as f64 / int(v) as f64);
+    let loads = [("vector_a", &p.a, bm), ("vector_b", &p.b, bn)].map(|(vector, factor, n)| {
+        let is_box = matches!(copies, Copies::Bulk(_)) && is_box(factor);
+        if is_box { 0.0 } else { (n * depth) as f64 / int(vector) as f64 }
+    });
     let blocks = Blocks {
         n: p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn),
         threads,

@@ -1,0 +1,153 @@
+//! Copies of boxes into the memory that a block shares, which one thread begins.
+//!
+//! A box is on its way until as many bytes have come as a barrier in shared memory was told to expect. There
+//! is such a barrier for each place of the rings that are copied to, and each group of copies uses the next
+//! one: its copies say how many bytes to expect, its end is the only arrival, and who waits for the group
+//! waits for that phase of the barrier.
+//!
+//! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.9.27, "cp.async.bulk.tensor",
+//! and 9.7.13.15, "mbarrier".
+
+use tilewright_ir::expr::Cond;
+use tilewright_ir::gpu::Kernel;
+use tilewright_ir::gpu::bulk::{BARRIER_BYTES, BoxCopy, Map};
+use tilewright_ir::{BufferId, Index, Loop, Scope};
+
+use super::{Generator, plan};
+use crate::ssa::{Assembly, Compare, Id, Op, Type};
+
+/// What a kernel that copies boxes has for them.
+#[derive(Clone)]
+pub struct Boxes {
+    /// What is told of arrays, with the parameter that tells it.
+    maps: Vec<(Map, Id)>,
+    /// The first of the barriers.
+    barriers: Id,
+    /// Their number.
+    n: i32,
+    /// The variable that counts how often the thread has waited.
+    n_waits: Id,
+    /// Whether the thread is the one that begins copies.
+    is_first: Id,
+}
+
+impl Generator<'_> {
+    /// Makes ready what copies of boxes need, with barriers from this address on.
+    pub(super) fn begin_boxes(&mut self, kernel: &Kernel, maps: Vec<(Map, Id)>, barriers: Id, n: i32) {
+        let threads = kernel.threads.iter().flatten().filter(|(_, extent)| *extent > 1);
+        let is_first = threads.fold(Cond::True, |all, (var, _)| all.and(Cond::Eq((*var).into(), 0.into())));
+        let is_first = self.cond(&is_first);
+        let n_waits = self.hoisted(0, |g| g.m.variable(Type::I32, 4));
+        self.m.store(self.m.int32(0), n_waits, 4);
+        self.f.boxes = Some(Boxes { maps, barriers, n, n_waits, is_first });
+        self.only_if(is_first, |g| {
+            for place in 0..n {
+                let barrier = g.barrier_at(g.m.int32(place));
+                g.effect("mbarrier.init.shared::cta.b64 [$0], 1;", "r,~{memory}", &[barrier]);
+            }
+            g.m.proxy_fence();
+        });
+        self.m.barrier();
+    }
+
+    /// Writes code that runs where a condition holds.
+    fn only_if(&mut self, cond: Id, write: impl FnOnce(&mut Self)) {
+        let [yes, join] = [0; 2].map(|_| self.m.block(self.f.id));
+        self.m.cond_br(cond, yes, join);
+        self.go_to_end(yes);
+        write(self);
+        self.m.br(join);
+        self.go_to_end(join);
+    }
+
+    fn effect(&self, text: &str, constraints: &'static str, operands: &[Id]) {
+        self.m.assembly_effect(Assembly { text: text.to_owned(), constraints }, operands);
+    }
+
+    /// An address in shared memory as instructions take it that LLVM has no functions for.
+    fn short(&self, pointer: Id) -> Id {
+        self.m.truncate(self.m.address(pointer), Type::I32)
+    }
+
+    fn boxes(&self) -> &Boxes {
+        self.f.boxes.as_ref().expect("the kernel copies boxes")
+    }
+
+    /// The address of the barrier of a place.
+    fn barrier_at(&self, place: Id) -> Id {
+        let m = &self.m;
+        let first = self.short(self.boxes().barriers);
+        m.binary(Op::AddWrapping, first, m.binary(Op::MulWrapping, place, m.int32(BARRIER_BYTES as i32)))
+    }
+
+    /// Begins the copy of the box that a nest copies, where it is one.
+    pub(super) fn box_copy(&mut self, nest: &Loop) -> bool {
+        if self.f.boxes.is_none() {
+            return false;
+        }
+        let Some(copy) = BoxCopy::of(self.program, nest, &self.f.matrices, &self.f.ranges) else { return false };
+        let known = self.boxes().maps.iter().find(|(map, _)| *map == copy.map).map(|(_, parameter)| *parameter);
+        let Some(map) = known else { return false };
+        let mut number = |index: &Index| {
+            let resolved = self.f.ranges.simplify(&plan::resolve(index, &self.f.known));
+            let value = self.int(&resolved);
+            self.m.truncate(value, Type::I32)
+        };
+        let place = number(&copy.first[0]);
+        let coordinates: Vec<Id> = copy.place.iter().rev().map(&mut number).collect();
+        let flat = self.flat(copy.to, &copy.first);
+        let to = self.plain_pointer(copy.to, &flat);
+        self.f.seen.loads.remove(&copy.to);
+        let (to, barrier) = (self.short(to), self.barrier_at(place));
+        let bytes = self.m.int32(copy.bytes(self.program) as i32);
+        let expect = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;";
+        self.effect(expect, "r,r,~{memory}", &[barrier, bytes]);
+        let n = coordinates.len();
+        let list: Vec<String> = (3..3 + n).map(|at| format!("${at}")).collect();
+        let text = format!(
+            "cp.async.bulk.tensor.{n}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {{{}}}], [$2];",
+            list.join(", ")
+        );
+        let constraints = ["r,l,r,r,~{memory}", "r,l,r,r,r,~{memory}", "r,l,r,r,r,r,~{memory}"];
+        let constraints = constraints.into_iter().chain(["r,l,r,r,r,r,r,~{memory}", "r,l,r,r,r,r,r,r,~{memory}"]);
+        let constraints = constraints.collect::<Vec<_>>()[n - 1];
+        let map = self.m.address(map);
+        self.effect(&text, constraints, &[[to, map, barrier].as_slice(), &coordinates].concat());
+        true
+    }
+
+    /// Ends a group of boxes and waits for those before the last ones.
+    pub(super) fn wait_for_boxes(&mut self, n: u8) {
+        let Boxes { n: n_places, n_waits, is_first, .. } = *self.boxes();
+        let m = &self.m;
+        let n_places = m.int32(n_places);
+        let ended = m.load(Type::I32, n_waits, 4, false);
+        m.store(m.binary(Op::AddWrapping, ended, m.int32(1)), n_waits, 4);
+        self.only_if(is_first, |g| {
+            let place = g.m.binary(Op::UnsignedRem, ended, n_places);
+            let barrier = g.barrier_at(place);
+            g.effect("mbarrier.arrive.shared::cta.b64 _, [$0];", "r,~{memory}", &[barrier]);
+        });
+        let m = &self.m;
+        let awaited = m.binary(Op::SubWrapping, ended, m.int32(n.into()));
+        let is_there = m.compare(Compare::Greater, awaited, m.int32(-1));
+        self.only_if(is_there, |g| {
+            let m = &g.m;
+            let barrier = g.barrier_at(m.binary(Op::UnsignedRem, awaited, n_places));
+            let phase = m.binary(Op::And, m.binary(Op::UnsignedDiv, awaited, n_places), m.int32(1));
+            let [again, done] = [0; 2].map(|_| m.block(g.f.id));
+            m.br(again);
+            g.go_to_end(again);
+            let text = "mbarrier.try_wait.parity.shared::cta.b64 $0, [$1], $2;".to_owned();
+            let wait = Assembly { text, constraints: "=b,r,r,~{memory}" };
+            let has_come = g.m.assembly(wait, &[barrier, phase], Type::I1);
+            g.m.cond_br(has_come, done, again);
+            g.go_to_end(done);
+        });
+    }
+
+    /// Whether a buffer is one that copies of boxes fill, and no others.
+    pub(super) fn is_for_boxes(&self, buffer: BufferId) -> bool {
+        self.f.boxes.is_some() && self.program.buffer(buffer).scope == Scope::Bulk
+    }
+}

@@ -1,0 +1,237 @@
+//! Copies of boxes of arrays into shared memory, which come when a thread cannot go on without them.
+
+use super::{Block, Memory, Operand, Space, Stop, Thread};
+use std::collections::BTreeMap;
+use tilewright_ir::Buffer;
+
+/// What is done to a barrier, which counts arrivals and bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Barriers {
+    Init,
+    Expect,
+    Arrive,
+    /// Asks whether a phase is over.
+    Try,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Barrier {
+    /// Arrivals of a phase, and those that are left.
+    arrivals: u64,
+    left: u64,
+    /// Bytes that are to come.
+    bytes: i64,
+    /// Phases that are over.
+    phase: u64,
+    /// Who made it and no fence since.
+    maker: Option<u32>,
+}
+
+/// A box on its way: what counts it, its places and bytes.
+type Coming = (u64, Vec<(usize, Vec<u8>)>);
+
+/// What is on its way to a block.
+#[derive(Default)]
+pub struct Boxes {
+    barriers: BTreeMap<u64, Barrier>,
+    coming: Vec<Coming>,
+    n_changes: u64,
+    n_seen: u64,
+}
+
+impl Boxes {
+    /// Whether something has happened since this was asked last.
+    pub fn have_changed(&mut self) -> bool {
+        std::mem::replace(&mut self.n_seen, self.n_changes) != self.n_changes
+    }
+
+    /// Whether some of these bytes are on their way.
+    pub fn are_coming(&self, place: usize, n: usize) -> bool {
+        let meets = |(to, bytes): &(usize, Vec<u8>)| *to < place + n && place < to + bytes.len();
+        self.coming.iter().flat_map(|(_, parts)| parts).any(meets)
+    }
+
+    /// Has the barriers that a thread made be there for copies.
+    pub fn fence(&mut self, thread: u32) {
+        self.barriers.values_mut().filter(|b| b.maker == Some(thread)).for_each(|b| b.maker = None);
+    }
+
+    fn barrier(&mut self, address: u64) -> Result<&mut Barrier, String> {
+        self.n_changes += 1;
+        self.barriers.get_mut(&address).ok_or_else(|| format!("there is no barrier at {address}"))
+    }
+}
+
+impl Barrier {
+    fn end(&mut self) {
+        if self.left == 0 && self.bytes == 0 {
+            self.phase += 1;
+            self.left = self.arrivals;
+        }
+    }
+}
+
+/// What an instruction is told of an array, in words as this emulator has them: address, kind, extents, bytes
+/// between neighbours in all dimensions but the first, extents of a box; the innermost dimension first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Map {
+    pub address: u64,
+    pub element_bytes: u64,
+    pub swizzled: bool,
+    pub extents: Vec<u64>,
+    pub strides: Vec<u64>,
+    pub box_extents: Vec<u64>,
+}
+
+impl Map {
+    /// That of a map of ours.
+    pub fn of(array: &Buffer, map: &tilewright_ir::gpu::bulk::Map, address: u64) -> Map {
+        let element_bytes = array.dtype.bytes();
+        let reversed = |all: &[i64]| all.iter().rev().map(|n| *n as u64).collect::<Vec<_>>();
+        let strides = array.strides().iter().rev().skip(1).map(|n| *n as u64 * element_bytes).collect();
+        let (extents, box_extents) = (reversed(&array.shape), reversed(&map.extents));
+        Map { address, element_bytes, swizzled: map.swizzled, extents, strides, box_extents }
+    }
+
+    pub fn words(&self) -> [u64; 16] {
+        let rank = self.extents.len();
+        let mut words = [0; 16];
+        words[0] = self.address;
+        words[1] = rank as u64 | self.element_bytes << 8 | u64::from(self.swizzled) << 16;
+        words[2..2 + rank].copy_from_slice(&self.extents);
+        words[7..7 + self.strides.len()].copy_from_slice(&self.strides);
+        words[11..11 + rank].copy_from_slice(&self.box_extents);
+        words
+    }
+
+    fn read(words: &[u64]) -> Map {
+        let rank = (words[1] & 0xff) as usize;
+        Map {
+            address: words[0],
+            element_bytes: words[1] >> 8 & 0xff,
+            swizzled: words[1] >> 16 != 0,
+            extents: words[2..2 + rank].to_vec(),
+            strides: words[7..6 + rank].to_vec(),
+            box_extents: words[11..11 + rank].to_vec(),
+        }
+    }
+
+    /// Puts it where a kernel finds it, and gives the address.
+    pub fn pass(&self, memory: &mut Memory) -> u64 {
+        memory.add(self.words().iter().flat_map(|word| word.to_le_bytes()).collect())
+    }
+}
+
+impl Block<'_> {
+    pub fn barriers(&mut self, t: &mut Thread, what: Barriers, x: &[Operand]) -> Result<(), String> {
+        let place = if matches!(what, Barriers::Arrive | Barriers::Try) { &x[1] } else { &x[0] };
+        let address = self.address(t, place)?;
+        match what {
+            Barriers::Init => {
+                self.bytes(t, Space::Shared, address, 8)?;
+                let (arrivals, maker) = (self.value(t, &x[1]), Some(self.number(t)));
+                self.boxes.barriers.insert(address, Barrier { arrivals, left: arrivals, maker, ..Barrier::default() });
+            }
+            Barriers::Expect => {
+                let bytes = self.value(t, &x[1]) as i64;
+                self.boxes.barrier(address)?.bytes += bytes;
+            }
+            Barriers::Arrive => {
+                let barrier = self.boxes.barrier(address)?;
+                barrier.left = barrier.left.checked_sub(1).ok_or("one arrival too many")?;
+                barrier.end();
+            }
+            Barriers::Try => {
+                let parity = self.value(t, &x[2]);
+                let is_over = |block: &Self| match block.boxes.barriers.get(&address) {
+                    Some(barrier) => Ok(barrier.phase & 1 != parity),
+                    None => Err(format!("there is no barrier at {address}")),
+                };
+                if !is_over(self)? {
+                    self.land(address)?;
+                }
+                let is_there = is_over(self)?;
+                Self::set(t, &x[0], is_there.into());
+                if !is_there {
+                    t.stop = Some(Stop::Again);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the boxes come that a barrier counts.
+    fn land(&mut self, barrier: u64) -> Result<(), String> {
+        let coming = std::mem::take(&mut self.boxes.coming);
+        let (here, others): (Vec<Coming>, Vec<Coming>) = coming.into_iter().partition(|(of, _)| *of == barrier);
+        self.boxes.coming = others;
+        for (_, parts) in here {
+            let mut n = 0;
+            for (to, bytes) in parts {
+                self.shared[to..to + bytes.len()].copy_from_slice(&bytes);
+                // What comes by itself is seen by what reads by itself.
+                self.writers[to..to + bytes.len()].fill(0);
+                n += bytes.len() as i64;
+            }
+            let barrier = self.boxes.barrier(barrier)?;
+            barrier.bytes -= n;
+            barrier.end();
+        }
+        Ok(())
+    }
+
+    pub fn begin_box(&mut self, t: &mut Thread, n: usize, x: &[Operand]) -> Result<(), String> {
+        let [to, Operand::In(map, coordinates), barrier] = x else { return Err("operands".into()) };
+        let (to, barrier) = (self.address(t, to)?, self.address(t, barrier)?);
+        let map = self.value(t, map);
+        let words = self.memory.at(map, 128).ok_or("an array is told of nowhere")?;
+        let words: Vec<u64> = words.chunks(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect();
+        let map = Map::read(&words);
+        let first: Vec<i64> = coordinates.iter().map(|c| i64::from(self.value(t, c) as u32 as i32)).collect();
+        if map.extents.len() != n || first.len() != n {
+            return Err(format!("{} coordinates in an array of {} dimensions", first.len(), map.extents.len()));
+        }
+        let whole = if map.swizzled { 1024 } else { 128 };
+        let row = map.box_extents[0] * map.element_bytes;
+        let is_large = map.swizzled && row > 128 || map.box_extents.iter().any(|n| *n > 256);
+        if to % whole != 0 || !row.is_multiple_of(16) || is_large {
+            return Err(format!("a box of {:?} for {to}", map.box_extents));
+        }
+        if map.strides.iter().chain([&map.address]).any(|place| !place.is_multiple_of(16)) {
+            return Err("the rows of an array do not begin at multiples of 16 bytes".into());
+        }
+        let n_rows: u64 = map.box_extents[1..].iter().product();
+        let mut parts = Vec::new();
+        for number in 0..n_rows {
+            let (mut rest, mut from, mut is_inside) = (number, map.address, true);
+            for (d, first) in first.iter().enumerate().skip(1) {
+                let at = first + (rest % map.box_extents[d]) as i64;
+                rest /= map.box_extents[d];
+                is_inside &= (0..map.extents[d] as i64).contains(&at);
+                from = from.wrapping_add_signed(at * map.strides[d - 1] as i64);
+            }
+            let mut bytes = Vec::new();
+            for e in 0..map.box_extents[0] as i64 {
+                let at = first[0] + e;
+                let element = map.element_bytes as usize;
+                if is_inside && (0..map.extents[0] as i64).contains(&at) {
+                    let from = from.wrapping_add_signed(at * map.element_bytes as i64);
+                    bytes.extend_from_slice(self.memory.at(from, element).ok_or("an array is not in memory")?);
+                } else {
+                    bytes.extend(std::iter::repeat_n(0, element));
+                }
+            }
+            for (part, bytes) in bytes.chunks(16).enumerate() {
+                let address = to + number * row + 16 * part as u64;
+                let swizzled = if map.swizzled { address ^ (address >> 7 & 7) << 4 } else { address };
+                self.bytes(t, Space::Shared, swizzled, 16)?;
+                parts.push((swizzled as usize, bytes.to_vec()));
+            }
+        }
+        if self.boxes.barrier(barrier)?.maker.is_some() {
+            return Err("no fence stands behind the making of the barrier".into());
+        }
+        self.boxes.coming.push((barrier, parts));
+        Ok(())
+    }
+}

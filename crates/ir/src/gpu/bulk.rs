@@ -1,0 +1,191 @@
+//! Copies of boxes of arrays, which one thread begins and the GPU makes by itself.
+//!
+//! Memory of the scope `bulk` is filled by one thread of a block: a nest of loops around one store, whose
+//! subscripts in the array in the device's memory follow those in shared memory:
+//!
+//! ```text
+//! for r in 128 {
+//!   for e in 32 { A.s[ko % 3, 0, r, e] = A[128*bi + r, 32*ko + e] where both are in A, else 0 }
+//! }
+//! ```
+//!
+//! NVIDIA's GPUs from sm_90 on copy such a box in one instruction, which takes a description of the array
+//! from the host: a [`Map`].
+
+use super::warpgroup::{ROW_BYTES, matrices};
+use super::{GpuProgram, Kernel};
+use crate::expr::{Cond, Expr};
+use crate::index::{Index, Ranges};
+use crate::program::{BufferId, Loop, LoopKind, Program, Role, Scope, Stmt};
+
+/// Bytes in shared memory of what counts the bytes that have come to a place of a ring.
+pub const BARRIER_BYTES: u64 = 8;
+
+/// Dimensions that an array has at most.
+const MOST_DIMENSIONS: usize = 5;
+/// Elements of a box along each at most.
+const MOST_ALONG: i64 = 256;
+/// Bytes that the rows of an array, and a row of a box, are a multiple of.
+const LEAST_BYTES: i64 = 16;
+
+/// What an instruction is told of the array of which it copies boxes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Map {
+    /// The array.
+    pub array: BufferId,
+    /// Elements of a box along each of its dimensions.
+    pub extents: Vec<i64>,
+    /// Whether rows of 128 bytes are swizzled in shared memory.
+    pub swizzled: bool,
+}
+
+/// A copy of a box.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BoxCopy {
+    /// Where it goes.
+    pub to: BufferId,
+    /// The subscripts of its first element there.
+    pub first: Vec<Index>,
+    /// The subscripts of its first element in the array.
+    pub place: Vec<Index>,
+    /// What it is a box of.
+    pub map: Map,
+}
+
+impl BoxCopy {
+    /// That of a nest, where it is one; `swizzled` are buffers whose rows are.
+    pub fn of(program: &Program, nest: &Loop, swizzled: &[BufferId], ranges: &Ranges) -> Option<BoxCopy> {
+        let (mut loops, mut l) = (Vec::new(), nest);
+        let (to, index, value) = loop {
+            if l.kind != LoopKind::Serial {
+                return None;
+            }
+            loops.push((l.var, l.extent.as_const().filter(|n| (1..=MOST_ALONG).contains(n))?));
+            match l.body.as_slice() {
+                [Stmt::For(inner)] => l = inner,
+                [Stmt::Store { buffer, index, value }] => break (*buffer, index, value),
+                _ => return None,
+            }
+        };
+        let b = program.buffer(to);
+        let (array, at, conditions) = element(value)?;
+        let a = program.buffer(array);
+        let is_device = a.role != Role::Temporary || a.scope == Scope::Global;
+        if b.scope != Scope::Bulk || a.dtype != b.dtype || !is_device || a.shape.len() > MOST_DIMENSIONS {
+            return None;
+        }
+        let bytes = a.dtype.bytes() as i64;
+        let strides = a.strides();
+        if strides.iter().rev().skip(1).any(|stride| stride * bytes % LEAST_BYTES != 0) {
+            return None;
+        }
+        let mut ranges = ranges.clone();
+        loops.iter().for_each(|(var, n)| ranges.push(*var, Index::from(*n)));
+
+        // Loops are digits of the position in shared memory, and each one subscript in the array.
+        let position = index.iter().zip(b.strides()).fold(Index::from(0), |sum, (i, s)| sum.add(&i.scale(s)));
+        let position = ranges.simplify(&position);
+        let mut extents = vec![1; a.shape.len()];
+        let (mut weight, mut next) = (1, a.shape.len());
+        for (var, n) in loops.iter().rev() {
+            let along = (0..next).rev().find(|d| at[*d].uses(*var))?;
+            let is_digit = |index: &Index, weight: i64| {
+                index.coefficient(*var) == weight && !index.sub(&Index::from(*var).scale(weight)).uses(*var)
+            };
+            let others = at.iter().enumerate().filter(|(d, _)| *d != along);
+            if !is_digit(&position, weight) || !is_digit(&at[along], 1) || others.clone().any(|(_, i)| i.uses(*var)) {
+                return None;
+            }
+            (extents[along], next) = (*n, along);
+            weight *= n;
+        }
+        let row = extents.last().map_or(0, |n| n * bytes);
+        let swizzled = swizzled.contains(&to);
+        if row % LEAST_BYTES != 0 || swizzled && row != ROW_BYTES {
+            return None;
+        }
+        // What is outside of the array is zero; nothing else is left out.
+        let is_bound = |cond: &&Cond| {
+            let Cond::Lt(i, n) = cond else { return false };
+            let left = i.sub(n);
+            at.iter().zip(&a.shape).any(|(at, extent)| at.offset(-extent) == left)
+        };
+        if !conditions.iter().all(is_bound) {
+            return None;
+        }
+        let first = |index: &[Index]| {
+            let zero = |i: &Index| loops.iter().fold(i.clone(), |i, (var, _)| i.substitute(*var, &0.into()));
+            index.iter().map(|i| ranges.simplify(&zero(i))).collect::<Vec<_>>()
+        };
+        let map = Map { array, extents, swizzled };
+        Some(BoxCopy { to, first: first(index), place: first(at), map })
+    }
+
+    /// Bytes that it writes.
+    pub fn bytes(&self, program: &Program) -> i64 {
+        self.map.extents.iter().product::<i64>() * program.buffer(self.to).dtype.bytes() as i64
+    }
+}
+
+/// The element that a value is where conditions hold; else it is zero.
+fn element(value: &Expr) -> Option<(BufferId, &[Index], Vec<&Cond>)> {
+    match value {
+        Expr::Load(array, at) => Some((*array, at, Vec::new())),
+        Expr::Select(cond, value, zero) if matches!(**zero, Expr::Const(x) if x.to_bits() == 0) => {
+            let (array, at, mut conditions) = element(value)?;
+            parts(cond, &mut conditions);
+            Some((array, at, conditions))
+        }
+        _ => None,
+    }
+}
+
+/// The conditions of a conjunction.
+fn parts<'c>(cond: &'c Cond, out: &mut Vec<&'c Cond>) {
+    match cond {
+        Cond::True => {}
+        Cond::And(a, b) => {
+            parts(a, out);
+            parts(b, out);
+        }
+        Cond::Lt(..) | Cond::Eq(..) | Cond::Less(..) | Cond::Not(_) => out.push(cond),
+    }
+}
+
+/// What the instructions of a kernel that copy boxes are told of arrays, where all that one thread copies for
+/// a block are boxes; nothing else.
+pub fn maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
+    let rings: Vec<BufferId> = kernel.shared.iter().copied().filter(|b| is_ring(&gpu.program, *b)).collect();
+    let stages = kernel.n_boxes(gpu) as i64;
+    if rings.is_empty() || rings.iter().any(|b| gpu.program.buffer(*b).shape[0] != stages) {
+        return Vec::new();
+    }
+    let mut ranges = Ranges::default();
+    for (var, extent) in kernel.blocks.iter().chain(&kernel.threads).flatten() {
+        ranges.push(*var, Index::from(*extent));
+    }
+    let swizzled = matrices(gpu, kernel);
+    let mut found = Vec::new();
+    if gather(&gpu.program, &kernel.body, &swizzled, &mut ranges, &mut found) { found } else { Vec::new() }
+}
+
+fn is_ring(program: &Program, buffer: BufferId) -> bool {
+    program.buffer(buffer).scope == Scope::Bulk
+}
+
+/// The maps of a block; whether all of its stores to such rings are in boxes.
+fn gather(program: &Program, block: &[Stmt], swizzled: &[BufferId], ranges: &mut Ranges, out: &mut Vec<Map>) -> bool {
+    block.iter().all(|stmt| {
+        if let Stmt::For(l) = stmt
+            && let Some(copy) = BoxCopy::of(program, l, swizzled, ranges)
+        {
+            if !out.contains(&copy.map) {
+                out.push(copy.map);
+            }
+            return true;
+        }
+        let mut are = stmt.own_write().is_none_or(|(buffer, _)| !is_ring(program, buffer));
+        stmt.each_block(ranges, |block, ranges| are = are && gather(program, block, swizzled, ranges, out));
+        are
+    })
+}
