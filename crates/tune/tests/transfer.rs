@@ -149,6 +149,7 @@ fn experience_passes_over_what_it_cannot_use() {
 /// Pairs of workloads that one template may serve both.
 const PAIRS: &[[&str; 2]] = &[
     ["matmul:m=64,n=96,k=128", "matmul:m=17,n=330,k=1009"],
+    ["matmul:m=64,n=96,k=128,tf32=1", "matmul:m=192,n=128,k=64,tf32=1"],
     ["batch_matmul:b=6,m=17,n=29,k=13", "batch_matmul:b=9,m=64,n=64,k=32,tb=1"],
     ["dense:m=13,n=37,k=35", "dense:m=128,n=40,k=33,const=w,epilogue=bias"],
     ["resnet18.C2", "resnet18.C6"],
@@ -174,7 +175,7 @@ fn configurations_are_carried_over_legally_on_every_template() {
     for template in TEMPLATES {
         let mut n_carried = 0;
         let pairs = PAIRS.iter().flat_map(|&[a, b]| [[a, b], [b, a]]);
-        for (target, pair) in ["x86-64-v3", "sm_80"].into_iter().flat_map(|t| pairs.clone().map(move |p| (t, p))) {
+        for (target, pair) in ["x86-64-v3", "sm_90a"].into_iter().flat_map(|t| pairs.clone().map(move |p| (t, p))) {
             if !pair.iter().all(|w| (template.serves)(&on(target, w))) {
                 continue;
             }
