@@ -172,6 +172,7 @@ fn holds(how: Relation, ty: Ty, a: u64, b: u64) -> bool {
         _ => Some(extended(a, ty).cmp(&extended(b, ty))),
     };
     match (how, order) {
+        (Relation::Unordered, ordering) => ordering.is_none(),
         (Relation::OrUnordered(_), None) => true,
         (Relation::OrUnordered(how), _) => holds(*how, ty, a, b),
         (_, None) => false,

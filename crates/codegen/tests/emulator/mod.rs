@@ -222,6 +222,8 @@ enum Relation {
     LessEqual,
     Greater,
     GreaterEqual,
+    /// One is no number.
+    Unordered,
     /// The same, or one is no number.
     OrUnordered(&'static Relation),
 }

@@ -82,7 +82,8 @@ impl<'l> Reader<'l> {
             } else if line.starts_with('.') || matches!(*line, "" | "(" | ")" | "{") {
                 continue;
             } else {
-                statements.push(line.strip_suffix(';').ok_or_else(|| format!("no end: {line}"))?);
+                let statement = line.strip_suffix(';').or_else(|| line.strip_suffix("; }"));
+                statements.push(statement.ok_or_else(|| format!("no end: {line}"))?);
             }
         }
         let code = statements.into_iter().map(|line| self.instruction(line)).collect::<Result<_, _>>()?;
@@ -103,6 +104,15 @@ impl<'l> Reader<'l> {
                 (Some((self.register(name), value)), rest.trim())
             }
         };
+        // A half of a register, as it is written for GPUs that have no name for what is left.
+        if let Some(halves) = rest.strip_prefix("{ .reg .b16 tmp; mov.b32 {") {
+            let parts = halves.split_once("}, ").and_then(|(to, from)| Some((to.split_once(", ")?, from)));
+            let ((lower, upper), from) = parts.ok_or_else(|| format!("no half: {line}"))?;
+            let (to, shift) = if lower == "tmp" { (upper, 16) } else { (lower, 0) };
+            let operands = vec![self.operand(to)?, self.operand(from)?, Operand::Number(shift)];
+            let code = code("shr.u32").expect("an instruction of ours");
+            return Ok(Instruction { guard, code, operands, text: line.replace('\t', " ") });
+        }
         let (opcode, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         let operands = parts(operands).into_iter().map(|text| self.operand(text)).collect::<Result<_, _>>()?;
         let code = code(opcode).ok_or_else(|| format!("an instruction that is none of ours: {line}"))?;
@@ -197,7 +207,8 @@ fn special(text: &str) -> Option<Special> {
 fn number(text: &str) -> Option<u64> {
     let bits = |digits: &str| u64::from_str_radix(digits, 16).ok();
     match text.get(..2) {
-        Some("0f" | "0d" | "0x") => bits(&text[2..]),
+        Some("0f" | "0d") => bits(&text[2..]),
+        Some("0x") => bits(text[2..].trim_end_matches('U')),
         _ => text.parse::<i64>().map(|n| n as u64).ok().or_else(|| text.parse().ok()),
     }
 }
@@ -220,6 +231,7 @@ fn relation(word: &str) -> Option<Relation> {
         "le" | "ls" => Relation::LessEqual,
         "gt" | "hi" => Relation::Greater,
         "ge" | "hs" => Relation::GreaterEqual,
+        "nan" => Relation::Unordered,
         "equ" => Relation::OrUnordered(&Relation::Equal),
         "neu" => Relation::OrUnordered(&Relation::NotEqual),
         "ltu" => Relation::OrUnordered(&Relation::Less),
