@@ -44,13 +44,12 @@ impl Fused {
     /// Where a kernel in another layout is larger than any memory.
     pub fn laid_out(self, block: i64, costs: Costs, prefers_measured: bool) -> Result<Fused, WorkloadError> {
         let images = Images::new(&self, block);
-        let mut known = Prices::new(&self.net, &images, Costs { expected: costs.measured, ..costs });
-        let measured = if prefers_measured { known.cheapest(&self.steps)? } else { None };
-        let mut prices = if measured.is_some() { known } else { Prices::new(&self.net, &images, costs) };
-        let cheapest = match measured {
-            Some(measured) => Some(measured),
-            None => prices.cheapest(&self.steps)?,
-        };
+        let mut prices = Prices::new(&self.net, &images, Costs { expected: costs.measured, ..costs });
+        let mut cheapest = if prefers_measured { prices.cheapest(&self.steps)? } else { None };
+        if cheapest.is_none() {
+            prices = Prices::new(&self.net, &images, costs);
+            cheapest = prices.cheapest(&self.steps)?;
+        }
         let in_blocks = cheapest.unwrap_or_default();
         if !in_blocks.iter().any(|is_in_blocks| *is_in_blocks) {
             return Ok(self);

@@ -54,13 +54,12 @@ pub fn plan_memory(blocks: &[Block]) -> Memory {
     by_size.sort_by_key(|&at| (std::cmp::Reverse(sizes[at]), blocks[at].first));
     let mut best = Memory { offsets: place(blocks, &sizes, &by_size), total: 0, bound };
     best.total = end(&best.offsets, &sizes);
-    let n_orders = (COMPARISONS / blocks.len().pow(2).max(1)).min(ORDERS);
-    for order in [by_breadth(blocks, &sizes, &by_size), by_size] {
-        let mut order = order;
+    if best.total == bound {
+        return best;
+    }
+    let n_orders = (COMPARISONS / blocks.len().pow(2)).min(ORDERS);
+    for mut order in [by_breadth(blocks, &sizes, &by_size), by_size] {
         for _ in 0..n_orders / 2 {
-            if best.total == bound {
-                return best;
-            }
             let offsets = place(blocks, &sizes, &order);
             let total = end(&offsets, &sizes);
             // Who ends last has a better place the earlier it comes.
@@ -70,6 +69,9 @@ pub fn plan_memory(blocks: &[Block]) -> Memory {
             order.insert(last / 2, at);
             if total < best.total {
                 best = Memory { offsets, total, bound };
+            }
+            if best.total == bound {
+                return best;
             }
         }
     }

@@ -2,13 +2,13 @@
 //! on, where a GPU has them.
 
 use super::super::Setting;
-use super::super::step::{stream, unroll};
+use super::super::step::{pipeline, stream, unroll};
 use super::{constraint, gpu};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 
 /// Copies of a thread that are repeated in the code.
-pub const MOST_UNROLLED: i64 = 16;
+const MOST_UNROLLED: i64 = 16;
 
 /// Whether factors may be copied so: those that nothing is made of on the way.
 fn is_possible(s: &Setting) -> bool {
@@ -86,6 +86,17 @@ impl Copies {
     /// Elements of a thread, of so many, that pass through registers.
     pub fn in_registers(self, elements: i64) -> i64 {
         if matches!(self, Copies::Registers(1..)) { elements } else { 0 }
+    }
+
+    /// What becomes of a factor's copies in a loop's iterations where they pass through registers: they are
+    /// loaded ahead, or repeated in the code where a thread has few.
+    pub fn through_registers(self, at: &str, name: &str, n_loads: i64) -> Vec<Step> {
+        let unrolled = unroll(&format!("{name}.o"));
+        match self {
+            Copies::Registers(ahead @ 1..) => vec![pipeline(name, at, &format!("{name}.n"), ahead > 1), unrolled],
+            Copies::Registers(_) if n_loads <= MOST_UNROLLED => vec![unrolled],
+            Copies::Registers(_) | Copies::Async(_) | Copies::Bulk(_) => Vec::new(),
+        }
     }
 
     /// What becomes of the copies of a loop's iterations, each with its loads of a thread, where they do

@@ -1,12 +1,10 @@
 //! Matrix products in tensor cores.
 
 use super::super::algorithm::{self, Algorithm};
-use super::super::step::{
-    accumulate, bind, exact, fuse, inline, pipeline, reorder, shared, tensorize, unroll, vectorize,
-};
+use super::super::step::{accumulate, bind, exact, fuse, inline, reorder, shared, tensorize, unroll, vectorize};
 use super::super::{Setting, Template, ceil_div};
 use super::conv::is_window;
-use super::copies::{self, Copies, MOST_UNROLLED};
+use super::copies::{self, Copies};
 use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, product, split_k, sums_of_parts};
 use super::model::Blocks;
 use super::parts::{Copied, Threads};
@@ -150,13 +148,13 @@ fn divide(over: &str, [rows, columns]: [&str; 2], warp: [i64; 2]) -> Vec<Step> {
 }
 
 /// Binds warps and their threads.
-fn bind_warps(over: &str) -> [Step; 3] {
+pub(super) fn bind_warps(over: &str) -> [Step; 3] {
     let of = |name: &str| format!("{over}{name}");
     [bind(&of("w"), LoopKind::Thread(2)), bind(&of("i.l"), LoopKind::Thread(1)), bind(&of("j.l"), LoopKind::Thread(0))]
 }
 
 /// How blocks divide the product.
-fn division(space: &Space, config: &Config) -> Division {
+pub(super) fn division(space: &Space, config: &Config) -> Division {
     let int = |name: &str| space.int(config, name);
     Division { tile: ["block_m", "block_n"].map(int), products: 1, depth: int("block_k"), split: int("split_k") }
 }
@@ -203,14 +201,7 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
             Copied { name: &shared_name, extents: &extents, order: &in_order, vector, runs: false, across: false };
         steps.extend(copied.by(threads));
         let n_loads = size * depth / (vector * threads.n());
-        match copies {
-            Copies::Registers(ahead @ 1..) => {
-                steps.push(pipeline(&shared_name, "k.o", &format!("{shared_name}.n"), ahead > 1));
-                steps.push(unroll(&format!("{shared_name}.o")));
-            }
-            Copies::Registers(_) if n_loads <= MOST_UNROLLED => steps.push(unroll(&format!("{shared_name}.o"))),
-            Copies::Registers(_) | Copies::Async(_) | Copies::Bulk(_) => {}
-        }
+        steps.extend(copies.through_registers("k.o", &shared_name, n_loads));
         copied_by.push((shared_name, n_loads));
     }
     let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();

@@ -1,21 +1,20 @@
 //! Matrix products that four warps compute together.
 
 use super::super::algorithm::{self, Algorithm};
-use super::super::step::{
-    accumulate, bind, exact, fuse, inline, pipeline, reorder, shared, tensorize, unroll, vectorize,
-};
+use super::super::step::{accumulate, exact, fuse, inline, reorder, shared, tensorize, unroll, vectorize};
 use super::super::{Setting, Template, ceil_div};
-use super::copies::{self, Copies, MOST_UNROLLED};
+use super::copies::{self, Copies};
 use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, product, split_k, sums_of_parts};
 use super::model::Blocks;
 use super::parts::{Copied, Threads};
-use super::product::{Division, Factor, Product, bind_blocks};
+use super::product::{Factor, Product, bind_blocks};
+use super::tensor::{bind_warps, division};
 use super::{constraint, gpu};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::gpu::tensor::{self, WARP};
 use tilewright_ir::gpu::warpgroup::{COLUMNS, MOST_COLUMNS, ROW_BYTES, ROWS, WARPS};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::{DType, LoopKind, Step, Tensor};
+use tilewright_ir::{DType, Step, Tensor};
 
 /// Tiles of groups of four warps in tensor cores, which read both factors from shared memory.
 ///
@@ -144,18 +143,6 @@ fn divide(over: &str, [rows, columns]: [&str; 2], groups_m: i64, group_n: i64) -
     ]
 }
 
-/// Binds warps and their threads.
-fn bind_warps(over: &str) -> [Step; 3] {
-    let of = |name: &str| format!("{over}{name}");
-    [bind(&of("w"), LoopKind::Thread(2)), bind(&of("i.l"), LoopKind::Thread(1)), bind(&of("j.l"), LoopKind::Thread(0))]
-}
-
-/// How blocks divide the product.
-fn division(space: &Space, config: &Config) -> Division {
-    let int = |name: &str| space.int(config, name);
-    Division { tile: ["block_m", "block_n"].map(int), products: 1, depth: int("block_k"), split: int("split_k") }
-}
-
 fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
     let int = |name: &str| space.int(config, name);
     let [groups_m, groups_n] = ["groups_m", "groups_n"].map(int);
@@ -194,14 +181,7 @@ fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
         }
         steps.extend(copied.by(threads));
         let n_loads = size * depth / (vector * threads.n());
-        match copies {
-            Copies::Registers(ahead @ 1..) => {
-                steps.push(pipeline(&shared_name, "k.o", &format!("{shared_name}.n"), ahead > 1));
-                steps.push(unroll(&format!("{shared_name}.o")));
-            }
-            Copies::Registers(_) if n_loads <= MOST_UNROLLED => steps.push(unroll(&format!("{shared_name}.o"))),
-            Copies::Registers(_) | Copies::Async(_) | Copies::Bulk(_) => {}
-        }
+        steps.extend(copies.through_registers("k.o", &shared_name, n_loads));
         copied_by.push((shared_name, n_loads));
     }
     let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
