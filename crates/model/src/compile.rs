@@ -166,7 +166,9 @@ fn on_all_cores<T: Send, R: Send, O>(
         made
     };
     let mut made = thread::scope(|scope| {
-        let others: Vec<_> = (1..n_threads).map(|_| scope.spawn(work)).collect();
+        // Where the system refuses a thread, those that there are do it all.
+        let another = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+        let others: Vec<_> = (1..n_threads).map_while(another).collect();
         let mut made = work();
         others
             .into_iter()
