@@ -183,11 +183,14 @@ impl OpenClDevice {
         (target.l2_bytes, target.l3_bytes) = (cache_bytes, cache_bytes);
         let gpu = target.gpu.as_mut().expect("invariant: an OpenCL target has what a GPU has");
         gpu.number = small(number);
-        gpu.warp_size = match vendors {
-            Some(width) => width,
-            None if is_cpu => asked(CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT)?.to_uint().max(1),
-            None => gpu.warp_size,
-        };
+        if is_cpu {
+            let lanes = asked(CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT)?.to_uint().max(1);
+            target.vector_bits = target.vector_bits.max(32 * lanes);
+            // As many as the vector registers of AVX-512 hold; narrower ones have others in the cache.
+            gpu.registers_per_thread = gpu.registers_per_thread.max(32 * lanes);
+            gpu.warp_size = lanes;
+        }
+        gpu.warp_size = vendors.unwrap_or(gpu.warp_size);
         gpu.most_threads = small(asked(CL_DEVICE_MAX_WORK_GROUP_SIZE)?.to_size());
         for (limit, axis) in gpu.most_threads_along.iter_mut().zip(&along) {
             *limit = small(*axis);

@@ -24,9 +24,13 @@ fn n_configs(n_shapes: usize) -> usize {
     of_each.map_or(CONFIGS, |n| n.div_ceil(n_shapes))
 }
 
-fn setting(text: &str, target: &str) -> Setting {
+fn setting(text: &str, target: &Target) -> Setting {
     let workload = Workload::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
-    Setting { workload, target: Target::named(target).unwrap(), n_threads: 1 }
+    Setting { workload, target: target.clone(), n_threads: 1 }
+}
+
+fn named(target: &str) -> Target {
+    Target::named(target).unwrap()
 }
 
 fn serving(setting: &Setting) -> impl Iterator<Item = &'static Template> {
@@ -74,7 +78,7 @@ fn check(task: &Task, config: &Config, (expected, divisor, most): (&[Vec<f64>], 
 }
 
 /// Checks first guesses and random configurations of every template that serves some of these workloads.
-fn check_random(texts: &[&str], target: &str, (divisor, most): (f64, f64)) {
+fn check_random(texts: &[&str], target: &Target, (divisor, most): (f64, f64)) {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
     let settings: Vec<Setting> = texts.iter().map(|text| setting(text, target)).collect();
     let expected: Vec<Vec<Vec<f64>>> =
@@ -122,7 +126,7 @@ fn products_of_any_shape_run_in_blocks_of_threads() {
         "matmul:m=24,n=40,k=33,dtype=bf16",
         "batch_matmul:b=2,m=16,n=24,k=32,ta=1,tb=1,dtype=f16,epilogue=bias",
     ];
-    check_random(&texts, "sm_80", (1.0, 0.0));
+    check_random(&texts, &named("sm_80"), (1.0, 0.0));
 }
 
 #[test]
@@ -155,7 +159,26 @@ fn convolutions_of_any_shape_run_in_blocks_of_threads() {
         "conv2d:c=8,h=6,w=8,k=32,r=1,s=1,dtype=bf16,epilogue=bias+relu",
         "conv2d:n=2,c=5,h=7,w=9,k=33,r=3,s=3,pad=1,dtype=f16,const=w",
     ];
-    check_random(&texts, "sm_80", (1.0, 0.0));
+    check_random(&texts, &named("sm_80"), (1.0, 0.0));
+}
+
+/// A CPU as a device of OpenCL has vectors of many lanes, and memory is as good as shared memory there.
+#[test]
+fn products_fill_the_vectors_of_a_cpu() {
+    let device = Target { vector_bits: 512, ..named("opencl") };
+    let texts = [
+        "matmul:m=33,n=96,k=24",
+        "matmul:m=40,n=64,k=19,epilogue=bias+relu",
+        "matmul:m=16,n=128,k=16,dtype=f64",
+        "batch_matmul:b=3,m=31,n=64,k=136,ta=1",
+        "conv2d:c=8,h=8,w=8,k=9,r=1,s=1,epilogue=relu",
+    ];
+    check_random(&texts, &device, (1.0, 0.0));
+    let task = Task::new(setting("matmul-512", &device), Some("gpu-matmul")).unwrap();
+    let guess = task.space.config_to_json(&task.first_guess(0).unwrap());
+    assert_eq!((&guess["lanes"], &guess["shared"]), (&16.into(), &"no".into()), "{guess}");
+    let text = task.program(&task.first_guess(0).unwrap()).unwrap().to_string();
+    assert!(text.contains("vectorized j.e in 16") && !text.contains("shared"), "{text}");
 }
 
 #[test]
@@ -163,7 +186,7 @@ fn nests_of_any_kind_run_in_blocks_of_threads() {
     let nests = include_str!("../../../tests/nests.txt").lines().filter_map(|line| line.split_once(' '));
     let texts: Vec<&str> = nests.map(|(_, text)| text).filter(|text| text.starts_with("nest:")).collect();
     assert!(texts.len() > 20);
-    check_random(&texts, "opencl", (8.0, 1e-5));
+    check_random(&texts, &named("opencl"), (8.0, 1e-5));
 }
 
 /// What is valid of the papers' spaces within 48 KiB of shared memory and 1024 threads, in tenths of a per
@@ -178,7 +201,7 @@ fn limits_of_a_device_leave_so_much_of_the_papers_spaces() {
         ("matmul-1024", "gemm-4-2-4", 899_756, 440),
         ("matmul-1024", "matmul-4-3-4", 5_398_536, 241),
     ] {
-        let task = Task::new(setting(text, "sm_61"), Some(template)).unwrap();
+        let task = Task::new(setting(text, &named("sm_61")), Some(template)).unwrap();
         let all: u128 = (0..task.space.n_parameters()).map(|at| u128::from(task.space.n_values(at))).product();
         assert_eq!(all, size, "{text} {template}");
         // The third axis has fewer threads still.
@@ -193,7 +216,7 @@ fn limits_of_a_device_leave_so_much_of_the_papers_spaces() {
 #[test]
 fn templates_serve_gpus_or_cpus() {
     for text in ["matmul:m=64,n=64,k=64", "conv2d:c=8,h=9,w=9,k=8,r=3,s=3"] {
-        let names = |target: &str| serving(&setting(text, target)).map(|t| t.name).collect::<Vec<_>>();
+        let names = |target: &str| serving(&setting(text, &named(target))).map(|t| t.name).collect::<Vec<_>>();
         let (cpu, gpu) = (names("x86-64-v4"), names("sm_90a"));
         assert!(cpu.iter().all(|name| !name.starts_with("gpu-")), "{cpu:?}");
         assert!(gpu[0].starts_with("gpu-"), "{gpu:?}");

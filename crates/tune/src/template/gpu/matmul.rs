@@ -8,6 +8,7 @@ use super::product::LEAST_BLOCK;
 use super::{Fragments, Order, Product, Tile, Tiling, constraint, gpu};
 use crate::space::{Config, Constraint, Domain, Parameter, Space};
 use tilewright_ir::op::Structure;
+use tilewright_ir::target::{Arch, GpuApi};
 
 /// Blocks of the result in tiles of registers, factors through shared memory.
 ///
@@ -49,8 +50,10 @@ pub(super) fn product(s: &Setting) -> Product {
     Product::of(&s.workload).expect("the template serves products")
 }
 
-/// Elements that a thread has next to each other.
+/// Elements that a thread has next to each other, where vectors hold no more.
 const NEXT: i64 = 4;
+/// Steps of the sum that a block has at a time, at least.
+const LEAST_DEPTH: i64 = 8;
 /// Registers for addresses and counters: what ptxas needs besides in tiles of 4 × 4 to 8 × 16, at the least.
 /// It takes more where there are some.
 const OTHER_REGISTERS: i64 = 36;
@@ -67,6 +70,19 @@ fn blocks(n: i64) -> impl Iterator<Item = i64> {
     [1, 2, 4, 8].map(|n| n * LEAST_BLOCK).into_iter().filter(move |&b| b == LEAST_BLOCK || b / 2 < n)
 }
 
+/// Numbers of neighbouring columns of a thread, which are lanes of a vector: four, and more where vectors
+/// hold more, as on CPUs that are OpenCL devices.
+fn lanes(s: &Setting) -> impl Iterator<Item = i64> + use<> {
+    let most = s.target.lanes(s.workload.dtype);
+    [NEXT, 8, 16].into_iter().filter(move |&n| n == NEXT || n <= most)
+}
+
+/// Whether threads may read factors where they are, without shared memory: on devices where that may be no
+/// faster than other memory. Neighbouring columns lie next to each other.
+fn may_read_directly(s: &Setting, products: &[Product]) -> bool {
+    s.target.arch == Arch::Gpu(GpuApi::OpenCl) && products.iter().all(|p| !p.b.along_k && p.b.loads >= NEXT)
+}
+
 /// What products in tiles leave open; of several products, a further parameter chooses one.
 pub(super) fn parameters(s: &Setting, products: &[Product]) -> Vec<Parameter> {
     let most = |of: &dyn Fn(&Product) -> i64| products.iter().map(of).max().expect("there is a product");
@@ -76,12 +92,14 @@ pub(super) fn parameters(s: &Setting, products: &[Product]) -> Vec<Parameter> {
     };
     let k = most(&|p| p.k);
     let fits_rows = |b: &i64| products.iter().all(|p| !p.is_among_others || p.m % b == 0);
+    let depths = [1, 2, 4, 8].map(|n| n * LEAST_DEPTH).into_iter().filter(|&b| b == LEAST_DEPTH || b / 2 < k);
+    let widest = lanes(s).last().expect("there are four");
     let own = [
         Parameter::ordinal("block_m", blocks(most(&|p| p.m)).filter(fits_rows)),
         Parameter::ordinal("block_n", blocks(most(&|p| p.n))),
-        Parameter::ordinal("block_k", [8, 16, 32, 64].into_iter().filter(|&b| b == 8 || b / 2 < k)),
+        Parameter::ordinal("block_k", depths),
         Parameter::ordinal("thread_m", [4, 8]),
-        Parameter::ordinal("thread_n", [4, 8, 16]),
+        Parameter::ordinal("thread_n", [4, 8, 16, 32, 64].into_iter().filter(|&n| n <= NEXT * widest)),
         Parameter::ordinal("vector_a", vector(&|p| p.a.loads)),
         Parameter::ordinal("vector_b", vector(&|p| p.b.loads)),
         split_k(k),
@@ -90,7 +108,9 @@ pub(super) fn parameters(s: &Setting, products: &[Product]) -> Vec<Parameter> {
         copies::ahead(s),
         Parameter::ordinal("warp_n", [2, 4, 8, 16, 32]),
     ];
-    own.into_iter().chain(copies::way(s)).collect()
+    let wide = (widest > NEXT).then(|| Parameter::ordinal("lanes", lanes(s)).optional());
+    let direct = may_read_directly(s, products).then(|| Parameter::categorical("shared", &["yes", "no"]).optional());
+    own.into_iter().chain(copies::way(s)).chain(wide).chain(direct).collect()
 }
 
 /// Blocks of rows that make up a group.
@@ -123,6 +143,16 @@ pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Param
     ];
     constraints.extend(copies::constraints(s, "(block_m + block_n) * block_k", gpu.shared_bytes, parameters));
     constraints.extend(of_blocks(s, products, threads, parameters));
+    let has = |name: &str| parameters.iter().any(|p| p.name == name);
+    if has("lanes") {
+        constraints.push(say("lanes", "thread_n % lanes == 0"));
+    }
+    if has("shared") {
+        let [n, k] = [|p: &Product| p.n, |p: &Product| p.k].map(|of| size(products, parameters, of));
+        let none = format!("block_k == {LEAST_DEPTH} and vector_a == 1 and vector_b == 1 and ahead == 0");
+        let is_whole = format!("{n} % block_n == 0 and {k} % (block_k * split_k) == 0");
+        constraints.push(say("shared", &format!("shared == 'yes' or {none} and {is_whole}")));
+    }
     constraints
 }
 
@@ -189,11 +219,16 @@ pub(super) fn order(space: &Space, config: &Config) -> Order {
 /// The schedule of a configuration.
 pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
     let int = |name: &str| space.int(config, name);
-    let tile = |block: i64, each: i64| Tile { strides: each / NEXT, threads: block / each, elements: NEXT };
-    let lanes = NEXT * s.workload.dtype.bytes() as i64 <= 16;
+    let has = |name: &str| space.names().any(|known| known == name);
+    let tile = |block: &str, each: &str, next: i64| {
+        let [block, each] = [block, each].map(int);
+        Tile { strides: each / next, threads: block / each, elements: next }
+    };
+    let columns = tile("block_n", "thread_n", if has("lanes") { int("lanes") } else { NEXT });
+    let lanes = 8 * columns.elements * s.workload.dtype.bytes() as i64 <= i64::from(s.target.vector_bits);
     Tiling {
-        rows: tile(int("block_m"), int("thread_m")),
-        columns: tile(int("block_n"), int("thread_n")),
+        rows: tile("block_m", "thread_m", NEXT),
+        columns,
         warp: int("warp_n"),
         products: 1,
         depth: int("block_k"),
@@ -205,6 +240,7 @@ pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
         vectors: [int("vector_a"), int("vector_b")],
         copies: Copies::of(space, config),
         lanes,
+        shared: !has("shared") || space.text(config, "shared") == "yes",
     }
 }
 
@@ -221,7 +257,9 @@ pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config)
     let products = (tm * tn) as f64;
     let vectors = t.vectors.map(|v| v as f64);
     let copies = (bm as f64 / vectors[0] + bn as f64 / vectors[1]) / t.threads().n() as f64;
-    let others = (tm + tn) as f64 / 4.0 + 3.0 / t.inner as f64 + 4.0 * copies;
+    let loads = if t.shared { (tm + tn) as f64 / 4.0 + 4.0 * copies } else { tm as f64 + tn as f64 / 4.0 };
+    let others = loads + 3.0 / t.inner as f64;
+    let by_vectors = used_of_vectors(s, &t);
     let loaded = t.copies.in_registers((bm + bn) * t.depth / t.threads().n());
     let blocks = Blocks {
         n,
@@ -229,11 +267,23 @@ pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config)
         registers: tm * tn + tm + tn + loaded + OTHER_REGISTERS,
         shared_bytes: t.copies.n() * (bm + bn) * t.depth * bytes as i64,
         fmas: (bm * bn * depth) as f64 * bytes / 4.0,
-        efficiency: products / (products + others),
+        efficiency: by_vectors * products / (products + others),
         bytes: ((bm + bn) * depth + bm * bn) as f64 * bytes,
-        waits: if t.copies.are_ahead() { 1.0 } else { (depth / t.depth) as f64 } + 1.0,
+        waits: if t.copies.are_ahead() || !t.shared { 1.0 } else { (depth / t.depth) as f64 } + 1.0,
     };
     blocks.cycles(&gpu) + sums_of_parts(s, p, t.split)
+}
+
+/// How much of what a CPU's vectors could do a tiling has them do; all of a GPU, whose threads have none.
+/// Threads take turns between barriers there, and their sums lie in memory meanwhile: on Zen 4 by Intel's
+/// runtime that leaves two fifths.
+fn used_of_vectors(s: &Setting, t: &Tiling) -> f64 {
+    let lanes = s.target.lanes(s.workload.dtype);
+    if lanes <= NEXT {
+        return 1.0;
+    }
+    let by_barriers = if t.shared { 0.4 } else { 1.0 };
+    by_barriers * (t.columns.elements as f64 / lanes as f64).min(1.0)
 }
 
 /// What the kernel that adds up parts takes, where blocks share sums.

@@ -311,6 +311,8 @@ pub struct Tiling {
     pub copies: Copies,
     /// Whether columns of a thread are lanes of vectors.
     pub lanes: bool,
+    /// Whether factors go through shared memory; if not, threads read them where they are, as they multiply.
+    pub shared: bool,
 }
 
 /// Which blocks run next to each other.
@@ -355,41 +357,11 @@ impl Tiling {
         steps.push(accumulate(division.stage(), "j.b", "C.r"));
 
         // Factors in shared memory, and in registers.
-        let [a_s, b_s] =
-            [("A", &p.a, self.rows), ("B", &p.b, self.columns)].map(|f| self.factor(f.0, f.1, f.2, has_batch));
-        for factor in [&a_s, &b_s] {
-            steps.extend(factor.stage.iter().cloned());
+        if self.shared {
+            steps.extend(self.share(p));
+        } else {
+            steps.extend(["A.x", "B.x"].map(inline));
         }
-        let at = match self.fragments {
-            Fragments::None => None,
-            Fragments::Step => Some("k.i"),
-            Fragments::Inner => Some("k.m"),
-        };
-        if let Some(at) = at {
-            for (name, factor, tile) in [("A", &a_s, self.rows), ("B", &b_s, self.columns)] {
-                let [from, to] = [format!("{name}.s"), format!("{name}.r")];
-                let axes: Vec<LayoutAxis> = (0..factor.extents.len()).map(Whole).collect();
-                steps.push(stage(&from, Some(at), &to, &axes));
-                if tile.each() <= MOST_UNROLLED {
-                    let last = factor.extents.len() - 1;
-                    steps.extend((0..last).map(|d| unroll(&format!("{to}.{d}"))));
-                    let element = format!("{to}.{last}");
-                    steps.push(if self.lanes { vectorize(&element) } else { unroll(&element) });
-                }
-            }
-        }
-        let mut copies = Vec::new();
-        for (name, factor, vector) in [("A.s", &a_s, self.vectors[0]), ("B.s", &b_s, self.vectors[1])] {
-            let copied =
-                Copied { name, extents: &factor.extents, order: &factor.order, vector, runs: false, across: false };
-            steps.extend(copied.by(self.threads()));
-            if let Copies::Registers(ahead @ 1..) = self.copies {
-                steps.push(pipeline(name, "k.o", &format!("{name}.n"), ahead > 1));
-                steps.push(unroll(&format!("{name}.o")));
-            }
-            copies.push((name, factor.extents.iter().product::<i64>() / (vector * self.threads().n())));
-        }
-        steps.extend(self.copies.stream("k.o", &copies, false));
         steps.extend(bind_threads("i.t", &columns, has_batch.then_some(b)));
         if self.unrolled {
             steps.push(unroll("k.i"));
@@ -416,6 +388,44 @@ impl Tiling {
         } else {
             steps.extend(division.sums_of_parts(p));
         }
+        steps
+    }
+
+    /// Brings both factors into shared memory, and from there into registers.
+    fn share(&self, p: &Product) -> Vec<Step> {
+        let (has_batch, factors) = (p.batch.is_some(), [("A", &p.a, self.rows), ("B", &p.b, self.columns)]);
+        let staged = factors.map(|(name, factor, tile)| self.factor(name, factor, tile, has_batch));
+        let mut steps: Vec<Step> = staged.iter().flat_map(|factor| factor.stage.iter().cloned()).collect();
+        let at = match self.fragments {
+            Fragments::None => None,
+            Fragments::Step => Some("k.i"),
+            Fragments::Inner => Some("k.m"),
+        };
+        if let Some(at) = at {
+            for ((name, _, tile), factor) in factors.iter().zip(&staged) {
+                let [from, to] = [format!("{name}.s"), format!("{name}.r")];
+                let rank = factor.extents.len();
+                let axes: Vec<LayoutAxis> = (0..rank).map(Whole).collect();
+                steps.push(stage(&from, Some(at), &to, &axes));
+                if tile.each() <= MOST_UNROLLED {
+                    steps.extend((0..rank - 1).map(|d| unroll(&format!("{to}.{d}"))));
+                    let element = format!("{to}.{}", rank - 1);
+                    steps.push(if self.lanes { vectorize(&element) } else { unroll(&element) });
+                }
+            }
+        }
+        let mut copies = Vec::new();
+        for ((name, factor), vector) in ["A.s", "B.s"].into_iter().zip(&staged).zip(self.vectors) {
+            let copied =
+                Copied { name, extents: &factor.extents, order: &factor.order, vector, runs: false, across: false };
+            steps.extend(copied.by(self.threads()));
+            if let Copies::Registers(ahead @ 1..) = self.copies {
+                steps.push(pipeline(name, "k.o", &format!("{name}.n"), ahead > 1));
+                steps.push(unroll(&format!("{name}.o")));
+            }
+            copies.push((name, factor.extents.iter().product::<i64>() / (vector * self.threads().n())));
+        }
+        steps.extend(self.copies.stream("k.o", &copies, false));
         steps
     }
 

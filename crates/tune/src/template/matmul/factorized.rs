@@ -98,6 +98,7 @@ fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         vectors: [1, 1],
         copies: Copies::Registers(0),
         lanes: false,
+        shared: true,
     };
     tiling.steps(&product)
 }
