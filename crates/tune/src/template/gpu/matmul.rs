@@ -259,7 +259,6 @@ pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config)
     let copies = (bm as f64 / vectors[0] + bn as f64 / vectors[1]) / t.threads().n() as f64;
     let loads = if t.shared { (tm + tn) as f64 / 4.0 + 4.0 * copies } else { tm as f64 + tn as f64 / 4.0 };
     let others = loads + 3.0 / t.inner as f64;
-    let by_vectors = used_of_vectors(s, &t);
     let loaded = t.copies.in_registers((bm + bn) * t.depth / t.threads().n());
     let blocks = Blocks {
         n,
@@ -267,23 +266,24 @@ pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config)
         registers: tm * tn + tm + tn + loaded + OTHER_REGISTERS,
         shared_bytes: t.copies.n() * (bm + bn) * t.depth * bytes as i64,
         fmas: (bm * bn * depth) as f64 * bytes / 4.0,
-        efficiency: by_vectors * products / (products + others),
+        efficiency: products / (products + others),
         bytes: ((bm + bn) * depth + bm * bn) as f64 * bytes,
         waits: if t.copies.are_ahead() || !t.shared { 1.0 } else { (depth / t.depth) as f64 } + 1.0,
     };
-    blocks.cycles(&gpu) + sums_of_parts(s, p, t.split)
+    let lanes = s.target.lanes(s.workload.dtype);
+    let cycles = if lanes > NEXT { cycles_of_cores(s, &t, lanes, &blocks) } else { blocks.cycles(&gpu) };
+    cycles + sums_of_parts(s, p, t.split)
 }
 
-/// How much of what a CPU's vectors could do a tiling has them do; all of a GPU, whose threads have none.
-/// Threads take turns between barriers there, and their sums lie in memory meanwhile: on Zen 4 by Intel's
-/// runtime that leaves two fifths.
-fn used_of_vectors(s: &Setting, t: &Tiling) -> f64 {
-    let lanes = s.target.lanes(s.workload.dtype);
-    if lanes <= NEXT {
-        return 1.0;
-    }
+/// Cycles of the blocks of a tiling on a CPU with vectors of so many lanes: each core runs one block after
+/// the other. Threads take turns between barriers there, and their sums lie in memory meanwhile: on Zen 4 by
+/// Intel's runtime that leaves two fifths of the speed.
+fn cycles_of_cores(s: &Setting, t: &Tiling, lanes: i64, blocks: &Blocks) -> f64 {
     let by_barriers = if t.shared { 0.4 } else { 1.0 };
-    by_barriers * (t.columns.elements as f64 / lanes as f64).min(1.0)
+    let used = by_barriers * (t.columns.elements as f64 / lanes as f64).min(1.0) * blocks.efficiency;
+    let rounds = ceil_div(blocks.n, i64::from(gpu(s).n_units).max(1));
+    // Two vectors of multiply-adds in each cycle.
+    rounds as f64 * blocks.fmas / (used * 2.0 * lanes as f64)
 }
 
 /// What the kernel that adds up parts takes, where blocks share sums.
