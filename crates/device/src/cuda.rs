@@ -12,9 +12,9 @@ use std::ffi::{CString, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use thiserror::Error;
-use tilewright_ir::gpu::bulk::Map;
+use tilewright_ir::gpu::bulk::{Described, Map};
 use tilewright_ir::target::Gpu;
-use tilewright_ir::{Buffer, Target};
+use tilewright_ir::{Program, Target};
 
 use crate::guarded::{DeviceMemory, Guarded, KernelArgument, with_canaries};
 use crate::memory::CANARY_BYTES;
@@ -412,28 +412,18 @@ struct Encoded([u8; MAP_BYTES]);
 ///
 /// # Errors
 /// Where the driver is older than such instructions, or refuses.
-pub fn encode_map(context: &Context, array: &Buffer, map: &Map, address: u64) -> Result<Vec<u8>, CudaError> {
+pub fn encode_map(context: &Context, program: &Program, map: &Map, address: u64) -> Result<Vec<u8>, CudaError> {
     const WHAT: &str = "describing an array";
     let f = context.enter()?;
     let encode = f.encode_map.ok_or_else(|| refusal(f, NOT_FOUND, WHAT))?;
-    // Numbers without sign, as zeros are what a box has outside of the array: of 8, 16, 32 and 64 bits.
-    let kind = match array.dtype.bytes() {
-        1 => 0,
-        2 => 1,
-        4 => 2,
-        _ => 4,
-    };
-    let reversed = |all: &[i64]| all.iter().rev().map(|n| *n as u64).collect::<Vec<_>>();
-    let extents = reversed(&array.shape);
-    let strides: Vec<u64> = reversed(&array.strides())[1..].iter().map(|n| n * array.dtype.bytes()).collect();
-    let boxes: Vec<c_uint> = reversed(&map.extents).into_iter().map(|n| n as c_uint).collect();
+    let Described { kind, extents, strides, boxes } = map.described(program);
     let (ones, rank) = (vec![1; extents.len()], extents.len() as c_uint);
     let mut encoded = Encoded([0; MAP_BYTES]);
     let to = (&raw mut encoded).cast();
     // Lines of 128 bytes are swizzled, or nothing is; lines of 256 bytes go to the last cache.
     let (swizzle, promotion) = (if map.swizzled { 3 } else { 0 }, 3);
     let [extents, strides] = [&extents, &strides].map(|all| all.as_ptr());
-    let (boxes, ones) = (boxes.as_ptr(), ones.as_ptr());
+    let (boxes, ones, kind) = (boxes.as_ptr(), ones.as_ptr(), kind as c_int);
     // SAFETY: all lists are as long as the array has dimensions, that of strides one shorter.
     let code = unsafe { encode(to, kind, rank, address, extents, strides, boxes, ones, 0, swizzle, promotion, 0) };
     if code == 0 { Ok(encoded.0.to_vec()) } else { Err(refusal(f, code, WHAT)) }

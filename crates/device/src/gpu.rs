@@ -16,7 +16,7 @@ use crate::guarded::{DeviceMemory, Guarded};
 pub use crate::guarded::{KernelArgument, Span};
 pub use cuda::Cuda;
 pub use opencl::OpenCl;
-pub use plan::{GpuContext, GpuError, GpuModel};
+pub use plan::{GpuContext, GpuError};
 
 /// What runs kernels on a device: a context of its driver, which threads share.
 pub trait Driver: Clone + Send + Sync + 'static {

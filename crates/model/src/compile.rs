@@ -1,19 +1,20 @@
 //! From fused steps to a plan with its code.
 
 use std::collections::{HashMap, HashSet};
-use std::num::NonZero;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use tilewright::target_here;
 use tilewright_codegen::{ArgumentAlign, Compiler};
-use tilewright_device::gpu::GpuModel;
 use tilewright_graph::op::{Fact, Inputs};
 use tilewright_graph::{Op, Tensor};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu};
-use tilewright_runtime::{self as runtime, Block, Constant, Memory, Model, Place, Plan, Slice, Work, plan_memory};
+use tilewright_runtime::gpu::GPU_LINE;
+use tilewright_runtime::{
+    self as runtime, AnyModel, Block, Constant, GpuModel, Memory, Model, Place, Plan, Slice, Work, on_all_cores,
+    plan_memory,
+};
 
 use crate::fuse::{Fused, Kernel, Step, Steps};
 use crate::net::{Kind, Net, Node, ValueId};
@@ -49,37 +50,10 @@ pub enum CompileError {
     Plan(#[from] tilewright_runtime::PlanError),
 }
 
-/// A plan with its kernels, for what runs them.
-#[derive(Clone)]
-pub enum Code {
-    /// This machine's CPU.
-    Cpu(Arc<Model>),
-    /// A GPU.
-    Gpu(Arc<GpuModel>),
-}
-
-impl Code {
-    /// The plan.
-    pub fn plan(&self) -> &Plan {
-        match self {
-            Code::Cpu(model) => model.plan(),
-            Code::Gpu(model) => &model.plan,
-        }
-    }
-
-    /// It where it is for this machine's CPU.
-    pub fn cpu(&self) -> Option<&Arc<Model>> {
-        match self {
-            Code::Cpu(model) => Some(model),
-            Code::Gpu(_) => None,
-        }
-    }
-}
-
 /// A model that can run.
 pub struct Compiled {
     /// What runs.
-    pub model: Code,
+    pub model: AnyModel,
     /// What it was made of.
     pub fused: Fused,
     /// The memory for what is computed on the way.
@@ -131,7 +105,7 @@ fn compiled(fused: Fused, target: &Target, schedule: Schedule, quickly: bool) ->
         let kernels = programs.into_iter().map(kernel).collect::<Result<Vec<_>, _>>()?;
         let kept = kernels.iter().map(|kernel| kept_by(&kernel.program)).collect();
         let Job { plan, origins, memory, .. } = Job::new(&fused, &places, GPU_LINE, (numbers, kept)).done()?;
-        let model = Code::Gpu(Arc::new(GpuModel { plan, kernels, target: target.clone() }));
+        let model = AnyModel::Gpu(Arc::new(GpuModel { plan, kernels, target: target.clone() }));
         return Ok(Compiled { model, fused, memory, origins, n_guessed: 0 });
     }
     let code = |compiler: &mut Compiler, (text, program): (String, Program)| {
@@ -144,39 +118,8 @@ fn compiled(fused: Fused, target: &Target, schedule: Schedule, quickly: bool) ->
     let codes = codes.into_iter().collect::<Result<Vec<_>, _>>()?;
     let kept = codes.iter().map(|code| kept_by(code.program())).collect();
     let Job { plan, origins, memory, .. } = Job::new(&fused, &places, 1, (numbers, kept)).done()?;
-    let model = Code::Cpu(Arc::new(Model::new(plan, codes)?));
+    let model = AnyModel::Cpu(Arc::new(Model::new(plan, codes)?));
     Ok(Compiled { model, fused, memory, origins, n_guessed: 0 })
-}
-
-/// What is made of items, in their order, by one thread a core, each with something of its own.
-fn on_all_cores<T: Send, R: Send, O>(
-    items: Vec<T>,
-    own: impl Fn() -> O + Sync,
-    make: impl Fn(&mut O, T) -> R + Sync,
-) -> Vec<R> {
-    let n_threads = thread::available_parallelism().map_or(1, NonZero::get).min(items.len());
-    let waiting = Mutex::new(items.into_iter().enumerate());
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || {
-        let mut own = own();
-        let mut made = Vec::new();
-        while let Some((at, item)) = next() {
-            made.push((at, make(&mut own, item)));
-        }
-        made
-    };
-    let mut made = thread::scope(|scope| {
-        // Where the system refuses a thread, those that there are do it all.
-        let another = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
-        let others: Vec<_> = (1..n_threads).map_while(another).collect();
-        let mut made = work();
-        others
-            .into_iter()
-            .for_each(|other| made.extend(other.join().expect("a thread that makes code does not panic")));
-        made
-    });
-    made.sort_by_key(|(at, _)| *at);
-    made.into_iter().map(|(_, made)| made).collect()
 }
 
 /// What a kernel keeps, in its order.
@@ -238,9 +181,6 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Me
 
 /// A buffer that a kernel keeps: its name, its type and its shape.
 type Kept = (String, DType, Vec<usize>);
-
-/// Where parts of memory may begin on every GPU that we know of: what is on the way lies at multiples of it.
-const GPU_LINE: usize = 512;
 
 struct Job<'a> {
     fused: &'a Fused,

@@ -25,7 +25,7 @@ mod scalar;
 mod schedule;
 mod simplify;
 
-pub use compile::{Code, CompileError, Compiled, Schedule, compile, compile_quickly, lay_out};
+pub use compile::{CompileError, Compiled, Schedule, compile, compile_quickly, lay_out};
 pub use fuse::{Fused, Kernel, Moving, Step, Steps, fuse, lower};
 pub use import::import;
 pub use inputs::{all_inputs, named_dims, read_model, weights_beside};

@@ -5,10 +5,10 @@ use std::time::Instant;
 use bytes::Bytes;
 use tilewright_device::gpu::{GpuContext, GpuError};
 use tilewright_graph::{Tensor, TensorType, Value};
-use tilewright_runtime::{Aligned, Context, Threads};
+use tilewright_runtime::{Aligned, AnyModel, Context, Threads};
 use tilewright_tune::Timing;
 
-use crate::compile::{Code, Compiled};
+use crate::compile::Compiled;
 
 /// Why a run fails.
 #[derive(Debug, thiserror::Error)]
@@ -61,8 +61,8 @@ impl Runner {
         };
         let (inputs, outputs) = (ports(&net.inputs)?, ports(&net.outputs)?);
         let context = match &compiled.model {
-            Code::Cpu(model) => On::Cpu(Context::new(model, threads)?),
-            Code::Gpu(model) => On::Gpu(GpuContext::new(model)?),
+            AnyModel::Cpu(model) => On::Cpu(Context::new(model, threads)?),
+            AnyModel::Gpu(model) => On::Gpu(GpuContext::new(model)?),
         };
         Ok(Runner { context, inputs, outputs })
     }

@@ -3,12 +3,14 @@
 use std::collections::HashSet;
 use std::io;
 use std::ptr;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use thiserror::Error;
 use tilewright_codegen::{Argument, ArgumentAlign, CompileError, Compiler, Interface, Kernel, Runtime};
 use tilewright_ir::{Part, Program, Role};
 
+use crate::gpu::GpuModel;
 use crate::memory::{ALIGN, Aligned};
 use crate::plan::{Constant, Place, Plan, Slice, Step, Work};
 
@@ -157,53 +159,8 @@ impl Code {
     /// given as constants. What it keeps is prepared once where it is made of constants alone, else in each
     /// run.
     pub fn plan(&self, constant: &dyn Fn(&str) -> Option<Bytes>) -> Plan {
-        let mut plan = Plan::default();
-        let (mut n_inputs, mut n_outputs, mut arena_end) = (0, 0, 0);
-        let (mut arguments, mut kept) = (Vec::new(), Vec::new());
-        let buffers = &self.interface.buffers;
-        let data: Vec<Option<Bytes>> = buffers
-            .iter()
-            .map(|b| matches!(b.role, Role::Input | Role::ConstInput).then(|| constant(&b.name)).flatten())
-            .collect();
-        let is_read_as_input = |(b, data): (&Argument, &Option<Bytes>)| {
-            b.read_by.contains(&Part::Prepare) && b.role != Role::Kept && data.is_none()
-        };
-        let is_changed = |b: &Argument| b.written_by.contains(&Part::Prepare) && b.written_by.len() > 1;
-        let is_prepared_once = !buffers.iter().zip(&data).any(is_read_as_input) && !buffers.iter().any(is_changed);
-        for (b, data) in buffers.iter().zip(data) {
-            let n_bytes = b.size_bytes as usize;
-            let place = match (b.role, data) {
-                (_, Some(data)) => {
-                    plan.constants.push(Constant::Data(data));
-                    Place::Constant(plan.constants.len() - 1)
-                }
-                (Role::Output, None) => {
-                    n_outputs += 1;
-                    Place::Output(n_outputs - 1)
-                }
-                (Role::Kept, None) if is_prepared_once && b.written_by.contains(&Part::Prepare) => {
-                    plan.constants.push(Constant::Prepared(n_bytes));
-                    Place::Constant(plan.constants.len() - 1)
-                }
-                (Role::Kept | Role::Temporary, None) => {
-                    arena_end += n_bytes.next_multiple_of(ALIGN);
-                    Place::Arena(arena_end - n_bytes.next_multiple_of(ALIGN))
-                }
-                (Role::Input | Role::ConstInput, None) => {
-                    n_inputs += 1;
-                    Place::Input(n_inputs - 1)
-                }
-            };
-            let shape: Vec<usize> = b.shape.iter().map(|extent| *extent as usize).collect();
-            let tensor = plan.tensor(&b.name, b.dtype, &shape, place);
-            let list = if b.role == Role::Kept { &mut kept } else { &mut arguments };
-            list.push(plan.whole(tensor));
-        }
-        let in_runs = |part: &Part| self.interface.has(*part) && (*part != Part::Prepare || !is_prepared_once);
-        let parts = Part::ALL.map(|(part, _)| part).into_iter().filter(in_runs).collect();
-        let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true };
-        plan.steps.push(Step { name: self.program.name.clone(), work });
-        plan
+        let has = |part: Part| self.interface.has(part);
+        plan_of_kernel(&self.program.name, &self.interface.buffers, &has, ALIGN, constant)
     }
 
     /// What an argument's address is to be a multiple of.
@@ -419,6 +376,90 @@ impl Model {
     }
 }
 
+/// A plan with its kernels, for what runs them.
+#[derive(Clone)]
+pub enum AnyModel {
+    /// This machine's CPU.
+    Cpu(Arc<Model>),
+    /// A GPU.
+    Gpu(Arc<GpuModel>),
+}
+
+impl AnyModel {
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        match self {
+            AnyModel::Cpu(model) => model.plan(),
+            AnyModel::Gpu(model) => &model.plan,
+        }
+    }
+
+    /// It where it is for this machine's CPU.
+    pub fn cpu(&self) -> Option<&Arc<Model>> {
+        match self {
+            AnyModel::Cpu(model) => Some(model),
+            AnyModel::Gpu(_) => None,
+        }
+    }
+}
+
+/// The plan that runs a kernel alone: its buffers, which parts it has, and what its own memory begins at
+/// multiples of; see [`Code::plan`].
+pub(crate) fn plan_of_kernel(
+    name: &str,
+    buffers: &[Argument],
+    has: &dyn Fn(Part) -> bool,
+    line: usize,
+    constant: &dyn Fn(&str) -> Option<Bytes>,
+) -> Plan {
+    let mut plan = Plan::default();
+    let (mut n_inputs, mut n_outputs, mut arena_end) = (0, 0, 0);
+    let (mut arguments, mut kept) = (Vec::new(), Vec::new());
+    let data: Vec<Option<Bytes>> = buffers
+        .iter()
+        .map(|b| matches!(b.role, Role::Input | Role::ConstInput).then(|| constant(&b.name)).flatten())
+        .collect();
+    let is_read_as_input = |(b, data): (&Argument, &Option<Bytes>)| {
+        b.read_by.contains(&Part::Prepare) && b.role != Role::Kept && data.is_none()
+    };
+    let is_changed = |b: &Argument| b.written_by.contains(&Part::Prepare) && b.written_by.len() > 1;
+    let is_prepared_once = !buffers.iter().zip(&data).any(is_read_as_input) && !buffers.iter().any(is_changed);
+    for (b, data) in buffers.iter().zip(data) {
+        let n_bytes = b.size_bytes as usize;
+        let place = match (b.role, data) {
+            (_, Some(data)) => {
+                plan.constants.push(Constant::Data(data));
+                Place::Constant(plan.constants.len() - 1)
+            }
+            (Role::Output, None) => {
+                n_outputs += 1;
+                Place::Output(n_outputs - 1)
+            }
+            (Role::Kept, None) if is_prepared_once && b.written_by.contains(&Part::Prepare) => {
+                plan.constants.push(Constant::Prepared(n_bytes));
+                Place::Constant(plan.constants.len() - 1)
+            }
+            (Role::Kept | Role::Temporary, None) => {
+                arena_end += n_bytes.next_multiple_of(line);
+                Place::Arena(arena_end - n_bytes.next_multiple_of(line))
+            }
+            (Role::Input | Role::ConstInput, None) => {
+                n_inputs += 1;
+                Place::Input(n_inputs - 1)
+            }
+        };
+        let shape: Vec<usize> = b.shape.iter().map(|extent| *extent as usize).collect();
+        let tensor = plan.tensor(&b.name, b.dtype, &shape, place);
+        let list = if b.role == Role::Kept { &mut kept } else { &mut arguments };
+        list.push(plan.whole(tensor));
+    }
+    let in_runs = |part: &Part| has(*part) && (*part != Part::Prepare || !is_prepared_once);
+    let parts = Part::ALL.map(|(part, _)| part).into_iter().filter(in_runs).collect();
+    let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true };
+    plan.steps.push(Step { name: name.to_owned(), work });
+    plan
+}
+
 fn is_used(code: &Code, buffer: usize, parts: &[Part]) -> bool {
     let buffer = &code.interface.buffers[buffer];
     buffer.read_by.iter().chain(&buffer.written_by).any(|part| parts.contains(part))
@@ -482,13 +523,12 @@ impl Checker<'_> {
         Ok((inputs, outputs))
     }
 
-    fn ports(&self, place: impl Fn(usize) -> Place) -> Vec<Port> {
-        let first = |at| self.plan.tensors.iter().position(|tensor| tensor.place == place(at));
+    fn ports(&self, place: fn(usize) -> Place) -> Vec<Port> {
         let port = |tensor: usize| {
             let of = &self.plan.tensors[tensor];
             Port { tensor, n_bytes: of.n_bytes(), align: of.dtype.bytes() as usize }
         };
-        (0..).map_while(first).map(port).collect()
+        self.plan.ports(place).into_iter().map(port).collect()
     }
 
     fn step(&self, step: &Step) -> Result<(), PlanError> {

@@ -139,6 +139,12 @@ impl Plan {
         Slice { tensor, offset: 0, n_bytes: self.tensors[tensor].n_bytes() }
     }
 
+    /// The tensors that say what the inputs, or the outputs, are, in their order: those in the first, second
+    /// and so on of such places.
+    pub fn ports(&self, place: fn(usize) -> Place) -> Vec<usize> {
+        (0..).map_while(|at| self.tensors.iter().position(|tensor| tensor.place == place(at))).collect()
+    }
+
     /// Size of the arena.
     pub fn arena_bytes(&self) -> usize {
         let ends = self.tensors.iter().filter_map(|tensor| match tensor.place {

@@ -82,8 +82,8 @@ impl Driver for Cuda {
         let maps = maps.iter().map(|map| {
             let at = passed.iter().position(|(id, _)| *id == map.array);
             let span = &arguments[at.expect("invariant: what is copied is an argument")];
-            let (array, address) = (program.program.buffer(map.array), span.memory.address() + span.at);
-            cuda::encode_map(code.context(), array, map, address).map(KernelArgument::Value)
+            let address = span.memory.address() + span.at;
+            cuda::encode_map(code.context(), &program.program, map, address).map(KernelArgument::Value)
         });
         let maps: Vec<_> = maps.collect::<Result<_, _>>().map_err(of_compiler::<Cuda>)?;
         let arguments = arguments.into_iter().map(KernelArgument::from).chain(maps).collect();

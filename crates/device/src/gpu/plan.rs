@@ -1,16 +1,14 @@
 //! Plans on GPUs: constants and what is on the way stay on the device, and kernels run one after the other.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
 use thiserror::Error;
-use tilewright_ir::gpu::{Access, GpuProgram, Kernel, lower_gpu};
-use tilewright_ir::schedule::{apply_all, parse_steps};
+use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
-use tilewright_ir::text::parse;
-use tilewright_ir::{BufferId, DType, Role, Target};
-use tilewright_runtime::{Constant, HostFunction, Place, Plan, Slice, Step, Work};
+use tilewright_runtime::gpu::{self, GpuModel, Home, Launches};
+use tilewright_runtime::{Constant, HostFunction, Slice, Step, Work};
 
 use super::{Cuda, Driver, Memory, OpenCl, Shape, Span, fits};
 
@@ -33,16 +31,6 @@ pub enum GpuError {
         /// Why not.
         why: String,
     },
-}
-
-/// A plan with its kernels for a GPU. As many contexts as there is memory for may run it.
-pub struct GpuModel {
-    /// What a run does.
-    pub plan: Plan,
-    /// The kernels, by their numbers in the plan.
-    pub kernels: Vec<GpuProgram>,
-    /// The device.
-    pub target: Target,
 }
 
 /// A model on a device: code, constants and memory for a run.
@@ -136,74 +124,35 @@ struct OnDevice<D: Driver> {
     is_checked: bool,
 }
 
-/// A piece of the device's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Home {
-    Input(usize),
-    Output(usize),
-    Arena,
-    Constant(usize),
-    /// What a step has for itself.
-    Scratch,
-}
-
-/// What a step has for itself in scratch memory, each with where it begins.
-#[derive(Default)]
-struct Own {
-    temporaries: HashMap<BufferId, u64>,
-    /// Arguments that do not begin where the device wants it are taken from here and back.
-    moved: HashMap<BufferId, u64>,
-    n_bytes: u64,
-}
-
-impl Own {
-    fn add(&mut self, n_bytes: u64, align: u64) -> u64 {
-        let at = self.n_bytes;
-        self.n_bytes = (at + n_bytes).next_multiple_of(align);
-        at
-    }
-}
-
 /// What makes a model ready.
 struct Loader<'m, D: Driver> {
     driver: &'m D,
     model: &'m GpuModel,
-    align: u64,
-    scratch_bytes: u64,
+    launches: &'m Launches<'m>,
     memories: BTreeMap<Home, Arc<Memory<D>>>,
     codes: HashMap<usize, D::Code>,
-    copies: HashMap<String, (GpuProgram, D::Code)>,
-    /// Constants that are made already.
-    made: HashSet<usize>,
-    launches: Vec<D::Launch>,
 }
 
 impl<D: Driver> OnDevice<D> {
     fn new(driver: D, model: Arc<GpuModel>) -> Result<OnDevice<D>, GpuError> {
         let align = driver.alignment().map_err(of_device(&model.target))?;
-        let mut loader = Loader {
-            driver: &driver,
-            model: &model,
-            align,
-            scratch_bytes: 1,
-            memories: BTreeMap::new(),
-            codes: HashMap::new(),
-            copies: HashMap::new(),
-            made: HashSet::new(),
-            launches: Vec::new(),
-        };
-        for step in &model.plan.steps {
-            if let Work::Kernel { kernel, arguments, .. } = &step.work {
-                loader.scratch_bytes = loader.scratch_bytes.max(loader.own(*kernel, arguments).n_bytes);
+        let all = Launches::new(&model, align);
+        let (memories, codes) = (BTreeMap::new(), HashMap::new());
+        let mut loader = Loader { driver: &driver, model: &model, launches: &all, memories, codes };
+        let preparations = loader.launches(&all.preparations)?;
+        if !preparations.is_empty() {
+            driver.run(&preparations, 1).map_err(of_device(&model.target))?;
+        }
+        drop(preparations);
+        let launches = loader.launches(&all.launches)?;
+        let steps = model.plan.steps.iter().zip(&all.steps);
+        let steps = steps.map(|(step, range)| loader.step(step, range.clone())).collect::<Result<Vec<_>, _>>()?;
+        for tensor in 0..model.plan.tensors.len() {
+            if let home @ (Home::Input(_) | Home::Output(_)) = all.span(&model.plan.whole(tensor)).home {
+                loader.memory(home).map_err(of_device(&model.target))?;
             }
         }
-        let steps = model.plan.steps.iter().map(|step| loader.step(step)).collect::<Result<Vec<_>, _>>()?;
-        for tensor in &model.plan.tensors {
-            if let Place::Input(_) | Place::Output(_) = tensor.place {
-                loader.memory(home(tensor.place)).map_err(of_device(&model.target))?;
-            }
-        }
-        let Loader { mut memories, launches, .. } = loader;
+        let mut memories = loader.memories;
         // What constants were made of is gone, where nothing else needs it.
         memories.retain(|home, memory| !matches!(home, Home::Constant(_)) || Arc::strong_count(memory) > 1);
         let hosts = steps.iter().filter_map(|doing| match doing {
@@ -297,82 +246,16 @@ fn host<D: Driver>(inputs: &[Span<Memory<D>>], outputs: &[Span<Memory<D>>], run:
     Ok(())
 }
 
-/// The memory that a place is in.
-fn home(place: Place) -> Home {
-    match place {
-        Place::Input(at) => Home::Input(at),
-        Place::Output(at) => Home::Output(at),
-        Place::Arena(_) => Home::Arena,
-        Place::Constant(at) => Home::Constant(at),
-    }
-}
-
-/// Whether kernels of a program read, and whether they write, what they take.
-fn accesses(kernels: &[Kernel], program: &GpuProgram) -> HashMap<BufferId, [bool; 2]> {
-    let mut found = HashMap::new();
-    for (id, access) in kernels.iter().flat_map(|kernel| kernel.arguments(program)) {
-        let [reads, writes]: &mut [bool; 2] = found.entry(id).or_default();
-        *reads |= access != Access::Write;
-        *writes |= access != Access::Read;
-    }
-    found
-}
-
-/// The buffers that a run passes to a program, in their order.
-fn passed(program: &GpuProgram) -> impl Iterator<Item = BufferId> + '_ {
-    let is_passed = |id: &BufferId| !matches!(program.program.buffer(*id).role, Role::Kept | Role::Temporary);
-    program.device_buffers().into_iter().filter(is_passed)
-}
-
 impl<D: Driver> Loader<'_, D> {
-    /// Where in its memory a slice begins.
-    fn start(&self, slice: &Slice) -> u64 {
-        let start = match self.model.plan.tensors[slice.tensor].place {
-            Place::Arena(offset) => offset,
-            Place::Input(_) | Place::Output(_) | Place::Constant(_) => 0,
-        };
-        (start + slice.offset) as u64
-    }
-
-    /// What a step has for itself.
-    fn own(&self, kernel: usize, arguments: &[Slice]) -> Own {
-        let (program, mut own) = (&self.model.kernels[kernel], Own::default());
-        for id in program.device_buffers() {
-            let buffer = program.program.buffer(id);
-            if buffer.role == Role::Temporary {
-                let at = own.add(buffer.size_bytes().unwrap_or(u64::MAX / 2), self.align);
-                own.temporaries.insert(id, at);
-            }
-        }
-        for (id, slice) in passed(program).zip(arguments) {
-            if !self.start(slice).is_multiple_of(self.align) {
-                let at = own.add(slice.n_bytes as u64, self.align);
-                own.moved.insert(id, at);
-            }
-        }
-        own
-    }
-
     /// Memory, which is there from now on, with what is known of it.
     fn memory(&mut self, home: Home) -> Result<Arc<Memory<D>>, String> {
         if let Some(memory) = self.memories.get(&home) {
             return Ok(Arc::clone(memory));
         }
-        let plan = &self.model.plan;
-        let of_port = |place: Place| {
-            let tensor = plan.tensors.iter().find(|tensor| tensor.place == place);
-            tensor.map_or(0, |tensor| tensor.n_bytes())
-        };
-        let n_bytes = match home {
-            Home::Input(at) => of_port(Place::Input(at)) as u64,
-            Home::Output(at) => of_port(Place::Output(at)) as u64,
-            Home::Arena => plan.arena_bytes() as u64,
-            Home::Constant(at) => plan.constants[at].n_bytes() as u64,
-            Home::Scratch => self.scratch_bytes,
-        };
-        let memory = Arc::new(self.driver.memory(n_bytes).map_err(|why| why.to_string())?);
+        let memory = self.driver.memory(self.launches.memory_bytes(home)).map_err(|why| why.to_string())?;
+        let memory = Arc::new(memory);
         if let Home::Constant(at) = home
-            && let Constant::Data(data) = &plan.constants[at]
+            && let Constant::Data(data) = &self.model.plan.constants[at]
             && !data.is_empty()
         {
             memory.write(0, data).map_err(|why| why.to_string())?;
@@ -381,141 +264,47 @@ impl<D: Driver> Loader<'_, D> {
         Ok(memory)
     }
 
-    fn span(&mut self, slice: &Slice) -> Result<Span<Memory<D>>, String> {
-        let memory = self.memory(home(self.model.plan.tensors[slice.tensor].place))?;
-        Ok(Span { memory, at: self.start(slice), n_bytes: slice.n_bytes as u64 })
+    fn span(&mut self, span: &gpu::Span) -> Result<Span<Memory<D>>, String> {
+        Ok(Span { memory: self.memory(span.home)?, at: span.at, n_bytes: span.n_bytes })
     }
 
-    fn step(&mut self, step: &Step) -> Result<Doing<D>, GpuError> {
-        let start = self.launches.len();
-        match &step.work {
-            Work::Kernel { kernel, arguments, kept, .. } => self.kernel(*kernel, arguments, kept),
-            Work::Copy { from, to } => self.span(from).and_then(|from| {
-                let (to, dtype) = (self.span(to)?, self.model.plan.tensors[to.tensor].dtype);
-                let launch = self.copy(&from, &to, dtype)?;
-                self.launches.push(launch);
-                Ok(())
-            }),
-            Work::Host { inputs, outputs, run } => {
-                let mut spans =
-                    |slices: &[Slice]| slices.iter().map(|slice| self.span(slice)).collect::<Result<Vec<_>, String>>();
-                let doing = spans(inputs).and_then(|inputs| {
-                    Ok(Doing::Host { before: start, inputs, outputs: spans(outputs)?, run: Arc::clone(run) })
-                });
-                return doing.map_err(of_step(step));
-            }
-        }
-        .map_err(of_step(step))?;
-        Ok(Doing::Launches(start..self.launches.len()))
+    fn launches(&mut self, of: &[gpu::Launch]) -> Result<Vec<D::Launch>, GpuError> {
+        let model = self.model;
+        of.iter().map(|launch| self.launch(launch).map_err(of_step(&model.plan.steps[launch.step]))).collect()
     }
 
-    /// Adds the launches of a kernel's step.
-    fn kernel(&mut self, kernel: usize, arguments: &[Slice], kept: &[Slice]) -> Result<(), String> {
-        let (model, own) = (self.model, self.own(kernel, arguments));
-        let program = &model.kernels[kernel];
-        if !self.codes.contains_key(&kernel) {
-            let gpu = model.target.gpu.as_ref().expect("invariant: the target is a GPU");
+    fn launch(&mut self, launch: &gpu::Launch) -> Result<D::Launch, String> {
+        let (target, program) = (&self.model.target, self.launches.program(launch.program));
+        if !self.codes.contains_key(&launch.program) {
+            let gpu = target.gpu.as_ref().expect("invariant: the target is a GPU");
             program.kernels().try_for_each(|kernel| fits(&Shape::of(kernel, program), gpu))?;
-            let code = self.driver.build(program, &model.target).map_err(|failure| failure.message)?;
-            self.codes.insert(kernel, code);
+            let code = self.driver.build(program, target).map_err(|failure| failure.message)?;
+            self.codes.insert(launch.program, code);
         }
-        let mut spans = HashMap::new();
-        let of_kept = program.device_buffers().into_iter();
-        let of_kept = of_kept.filter(|id| program.program.buffer(*id).role == Role::Kept);
-        for (id, slice) in of_kept.zip(kept).chain(passed(program).zip(arguments)) {
-            spans.insert(id, self.span(slice)?);
-        }
-        for (id, at) in &own.temporaries {
-            let (memory, n_bytes) =
-                (self.memory(Home::Scratch)?, program.program.buffer(*id).size_bytes().unwrap_or(0));
-            spans.insert(*id, Span { memory, at: *at, n_bytes });
-        }
-        let mut moved = Vec::new();
-        for (id, at) in &own.moved {
-            let memory = self.memory(Home::Scratch)?;
-            let n_bytes = spans[id].n_bytes;
-            if let Some(span) = spans.insert(*id, Span { memory, at: *at, n_bytes }) {
-                moved.push((*id, span));
-            }
-        }
-        let constant = |slice: &Slice| match model.plan.tensors[slice.tensor].place {
-            Place::Constant(at) => Some(at),
-            Place::Input(_) | Place::Output(_) | Place::Arena(_) => None,
+        let spans = launch.arguments.iter().map(|span| self.span(span)).collect::<Result<Vec<_>, _>>()?;
+        let made = D::launch(&self.codes[&launch.program], self.launches.kernel_of(launch), program, target, spans);
+        made.map_err(|failure| failure.message)
+    }
+
+    /// What a step is whose launches are these.
+    fn step(&mut self, step: &Step, launches: Range<usize>) -> Result<Doing<D>, GpuError> {
+        let Work::Host { inputs, outputs, run } = &step.work else { return Ok(Doing::Launches(launches)) };
+        let all = self.launches;
+        let mut spans = |slices: &[Slice]| {
+            let spans = slices.iter().map(|slice| self.span(&all.span(slice))).collect::<Result<Vec<_>, _>>();
+            spans.map_err(of_step(step))
         };
-        // Steps that share what is prepared name the same constants.
-        let n_new = kept.iter().filter_map(constant).filter(|at| self.made.insert(*at)).count();
-        if n_new > 0 {
-            let launches = self.launches_of(kernel, &program.prepare, &spans, &moved)?;
-            self.driver.run(&launches, 1).map_err(|why| why.to_string())?;
-        }
-        let in_runs: Vec<Kernel> = program.body.iter().chain(&program.finish).cloned().collect();
-        let launches = self.launches_of(kernel, &in_runs, &spans, &moved)?;
-        self.launches.extend(launches);
-        Ok(())
+        let (inputs, outputs) = (spans(inputs)?, spans(outputs)?);
+        Ok(Doing::Host { before: launches.start, inputs, outputs, run: Arc::clone(run) })
     }
-
-    /// The launches of kernels of a program, with copies of those arguments that are moved.
-    fn launches_of(
-        &mut self,
-        number: usize,
-        kernels: &[Kernel],
-        spans: &HashMap<BufferId, Span<Memory<D>>>,
-        moved: &[(BufferId, Span<Memory<D>>)],
-    ) -> Result<Vec<D::Launch>, String> {
-        let program = &self.model.kernels[number];
-        let (accesses, mut launches) = (accesses(kernels, program), Vec::new());
-        let is = |id: &BufferId, at: usize| accesses.get(id).is_some_and(|access| access[at]);
-        let dtype = |id: &BufferId| program.program.buffer(*id).dtype;
-        for (id, from) in moved.iter().filter(|(id, _)| is(id, 0)) {
-            launches.push(self.copy(from, &spans[id], dtype(id))?);
-        }
-        for kernel in kernels {
-            let arguments = kernel.arguments(program).into_iter().map(|(id, _)| spans[&id].clone());
-            let arguments: Vec<Span<Memory<D>>> = arguments.collect();
-            let launch = D::launch(&self.codes[&number], kernel, program, &self.model.target, arguments);
-            launches.push(launch.map_err(|failure| failure.message)?);
-        }
-        for (id, to) in moved.iter().filter(|(id, _)| is(id, 1)) {
-            launches.push(self.copy(&spans[id], to, dtype(id))?);
-        }
-        Ok(launches)
-    }
-
-    /// A kernel that copies bytes, wherever they begin.
-    fn copy(&mut self, from: &Span<Memory<D>>, to: &Span<Memory<D>>, dtype: DType) -> Result<D::Launch, String> {
-        let is_words = [from.at, to.at, from.n_bytes].iter().all(|n| n.is_multiple_of(4));
-        let dtype = if is_words { DType::I32 } else { dtype };
-        let [source, target, n] = [from.at, to.at, from.n_bytes].map(|n| n / dtype.bytes());
-        let text = format!(
-            "program \"copy\"\nbuffer from: {0}[{1}] global input\nbuffer to: {0}[{2}] global output\nloops i\n\
-             run {{ for i in {n} {{ to[i + {target}] = from[i + {source}] }} }}",
-            dtype.name(),
-            source + n,
-            target + n,
-        );
-        if !self.copies.contains_key(&text) {
-            let program = copying(&text)?;
-            let code = self.driver.build(&program, &self.model.target).map_err(|failure| failure.message)?;
-            self.copies.insert(text.clone(), (program, code));
-        }
-        let (program, code) = &self.copies[&text];
-        let arguments = [from, to].map(|span| Span::whole(span.memory.clone(), span.memory.n_bytes()));
-        let launch = D::launch(code, &program.body[0], program, &self.model.target, arguments.to_vec());
-        launch.map_err(|failure| failure.message)
-    }
-}
-
-/// Kernels of a loop over elements.
-fn copying(text: &str) -> Result<GpuProgram, String> {
-    let program = parse(text).map_err(|why| why.to_string())?;
-    let steps = parse_steps("split i 256 -> b t shrink\nbind b block.x\nbind t thread.x\n");
-    let program = apply_all(&program, &steps.map_err(|why| why.to_string())?).map_err(|(_, why)| why.to_string())?;
-    lower_gpu(&program).map_err(|why| why.to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tilewright_ir::text::parse;
+    use tilewright_ir::{DType, lower_gpu};
+    use tilewright_runtime::{Place, Plan};
 
     /// Doubles each of 40 numbers.
     const DOUBLE: &str = "program \"double\"

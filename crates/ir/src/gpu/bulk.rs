@@ -39,6 +39,36 @@ pub struct Map {
     pub swizzled: bool,
 }
 
+/// What a driver is told of an array and its boxes, innermost dimension first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// CUDA's code of numbers without sign of so many bytes: zeros are what a box has outside of the array.
+    pub kind: u32,
+    /// Elements of the array along each dimension.
+    pub extents: Vec<u64>,
+    /// Bytes from one element to the next along all dimensions but the first.
+    pub strides: Vec<u64>,
+    /// Elements of a box.
+    pub boxes: Vec<u32>,
+}
+
+impl Map {
+    /// It for a driver.
+    pub fn described(&self, program: &Program) -> Described {
+        let array = program.buffer(self.array);
+        let kind = match array.dtype.bytes() {
+            1 => 0,
+            2 => 1,
+            4 => 2,
+            _ => 4,
+        };
+        let reversed = |all: &[i64]| all.iter().rev().map(|n| *n as u64).collect::<Vec<_>>();
+        let strides = reversed(&array.strides())[1..].iter().map(|n| n * array.dtype.bytes()).collect();
+        let boxes = self.extents.iter().rev().map(|n| *n as u32).collect();
+        Described { kind, extents: reversed(&array.shape), strides, boxes }
+    }
+}
+
 /// A copy of a box.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BoxCopy {
