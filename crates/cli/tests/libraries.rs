@@ -1,4 +1,5 @@
-//! Libraries that `compile` writes, in programs of others: the same bits as in this process, in every form.
+//! Libraries that `compile` writes, in programs of others: the same bits as in this process, in every form,
+//! and on GPUs nearly the same numbers.
 
 mod common;
 
@@ -9,10 +10,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use common::{check_refused, done, run_json, stderr, text, tool};
+use tilewright::library::{Form, Weights, library, write_library};
+use tilewright::{Choice, Source};
 use tilewright_codegen::{ArgumentAlign, Compiler};
-use tilewright_device::host;
-use tilewright_ir::lower;
+use tilewright_device::{host, opencl};
 use tilewright_ir::op::Workload;
+use tilewright_ir::{Target, lower};
 use tilewright_runtime::{Code, Context, Model, Threads};
 use tilewright_tune::{Setting, Task};
 
@@ -75,8 +78,21 @@ impl Folder {
             let folder = self.path(name);
             cc.arg("-I").arg(&folder).args([".c", "_kernels.a"].map(|end| folder.join(format!("{name}{end}"))));
         }
-        done(cc.args(flags).args(["-lm", "-lpthread"]));
+        done(cc.args(flags).args(["-lm", "-lpthread", "-ldl"]));
         program
+    }
+
+    /// What an example makes of files.
+    fn answer(&self, command: &mut Command, inputs: &[&str]) -> Vec<f32> {
+        let _ = fs::remove_file(self.path("y.bin"));
+        done(command.args(inputs.iter().chain(&["y.bin"]).map(|name| self.path(name))));
+        numbers(&fs::read(self.path("y.bin")).unwrap())
+    }
+
+    /// Runs an example on a GPU, which must make nearly what this process does.
+    fn check_nearly(&self, command: &mut Command) {
+        let expected = numbers(&fs::read(self.path("expected.bin")).unwrap());
+        check_near(&self.answer(command, &["x.bin", "bias.bin"]), &expected, 1e-5, "the layer");
     }
 
     /// Runs an example, which must make the same bits as this process.
@@ -85,6 +101,27 @@ impl Folder {
         done(command.args(["x.bin", "bias.bin", "y.bin"].map(|name| self.path(name))));
         assert!(fs::read(self.path("y.bin")).unwrap() == fs::read(self.path("expected.bin")).unwrap(), "{command:?}");
     }
+}
+
+fn numbers(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect()
+}
+
+fn check_near(got: &[f32], expected: &[f32], tolerance: f32, what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let near = (got - expected).abs() <= tolerance * (1.0 + expected.abs());
+        assert!(near, "{what}: element {at} is {got}, and should be {expected}");
+    }
+}
+
+/// Whether there is an OpenCL device; says what is skipped where there is none.
+fn has_opencl() -> bool {
+    let found = opencl::device(0);
+    if let Err(why) = &found {
+        println!("skipped: {why}");
+    }
+    found.is_ok()
 }
 
 fn example(name: &str) -> String {
@@ -135,28 +172,34 @@ fn shared_libraries_show_their_functions_alone_and_need_an_old_glibc() {
     let folder = Folder::new(1);
     folder.compile("layer", &["--as", "so"]);
     let (library, program) = (folder.path("layer"), folder.path("program"));
+    folder.compile("on_gpu", &["--as", "so", "--target", "opencl"]);
     let mut cc = Command::new("cc");
     cc.args(STRICT).arg(example("main.c")).arg("-o").arg(&program).arg("-I").arg(&library).arg("-L").arg(&library);
     done(cc.arg("-llayer").arg(format!("-Wl,-rpath,{}", library.display())));
     folder.check(&mut Command::new(&program));
     let Some(_) = tool("objdump") else { return };
-    let symbols = done(Command::new("objdump").arg("-T").arg(library.join("liblayer.so")));
-    let mut n_shown = 0;
-    for line in symbols.lines().skip(4).filter(|line| !line.is_empty()) {
-        let name = line.split_whitespace().next_back().unwrap();
-        if !line.contains("*UND*") {
-            assert!(name.starts_with("layer_") && !name.contains("_k0"), "{line}");
-            n_shown += 1;
+    for (name, n_functions, threads_or_loader) in [("layer", 11, "libpthread.so.0"), ("on_gpu", 12, "libdl.so.2")] {
+        let library = folder.path(name).join(format!("lib{name}.so"));
+        let symbols = done(Command::new("objdump").arg("-T").arg(&library));
+        let mut n_shown = 0;
+        for line in symbols.lines().skip(4).filter(|line| !line.is_empty()) {
+            let function = line.split_whitespace().next_back().unwrap();
+            if !line.contains("*UND*") {
+                assert!(function.starts_with(&format!("{name}_")) && !function.contains("_k0"), "{line}");
+                n_shown += 1;
+            }
+            if let Some((_, version)) = line.split_once("(GLIBC_") {
+                let numbers = version.split(')').next().unwrap().split('.');
+                assert!(numbers.map(|n| n.parse().unwrap()).collect::<Vec<u32>>() <= vec![2, 17], "{line}");
+            }
         }
-        if let Some((_, version)) = line.split_once("(GLIBC_") {
-            let numbers: Vec<u32> = version.split(')').next().unwrap().split('.').map(|n| n.parse().unwrap()).collect();
-            assert!(numbers <= vec![2, 17], "{line}");
+        assert_eq!(n_shown, n_functions, "{symbols}");
+        let needed = done(Command::new("objdump").arg("-p").arg(&library));
+        for line in needed.lines().filter(|line| line.contains("NEEDED")) {
+            // The last one has the variables of threads.
+            let known = ["libc.so.6", "libm.so.6", threads_or_loader, "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"];
+            assert!(known.iter().any(|library| line.ends_with(library)), "{line}");
         }
-    }
-    assert_eq!(n_shown, 11, "{symbols}");
-    let needed = done(Command::new("objdump").arg("-p").arg(library.join("liblayer.so")));
-    for line in needed.lines().filter(|line| line.contains("NEEDED")) {
-        assert!(["libc.so.6", "libm.so.6", "libpthread.so.0"].iter().any(|name| line.ends_with(name)), "{line}");
     }
 }
 
@@ -179,6 +222,13 @@ fn rust_programs_get_the_same_bits() {
     };
     done(&mut cargo(&["build"]));
     folder.check(&mut Command::new(folder.path("target/debug/main")));
+    // The same program for a GPU.
+    fs::remove_dir_all(folder.path("layer")).unwrap();
+    folder.compile("layer", &["--as", "rust", "--target", "opencl"]);
+    done(&mut cargo(&["build"]));
+    if has_opencl() {
+        folder.check_nearly(&mut Command::new(folder.path("target/debug/main")));
+    }
 }
 
 #[test]
@@ -186,7 +236,6 @@ fn python_programs_get_the_same_bits() {
     let (Some(_), Some(python)) = (tool("cc"), tool("python3")) else { return };
     let folder = Folder::new(1);
     folder.compile("layer", &["--as", "python"]);
-    let wheel = folder.path(&format!("layer/layer-0.1.0-py3-none-manylinux2014_{}.whl", std::env::consts::ARCH));
     // As installers do, with each hash looked at.
     let unpack = "
 import base64, csv, hashlib, sys, zipfile
@@ -204,7 +253,11 @@ with zipfile.ZipFile(wheel) as file:
             assert (digest, int(size)) == ('sha256=' + expected, len(data)), name
 ";
     let unpacked = folder.path("unpacked");
-    done(Command::new(python).args(["-c", unpack]).args([&wheel, &unpacked]));
+    let unpack = |unpacked: &Path| {
+        let wheel = format!("layer/layer-0.1.0-py3-none-manylinux2014_{}.whl", std::env::consts::ARCH);
+        done(Command::new(python).args(["-c", unpack]).args([folder.path(&wheel).as_path(), unpacked]));
+    };
+    unpack(&unpacked);
     folder.check(Command::new(python).arg(example("main.py")).env("PYTHONPATH", &unpacked));
     // What does not fit is an exception.
     let refused = "
@@ -219,6 +272,113 @@ for inputs in [(x,), (x, x), (array.array('i', [0] * 2048), bias)]:
     raise SystemExit(1)
 ";
     done(Command::new(python).args(["-c", refused]).env("PYTHONPATH", &unpacked));
+    // The same for a GPU.
+    let on_gpu = folder.path("on_gpu");
+    folder.compile("layer", &["--as", "python", "--target", "opencl"]);
+    unpack(&on_gpu);
+    let run = |python: &str| {
+        let mut command = Command::new(python);
+        command.env("PYTHONPATH", &on_gpu);
+        command
+    };
+    if has_opencl() {
+        folder.check_nearly(run(python).arg(example("main.py")));
+    }
+    let refused = "
+import layer
+try:
+    layer.Context(device=1000)
+except layer.Error as error:
+    assert 'OpenCL' in str(error), error
+else:
+    raise SystemExit(1)
+";
+    done(run(python).args(["-c", refused]));
+}
+
+#[test]
+fn programs_run_layers_on_an_opencl_device() {
+    let Some(_) = tool("cc") else { return };
+    let folder = Folder::new(1);
+    folder.compile("layer", &["--target", "opencl"]);
+    let program = folder.build(&example("main.c"), &["layer"], &[]);
+    let mut without = Command::new(&program);
+    without.env("OCL_ICD_VENDORS", "/nonexistent").env_remove("OCL_ICD_FILENAMES").env_remove("LD_LIBRARY_PATH");
+    let output = without.args(["x.bin", "bias.bin", "y.bin"].map(|name| folder.path(name))).output().unwrap();
+    let said = stderr(&output);
+    assert_eq!((output.status.code(), said.contains("OpenCL"), said.lines().count()), (Some(1), true, 1), "{said}");
+    if !has_opencl() {
+        return;
+    }
+    folder.check_nearly(&mut Command::new(&program));
+    let source = format!("{}/tests/libraries/gpu.c", env!("CARGO_MANIFEST_DIR"));
+    let program = folder.build(&source, &["layer"], &["-l:libOpenCL.so.1"]);
+    done(Command::new(&program).args(["x.bin", "bias.bin", "expected.bin"].map(|name| folder.path(name))));
+}
+
+/// Weights that a device transforms, a network, and an emulated GPU of NVIDIA's beside what a CPU answers.
+#[test]
+fn programs_on_gpus_answer_as_on_cpus() {
+    let Some(_) = tool("cc") else { return };
+    let folder = Folder::new(1);
+    let (convolution, network) = ("conv2d:c=8,h=12,w=12,k=8,r=3,s=3,pad=1,const=w", folder.path("dqn.onnx"));
+    assert!(common::run(&["network", "dqn", "-o", text(&network)]).status.success());
+    for (name, n) in [("weights.bin", 8 * 8 * 9), ("image.bin", 8 * 144), ("frames.bin", 4 * 84 * 84)] {
+        fs::write(folder.path(name), floats(n, n)).unwrap();
+    }
+    let weights = format!("w={}", text(&folder.path("weights.bin")));
+    // What a program with the library answers.
+    let run = |inputs: &[&str], libraries: Option<&Path>| {
+        let mut program = Command::new(folder.build(&example("main.c"), &["layer"], &[]));
+        libraries.map(|path| program.env("LD_LIBRARY_PATH", path));
+        folder.answer(&mut program, inputs)
+    };
+    // The same of one with these options, and how many bytes it makes of its weights.
+    let answer = |what: &[&str], more: &[&str], inputs: &[&str], libraries: Option<&Path>| {
+        let (library, db) = (folder.path("layer"), folder.path("none.db"));
+        let arguments = ["--name", "layer", "-o", text(&library), "--db", text(&db)];
+        let json = run_json(&[&["compile"], what, &arguments, more].concat());
+        (run(inputs, libraries), json["library"]["made_bytes"].as_u64().unwrap())
+    };
+    let layer = [convolution, "--constant", &weights];
+    let (expected, _) = answer(&layer, &[], &["image.bin"], None);
+    if has_opencl() {
+        let (got, made) = answer(&layer, &["--device", "opencl", "--template", "gpu-winograd"], &["image.bin"], None);
+        check_near(&got, &expected, 1e-4, "Winograd's algorithm");
+        assert!(made > 8 * 8 * 9 * 4, "{made}");
+        let (expected, _) = answer(&[text(&network)], &[], &["frames.bin"], None);
+        let (got, _) = answer(&[text(&network)], &["--device", "opencl"], &["frames.bin"], None);
+        check_near(&got, &expected, 1e-4, "a network");
+    }
+    // Where cargo builds it to.
+    let emulator = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/libemulated_cuda.so");
+    if !emulator.is_file() || tilewright_codegen::llvm_version().is_none() {
+        println!("skipped: no emulator of NVIDIA's driver (cargo build --examples), or no LLVM");
+        return;
+    }
+    let libraries = folder.path("libraries");
+    fs::create_dir(&libraries).unwrap();
+    std::os::unix::fs::symlink(emulator, libraries.join("libcuda.so.1")).unwrap();
+    let (got, made) =
+        answer(&layer, &["--target", "sm_80", "--template", "gpu-winograd"], &["image.bin"], Some(&libraries));
+    check_near(&got, &expected, 1e-4, "Winograd's algorithm in PTX");
+    assert!(made > 8 * 8 * 9 * 4, "{made}");
+    // Tensor cores that four warps use together round factors to 11 bits; boxes of arrays are copied.
+    let product = "matmul:m=64,n=64,k=64,tf32=1";
+    let files = ["a.bin", "b.bin"];
+    files.iter().zip([3, 5]).for_each(|(name, seed)| fs::write(folder.path(name), floats(64 * 64, seed)).unwrap());
+    let (expected, _) = answer(&[product], &[], &files, None);
+    let target = Target::named("sm_90a").unwrap();
+    let setting = Setting { workload: Workload::parse(product).unwrap(), target: target.clone(), n_threads: 1 };
+    let task = Task::new(setting, Some("gpu-matmul-wgmma")).unwrap();
+    let mut config = task.space.config_to_json(&task.first_guess(0).unwrap());
+    (config["copies"], config["ahead"]) = ("bulk".into(), 2.into());
+    let config = task.space.config_from_json(&config).unwrap();
+    let model = Choice { task, config, source: Source::Guessed }.model(&[]).unwrap();
+    let made = library(Some("layer"), "product", &model, &target, 1, Weights::Small, &[]).unwrap();
+    write_library(&made, Form::C, &folder.path("layer")).unwrap();
+    assert!(!fs::read_to_string(folder.path("layer/layer.c")).unwrap().contains("layer_maps[] = {\n    {0, 0, 0"));
+    check_near(&run(&files, Some(&libraries)), &expected, 2e-2, "a product of wgmma");
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -263,6 +423,8 @@ fn what_cannot_be_compiled_is_refused() {
     let short = format!("b={}", text(&short));
     check(&format!("{product},const=b"), &["--constant", &short], "it has 8 bytes (give a .npy file");
     check(product, &["--name", "9x"], "--name `9x` is no C identifier");
-    check(product, &["--target", "sm_80"], "sm_80 is a GPU");
+    check(product, &["--target", "gfx90a"], "libraries are for CPUs, for OpenCL and for NVIDIA's GPUs");
+    check(product, &["--target", "opencl", "--threads", "2"], "--threads is for CPUs (leave it out");
+    check(product, &["--target", "opencl", "--weights", "ready"], "--weights ready is for CPUs");
     check_refused(&["compile", product], "--output");
 }

@@ -1,7 +1,7 @@
 //! Kernels that Python calls on arrays.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
@@ -68,7 +68,7 @@ impl Kernel {
         let made = || -> Result<_, tilewright::Error> {
             let database = Database::new(db.as_deref())?;
             let (choice, _) = database.records()?.choose(&workload, &host::target(), threads, Caches::Warm, None)?;
-            let model = Arc::new(choice.model(&constants)?);
+            let model = choice.model(&constants)?.cpu().cloned().expect("invariant: it is for this machine's CPU");
             Ok((choice.source, model))
         };
         let (source, model) = py.detach(made).map_err(value::error)?;

@@ -2,15 +2,28 @@
 
 use std::fmt::Write;
 
+use serde_json::Value as Json;
 use tilewright_ir::Part;
-use tilewright_runtime::{Address, Base, Slice, Work};
+use tilewright_runtime::{Address, Base, Model, Slice, Tensor, Work};
 
-use crate::constants::Home;
-use crate::{Library, dlpack, named, tensor};
+use crate::constants::{Constants, Home};
+use crate::{Library, dlpack, named, of_kind};
 
-/// The functions of a library, behind its name.
-pub const FUNCTIONS: [&str; 11] =
-    ["abi", "build", "message", "inputs", "outputs", "input", "output", "arena_bytes", "create", "run", "destroy"];
+/// The functions of a library, behind its name; the last one is of libraries for GPUs alone.
+pub const FUNCTIONS: [&str; 12] = [
+    "abi",
+    "build",
+    "message",
+    "inputs",
+    "outputs",
+    "input",
+    "output",
+    "arena_bytes",
+    "create",
+    "run",
+    "destroy",
+    "enqueue",
+];
 
 /// What the names of a kernel's functions begin with.
 pub fn kernel_prefix(name: &str, kernel: usize) -> String {
@@ -27,36 +40,37 @@ fn function(name: &str, kernel: usize, part: Part) -> String {
 }
 
 /// What a file was made of, as a comment.
-fn origin(library: &Library, more: &[String]) -> String {
+fn comment(origin: &[String], more: &[String]) -> String {
     let mut out = String::new();
-    for (at, line) in library.origin.iter().chain(more).enumerate() {
+    for (at, line) in origin.iter().chain(more).enumerate() {
         let line = line.replace("*/", "* /");
         writeln!(out, "{} {line}", if at == 0 { "/*" } else { " *" }).expect("writing to a string does not fail");
     }
-    out + " */"
+    if out.is_empty() { out } else { out + " */" }
 }
 
 /// The header.
 pub fn header(library: &Library) -> String {
     let n = &library.name;
-    let how = [format!("To be linked: {n}.c {n}_kernels.a -lm -lpthread, or -l{n} where there is lib{n}.so.")];
-    let text = include_str!("../templates/net.h")
-        .replace("@ORIGIN@", &origin(library, &how))
+    let libraries = if library.is_for_gpu { "-ldl" } else { "-lm -lpthread" };
+    let how = [format!("To be linked: {n}.c {n}_kernels.a {libraries}, or -l{n} where there is lib{n}.so.")];
+    let text = of_kind(include_str!("../templates/net.h"), library.is_for_gpu)
+        .replace("@ORIGIN@", &comment(&library.origin, &how))
         .replace("@THREADS@", &library.n_threads.to_string());
     named(&text, &library.name)
 }
 
-/// The source.
-pub fn source(library: &Library) -> String {
-    let text = include_str!("../templates/net.c")
-        .replace("net.h", &format!("{}.h", library.name))
-        .replace("@ORIGIN@", &origin(library, &[]));
-    let tables = tables(library).expect("writing to a string does not fail");
-    named(&text.replace("@TABLES@", tables.trim_end()), &library.name)
+/// The source of a library, of a template and what it reads.
+pub fn source(name: &str, origin: &[String], template: &str, tables: &str) -> String {
+    let text = template
+        .replace("net.h", &format!("{name}.h"))
+        .replace("@ORIGIN@", &comment(origin, &[]))
+        .replace("@TABLES@", tables.trim_end());
+    named(&text, name)
 }
 
 /// A text as C has it.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for byte in text.bytes() {
         match byte {
@@ -69,16 +83,54 @@ fn quoted(text: &str) -> String {
     out + "\""
 }
 
-/// What the template's functions read, named as in the template.
-fn tables(library: &Library) -> Result<String, std::fmt::Error> {
-    let (model, name, mut out) = (library.model, &library.name, String::new());
+/// What a library says of itself, of its inputs and of its outputs, named as in the templates.
+pub fn interface(build: &Json, inputs: &[Tensor], outputs: &[Tensor]) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let build = serde_json::to_string(build).expect("what was made as JSON can be written");
+    writeln!(out, "static const char net_build_text[] =\n    {};\n", quoted(&build))?;
+    for (what, capitals, tensors) in [("input", "INPUT", inputs), ("output", "OUTPUT", outputs)] {
+        writeln!(out, "#define NET_{capitals}S {}u", tensors.len())?;
+        for (at, tensor) in tensors.iter().enumerate() {
+            let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
+            let n = shape.len().max(1);
+            let shape = if shape.is_empty() { "0".to_owned() } else { shape.join(", ") };
+            writeln!(out, "static const int64_t net_{what}_{at}_shape[{n}] = {{{shape}}};")?;
+        }
+        writeln!(out, "static const net_tensor net_{what}_table[NET_{capitals}S + 1] = {{")?;
+        for (at, tensor) in tensors.iter().enumerate() {
+            let (code, bits) = dlpack(tensor.dtype);
+            let (name, rank, n_bytes) = (quoted(&tensor.name), tensor.shape.len(), tensor.n_bytes());
+            writeln!(out, "    {{{name}, {code}, {bits}, 0, {rank}, net_{what}_{at}_shape, {n_bytes}}},")?;
+        }
+        writeln!(out, "    {{NULL, 0, 0, 0, 0, NULL, 0}}\n}};\n")?;
+    }
+    Ok(out)
+}
+
+/// Where the data of a library is, which are so many bytes.
+pub fn data(n_bytes: usize) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    writeln!(out, "#define NET_CONSTANT_BYTES ((size_t){n_bytes}u)")?;
+    if n_bytes == 0 {
+        writeln!(out, "#define net_constants_at ((const unsigned char *)NULL)\n")?;
+    } else {
+        writeln!(out, "extern NET_HIDDEN const unsigned char net_constants[];")?;
+        writeln!(out, "/* Read from memory, as a whole address: they may be beyond the reach of a shorter one. */")?;
+        writeln!(out, "static const unsigned char *const volatile net_constants_at = net_constants;\n")?;
+    }
+    Ok(out)
+}
+
+/// What the template of libraries for CPUs reads.
+pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
     let mut kernels: Vec<usize> = Vec::new();
     let (mut addresses, mut steps, mut passed) = (String::new(), String::new(), Vec::new());
     let (mut n_addresses, mut n_steps) = (0, 0);
     let mut add = |slices: &mut dyn Iterator<Item = (&Slice, bool)>, step: &str| -> std::fmt::Result {
         writeln!(addresses, "    /* {} */", step.replace("*/", "* /"))?;
         for (slice, is_used) in slices {
-            let home = || match library.constants.home(model, slice)? {
+            let home = || match constants.home(model, slice)? {
                 Home::File(offset) => Some(("NET_IN_CONSTANTS", 0, offset)),
                 Home::Made(offset) => Some(("NET_IN_MADE", 0, offset)),
             };
@@ -123,7 +175,7 @@ fn tables(library: &Library) -> Result<String, std::fmt::Error> {
         }
     }
     let mut makers = String::new();
-    for &maker in &library.constants.makers {
+    for &maker in &constants.makers {
         let step = &model.plan().steps[maker];
         let Work::Kernel { kernel, arguments, kept, .. } = &step.work else { continue };
         let used = |(slice, at)| (slice, model.is_used(*kernel, at, &[Part::Prepare]));
@@ -134,36 +186,10 @@ fn tables(library: &Library) -> Result<String, std::fmt::Error> {
     kernels.sort_unstable();
     kernels.dedup();
 
-    let build = serde_json::to_string(&library.build).expect("what was made as JSON can be written");
-    writeln!(out, "static const char net_build_text[] =\n    {};\n", quoted(&build))?;
-    for (what, capitals, ports) in [("input", "INPUT", model.inputs()), ("output", "OUTPUT", model.outputs())] {
-        writeln!(out, "#define NET_{capitals}S {}u", ports.len())?;
-        for (at, port) in ports.iter().enumerate() {
-            let shape: Vec<String> = tensor(model, port).shape.iter().map(usize::to_string).collect();
-            let n = shape.len().max(1);
-            let shape = if shape.is_empty() { "0".to_owned() } else { shape.join(", ") };
-            writeln!(out, "static const int64_t net_{what}_{at}_shape[{n}] = {{{shape}}};")?;
-        }
-        writeln!(out, "static const net_tensor net_{what}_table[NET_{capitals}S + 1] = {{")?;
-        for (at, port) in ports.iter().enumerate() {
-            let tensor = tensor(model, port);
-            let (code, bits) = dlpack(tensor.dtype);
-            let (name, rank, n_bytes) = (quoted(&tensor.name), tensor.shape.len(), port.n_bytes);
-            writeln!(out, "    {{{name}, {code}, {bits}, 0, {rank}, net_{what}_{at}_shape, {n_bytes}}},")?;
-        }
-        writeln!(out, "    {{NULL, 0, 0, 0, 0, NULL, 0}}\n}};\n")?;
-    }
     writeln!(out, "/* Bytes of the tensors in between, and of what kernels use for themselves. */")?;
     writeln!(out, "#define NET_TENSOR_BYTES {}u", model.plan().arena_bytes())?;
-    writeln!(out, "#define NET_SCRATCH_BYTES {}u\n", model.scratch_bytes(library.n_threads))?;
-    writeln!(out, "#define NET_CONSTANT_BYTES ((size_t){}u)", library.constants.n_bytes)?;
-    if library.constants.n_bytes == 0 {
-        writeln!(out, "#define net_constants_at NULL\n")?;
-    } else {
-        writeln!(out, "extern NET_HIDDEN const unsigned char net_constants[];")?;
-        writeln!(out, "/* Read from memory, as a whole address: they may be beyond the reach of a shorter one. */")?;
-        writeln!(out, "static const unsigned char *const volatile net_constants_at = net_constants;\n")?;
-    }
+    writeln!(out, "#define NET_SCRATCH_BYTES {}u\n", model.scratch_bytes(n_threads))?;
+    out += &data(constants.n_bytes)?;
     for kernel in &kernels {
         writeln!(out, "int {}_supported(void);", kernel_prefix(name, *kernel))?;
         for (part, _) in Part::ALL {
@@ -183,7 +209,7 @@ fn tables(library: &Library) -> Result<String, std::fmt::Error> {
     writeln!(out, "#define NET_STEPS {n_steps}u")?;
     writeln!(out, "static const net_step net_steps[NET_STEPS + 1] = {{\n{steps}    {{NULL, 0, 0, 0}}\n}};\n")?;
     writeln!(out, "/* Bytes of what the first context makes of constants, and the steps that do so. */")?;
-    writeln!(out, "#define NET_MADE_BYTES ((size_t){}u)", library.constants.made_bytes)?;
+    writeln!(out, "#define NET_MADE_BYTES ((size_t){}u)", constants.made_bytes)?;
     writeln!(out, "static const net_step net_makers[] = {{\n{makers}    {{NULL, 0, 0, 0}}\n}};")?;
     Ok(out)
 }

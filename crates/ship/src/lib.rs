@@ -1,7 +1,8 @@
 //! Compiled models as libraries for C, Rust and Python.
 //!
 //! [`Library::new`] makes of a prepared model what does not depend on the language: C source and header,
-//! objects of its kernels, its constants as an object. The rest is files: [`Library::c_files`],
+//! objects of its kernels, its constants as an object; [`Library::for_gpu`] does so for a GPU, with kernels
+//! as text for a driver. The rest is files: [`Library::c_files`],
 //! [`Library::crate_files`], [`Library::wheel`]; what a C compiler has to do in between is said by
 //! [`Library::object_arguments`] and [`Library::shared_arguments`]. Nothing here opens a file or starts a
 //! process, and the same model gives the same bytes.
@@ -10,16 +11,17 @@ mod archive;
 mod c;
 mod constants;
 mod elf;
+mod gpu;
 mod python;
 mod rust;
 mod zip;
 
 use serde_json::{Value as Json, json};
 use thiserror::Error;
-use tilewright_codegen::{CompileError, Interface, export_hidden};
+use tilewright_codegen::{CompileError, Interface, export_hidden, host_arch};
 use tilewright_ir::target::Arch;
 use tilewright_ir::{DType, Part, Target};
-use tilewright_runtime::{Model, Port, Tensor, Work};
+use tilewright_runtime::{GpuModel, Model, Place, Plan, Tensor, Work};
 
 use archive::{Member, archive};
 use constants::Constants;
@@ -40,6 +42,12 @@ pub enum ShipError {
     /// The constants do not fit one object.
     #[error("{0} bytes of constants are too many for a library, which takes {MOST_CONSTANT_BYTES}")]
     TooLarge(usize),
+    /// The device is none that libraries are for.
+    #[error("libraries are for CPUs, for OpenCL and for NVIDIA's GPUs, not for {0}")]
+    Device(String),
+    /// The assembler refuses a kernel.
+    #[error("{0}")]
+    Assemble(String),
     /// A kernel has no object.
     #[error(transparent)]
     Compile(#[from] CompileError),
@@ -61,21 +69,29 @@ impl File {
 }
 
 /// A model as a library, but for what a C compiler does.
-pub struct Library<'m> {
+pub struct Library {
     name: String,
-    model: &'m Model,
+    /// The machine that calls it.
     arch: Arch,
+    /// Whether its kernels run on a GPU.
+    is_for_gpu: bool,
     n_threads: usize,
-    constants: Constants,
+    inputs: Vec<Tensor>,
+    outputs: Vec<Tensor>,
     /// What it was made of, in lines.
     origin: Vec<String>,
     /// All about it, for programs.
     build: Json,
+    /// In C, all but its kernels and its constants.
+    source: String,
     /// The kernels, then the constants.
     members: Vec<Member>,
 }
 
-impl<'m> Library<'m> {
+/// Makes machine code of PTX, for a GPU of the kind that it is for; none where only the driver does.
+pub type Assemble<'a> = &'a (dyn Fn(&[u8]) -> Result<Option<Vec<u8>>, String> + Sync);
+
+impl Library {
     /// The library of a model that was compiled for a target. All that it shows begins with the name; it runs
     /// on so many threads at most, and makes what kernels keep of weights when it is told to. `origin` says
     /// in a few lines what it is made of.
@@ -85,22 +101,14 @@ impl<'m> Library<'m> {
     /// the build is without LLVM.
     pub fn new(
         name: &str,
-        model: &'m Model,
+        model: &Model,
         target: &Target,
         n_threads: usize,
         weights: Weights,
         origin: &[String],
-    ) -> Result<Library<'m>, ShipError> {
-        if !Interface::is_prefix(name) {
-            return Err(ShipError::Name(name.to_owned()));
-        }
-        if let Some(step) = model.plan().steps.iter().find(|step| matches!(step.work, Work::Host { .. })) {
-            return Err(ShipError::Host(step.name.clone()));
-        }
+    ) -> Result<Library, ShipError> {
+        check(name, model.plan())?;
         let mut constants = Constants::new(model, weights);
-        if constants.n_bytes > MOST_CONSTANT_BYTES {
-            return Err(ShipError::TooLarge(constants.n_bytes));
-        }
         let mut members = Vec::new();
         for (kernel, code) in model.codes().iter().enumerate() {
             let parts = parts_of(model, &constants, kernel);
@@ -122,16 +130,12 @@ impl<'m> Library<'m> {
             let symbols = Interface::new(&program, target, n_threads, Some(&prefix))?.symbols();
             members.push(Member { name: format!("{prefix}.o"), symbols, bytes });
         }
-        if constants.n_bytes > 0 {
-            let symbol = c::constants_name(name);
-            let bytes = elf::data_object(target.arch, &symbol, &std::mem::take(&mut constants.bytes));
-            members.push(Member { name: format!("{symbol}.o"), symbols: vec![symbol], bytes });
-        }
+        members.extend(data_member(name, target.arch, std::mem::take(&mut constants.bytes))?);
         let mut features: Vec<&str> = Vec::new();
         for code in model.codes() {
             features = Interface::new(code.program(), target, n_threads, Some(name))?.cpu_features;
         }
-        let ports = |ports: &[Port]| ports.iter().map(|port| tensor_json(tensor(model, port))).collect::<Vec<_>>();
+        let [inputs, outputs] = tensors(model.plan());
         let build = json!({
             "name": name,
             "abi": 1,
@@ -139,15 +143,35 @@ impl<'m> Library<'m> {
             "target": target.name(),
             "cpu_features": features,
             "threads": n_threads,
-            "inputs": ports(model.inputs()),
-            "outputs": ports(model.outputs()),
+            "inputs": tensors_json(&inputs),
+            "outputs": tensors_json(&outputs),
             "tensor_bytes": model.plan().arena_bytes(),
             "constant_bytes": constants.n_bytes,
             "made_bytes": constants.made_bytes,
             "steps": model.plan().steps.len(),
         });
+        let tables = || Ok(c::interface(&build, &inputs, &outputs)? + &c::tables(name, model, &constants, n_threads)?);
+        let tables: Result<String, std::fmt::Error> = tables();
+        let tables = tables.expect("writing to a string does not fail");
+        let source = c::source(name, origin, include_str!("../templates/net.c"), &tables);
+        let (name, arch, origin) = (name.to_owned(), target.arch, origin.to_vec());
+        Ok(Library { name, arch, is_for_gpu: false, n_threads, inputs, outputs, origin, build, source, members })
+    }
+
+    /// The library of a model that was compiled for a GPU, to be called on machines like this one. It has the
+    /// kernels as text that the driver builds and, where `assemble` makes such, machine code for GPUs of the
+    /// target's kind.
+    ///
+    /// # Errors
+    /// As for [`Library::new`], and where the device is neither OpenCL's nor NVIDIA's, or refuses a kernel.
+    pub fn for_gpu(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String]) -> Result<Library, ShipError> {
+        check(name, &model.plan)?;
+        let arch = host_arch().ok_or_else(|| ShipError::Device("a machine like this one".to_owned()))?;
+        let gpu::Made { build, source, data } = gpu::make(name, model, assemble, origin)?;
+        let members = data_member(name, arch, data)?.into_iter().collect();
+        let [inputs, outputs] = tensors(&model.plan);
         let (name, origin) = (name.to_owned(), origin.to_vec());
-        Ok(Library { name, model, arch: target.arch, n_threads, constants, origin, build, members })
+        Ok(Library { name, arch, is_for_gpu: true, n_threads: 1, inputs, outputs, origin, build, source, members })
     }
 
     /// What the names of all its functions begin with.
@@ -171,7 +195,7 @@ impl<'m> Library<'m> {
         let members: Vec<&Member> = self.members.iter().collect();
         vec![
             File::new(format!("{name}.h"), c::header(self)),
-            File::new(format!("{name}.c"), c::source(self)),
+            File::new(format!("{name}.c"), self.source.as_str()),
             File::new(format!("{name}_kernels.a"), archive(&members)),
             self.build_file(),
         ]
@@ -200,14 +224,15 @@ impl<'m> Library<'m> {
         let soname = format!("-Wl,-soname,lib{name}.so");
         let flags = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", &old];
         // Functions of libm that have got new versions since.
-        let wrapped = ["expf", "logf", "exp", "log"].map(|function| format!("-Wl,--wrap={function}"));
+        let wrapped: &[&str] = if self.is_for_gpu { &[] } else { &["expf", "logf", "exp", "log"] };
+        let wrapped = wrapped.iter().map(|function| format!("-Wl,--wrap={function}"));
         let files = [format!("{name}.c"), format!("{name}_kernels.a")];
-        // An old glibc has threads in a library of their own.
         let link = [
             "-Wl,-z,noexecstack",
             "-Wl,--gc-sections",
             "-Wl,--no-as-needed",
-            "-l:libpthread.so.0",
+            // An old glibc has threads, and the loader of libraries, in libraries of their own.
+            if self.is_for_gpu { "-l:libdl.so.2" } else { "-l:libpthread.so.0" },
             "-Wl,--as-needed",
             "-lm",
             "-s",
@@ -247,7 +272,8 @@ impl<'m> Library<'m> {
 
     /// The functions that it shows.
     fn symbols(&self) -> Vec<String> {
-        c::FUNCTIONS.iter().map(|function| format!("{}_{function}", self.name)).collect()
+        let n = if self.is_for_gpu { c::FUNCTIONS.len() } else { c::FUNCTIONS.len() - 1 };
+        c::FUNCTIONS[..n].iter().map(|function| format!("{}_{function}", self.name)).collect()
     }
 }
 
@@ -266,17 +292,50 @@ fn parts_of(model: &Model, constants: &Constants, of: usize) -> Vec<Part> {
     all
 }
 
-fn tensor<'m>(model: &'m Model, port: &Port) -> &'m Tensor {
-    &model.plan().tensors[port.tensor]
+/// That a plan can be shipped under a name.
+fn check(name: &str, plan: &Plan) -> Result<(), ShipError> {
+    if !Interface::is_prefix(name) {
+        return Err(ShipError::Name(name.to_owned()));
+    }
+    match plan.steps.iter().find(|step| matches!(step.work, Work::Host { .. })) {
+        Some(step) => Err(ShipError::Host(step.name.clone())),
+        None => Ok(()),
+    }
 }
 
-fn tensor_json(tensor: &Tensor) -> Json {
-    json!({
-        "name": tensor.name,
-        "dtype": tensor.dtype.name(),
-        "shape": tensor.shape,
-        "bytes": tensor.n_bytes(),
-    })
+/// The object of a library's data; none where it has no data.
+fn data_member(name: &str, arch: Arch, data: Vec<u8>) -> Result<Option<Member>, ShipError> {
+    if data.len() > MOST_CONSTANT_BYTES {
+        return Err(ShipError::TooLarge(data.len()));
+    }
+    let symbol = c::constants_name(name);
+    let bytes = (!data.is_empty()).then(|| elf::data_object(arch, &symbol, &data));
+    Ok(bytes.map(|bytes| Member { name: format!("{symbol}.o"), symbols: vec![symbol], bytes }))
+}
+
+/// The inputs and the outputs of a plan.
+fn tensors(plan: &Plan) -> [Vec<Tensor>; 2] {
+    let of = |place: fn(usize) -> Place| plan.ports(place).into_iter().map(|at| plan.tensors[at].clone()).collect();
+    [of(Place::Input), of(Place::Output)]
+}
+
+fn tensors_json(tensors: &[Tensor]) -> Vec<Json> {
+    let json = |tensor: &Tensor| {
+        json!({
+            "name": tensor.name,
+            "dtype": tensor.dtype.name(),
+            "shape": tensor.shape,
+            "bytes": tensor.n_bytes(),
+        })
+    };
+    tensors.iter().map(json).collect()
+}
+
+/// The lines of a template for all libraries, and those for this kind of them.
+fn of_kind(template: &str, is_for_gpu: bool) -> String {
+    let (own, other) = if is_for_gpu { ("@GPU@", "@CPU@") } else { ("@CPU@", "@GPU@") };
+    let lines = template.lines().filter(|line| !line.starts_with(other));
+    lines.flat_map(|line| [line.strip_prefix(own).unwrap_or(line), "\n"]).collect()
 }
 
 /// An element type as DLPack has it: a code, and the number of bits.

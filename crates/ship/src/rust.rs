@@ -1,9 +1,9 @@
 //! The library as a crate.
 
 use tilewright_ir::DType;
-use tilewright_runtime::Port;
+use tilewright_runtime::Tensor;
 
-use crate::{File, Library, identifier, named, tensor};
+use crate::{File, Library, identifier, named, of_kind};
 
 /// Words that are no names in Rust, or names that the template has already.
 const RESERVED: &str = include_str!("../templates/reserved.txt");
@@ -25,7 +25,8 @@ pub fn files(library: &Library) -> Vec<File> {
          println!(\"cargo:rerun-if-changed=lib{name}.a\");\n    \
          println!(\"cargo:rustc-link-search=native={{}}\", env!(\"CARGO_MANIFEST_DIR\"));\n    \
          println!(\"cargo:rustc-link-lib=static={name}\");\n    \
-         println!(\"cargo:rustc-link-lib=m\");\n    println!(\"cargo:rustc-link-lib=pthread\");\n}}\n"
+         println!(\"cargo:rustc-link-lib=m\");\n    println!(\"cargo:rustc-link-lib={}\");\n}}\n",
+        if library.is_for_gpu { "dl" } else { "pthread" },
     );
     vec![File::new("Cargo.toml", manifest), File::new("build.rs", build), File::new("src/lib.rs", source(library))]
 }
@@ -39,17 +40,15 @@ struct Parameter {
 }
 
 fn source(library: &Library) -> String {
-    let model = library.model;
     let mut names: Vec<String> = Vec::new();
-    let mut parameter = |port: &Port, is_output| {
-        let tensor = tensor(model, port);
+    let mut parameter = |tensor: &Tensor, is_output| {
         let name = identifier(&tensor.name, &names);
         names.push(name.clone());
-        let n_elements = port.n_bytes / tensor.dtype.bytes() as usize;
+        let n_elements = tensor.shape.iter().product();
         Parameter { name, ty: rust_type(tensor.dtype), n_elements, is_output }
     };
-    let inputs: Vec<Parameter> = model.inputs().iter().map(|port| parameter(port, false)).collect();
-    let outputs: Vec<Parameter> = model.outputs().iter().map(|port| parameter(port, true)).collect();
+    let inputs: Vec<Parameter> = library.inputs.iter().map(|tensor| parameter(tensor, false)).collect();
+    let outputs: Vec<Parameter> = library.outputs.iter().map(|tensor| parameter(tensor, true)).collect();
     let all: Vec<&Parameter> = inputs.iter().chain(&outputs).collect();
     let joined = |of: &[&Parameter], text: &dyn Fn(&Parameter) -> String| {
         of.iter().map(|p| text(p)).collect::<Vec<_>>().join(", ")
@@ -70,7 +69,7 @@ fn source(library: &Library) -> String {
         .collect();
     let example = format!("{made}//! context.run({})?;", joined(&all, &|p| format!("&{}{}", mutable(p), p.name)));
     let origin: Vec<String> = library.origin.iter().map(|line| format!("//! {line}")).collect();
-    let text = include_str!("../templates/lib.rs.txt")
+    let text = of_kind(include_str!("../templates/lib.rs.txt"), library.is_for_gpu)
         .replace("@ORIGIN@", &origin.join("\n//!\n"))
         .replace("@EXAMPLE@", &example)
         .replace("@PARAMETERS@", &parameters)

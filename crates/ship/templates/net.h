@@ -23,7 +23,11 @@ enum {
     /* A null pointer, an address that is not aligned, or an arena that is too small; nothing was done. */
     NET_BAD_ARGUMENT = 2,
     NET_NO_MEMORY = 3,
-    NET_NO_THREADS = 4
+    NET_NO_THREADS = 4,
+    /* Of libraries for GPUs: there is no such device, no driver or no loader. */
+    NET_NO_DEVICE = 5,
+    /* The same: the device or its driver fails; net_message says what. */
+    NET_DEVICE_FAILED = 6
 };
 
 /* A flag of the options: threads of the context's own, instead of those that all contexts share. */
@@ -33,15 +37,26 @@ enum {
 typedef struct net_options {
     /* sizeof(net_options): later versions may add to it. */
     uint32_t struct_size;
-    /* Threads, the caller's included; more than NET_THREADS are not used, 0 means NET_THREADS. Where contexts
-     * share threads, there are as many as the first one of them asks for. */
-    uint32_t threads;
-    /* Microseconds that a thread without work spins before it sleeps; 0 means 50. */
-    uint32_t spin_us;
-    uint32_t flags;
-    /* Memory to use, net_arena_bytes() aligned to 64 bytes, until net_destroy; null means memory of its own. */
-    void *arena;
-    size_t arena_bytes;
+@GPU@    /* Of libraries for CPUs: these five say nothing here. */
+@GPU@    uint32_t threads, spin_us, flags;
+@GPU@    void *arena;
+@GPU@    size_t arena_bytes;
+@GPU@    /* Which device, from 0 on. Of OpenCL's those that have the name of the one that this was made for come first; of
+@GPU@     * the caller's context one of its devices. */
+@GPU@    uint32_t device;
+@GPU@    uint32_t reserved;
+@GPU@    /* A cl_context or CUcontext to work in, until net_destroy; null means a cl_context of its own, or the primary
+@GPU@     * context of the device. */
+@GPU@    void *device_context;
+@CPU@    /* Threads, the caller's included; more than NET_THREADS are not used, 0 means NET_THREADS. Where contexts
+@CPU@     * share threads, there are as many as the first one of them asks for. */
+@CPU@    uint32_t threads;
+@CPU@    /* Microseconds that a thread without work spins before it sleeps; 0 means 50. */
+@CPU@    uint32_t spin_us;
+@CPU@    uint32_t flags;
+@CPU@    /* Memory to use, net_arena_bytes() aligned to 64 bytes, until net_destroy; null means memory of its own. */
+@CPU@    void *arena;
+@CPU@    size_t arena_bytes;
 } net_options;
 
 /* An input or output: row-major, packed, aligned to its elements. */
@@ -63,7 +78,9 @@ typedef struct net_context net_context;
 uint32_t net_abi(void);
 /* All about this library, as JSON. */
 const char *net_build(void);
-/* What a code means. */
+@CPU@/* What a code means. */
+@GPU@/* What a code means. Of the one that a function gave last in this thread it says what failed, until a function is
+@GPU@ * called the next time. */
 const char *net_message(int code);
 
 size_t net_inputs(void);
@@ -72,15 +89,23 @@ size_t net_outputs(void);
 const net_tensor *net_input(size_t i);
 const net_tensor *net_output(size_t i);
 
-/* What a context needs: all of its memory but for the threads'. */
+@CPU@/* What a context needs: all of its memory but for the threads'. */
+@GPU@/* Bytes of the device's memory that a context has, beside those of inputs and outputs from net_run on. */
 size_t net_arena_bytes(void);
 
-/* Makes a context. The options may be null. The first one makes what kernels keep of constants and is not in this
- * library (`made_bytes` of net_build); all share it, and the last one gives it back. */
+@CPU@/* Makes a context. The options may be null. The first one makes what kernels keep of constants and is not in this
+@CPU@ * library (`made_bytes` of net_build); all share it, and the last one gives it back. */
+@GPU@/* Makes a context: builds its kernels and takes constants to the device. The options may be null. */
 int net_create(const net_options *options, net_context **context);
-/* Makes the outputs of the inputs, in the order above; outputs overlap nothing else. It allocates nothing. A
- * context runs once at a time; several contexts may run at the same time. */
+@CPU@/* Makes the outputs of the inputs, in the order above; outputs overlap nothing else. It allocates nothing. A
+@CPU@ * context runs once at a time; several contexts may run at the same time. */
+@GPU@/* Makes the outputs of the inputs, in the order above, all in the host's memory; outputs overlap nothing else. The
+@GPU@ * first one takes memory of the device for them. A context runs once at a time; several may run at the same time. */
 int net_run(net_context *context, const void *const *inputs, void *const *outputs);
+@GPU@/* Has a device do the same with what lies there, and does not wait. The queue is a cl_command_queue, in order, with
+@GPU@ * cl_mems, all of the context's cl_context, or a CUstream with addresses of the device, multiples of 64. What is put
+@GPU@ * there next for this context begins when this is over; that is the caller's to see to with several queues. */
+@GPU@int net_enqueue(net_context *context, void *queue, const void *const *inputs, void *const *outputs);
 /* Ends a context that does not run; null is none. */
 void net_destroy(net_context *context);
 

@@ -20,6 +20,9 @@ class _Options(ctypes.Structure):
         ("flags", ctypes.c_uint32),
         ("arena", ctypes.c_void_p),
         ("arena_bytes", ctypes.c_size_t),
+@GPU@        ("device", ctypes.c_uint32),
+@GPU@        ("reserved", ctypes.c_uint32),
+@GPU@        ("device_context", ctypes.c_void_p),
     ]
 
 
@@ -28,6 +31,7 @@ _library.net_build.restype = ctypes.c_char_p
 _library.net_message.restype = ctypes.c_char_p
 _library.net_create.argtypes = [ctypes.POINTER(_Options), ctypes.POINTER(ctypes.c_void_p)]
 _library.net_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p)]
+@GPU@_library.net_enqueue.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *_library.net_run.argtypes[1:]]
 _library.net_destroy.argtypes = [ctypes.c_void_p]
 _library.net_destroy.restype = None
 
@@ -79,12 +83,23 @@ def _output(tensor):
     return ctypes.addressof(held), held, value
 
 
-class Context:
-    """Memory and threads to run the model with. A context runs once at a time; several may run at the same time."""
+def _addresses(all):
+    return (ctypes.c_void_p * len(all))(*all)
 
-    def __init__(self, threads=0):
-        """A context with so many threads; 0 takes as many as the library is made for."""
-        options = _Options(struct_size=ctypes.sizeof(_Options), threads=threads)
+
+class Context:
+@CPU@    """Memory and threads to run the model with. A context runs once at a time; several may run at the same time."""
+@GPU@    """Code and memory on a device. A context runs once at a time; several may run at the same time."""
+
+@CPU@    def __init__(self, threads=0):
+@CPU@        """A context with so many threads; 0 takes as many as the library is made for."""
+@CPU@        options = _Options(struct_size=ctypes.sizeof(_Options), threads=threads)
+@GPU@    def __init__(self, threads=0, device=0, device_context=None):
+@GPU@        """A context on a device, by its number; in a `cl_context` or `CUcontext`, as a number, where one is given.
+@GPU@
+@GPU@        Threads are for libraries that run on CPUs, and say nothing here.
+@GPU@        """
+@GPU@        options = _Options(struct_size=ctypes.sizeof(_Options), device=device, device_context=device_context)
         self._context = ctypes.c_void_p()
         _check(_library.net_create(ctypes.byref(options), ctypes.byref(self._context)))
 
@@ -94,9 +109,21 @@ class Context:
             raise Error(f"there are {len(build['inputs'])} inputs, {len(inputs)} were given")
         given = [_input(tensor, value) for tensor, value in zip(build["inputs"], inputs)]
         made = [_output(tensor) for tensor in build["outputs"]]
-        addresses = lambda all: (ctypes.c_void_p * len(all))(*[entry[0] for entry in all])
+        addresses = lambda all: _addresses([entry[0] for entry in all])
         _check(_library.net_run(self._context, addresses(given), addresses(made)))
         return [entry[2] for entry in made]
+
+@GPU@    def enqueue(self, queue, inputs, outputs):
+@GPU@        """Has the device make outputs of inputs that lie there, and does not wait.
+@GPU@
+@GPU@        All are numbers: addresses (a tensor's `data_ptr()`) and a stream (`torch.cuda.current_stream().cuda_stream`),
+@GPU@        or buffers and a queue of PyOpenCL (`int_ptr`). Tensors are contiguous and of the sizes of `build`.
+@GPU@        """
+@GPU@        for name, given in [("inputs", inputs), ("outputs", outputs)]:
+@GPU@            if len(given) != len(build[name]):
+@GPU@                raise Error(f"there are {len(build[name])} {name}, {len(given)} were given")
+@GPU@        _check(_library.net_enqueue(self._context, queue, _addresses(inputs), _addresses(outputs)))
+@GPU@
 
     def __del__(self):
         if getattr(self, "_context", None):

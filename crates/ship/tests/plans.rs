@@ -1,14 +1,17 @@
-//! A plan of several kernels as a C library: slices, constants, copies, threads.
+//! A plan of several kernels as a C library: slices, constants, copies, threads; on GPUs.
 #![cfg(target_os = "linux")]
 
 #[path = "../../runtime/tests/common/mod.rs"]
 mod common;
 
+use std::ffi::OsString;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use common::*;
-use tilewright_ship::{Library, ShipError, Weights};
+use tilewright_ir::Target;
+use tilewright_ship::{File, Library, ShipError, Weights};
 
 const MAIN: &str = r#"
 #include <stdio.h>
@@ -20,7 +23,10 @@ int main(void) {
     two_Halves_context *context;
     for (int i = 0; i < 33; i++) x[i] = 1.5f * (float)i - 7;
     two_Halves_context *second;
-    if (two_Halves_create(NULL, &second) || two_Halves_create(NULL, &context)) return 1;
+    int code = two_Halves_create(NULL, &second);
+    if (code == TWO_HALVES_NO_DEVICE) return 77;
+    if (code) puts(two_Halves_message(code));
+    if (code || two_Halves_create(NULL, &context)) return 1;
     two_Halves_destroy(second);
     for (int i = 0; i < 50; i++)
         if (two_Halves_run(context, inputs, outputs)) return 2;
@@ -46,25 +52,82 @@ fn plans_compute_the_same_in_c() {
         assert_eq!(["constant_bytes", "made_bytes"].map(|key| library().build()[key].clone()), sizes);
         let files = library().c_files();
         assert_eq!(files, library().c_files());
-        let folder = tempfile::tempdir().unwrap();
-        files.iter().for_each(|file| fs::write(folder.path().join(&file.path), &file.bytes).unwrap());
-        fs::write(folder.path().join("main.c"), MAIN).unwrap();
-        let mut cc = Command::new("cc");
-        cc.args(["-std=c99", "-Wall", "-Wextra", "-Werror", "main.c", "two_Halves.c", "two_Halves_kernels.a"]);
-        cc.args(["-lm", "-lpthread", "-o", "main"]).current_dir(folder.path());
-        let Ok(output) = cc.output() else {
-            println!("skipped: no `cc`");
-            return;
-        };
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let output = Command::new(folder.path().join("main")).output().unwrap();
-        assert!(output.status.success(), "{}", output.status);
-        let x: Vec<f32> = (0..33).map(|i| 1.5 * i as f32 - 7.0).collect();
-        // All numbers are short, so that they are written in full.
-        let expected: String = expected(&x, false).iter().map(|y| format!("{y} ")).collect();
-        let got: String = String::from_utf8(output.stdout).unwrap().lines().map(|y| format!("{} ", hex(y))).collect();
-        assert_eq!(got, expected, "{n_threads}");
+        let Some(program) = built(&files, &["-lm", "-lpthread"]) else { return };
+        check(&mut Command::new(program.path().join("main")), &format!("{n_threads} threads"));
     }
+}
+
+/// A program of a library and [`MAIN`], in a folder; none where there is no compiler.
+fn built(files: &[File], libraries: &[&str]) -> Option<tempfile::TempDir> {
+    let folder = tempfile::tempdir().unwrap();
+    files.iter().for_each(|file| fs::write(folder.path().join(&file.path), &file.bytes).unwrap());
+    fs::write(folder.path().join("main.c"), MAIN).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c99", "-Wall", "-Wextra", "-Werror", "main.c", "two_Halves.c", "two_Halves_kernels.a"]);
+    let Ok(output) = cc.args(libraries).args(["-o", "main"]).current_dir(folder.path()).output() else {
+        println!("skipped: no `cc`");
+        return None;
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(folder)
+}
+
+/// Runs a program, which must give the right answer; without a device it says so.
+fn check(program: &mut Command, what: &str) {
+    let output = program.output().unwrap();
+    if output.status.code() == Some(77) {
+        return println!("skipped: no device, {what}");
+    }
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{what}: {}: {said}", output.status);
+    let x: Vec<f32> = (0..33).map(|i| 1.5 * i as f32 - 7.0).collect();
+    // All numbers are short, so that they are written in full.
+    let expected: String = expected(&x, false).iter().map(|y| format!("{y} ")).collect();
+    let got: String = said.lines().map(|y| format!("{} ", hex(y))).collect();
+    assert_eq!(got, expected, "{what}");
+}
+
+#[test]
+fn plans_compute_the_same_on_gpus() {
+    let origin = ["a test of plans".to_owned()];
+    for name in ["opencl", "sm_80", "sm_90a"] {
+        let is_cuda = name != "opencl";
+        if is_cuda && tilewright_codegen::llvm_version().is_none() {
+            println!("skipped: no LLVM");
+            continue;
+        }
+        let model = gpu_model(false, &Target::named(name).unwrap());
+        // What there is no machine code for is assembled by the driver, as is what it refuses.
+        let assemble = |_: &[u8]| Ok((name == "sm_90a").then(|| b".entry f(\0".to_vec()));
+        let library = Library::for_gpu("two_Halves", &model, &assemble, &origin).unwrap();
+        assert_eq!(library.build()["made_bytes"], 2 * 66 * 4);
+        let files = library.c_files();
+        assert_eq!(files, Library::for_gpu("two_Halves", &model, &assemble, &origin).unwrap().c_files());
+        let Some(program) = built(&files, &["-ldl"]) else { return };
+        let main = program.path().join("main");
+        check(Command::new(&main).env("LD_LIBRARY_PATH", with_emulator(program.path())), name);
+        // Without a loader, a driver or a device it is said, and nothing else happens.
+        let mut without = Command::new(&main);
+        without.env("OCL_ICD_VENDORS", "/nonexistent").env_remove("OCL_ICD_FILENAMES").env_remove("LD_LIBRARY_PATH");
+        assert!(is_cuda || without.status().unwrap().code() == Some(77));
+    }
+}
+
+/// A path of libraries that begins with a folder, in which the emulator of NVIDIA's driver is then.
+fn with_emulator(folder: &Path) -> OsString {
+    let examples = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples");
+    let library = examples.join("libemulated_cuda.so");
+    if library.is_file() {
+        std::os::unix::fs::symlink(library, folder.join("libcuda.so.1")).unwrap();
+    } else {
+        println!("skipped: no emulator of NVIDIA's driver (cargo build --examples)");
+    }
+    let mut path = folder.as_os_str().to_owned();
+    if let Some(more) = std::env::var_os("LD_LIBRARY_PATH") {
+        path.push(":");
+        path.push(more);
+    }
+    path
 }
 
 /// A number as C writes it in hexadecimal digits.
@@ -81,6 +144,15 @@ fn what_cannot_be_shipped_is_named() {
     let refused =
         |name: &str, on_host: bool| Library::new(name, &model(on_host), &target(), 1, Weights::Small, &[]).err();
     assert!(matches!(refused("9", false), Some(ShipError::Name(name)) if name == "9"));
+    let on_gpu = |target: &str, on_host: bool| {
+        let model = gpu_model(on_host, &Target::named(target).unwrap());
+        Library::for_gpu("a", &model, &|_| Ok(None), &[]).err().unwrap().to_string()
+    };
+    assert_eq!(on_gpu("opencl", true), "step `last` has no kernel, so that it runs in this process only");
+    assert_eq!(
+        on_gpu("gfx90a", false),
+        "libraries are for CPUs, for OpenCL and for NVIDIA's GPUs, not for amdgpu/gfx90a"
+    );
     if tilewright_codegen::llvm_version().is_some() {
         let error = refused("a", true).unwrap().to_string();
         assert_eq!(error, "step `last` has no kernel, so that it runs in this process only");

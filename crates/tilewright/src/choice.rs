@@ -2,13 +2,14 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use tilewright_codegen::{ArgumentAlign, Compiler};
 use tilewright_device::Caches;
 use tilewright_ir::op::Workload;
-use tilewright_ir::{Program, Target, lower, verify};
-use tilewright_runtime::{Code, Model};
+use tilewright_ir::{Program, Target, lower, lower_gpu, verify};
+use tilewright_runtime::{AnyModel, Code, GpuModel, Model};
 use tilewright_tune::{Config, PassedOver, Setting, Store, Task};
 
 use crate::best::{Best, known_best, target_name};
@@ -79,15 +80,21 @@ impl Choice {
     ///
     /// # Errors
     /// Where it has no code, or memory does not suffice for the constants.
-    pub fn model(&self, constants: &[(String, Bytes)]) -> Result<Model, Error> {
-        let program = self.program()?;
-        verify::verify(&program).map_err(|error| Error::failed(&error).because(error))?;
-        let mut compiler = Compiler::for_arguments(target_here(&self.task.setting.target), ArgumentAlign::Elements);
-        let code = Code::compile(&mut compiler, lower::lower(&program));
-        let code = code.map_err(|error| Error::failed(&error).because(error))?;
+    pub fn model(&self, constants: &[(String, Bytes)]) -> Result<AnyModel, Error> {
+        fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> Error {
+            Error::failed(&error).because(error)
+        }
+        let (program, target) = (self.program()?, &self.task.setting.target);
+        verify::verify(&program).map_err(failed)?;
         let constant = |name: &str| constants.iter().find(|(known, _)| known == name).map(|(_, data)| data.clone());
+        if target.gpu.is_some() {
+            let kernels = lower_gpu(&program).map_err(failed)?;
+            return Ok(AnyModel::Gpu(Arc::new(GpuModel::of_program(kernels, target, &constant))));
+        }
+        let mut compiler = Compiler::for_arguments(target_here(target), ArgumentAlign::Elements);
+        let code = Code::compile(&mut compiler, lower::lower(&program)).map_err(failed)?;
         let plan = code.plan(&constant);
-        Model::new(plan, vec![code]).map_err(|error| Error::failed(&error).because(error))
+        Ok(AnyModel::Cpu(Arc::new(Model::new(plan, vec![code]).map_err(failed)?)))
     }
 }
 

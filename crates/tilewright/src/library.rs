@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tilewright_codegen::{CompileError, host_arch};
+use tilewright_device::cuda::Assembler;
 use tilewright_ir::Target;
-use tilewright_runtime::Model;
+use tilewright_ir::target::{Arch, GpuApi};
+use tilewright_runtime::{AnyModel, GpuModel};
 use tilewright_ship::{File, ShipError};
 pub use tilewright_ship::{Library, Weights};
 
@@ -42,26 +44,48 @@ impl Form {
 ///
 /// # Errors
 /// Bad input where the name is no identifier or the model cannot be shipped.
-pub fn library<'m>(
+pub fn library(
     name: Option<&str>,
     text: &str,
-    model: &'m Model,
+    model: &AnyModel,
     target: &Target,
     n_threads: usize,
     weights: Weights,
     origin: &[String],
-) -> Result<Library<'m>, Error> {
+) -> Result<Library, Error> {
     let name = name.map_or_else(|| name_of(text), str::to_owned);
-    Library::new(&name, model, target, n_threads, weights, origin).map_err(|error| match error {
+    let made = match model {
+        AnyModel::Cpu(model) => Library::new(&name, model, target, n_threads, weights, origin),
+        AnyModel::Gpu(_) if weights == Weights::Ready => {
+            let why = "on a GPU each context makes what its kernels keep of weights";
+            return Err(Error::input(format!("--weights ready is for CPUs: {why} (leave it out)")));
+        }
+        AnyModel::Gpu(model) => for_gpu(&name, model, origin),
+    };
+    made.map_err(|error| match error {
         ShipError::Host(_) => {
             let hint = "replace its operator in the model, `check` lists those without code; or `run` the model here";
             Error::input(format!("{} ({hint})", one_line(&error.to_string())))
         }
-        ShipError::Name(_) | ShipError::TooLarge(_) | ShipError::Compile(CompileError::NoLlvm { .. }) => {
-            Error::input(one_line(&error.to_string()))
-        }
-        ShipError::Compile(_) => Error::failed(&error).because(error),
+        ShipError::Name(_)
+        | ShipError::TooLarge(_)
+        | ShipError::Device(_)
+        | ShipError::Compile(CompileError::NoLlvm { .. }) => Error::input(one_line(&error.to_string())),
+        ShipError::Compile(_) | ShipError::Assemble(_) => Error::failed(&error).because(error),
     })
+}
+
+/// The library of a model for a GPU, with machine code where there is what makes such of PTX.
+fn for_gpu(name: &str, model: &GpuModel, origin: &[String]) -> Result<Library, ShipError> {
+    let is_cuda = model.target.arch == Arch::Gpu(GpuApi::Cuda);
+    let assembler = if is_cuda { Assembler::find() } else { Assembler::Driver };
+    let assemble = |ptx: &[u8]| match assembler {
+        Assembler::Driver => Ok(None),
+        Assembler::Ptxas { .. } => {
+            assembler.assemble(ptx, &model.target.cpu).map(Some).map_err(|error| error.to_string())
+        }
+    };
+    Library::for_gpu(name, model, &assemble, origin)
 }
 
 /// Writes a library into a folder, and says which files there are now.

@@ -147,24 +147,24 @@ impl Place<'_> {
         if self.device != CPU {
             let device = self.device;
             return Err(Error::input(format!(
-                "libraries and kernels of yours are for CPUs (leave --device {device} out)"
+                "commands and kernels of yours are for CPUs (leave --device {device} out)"
             )));
         }
         self.runnable_target()
     }
 
-    /// The target, for code that is to run on a CPU, of this machine or another one.
+    /// The target, for libraries: of a CPU, of this machine or another one, or of a GPU.
     ///
     /// # Errors
-    /// Bad input where there is no such target, a device is asked for, or no machine has so many threads.
+    /// Bad input where there is no such target or device, or no machine has so many threads.
     pub fn code_target(&self) -> Result<Target, Error> {
         if self.device != CPU || self.target == HOST {
-            return self.cpu_target();
+            return self.runnable_target();
         }
         self.check_threads()?;
         let target = self.target()?;
-        if target.gpu.is_some() {
-            return Err(Error::input(format!("models and libraries are for CPUs, and {} is a GPU", self.target)));
+        if target.gpu.is_some() && self.threads != 1 {
+            return Err(Error::input(format!("--threads is for CPUs (leave it out with --target {})", self.target)));
         }
         Ok(target)
     }

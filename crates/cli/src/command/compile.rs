@@ -10,7 +10,7 @@ use tilewright::version::BUILD;
 use tilewright::{Caches, Source};
 use tilewright_ir::{Program, Target};
 use tilewright_model::npy::read_constants;
-use tilewright_runtime::Model;
+use tilewright_runtime::AnyModel;
 
 use super::model::{BindingArgs, ModelArgs};
 use super::{DatabaseArgs, WorkloadArgs, check_identifier, check_template, count, named, tell_passed_over};
@@ -95,7 +95,7 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     let compiled = file.compiled(&special, args.of.exact, (machine, &target), &args.records)?;
     let stem = Path::new(&args.of.workload).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let json = json!({"model": file.name(), "untuned_kernels": compiled.n_guessed});
-    args.write(&stem, compiled.model.cpu().expect("invariant: it is for a CPU"), &target, &[], json, as_json)
+    args.write(&stem, &compiled.model, &target, &[], json, as_json)
 }
 
 impl CompileArgs {
@@ -104,7 +104,7 @@ impl CompileArgs {
     fn write(
         &self,
         text: &str,
-        model: &Model,
+        model: &AnyModel,
         target: &Target,
         made_of: &[String],
         mut json: Json,
@@ -114,7 +114,8 @@ impl CompileArgs {
             check_identifier("--name", name)?;
         }
         let threads = self.of.machine.threads;
-        let mut origin = vec![format!("{text} for {}, {}", target.name(), count(threads as u64, "thread"))];
+        let on = if target.gpu.is_some() { String::new() } else { format!(", {}", count(threads as u64, "thread")) };
+        let mut origin = vec![format!("{text} for {}{on}", target.name())];
         origin.extend_from_slice(made_of);
         origin.push(format!("made by tilewright {BUILD}"));
         let library = library(self.name.as_deref(), text, model, target, threads, self.weights, &origin)?;

@@ -75,7 +75,7 @@ impl State {
         match entry.run(&mut self.memory, *grid, *shared_bytes, arguments, Order::Ascending) {
             Ok(()) => 0,
             Err(why) => {
-                println!("the emulator: {why}");
+                eprintln!("the emulator: {why}");
                 // An illegal address; nothing goes on after it.
                 self.broken = 700;
                 0
@@ -190,6 +190,10 @@ unsafe extern "C" fn fill(to: Address, byte: u8, n: usize, _: Handle) -> Answer 
 unsafe extern "C" fn load_module(to: *mut Handle, code: *const c_void) -> Answer {
     // SAFETY: text that ends with a zero: the emulator assembles itself.
     let text = unsafe { CStr::from_ptr(code.cast()) }.to_string_lossy().into_owned();
+    if text.starts_with("\x7fELF") {
+        // It has machine code of no GPU.
+        return 209;
+    }
     with(|state| match emulator::read(&text) {
         Ok(entries) => {
             // A module is known by where its kernels begin: others may have some of the same names.
@@ -198,7 +202,7 @@ unsafe extern "C" fn load_module(to: *mut Handle, code: *const c_void) -> Answer
             give(to, handle(first))
         }
         Err(why) => {
-            println!("the emulator: {why}");
+            eprintln!("the emulator: {why}");
             218
         }
     })

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tilewright_codegen::{ArgumentAlign, Compiler, host_arch};
-use tilewright_ir::{DType, Part, Target, text};
-use tilewright_runtime::{Code, Constant, Model, Place, Plan, Slice, Step, Work};
+use tilewright_ir::{DType, Part, Target, lower_gpu, text};
+use tilewright_runtime::{Code, Constant, GpuModel, Model, Place, Plan, Slice, Step, Work};
 
 /// `Y = X + 2·W`, where `W` is kept twice.
 const ADD: &str = r#"
@@ -48,6 +48,15 @@ pub fn codes() -> Vec<Code> {
     let mut compiler = Compiler::for_arguments(target(), ArgumentAlign::Elements);
     let programs = [ADD, TRIPLE].map(|program| text::parse(program).unwrap());
     programs.map(|program| Code::compile(&mut compiler, program).unwrap()).into()
+}
+
+/// The same kernels for a GPU, whose groups have one thread.
+pub fn gpu_model(on_host: bool, target: &Target) -> GpuModel {
+    let programs = [ADD, TRIPLE].map(|program| {
+        let program = program.replace("parallel", "block.x").replace("vectorized", "block.x");
+        lower_gpu(&text::parse(&program).unwrap()).unwrap()
+    });
+    GpuModel { plan: plan(on_host), kernels: programs.into(), target: target.clone() }
 }
 
 /// Of `x[33]` makes `y[66]`: both halves of a tensor are `x + 2·w`, each with weights of its own; all is
