@@ -364,12 +364,10 @@ pub(crate) fn run_block(
 
 /// What a machine reads and writes, by buffer.
 pub(crate) trait Memory {
-    /// Elements that a buffer has; none while it is not allocated.
-    fn n_elements(&self, buffer: u32) -> usize;
-    /// An element; anything where there is none.
-    fn read(&mut self, buffer: u32, at: usize) -> f64;
-    /// Changes an element.
-    fn write(&mut self, buffer: u32, at: usize, value: f64);
+    /// An element; nothing where there is none, as while the buffer is not allocated.
+    fn read(&mut self, buffer: u32, at: usize) -> Option<f64>;
+    /// Changes an element, where there is one.
+    fn write(&mut self, buffer: u32, at: usize, value: f64) -> Option<()>;
     /// Gives a buffer so many elements, none of which was written.
     fn allocate(&mut self, buffer: u32, n: usize);
     /// Takes them away.
@@ -380,18 +378,13 @@ pub(crate) trait Memory {
 
 impl Memory for Vec<Vec<f64>> {
     #[inline]
-    fn n_elements(&self, buffer: u32) -> usize {
-        self[buffer as usize].len()
+    fn read(&mut self, buffer: u32, at: usize) -> Option<f64> {
+        self[buffer as usize].get(at).copied()
     }
 
     #[inline]
-    fn read(&mut self, buffer: u32, at: usize) -> f64 {
-        self[buffer as usize].get(at).copied().unwrap_or(0.0)
-    }
-
-    #[inline]
-    fn write(&mut self, buffer: u32, at: usize, value: f64) {
-        self[buffer as usize][at] = value;
+    fn write(&mut self, buffer: u32, at: usize, value: f64) -> Option<()> {
+        self[buffer as usize].get_mut(at).map(|element| *element = value)
     }
 
     fn allocate(&mut self, buffer: u32, n: usize) {
@@ -411,8 +404,10 @@ pub(crate) struct Linear {
     terms: Box<[(u32, i64)]>,
     /// Divisions, remainders, minima and maxima with their coefficients.
     rest: Box<[(Nonlinear, i64)]>,
-    /// The terms, where they are at most two and the whole is so small that variables below 2⁴⁰ cannot make
-    /// it overflow: the usual case, made fast.
+    /// Whether terms and constant are so few and small that variables below 2⁴⁰ cannot make their sum
+    /// overflow.
+    is_small: bool,
+    /// The terms, where they are at most two and all of a small sum: the usual case, made fast.
     two: Option<[(u32, i64); 2]>,
     /// Where the expression itself is kept, for messages.
     source: u32,
@@ -437,11 +432,14 @@ impl Linear {
     fn eval_slow(&self, vars: &[i64]) -> Option<i64> {
         let mut sum = self.constant;
         for &(var, c) in &*self.terms {
-            sum = sum.checked_add(vars[var as usize].checked_mul(c)?)?;
+            let var = vars[var as usize];
+            sum = if self.is_small { sum + var * c } else { sum.checked_add(var.checked_mul(c)?)? };
         }
         for (part, c) in &*self.rest {
             let value = match part {
+                Nonlinear::FloorDiv(x, d @ 1..) => x.eval(vars)?.div_euclid(*d),
                 Nonlinear::FloorDiv(x, d) => floor_div(x.eval(vars)?, *d)?,
+                Nonlinear::Mod(x, d @ 1..) => x.eval(vars)?.rem_euclid(*d),
                 Nonlinear::Mod(x, d) => {
                     let x = x.eval(vars)?;
                     x.checked_sub(floor_div(x, *d)?.checked_mul(*d)?)?
@@ -615,16 +613,17 @@ impl Compiler<'_> {
             rest.push((part, *c));
         }
         let small = |c: i64, bits: u32| c.unsigned_abs() < 1 << bits;
-        let usual = rest.is_empty() && small(index.constant(), 61) && terms.iter().all(|(_, c)| small(*c, 20));
+        let is_small = small(index.constant(), 61) && terms.len() <= 4 && terms.iter().all(|(_, c)| small(*c, 20));
         let two = match terms.as_slice() {
-            [] if usual => Some([(0, 0), (0, 0)]),
-            [a] if usual => Some([*a, (0, 0)]),
-            [a, b] if usual => Some([*a, *b]),
+            _ if !rest.is_empty() || !is_small => None,
+            [] => Some([(0, 0), (0, 0)]),
+            [a] => Some([*a, (0, 0)]),
+            [a, b] => Some([*a, *b]),
             _ => None,
         };
         self.sources.push(index.clone());
         let source = self.sources.len() as u32 - 1;
-        Ok(Linear { constant: index.constant(), terms: terms.into(), rest: rest.into(), two, source })
+        Ok(Linear { constant: index.constant(), terms: terms.into(), rest: rest.into(), is_small, two, source })
     }
 
     fn access(&mut self, id: BufferId, index: &[Index]) -> Result<Access, Fault> {
@@ -798,7 +797,7 @@ impl<'a, M: Memory> Machine<'a, M> {
                 let value = self.value(value, *rounds);
                 let at = self.locate(to);
                 self.check()?;
-                self.memory.write(to.buffer, at, value);
+                self.write(to, at, value)?;
             }
             Op::Update { to, op, value, first, rounds } => {
                 let value = self.value(value, Rounds { last: rounds.each, ..*rounds });
@@ -809,21 +808,38 @@ impl<'a, M: Memory> Machine<'a, M> {
                 });
                 let at = self.locate(to);
                 self.check()?;
-                let old = if first { op.identity() } else { self.memory.read(to.buffer, at) };
+                let old = if first { op.identity() } else { self.read(to, at) };
                 if is_undefined(old) {
                     self.undefined(to);
-                    return Err(Stopped);
                 }
+                self.check()?;
                 let new = apply_binary(op.combine(), old, value);
                 let new = match rounds.last {
                     DType::F64 => new,
                     DType::F32 => f64::from(new as f32),
                     last => last.round(rounds.each.round(new)),
                 };
-                self.memory.write(to.buffer, at, new);
+                self.write(to, at, new)?;
             }
         }
         Ok(())
+    }
+
+    /// An element; any value and a fault where there is none.
+    #[inline]
+    fn read(&mut self, access: &Access, at: usize) -> f64 {
+        match self.memory.read(access.buffer, at) {
+            Some(value) => value,
+            None => self.out_of_bounds(access) as f64,
+        }
+    }
+
+    #[inline]
+    fn write(&mut self, access: &Access, at: usize, value: f64) -> Result<(), Stopped> {
+        self.memory.write(access.buffer, at, value).ok_or_else(|| {
+            self.out_of_bounds(access);
+            Stopped
+        })
     }
 
     /// Deducts from the iterations that are left.
@@ -862,9 +878,6 @@ impl<'a, M: Memory> Machine<'a, M> {
             }
             at += i * dim.stride;
         }
-        if at as usize >= self.memory.n_elements(access.buffer) {
-            return self.out_of_bounds(access);
-        }
         at as usize
     }
 
@@ -872,7 +885,7 @@ impl<'a, M: Memory> Machine<'a, M> {
     fn load(&mut self, access: &Access) -> f64 {
         let at = self.locate(access);
         // After a fault the position may be anything.
-        let value = self.memory.read(access.buffer, at);
+        let value = self.read(access, at);
         if is_undefined(value) {
             self.undefined(access);
         }
@@ -885,7 +898,7 @@ impl<'a, M: Memory> Machine<'a, M> {
             at += stride * Subscript::place(self.value(value, gather.rounds) as i64, *extent);
         }
         // After a fault the position may be anything.
-        self.memory.read(gather.access.buffer, at as usize)
+        self.read(&gather.access, at as usize)
     }
 
     /// A value, rounded at each operation and at the end.

@@ -206,8 +206,8 @@ struct Watched {
     /// By buffer: what is common to threads.
     common: Vec<Vec<f64>>,
     marks: Vec<Vec<Mark>>,
-    /// By thread of the block and buffer: what is its own.
-    private: Vec<Vec<Vec<f64>>>,
+    /// By thread of the block and buffer, one after the other: what is its own.
+    private: Vec<Vec<f64>>,
     /// By thread of the block: groups of elements that are on their way, the oldest first; the last one is
     /// not ended yet.
     groups: Vec<VecDeque<Vec<(u32, usize)>>>,
@@ -264,15 +264,21 @@ impl Watched {
         (self.block * self.n_threads + self.thread) as u32
     }
 
-    /// Whether what another thread did in an epoch may happen at the same time.
-    fn is_beside(&self, buffer: u32, epoch: u64, other: u32) -> bool {
-        let is_other_block = other as usize / self.n_threads != self.block;
-        epoch >= self.began
-            && match self.places[buffer as usize] {
-                Place::Device => is_other_block || epoch == self.epoch && other != self.me(),
-                Place::Shared | Place::Async => epoch == self.epoch && other != self.me(),
-                Place::Constant | Place::Private => false,
-            }
+    /// Where the thread has a buffer of its own.
+    fn own(&self, buffer: u32) -> usize {
+        self.thread * self.places.len() + buffer as usize
+    }
+
+    /// Whether a thread belongs to another block.
+    fn is_outside(&self, other: u32) -> bool {
+        let first = self.block * self.n_threads;
+        !(first..first + self.n_threads).contains(&(other as usize))
+    }
+
+    /// Whether what another thread did in an epoch to an element of the device's memory, or of what a block
+    /// shares, may happen at the same time.
+    fn is_beside(&self, is_device: bool, epoch: u64, other: u32) -> bool {
+        epoch == self.epoch && other != self.me() || is_device && epoch >= self.began && self.is_outside(other)
     }
 
     fn note(&mut self, buffer: u32, at: usize, other: u32, conflict: Conflict) {
@@ -281,79 +287,75 @@ impl Watched {
 }
 
 impl Memory for Watched {
-    fn n_elements(&self, buffer: u32) -> usize {
-        match self.places[buffer as usize] {
-            Place::Private => self.private[self.thread][buffer as usize].len(),
-            Place::Constant | Place::Device | Place::Shared | Place::Async => self.common[buffer as usize].len(),
-        }
-    }
-
-    fn read(&mut self, buffer: u32, at: usize) -> f64 {
+    fn read(&mut self, buffer: u32, at: usize) -> Option<f64> {
         let id = buffer as usize;
-        let values = match self.places[id] {
-            Place::Private => &self.private[self.thread][id],
-            Place::Constant | Place::Device | Place::Shared | Place::Async => &self.common[id],
+        let is_device = match self.places[id] {
+            Place::Private => return self.private[self.own(buffer)].get(at).copied(),
+            Place::Constant => return self.common[id].get(at).copied(),
+            Place::Device => true,
+            Place::Shared | Place::Async => false,
         };
-        let Some(value) = values.get(at).copied() else { return 0.0 };
-        if let Some(mark) = self.marks[id].get(at).copied() {
-            if mark.on_its_way {
-                self.note(buffer, at, mark.writer, Conflict::OnItsWay);
-            }
-            if self.is_beside(buffer, mark.written, mark.writer) {
-                self.note(buffer, at, mark.writer, Conflict::ReadAfterWrite);
-            }
-            let (me, epoch, is_old) = (self.me(), self.epoch, mark.read < self.began);
-            let is_other_block = mark.reader as usize / self.n_threads != self.block;
-            let new = &mut self.marks[id][at];
-            new.other_blocks_read = !is_old && (mark.other_blocks_read || is_other_block);
-            new.others_read = mark.read == epoch && (mark.others_read || mark.reader != me);
-            (new.read, new.reader) = (epoch, me);
+        let value = *self.common[id].get(at)?;
+        let mut mark = self.marks[id][at];
+        if mark.on_its_way {
+            self.note(buffer, at, mark.writer, Conflict::OnItsWay);
         }
-        value
+        if self.is_beside(is_device, mark.written, mark.writer) {
+            self.note(buffer, at, mark.writer, Conflict::ReadAfterWrite);
+        }
+        let (me, epoch, is_old) = (self.me(), self.epoch, mark.read < self.began);
+        mark.other_blocks_read = is_device && !is_old && (mark.other_blocks_read || self.is_outside(mark.reader));
+        mark.others_read = mark.read == epoch && (mark.others_read || mark.reader != me);
+        (mark.read, mark.reader) = (epoch, me);
+        self.marks[id][at] = mark;
+        Some(value)
     }
 
-    fn write(&mut self, buffer: u32, at: usize, value: f64) {
+    fn write(&mut self, buffer: u32, at: usize, value: f64) -> Option<()> {
         let id = buffer as usize;
-        if self.places[id] == Place::Private {
-            self.private[self.thread][id][at] = value;
-            return;
+        let place = self.places[id];
+        let own = self.own(buffer);
+        let values = if place == Place::Private { &mut self.private[own] } else { &mut self.common[id] };
+        *values.get_mut(at)? = value;
+        if matches!(place, Place::Private | Place::Constant) {
+            return Some(());
         }
-        self.common[id][at] = value;
-        if let Some(mark) = self.marks[id].get(at).copied() {
-            if mark.on_its_way {
-                self.note(buffer, at, mark.writer, Conflict::OnItsWay);
-            }
-            if self.is_beside(buffer, mark.written, mark.writer) {
-                self.note(buffer, at, mark.writer, Conflict::Writes);
-            }
-            let others = mark.others_read && mark.read == self.epoch
-                || mark.other_blocks_read && mark.read >= self.began && self.places[id] == Place::Device;
-            if others || self.is_beside(buffer, mark.read, mark.reader) {
-                self.note(buffer, at, mark.reader, Conflict::WriteAfterRead);
-            }
-            let (me, on_its_way) = (self.me(), self.places[id] == Place::Async);
-            let new = &mut self.marks[id][at];
-            (new.written, new.writer, new.on_its_way) = (self.epoch, me, on_its_way);
-            if on_its_way {
-                let groups = &mut self.groups[self.thread];
-                match groups.back_mut() {
-                    Some(last) => last.push((buffer, at)),
-                    None => groups.push_back(vec![(buffer, at)]),
-                }
+        let (mark, is_device) = (self.marks[id][at], place == Place::Device);
+        if mark.on_its_way {
+            self.note(buffer, at, mark.writer, Conflict::OnItsWay);
+        }
+        if self.is_beside(is_device, mark.written, mark.writer) {
+            self.note(buffer, at, mark.writer, Conflict::Writes);
+        }
+        let others = mark.others_read && mark.read == self.epoch
+            || mark.other_blocks_read && mark.read >= self.began && is_device;
+        if others || self.is_beside(is_device, mark.read, mark.reader) {
+            self.note(buffer, at, mark.reader, Conflict::WriteAfterRead);
+        }
+        let (me, on_its_way) = (self.me(), place == Place::Async);
+        let new = &mut self.marks[id][at];
+        (new.written, new.writer, new.on_its_way) = (self.epoch, me, on_its_way);
+        if on_its_way {
+            let groups = &mut self.groups[self.thread];
+            match groups.back_mut() {
+                Some(last) => last.push((buffer, at)),
+                None => groups.push_back(vec![(buffer, at)]),
             }
         }
+        Some(())
     }
 
     fn allocate(&mut self, buffer: u32, n: usize) {
-        let id = buffer as usize;
-        if self.places[id] == Place::Private {
-            self.private[self.thread].allocate(id as u32, n);
+        if self.places[buffer as usize] == Place::Private {
+            let own = self.own(buffer);
+            self.private.allocate(own as u32, n);
         }
     }
 
     fn free(&mut self, buffer: u32) {
         if self.places[buffer as usize] == Place::Private {
-            self.private[self.thread].free(buffer);
+            let own = self.own(buffer);
+            self.private.free(own as u32);
         }
     }
 
@@ -457,7 +459,7 @@ fn run_kernel(
     let [grid, block] = [kernel.grid(), kernel.block()];
     let (n_blocks, n_threads) = (grid.iter().product::<i64>() as usize, kernel.n_threads() as usize);
     memory.n_threads = n_threads;
-    memory.private = vec![vec![Vec::new(); program.buffers.len()]; n_threads];
+    memory.private = vec![Vec::new(); program.buffers.len() * n_threads];
     memory.groups = vec![VecDeque::new(); n_threads];
     memory.epoch += 1;
     memory.began = memory.epoch;
@@ -489,9 +491,7 @@ fn run_kernel(
             let id = buffer.0 as usize;
             running.machine.memory.renew(id, &program.buffers[id])?;
         }
-        for own in &mut running.machine.memory.private {
-            own.iter_mut().for_each(Vec::clear);
-        }
+        running.machine.memory.private.iter_mut().for_each(Vec::clear);
         running.machine.memory.groups.iter_mut().for_each(VecDeque::clear);
         running.pieces(&body)?;
     }
