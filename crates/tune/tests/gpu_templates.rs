@@ -2,8 +2,8 @@
 //! programs do, and become kernels within what the device allows, which compute the same in whatever order
 //! threads run, without races.
 //!
-//! `TILEWRIGHT_CONFIGS=1000` makes a long run of it: so many configurations of each template, by default
-//! three on each shape that it serves.
+//! `TILEWRIGHT_CONFIGS=1000` makes a long run of it: so many configurations of each template, or with
+//! `TILEWRIGHT_TEMPLATE=gpu-conv` of that one; by default three on each shape that it serves.
 
 mod common;
 
@@ -84,7 +84,8 @@ fn check_random(texts: &[&str], target: &Target, (divisor, most): (f64, f64)) {
     let expected: Vec<Vec<Vec<f64>>> =
         settings.iter().map(|setting| outputs_of(&setting.workload.program(), divisor)).collect();
     let (mut n_checked, mut failures) = (0, Vec::new());
-    for template in TEMPLATES {
+    let only = std::env::var("TILEWRIGHT_TEMPLATE").ok();
+    for template in TEMPLATES.iter().filter(|t| only.as_ref().is_none_or(|only| only == t.name)) {
         let served = || settings.iter().zip(&expected).filter(|(setting, _)| (template.serves)(setting));
         let (n_shapes, before) = (served().count(), n_checked);
         for (setting, expected) in served() {
@@ -179,6 +180,18 @@ fn products_fill_the_vectors_of_a_cpu() {
     assert_eq!((&guess["lanes"], &guess["shared"]), (&16.into(), &"no".into()), "{guess}");
     let text = task.program(&task.first_guess(0).unwrap()).unwrap().to_string();
     assert!(text.contains("vectorized j.e in 16") && !text.contains("shared"), "{text}");
+}
+
+/// A block of many threads copies a single weight.
+#[test]
+fn one_thread_copies_one_element() {
+    let setting = setting("conv2d:c=4,h=6,w=7,k=5,r=3,s=3,pad=1", &named("sm_80"));
+    let expected = outputs_of(&setting.workload.program(), 1.0);
+    let task = Task::new(setting, Some("conv-4-4-4-2-2-2")).unwrap();
+    let config = r#"{"k":[5,1,1,1],"p":[1,1,6,1],"q":[1,1,7,1],"c":[4,1],"r":[3,1],"s":[3,1],
+        "unroll_explicit":"false","auto_unroll_max_step":0}"#;
+    let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+    check(&task, &config, (&expected, 1.0, 0.0)).unwrap();
 }
 
 #[test]

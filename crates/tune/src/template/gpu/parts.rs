@@ -113,7 +113,9 @@ impl Copied<'_> {
         let n_loads = self.extents.iter().product::<i64>() / self.vector;
         let [x, y, z] = threads.0;
         let (t, o) = (of("t"), of("o"));
-        if self.runs {
+        // One load is one thread's.
+        let is_one = n_loads == 1;
+        if self.runs || is_one {
             steps.push(guard(&all, ceil_div(n_loads, threads.n()), &t, &o));
         } else {
             steps.push(guard(&all, threads.n(), &o, &t));
@@ -121,7 +123,7 @@ impl Copied<'_> {
         let mut axes = Vec::new();
         let mut rest = t;
         for (axis, n, inside) in [(2, z, x * y), (1, y, x)] {
-            if n > 1 {
+            if n > 1 && !is_one {
                 let (own, inner) = (of(["x", "y", "z"][axis]), of(["xr", "yr", "zr"][axis]));
                 steps.push(guard(&rest, inside, &own, &inner));
                 axes.push((own, LoopKind::Thread(axis as u8)));
@@ -129,7 +131,7 @@ impl Copied<'_> {
             }
         }
         axes.push((rest, LoopKind::Thread(0)));
-        if !self.runs {
+        if !self.runs && !is_one {
             let names = axes.iter().map(|(name, _)| name.as_str()).chain([o.as_str()]);
             steps.push(reorder(&names.collect::<Vec<_>>()));
         }
