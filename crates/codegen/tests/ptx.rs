@@ -68,6 +68,8 @@ fn code_assembles_as_expected() {
         let made = assemble(&ptxas, text.as_bytes(), name, &folder.join(format!("{name}.cubin")));
         let made = made.unwrap_or_else(|why| panic!("{why}\n{text}"))["product"];
         println!("{name}: {made:?}");
+        // The schedule says what is repeated, and the assembler leaves it at that.
+        assert!(text.contains(".pragma \"nounroll\""), "{name}:\n{text}");
         assert_eq!(made.shared_bytes, program.body[0].shared_bytes(&program), "{name}");
         assert!(made.registers <= 128 && made.spilled_bytes == 0 && made.local_bytes == 0, "{name}: {made:?}");
     }

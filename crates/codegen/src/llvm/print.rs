@@ -7,6 +7,7 @@
 use std::ptr;
 
 use llvm_sys::core::*;
+use llvm_sys::debuginfo::{LLVMMetadataReplaceAllUsesWith, LLVMTemporaryMDNode};
 use llvm_sys::prelude::*;
 use llvm_sys::{
     LLVMAtomicOrdering, LLVMIntPredicate, LLVMLinkage, LLVMOpcode, LLVMRealPredicate, LLVMTypeKind, LLVMVisibility,
@@ -325,13 +326,16 @@ impl Printer<'_> {
             body.values[at] = llvm!(LLVMGetParam(function, at as u32));
         }
         let order = f.order();
-        for block in &order {
+        for (at, block) in order.iter().enumerate() {
             llvm!(LLVMPositionBuilderAtEnd(self.builder, body.blocks[block.at()]));
             for instruction in &f.blocks[block.at()] {
                 let value = self.instruction(&mut body, instruction);
                 if let Some(result) = instruction.result {
                     body.values[result.at()] = value;
                 }
+            }
+            if f.loop_up_to(at, &order).is_some_and(|blocks| f.shares(blocks)) {
+                self.keep_as_it_is(body.blocks[block.at()]);
             }
         }
         for instruction in order.iter().flat_map(|block| &f.blocks[block.at()]) {
@@ -345,6 +349,24 @@ impl Printer<'_> {
         for (id, name) in &f.names {
             llvm!(LLVMSetValueName2(body.values[id.at()], name.as_ptr().cast(), name.len()));
         }
+    }
+
+    /// Says of the loop that goes back at the end of a block that nobody is to repeat its iterations.
+    ///
+    /// What threads do with shared memory is repeated where the schedule says so. NVIDIA's assembler would do
+    /// it again, and load ahead for several iterations at a time what then fills the registers.
+    fn keep_as_it_is(&self, end: LLVMBasicBlockRef) {
+        let text = "llvm.loop.unroll.disable";
+        llvm! {{
+            // Its first operand, which is itself, makes it one of its own.
+            let itself = LLVMTemporaryMDNode(self.context, ptr::null_mut(), 0);
+            let text = LLVMMDStringInContext2(self.context, text.as_ptr().cast(), text.len());
+            let says = LLVMMDNodeInContext2(self.context, [text].as_mut_ptr(), 1);
+            let node = LLVMMDNodeInContext2(self.context, [itself, says].as_mut_ptr(), 2);
+            LLVMMetadataReplaceAllUsesWith(itself, node);
+            let node = LLVMMetadataAsValue(self.context, node);
+            LLVMSetMetadata(LLVMGetBasicBlockTerminator(end), metadata_kind(self.context, "llvm.loop"), node);
+        }}
     }
 
     fn value(&self, body: &mut Body, id: Id) -> LLVMValueRef {

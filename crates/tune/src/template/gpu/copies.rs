@@ -2,13 +2,25 @@
 //! on, where a GPU has them.
 
 use super::super::Setting;
-use super::super::step::{pipeline, stream, unroll};
+use super::super::step::{exact, pipeline, stream, unroll};
 use super::{constraint, gpu};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 
-/// Copies of a thread that are repeated in the code.
-const MOST_UNROLLED: i64 = 16;
+/// Copies of a thread that are repeated in the code: the addresses of more of them would not leave other
+/// things enough registers.
+pub const AT_A_TIME: i64 = 8;
+
+/// What divides the loop over a thread's copies, of so many, where they are more than are repeated in the
+/// code, and what repeats these.
+fn repeated(name: &str, n_loads: i64) -> (Option<Step>, Option<Step>) {
+    let [all, outer, inner] = ["o", "g", "i"].map(|part| format!("{name}.{part}"));
+    match n_loads {
+        ..=AT_A_TIME => (None, Some(unroll(&all))),
+        _ if n_loads % AT_A_TIME == 0 => (Some(exact(&all, AT_A_TIME, &outer, &inner)), Some(unroll(&inner))),
+        _ => (None, None),
+    }
+}
 
 /// Whether factors may be copied so: those that nothing is made of on the way.
 fn is_possible(s: &Setting) -> bool {
@@ -46,6 +58,11 @@ pub fn constraints(s: &Setting, elements: &str, unasked: u64, parameters: &[Para
 /// How many of a step's loads a thread has in registers: none, or its part, as a factor of an expression.
 pub fn in_registers(s: &Setting) -> &'static str {
     if is_possible(s) { "(min(ahead, 1) if copies == 'registers' else 0)" } else { "min(ahead, 1)" }
+}
+
+/// Whether a thread makes copies that it does not load ahead, as a factor of an expression.
+pub fn are_alone(s: &Setting) -> &'static str {
+    if is_possible(s) { "(1 if copies == 'async' or ahead == 0 else 0)" } else { "(1 - min(ahead, 1))" }
 }
 
 /// How factors get into shared memory in a configuration.
@@ -89,13 +106,17 @@ impl Copies {
     }
 
     /// What becomes of a factor's copies in a loop's iterations where they pass through registers: they are
-    /// loaded ahead, or repeated in the code where a thread has few.
+    /// loaded ahead, or some at a time.
     pub fn through_registers(self, at: &str, name: &str, n_loads: i64) -> Vec<Step> {
-        let unrolled = unroll(&format!("{name}.o"));
         match self {
-            Copies::Registers(ahead @ 1..) => vec![pipeline(name, at, &format!("{name}.n"), ahead > 1), unrolled],
-            Copies::Registers(_) if n_loads <= MOST_UNROLLED => vec![unrolled],
-            Copies::Registers(_) | Copies::Async(_) | Copies::Bulk(_) => Vec::new(),
+            Copies::Registers(ahead @ 1..) => {
+                vec![pipeline(name, at, &format!("{name}.n"), ahead > 1), unroll(&format!("{name}.o"))]
+            }
+            Copies::Registers(_) => {
+                let (divided, unrolled) = repeated(name, n_loads);
+                divided.into_iter().chain(unrolled).collect()
+            }
+            Copies::Async(_) | Copies::Bulk(_) => Vec::new(),
         }
     }
 
@@ -104,8 +125,8 @@ impl Copies {
     pub fn stream(self, at: &str, copies: &[(&str, i64)], last: bool) -> Vec<Step> {
         let (Copies::Async(stages) | Copies::Bulk(stages)) = self else { return Vec::new() };
         let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();
-        let few = copies.iter().filter(|(_, n)| *n <= MOST_UNROLLED);
-        let unrolled = few.map(|(name, _)| unroll(&format!("{name}.o")));
-        [stream(&names, at, stages, last)].into_iter().chain(unrolled).collect()
+        let (divided, unrolled): (Vec<_>, Vec<_>) = copies.iter().map(|(name, n)| repeated(name, *n)).unzip();
+        let streamed = [Some(stream(&names, at, stages, last))];
+        divided.into_iter().chain(streamed).chain(unrolled).flatten().collect()
     }
 }

@@ -56,7 +56,7 @@ const NEXT: i64 = 4;
 const LEAST_DEPTH: i64 = 8;
 /// Registers for addresses and counters: what ptxas needs besides in tiles of 4 × 4 to 8 × 16, at the least.
 /// It takes more where there are some.
-const OTHER_REGISTERS: i64 = 36;
+const OTHER_REGISTERS: i64 = 20;
 /// Elements of a sum for each block that shares it, at least.
 const LEAST_PART: i64 = 64;
 
@@ -134,7 +134,9 @@ pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Param
     let words = s.workload.dtype.arithmetic().bytes() as i64 / 4;
     let threads = "(block_m // thread_m) * (block_n // thread_n)";
     let loaded = loaded_ahead(s, threads);
-    let registers = format!("{words} * (thread_m * thread_n + thread_m + thread_n + {loaded}) + {OTHER_REGISTERS}");
+    // Sums, and the factors of a step and of the next one.
+    let tile = "thread_m * thread_n + 2 * (thread_m + thread_n)";
+    let registers = format!("{words} * ({tile} + {loaded}) + {OTHER_REGISTERS}");
     let mut constraints = vec![
         say("threads", &format!("{threads} <= {} and {threads} % {} == 0", gpu.most_threads, gpu.warp_size)),
         in_registers(s, &registers, threads, parameters),
@@ -157,19 +159,39 @@ pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Param
 }
 
 /// Registers of a thread, of so many, for elements that are loaded ahead, as an expression: what is loaded
-/// one by one has an address each, and two halves that are loaded together have one register.
+/// one by one has an address each, what is gathered for a convolution a condition too, and two halves that
+/// are loaded together have one register.
 pub(super) fn loaded_ahead(s: &Setting, threads: &str) -> String {
     let is_loaded = copies::in_registers(s);
-    let (alone, each) = if s.workload.dtype.is_half() { (4, " // 2") } else { (2, "") };
+    let is_gathered = matches!(s.workload.structure(), Structure::Window(_));
+    let (alone, each) = match s.workload.dtype.is_half() {
+        true => (4, " // 2"),
+        false => (if is_gathered { 4 } else { 2 }, ""),
+    };
     let of = |factor: char, block: char| format!("block_{block} * ({alone} if vector_{factor} == 1 else 1)");
     format!("{is_loaded} * ({} + {}) * block_k // ({threads}){each}", of('a', 'm'), of('b', 'n'))
 }
 
-/// How many registers a thread, and all threads of a block, may have, as expressions.
+/// Registers for a copy of one element: its address, and where it goes.
+const COPY_REGISTERS: i64 = 3;
+
+/// Registers of a thread, of so many, for copies of single elements that it does not load ahead, as an
+/// expression.
+fn copied_alone(s: &Setting, threads: &str) -> String {
+    let of = |factor: char, block: char| {
+        let n = format!("min(block_{block} * block_k // ({threads}), {})", copies::AT_A_TIME);
+        format!("({n} if vector_{factor} == 1 else 0)")
+    };
+    format!("{} * {COPY_REGISTERS} * ({} + {})", copies::are_alone(s), of('a', 'm'), of('b', 'n'))
+}
+
+/// How many registers a thread, and all threads of a block, may have. `registers`: what a thread needs
+/// besides those for copies of single elements, of which many threads have less at a time, as an expression.
 pub(super) fn in_registers(s: &Setting, registers: &str, threads: &str, parameters: &[Parameter]) -> Constraint {
     let gpu = gpu(s);
+    let copied = copied_alone(s, threads);
     let text = format!(
-        "{registers} <= {} and ({registers}) * {threads} <= {}",
+        "{registers} + {copied} <= {} and ({registers}) * {threads} <= {}",
         gpu.registers_per_thread, gpu.registers_per_block
     );
     constraint("registers", &text, parameters)
@@ -263,7 +285,7 @@ pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config)
     let blocks = Blocks {
         n,
         threads: t.threads().n(),
-        registers: tm * tn + tm + tn + loaded + OTHER_REGISTERS,
+        registers: tm * tn + 2 * (tm + tn) + loaded + OTHER_REGISTERS,
         shared_bytes: t.copies.n() * (bm + bn) * t.depth * bytes as i64,
         fmas: (bm * bn * depth) as f64 * bytes / 4.0,
         efficiency: products / (products + others),

@@ -2,8 +2,8 @@
 
 use super::super::ceil_div;
 use super::super::step::{
-    accumulate, bind, compute_at, exact, fuse, inline, pad, pipeline, reindex, reorder, rfactor, shared, split, stage,
-    unroll, vectorize,
+    accumulate, bind, compute_at, exact, fuse, inline, pad, reindex, reorder, rfactor, shared, split, stage, unroll,
+    vectorize,
 };
 use super::copies::Copies;
 use super::parts::{Copied, Cut, Threads, Tile, cut, each_thread, spread};
@@ -419,11 +419,9 @@ impl Tiling {
             let copied =
                 Copied { name, extents: &factor.extents, order: &factor.order, vector, runs: false, across: false };
             steps.extend(copied.by(self.threads()));
-            if let Copies::Registers(ahead @ 1..) = self.copies {
-                steps.push(pipeline(name, "k.o", &format!("{name}.n"), ahead > 1));
-                steps.push(unroll(&format!("{name}.o")));
-            }
-            copies.push((name, factor.extents.iter().product::<i64>() / (vector * self.threads().n())));
+            let n_loads = ceil_div(factor.extents.iter().product::<i64>() / vector, self.threads().n());
+            steps.extend(self.copies.through_registers("k.o", name, n_loads));
+            copies.push((name, n_loads));
         }
         steps.extend(self.copies.stream("k.o", &copies, false));
         steps

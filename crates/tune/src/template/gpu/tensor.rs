@@ -113,9 +113,17 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     let threads = format!("{warp} * (block_m // warp_m) * (block_n // warp_n)");
     let dtype = s.workload.dtype;
     // Sums, which in three parts begin anew in each step, and both parts of the factors of a step; halves
-    // have one part, and a register holds two of them.
-    let (again, each_register) = if dtype.is_half() { ("", 4) } else { (" * (2 if precision == 'tf32x3' else 1)", 2) };
-    let of_factors = format!("warp_m // {each_register} + warp_n // {each_register}");
+    // have one part, and a register holds two of them. Where the products of three parts leave time, factors
+    // of half of the steps that are repeated in the code are loaded ahead.
+    let (again, each_register, ahead) = match dtype.is_half() {
+        true => ("", 4, ""),
+        false => (
+            " * (2 if precision == 'tf32x3' else 1)",
+            2,
+            " + ((max(unroll_k // 2, 1) - 1) * (warp_m + warp_n) // 2 if precision == 'tf32x3' else 0)",
+        ),
+    };
+    let of_factors = format!("warp_m // {each_register} + warp_n // {each_register}{ahead}");
     let loaded = loaded_ahead(s, &threads);
     let registers = format!("warp_m * warp_n // 32{again} + {of_factors} + {loaded} + {OTHER_REGISTERS}");
     let each = tensor::steps(dtype);
