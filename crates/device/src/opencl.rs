@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cl3::command_queue as queue_api;
 use cl3::context::{create_context, release_context};
@@ -119,6 +119,9 @@ unsafe impl Sync for DeviceId {}
 /// # Errors
 /// Where there is no loader, or no device.
 pub fn devices() -> Result<Vec<OpenClDevice>, OpenClError> {
+    // PoCL gives a second thread devices that the first one is still making.
+    static ONE_BY_ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !cl3::is_opencl_runtime_available() {
         return Err(OpenClError::NoLoader);
     }
