@@ -110,7 +110,7 @@ static int net_is_alike(const net_calls *cl, void *device) {
 }
 
 /* Finds a device by its number: those like the one that this library was made for come first. */
-static int net_find_device(net_context *context, uint32_t number) {
+static int net_look_for_device(net_context *context, uint32_t number) {
     const net_calls *cl = &context->cl;
     void *platforms[32], *devices[64];
     uint32_t n_platforms = 0, n_devices, n = 0;
@@ -132,7 +132,16 @@ static int net_find_device(net_context *context, uint32_t number) {
     return net_fail(NET_NO_DEVICE, "there is no OpenCL device %u: there are %u", (unsigned)number, (unsigned)n);
 }
 
-/* The same in the caller's context. */
+/* The same, one thread after the other: PoCL gives a second one devices that the first one is still making. */
+static int net_find_device(net_context *context, uint32_t number) {
+    static uint32_t is_busy;
+    while (__atomic_exchange_n(&is_busy, 1, __ATOMIC_ACQUIRE)) sched_yield();
+    int code = net_look_for_device(context, number);
+    __atomic_store_n(&is_busy, 0, __ATOMIC_RELEASE);
+    return code;
+}
+
+/* Finds one of the devices of the caller's context. */
 static int net_find_device_of_context(net_context *context, uint32_t number) {
     void *devices[64];
     size_t bytes = 0;
