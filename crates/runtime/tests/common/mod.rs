@@ -67,7 +67,7 @@ pub fn plan(on_host: bool) -> Plan {
     let x = f32s(&mut plan, "x", 33, Place::Input(0));
     let y = f32s(&mut plan, "y", 66, Place::Output(0));
     let halves = f32s(&mut plan, "halves", 66, Place::Arena(0));
-    let tripled = f32s(&mut plan, "tripled", 66, Place::Arena(320));
+    let tripled = f32s(&mut plan, "tripled", 66, Place::Arena(512));
     for half in 0..2 {
         let weights: Vec<f32> = (0..33).map(|i| (i + half) as f32).collect();
         plan.constants.push(Constant::Data(Bytes::from(bytes(&weights))));
