@@ -17,10 +17,10 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
     let Stage { loops, axes, leaf } = take_stage(program, id)?;
     let mut own = Ranges::default();
     loops.iter().for_each(|(v, extent)| own.push(*v, extent.clone()));
-    for (v, &n) in axes.iter().zip(&program.buffer(id).shape) {
+    for (v, &n) in axes.iter().zip(&program.buffer(id).shape).filter_map(|(v, n)| Some((v.as_ref()?, n))) {
         let (_, extent) = loops.iter().find(|(l, _)| l == v).expect("an axis is a loop");
         // A rest that a reduction ends with may leave elements out that it began with.
-        let at_first = at_start(extent, loops.iter().map(|l| l.0).filter(|v| !axes.contains(v)));
+        let at_first = at_start(extent, loops.iter().map(|l| l.0).filter(|v| !axes.contains(&Some(*v))));
         if own.simplify(&at_first).as_const() != Some(n) {
             let (v, extent) = (program.loop_name(*v), index_to_string(program, extent));
             return Err(fail(format!("its loop `{v}` of extent {extent} does not cover all {n} elements")));
@@ -43,11 +43,11 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
             .iter()
             .zip(&needed.lower)
             .filter(|(_, lo)| **lo != 0.into())
-            .map(|(&v, lo)| (v, lo.add(&v.into())))
+            .filter_map(|(v, lo)| v.map(|v| (v, lo.add(&v.into()))))
             .collect();
         let mut extents = Vec::with_capacity(loops.len());
         for (v, whole) in &loops {
-            extents.push(match axes.iter().position(|a| a == v) {
+            extents.push(match axes.iter().position(|a| *a == Some(*v)) {
                 Some(d) if whole.as_const().is_some() => needed.extent[d].clone(),
                 Some(d) if needed.lower[d] == 0.into() && needed.extent[d].as_const() == Some(whole_shape[d]) => {
                     substituted(whole, &shifts)
@@ -61,7 +61,7 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
         }
         let mut moved = [leaf.clone()];
         substitute(&mut moved, &shifts);
-        let moved = moved.map(|leaf| at_index(leaf, axes.iter().map(|&v| v.into()).collect()));
+        let moved = moved.map(|leaf| at_index(leaf, axes.iter().map(|v| v.map_or(0.into(), Index::from)).collect()));
         let nest = nest(loops.iter().zip(extents).map(|((v, _), e)| (*v, e, LoopKind::Serial)), moved.into());
         let body = redirect_reads(std::mem::take(&mut l.body), id, id, &mut ranges.clone(), &|index, ranges| {
             index.iter().zip(&needed.lower).map(|(e, lo)| ranges.simplify(&e.sub(lo))).collect()
@@ -85,8 +85,8 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
 pub struct Stage {
     /// Its loops with their extents, outermost first.
     pub loops: Vec<(LoopId, Index)>,
-    /// The loop that is the subscript, for each dimension.
-    pub axes: Vec<LoopId>,
+    /// The loop that is the subscript, for each dimension; none where there is a single element along it.
+    pub axes: Vec<Option<LoopId>>,
     /// The assignment.
     pub leaf: Stmt,
 }
@@ -168,10 +168,14 @@ pub fn take_nest(program: &mut Program, id: BufferId) -> Result<Taken, Illegal> 
 pub fn take_stage(program: &mut Program, id: BufferId) -> Result<Stage, Illegal> {
     let StageNest { loops, leaf, .. } = movable_nest(program, id)?;
     let (_, index) = leaf.own_write().expect("a stage's leaf is an assignment");
-    let axis = |i: &Index| loops.iter().map(|l| l.0).find(|v| *i == Index::from(*v));
-    let axes = index.iter().map(axis).collect::<Option<Vec<_>>>().filter(|axes| {
+    let axis = |(i, n): (&Index, &i64)| match loops.iter().map(|l| l.0).find(|v| *i == Index::from(*v)) {
+        None if *n == 1 && *i == 0.into() => Some(None),
+        None => None,
+        found => Some(found),
+    };
+    let axes = index.iter().zip(&program.buffer(id).shape).map(axis).collect::<Option<Vec<_>>>().filter(|axes| {
         // Each a loop of its own.
-        axes.iter().enumerate().all(|(at, v)| !axes[..at].contains(v))
+        axes.iter().enumerate().all(|(at, v)| v.is_none() || !axes[..at].contains(v))
     });
     let axes = axes.ok_or_else(|| Illegal::Buffer {
         buffer: program.buffer(id).name.clone(),

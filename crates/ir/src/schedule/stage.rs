@@ -3,7 +3,8 @@
 use super::layout::{place_of, require_layout, shape_of};
 use super::region::{Access, Region, reads, redirect_reads, region, subtract_inside, writes};
 use super::tree::{
-    buffer_id, edit_loops, nest, new_buffer, new_loop, require_fits, require_open, simplify_block, single_loop,
+    at_start, buffer_id, edit_loops, nest, new_buffer, new_loop, require_fits, require_open, simplify_block,
+    single_loop,
 };
 use super::{Illegal, LayoutAxis};
 use crate::expr::{Cond, Expr};
@@ -161,14 +162,17 @@ fn is_filled(program: &Program, buffer: BufferId) -> bool {
 }
 
 /// Whether subscripts take all values: loops of constant extents, each in one subscript, as the
-/// digits of a number.
+/// digits of a number. A rest that other loops end with may be shorter: at their first iteration all is
+/// written.
 fn covers(index: &[Index], shape: &[i64], ranges: &Ranges) -> bool {
     let mut seen: Vec<LoopId> = Vec::new();
     index.iter().zip(shape).all(|(e, &n)| {
         let mut digits = Vec::new();
         for (atom, c) in e.terms() {
             let Atom::Var(v) = atom else { return false };
-            let known = ranges.loops().iter().find(|(l, _)| l == v).and_then(|(_, e)| e.as_const());
+            let others = ranges.loops().iter().map(|(l, _)| *l).filter(|l| !index.iter().any(|i| i.uses(*l)));
+            let at_first = |extent: &Index| ranges.simplify(&at_start(extent, others)).as_const();
+            let known = ranges.loops().iter().find(|(l, _)| l == v).and_then(|(_, e)| at_first(e));
             let (Some(extent), false) = (known, seen.contains(v)) else { return false };
             seen.push(*v);
             digits.push((*c, extent));
