@@ -202,6 +202,43 @@ fn nests_of_any_kind_run_in_blocks_of_threads() {
     check_random(&texts, &named("opencl"), (8.0, 1e-5));
 }
 
+/// First guesses for an A100 of what one thread for each result would leave most of it idle with: at most so
+/// many kernels, of which the first has at least so many threads.
+#[test]
+fn first_guesses_have_threads_for_a_whole_gpu() {
+    let rows = |m: i64, n: i64| {
+        format!(
+            "nest:buffer x0:f32[{m},{n}]global input buffer y:f32[{m},{n}]global output buffer t0:f32[{m}]global \
+             temporary buffer t1:f32[{m},{n}]global temporary buffer t2:f32[{m}]global temporary loops \
+             i0,i1,i2,i3,i4,i5,i6,i7 run{{alloc t0 for i0 in {m}{{for i1 in {n}{{t0[i0]max=x0[i0,i1]first i1==0}}}}\
+             alloc t1 for i2 in {m}{{for i3 in {n}{{t1[i2,i3]=exp(x0[i2,i3]-t0[i2])}}}}alloc t2 for i4 in {m}{{for i5 \
+             in {n}{{t2[i4]+=t1[i4,i5]first i5==0}}}}for i6 in {m}{{for i7 in {n}{{y[i6,i7]=t1[i6,i7]/t2[i6]}}}}}}"
+        )
+    };
+    let one_row = "nest:buffer x0:f32[4096]global input buffer y:f32[4096]global output buffer t0:f32[1]global \
+                   temporary buffer t1:f32[1]global temporary loops i0,i1 run{alloc t0 for i0 in 4096{t0[0]+=x0[i0]*\
+                   x0[i0]first i0==0}alloc t1 t1[0]=sqrt(t0[0]*0.000244140625+1e-5)for i1 in 4096{y[i1]=x0[i1]/t1[0]}}";
+    let pooling = "nest:buffer x0:f32[512,7,7]global input buffer y:f32[512]global output buffer t0:f32[512]global \
+                   temporary loops i0,i1,i2,i3 run{alloc t0 for i0 in 512{for i1 in 7{for i2 in 7{t0[i0]+=\
+                   x0[i0,i1,i2]first i1==0&&i2==0}}}for i3 in 512{y[i3]=t0[i3]*0.02}}";
+    for (text, n_kernels, n_threads) in [
+        (&rows(1024, 256), 1, 1 << 14),
+        // Longer than shared memory, and fewer than there are units.
+        (&rows(8, 50_000), 6, 1 << 13),
+        (&one_row.to_owned(), 1, 128),
+        (&pooling.to_owned(), 1, 1 << 12),
+        (&"dense:m=1,n=4096,k=4096,const=w+bias,epilogue=bias+relu".to_owned(), 1, 1 << 15),
+        (&"depthwise_conv2d:c=96,h=28,w=28,r=3,s=3,pad=1,const=w+bias,epilogue=bias".to_owned(), 1, 1 << 15),
+    ] {
+        let task = Task::new(setting(text, &Target::named("sm_80").unwrap()), None).unwrap();
+        let guess = task.first_guess(0).expect("there is a guess");
+        let kernels = lower_gpu(&task.program(&guess).unwrap()).unwrap();
+        let of_first = kernels.body[0].grid().into_iter().product::<i64>() * kernels.body[0].n_threads();
+        let config = task.space.config_to_json(&guess);
+        assert!(kernels.body.len() <= n_kernels && of_first >= n_threads, "{text}\n{config}\n{kernels}");
+    }
+}
+
 /// What is valid of the papers' spaces within 48 KiB of shared memory and 1024 threads, in tenths of a per
 /// cent.
 #[test]

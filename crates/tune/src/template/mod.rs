@@ -55,10 +55,10 @@ pub const TEMPLATES: &[Template] = &[
     gpu::GPU_CONV_MMA,
     gpu::GPU_WINOGRAD,
     conv::CONV_4_4_4_2_2_2,
-    gpu::CONV_3_3_3,
-    gpu::DEPTHWISE_4_4_4,
     nest::NEST,
     gpu::GPU_NEST,
+    gpu::CONV_3_3_3,
+    gpu::DEPTHWISE_4_4_4,
 ];
 
 /// The least floating-point operations by which any template computes a workload: products with padding are

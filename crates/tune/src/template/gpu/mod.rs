@@ -12,6 +12,7 @@ mod nest;
 mod paper;
 mod parts;
 mod product;
+mod rows;
 mod tensor;
 mod warpgroup;
 mod winograd;
@@ -37,7 +38,7 @@ pub use winograd::GPU_WINOGRAD;
 /// several.
 pub const GPU_ANY: Template = Template {
     name: "gpu-any",
-    text: "GPU: product of tiles by threads or by tensor cores, or Winograd's algorithm, whichever is faster",
+    text: "GPU: product of tiles by threads or by tensor cores, Winograd's algorithm, or sums shared by threads",
     serves: |s| algorithm::is_choice(s, ALGORITHMS),
     space: |s| algorithm::space("gpu-any", s, s, ALGORITHMS),
     steps: |s, space, config| algorithm::steps(s, s, ALGORITHMS, space, config),
@@ -45,7 +46,8 @@ pub const GPU_ANY: Template = Template {
 };
 
 /// All of them; what there is to know of a problem is its setting.
-const ALGORITHMS: &[Algorithm<Setting>] = &[matmul::SIMT, tensor::MMA, warpgroup::WGMMA, winograd::WINOGRAD];
+const ALGORITHMS: &[Algorithm<Setting>] =
+    &[matmul::SIMT, tensor::MMA, warpgroup::WGMMA, winograd::WINOGRAD, nest::ROWS];
 
 /// The constraints that say what a device refuses.
 pub const LIMITS: [&str; 3] = ["threads", "threads_z", "shared_bytes"];

@@ -1,7 +1,9 @@
 //! A rough model of a GPU, for templates to rank configurations by: how many blocks run at a time, what each
 //! multiplies and reads, and how long it waits.
 
+use super::super::nest::stages::Stage;
 use tilewright_ir::target::Gpu;
+use tilewright_ir::{BufferId, Program};
 
 /// Multiply-adds of 32 bits that a compute unit does in a cycle.
 const FMAS: f64 = 128.0;
@@ -11,6 +13,8 @@ const BYTES: f64 = 20.0;
 const LATENCY: f64 = 700.0;
 /// Cycles that a further kernel takes to begin.
 pub const START: f64 = 3000.0;
+/// Cycles that a block takes to begin and to end.
+const EACH: f64 = 300.0;
 /// Threads that a compute unit holds.
 const THREADS: i64 = 2048;
 
@@ -49,5 +53,86 @@ impl Blocks {
         let memory = self.bytes / BYTES;
         let busy = at_a_time * compute.max(memory) / filled;
         waves as f64 * busy.max(self.waits * LATENCY + compute + memory)
+    }
+}
+
+/// Cycles from asking for an element to having it, where it is in a cache.
+const CACHED: f64 = 400.0;
+/// The same in shared memory.
+const SHARED: f64 = 30.0;
+/// Bytes that a unit loads at once.
+const LINE: i64 = 128;
+
+/// What a kernel of stages has to do.
+#[derive(Clone, Copy, Default)]
+pub struct Work {
+    /// Lines of memory that a warp asks for.
+    pub lines: f64,
+    /// Operations of a thread.
+    pub operations: f64,
+    /// Cycles that it waits.
+    pub waits: f64,
+    /// Bytes that go from memory and to it.
+    pub bytes: f64,
+}
+
+impl Work {
+    /// Adds a stage, of whose iterations a thread does so many, `unroll` at a time. `x` and `y`: the loops
+    /// that neighbouring threads lie along and those a row of them apart, with how many there are. `is_near`:
+    /// what is in shared memory or in registers.
+    pub fn add(
+        &mut self,
+        gpu: &Gpu,
+        program: &Program,
+        stage: &Stage,
+        [x, y]: [(Option<usize>, i64); 2],
+        (n_each, unroll): (i64, i64),
+        is_near: impl Fn(BufferId) -> bool,
+    ) {
+        let lanes = x.1.min(i64::from(gpu.warp_size)).max(1);
+        let rows = (i64::from(gpu.warp_size) / lanes).min(y.1).max(1);
+        let lines = |strides: &[Option<i64>], bytes: i64| {
+            let stride = |at: Option<usize>| at.map_or(Some(0), |at| strides[at]);
+            let of_row = stride(x.0).map_or(lanes, |s| (lanes * s.abs() * bytes / LINE).clamp(1, lanes));
+            (if stride(y.0) == Some(0) { of_row } else { of_row * rows }) as f64
+        };
+        let n_each = n_each as f64;
+        let mut waits = SHARED;
+        let mut seen = Vec::new();
+        for read in &stage.reads {
+            let buffer = program.buffer(read.buffer);
+            if is_near(read.buffer) {
+                self.lines += 0.5 * n_each;
+                continue;
+            }
+            waits = CACHED;
+            self.lines += n_each * lines(&read.strides, buffer.dtype.bytes() as i64);
+            if !seen.contains(&read.buffer) {
+                seen.push(read.buffer);
+                self.bytes += buffer.size_bytes().unwrap_or(0) as f64;
+            }
+        }
+        self.operations += n_each * (stage.cycles + 1.0 + stage.reads.len() as f64 + 2.0 / unroll as f64);
+        self.waits += waits * (n_each / unroll as f64).max(1.0);
+        if !is_near(stage.buffer) {
+            self.bytes += program.buffer(stage.buffer).size_bytes().unwrap_or(0) as f64;
+        }
+    }
+
+    /// Has threads of a block wait for each other, and for so many steps of what they share.
+    pub fn share(&mut self, n_steps: i64) {
+        self.waits += SHARED * (n_steps + 2) as f64;
+    }
+
+    /// Cycles until so many blocks of so many threads are done.
+    pub fn cycles(&self, gpu: &Gpu, n_blocks: i64, threads: i64) -> f64 {
+        let units = i64::from(gpu.n_units).max(1);
+        let resident = (THREADS / threads).clamp(1, 16);
+        let n_warps = ((threads + i64::from(gpu.warp_size) - 1) / i64::from(gpu.warp_size)) as f64;
+        let waves = (n_blocks + units * resident - 1) / (units * resident);
+        let at_a_time = resident.min((n_blocks + units - 1) / units) as f64;
+        let busy = at_a_time * n_warps * self.lines.max(self.operations / 4.0);
+        let of_blocks = waves as f64 * busy.max(self.waits + EACH);
+        START + of_blocks.max(self.bytes / (BYTES * units as f64))
     }
 }

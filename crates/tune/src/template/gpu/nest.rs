@@ -1,33 +1,61 @@
-//! Any program of stages on a GPU: a kernel for each of them, a thread for each element.
+//! Any program of stages on a GPU: kernels of one stage, or of several that go by the same rows.
 
+use super::super::algorithm::Algorithm;
+use super::super::nest::stages::{Group, Stage, groups, stages};
 use super::super::nest::{Builder, inlined};
 use super::super::step::{accumulate, bind, exact, reorder, rfactor, split, unroll};
 use super::super::{Setting, Template, ceil_div};
-use super::model::START;
-use super::{gpu, parts};
-use crate::space::{Config, Parameter, Space, SpaceError};
+use super::model::Work;
+use super::rows::{self, Division};
+use super::{constraint, gpu, parts};
+use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::dependence::find_race;
 use tilewright_ir::index::Ranges;
-use tilewright_ir::{Index, LoopKind, Program, Step, Stmt};
+use tilewright_ir::op::Structure;
+use tilewright_ir::{Index, LoopKind, Program, Role, Step, Stmt};
 
-/// A kernel for each stage whose loops nothing else is made of, and one for each that sums a part apart.
-///
-/// Small stages are computed where they are read. Threads next to each other compute elements next to each
-/// other. Where there are few elements, each of which combines many, `along` threads combine a part of one
-/// each, and a further kernel the parts.
+/// Small stages are computed where they are read. Of the others each is a kernel, in which neighbouring
+/// threads compute neighbouring elements; or stages that go by the same rows are one, of which a block
+/// computes some rows. `along` threads of a block share the elements that a long sum combines, and its parts
+/// are added up in shared memory. Where there are few sums, `split` blocks share each, and a further kernel
+/// adds up what they have.
 pub const GPU_NEST: Template = Template {
     name: "gpu-nest",
-    text: "GPU: each stage a kernel, each element a thread or, of long sums, a thread for each part",
+    text: "GPU: stages as kernels or row by row, an element to a thread, sums shared by threads and by blocks",
     serves: |s| s.target.gpu.is_some() && all_nests(&s.workload.program()).is_some(),
-    space,
+    space: |s| {
+        let parameters = parameters(s);
+        let constraints = constraints(&parameters);
+        Space::new("gpu-nest", parameters, constraints)
+    },
     steps: |s, space, config| scheduled(s, &Choices::of(space, config)),
     estimate: Some(estimate),
 };
 
+/// The same for products of few rows or columns, of which tiles would be mostly empty, as one of several
+/// algorithms.
+pub(super) const ROWS: Algorithm<Setting> = Algorithm {
+    name: "rows",
+    applies: |s| match s.workload.structure() {
+        Structure::Contraction(c) => s.target.gpu.is_some() && c.m.min(c.n) <= FEW_ROWS,
+        Structure::Window(_) | Structure::Nest(_) => false,
+    },
+    parameters: |s, _| parameters(s),
+    constraints: |s, _| constraints(&parameters(s)),
+    steps: |s, _, space, config| scheduled(s, &Choices::of(space, config)),
+    estimate: |s, _, space, config| estimate(s, space, config),
+};
+
+/// Rows of a product, or columns, that are few.
+const FEW_ROWS: i64 = 8;
 /// Sums of fewer elements are not shared.
 const LONG_SUM: i64 = 64;
-/// Of so many elements each is summed by a thread of its own.
-const MANY_ELEMENTS: i64 = 1 << 16;
+/// Sums of fewer elements blocks do not share.
+const VERY_LONG_SUM: i64 = 4096;
+/// Of so many sums blocks share none.
+const MANY_SUMS: i64 = 1024;
+/// Iterations that a single block does where a further kernel would begin otherwise.
+const ALONE: f64 = 65536.0;
 
 /// A nest of loops around one assignment.
 struct Nest {
@@ -39,8 +67,6 @@ struct Nest {
     contiguous: Option<String>,
     /// Whether it combines values.
     reduces: bool,
-    /// Loads of an iteration.
-    n_reads: usize,
 }
 
 impl Nest {
@@ -58,15 +84,12 @@ impl Nest {
         let flat = index.iter().zip(program.buffer(buffer).strides());
         let flat = flat.fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(stride)));
         let contiguous = loops.iter().find(|(v, extent, _)| flat.coefficient(*v) == 1 && *extent > 1);
-        let mut n_reads = 0;
-        leaf.for_each_own_read(&mut |_, _| n_reads += 1);
         let name = |v| program.loop_name(v).to_owned();
         Some(Nest {
             buffer: program.buffer(buffer).name.clone(),
             contiguous: contiguous.map(|(v, _, _)| name(*v)),
             loops: loops.into_iter().map(|(v, extent, free)| (name(v), extent, free)).collect(),
             reduces: matches!(leaf, Stmt::Update { .. }),
-            n_reads,
         })
     }
 
@@ -81,7 +104,12 @@ impl Nest {
     }
 
     fn has_long_sum(&self) -> bool {
-        self.reduces && self.n_combined() >= LONG_SUM && self.n_elements() < MANY_ELEMENTS
+        self.reduces && self.n_combined() >= LONG_SUM
+    }
+
+    /// Whether blocks may share each of its sums.
+    fn has_few_sums(&self) -> bool {
+        self.reduces && self.n_combined() >= VERY_LONG_SUM && self.n_elements() <= MANY_SUMS
     }
 }
 
@@ -99,47 +127,122 @@ fn nests(program: &Program) -> Vec<Nest> {
 struct Choices {
     threads: i64,
     along: i64,
+    split: i64,
     unroll: i64,
+    by_rows: bool,
 }
 
 impl Choices {
     fn of(space: &Space, config: &Config) -> Choices {
-        let int = |name: &str| if space.names().any(|n| n == name) { space.int(config, name) } else { 1 };
-        Choices { threads: int("threads"), along: int("along"), unroll: int("unroll") }
+        let has = |name: &str| space.names().any(|n| n == name);
+        let int = |name: &str| if has(name) { space.int(config, name) } else { 1 };
+        let by_rows = has("stages") && space.text(config, "stages") == "rows";
+        Choices { threads: int("threads"), along: int("along"), split: int("split"), unroll: int("unroll"), by_rows }
     }
 }
 
-fn space(s: &Setting) -> Result<Space, SpaceError> {
+/// What is left open depends on what the stages are like.
+fn parameters(s: &Setting) -> Vec<Parameter> {
     let most = i64::from(gpu(s).most_threads.min(gpu(s).most_threads_along[0]));
-    let nests = nests(&inlined(s).0);
-    let threads = [32, 64, 128, 256, 512, 1024].into_iter().filter(|n| *n <= most);
-    let mut parameters = vec![Parameter::ordinal("threads", threads)];
-    if nests.iter().any(Nest::has_long_sum) {
-        parameters.push(Parameter::ordinal("along", [1, 8, 32, 128]));
+    let (program, _) = inlined(s);
+    let nests = nests(&program);
+    let within = |n: &i64| *n <= most;
+    let mut parameters = vec![Parameter::ordinal("threads", [32, 64, 128, 256, 512, 1024].into_iter().filter(within))];
+    let stages = stages(&program);
+    let is_together = groups_of(&program, &stages, true).iter().any(|group| !group.attached.is_empty());
+    if is_together || nests.iter().any(Nest::has_long_sum) {
+        parameters.push(Parameter::ordinal("along", [1, 8, 32, 128, 512].into_iter().filter(within)));
+    }
+    if nests.iter().any(Nest::has_few_sums) {
+        parameters.push(Parameter::ordinal("split", [1, 4, 16, 64]));
     }
     if nests.iter().any(|nest| nest.reduces) {
         parameters.push(Parameter::ordinal("unroll", [1, 2, 4, 8]));
     }
-    Space::new("gpu-nest", parameters, Vec::new())
+    if is_together {
+        parameters.push(Parameter::categorical("stages", &["apart", "rows"]));
+    }
+    parameters
+}
+
+fn constraints(parameters: &[Parameter]) -> Vec<Constraint> {
+    let is_shared = parameters.iter().any(|p| p.name == "along");
+    is_shared.then(|| constraint("along", "along <= threads", parameters)).into_iter().collect()
+}
+
+/// The stages that are computed together: those that go by the same rows, or where it is little, all; each by
+/// itself otherwise.
+fn groups_of(program: &Program, stages: &[Stage], by_rows: bool) -> Vec<Group> {
+    let mut all = groups(program, stages, !by_rows, true);
+    let is_between = |stage: &Stage| {
+        program.buffer(stage.buffer).role == Role::Temporary
+            && stages.iter().filter(|other| other.buffer == stage.buffer).count() == 1
+    };
+    let n = stages.iter().map(Stage::iterations).sum::<f64>();
+    if by_rows && all.len() > 1 && n <= ALONE && stages[..stages.len() - 1].iter().all(is_between) {
+        let follows = stages.iter().map(|stage| vec![None; stage.loops.len()]).collect();
+        return vec![Group { root: stages.len() - 1, attached: (0..stages.len() - 1).collect(), rows: 0, follows }];
+    }
+    for group in &mut all {
+        // Each sum of a stage by itself is a row.
+        let root = &stages[group.root];
+        let n_axes = root.axes().count();
+        if group.attached.is_empty() && root.reduces && root.axes().eq(0..n_axes) {
+            group.rows = n_axes;
+        }
+    }
+    all
+}
+
+/// How the blocks of one kernel compute a group, where one does.
+fn division_of(stages: &[Stage], group: &Group, choices: &Choices) -> Option<Division> {
+    let root = &stages[group.root];
+    let n_combined: i64 = root.reduction().map(|r| root.loops[r].extent).product();
+    let is_long = root.reduces && n_combined >= LONG_SUM && choices.along > 1 && root.axes().count() == group.rows;
+    let is_one = !group.attached.is_empty() || is_long;
+    is_one.then(|| Division::new(stages, group, choices.threads, choices.along))
+}
+
+/// The program whose sums blocks share, with its steps.
+fn split_sums(s: &Setting, choices: &Choices) -> Builder {
+    let mut builder = Builder::on(inlined(s));
+    for nest in nests(builder.program()).into_iter().filter(|nest| choices.split > 1 && nest.has_few_sums()) {
+        // As many parts as divide one of the loops.
+        let parts = |extent: i64| (1..=choices.split).rev().find(|n| extent % n == 0).unwrap_or(1);
+        let longest = nest.loops.iter().filter(|l| !l.2).max_by_key(|l| parts(l.1));
+        if let Some((name, extent, _)) = longest.filter(|l| parts(l.1) > 1) {
+            let [part, rest] = ["s", "r"].map(|part| format!("{name}.{part}"));
+            let _ = builder.attempt(exact(name, extent / parts(*extent), &part, &rest))
+                && builder.attempt(rfactor(&nest.buffer, &part, &format!("{}.parts", nest.buffer)));
+        }
+    }
+    builder
 }
 
 fn scheduled(s: &Setting, choices: &Choices) -> Vec<Step> {
-    let mut builder = Builder::on(inlined(s));
-    for nest in nests(builder.program()).into_iter().filter(|nest| choices.along > 1 && nest.has_long_sum()) {
-        // The innermost of the loops that are long enough.
-        let long = nest.loops.iter().rev().find(|l| !l.2 && l.1 >= 2 * choices.along);
-        if let Some((name, extent, _)) = long {
-            let [outer, inner] = ["o", "i"].map(|part| format!("{name}.{part}"));
-            // Neighbours to neighbouring threads, where all parts are as long.
-            let (length, part) = match extent % choices.along {
-                0 => (choices.along, &inner),
-                _ => (ceil_div(*extent, choices.along), &outer),
-            };
-            let _ = builder.attempt(split(name, length, &outer, &inner))
-                && builder.attempt(rfactor(&nest.buffer, part, &format!("{}.parts", nest.buffer)));
+    let mut builder = split_sums(s, choices);
+    let stages = stages(builder.program());
+    let [together, alone] = [choices.by_rows, false].map(|rows| groups_of(builder.program(), &stages, rows));
+    let mut is_made = |group: &Group| {
+        let made = division_of(&stages, group, choices)
+            .and_then(|division| rows::scheduled(s, &builder, &stages, group, (division, choices.unroll)));
+        let found = made.is_some();
+        if let Some(made) = made {
+            builder = made;
+        }
+        found
+    };
+    for group in together {
+        if !is_made(&group) && !group.attached.is_empty() {
+            for one in alone.iter().filter(|one| rows::members(&group).any(|at| at == one.root)) {
+                is_made(one);
+            }
         }
     }
-    for (at, nest) in nests(builder.program()).into_iter().enumerate() {
+    let is_left = |stmt: &&Stmt| matches!(stmt, Stmt::For(l) if !matches!(l.kind, LoopKind::Block(_)));
+    let program = builder.program();
+    let left = program.parts().into_iter().flatten().filter(is_left).filter_map(|stmt| Nest::of(program, stmt));
+    for (at, nest) in left.collect::<Vec<_>>().into_iter().enumerate() {
         bound(&mut builder, &nest, at, choices);
     }
     builder.finish()
@@ -182,21 +285,33 @@ fn bound(builder: &mut Builder, nest: &Nest, at: usize, choices: &Choices) {
     }
 }
 
-/// Loads and operations of every kernel, at the rate of as many threads as there are.
+/// Every kernel by itself.
 fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
     let choices = Choices::of(space, config);
-    let units = f64::from(gpu(s).n_units);
-    let of = |nest: &Nest| {
-        let along = if nest.has_long_sum() { choices.along } else { 1 };
-        let n_threads = (nest.n_elements() * along) as f64;
-        let n_blocks = ceil_div(nest.n_elements() * along, choices.threads) as f64;
-        let uneven = (n_blocks / units).ceil() * units / n_blocks;
-        let lanes = n_threads.min(units * 128.0);
-        let step = nest.n_reads as f64 * 2.0 + 1.0 + 2.0 / choices.unroll as f64;
-        let latency = 20.0 * nest.n_combined() as f64 / (along * choices.unroll) as f64;
-        let work = (nest.n_elements() * nest.n_combined()) as f64 * step / lanes;
-        let further = if along > 1 { START + 20.0 * along as f64 } else { 0.0 };
-        (work * uneven.min(4.0)).max(latency) + START + further
-    };
-    nests(&inlined(s).0).iter().map(of).sum()
+    let builder = split_sums(s, &choices);
+    let (program, stages) = (builder.program(), stages(builder.program()));
+    let mut cycles = 0.0;
+    for group in groups_of(program, &stages, choices.by_rows) {
+        let room = gpu(s).shared_bytes as i64;
+        match division_of(&stages, &group, &choices).filter(|d| d.shared_bytes(program, &stages, &group) <= room) {
+            Some(division) => cycles += division.cycles(s, program, &stages, &group, choices.unroll),
+            None => {
+                for at in rows::members(&group) {
+                    cycles += of_each(s, program, &stages[at], &choices);
+                }
+            }
+        }
+    }
+    cycles
+}
+
+/// Cycles of a stage of which each thread has an element.
+fn of_each(s: &Setting, program: &Program, stage: &Stage, choices: &Choices) -> f64 {
+    let n: i64 = stage.axes().map(|l| stage.loops[l].extent).product();
+    let near = stage.axes().find(|l| stage.loops[*l].stride == Some(1)).or(stage.axes().last());
+    let n_each: i64 = stage.reduction().map(|l| stage.loops[l].extent).product();
+    let mut work = Work::default();
+    let sides = [(near, choices.threads), (None, 1)];
+    work.add(&gpu(s), program, stage, sides, (n_each, if stage.reduces { choices.unroll } else { 1 }), |_| false);
+    work.cycles(&gpu(s), ceil_div(n, choices.threads), choices.threads)
 }

@@ -3,7 +3,7 @@
 //! The first guess is to be good by itself: a model that nobody tunes runs it.
 
 mod schedule;
-mod stages;
+pub mod stages;
 
 use super::model::bandwidth;
 use super::{Setting, Template, ceil_div};
@@ -42,7 +42,7 @@ const SHARED_CYCLES: f64 = 4e6;
 fn space(s: &Setting) -> Result<Space, SpaceError> {
     let (program, _) = Builder::inlined(s);
     let stages = stages::stages(&program);
-    let groups = stages::groups(&program, &stages, false);
+    let groups = stages::groups(&program, &stages, false, false);
     let lanes = s.target.lanes(stages::lane_type(&program));
     let any = |holds: &dyn Fn(&Group) -> bool| groups.iter().any(holds);
     let mut parameters = vec![Parameter::ordinal("vectors", [1, 2, 4, 8])];
@@ -75,7 +75,7 @@ fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
     let choices = Choices::of(space, config);
     let (program, _) = Builder::inlined(s);
     let stages = stages::stages(&program);
-    let groups = stages::groups(&program, &stages, choices.apart);
+    let groups = stages::groups(&program, &stages, choices.apart, false);
     cycles(s, &program, &stages, &groups, &choices)
 }
 

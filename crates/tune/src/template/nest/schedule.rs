@@ -199,6 +199,7 @@ pub fn borders(stages: &[Stage], group: &Group, lanes: i64) -> Option<[i64; 2]> 
 }
 
 /// A program with the steps that made it.
+#[derive(Clone)]
 pub struct Builder {
     program: Program,
     steps: Vec<Step>,
@@ -243,7 +244,7 @@ impl Builder {
         let mut builder = Builder::on(Builder::inlined(s));
         let all = stages(&builder.program);
         let lanes = s.target.lanes(stages::lane_type(&builder.program));
-        for group in groups(&builder.program, &all, choices.apart) {
+        for group in groups(&builder.program, &all, choices.apart, false) {
             builder.group(s, &all, &group, lanes, choices);
         }
         builder.steps

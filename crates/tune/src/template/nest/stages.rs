@@ -59,11 +59,17 @@ impl Stage {
         (0..self.loops.len()).filter(|at| self.loops[*at].reduced)
     }
 
-    /// The loop that most of what it reads, and what it writes, lies along.
-    fn contiguous(&self) -> Option<usize> {
-        let n_along = |at: usize| {
-            let read = self.reads.iter().filter(|r| r.strides[at] == Some(1)).count();
-            read + usize::from(self.loops[at].stride == Some(1))
+    /// The loop that most of what it reads, and what it writes, lies along; by how many elements that is, or
+    /// by how many accesses.
+    fn contiguous(&self, by_elements: bool) -> Option<usize> {
+        let written: Vec<Option<i64>> = self.loops.iter().map(|l| l.stride).collect();
+        let n_of = |strides: &[Option<i64>]| -> i64 {
+            let moved = self.loops.iter().zip(strides).filter(|(_, stride)| **stride != Some(0));
+            if by_elements { moved.map(|(l, _)| l.extent).product() } else { 1 }
+        };
+        let n_along = |at: usize| -> i64 {
+            let all = self.reads.iter().map(|r| &r.strides).chain([&written]);
+            all.filter(|strides| strides[at] == Some(1)).map(|strides| n_of(strides)).sum()
         };
         (0..self.loops.len()).filter(|at| n_along(*at) > 0).max_by_key(|at| n_along(*at))
     }
@@ -216,8 +222,10 @@ impl Group {
 /// So many times as many iterations as a stage has, and it is little beside what they do.
 const LITTLE: f64 = 8.0;
 
-/// The groups of a program, in order; each stage by itself where they are to be `apart`.
-pub fn groups(program: &Program, stages: &[Stage], apart: bool) -> Vec<Group> {
+/// The groups of a program, in order; each stage by itself where they are to be `apart`. `by_elements`: what
+/// a stage reads in rows of its own is known by the elements of what it reads, not by the number of its
+/// reads.
+pub fn groups(program: &Program, stages: &[Stage], apart: bool, by_elements: bool) -> Vec<Group> {
     let n = stages.len();
     let mut root_of: Vec<usize> = (0..n).collect();
     let mut follows: Vec<Vec<Option<usize>>> = stages.iter().map(|s| (0..s.loops.len()).map(Some).collect()).collect();
@@ -240,7 +248,7 @@ pub fn groups(program: &Program, stages: &[Stage], apart: bool) -> Vec<Group> {
         let mut leading = (0..root_axes.len()).take_while(is_followed).count();
         // What is read in rows of its own is computed in them, unless it is little.
         let is_much = stage.iterations() * LITTLE > stages[root].iterations();
-        if let Some(kept) = stage.contiguous().and_then(|at| mapped[at]).filter(|_| is_much) {
+        if let Some(kept) = stage.contiguous(by_elements).and_then(|at| mapped[at]).filter(|_| is_much) {
             leading = leading.min(kept);
         }
         if leading == 0 {
