@@ -543,7 +543,9 @@ fn modelled_registers(task: &Task, config: &Config) -> Option<u64> {
         let values: Vec<Value> = bound.parameters.iter().map(|name| space.value(config, name)).collect();
         Some(bound.holds(&values.iter().collect::<Vec<_>>()))
     };
-    (0..=MOST_REGISTERS).rev().find(|registers| allows(registers) == Some(true))
+    let all: Vec<u64> = (0..=MOST_REGISTERS).collect();
+    let n_allowed = all.partition_point(|registers| allows(registers) == Some(true));
+    n_allowed.checked_sub(1).map(|last| all[last])
 }
 
 /// Of a thread, of any GPU.

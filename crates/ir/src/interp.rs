@@ -458,7 +458,10 @@ pub(crate) fn floor_div(a: i64, b: i64) -> Option<i64> {
     Some(if r != 0 && ((r < 0) != (b < 0)) { q - 1 } else { q })
 }
 
+/// A subscript that loops change.
 struct Dim {
+    /// Which one it is.
+    at: usize,
     index: Linear,
     extent: u64,
     stride: i64,
@@ -467,6 +470,9 @@ struct Dim {
 struct Access {
     buffer: u32,
     dims: Box<[Dim]>,
+    /// The subscripts, of which those that loops change are zero, and where they lead.
+    constant: Box<[i64]>,
+    base: i64,
 }
 
 enum Node {
@@ -632,12 +638,17 @@ impl Compiler<'_> {
         if shape.len() != index.len() {
             return Err(Fault::Rank { buffer: buffer.name.clone(), rank: shape.len(), n_subscripts: index.len() });
         }
-        let dims = index
-            .iter()
-            .zip(strides)
-            .zip(shape)
-            .map(|((i, stride), extent)| Ok(Dim { index: self.linear(i)?, extent: extent.max(0) as u64, stride }));
-        Ok(Access { buffer: id.0, dims: dims.collect::<Result<_, Fault>>()? })
+        let (mut dims, mut constant, mut base) = (Vec::new(), vec![0; index.len()], 0i64);
+        for (at, ((i, stride), extent)) in index.iter().zip(strides).zip(shape).enumerate() {
+            match i.as_const() {
+                Some(c) if (0..extent).contains(&c) => {
+                    constant[at] = c;
+                    base = base.wrapping_add(c.wrapping_mul(stride));
+                }
+                _ => dims.push(Dim { at, index: self.linear(i)?, extent: extent.max(0) as u64, stride }),
+            }
+        }
+        Ok(Access { buffer: id.0, dims: dims.into(), constant: constant.into(), base })
     }
 
     fn node(&mut self, e: &Expr) -> Result<Node, Fault> {
@@ -648,9 +659,10 @@ impl Compiler<'_> {
                 let known: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
                 let access = self.access(*b, &known)?;
                 let mut values = Vec::new();
-                for (subscript, dim) in subscripts.iter().zip(&access.dims) {
+                let buffer = self.program.buffer(*b);
+                for ((subscript, extent), stride) in subscripts.iter().zip(&buffer.shape).zip(buffer.strides()) {
                     if let Subscript::Value(value) = subscript {
-                        values.push((self.node(value)?, dim.extent as i64, dim.stride));
+                        values.push((self.node(value)?, *extent, stride));
                     }
                 }
                 let rounds = Rounds { each: DType::I64, last: DType::I64 };
@@ -870,7 +882,7 @@ impl<'a, M: Memory> Machine<'a, M> {
     /// The position of an access in its buffer's memory; some position and a fault where there is none.
     #[inline]
     fn locate(&mut self, access: &Access) -> usize {
-        let mut at = 0i64;
+        let mut at = access.base;
         for dim in &*access.dims {
             let i = self.linear(&dim.index);
             if i as u64 >= dim.extent {
@@ -990,7 +1002,9 @@ impl<'a, M: Memory> Machine<'a, M> {
     }
 
     fn subscripts(&self, access: &Access) -> Vec<i64> {
-        access.dims.iter().map(|d| d.index.eval(&self.vars).unwrap_or(0)).collect()
+        let mut all = access.constant.to_vec();
+        access.dims.iter().for_each(|d| all[d.at] = d.index.eval(&self.vars).unwrap_or(0));
+        all
     }
 
     #[cold]

@@ -3,7 +3,8 @@
 //! threads run, without races.
 //!
 //! `TILEWRIGHT_CONFIGS=1000` makes a long run of it: so many configurations of each template, or with
-//! `TILEWRIGHT_TEMPLATE=gpu-conv` of that one; by default three on each shape that it serves.
+//! `TILEWRIGHT_TEMPLATE=gpu-conv` of that one, each in three orders of threads; by default three on each shape
+//! that it serves, each in one order.
 
 mod common;
 
@@ -18,10 +19,17 @@ use tilewright_tune::{Config, Setting, TEMPLATES, Task, Template};
 /// Random configurations of a template on a shape in plain `cargo test`.
 const CONFIGS: usize = 3;
 
+/// Orders of threads.
+const ORDERS: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(3)];
+
+/// How many of each template in a long run.
+fn n_asked() -> Option<usize> {
+    std::env::var("TILEWRIGHT_CONFIGS").ok().map(|n| n.parse().expect("a number of configurations"))
+}
+
 /// How many of a template on each of so many shapes.
 fn n_configs(n_shapes: usize) -> usize {
-    let of_each = std::env::var("TILEWRIGHT_CONFIGS").map(|n| n.parse::<usize>().expect("a number of configurations"));
-    of_each.map_or(CONFIGS, |n| n.div_ceil(n_shapes))
+    n_asked().map_or(CONFIGS, |n| n.div_ceil(n_shapes))
 }
 
 fn setting(text: &str, target: &Target) -> Setting {
@@ -37,10 +45,16 @@ fn serving(setting: &Setting) -> impl Iterator<Item = &'static Template> {
     TEMPLATES.iter().filter(move |t| (t.serves)(setting))
 }
 
-/// A configuration's program is legal, computes this, and becomes kernels that the device takes.
+/// A configuration's program is legal, computes this, and becomes kernels that the device takes and that do so
+/// too in these orders.
 ///
 /// `expected`: what is computed of numbers divided by this, and how far results may lie apart.
-fn check(task: &Task, config: &Config, (expected, divisor, most): (&[Vec<f64>], f64, f64)) -> Result<(), String> {
+fn check(
+    task: &Task,
+    config: &Config,
+    orders: &[Order],
+    (expected, divisor, most): (&[Vec<f64>], f64, f64),
+) -> Result<(), String> {
     let steps = task.steps(config);
     let scheduled = task.program(config).map_err(|(at, e)| {
         let text = task.steps_text(config);
@@ -67,7 +81,7 @@ fn check(task: &Task, config: &Config, (expected, divisor, most): (&[Vec<f64>], 
             return Err(format!("{} is too large: {block:?} threads, {grid:?} blocks\n{kernels}", kernel.name));
         }
     }
-    for order in [Order::Forward, Order::Reverse, Order::Shuffled(3)] {
+    for &order in orders {
         let mut values = arguments(&scheduled, divisor);
         simt::run(&kernels, &mut values, order).map_err(|e| format!("{order:?}: {e}\n{kernels}"))?;
         if !is_right(&written(&scheduled, values)) {
@@ -92,8 +106,9 @@ fn check_random(texts: &[&str], target: &Target, (divisor, most): (f64, f64)) {
             let task = Task::new(setting.clone(), Some(template.name)).unwrap_or_else(|e| panic!("{e}"));
             let random = (0..n_configs(n_shapes)).map(|_| task.space.sample(&mut rng));
             for config in task.first_guess(0).into_iter().chain(random) {
+                let orders = if n_asked().is_some() { &ORDERS[..] } else { &ORDERS[n_checked % 3..][..1] };
                 n_checked += 1;
-                if let Err(why) = check(&task, &config, (expected, divisor, most)) {
+                if let Err(why) = check(&task, &config, orders, (expected, divisor, most)) {
                     let (text, config) = (&setting.workload, task.space.config_to_json(&config));
                     failures.push(format!("{text} {} {config}: {why}", template.name));
                 }
@@ -191,7 +206,7 @@ fn one_thread_copies_one_element() {
     let config = r#"{"k":[5,1,1,1],"p":[1,1,6,1],"q":[1,1,7,1],"c":[4,1],"r":[3,1],"s":[3,1],
         "unroll_explicit":"false","auto_unroll_max_step":0}"#;
     let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
-    check(&task, &config, (&expected, 1.0, 0.0)).unwrap();
+    check(&task, &config, &ORDERS, (&expected, 1.0, 0.0)).unwrap();
 }
 
 #[test]
