@@ -27,7 +27,7 @@ const NEWEST: &str = "sm_90a";
 
 /// Workloads of every operator whose code differs: odd sizes, element types, epilogues, kept operands,
 /// layouts.
-const WORKLOADS: [&str; 30] = [
+const WORKLOADS: [&str; 31] = [
     "matmul:m=64,n=96,k=128",
     "matmul:m=17,n=333,k=129",
     "matmul:m=1,n=512,k=640",
@@ -35,6 +35,7 @@ const WORKLOADS: [&str; 30] = [
     "matmul:m=29,n=40,k=300,epilogue=bias+add",
     "matmul:m=1024,n=1024,k=1024,const=b",
     "matmul:m=70,n=96,k=136,tf32=1",
+    "matmul:m=72,n=160,k=144,dtype=bf16",
     "batch_matmul:b=3,m=31,n=37,k=11",
     "batch_matmul:b=11,m=39,n=18,k=9,ta=1,epilogue=clip(-1;2)",
     "batch_matmul:b=2,m=17,n=40,k=33,tb=1,epilogue=sigmoid",

@@ -289,7 +289,12 @@ pub enum Op {
     /// Begins a product of 64 rows by as many columns as are twice the sums, which four warps compute
     /// together: where the factors of rows and of columns are in shared memory, as tensor cores have it
     /// said, then the sums of the thread. Its result is on its way until the thread has waited for it.
-    GroupProduct,
+    GroupProduct {
+        /// What is multiplied: 8 steps in single precision, 16 of numbers of 16 bits.
+        factors: Kind,
+        /// Of rows and of columns, whether rows of 128 bytes lie across the sum.
+        across: [bool; 2],
+    },
     /// Ends a set of such products.
     GroupEnd,
     /// Waits for all sets of products, whose results it gives.

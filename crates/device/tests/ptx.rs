@@ -361,13 +361,18 @@ fn warps_read_tiles_without_conflicts() {
 
 /// Shapes that blocks of groups of warps divide, and some that they do not: both factors along the sum, one,
 /// and none of them.
-const OF_GROUPS: [&str; 6] = [
+const OF_GROUPS: [&str; 11] = [
     "matmul:m=64,n=96,k=64,tf32=1",
     "matmul:m=128,n=256,k=128,tf32=1",
     "matmul:m=70,n=33,k=45,tf32=1,epilogue=bias+relu",
     "batch_matmul:b=2,m=64,n=64,k=64,tb=1,tf32=1",
     "batch_matmul:b=2,m=96,n=40,k=96,ta=1,tf32=1",
     "dense:m=130,n=64,k=192,tf32=1,epilogue=bias+gelu",
+    "matmul:m=64,n=128,k=192,dtype=bf16",
+    "matmul:m=70,n=36,k=45,dtype=f16,epilogue=bias+relu",
+    "dense:m=128,n=72,k=128,dtype=f16,epilogue=bias",
+    "batch_matmul:b=2,m=136,n=64,k=80,ta=1,dtype=bf16,epilogue=add",
+    "batch_matmul:b=2,m=96,n=200,k=64,ta=1,tb=1,dtype=f16",
 ];
 
 /// Random configurations of a workload for groups of four warps, so many of each: the workload, its task, the
@@ -407,7 +412,8 @@ fn groups_of_warps_multiply() {
         let got = emulator::run(kernels, code, &arguments(&program), order)
             .unwrap_or_else(|why| panic!("{workload} {json}: {why}\n{kernels}\n{code}"));
         let (got, expected) = (got.last().unwrap(), expected.last().unwrap());
-        let most = 2e-5 * expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+        let last = if workload.dtype.is_half() { 2.0 * workload.dtype.unit() } else { 2e-5 };
+        let most = last * expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
         let far = got.iter().zip(expected).position(|(a, b)| a.is_nan() || (a - b).abs() > most);
         if let Some(at) = far {
             panic!("{workload} {json}: element {at} is {} instead of {}\n{kernels}", got[at], expected[at]);
@@ -420,7 +426,7 @@ fn groups_of_warps_multiply() {
 #[test]
 fn faults_in_products_of_groups_are_found() {
     let mut found: BTreeMap<&str, usize> = BTreeMap::new();
-    let texts = ["matmul:m=64,n=64,k=128,tf32=1", "dense:m=64,n=64,k=128,tf32=1"];
+    let texts = ["matmul:m=64,n=64,k=128,tf32=1", "dense:m=64,n=64,k=128,tf32=1", "matmul:m=64,n=128,k=256,dtype=f16"];
     each_of_groups(&texts, 8, |workload, task, config, kernels, code| {
         let given = arguments(&workload.program());
         let json = task.space.config_to_json(config);
@@ -435,7 +441,15 @@ fn faults_in_products_of_groups_are_found() {
             None => format!("{line}\n"),
         };
         let stride = ((1024_i64 >> 4) << 32) + (1 << 62) + (1 << 16);
+        let across = stride - (1 << 16) + ((64 * 128 >> 4) << 16);
+        let lies = [[0, 1], [0, 0], [1, 0], [1, 1]].map(|[a, b]| format!(", 1, 1, 1, {a}, {b};"));
+        let otherwise = lies.iter().zip(lies.iter().cycle().skip(2)).find(|(how, _)| code.contains(*how));
         for (what, mutant) in [
+            (
+                "rows along and across the sum",
+                otherwise.map_or(code.to_owned(), |(how, other)| code.replace(how, other)),
+            ),
+            ("another row across", code.replace(&across.to_string(), &(across + (1 << 16)).to_string())),
             ("no fence of registers", without("wgmma.fence")),
             ("no end of a set", without("wgmma.commit_group")),
             ("no wait", without("wgmma.wait_group")),
@@ -453,14 +467,17 @@ fn faults_in_products_of_groups_are_found() {
             let order = if what == "no barrier" { Order::Descending } else { Order::Ascending };
             let got = emulator::run(kernels, &mutant, &given, order);
             // What is multiplied of other places is no fault, and wrong.
-            let is_found = got.map_or(true, |got| what == "another stride" && got != right);
+            let is_found = got.map_or(true, |got| OF_PLACES.contains(&what) && got != right);
             assert!(is_found, "{what} goes unnoticed: {json}\n{mutant}");
             *found.entry(what).or_insert(0) += 1;
         }
     });
     println!("faults that were found: {found:?}");
-    assert_eq!(found.len(), 9, "{found:?}");
+    assert_eq!(found.len(), 11, "{found:?}");
 }
+
+/// Faults that have other places multiplied.
+const OF_PLACES: [&str; 3] = ["another stride", "another row across", "rows along and across the sum"];
 
 /// Threads write factors into swizzled rows without conflicts of banks, those too that they transpose.
 #[test]
@@ -469,12 +486,15 @@ fn factors_for_groups_are_copied_without_conflicts() {
         ("dense:m=128,n=128,k=96,tf32=1", r#""vector_b":4,"copies":"async","ahead":3"#),
         ("matmul:m=128,n=128,k=96,tf32=1", r#""vector_b":1,"copies":"async","ahead":3"#),
         ("matmul:m=128,n=128,k=96,tf32=1", r#""vector_b":4,"copies":"registers","ahead":2"#),
+        ("matmul:m=128,n=128,k=192,dtype=bf16", r#""vector_b":8,"copies":"async","ahead":3"#),
     ] {
         let workload = Workload::parse(text).unwrap();
         let (program, target) = (workload.program(), Target::named("sm_90a").unwrap());
         let task = Task::new(Setting { workload, target, n_threads: 1 }, Some("gpu-matmul-wgmma")).unwrap();
+        let (depth, vector) = if text.contains("bf16") { (64, 8) } else { (32, 4) };
         let config = format!(
-            r#"{{"block_m":128,"block_n":64,"block_k":32,"groups_m":2,"groups_n":1,"vector_a":4,"order":"rows",{copies}}}"#
+            r#"{{"block_m":128,"block_n":64,"block_k":{depth},"groups_m":2,"groups_n":1,"vector_a":{vector},
+            "order":"rows",{copies}}}"#
         );
         let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
         let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
@@ -489,7 +509,7 @@ fn factors_for_groups_are_copied_without_conflicts() {
     }
 }
 
-/// A group of warps multiplies 64 rows by 256 columns: four instructions for the 32 steps of a row, nothing
+/// A group of warps multiplies 64 rows by 256 columns: four instructions for the 128 bytes of a row, nothing
 /// spills, and no instruction waits for another.
 #[test]
 fn groups_of_warps_are_used_as_expected() {
@@ -498,11 +518,18 @@ fn groups_of_warps_are_used_as_expected() {
     std::fs::create_dir_all(&folder).unwrap();
     let boxes = GROUPS_OF_WARPS.replace("async", "bulk").replace(r#""vector_a":4"#, r#""vector_a":1"#);
     let both = boxes.replace(r#""vector_b":4"#, r#""vector_b":1"#);
+    let of_halves = |config: &str| config.replace(r#""block_k":32"#, r#""block_k":64"#).replace("\":4", "\":8");
+    let (boxes_of_halves, halves) = (of_halves(&both), of_halves(GROUPS_OF_WARPS));
     for (text, config, n_boxes) in [
         ("batch_matmul:b=1,m=4096,n=4096,k=4096,tb=1,tf32=1", GROUPS_OF_WARPS, 0),
         ("matmul:m=4096,n=4096,k=4096,tf32=1", GROUPS_OF_WARPS, 0),
         ("dense:m=4096,n=4096,k=4096,tf32=1", &both, 2),
         ("matmul:m=4096,n=4096,k=4096,tf32=1", &boxes, 1),
+        ("matmul:m=4096,n=4096,k=4096,dtype=bf16", &halves, 0),
+        ("dense:m=4096,n=4096,k=4096,dtype=f16", &boxes_of_halves, 2),
+        // 256 columns are four rows that lie across the sum.
+        ("matmul:m=4096,n=4096,k=4096,dtype=bf16", &boxes_of_halves, 1 + 4),
+        ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", &boxes_of_halves, 2 + 4),
     ] {
         let setting = Setting {
             workload: Workload::parse(text).unwrap(),

@@ -145,7 +145,8 @@ pub enum Tensor {
     /// nearly as exact as single precision.
     Tf32x3,
     /// Four warps together, of factors that they read from shared memory: see
-    /// [`GroupProduct`](crate::gpu::GroupProduct). Of single precision the first 11 bits count.
+    /// [`GroupProduct`](crate::gpu::GroupProduct). They are halves, or numbers in single precision of which
+    /// the first 11 bits count.
     Wgmma,
     /// Factors have 16 bits and are multiplied as they are.
     Halves,

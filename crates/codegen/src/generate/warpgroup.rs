@@ -22,8 +22,11 @@ pub const PART_BYTES: i64 = 16;
 const UNIT_BITS: i64 = 4;
 /// Where the distance from eight rows to the next stands.
 const STRIDE_AT: i64 = 32;
-/// Rows of 128 bytes are swizzled; then the distance between parts of a row says nothing.
-const SWIZZLED: i64 = (1 << 62) | (1 << 16);
+/// Where the distance stands from what a step has in a row to what it has in the next one; where rows lie
+/// along the sum it says nothing, and is 1.
+const ACROSS_AT: i64 = 16;
+/// Rows of 128 bytes are swizzled.
+const SWIZZLED: i64 = 1 << 62;
 
 /// The sums of a product: a buffer, and where in it each is.
 type Sums = (BufferId, Vec<Vec<Index>>);
@@ -60,7 +63,8 @@ impl Generator<'_> {
             let position = |buffer: BufferId, index: &[Index]| plan::flat(self.program, buffer, index, &self.f.known);
             let matrices = product.matrices(self.program, groups, &self.f.ranges, &position);
             self.f.ranges.pop();
-            products.push((at, matrices.expect("tensor cores can read the factors")));
+            let kind = self.element_type(product.tiles[0].rows.0).kind;
+            products.push((at, kind, matrices.expect("tensor cores can read the factors")));
         }
         if products.is_empty() {
             return Ok(0);
@@ -71,9 +75,9 @@ impl Generator<'_> {
             sums.push(of);
         }
         self.on_all(&mut sums, |g, sums| g.m.group_fence(sums));
-        for (at, [rows, columns]) in &products {
-            let [rows, columns] = [rows, columns].map(|matrix| self.description(matrix));
-            let more = self.m.group_product(rows, columns, &sums[*at]);
+        for (at, kind, matrices) in &products {
+            let described = matrices.each_ref().map(|matrix| (self.description(matrix), matrix.across.is_some()));
+            let more = self.m.group_product(*kind, described, &sums[*at]);
             sums[*at] = (0..sums[*at].len()).map(|lane| self.m.extract(more, lane)).collect();
         }
         self.m.group_end();
@@ -119,7 +123,8 @@ impl Generator<'_> {
         let first = self.plain_pointer(matrix.buffer, &matrix.first.offset(-constant));
         let units = self.m.binary(Op::ShiftUnsigned, self.m.address(first), self.m.int(UNIT_BITS));
         let units_of = |elements: i64| (elements * bytes) >> UNIT_BITS;
-        let others = units_of(constant) + (units_of(matrix.stride) << STRIDE_AT) + SWIZZLED;
+        let across = matrix.across.map_or(1, units_of);
+        let others = units_of(constant) + (across << ACROSS_AT) + (units_of(matrix.stride) << STRIDE_AT) + SWIZZLED;
         self.m.binary(Op::AddWrapping, units, self.m.int(others))
     }
 

@@ -501,10 +501,12 @@ impl Builder {
         self.give(Op::GroupFence, sums.into(), Type::F32.vector(sums.len()), 0)
     }
 
-    /// Begins a product of tiles that four warps compute together, of factors that are described so.
-    pub fn group_product(&self, rows: Id, columns: Id, sums: &[Id]) -> Id {
-        let operands = [rows, columns].into_iter().chain(sums.iter().copied()).collect();
-        self.give(Op::GroupProduct, operands, Type::F32.vector(sums.len()), 0)
+    /// Begins a product of tiles that four warps compute together, of factors of rows and of columns that are
+    /// described so, each with whether its rows of 128 bytes lie across the sum.
+    pub fn group_product(&self, factors: Kind, described: [(Id, bool); 2], sums: &[Id]) -> Id {
+        let operands = described.iter().map(|(factor, _)| *factor).chain(sums.iter().copied()).collect();
+        let across = described.map(|(_, across)| across);
+        self.give(Op::GroupProduct { factors, across }, operands, Type::F32.vector(sums.len()), 0)
     }
 
     /// Ends a set of such products.

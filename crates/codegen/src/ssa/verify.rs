@@ -149,8 +149,9 @@ impl Function {
             (Op::GroupFence | Op::GroupWait, sums, Some(to)) => {
                 sums.iter().all(|ty| *ty == Type::F32) && to == Type::F32.vector(sums.len())
             }
-            (Op::GroupProduct, [rows, columns, sums @ ..], Some(to)) => {
+            (Op::GroupProduct { factors, across }, [rows, columns, sums @ ..], Some(to)) => {
                 (*rows, *columns) == (Type::I64, Type::I64)
+                    && (matches!(factors, Kind::F16 | Kind::Bf16) || *factors == Kind::F32 && *across == [false; 2])
                     && sums.iter().all(|ty| *ty == Type::F32)
                     && to == Type::F32.vector(sums.len())
             }

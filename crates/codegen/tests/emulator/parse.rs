@@ -313,6 +313,8 @@ fn code(opcode: &str) -> Option<Code> {
                     let (n, kind) = shape.split_once('k')?;
                     let factor = match kind {
                         "8.f32.tf32.tf32" => Factor::Tf32,
+                        "16.f32.bf16.bf16" => Factor::Bf16,
+                        "16.f32.f16.f16" => Factor::F16,
                         _ => return None,
                     };
                     Group::Product { n_columns: n.parse().ok().filter(|n| n % 8 == 0)?, factor }

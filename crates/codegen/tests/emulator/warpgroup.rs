@@ -45,30 +45,57 @@ struct Product {
 #[derive(Clone, Copy)]
 struct Matrix {
     first: u64,
+    /// Bytes from eight rows of 128 bytes to the next eight.
     stride: u64,
+    /// Where these rows lie across the sum, bytes from what a step has in one to what it has in the next.
+    across: Option<u64>,
     n: usize,
 }
 
 impl Matrix {
-    fn of(description: u64, n: usize) -> Result<Matrix, String> {
+    fn of(description: u64, n: usize, is_across: bool) -> Result<Matrix, String> {
         let [first, between, stride] = [0, 16, 32].map(|at| (description >> at & 0x3fff) << 4);
         let fields = 0x3fff | 0x3fff << 16 | 0x3fff << 32 | 3 << 62;
-        let unknown = description & !fields != 0 || description >> 62 != 1 || between != 16;
-        if unknown || first & 0x380 != 0 || stride % 1024 != 0 || stride == 0 && n > 8 {
+        let is_known = description & !fields == 0 && description >> 62 == 1 && first & 0x380 == 0;
+        let fits = match is_across {
+            false => between == 16 && (stride > 0 || n <= 8),
+            // A line of 64 numbers begins with a row.
+            true => between % 1024 == 0 && (between > 0 || n <= 64) && stride > 0 && first % 128 == 0,
+        };
+        if !is_known || !fits || stride % 1024 != 0 {
             return Err(format!("{description:#x} describes no matrix in swizzled rows of 128 bytes"));
         }
-        Ok(Matrix { first, stride, n })
+        Ok(Matrix { first, stride, across: is_across.then_some(between), n })
     }
 
-    /// Where 16 bytes of a row lie: parts of rows change places by the number of the row, as addresses have
-    /// it.
-    fn places(self) -> impl Iterator<Item = usize> {
-        (0..self.n as u64).flat_map(move |row| {
-            (0..BYTES as u64 / 16).map(move |part| {
-                let address = self.first + row / 8 * self.stride + row % 8 * 128 + 16 * part;
-                (address ^ (address >> 7 & 7) << 4) as usize
-            })
-        })
+    /// Where 16 bytes lie: parts of rows change places by the number of the row, as addresses have it. Those
+    /// of a row or column of the tile come one after the other, or across the sum those of a step.
+    fn places(self) -> Vec<usize> {
+        let Matrix { first, stride, across, n } = self;
+        let place = |row: u64, from: u64| {
+            let address = first + row / 8 * stride + row % 8 * 128 + from;
+            (address ^ (address >> 7 & 7) << 4) as usize
+        };
+        let parts = |n_bytes: usize| (0..n_bytes as u64 / 16).map(|part| 16 * part);
+        match across {
+            None => (0..n as u64).flat_map(|line| parts(BYTES).map(move |part| place(line, part))).collect(),
+            Some(across) => {
+                let of_step = |step| parts(2 * n).map(move |at| place(step, at / 128 * across + at % 128));
+                (0..BYTES as u64 / 2).flat_map(of_step).collect()
+            }
+        }
+    }
+
+    /// What is there, by rows or columns of the tile, from the bytes of all places.
+    fn lines(self, bytes: &[u8]) -> Vec<Vec<u8>> {
+        match self.across {
+            None => bytes.chunks(BYTES).map(<[u8]>::to_vec).collect(),
+            Some(_) => {
+                let of_line =
+                    |line: usize| bytes.chunks(2 * self.n).flat_map(move |step| &step[2 * line..2 * line + 2]);
+                (0..self.n).map(|line| of_line(line).copied().collect()).collect()
+            }
+        }
     }
 }
 
@@ -152,10 +179,15 @@ impl Block<'_> {
         n_columns: usize,
         factor: Factor,
     ) -> Result<Product, String> {
-        let [to, rows, columns, Operand::Number(1), Operand::Number(1), Operand::Number(1)] =
+        let [to, rows, columns, Operand::Number(1), Operand::Number(1), Operand::Number(1), how @ ..] =
             instruction.operands.as_slice()
         else {
             return Err("operands".into());
+        };
+        let across = match (factor, how) {
+            (Factor::Tf32, []) => [false; 2],
+            (Factor::Bf16 | Factor::F16, [Operand::Number(a @ 0..2), Operand::Number(b @ 0..2)]) => [*a == 1, *b == 1],
+            _ => return Err("how the factors lie".into()),
         };
         let mut sums = Vec::new();
         list(to).iter().for_each(|operand| registers(operand, &mut |at| sums.push(at)));
@@ -172,12 +204,12 @@ impl Block<'_> {
         if others.flat_map(|p| &p.sums).any(|at| sums.contains(at)) {
             return Err("a sum is one of another product on its way".into());
         }
-        let describe = |operand: &Operand, n: usize| {
+        let describe = |operand: &Operand, n: usize, is_across: bool| {
             let description = self.value(&threads[0], operand);
             if threads.iter().any(|t| self.value(t, operand) != description) {
                 return Err("threads describe different matrices".to_owned());
             }
-            let matrix = Matrix::of(description, n)?;
+            let matrix = Matrix::of(description, n, is_across)?;
             for place in matrix.places() {
                 if self.boxes.are_coming(place, 16) {
                     return Err(format!("what comes to {place} is still on its way"));
@@ -190,12 +222,12 @@ impl Block<'_> {
             }
             Ok((matrix, self.read(matrix)))
         };
-        let factors = [describe(rows, ROWS)?, describe(columns, n_columns)?];
+        let factors = [describe(rows, ROWS, across[0])?, describe(columns, n_columns, across[1])?];
         Ok(Product { text: instruction.text.clone(), factor, sums, factors })
     }
 
     fn read(&self, matrix: Matrix) -> Vec<u8> {
-        matrix.places().flat_map(|place| self.shared[place..place + 16].iter().copied()).collect()
+        matrix.places().into_iter().flat_map(|place| self.shared[place..place + 16].iter().copied()).collect()
     }
 
     /// The thread of number `32·w + 4·g + t` has of the columns `8·n` and after what it has of a warp's
@@ -205,11 +237,10 @@ impl Block<'_> {
         if factors.iter().any(|(matrix, bytes)| self.read(*matrix) != *bytes) {
             return Err(format!("{text}: a factor changed while it was multiplied"));
         }
-        let numbers = |bytes: &[u8]| -> Vec<Vec<f64>> {
+        let [rows, columns] = factors.each_ref().map(|(matrix, bytes)| -> Vec<Vec<f64>> {
             let word = |word: &[u8]| factor.numbers(u32::from_le_bytes(word.try_into().expect("four bytes")));
-            bytes.chunks(BYTES).map(|line| line.chunks(4).flat_map(word).collect()).collect()
-        };
-        let [rows, columns] = factors.each_ref().map(|(_, bytes)| numbers(bytes));
+            matrix.lines(bytes).iter().map(|line| line.chunks(4).flat_map(word).collect()).collect()
+        });
         for (number, t) in threads.iter_mut().enumerate() {
             let (warp, lane) = (number / 32, number % 32);
             for (at, register) in sums.iter().enumerate() {

@@ -98,6 +98,13 @@ impl BoxCopy {
             }
         };
         let b = program.buffer(to);
+        let value = if let Expr::Cast(dtype, value) = value
+            && *dtype == b.dtype
+        {
+            value
+        } else {
+            value
+        };
         let (array, at, conditions) = element(value)?;
         let a = program.buffer(array);
         let is_device = a.role != Role::Temporary || a.scope == Scope::Global;

@@ -58,7 +58,7 @@ impl TileProduct {
     /// # Errors
     /// In which way it is none.
     pub fn of(program: &Program, l: &Loop, how: Tensor) -> Result<TileProduct, &'static str> {
-        TileProduct::of_updates(program, l, &updates(l, 2, how)?, how)
+        TileProduct::of_updates(program, l, &updates(program, l, 2, how)?, how)
     }
 
     /// That of a loop of these updates.
@@ -81,23 +81,13 @@ impl TileProduct {
         let updates = updates.ok_or("it is no product of two rows and two columns")?;
         let [a, b, c, _] = &updates;
         let (sums, rows, columns) = a.buffers;
-        let dtype_of = |b: BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
-        let [of_rows, of_columns, of_sums] = [rows, columns, sums].map(dtype_of);
-        let is_factor = |dtype: DType| if how == Tensor::Halves { dtype.is_half() } else { dtype == DType::F32 };
-        if of_sums != Some(DType::F32) || of_rows != of_columns || !of_rows.is_some_and(is_factor) {
-            return Err(match how {
-                Tensor::Halves => {
-                    "the factors of this product are halves of one type, and its sums in single precision"
-                }
-                _ => "the factors and sums of this product are in single precision",
-            });
-        }
+        let factor = factor(program, a, how)?;
         if updates.iter().any(|u| u.sum.iter().any(|i| i.uses(l.var))) {
             return Err("a sum has one place for all steps");
         }
         Ok(TileProduct {
             var: l.var,
-            steps: n_steps(how),
+            steps: steps(factor),
             sums: (sums, updates.each_ref().map(|u| u.sum.clone())),
             rows: (rows, [a.row.clone(), c.row.clone()]),
             columns: (columns, [a.column.clone(), b.column.clone()]),
@@ -153,26 +143,45 @@ impl Update {
     }
 }
 
-/// Steps of the sum that a product of a kind has.
-fn n_steps(how: Tensor) -> i64 {
-    steps(if how == Tensor::Halves { DType::F16 } else { DType::F32 })
+/// What tensor cores multiply so.
+fn factors(how: Tensor) -> &'static [DType] {
+    match how {
+        Tensor::Tf32 | Tensor::Tf32x3 => &[DType::F32],
+        Tensor::Halves => &[DType::F16, DType::Bf16],
+        Tensor::Wgmma => &[DType::F32, DType::F16, DType::Bf16],
+    }
 }
 
 /// The updates of a loop over steps, those inside repeated, each of so many iterations at most.
-pub(super) fn updates(l: &Loop, most: i64, how: Tensor) -> Result<Vec<Update>, &'static str> {
-    if l.extent.as_const() != Some(n_steps(how)) {
-        return Err(match how {
-            Tensor::Halves => "a tensor core takes 16 steps of a sum of halves at a time",
-            _ => "a tensor core takes 8 steps of a sum at a time",
-        });
-    }
+pub(super) fn updates(program: &Program, l: &Loop, most: i64, how: Tensor) -> Result<Vec<Update>, &'static str> {
+    let require_steps = |of: &[DType]| match of {
+        _ if of.iter().any(|dtype| l.extent.as_const() == Some(steps(*dtype))) => Ok(()),
+        [first, ..] if first.is_half() => Err("a tensor core takes 16 steps of a sum of halves at a time"),
+        _ => Err("a tensor core takes 8 steps of a sum at a time"),
+    };
+    require_steps(factors(how))?;
     let mut updates = Vec::new();
     repeat(&l.body, most, &mut updates)?;
+    require_steps(&[factor(program, updates.first().ok_or(NO_PRODUCT)?, how)?])?;
     Ok(updates)
 }
 
+/// The type of the factors of an update that tensor cores make so.
+fn factor(program: &Program, update: &Update, how: Tensor) -> Result<DType, &'static str> {
+    let (sums, rows, columns) = update.buffers;
+    let dtype_of = |b: BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
+    let [of_rows, of_columns, of_sums] = [rows, columns, sums].map(dtype_of);
+    let fits = |dtype: &DType| factors(how).contains(dtype) && of_columns == of_rows && of_sums == Some(DType::F32);
+    of_rows.filter(fits).ok_or(match how {
+        Tensor::Halves => "the factors of this product are halves of one type, and its sums in single precision",
+        Tensor::Wgmma => "the factors of this product are of one type, halves or in single precision as its sums",
+        Tensor::Tf32 | Tensor::Tf32x3 => "the factors and sums of this product are in single precision",
+    })
+}
+
+const NO_PRODUCT: &str = "only sums of products of two elements each, begun before, may stand in it";
+
 fn repeat(block: &[Stmt], most: i64, out: &mut Vec<Update>) -> Result<(), &'static str> {
-    const NO_PRODUCT: &str = "only sums of products of two elements each, begun before, may stand in it";
     for stmt in block {
         match stmt {
             Stmt::For(l) => {

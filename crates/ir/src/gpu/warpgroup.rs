@@ -23,7 +23,8 @@
 //! }
 //! ```
 //!
-//! Each factor is a [`Matrix`] in shared memory, in rows of 128 bytes.
+//! Each factor is a [`Matrix`] in shared memory, in rows of 128 bytes, which lie along the sum; those of
+//! halves may lie across it.
 
 use super::tensor::{self, TileProduct, WARP};
 use super::{GpuProgram, Kernel};
@@ -58,8 +59,12 @@ pub struct Matrix {
     pub buffer: BufferId,
     /// The position of its first element, which is the same for all threads of the four warps.
     pub first: Index,
-    /// Elements from eight of its rows, or columns, to the next eight.
+    /// Elements from eight of its rows of 128 bytes to the next eight: of rows or columns of the tile, or of
+    /// steps where these rows lie across the sum.
     pub stride: i64,
+    /// Where they lie across the sum, elements from what a step has in a row of 128 bytes to what it has in
+    /// the next.
+    pub across: Option<i64>,
 }
 
 /// The threads of a block, in groups of four warps.
@@ -85,7 +90,7 @@ impl GroupProduct {
     /// # Errors
     /// In which way it is none.
     pub fn of(program: &Program, l: &Loop) -> Result<GroupProduct, &'static str> {
-        let updates = tensor::updates(l, MOST_COLUMNS / COLUMNS, Tensor::Wgmma)?;
+        let updates = tensor::updates(program, l, MOST_COLUMNS / COLUMNS, Tensor::Wgmma)?;
         if updates.is_empty() || updates.len() as i64 > 4 * MOST_COLUMNS / COLUMNS {
             return Err("four warps have 8 to 256 columns of a tile");
         }
@@ -134,14 +139,30 @@ impl GroupProduct {
             (1..n).all(|i| at(index, var, i).sub(&first).as_const() == Some(distance(i)))
         };
 
+        let n_steps = self.tiles[0].steps;
+        let dtype_of = |buffer: BufferId| program.buffer(buffer).dtype;
+        let in_row = |buffer: BufferId| ROW_BYTES / dtype_of(buffer).bytes() as i64;
+        // Whether the steps of a line lie in rows of their own.
+        let is_across = |buffer: BufferId, line: &Index| {
+            dtype_of(buffer).is_half() && along(line, steps, n_steps, &|n| n * in_row(buffer))
+        };
+
         let (a, rows) = &self.tiles[0].rows;
         let [row, other_row] = rows.each_ref().map(|index| of(*a, index));
-        let to_next = other_row.sub(&row).as_const().ok_or("its rows are not a fixed distance apart")?;
-        let bytes = |buffer: BufferId| program.buffer(buffer).dtype.bytes() as i64;
-        let in_row = ROW_BYTES / bytes(*a);
-        let are_rows = along(&row, x, WARP[0], &|_| 0)
-            && along(&row, y, WARP[1], &|n| n * in_row)
-            && (1..WARPS).all(|warp| from_first(&row, warp, 2 * warp * to_next));
+        let to_other = at(&other_row, z, 0).sub(&at(&row, z, 0)).as_const();
+        let to_other = to_other.ok_or("its rows are not a fixed distance apart")?;
+        let a_across = is_across(*a, &row);
+        let to_next = if a_across { 1 } else { in_row(*a) };
+        // What is divided by the elements of a row is known of each warp.
+        let are_of_warp = |warp: i64| {
+            let [own, other] = [&row, &other_row].map(|index| at(index, z, warp));
+            along(&own, x, WARP[0], &|_| 0)
+                && along(&own, y, WARP[1], &|n| n * to_next)
+                && other.sub(&own).as_const() == Some(to_other)
+        };
+        let are_rows = (0..n_warps).all(are_of_warp)
+            && (1..WARPS).all(|warp| from_first(&row, warp, 2 * warp * to_other))
+            && (!a_across || to_other == WARP[1]);
         if !are_rows {
             return Err("the rows of a tile do not lie one after the other, each of 128 bytes, 16 for each warp");
         }
@@ -149,38 +170,45 @@ impl GroupProduct {
         let columns: Vec<[Index; 2]> =
             self.tiles.iter().map(|t| t.columns.1.each_ref().map(|index| of(b, index))).collect();
         let column = &columns[0][0];
-        let in_column = ROW_BYTES / bytes(b);
+        let b_across = is_across(b, column);
+        let to_next = if b_across { 1 } else { in_row(b) };
         let from_column = |index: &Index| index.sub(column).as_const();
-        let of_parts = columns.get(1).map_or(Some(8 * in_column), |[next, _]| from_column(next));
-        let of_parts = of_parts.ok_or("its columns are not a fixed distance apart")?;
+        // Parts that lie next to each other, and the distance of what does not.
+        let together = if b_across { in_row(b) / COLUMNS } else { 1 };
+        let apart = columns.get(together as usize).map_or(Some(8 * in_row(b)), |[next, _]| from_column(next));
+        let apart = apart.ok_or("its columns are not a fixed distance apart")?;
         let are_columns = columns.iter().zip(0..).all(|([first, second], part)| {
-            from_column(first) == Some(part * of_parts) && from_column(second) == Some(part * of_parts + in_column)
+            let at = part / together * apart + part % together * COLUMNS;
+            from_column(first) == Some(at) && from_column(second) == Some(at + to_next)
         });
         let are_columns = are_columns
-            && along(column, x, WARP[0], &|n| 2 * n * in_column)
+            && along(column, x, WARP[0], &|n| 2 * n * to_next)
             && along(column, y, WARP[1], &|_| 0)
             && (1..WARPS).all(|warp| from_first(column, warp, 0));
         if !are_columns {
             return Err("the columns of a tile do not lie one after the other, each of 128 bytes, for all warps");
         }
-        let matrix = |buffer: BufferId, line: &Index, stride: i64| {
-            let eight_rows = SWIZZLED_BYTES / bytes(buffer);
-            let n_steps = self.tiles[0].steps;
-            if !along(line, steps, n_steps, &|n| n) || stride <= 0 || stride % eight_rows != 0 {
+        let matrix = |buffer: BufferId, line: &Index, is_across: bool, apart: i64| {
+            let eight_rows = 8 * in_row(buffer);
+            let is_next = is_across || along(line, steps, n_steps, &|n| n);
+            if !is_next || apart <= 0 || apart % eight_rows != 0 {
                 return Err("the steps of a row do not lie next to each other, and eight rows in 1,024 bytes");
             }
             // The first of the four warps says where it begins.
             let group = Index::from(z).floor_div(WARPS).scale(WARPS);
             let first = line.substitute(z, &group);
             let first = [(x, 0), (y, 0), (steps, 0)].iter().fold(first, |line, (var, n)| at(&line, *var, *n));
+            let (stride, across) = if is_across { (eight_rows, Some(apart)) } else { (apart, None) };
             match first.residue(eight_rows) {
-                Some(at) if at % n_steps == 0 && at + n_steps <= ROW_BYTES / bytes(buffer) => {
-                    Ok(Matrix { buffer, first, stride })
+                Some(0) => Ok(Matrix { buffer, first, stride, across }),
+                Some(at) if !is_across && at % n_steps == 0 && at + n_steps <= in_row(buffer) => {
+                    Ok(Matrix { buffer, first, stride, across })
                 }
                 _ => Err("a matrix does not begin at one of the parts of a row (unroll the loops over steps in it)"),
             }
         };
-        Ok([matrix(*a, &row, to_next)?, matrix(b, column, of_parts)?])
+        let of_rows = if a_across { 8 * in_row(*a) } else { to_other };
+        Ok([matrix(*a, &row, a_across, of_rows)?, matrix(b, column, b_across, apart)?])
     }
 
     /// Whether groups of warps of a kernel may compute it together.

@@ -20,10 +20,11 @@ use tilewright_ir::{DType, Step, Tensor};
 ///
 /// # Source
 /// The structure is that of CUTLASS's products with `wgmma`: tiles of blocks and of groups of warps, factors
-/// in rows of 128 bytes that are swizzled. Ours has no warps that only copy.
+/// in rows of 128 bytes that are swizzled, along the sum or, of halves, across it. Ours has no warps that
+/// only copy.
 pub const GPU_MATMUL_WGMMA: Template = Template {
     name: "gpu-matmul-wgmma",
-    text: "GPU: tensor cores multiply numbers of 11 bits, groups of four warps, factors read from shared memory",
+    text: "GPU: tensor cores multiply halves or numbers of 11 bits, four warps together, from shared memory",
     serves: |s| is_contraction(s) && (WGMMA.applies)(s),
     space: |s| algorithm::space("gpu-matmul-wgmma", s, s, &[WGMMA]),
     steps: |s, space, config| (WGMMA.steps)(s, s, space, config),
@@ -36,41 +37,54 @@ pub(super) const WGMMA: Algorithm<Setting> = Algorithm {
     applies: |s| {
         let w = &s.workload;
         let fits = |p: Product| !p.is_among_others || p.m % ROWS == 0;
-        s.target.has_wgmma() && w.takes_tf32() && !w.exact && w.fills_tiles() && Product::of(w).is_some_and(fits)
+        let takes = w.takes_tf32() || w.dtype.is_half();
+        s.target.has_wgmma() && takes && !w.exact && w.fills_tiles() && Product::of(w).is_some_and(fits)
     },
     parameters: |s, _| parameters(s, &product(s)),
     constraints: |s, _| {
         let p = product(s);
         constraints(s, &p, &parameters(s, &p))
     },
-    steps: |s, _, space, config| steps(&product(s), space, config),
+    steps: |s, _, space, config| steps(s.workload.dtype, &product(s), space, config),
     estimate: |s, _, space, config| estimate(s, &product(s), space, config),
 };
 
 /// Columns of the least block.
 const LEAST_COLUMNS: i64 = 32;
-/// Steps of the sum that a row of a factor in shared memory has.
-const ROW: i64 = ROW_BYTES / 4;
 /// Elements of a load of steps of the sum that do not lie next to each other.
 const APART: [i64; 2] = [1, 4];
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
 
+/// Elements that a row of a factor in shared memory has.
+fn row(dtype: DType) -> i64 {
+    ROW_BYTES / dtype.bytes() as i64
+}
+
+/// Whether a factor is transposed on its way into shared memory: tensor cores want numbers in single
+/// precision along the sum, of halves they also take rows that lie across it.
+fn is_turned(dtype: DType, factor: &Factor) -> bool {
+    !factor.along_k && !dtype.is_half()
+}
+
 fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
+    let dtype = s.workload.dtype;
+    let row = row(dtype);
     let sizes = |least: i64, n: i64| {
         let all = [32, 64, 128, 256].into_iter();
         all.filter(move |&b| b == least || (b > least && b / 2 < n))
     };
     let vector = |factor: &Factor| {
-        let all: &[i64] = if factor.along_k { &[1, 2, 4] } else { &APART };
-        let most = if factor.along_k { factor.loads } else { APART[1] };
+        let turned = is_turned(dtype, factor);
+        let all: &[i64] = if turned { &APART } else { &[1, 2, 4, 8] };
+        let most = if turned { APART[1] } else { factor.loads };
         all.iter().copied().filter(move |v| *v <= most)
     };
     let fits_rows = |b: &i64| !p.is_among_others || p.m % b == 0;
     let own = [
         Parameter::ordinal("block_m", sizes(ROWS, p.m).filter(fits_rows)),
-        Parameter::ordinal("block_n", sizes(LEAST_COLUMNS, p.n)),
-        Parameter::ordinal("block_k", [ROW, 2 * ROW].into_iter().filter(|&b| b == ROW || b / 2 < p.k)),
+        Parameter::ordinal("block_n", sizes(least_columns(dtype, &p.b), p.n)),
+        Parameter::ordinal("block_k", [row, 2 * row].into_iter().filter(|&b| b == row || b / 2 < p.k)),
         Parameter::ordinal("groups_m", [1, 2, 4]),
         Parameter::ordinal("groups_n", [1, 2]),
         Parameter::ordinal("vector_a", vector(&p.a)),
@@ -79,30 +93,40 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
         copies::ahead(s),
         split_k(p.k).optional(),
     ];
-    let ways: &[&str] =
-        if is_box(&p.a) || is_box(&p.b) { &["registers", "async", "bulk"] } else { &["registers", "async"] };
+    let ways: &[&str] = if is_box(dtype, &p.a) || is_box(dtype, &p.b) {
+        &["registers", "async", "bulk"]
+    } else {
+        &["registers", "async"]
+    };
     let way = copies::way(s).map(|_| Parameter::categorical("copies", ways).optional());
     own.into_iter().chain(way).collect()
 }
 
-/// Whether one thread may copy boxes of a factor: rows along the sum, which begin at multiples of 16 bytes.
-fn is_box(factor: &Factor) -> bool {
-    factor.along_k && factor.loads == 4
+/// Columns of the least block: rows of a factor that lie across the sum are whole.
+fn least_columns(dtype: DType, factor: &Factor) -> i64 {
+    if factor.along_k || is_turned(dtype, factor) { LEAST_COLUMNS } else { row(dtype) }
+}
+
+/// Whether one thread may copy boxes of a factor: rows as tensor cores want them, which begin at multiples of
+/// 16 bytes.
+fn is_box(dtype: DType, factor: &Factor) -> bool {
+    !is_turned(dtype, factor) && factor.loads * dtype.bytes() as i64 == 16
 }
 
 fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint> {
-    let gpu = gpu(s);
+    let (gpu, dtype) = (gpu(s), s.workload.dtype);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let group = WARPS * i64::from(gpu.warp_size);
     let threads = format!("{group} * groups_m * groups_n");
     let tiles = format!("(block_m // ({ROWS} * groups_m))");
     let loaded = loaded_ahead(s, &threads);
     let registers = format!("{tiles} * block_n // (2 * groups_n) + {loaded} + {OTHER_REGISTERS}");
+    let columns = if p.b.along_k || is_turned(dtype, &p.b) { COLUMNS } else { row(dtype) };
     let mut constraints = vec![
         say(
             "warpgroups",
             &format!(
-                "block_m % ({ROWS} * groups_m) == 0 and block_n % ({COLUMNS} * groups_n) == 0 and \
+                "block_m % ({ROWS} * groups_m) == 0 and block_n % ({columns} * groups_n) == 0 and \
                  block_n <= {MOST_COLUMNS} * groups_n"
             ),
         ),
@@ -116,10 +140,10 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     // What is loaded of several steps that lie apart is whole; what is copied in boxes nobody loads.
     let has_ways = parameters.iter().any(|p| p.name == "copies");
     for (name, factor) in [("a", &p.a), ("b", &p.b)] {
-        if is_box(factor) && has_ways {
+        if is_box(dtype, factor) && has_ways {
             constraints.push(say(&format!("boxes_of_{name}"), &format!("vector_{name} == 1 or copies != 'bulk'")));
         }
-        if !factor.along_k {
+        if is_turned(dtype, factor) {
             let whole = format!("vector_{name} == 1 or {} % (block_k * split_k) == 0", p.k);
             constraints.push(say(&format!("steps_of_{name}"), &whole));
         }
@@ -143,7 +167,8 @@ fn divide(over: &str, [rows, columns]: [&str; 2], groups_m: i64, group_n: i64) -
     ]
 }
 
-fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
+fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
+    let row = row(dtype);
     let int = |name: &str| space.int(config, name);
     let [groups_m, groups_n] = ["groups_m", "groups_n"].map(int);
     let copies = Copies::of(space, config);
@@ -153,29 +178,33 @@ fn steps(p: &Product, space: &Space, config: &Config) -> Vec<Step> {
 
     // Tiles of groups of warps and their threads.
     steps.extend(divide("", [&i, &j], groups_m, bn / groups_n));
-    steps.extend([exact(&k, depth, "k.o", "k.s"), exact("k.s", tensor::steps(DType::F32), "k.n", "k.i")]);
+    steps.extend([exact(&k, depth, "k.o", "k.s"), exact("k.s", tensor::steps(dtype), "k.n", "k.i")]);
     let products: Vec<&str> = p.batch.map(|_| b.as_str()).into_iter().collect();
     let loops = ["j.w", "i.w", "i.l", "j.l", "k.n", "i.m", "k.i", "j.m", "i.h", "j.e"];
     steps.push(reorder(&[&["k.o"][..], &products, &loops].concat()));
     steps.push(fuse("j.w", "i.w", "w"));
     steps.push(accumulate(division.stage(), "j.b", "C.r"));
 
-    // Factors in shared memory, in rows of steps.
+    // Factors in shared memory, in rows along the sum or, where they lie so, across it.
     let threads = Threads([WARP[0], WARP[1], WARPS * groups_m * groups_n]);
     let mut copied_by = Vec::new();
     for (name, factor, size, vector) in [("A", &p.a, bm, int("vector_a")), ("B", &p.b, bn, int("vector_b"))] {
         let [x, shared_name] = ["x", "s"].map(|part| format!("{name}.{part}"));
         let at = usize::from(p.batch.is_some());
         let mut axes = if p.batch.is_some() { vec![Whole(0)] } else { Vec::new() };
-        axes.extend([Outer(at + 1, ROW), Whole(at), Inner(at + 1, ROW)]);
+        let turned = is_turned(dtype, factor);
+        let along_k = factor.along_k || turned;
+        let ([along, other], of_rows) =
+            if along_k { ([at + 1, at], [depth / row, size]) } else { ([at, at + 1], [size / row, depth]) };
+        axes.extend([Outer(along, row), Whole(other), Inner(along, row)]);
         steps.extend([shared(&x, "k.o", &shared_name, &axes), inline(&x)]);
-        let extents: Vec<i64> = p.batch.map(|_| 1).into_iter().chain([depth / ROW, size, ROW]).collect();
+        let extents: Vec<i64> = p.batch.map(|_| 1).into_iter().chain(of_rows).chain([row]).collect();
         let [outer, line, inner] = [at, at + 1, at + 2];
-        let within = if factor.along_k { [line, outer, inner] } else { [outer, inner, line] };
+        let within = if turned { [outer, inner, line] } else { [line, outer, inner] };
         let order: Vec<usize> = (0..at).chain(within).collect();
-        let across = !factor.along_k;
-        let copied = Copied { name: &shared_name, extents: &extents, order: &order, vector, runs: false, across };
-        if matches!(copies, Copies::Bulk(_)) && is_box(factor) {
+        let copied =
+            Copied { name: &shared_name, extents: &extents, order: &order, vector, runs: false, across: turned };
+        if matches!(copies, Copies::Bulk(_)) && is_box(dtype, factor) {
             copied_by.push((shared_name, i64::MAX));
             continue;
         }
@@ -214,24 +243,27 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let ([bm, bn], depth, split) = (division.tile, division.depth, division.split);
     let [groups_m, groups_n] = ["groups_m", "groups_n"].map(int);
     let gpu = gpu(s);
+    let dtype = s.workload.dtype;
+    let bytes = dtype.bytes() as i64;
     let threads = WARPS * i64::from(gpu.warp_size) * groups_m * groups_n;
     let copies = Copies::of(space, config);
-    let loaded = copies.in_registers((bm + bn) * depth / threads);
+    let loaded = copies.in_registers((bm + bn) * depth / threads) * bytes / 4;
     let padded = division.padded_sum(p) / split;
-    // Tensor cores do eight times the multiply-adds of threads; copies go beside them.
-    let products = (bm * bn * depth) as f64 / 8.0;
+    // Tensor cores do eight times the multiply-adds of threads, of halves 16 times; copies go beside them.
+    let faster = (32 / bytes) as f64;
+    let products = (bm * bn * depth) as f64 / faster;
     let loads = [("vector_a", &p.a, bm), ("vector_b", &p.b, bn)].map(|(vector, factor, n)| {
-        let is_box = matches!(copies, Copies::Bulk(_)) && is_box(factor);
+        let is_box = matches!(copies, Copies::Bulk(_)) && is_box(dtype, factor);
         if is_box { 0.0 } else { (n * depth) as f64 / int(vector) as f64 }
     });
     let blocks = Blocks {
         n: p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn),
         threads,
         registers: bm * bn / threads + loaded + OTHER_REGISTERS,
-        shared_bytes: 4 * copies.n() * (bm + bn) * depth,
-        fmas: (bm * bn * padded) as f64 / 8.0,
+        shared_bytes: bytes * copies.n() * (bm + bn) * depth,
+        fmas: (bm * bn * padded) as f64 / faster,
         efficiency: products / (products + 2.0 * (loads[0] + loads[1])),
-        bytes: 4.0 * ((bm + bn) * padded + bm * bn) as f64,
+        bytes: (bytes * ((bm + bn) * padded + bm * bn)) as f64,
         waits: if copies.are_ahead() { 1.0 } else { (padded / depth) as f64 } + 1.0,
     };
     blocks.cycles(&gpu) + sums_of_parts(s, p, split)
