@@ -189,7 +189,10 @@ fn copied_alone(s: &Setting, threads: &str) -> String {
 /// besides those for copies of single elements, of which many threads have less at a time, as an expression.
 pub(super) fn in_registers(s: &Setting, registers: &str, threads: &str, parameters: &[Parameter]) -> Constraint {
     let gpu = gpu(s);
-    let copied = copied_alone(s, threads);
+    let mut copied = copied_alone(s, threads);
+    if parameters.iter().any(|p| p.name == "shared") {
+        copied = format!("({copied} if shared == 'yes' else 0)");
+    }
     let text = format!(
         "{registers} + {copied} <= {} and ({registers}) * {threads} <= {}",
         gpu.registers_per_thread, gpu.registers_per_block
