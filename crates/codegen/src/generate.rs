@@ -31,7 +31,7 @@ use tilewright_ir::gpu::SHARED_ALIGN;
 use tilewright_ir::gpu::warpgroup::Groups;
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
-use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt, Tensor};
+use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 
 use crate::CompileError;
 use crate::map::Map;
@@ -131,6 +131,10 @@ pub(super) struct Function {
     pub groups: Option<Groups>,
     /// What these read from shared memory, which lies as they have it.
     pub matrices: Vec<BufferId>,
+    /// Those of them that are there in two parts.
+    pub in_parts: Vec<BufferId>,
+    /// Whether these products go on while the next iteration begins more of them.
+    pub goes_on: bool,
     /// Whether there are copies that threads begin each for itself.
     pub has_copies: bool,
     /// What copies of boxes need, where there are some.
@@ -217,6 +221,8 @@ impl Function {
             warp: None,
             groups: None,
             matrices: Vec::new(),
+            in_parts: Vec::new(),
+            goes_on: false,
             has_copies: true,
             boxes: None,
             is_unit: false,
@@ -563,7 +569,8 @@ impl Generator<'_> {
         match (l.kind, constant) {
             (_, Some(n)) if n <= 0 => Ok(()),
             (LoopKind::Serial, Some(_)) if self.box_copy(l) => Ok(()),
-            (LoopKind::Tensor(how), _) if self.target.has_tf32() && how != Tensor::Wgmma => self.tile_product(l, how),
+            (LoopKind::Serial, _) if !self.f.goes_on && self.may_go_on(l) => self.products_that_go_on(l, &extent),
+            (LoopKind::Tensor(how), _) if self.target.has_tf32() && !how.is_of_groups() => self.tile_product(l, how),
             (LoopKind::Unrolled, Some(n)) => (0..n).try_for_each(|i| self.iteration(l, i)),
             (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => self.iteration(l, 0),
             (LoopKind::Parallel, _) if self.f.outside.is_some() => self.parallel_loop(l, &extent),
@@ -595,7 +602,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    fn serial_loop(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
+    pub(super) fn serial_loop(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
         let n = self.int(extent);
         let zero = self.m.int(0);
         let preheader = self.m.current_block();

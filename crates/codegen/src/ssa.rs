@@ -288,17 +288,21 @@ pub enum Op {
     GroupFence,
     /// Begins a product of 64 rows by as many columns as are twice the sums, which four warps compute
     /// together: where the factors of rows and of columns are in shared memory, as tensor cores have it
-    /// said, then the sums of the thread. Its result is on its way until the thread has waited for it.
+    /// said, then the sums of the thread, to which it adds. Its result is on its way until the thread has waited
+    /// for it.
     GroupProduct {
         /// What is multiplied: 8 steps in single precision, 16 of numbers of 16 bits.
         factors: Kind,
         /// Of rows and of columns, whether rows of 128 bytes lie across the sum.
         across: [bool; 2],
+        /// Whether it takes the sums to be zero.
+        begins: bool,
     },
     /// Ends a set of such products.
     GroupEnd,
-    /// Waits for all sets of products, whose results it gives.
-    GroupWait,
+    /// Waits for all sets of products but for the last ones, so many at most. It gives the sums, which are
+    /// nobody else's while a set is on its way that changes them.
+    GroupWait(u8),
     /// `a < b`, false where one is none.
     FLess,
     /// The second where the first holds, else the third.

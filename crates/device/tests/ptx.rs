@@ -85,17 +85,17 @@ fn emulated_kernels_compute_the_operator() {
 #[test]
 fn tensor_cores_lose_little() {
     let workload = Workload::parse("matmul:m=64,n=48,k=1536").unwrap();
-    let program = workload.program();
-    let setting = Setting { workload, target: Target::named("sm_90a").unwrap(), n_threads: 1 };
-    let task = Task::new(setting, Some("gpu-matmul-mma")).unwrap();
-    let kernels = lower_gpu(&task.program(&task.first_guess(0).unwrap()).unwrap()).unwrap();
-    let given: Vec<Vec<f64>> = program.arguments().map(|(id, _)| random_argument(&program, id, id.0.into())).collect();
-    let expected = reference::evaluate(&program, &given[..2], 1).unwrap();
-    let text = ptx(&kernels, &task).unwrap();
-    let got = emulator::run(&kernels, &text, &given, Order::Ascending).unwrap();
-    let error = reference::relative_error(&got[2], &expected[0]);
-    println!("relative error {error:.2e}");
-    assert!(error < 4e-7, "{error:.2e}");
+    let (given, expected) = with_reference(&workload);
+    for template in ["gpu-matmul-mma", "gpu-matmul-wgmma"] {
+        let setting = Setting { workload: workload.clone(), target: Target::named("sm_90a").unwrap(), n_threads: 1 };
+        let task = Task::new(setting, Some(template)).unwrap();
+        let kernels = lower_gpu(&task.program(&task.first_guess(0).unwrap()).unwrap()).unwrap();
+        let text = ptx(&kernels, &task).unwrap();
+        let got = emulator::run(&kernels, &text, &given, Order::Ascending).unwrap();
+        let error = reference::relative_error(&got[2], &expected);
+        println!("{template}: relative error {error:.2e}");
+        assert!(error < 4e-7, "{template}: {error:.2e}");
+    }
 }
 
 /// Shapes that tiles divide, and some that they do not, with factors in either order.
@@ -361,16 +361,20 @@ fn warps_read_tiles_without_conflicts() {
 
 /// Shapes that blocks of groups of warps divide, and some that they do not: both factors along the sum, one,
 /// and none of them.
-const OF_GROUPS: [&str; 11] = [
+const OF_GROUPS: [&str; 15] = [
     "matmul:m=64,n=96,k=64,tf32=1",
     "matmul:m=128,n=256,k=128,tf32=1",
     "matmul:m=70,n=33,k=45,tf32=1,epilogue=bias+relu",
     "batch_matmul:b=2,m=64,n=64,k=64,tb=1,tf32=1",
     "batch_matmul:b=2,m=96,n=40,k=96,ta=1,tf32=1",
     "dense:m=130,n=64,k=192,tf32=1,epilogue=bias+gelu",
+    "matmul:m=64,n=96,k=96",
+    "matmul:m=70,n=33,k=45,epilogue=bias+relu",
+    "batch_matmul:b=2,m=96,n=64,k=64,ta=1,tb=1,epilogue=add",
     "matmul:m=64,n=128,k=192,dtype=bf16",
     "matmul:m=70,n=36,k=45,dtype=f16,epilogue=bias+relu",
     "dense:m=128,n=72,k=128,dtype=f16,epilogue=bias",
+    "dense:m=64,n=96,k=320,tf32=1",
     "batch_matmul:b=2,m=136,n=64,k=80,ta=1,dtype=bf16,epilogue=add",
     "batch_matmul:b=2,m=96,n=200,k=64,ta=1,tb=1,dtype=f16",
 ];
@@ -426,7 +430,12 @@ fn groups_of_warps_multiply() {
 #[test]
 fn faults_in_products_of_groups_are_found() {
     let mut found: BTreeMap<&str, usize> = BTreeMap::new();
-    let texts = ["matmul:m=64,n=64,k=128,tf32=1", "dense:m=64,n=64,k=128,tf32=1", "matmul:m=64,n=128,k=256,dtype=f16"];
+    let texts = [
+        "matmul:m=64,n=64,k=128,tf32=1",
+        "dense:m=64,n=64,k=128,tf32=1",
+        "matmul:m=64,n=128,k=256,dtype=f16",
+        "dense:m=64,n=64,k=128",
+    ];
     each_of_groups(&texts, 8, |workload, task, config, kernels, code| {
         let given = arguments(&workload.program());
         let json = task.space.config_to_json(config);
@@ -445,6 +454,7 @@ fn faults_in_products_of_groups_are_found() {
         let lies = [[0, 1], [0, 0], [1, 0], [1, 1]].map(|[a, b]| format!(", 1, 1, 1, {a}, {b};"));
         let otherwise = lies.iter().zip(lies.iter().cycle().skip(2)).find(|(how, _)| code.contains(*how));
         for (what, mutant) in [
+            ("sums do not begin anew", code.replace(", 0, 1, 1;", ", 1, 1, 1;")),
             (
                 "rows along and across the sum",
                 otherwise.map_or(code.to_owned(), |(how, other)| code.replace(how, other)),
@@ -467,17 +477,56 @@ fn faults_in_products_of_groups_are_found() {
             let order = if what == "no barrier" { Order::Descending } else { Order::Ascending };
             let got = emulator::run(kernels, &mutant, &given, order);
             // What is multiplied of other places is no fault, and wrong.
-            let is_found = got.map_or(true, |got| OF_PLACES.contains(&what) && got != right);
+            let is_found = got.map_or(true, |got| OF_NUMBERS.contains(&what) && got != right);
             assert!(is_found, "{what} goes unnoticed: {json}\n{mutant}");
             *found.entry(what).or_insert(0) += 1;
         }
     });
     println!("faults that were found: {found:?}");
-    assert_eq!(found.len(), 11, "{found:?}");
+    assert_eq!(found.len(), 12, "{found:?}");
 }
 
-/// Faults that have other places multiplied.
-const OF_PLACES: [&str; 3] = ["another stride", "another row across", "rows along and across the sum"];
+/// Products that go on while the next ones are begun: the place of a ring is filled anew when they are over,
+/// and nothing looks at sums before.
+#[test]
+fn products_in_flight_are_waited_for() {
+    for (text, rest) in [
+        ("dense:m=128,n=64,k=256,tf32=1", r#""block_k":32,"groups_m":2,"ahead":3"#),
+        ("matmul:m=128,n=64,k=448,dtype=bf16,epilogue=relu", r#""block_k":64,"groups_m":1,"ahead":4"#),
+    ] {
+        let workload = Workload::parse(text).unwrap();
+        let setting = Setting { workload: workload.clone(), target: Target::named("sm_90a").unwrap(), n_threads: 1 };
+        let task = Task::new(setting, Some("gpu-matmul-wgmma")).unwrap();
+        let config = format!(
+            r#"{{"block_m":128,"block_n":64,"groups_n":1,"vector_a":1,"vector_b":1,"order":"rows","copies":"bulk",
+            "in_flight":1,{rest}}}"#
+        );
+        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+        let code = ptx(&kernels, &task).unwrap();
+        let given = arguments(&workload.program());
+        let mut expected = given.clone();
+        interp::run(&workload.program(), &mut expected).unwrap();
+        let one = "wgmma.wait_group.sync.aligned 1;";
+        assert_eq!(code.matches(one).count(), 1, "{text}: one wait for all but one set\n{kernels}\n{code}");
+        for order in [Order::Ascending, Order::Descending, Order::Strided(7)] {
+            let got =
+                emulator::run(&kernels, &code, &given, order).unwrap_or_else(|why| panic!("{text}: {why}\n{code}"));
+            let (got, expected) = (got.last().unwrap(), expected.last().unwrap());
+            assert!(got.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 2e-2 * b.abs().max(1.0)), "{text}");
+        }
+        let weaker = code.replace(one, "wgmma.wait_group.sync.aligned 2;");
+        let why = emulator::run(&kernels, &weaker, &given, Order::Ascending).unwrap_err();
+        assert!(why.contains("a product on its way reads"), "{text}: {why}");
+        let early = code.replace("wgmma.wait_group.sync.aligned 0;", one);
+        let why = emulator::run(&kernels, &early, &given, Order::Ascending).unwrap_err();
+        assert!(why.contains("a sum is on its way"), "{text}: {why}");
+    }
+}
+
+/// Faults that have other numbers multiplied or added.
+const OF_NUMBERS: [&str; 4] =
+    ["another stride", "another row across", "rows along and across the sum", "sums do not begin anew"];
 
 /// Threads write factors into swizzled rows without conflicts of banks, those too that they transpose.
 #[test]
@@ -520,6 +569,10 @@ fn groups_of_warps_are_used_as_expected() {
     let both = boxes.replace(r#""vector_b":4"#, r#""vector_b":1"#);
     let of_halves = |config: &str| config.replace(r#""block_k":32"#, r#""block_k":64"#).replace("\":4", "\":8");
     let (boxes_of_halves, halves) = (of_halves(&both), of_halves(GROUPS_OF_WARPS));
+    let in_parts = GROUPS_OF_WARPS.replace("\"ahead\":3,\"copies\":\"async\"", "\"ahead\":1,\"copies\":\"registers\"");
+    let in_parts = in_parts.replace(r#""block_n":256"#, r#""block_n":128"#);
+    let [in_flight, in_flight_of_halves] =
+        [&both, &boxes_of_halves].map(|config| config.replace("\"copies\"", "\"in_flight\":1,\"copies\""));
     for (text, config, n_boxes) in [
         ("batch_matmul:b=1,m=4096,n=4096,k=4096,tb=1,tf32=1", GROUPS_OF_WARPS, 0),
         ("matmul:m=4096,n=4096,k=4096,tf32=1", GROUPS_OF_WARPS, 0),
@@ -527,10 +580,15 @@ fn groups_of_warps_are_used_as_expected() {
         ("matmul:m=4096,n=4096,k=4096,tf32=1", &boxes, 1),
         ("matmul:m=4096,n=4096,k=4096,dtype=bf16", &halves, 0),
         ("dense:m=4096,n=4096,k=4096,dtype=f16", &boxes_of_halves, 2),
+        ("dense:m=4096,n=4096,k=4096", &in_parts, 0),
+        ("dense:m=4096,n=4096,k=4096,tf32=1", &in_flight, 2),
+        ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", &in_flight_of_halves, 2 + 4),
         // 256 columns are four rows that lie across the sum.
         ("matmul:m=4096,n=4096,k=4096,dtype=bf16", &boxes_of_halves, 1 + 4),
         ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", &boxes_of_halves, 2 + 4),
     ] {
+        // Numbers in two parts have three products.
+        let n_products = if config == in_parts.as_str() { 3 * 4 } else { 4 };
         let setting = Setting {
             workload: Workload::parse(text).unwrap(),
             target: Target::named("sm_90a").unwrap(),
@@ -547,7 +605,7 @@ fn groups_of_warps_are_used_as_expected() {
         println!("{text}: {made:?}, {} instructions of which {} multiply tiles", opcodes.len(), n("HGMMA"));
         assert_eq!((made.spilled_bytes, made.local_bytes), (0, 0), "{text}: {made:?}");
         assert!(made.registers <= 240, "{text}: {made:?}");
-        assert_eq!((n("HGMMA"), n("UTMALDG")), (4, n_boxes), "{text}: {opcodes:?}");
+        assert_eq!((n("HGMMA"), n("UTMALDG")), (n_products, n_boxes), "{text}: {opcodes:?}");
     }
 }
 

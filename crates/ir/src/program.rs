@@ -148,13 +148,23 @@ pub enum Tensor {
     /// [`GroupProduct`](crate::gpu::GroupProduct). They are halves, or numbers in single precision of which
     /// the first 11 bits count.
     Wgmma,
+    /// The same of numbers in single precision as sums of two parts, as with [`Tensor::Tf32x3`]: both parts of
+    /// each factor are in shared memory.
+    Wgmmax3,
     /// Factors have 16 bits and are multiplied as they are.
     Halves,
 }
 
+impl Tensor {
+    /// Whether four warps multiply together.
+    pub fn is_of_groups(self) -> bool {
+        matches!(self, Tensor::Wgmma | Tensor::Wgmmax3)
+    }
+}
+
 impl LoopKind {
     /// Every kind with its keyword in the text format.
-    pub const ALL: [(LoopKind, &'static str); 14] = [
+    pub const ALL: [(LoopKind, &'static str); 15] = [
         (LoopKind::Serial, "for"),
         (LoopKind::Parallel, "parallel"),
         (LoopKind::Vectorized, "vectorized"),
@@ -168,6 +178,7 @@ impl LoopKind {
         (LoopKind::Tensor(Tensor::Tf32), "tf32"),
         (LoopKind::Tensor(Tensor::Tf32x3), "tf32x3"),
         (LoopKind::Tensor(Tensor::Wgmma), "wgmma"),
+        (LoopKind::Tensor(Tensor::Wgmmax3), "wgmmax3"),
         (LoopKind::Tensor(Tensor::Halves), "halves"),
     ];
 

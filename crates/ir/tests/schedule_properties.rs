@@ -253,7 +253,8 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
             let at = among(b, &|p| p.reads.contains(&buffer) || p.updates.contains(&buffer))?.name.clone();
             match d % 2 == 0 && role_of(buffer) == Role::Temporary {
                 true if program.buffers[buffer as usize].scope == Scope::Shared && c % 3 > 0 => {
-                    Step::Stream { buffers: vec![name_of(buffer)], at, stages: (c % 3) as i64 + 1, last: c % 2 == 0 }
+                    let (stages, held) = ((c % 3) as i64 + 1, c % 5 == 0);
+                    Step::Stream { buffers: vec![name_of(buffer)], at, stages, held, last: c % 2 == 0 }
                 }
                 true => Step::Pipeline { buffer: name_of(buffer), at, name: new("N"), twice: c % 2 == 0 },
                 false => Step::Prefetch { buffer: name_of(buffer), at, ahead: (c % 4) as i64 },
@@ -475,8 +476,8 @@ fn any_step() -> impl Strategy<Value = Step> {
             name,
             twice
         }),
-        (prop::collection::vec(name(), 1..3), name(), number(), any::<bool>())
-            .prop_map(|(buffers, at, stages, last)| Step::Stream { buffers, at, stages, last }),
+        (prop::collection::vec(name(), 1..3), name(), number(), any::<bool>(), any::<bool>())
+            .prop_map(|(buffers, at, stages, held, last)| Step::Stream { buffers, at, stages, held, last }),
         (name(), number(), any::<bool>(), name()).prop_map(|(target, iterations, last, suffix)| Step::Peel {
             target,
             iterations,

@@ -32,6 +32,7 @@ impl Generator<'_> {
         if !b.scope.is_on_its_way() || !self.target.has_async_copies() {
             return false;
         }
+        assert!(!self.f.in_parts.contains(&buffer), "both parts of a number pass through registers");
         assert!(!self.is_for_boxes(buffer), "what boxes fill nothing else does");
         let (dtype, each) = (b.dtype, b.dtype.bytes() as usize);
         let Some((from, at, conditions)) = element(without_cast(value, dtype)) else { return false };

@@ -29,7 +29,7 @@ impl Generator<'_> {
         };
         let dtype = self.program.buffer(*buffer).dtype;
         let is_computed_so = matches!(dtype, DType::F32 | DType::F64);
-        if lanes.mask.is_some() || self.in_registers(*buffer) || !is_computed_so {
+        if lanes.mask.is_some() || self.in_registers(*buffer) || !is_computed_so || self.f.in_parts.contains(buffer) {
             return Ok(0);
         }
         let Access::Strided { base, stride } = self.access(*buffer, index) else {

@@ -58,7 +58,8 @@ impl Generator<'_> {
             }
         }
         if self.target.has_wgmma() {
-            self.f.matrices = warpgroup::matrices(gpu, kernel);
+            self.f.matrices = warpgroup::matrices(&gpu.program, kernel);
+            self.f.in_parts = warpgroup::in_parts(&gpu.program, kernel);
         }
         let barriers = self.shared_memory(gpu, kernel)?;
         let blocks = kernel.blocks.into_iter().zip([0, 1, 2].map(Coordinate::Block));
@@ -91,11 +92,9 @@ impl Generator<'_> {
     fn shared_memory(&mut self, gpu: &GpuProgram, kernel: &Kernel) -> Result<Option<Id>, CompileError> {
         let mut end = 0u64;
         let mut offsets = Vec::new();
-        for &buffer in &kernel.shared {
-            let b = self.program.buffer(buffer);
-            let bytes = b.size_bytes().and_then(|bytes| bytes.checked_next_multiple_of(SHARED_ALIGN));
+        for (buffer, bytes) in kernel.shared_sizes(&gpu.program) {
             offsets.push((buffer, end));
-            let too_large = || CompileError::TooLarge { buffer: b.name.clone() };
+            let too_large = || CompileError::TooLarge { buffer: self.program.buffer(buffer).name.clone() };
             end = bytes.and_then(|bytes| bytes.checked_add(end)).ok_or_else(too_large)?;
         }
         let behind = end as i64;

@@ -24,6 +24,21 @@ pub enum Access {
     Irregular(Vec<Index>),
 }
 
+impl Access {
+    /// The same so many elements behind.
+    fn offset(self, n: i64) -> Access {
+        match self {
+            Access::Uniform(flat) => Access::Uniform(flat.offset(n)),
+            Access::Strided { base, stride } => Access::Strided { base: base.offset(n), stride },
+            Access::Broken { base, stride, at, then, all } => {
+                let (then, all) = (Box::new(then.offset(n)), all.iter().map(|flat| flat.offset(n)).collect());
+                Access::Broken { base: base.offset(n), stride, at, then, all }
+            }
+            Access::Irregular(all) => Access::Irregular(all.iter().map(|flat| flat.offset(n)).collect()),
+        }
+    }
+}
+
 impl Generator<'_> {
     /// How the lanes of an access lie.
     pub(super) fn access(&self, buffer: BufferId, index: &[Index]) -> Access {
@@ -280,6 +295,17 @@ impl Generator<'_> {
     pub(super) fn write(&mut self, buffer: BufferId, index: &[Index], value: Operand) {
         let access = self.access(buffer, index);
         self.f.seen.loads.remove(&buffer);
+        if !self.f.in_parts.contains(&buffer) {
+            return self.write_at(buffer, access, value);
+        }
+        let behind = self.program.buffer(buffer).n_elements().expect("it fits shared memory") as i64;
+        let places = [access.clone(), access.offset(behind)];
+        for (place, part) in places.into_iter().zip(self.both_parts(value.value)) {
+            self.write_at(buffer, place, Operand { value: part, ..value });
+        }
+    }
+
+    fn write_at(&mut self, buffer: BufferId, access: Access, value: Operand) {
         match access {
             Access::Uniform(flat) => {
                 assert!(value.lanes == 0, "a store in a vectorized loop varies over the lanes");

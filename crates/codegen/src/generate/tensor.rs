@@ -89,7 +89,7 @@ impl Generator<'_> {
         let products: &[[Choice; 2]] = match how {
             Tensor::Tf32 | Tensor::Halves | Tensor::Wgmma => &[[&first, &first]],
             // The smallest first.
-            Tensor::Tf32x3 => &[[&rest, &first], [&first, &rest], [&first, &first]],
+            Tensor::Tf32x3 | Tensor::Wgmmax3 => &[[&rest, &first], [&first, &rest], [&first, &first]],
         };
         let kind = self.element_type(*a).kind;
         for [of_a, of_b] in products {
@@ -197,6 +197,19 @@ impl Generator<'_> {
         register
     }
 
+    /// Numbers in single precision as their first 11 bits, rounded, and what these leave.
+    pub(super) fn both_parts(&self, numbers: Id) -> [Id; 2] {
+        // Half of the last bit more, then no further bits: the same but for what is no number, which the rest
+        // keeps. Of the rest a tensor core looks at no more than it can use.
+        let ty = self.m.type_of(numbers);
+        let word = |bits: u32| self.m.splat(self.m.int32(bits as i32), ty.lanes);
+        let bits = self.m.bitcast(numbers, Type::I32.vector(ty.lanes));
+        let more = self.m.binary(Op::AddWrapping, bits, word(1 << (LOST_BITS - 1)));
+        let bits = self.m.binary(Op::And, more, word(u32::MAX << LOST_BITS));
+        let first = self.m.bitcast(bits, ty);
+        [first, self.m.binary(Op::FSub, numbers, first)]
+    }
+
     /// A factor as its parts, which are found once for all products.
     fn parts(&mut self, factor: Id, how: Tensor) -> Parts {
         if let Some(parts) = self.f.seen.parts.get(&factor) {
@@ -205,15 +218,9 @@ impl Generator<'_> {
         let parts = match how {
             Tensor::Halves => Parts { first: factor, rest: None },
             Tensor::Tf32 | Tensor::Wgmma => Parts { first: self.m.tf32(factor), rest: None },
-            Tensor::Tf32x3 => {
-                // Half of the last bit more, then no further bits: the same but for what is no number, which
-                // the rest keeps. Of the rest a tensor core looks at no more than it can use.
-                let word = |bits: u32| self.m.int32(bits as i32);
-                let bits = self.m.bitcast(factor, Type::I32);
-                let more = self.m.binary(Op::AddWrapping, bits, word(1 << (LOST_BITS - 1)));
-                let bits = self.m.binary(Op::And, more, word(u32::MAX << LOST_BITS));
-                let first = self.m.bitcast(bits, Type::F32);
-                Parts { first, rest: Some(self.m.binary(Op::FSub, factor, first)) }
+            Tensor::Tf32x3 | Tensor::Wgmmax3 => {
+                let [first, rest] = self.both_parts(factor);
+                Parts { first, rest: Some(rest) }
             }
         };
         self.f.seen.parts.insert(factor, parts);

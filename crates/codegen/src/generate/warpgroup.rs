@@ -2,19 +2,20 @@
 //!
 //! Both factors are read from shared memory. An instruction takes a description of each: where it begins, how
 //! far it is from eight rows to the next eight, and that rows of 128 bytes are swizzled. It goes on while the
-//! threads do something else; here they wait for the products of one place in the program together.
+//! threads do something else; here they wait for the products of one place in the program together, or in a
+//! loop for those of the iteration before.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.15.5, "Asynchronous
 //! wgmma.mma_async instructions", and 9.7.15.5.1.2, "Shared Memory Matrix Layout".
 
 use tilewright_ir::gpu::GroupProduct;
 use tilewright_ir::gpu::warpgroup::{Matrix, ROW_BYTES, SWIZZLED_BYTES};
-use tilewright_ir::{BufferId, Index, LoopKind, Stmt, Tensor};
+use tilewright_ir::{BufferId, Index, Loop, LoopKind, Stmt, Tensor};
 
 use super::value::Operand;
 use super::{Generator, plan};
 use crate::CompileError;
-use crate::ssa::{Id, Op};
+use crate::ssa::{Id, Op, Type};
 
 /// Bytes of the parts of a row that are swizzled.
 pub const PART_BYTES: i64 = 16;
@@ -30,22 +31,74 @@ const SWIZZLED: i64 = 1 << 62;
 
 /// The sums of a product: a buffer, and where in it each is.
 type Sums = (BufferId, Vec<Vec<Index>>);
+/// A product's set, by number, and its factors.
+type SetAndFactors = (usize, [Matrix; 2]);
 
 impl Generator<'_> {
     /// Writes the products of groups of warps that a block begins with, and the copies that follow, which are
     /// begun before threads wait for the products; gives the number of statements.
     pub(super) fn group_products(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
-        if !self.target.has_wgmma() {
+        let Some(Stmt::For(Loop { kind: LoopKind::Tensor(how), .. })) = block.first() else { return Ok(0) };
+        if !self.target.has_wgmma() || !how.is_of_groups() {
             return Ok(0);
         }
-        let mut sets: Vec<Sums> = Vec::new();
-        let mut products = Vec::new();
+        let (sets, products) = self.sets_of_products(block, *how);
+        // What a tensor core adds to a sum is cut to the sum's bits, not rounded: where nearly all bits count it
+        // starts from nothing, and the sum is rounded outside.
+        let begins_anew = *how == Tensor::Wgmmax3;
+        let undefined = self.m.undefined(Type::F32);
+        let mut sums: Vec<Vec<Id>> = Vec::new();
+        for (buffer, places) in &sets {
+            let of = |place: &Vec<Index>| if begins_anew { undefined } else { self.load(*buffer, place).value };
+            sums.push(places.iter().map(of).collect());
+        }
+        self.on_all(&mut sums, |g, sums| g.m.group_fence(sums));
+        // Which parts are multiplied, the smallest first.
+        let parts: &[[bool; 2]] =
+            if begins_anew { &[[true, false], [false, true], [false, false]] } else { &[[false; 2]] };
+        let mut is_begun = vec![!begins_anew; sets.len()];
+        for are_rest in parts {
+            for (at, matrices) in &products {
+                let kind = self.element_type(matrices[0].buffer).kind;
+                let described = [0, 1].map(|of: usize| {
+                    let matrix = &matrices[of];
+                    (self.description(matrix, are_rest[of]), matrix.across.is_some())
+                });
+                let begins = !std::mem::replace(&mut is_begun[*at], true);
+                let more = self.m.group_product(kind, described, &sums[*at], begins);
+                sums[*at] = (0..sums[*at].len()).map(|lane| self.m.extract(more, lane)).collect();
+            }
+        }
+        self.m.group_end();
+        let copies = block[products.len()..].iter().take_while(|stmt| self.are_copies(stmt));
+        let n = products.len() + copies.count();
+        for stmt in &block[products.len()..n] {
+            self.stmt(stmt)?;
+        }
+        let left = u8::from(self.f.goes_on);
+        self.on_all(&mut sums, |g, sums| g.m.group_wait(left, sums));
+        for ((buffer, places), values) in sets.iter().zip(sums) {
+            for (place, mut value) in places.iter().zip(values) {
+                if begins_anew {
+                    let before = self.load(*buffer, place).value;
+                    value = self.m.binary(Op::FAdd, before, value);
+                }
+                self.write(*buffer, place, Operand::scalar(value));
+            }
+        }
+        Ok(n)
+    }
+
+    /// The products of groups of warps that a block begins with, one after the other: the sums of each set, and
+    /// of each product its set and its factors.
+    fn sets_of_products(&mut self, block: &[Stmt], how: Tensor) -> (Vec<Sums>, Vec<SetAndFactors>) {
+        let (mut sets, mut products): (Vec<Sums>, Vec<SetAndFactors>) = (Vec::new(), Vec::new());
         for stmt in block {
             let Stmt::For(l) = stmt else { break };
-            if l.kind != LoopKind::Tensor(Tensor::Wgmma) {
+            if l.kind != LoopKind::Tensor(how) {
                 break;
             }
-            let product = GroupProduct::of(self.program, l).expect("the loop is a product of groups of warps");
+            let product = GroupProduct::of(self.program, l, how).expect("the loop is a product of groups of warps");
             let places = product.tiles.iter().flat_map(|tile| tile.sums.1.iter().cloned()).collect();
             let set: Sums = (product.tiles[0].sums.0, places);
             let at = match sets.iter().position(|known| *known == set) {
@@ -63,36 +116,75 @@ impl Generator<'_> {
             let position = |buffer: BufferId, index: &[Index]| plan::flat(self.program, buffer, index, &self.f.known);
             let matrices = product.matrices(self.program, groups, &self.f.ranges, &position);
             self.f.ranges.pop();
-            let kind = self.element_type(product.tiles[0].rows.0).kind;
-            products.push((at, kind, matrices.expect("tensor cores can read the factors")));
+            products.push((at, matrices.expect("tensor cores can read the factors")));
         }
-        if products.is_empty() {
-            return Ok(0);
+        (sets, products)
+    }
+
+    /// Those of a loop that waits for copies first.
+    fn sets_in(&mut self, l: &Loop) -> (Vec<Sums>, Vec<SetAndFactors>) {
+        self.f.ranges.push(l.var, l.extent.clone());
+        let found = self.sets_of_products(&l.body[2..], Tensor::Wgmma);
+        self.f.ranges.pop();
+        found
+    }
+
+    /// Whether the products of an iteration may go on while the next one begins its own: all that the loop does
+    /// is to wait for copies, to multiply, and to begin copies by one thread to places of rings that neither
+    /// this iteration reads nor the one before. (Behind its wait for the copies, and the barrier there, all
+    /// threads have waited for the products of the iteration before that one.)
+    pub(super) fn may_go_on(&mut self, l: &Loop) -> bool {
+        let [Stmt::Wait(_), Stmt::Barrier, body @ ..] = l.body.as_slice() else { return false };
+        let is_product = |stmt: &&Stmt| matches!(stmt, Stmt::For(Loop { kind: LoopKind::Tensor(Tensor::Wgmma), .. }));
+        let n = body.iter().take_while(is_product).count();
+        if n == 0 || self.f.boxes.is_none() || self.sets_in(l).1.len() != n {
+            return false;
         }
-        let mut sums = Vec::new();
-        for (buffer, places) in &sets {
-            let of: Vec<Id> = places.iter().map(|place| self.load(*buffer, place).value).collect();
-            sums.push(of);
+        let (products, copies) = body.split_at(n);
+        // How far the place of an access is from the iteration's own.
+        let ahead = |buffer: BufferId, index: &[Index]| {
+            let b = self.program.buffer(buffer);
+            let stages = b.shape[0];
+            let of = |i: i64| Some((index[0].substitute(l.var, &i.into()).as_const()? - i).rem_euclid(stages));
+            let first = of(0)?;
+            (self.is_for_boxes(buffer) && (1..stages).all(|i| of(i) == Some(first))).then_some((first, stages))
+        };
+        let mut are = copies.iter().all(|stmt| self.are_copies(stmt));
+        for stmt in products {
+            stmt.walk(&mut |s| {
+                s.for_each_own_read(&mut |b, index| {
+                    let is_factor = self.f.matrices.contains(&b);
+                    are &= !is_factor || ahead(b, index).is_some_and(|(place, _)| place == 0);
+                });
+            });
         }
-        self.on_all(&mut sums, |g, sums| g.m.group_fence(sums));
-        for (at, kind, matrices) in &products {
-            let described = matrices.each_ref().map(|matrix| (self.description(matrix), matrix.across.is_some()));
-            let more = self.m.group_product(*kind, described, &sums[*at]);
-            sums[*at] = (0..sums[*at].len()).map(|lane| self.m.extract(more, lane)).collect();
+        for stmt in copies {
+            stmt.walk(&mut |s| {
+                if let Some((b, index)) = s.own_write() {
+                    are &= ahead(b, index).is_some_and(|(place, stages)| (1..stages - 1).contains(&place));
+                }
+            });
         }
-        self.m.group_end();
-        let copies = block[products.len()..].iter().take_while(|stmt| self.are_copies(stmt));
-        let n = products.len() + copies.count();
-        for stmt in &block[products.len()..n] {
-            self.stmt(stmt)?;
+        are
+    }
+
+    /// Writes such a loop, behind which threads wait for the products of its last iteration.
+    pub(super) fn products_that_go_on(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
+        self.f.goes_on = true;
+        self.serial_loop(l, extent)?;
+        self.f.goes_on = false;
+        let (all, _) = self.sets_in(l);
+        let mut sums: Vec<Vec<Id>> = Vec::new();
+        for (buffer, places) in &all {
+            sums.push(places.iter().map(|place| self.load(*buffer, place).value).collect());
         }
-        self.on_all(&mut sums, |g, sums| g.m.group_wait(sums));
-        for ((buffer, places), values) in sets.iter().zip(sums) {
+        self.on_all(&mut sums, |g, sums| g.m.group_wait(0, sums));
+        for ((buffer, places), values) in all.iter().zip(sums) {
             for (place, value) in places.iter().zip(values) {
                 self.write(*buffer, place, Operand::scalar(value));
             }
         }
-        Ok(n)
+        Ok(())
     }
 
     /// Whether a statement only begins copies that are on their way: they go to what no product reads.
@@ -116,11 +208,13 @@ impl Generator<'_> {
         lanes.enumerate().for_each(|(lane, sum)| *sum = self.m.extract(all, lane));
     }
 
-    /// What an instruction takes for a factor.
-    fn description(&mut self, matrix: &Matrix) -> Id {
-        let bytes = self.program.buffer(matrix.buffer).dtype.bytes() as i64;
-        let constant = matrix.first.constant();
-        let first = self.plain_pointer(matrix.buffer, &matrix.first.offset(-constant));
+    /// What an instruction takes for a factor, or for what is behind it: what its first parts leave.
+    fn description(&mut self, matrix: &Matrix, is_rest: bool) -> Id {
+        let b = self.program.buffer(matrix.buffer);
+        let bytes = b.dtype.bytes() as i64;
+        let behind = b.n_elements().filter(|_| is_rest).unwrap_or(0) as i64;
+        let constant = matrix.first.constant() + behind;
+        let first = self.plain_pointer(matrix.buffer, &matrix.first.offset(-matrix.first.constant()));
         let units = self.m.binary(Op::ShiftUnsigned, self.m.address(first), self.m.int(UNIT_BITS));
         let units_of = |elements: i64| (elements * bytes) >> UNIT_BITS;
         let across = matrix.across.map_or(1, units_of);

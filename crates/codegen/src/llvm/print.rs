@@ -477,8 +477,8 @@ impl Printer<'_> {
                 self.assembly(text, "~{memory}", self.function_type(None, [].into_iter()), x)
             }
             Op::GroupFence => self.on_sums("wgmma.fence.sync.aligned;", Vec::new(), x),
-            Op::GroupWait => self.on_sums("wgmma.wait_group.sync.aligned 0;", Vec::new(), x),
-            Op::GroupProduct { factors, across } => self.group_product(*factors, *across, x),
+            Op::GroupWait(n) => self.on_sums(&format!("wgmma.wait_group.sync.aligned {n};"), Vec::new(), x),
+            Op::GroupProduct { factors, across, begins } => self.group_product(*factors, *across, *begins, x),
             Op::LoadTiles { transposed } => self.load_tiles(x, *transposed, result.map_or(0, |ty| ty.lanes), ty),
             Op::Stack(bytes) => {
                 let memory = self.stack(LLVMArrayType2(self.kind(Kind::I8), *bytes as u64), *align);
@@ -611,7 +611,7 @@ impl Printer<'_> {
     }
 
     /// A product of tiles of four warps. LLVM has no function for it.
-    fn group_product(&self, factors: Kind, across: [bool; 2], mut x: Vec<LLVMValueRef>) -> LLVMValueRef {
+    fn group_product(&self, factors: Kind, across: [bool; 2], begins: bool, mut x: Vec<LLVMValueRef>) -> LLVMValueRef {
         let sums = x.split_off(2);
         let n = sums.len();
         let list: Vec<String> = (0..n).map(|at| format!("${at}")).collect();
@@ -621,11 +621,12 @@ impl Printer<'_> {
             Kind::Bf16 => ("k16", "bf16"),
             _ => ("k8", "tf32"),
         };
-        // It adds to the sums, and changes no sign; of numbers of 16 bits it is said how they lie.
+        // Whether it adds to the sums, and that it changes no sign; of numbers of 16 bits, how they lie.
+        let adds = u8::from(!begins);
         let [rows_across, columns_across] = across.map(u8::from);
         let how = if name == "tf32" { String::new() } else { format!(", {rows_across}, {columns_across}") };
         let text = format!(
-            "wgmma.mma_async.sync.aligned.m64n{columns}{shape}.f32.{name}.{name} {{{list}}}, ${n}, ${last}, 1, 1, 1{how};"
+            "wgmma.mma_async.sync.aligned.m64n{columns}{shape}.f32.{name}.{name} {{{list}}}, ${n}, ${last}, {adds}, 1, 1{how};"
         );
         self.on_sums(&text, x, sums)
     }

@@ -502,11 +502,11 @@ impl Builder {
     }
 
     /// Begins a product of tiles that four warps compute together, of factors of rows and of columns that are
-    /// described so, each with whether its rows of 128 bytes lie across the sum.
-    pub fn group_product(&self, factors: Kind, described: [(Id, bool); 2], sums: &[Id]) -> Id {
+    /// described so, each with whether its rows of 128 bytes lie across the sum; `begins`: the sums are zero.
+    pub fn group_product(&self, factors: Kind, described: [(Id, bool); 2], sums: &[Id], begins: bool) -> Id {
         let operands = described.iter().map(|(factor, _)| *factor).chain(sums.iter().copied()).collect();
         let across = described.map(|(_, across)| across);
-        self.give(Op::GroupProduct { factors, across }, operands, Type::F32.vector(sums.len()), 0)
+        self.give(Op::GroupProduct { factors, across, begins }, operands, Type::F32.vector(sums.len()), 0)
     }
 
     /// Ends a set of such products.
@@ -514,9 +514,9 @@ impl Builder {
         self.run(Op::GroupEnd, smallvec![], 0);
     }
 
-    /// Waits for such products, with the results of all.
-    pub fn group_wait(&self, sums: &[Id]) -> Id {
-        self.give(Op::GroupWait, sums.into(), Type::F32.vector(sums.len()), 0)
+    /// Waits for all sets of such products but the last ones, so many, and gives the sums of all.
+    pub fn group_wait(&self, n: u8, sums: &[Id]) -> Id {
+        self.give(Op::GroupWait(n), sums.into(), Type::F32.vector(sums.len()), 0)
     }
 
     /// Compares integers.

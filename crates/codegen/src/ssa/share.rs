@@ -37,7 +37,7 @@ impl Function {
                     }
                     Op::Load { .. } if variables[inst.operands[0].at()] => return true,
                     Op::Stack(_) | Op::Phi(_) | Op::Call | Op::Bitcast | Op::Opaque | Op::Assembly(_) => return true,
-                    Op::GroupFence | Op::GroupProduct { .. } | Op::GroupWait => return true,
+                    Op::GroupFence | Op::GroupProduct { .. } | Op::GroupWait(_) => return true,
                     Op::Load { invariant: false } | Op::MaskedLoad | Op::Gather => n_writes,
                     _ => 0,
                 };

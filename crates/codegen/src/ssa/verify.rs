@@ -146,10 +146,10 @@ impl Function {
                 let fits = |(at, ty): (usize, &Type)| *ty == if at < 6 { factor } else { Type::F32 };
                 all.iter().enumerate().all(fits) && to == Type::F32.vector(4)
             }
-            (Op::GroupFence | Op::GroupWait, sums, Some(to)) => {
+            (Op::GroupFence | Op::GroupWait(_), sums, Some(to)) => {
                 sums.iter().all(|ty| *ty == Type::F32) && to == Type::F32.vector(sums.len())
             }
-            (Op::GroupProduct { factors, across }, [rows, columns, sums @ ..], Some(to)) => {
+            (Op::GroupProduct { factors, across, .. }, [rows, columns, sums @ ..], Some(to)) => {
                 (*rows, *columns) == (Type::I64, Type::I64)
                     && (matches!(factors, Kind::F16 | Kind::Bf16) || *factors == Kind::F32 && *across == [false; 2])
                     && sums.iter().all(|ty| *ty == Type::F32)

@@ -225,6 +225,9 @@ impl Block<'_> {
                 let address = to + number * row + 16 * part as u64;
                 let swizzled = if map.swizzled { address ^ (address >> 7 & 7) << 4 } else { address };
                 self.bytes(t, Space::Shared, swizzled, 16)?;
+                if self.groups.iter().any(|group| group.read(swizzled as usize)) {
+                    return Err(format!("a product on its way reads what comes to {swizzled}"));
+                }
                 parts.push((swizzled as usize, bytes.to_vec()));
             }
         }

@@ -511,7 +511,8 @@ impl Block<'_> {
         let mut threads: Vec<Thread> = (0..n as u32)
             .map(|i| Thread {
                 place: [i % nx, i / nx % ny, i / nx / ny],
-                registers: vec![0; self.entry.n_registers],
+                // What nobody has written is no number.
+                registers: vec![u32::MAX.into(); self.entry.n_registers],
                 local: vec![0xff; self.entry.local_bytes],
                 at: 0,
                 n_steps: 0,

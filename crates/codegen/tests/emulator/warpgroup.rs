@@ -30,6 +30,12 @@ impl Products {
     pub fn is_over(&self) -> bool {
         self.sets.iter().all(Vec::is_empty)
     }
+
+    /// Whether a product on its way reads some of the 16 bytes of a place.
+    pub fn read(&self, place: usize) -> bool {
+        let factors = self.sets.iter().flatten().flat_map(|product| &product.factors);
+        factors.into_iter().any(|(_, places, _)| places.binary_search(&place).is_ok())
+    }
 }
 
 /// A product on its way.
@@ -37,8 +43,10 @@ struct Product {
     text: String,
     factor: Factor,
     sums: Vec<usize>,
-    /// What was described, and what was there: rows and columns.
-    factors: [(Matrix, Vec<u8>); 2],
+    /// Whether it adds to what they were.
+    adds: bool,
+    /// What was described, the places of it in order, and what was there: rows and columns.
+    factors: [(Matrix, Vec<usize>, Vec<u8>); 2],
 }
 
 /// What describes a factor in shared memory.
@@ -179,7 +187,7 @@ impl Block<'_> {
         n_columns: usize,
         factor: Factor,
     ) -> Result<Product, String> {
-        let [to, rows, columns, Operand::Number(1), Operand::Number(1), Operand::Number(1), how @ ..] =
+        let [to, rows, columns, Operand::Number(adds @ 0..2), Operand::Number(1), Operand::Number(1), how @ ..] =
             instruction.operands.as_slice()
         else {
             return Err("operands".into());
@@ -220,10 +228,12 @@ impl Block<'_> {
                     return Err(format!("thread {} wrote to {place}, and {lacks}", (who & !FENCED) - 1));
                 }
             }
-            Ok((matrix, self.read(matrix)))
+            let mut places = matrix.places();
+            places.sort_unstable();
+            Ok((matrix, places, self.read(matrix)))
         };
         let factors = [describe(rows, ROWS, across[0])?, describe(columns, n_columns, across[1])?];
-        Ok(Product { text: instruction.text.clone(), factor, sums, factors })
+        Ok(Product { text: instruction.text.clone(), factor, sums, adds: *adds == 1, factors })
     }
 
     fn read(&self, matrix: Matrix) -> Vec<u8> {
@@ -233,11 +243,11 @@ impl Block<'_> {
     /// The thread of number `32·w + 4·g + t` has of the columns `8·n` and after what it has of a warp's
     /// product, of the rows `16·w` and after.
     fn finish(&self, threads: &mut [Thread], product: &Product) -> Result<(), String> {
-        let Product { text, factor, sums, factors } = product;
-        if factors.iter().any(|(matrix, bytes)| self.read(*matrix) != *bytes) {
+        let Product { text, factor, sums, adds, factors } = product;
+        if factors.iter().any(|(matrix, _, bytes)| self.read(*matrix) != *bytes) {
             return Err(format!("{text}: a factor changed while it was multiplied"));
         }
-        let [rows, columns] = factors.each_ref().map(|(matrix, bytes)| -> Vec<Vec<f64>> {
+        let [rows, columns] = factors.each_ref().map(|(matrix, _, bytes)| -> Vec<Vec<f64>> {
             let word = |word: &[u8]| factor.numbers(u32::from_le_bytes(word.try_into().expect("four bytes")));
             matrix.lines(bytes).iter().map(|line| line.chunks(4).flat_map(word).collect()).collect()
         });
@@ -246,7 +256,7 @@ impl Block<'_> {
             for (at, register) in sums.iter().enumerate() {
                 let row = &rows[16 * warp + lane / 4 + 8 * (at / 2 % 2)];
                 let column = &columns[8 * (at / 4) + 2 * (lane % 4) + at % 2];
-                let before = f64::from(f32::from_bits(t.registers[*register] as u32));
+                let before = if *adds { f64::from(f32::from_bits(t.registers[*register] as u32)) } else { 0.0 };
                 let products: f64 = row.iter().zip(column).map(|(a, b)| a * b).sum();
                 t.registers[*register] = super::cut(before + products).to_bits().into();
             }

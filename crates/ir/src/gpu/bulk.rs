@@ -201,7 +201,7 @@ pub fn maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
     for (var, extent) in kernel.blocks.iter().chain(&kernel.threads).flatten() {
         ranges.push(*var, Index::from(*extent));
     }
-    let swizzled = matrices(gpu, kernel);
+    let swizzled = matrices(&gpu.program, kernel);
     let mut found = Vec::new();
     if gather(&gpu.program, &kernel.body, &swizzled, &mut ranges, &mut found) { found } else { Vec::new() }
 }

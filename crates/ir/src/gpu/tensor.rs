@@ -122,7 +122,7 @@ impl TileProduct {
 pub fn check(program: &Program, l: &Loop, how: Tensor) -> Result<(), &'static str> {
     match how {
         Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves => TileProduct::of(program, l, how).map(drop),
-        Tensor::Wgmma => GroupProduct::of(program, l).map(drop),
+        Tensor::Wgmma | Tensor::Wgmmax3 => GroupProduct::of(program, l, how).map(drop),
     }
 }
 
@@ -146,7 +146,7 @@ impl Update {
 /// What tensor cores multiply so.
 fn factors(how: Tensor) -> &'static [DType] {
     match how {
-        Tensor::Tf32 | Tensor::Tf32x3 => &[DType::F32],
+        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 => &[DType::F32],
         Tensor::Halves => &[DType::F16, DType::Bf16],
         Tensor::Wgmma => &[DType::F32, DType::F16, DType::Bf16],
     }
@@ -175,7 +175,9 @@ fn factor(program: &Program, update: &Update, how: Tensor) -> Result<DType, &'st
     of_rows.filter(fits).ok_or(match how {
         Tensor::Halves => "the factors of this product are halves of one type, and its sums in single precision",
         Tensor::Wgmma => "the factors of this product are of one type, halves or in single precision as its sums",
-        Tensor::Tf32 | Tensor::Tf32x3 => "the factors and sums of this product are in single precision",
+        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 => {
+            "the factors and sums of this product are in single precision"
+        }
     })
 }
 
@@ -246,7 +248,7 @@ fn in_block(
             if let LoopKind::Tensor(how) = l.kind {
                 let fail = |why| (l.var, why);
                 let [of_warp, of_group] = together;
-                if !if how == Tensor::Wgmma { of_group } else { of_warp } {
+                if !if how.is_of_groups() { of_group } else { of_warp } {
                     return Err(fail(
                         "it stands under a condition that divides a warp, or warps that multiply together",
                     ));
@@ -254,7 +256,9 @@ fn in_block(
                 let [x, y] =
                     warp(&kernel.threads).ok_or(fail("a warp has 4 threads along thread.x and 8 along thread.y"))?;
                 let require = |ranges: &mut Ranges| match how {
-                    Tensor::Wgmma => GroupProduct::of(program, l)?.require_group(program, kernel, ranges),
+                    Tensor::Wgmma | Tensor::Wgmmax3 => {
+                        GroupProduct::of(program, l, how)?.require_group(program, kernel, ranges)
+                    }
                     Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves => {
                         TileProduct::of(program, l, how)?.require_warp(x, y, program, ranges)
                     }

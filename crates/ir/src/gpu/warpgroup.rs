@@ -24,12 +24,13 @@
 //! ```
 //!
 //! Each factor is a [`Matrix`] in shared memory, in rows of 128 bytes, which lie along the sum; those of
-//! halves may lie across it.
+//! halves may lie across it. Of the factors of `wgmmax3` shared memory has the first 11 bits, and behind all
+//! of them what is left of each number; who writes a number writes both.
 
+use super::Kernel;
 use super::tensor::{self, TileProduct, WARP};
-use super::{GpuProgram, Kernel};
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt, Tensor};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Scope, Stmt, Tensor};
 
 /// Warps that compute a product together: threads next to each other along z.
 pub const WARPS: i64 = 4;
@@ -89,12 +90,12 @@ impl GroupProduct {
     ///
     /// # Errors
     /// In which way it is none.
-    pub fn of(program: &Program, l: &Loop) -> Result<GroupProduct, &'static str> {
-        let updates = tensor::updates(program, l, MOST_COLUMNS / COLUMNS, Tensor::Wgmma)?;
+    pub fn of(program: &Program, l: &Loop, how: Tensor) -> Result<GroupProduct, &'static str> {
+        let updates = tensor::updates(program, l, MOST_COLUMNS / COLUMNS, how)?;
         if updates.is_empty() || updates.len() as i64 > 4 * MOST_COLUMNS / COLUMNS {
             return Err("four warps have 8 to 256 columns of a tile");
         }
-        let tiles = updates.chunks(4).map(|tile| TileProduct::of_updates(program, l, tile, Tensor::Wgmma));
+        let tiles = updates.chunks(4).map(|tile| TileProduct::of_updates(program, l, tile, how));
         let tiles: Vec<TileProduct> = tiles.collect::<Result<_, _>>()?;
         let is_same =
             |t: &TileProduct| (t.sums.0, &t.rows, t.columns.0) == (tiles[0].sums.0, &tiles[0].rows, tiles[0].columns.0);
@@ -224,31 +225,74 @@ impl GroupProduct {
             let strides = program.buffer(buffer).strides();
             index.iter().zip(&strides).fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(*stride)))
         };
+        let in_parts = in_parts(program, kernel);
         for Matrix { buffer, .. } in self.matrices(program, groups, ranges, &position)? {
-            let before = kernel.shared.iter().take_while(|b| **b != buffer);
-            let sizes = before.map(|b| program.buffer(*b).size_bytes().unwrap_or(0) as i64);
-            if sizes.sum::<i64>() % SWIZZLED_BYTES != 0 {
+            let is_whole = |bytes: u64| bytes.is_multiple_of(SWIZZLED_BYTES as u64);
+            let before = kernel.shared_sizes(program).take_while(|(b, _)| *b != buffer);
+            if !is_whole(before.map(|(_, bytes)| bytes.unwrap_or(0)).sum()) {
                 return Err("what is in shared memory before a matrix has no multiple of 1,024 bytes");
             }
+            let b = program.buffer(buffer);
+            if in_parts.contains(&buffer) && (b.scope != Scope::Shared || !is_whole(b.size_bytes().unwrap_or(0))) {
+                return Err("both parts of factors pass through registers, into multiples of 1,024 bytes");
+            }
+        }
+        if kernel.body.iter().any(|stmt| reads_outside(stmt, &in_parts)) {
+            return Err("what is in shared memory in two parts nothing reads but tensor cores");
         }
         Ok(())
     }
 }
 
 /// The buffers of a kernel that four warps read together.
-pub fn matrices(gpu: &GpuProgram, kernel: &Kernel) -> Vec<BufferId> {
+pub fn matrices(program: &Program, kernel: &Kernel) -> Vec<BufferId> {
+    factors(program, kernel, &Tensor::is_of_groups)
+}
+
+/// Those of which shared memory has two parts of each number: the first ones, and behind all of them the
+/// others.
+pub fn in_parts(program: &Program, kernel: &Kernel) -> Vec<BufferId> {
+    factors(program, kernel, &|how| how == Tensor::Wgmmax3)
+}
+
+/// What tensor cores read from shared memory by themselves in products of such kinds.
+fn factors(program: &Program, kernel: &Kernel, is: &dyn Fn(Tensor) -> bool) -> Vec<BufferId> {
     let mut found = Vec::new();
     for stmt in &kernel.body {
         stmt.walk(&mut |stmt| {
             if let Stmt::For(l) = stmt
-                && l.kind == LoopKind::Tensor(Tensor::Wgmma)
-                && let Ok(product) = GroupProduct::of(&gpu.program, l)
+                && let LoopKind::Tensor(how) = l.kind
+                && is(how)
             {
-                found.extend([product.tiles[0].rows.0, product.tiles[0].columns.0]);
+                stmt.walk(&mut |inner| {
+                    inner.for_each_own_read(&mut |b, _| {
+                        if program.buffer(b).scope.is_shared() && !found.contains(&b) {
+                            found.push(b);
+                        }
+                    });
+                });
             }
         });
     }
     found.sort_unstable();
-    found.dedup();
     found
+}
+
+/// Whether something reads one of these buffers besides products of groups of warps.
+fn reads_outside(stmt: &Stmt, buffers: &[BufferId]) -> bool {
+    if let Stmt::For(l) = stmt
+        && let LoopKind::Tensor(how) = l.kind
+        && how.is_of_groups()
+    {
+        return false;
+    }
+    let mut reads = false;
+    stmt.for_each_own_read(&mut |b, _| reads |= buffers.contains(&b));
+    let mut inside: Vec<&Stmt> = Vec::new();
+    match stmt {
+        Stmt::For(l) => inside.extend(&l.body),
+        Stmt::If { then, otherwise, .. } => inside.extend(then.iter().chain(otherwise)),
+        _ => {}
+    }
+    reads || inside.into_iter().any(|stmt| reads_outside(stmt, buffers))
 }

@@ -494,8 +494,9 @@ pub enum Step {
     /// ```
     ///
     /// There are as many of each buffer as `stages`, which iterations use in turns, so that threads of a
-    /// block wait for each other once in each. Where a GPU has no such copies they are made at once. With
-    /// `last` an iteration begins copies when it has begun all else. What no loop over threads copies one
+    /// block wait for each other once in each. With `held` copies are begun an iteration later: what has begun
+    /// to read one in an iteration may go on in the next. Where a GPU has no such copies they are made at once.
+    /// With `last` an iteration begins copies when it has begun all else. What no loop over threads copies one
     /// thread copies, in boxes where a GPU can ([`Scope::Bulk`](crate::Scope::Bulk)).
     Stream {
         /// The buffers that are copied to, which are shared by a block.
@@ -504,6 +505,8 @@ pub enum Step {
         at: String,
         /// Iterations whose copies are there or on their way, at least two.
         stages: i64,
+        /// Whether one of them is of an iteration that is over; there are three then at least.
+        held: bool,
         /// Whether they stand behind what an iteration does besides.
         last: bool,
     },
@@ -663,6 +666,8 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Col2im { buffer, block, taps_last } => col2im::col2im(program, buffer, *block, *taps_last),
         Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
         Step::Pipeline { buffer, at, name, twice } => pipeline::pipeline(program, buffer, at, name, *twice),
-        Step::Stream { buffers, at, stages, last } => stream::stream(program, buffers, at, *stages, *last),
+        Step::Stream { buffers, at, stages, held, last } => {
+            stream::stream(program, buffers, at, (*stages, *held), *last)
+        }
     }
 }

@@ -17,12 +17,19 @@ use std::collections::BTreeSet;
 const MOST_STAGES: i64 = 8;
 
 /// See [`super::Step::Stream`].
-pub fn stream(program: &mut Program, buffers: &[String], at: &str, stages: i64, last: bool) -> Result<(), Illegal> {
+pub fn stream(
+    program: &mut Program,
+    buffers: &[String],
+    at: &str,
+    (stages, held): (i64, bool),
+    last: bool,
+) -> Result<(), Illegal> {
     let copies: Vec<BufferId> = buffers.iter().map(|name| buffer_id(program, name)).collect::<Result<_, _>>()?;
     let var = single_loop(program, at)?;
-    if !(2..=MOST_STAGES).contains(&stages) {
+    let least = if held { 3 } else { 2 };
+    if !(least..=MOST_STAGES).contains(&stages) {
         let (target, most) = (at.to_owned(), MOST_STAGES);
-        return Err(Illegal::OutOfRange { target, what: "number of stages", least: 2, most, value: stages });
+        return Err(Illegal::OutOfRange { target, what: "number of stages", least, most, value: stages });
     }
     for (place, (id, name)) in copies.iter().zip(buffers).enumerate() {
         if program.buffer(*id).scope != Scope::Shared || copies[..place].contains(id) {
@@ -80,7 +87,7 @@ pub fn stream(program: &mut Program, buffers: &[String], at: &str, stages: i64, 
             substitute(&mut block, &[(var, iteration)]);
             simplify_block(block, &mut ranges.clone())
         };
-        let ahead = stages - 1;
+        let ahead = if held { stages - 2 } else { stages - 1 };
         let mut before: Vec<Stmt> = copies.iter().map(|copy| Stmt::Alloc(*copy)).collect();
         for iteration in 0..ahead {
             if iteration > 0 {
@@ -91,7 +98,7 @@ pub fn stream(program: &mut Program, buffers: &[String], at: &str, stages: i64, 
                 before.extend(of(iteration.into(), ranges));
             }
         }
-        l.body = vec![Stmt::Wait((stages - 2) as u8)];
+        l.body = vec![Stmt::Wait((ahead - 1) as u8)];
         if extent > ahead {
             let mut around = ranges.clone();
             around.push(l.var, l.extent.clone());

@@ -26,7 +26,7 @@ pub const FORMS: [(&str, &str); 22] = [
     ("unroll", "unroll LOOP"),
     ("parallel", "parallel LOOP"),
     ("bind", "bind LOOP block.x|block.y|block.z|thread.x|thread.y|thread.z"),
-    ("tensorize", "tensorize LOOP tf32|tf32x3|wgmma|halves"),
+    ("tensorize", "tensorize LOOP tf32|tf32x3|wgmma|wgmmax3|halves"),
     ("stage", "stage BUFFER [at LOOP] -> NAME AXIS... [shared], AXIS being 0, 0/48 or 0%48 for dimension 0"),
     ("accumulate", "accumulate BUFFER at LOOP -> NAME"),
     ("compute_at", "compute_at BUFFER at LOOP"),
@@ -39,7 +39,7 @@ pub const FORMS: [(&str, &str); 22] = [
     ("col2im", "col2im STAGE BLOCK channels|taps"),
     ("prefetch", "prefetch BUFFER at LOOP ahead N"),
     ("pipeline", "pipeline BUFFER at LOOP -> NAME [twice]"),
-    ("stream", "stream BUFFER... at LOOP in STAGES [last]"),
+    ("stream", "stream BUFFER... at LOOP in STAGES [held] [last]"),
 ];
 
 impl fmt::Display for LayoutAxis {
@@ -102,9 +102,9 @@ impl fmt::Display for Step {
             Step::Pipeline { buffer, at, name, twice } => {
                 write!(f, "pipeline {buffer} at {at} -> {name}{}", if *twice { " twice" } else { "" })
             }
-            Step::Stream { buffers, at, stages, last } => {
-                let last = if *last { " last" } else { "" };
-                write!(f, "stream {} at {at} in {stages}{last}", buffers.join(" "))
+            Step::Stream { buffers, at, stages, held, last } => {
+                let (held, last) = (if *held { " held" } else { "" }, if *last { " last" } else { "" });
+                write!(f, "stream {} at {at} in {stages}{held}{last}", buffers.join(" "))
             }
         }
     }
@@ -206,9 +206,13 @@ fn parse_words(words: &[&str]) -> Option<Step> {
                 [stream @ .., "last"] => (stream, true),
                 stream => (stream, false),
             };
+            let (stream, held) = match stream {
+                [stream @ .., "held"] => (stream, true),
+                stream => (stream, false),
+            };
             let [buffers @ .., "at", at, "in", stages] = stream else { return None };
             let (buffers, stages) = (buffers.iter().map(s).collect::<Vec<_>>(), stages.parse().ok()?);
-            return (!buffers.is_empty()).then(|| Step::Stream { buffers, at: s(at), stages, last });
+            return (!buffers.is_empty()).then(|| Step::Stream { buffers, at: s(at), stages, held, last });
         }
         _ => return None,
     })

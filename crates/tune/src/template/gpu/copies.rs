@@ -123,10 +123,15 @@ impl Copies {
     /// What becomes of the copies of a loop's iterations, each with its loads of a thread, where they do
     /// not pass through registers. `last`: whether they are begun behind all else.
     pub fn stream(self, at: &str, copies: &[(&str, i64)], last: bool) -> Vec<Step> {
+        self.stream_held(at, copies, false, last)
+    }
+
+    /// The same; `held`: whether what reads them may go on in the next iteration.
+    pub fn stream_held(self, at: &str, copies: &[(&str, i64)], held: bool, last: bool) -> Vec<Step> {
         let (Copies::Async(stages) | Copies::Bulk(stages)) = self else { return Vec::new() };
         let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();
         let (divided, unrolled): (Vec<_>, Vec<_>) = copies.iter().map(|(name, n)| repeated(name, *n)).unzip();
-        let streamed = [Some(stream(&names, at, stages, last))];
+        let streamed = [Some(stream(&names, at, stages, held, last))];
         divided.into_iter().chain(streamed).chain(unrolled).flatten().collect()
     }
 }

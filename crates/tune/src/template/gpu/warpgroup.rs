@@ -24,7 +24,7 @@ use tilewright_ir::{DType, Step, Tensor};
 /// only copy.
 pub const GPU_MATMUL_WGMMA: Template = Template {
     name: "gpu-matmul-wgmma",
-    text: "GPU: tensor cores multiply halves or numbers of 11 bits, four warps together, from shared memory",
+    text: "GPU: tensor cores multiply halves, or single precision as parts of 11 bits, four warps together",
     serves: |s| is_contraction(s) && (WGMMA.applies)(s),
     space: |s| algorithm::space("gpu-matmul-wgmma", s, s, &[WGMMA]),
     steps: |s, space, config| (WGMMA.steps)(s, s, space, config),
@@ -37,8 +37,7 @@ pub(super) const WGMMA: Algorithm<Setting> = Algorithm {
     applies: |s| {
         let w = &s.workload;
         let fits = |p: Product| !p.is_among_others || p.m % ROWS == 0;
-        let takes = w.takes_tf32() || w.dtype.is_half();
-        s.target.has_wgmma() && takes && !w.exact && w.fills_tiles() && Product::of(w).is_some_and(fits)
+        s.target.has_wgmma() && !w.exact && w.fills_tiles() && Product::of(w).is_some_and(fits)
     },
     parameters: |s, _| parameters(s, &product(s)),
     constraints: |s, _| {
@@ -53,6 +52,9 @@ pub(super) const WGMMA: Algorithm<Setting> = Algorithm {
 const LEAST_COLUMNS: i64 = 32;
 /// Elements of a load of steps of the sum that do not lie next to each other.
 const APART: [i64; 2] = [1, 4];
+/// What threads could multiply and add while tensor cores have nothing to do between two steps of which one
+/// waits for the other: some 60 cycles, a guess.
+const IDLE: f64 = 128.0 * 60.0;
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
 
@@ -92,14 +94,42 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
         Parameter::categorical("order", &["rows", "columns", "groups"]),
         copies::ahead(s),
         split_k(p.k).optional(),
+        Parameter::categorical("precision", precisions(s)).optional(),
     ];
-    let ways: &[&str] = if is_box(dtype, &p.a) || is_box(dtype, &p.b) {
-        &["registers", "async", "bulk"]
-    } else {
-        &["registers", "async"]
+    let ways: &[&str] = match precisions(s) {
+        // Parts of numbers are made on the way.
+        ["tf32x3"] => &["registers"],
+        _ if is_box(dtype, &p.a) || is_box(dtype, &p.b) => &["registers", "async", "bulk"],
+        _ => &["registers", "async"],
     };
     let way = copies::way(s).map(|_| Parameter::categorical("copies", ways).optional());
-    own.into_iter().chain(way).collect()
+    let in_flight = are_boxes(s, p).then(|| Parameter::ordinal("in_flight", [0, 1]).optional());
+    own.into_iter().chain(way).chain(in_flight).collect()
+}
+
+/// Whether one thread may copy both factors in boxes.
+fn are_boxes(s: &Setting, p: &Product) -> bool {
+    let is_box = |factor| is_box(s.workload.dtype, factor);
+    copies::way(s).is_some() && precisions(s) != ["tf32x3"] && is_box(&p.a) && is_box(&p.b)
+}
+
+/// How numbers may be multiplied.
+fn precisions(s: &Setting) -> &'static [&'static str] {
+    match s.workload.takes_tf32() {
+        _ if s.workload.dtype.is_half() => &["halves"],
+        true => &["tf32", "tf32x3"],
+        false => &["tf32x3"],
+    }
+}
+
+/// How they are in a configuration.
+fn precision(space: &Space, config: &Config) -> Tensor {
+    if space.text(config, "precision") == "tf32x3" { Tensor::Wgmmax3 } else { Tensor::Wgmma }
+}
+
+/// Whether the products of a step of the sum go on while those of the next are begun.
+fn goes_on(space: &Space, config: &Config) -> bool {
+    space.names().any(|name| name == "in_flight") && space.int(config, "in_flight") > 0
 }
 
 /// Columns of the least block: rows of a factor that lie across the sum are whole.
@@ -120,7 +150,13 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     let threads = format!("{group} * groups_m * groups_n");
     let tiles = format!("(block_m // ({ROWS} * groups_m))");
     let loaded = loaded_ahead(s, &threads);
-    let registers = format!("{tiles} * block_n // (2 * groups_n) + {loaded} + {OTHER_REGISTERS}");
+    // In parts, sums begin anew in each step, and shared memory has both.
+    let twice = match precisions(s) {
+        ["tf32x3"] => "2",
+        ["halves"] => "1",
+        _ => "(2 if precision == 'tf32x3' else 1)",
+    };
+    let registers = format!("{tiles} * block_n * {twice} // (2 * groups_n) + {loaded} + {OTHER_REGISTERS}");
     let columns = if p.b.along_k || is_turned(dtype, &p.b) { COLUMNS } else { row(dtype) };
     let mut constraints = vec![
         say(
@@ -134,13 +170,19 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         in_registers(s, &registers, &threads, parameters),
         say("unrolled", &format!("{tiles} * block_k * block_n // groups_n <= 16384")),
     ];
-    let elements = "(block_m + block_n) * block_k";
-    constraints.extend(copies::constraints(s, elements, gpu.most_shared_bytes, parameters));
+    let elements = format!("(block_m + block_n) * block_k * {twice}");
+    constraints.extend(copies::constraints(s, &elements, gpu.most_shared_bytes, parameters));
     constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
     // What is loaded of several steps that lie apart is whole; what is copied in boxes nobody loads.
     let has_ways = parameters.iter().any(|p| p.name == "copies");
+    if has_ways && precisions(s).len() > 1 {
+        constraints.push(say("parts", "precision != 'tf32x3' or copies == 'registers'"));
+    }
+    if are_boxes(s, p) {
+        constraints.push(say("in_flight", "in_flight == 0 or copies == 'bulk' and ahead >= 3"));
+    }
     for (name, factor) in [("a", &p.a), ("b", &p.b)] {
-        if is_box(dtype, factor) && has_ways {
+        if is_box(dtype, factor) && has_ways && precisions(s) != ["tf32x3"] {
             constraints.push(say(&format!("boxes_of_{name}"), &format!("vector_{name} == 1 or copies != 'bulk'")));
         }
         if is_turned(dtype, factor) {
@@ -215,10 +257,10 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
     }
     let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
     // While tensor cores multiply, threads begin copies.
-    steps.extend(copies.stream("k.o", &copied_by, true));
+    steps.extend(copies.stream_held("k.o", &copied_by, goes_on(space, config), true));
     steps.extend(bind_warps(""));
     steps.extend(["j.e", "i.h", "j.m", "i.m", "k.n"].map(unroll));
-    steps.push(tensorize("k.i", Tensor::Wgmma));
+    steps.push(tensorize("k.i", precision(space, config)));
     steps.extend(bind_blocks(order(space, config), division.outer(p)));
 
     // What is made of the sums.
@@ -249,20 +291,25 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let copies = Copies::of(space, config);
     let loaded = copies.in_registers((bm + bn) * depth / threads) * bytes / 4;
     let padded = division.padded_sum(p) / split;
-    // Tensor cores do eight times the multiply-adds of threads, of halves 16 times; copies go beside them.
-    let faster = (32 / bytes) as f64;
+    // Tensor cores do eight times the multiply-adds of threads, of halves 16 times; copies go beside them. Of
+    // numbers in two parts there are three products, and threads make the parts.
+    let in_parts = precision(space, config) == Tensor::Wgmmax3;
+    let (faster, copied) = if in_parts { (8.0 / 3.0, 6.0) } else { ((32 / bytes) as f64, 2.0) };
+    let twice = if in_parts { 2 } else { 1 };
     let products = (bm * bn * depth) as f64 / faster;
     let loads = [("vector_a", &p.a, bm), ("vector_b", &p.b, bn)].map(|(vector, factor, n)| {
         let is_box = matches!(copies, Copies::Bulk(_)) && is_box(dtype, factor);
         if is_box { 0.0 } else { (n * depth) as f64 / int(vector) as f64 }
     });
+    // Where threads wait for the products of each step, tensor cores do nothing for some cycles.
+    let idle = if goes_on(space, config) { 0.0 } else { IDLE };
     let blocks = Blocks {
         n: p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn),
         threads,
-        registers: bm * bn / threads + loaded + OTHER_REGISTERS,
-        shared_bytes: bytes * copies.n() * (bm + bn) * depth,
+        registers: twice * bm * bn / threads + loaded + OTHER_REGISTERS,
+        shared_bytes: twice * bytes * copies.n() * (bm + bn) * depth,
         fmas: (bm * bn * padded) as f64 / faster,
-        efficiency: products / (products + 2.0 * (loads[0] + loads[1])),
+        efficiency: products / (products + copied * (loads[0] + loads[1]) + idle),
         bytes: (bytes * ((bm + bn) * padded + bm * bn)) as f64,
         waits: if copies.are_ahead() { 1.0 } else { (padded / depth) as f64 } + 1.0,
     };
