@@ -287,8 +287,8 @@ pub enum Op {
     /// Gives the sums of a thread to the products of groups of warps that follow.
     GroupFence,
     /// Begins a product of 64 rows by as many columns as are twice the sums, which four warps compute
-    /// together: where the factors of rows and of columns are in shared memory, as tensor cores have it
-    /// said, then the sums of the thread, to which it adds. Its result is on its way until the thread has waited
+    /// together: where the factors of rows and of columns are in shared memory, as tensor cores have it said,
+    /// then the sums of the thread, to which it adds. Its result is on its way until the thread has waited
     /// for it.
     GroupProduct {
         /// What is multiplied: 8 steps in single precision, 16 of numbers of 16 bits.

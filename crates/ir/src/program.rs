@@ -148,8 +148,8 @@ pub enum Tensor {
     /// [`GroupProduct`](crate::gpu::GroupProduct). They are halves, or numbers in single precision of which
     /// the first 11 bits count.
     Wgmma,
-    /// The same of numbers in single precision as sums of two parts, as with [`Tensor::Tf32x3`]: both parts of
-    /// each factor are in shared memory.
+    /// The same of numbers in single precision as sums of two parts, as with [`Tensor::Tf32x3`]: both parts
+    /// of each factor are in shared memory.
     Wgmmax3,
     /// Factors have 16 bits and are multiplied as they are.
     Halves,

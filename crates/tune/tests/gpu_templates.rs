@@ -3,8 +3,8 @@
 //! threads run, without races.
 //!
 //! `TILEWRIGHT_CONFIGS=1000` makes a long run of it: so many configurations of each template, or with
-//! `TILEWRIGHT_TEMPLATE=gpu-conv` of that one, each in three orders of threads; by default three on each shape
-//! that it serves, each in one order.
+//! `TILEWRIGHT_TEMPLATE=gpu-conv` of that one, each in three orders of threads; by default three on each
+//! shape that it serves, each in one order.
 
 mod common;
 
@@ -45,8 +45,8 @@ fn serving(setting: &Setting) -> impl Iterator<Item = &'static Template> {
     TEMPLATES.iter().filter(move |t| (t.serves)(setting))
 }
 
-/// A configuration's program is legal, computes this, and becomes kernels that the device takes and that do so
-/// too in these orders.
+/// A configuration's program is legal, computes this, and becomes kernels that the device takes and that do
+/// so too in these orders.
 ///
 /// `expected`: what is computed of numbers divided by this, and how far results may lie apart.
 fn check(

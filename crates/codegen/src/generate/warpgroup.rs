@@ -43,8 +43,8 @@ impl Generator<'_> {
             return Ok(0);
         }
         let (sets, products) = self.sets_of_products(block, *how);
-        // What a tensor core adds to a sum is cut to the sum's bits, not rounded: where nearly all bits count it
-        // starts from nothing, and the sum is rounded outside.
+        // What a tensor core adds to a sum is cut to the sum's bits, not rounded: where nearly all bits count
+        // it starts from nothing, and the sum is rounded outside.
         let begins_anew = *how == Tensor::Wgmmax3;
         let undefined = self.m.undefined(Type::F32);
         let mut sums: Vec<Vec<Id>> = Vec::new();
@@ -89,8 +89,8 @@ impl Generator<'_> {
         Ok(n)
     }
 
-    /// The products of groups of warps that a block begins with, one after the other: the sums of each set, and
-    /// of each product its set and its factors.
+    /// The products of groups of warps that a block begins with, one after the other: the sums of each set,
+    /// and of each product its set and its factors.
     fn sets_of_products(&mut self, block: &[Stmt], how: Tensor) -> (Vec<Sums>, Vec<SetAndFactors>) {
         let (mut sets, mut products): (Vec<Sums>, Vec<SetAndFactors>) = (Vec::new(), Vec::new());
         for stmt in block {
@@ -129,10 +129,10 @@ impl Generator<'_> {
         found
     }
 
-    /// Whether the products of an iteration may go on while the next one begins its own: all that the loop does
-    /// is to wait for copies, to multiply, and to begin copies by one thread to places of rings that neither
-    /// this iteration reads nor the one before. (Behind its wait for the copies, and the barrier there, all
-    /// threads have waited for the products of the iteration before that one.)
+    /// Whether the products of an iteration may go on while the next one begins its own: all that the loop
+    /// does is to wait for copies, to multiply, and to begin copies by one thread to places of rings that
+    /// neither this iteration reads nor the one before. (Behind its wait for the copies, and the barrier
+    /// there, all threads have waited for the products of the iteration before that one.)
     pub(super) fn may_go_on(&mut self, l: &Loop) -> bool {
         let [Stmt::Wait(_), Stmt::Barrier, body @ ..] = l.body.as_slice() else { return false };
         let is_product = |stmt: &&Stmt| matches!(stmt, Stmt::For(Loop { kind: LoopKind::Tensor(Tensor::Wgmma), .. }));

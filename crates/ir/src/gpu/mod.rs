@@ -161,17 +161,17 @@ impl Kernel {
         self.block().iter().product()
     }
 
-    /// The bytes of shared memory that a block takes: its buffers in order, then what counts the bytes of boxes
-    /// that come, [`bulk::BARRIER_BYTES`] for each that a block waits for.
+    /// The bytes of shared memory that a block takes: its buffers in order, then what counts the bytes of
+    /// boxes that come, [`bulk::BARRIER_BYTES`] for each that a block waits for.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
         let barriers = (self.n_boxes(of) * bulk::BARRIER_BYTES).next_multiple_of(SHARED_ALIGN);
         let sizes = self.shared_sizes(&of.program).map(|(_, bytes)| bytes.unwrap_or(u64::MAX));
         sizes.fold(barriers, u64::saturating_add)
     }
 
-    /// The buffers in shared memory, in order, each with its bytes up to the next one's, which are a multiple of
-    /// [`SHARED_ALIGN`]: twice as many where it has [two parts](warpgroup::in_parts) of each number. None where
-    /// they are too many to count.
+    /// The buffers in shared memory, in order, each with its bytes up to the next one's, which are a multiple
+    /// of [`SHARED_ALIGN`]: twice as many where it has [two parts](warpgroup::in_parts) of each number. None
+    /// where they are too many to count.
     pub fn shared_sizes<'k>(&'k self, program: &'k Program) -> impl Iterator<Item = (BufferId, Option<u64>)> + 'k {
         let in_parts = warpgroup::in_parts(program, self);
         self.shared.iter().map(move |b| {

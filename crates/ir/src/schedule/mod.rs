@@ -494,10 +494,10 @@ pub enum Step {
     /// ```
     ///
     /// There are as many of each buffer as `stages`, which iterations use in turns, so that threads of a
-    /// block wait for each other once in each. With `held` copies are begun an iteration later: what has begun
-    /// to read one in an iteration may go on in the next. Where a GPU has no such copies they are made at once.
-    /// With `last` an iteration begins copies when it has begun all else. What no loop over threads copies one
-    /// thread copies, in boxes where a GPU can ([`Scope::Bulk`](crate::Scope::Bulk)).
+    /// block wait for each other once in each. With `held` copies are begun an iteration later: what has
+    /// begun to read one in an iteration may go on in the next. Where a GPU has no such copies they are made
+    /// at once. With `last` an iteration begins copies when it has begun all else. What no loop over threads
+    /// copies one thread copies, in boxes where a GPU can ([`Scope::Bulk`](crate::Scope::Bulk)).
     Stream {
         /// The buffers that are copied to, which are shared by a block.
         buffers: Vec<String>,

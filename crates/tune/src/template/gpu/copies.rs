@@ -4,7 +4,7 @@
 use super::super::Setting;
 use super::super::step::{exact, pipeline, stream, unroll};
 use super::{constraint, gpu};
-use crate::space::{Config, Constraint, Parameter, Space};
+use crate::space::{Config, Constraint, Domain, Parameter, Space};
 use tilewright_ir::Step;
 
 /// Copies of a thread that are repeated in the code: the addresses of more of them would not leave other
@@ -61,8 +61,13 @@ pub fn in_registers(s: &Setting) -> &'static str {
 }
 
 /// Whether a thread makes copies that it does not load ahead, as a factor of an expression.
-pub fn are_alone(s: &Setting) -> &'static str {
-    if is_possible(s) { "(1 if copies == 'async' or ahead == 0 else 0)" } else { "(1 - min(ahead, 1))" }
+pub fn are_alone(parameters: &[Parameter]) -> &'static str {
+    let is_async = |p: &Parameter| match &p.domain {
+        Domain::Categorical(ways) => p.name == "copies" && ways.iter().any(|way| way == "async"),
+        _ => false,
+    };
+    let has_async = parameters.iter().any(is_async);
+    if has_async { "(1 if copies == 'async' or ahead == 0 else 0)" } else { "(1 - min(ahead, 1))" }
 }
 
 /// How factors get into shared memory in a configuration.

@@ -177,19 +177,19 @@ const COPY_REGISTERS: i64 = 3;
 
 /// Registers of a thread, of so many, for copies of single elements that it does not load ahead, as an
 /// expression.
-fn copied_alone(s: &Setting, threads: &str) -> String {
+fn copied_alone(threads: &str, parameters: &[Parameter]) -> String {
     let of = |factor: char, block: char| {
         let n = format!("min(block_{block} * block_k // ({threads}), {})", copies::AT_A_TIME);
         format!("({n} if vector_{factor} == 1 else 0)")
     };
-    format!("{} * {COPY_REGISTERS} * ({} + {})", copies::are_alone(s), of('a', 'm'), of('b', 'n'))
+    format!("{} * {COPY_REGISTERS} * ({} + {})", copies::are_alone(parameters), of('a', 'm'), of('b', 'n'))
 }
 
 /// How many registers a thread, and all threads of a block, may have. `registers`: what a thread needs
 /// besides those for copies of single elements, of which many threads have less at a time, as an expression.
 pub(super) fn in_registers(s: &Setting, registers: &str, threads: &str, parameters: &[Parameter]) -> Constraint {
     let gpu = gpu(s);
-    let mut copied = copied_alone(s, threads);
+    let mut copied = copied_alone(threads, parameters);
     if parameters.iter().any(|p| p.name == "shared") {
         copied = format!("({copied} if shared == 'yes' else 0)");
     }
