@@ -450,7 +450,7 @@ fn faults_in_products_of_groups_are_found() {
             None => format!("{line}\n"),
         };
         let stride = ((1024_i64 >> 4) << 32) + (1 << 62) + (1 << 16);
-        let across = stride - (1 << 16) + ((64 * 128 >> 4) << 16);
+        let across = stride - (1 << 16) + (((64 * 128) >> 4) << 16);
         let lies = [[0, 1], [0, 0], [1, 0], [1, 1]].map(|[a, b]| format!(", 1, 1, 1, {a}, {b};"));
         let otherwise = lies.iter().zip(lies.iter().cycle().skip(2)).find(|(how, _)| code.contains(*how));
         for (what, mutant) in [
