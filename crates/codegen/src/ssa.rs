@@ -501,19 +501,6 @@ impl Function {
         out
     }
 
-    /// The blocks of the loop that goes back from one of them, of those in [order](Function::order).
-    pub fn loop_up_to<'b>(&self, last: usize, order: &'b [BlockId]) -> Option<&'b [BlockId]> {
-        let first = self.successors(order[last]).filter_map(|to| order[..=last].iter().position(|b| *b == to)).min();
-        first.map(|first| &order[first..=last])
-    }
-
-    /// Whether it uses memory that the threads of a block share, or waits for them, in some blocks.
-    pub fn shares(&self, blocks: &[BlockId]) -> bool {
-        let is_shared = |id: &Id| self.values[id.at()].ty == Type::SHARED;
-        let mut instructions = blocks.iter().flat_map(|block| &self.blocks[block.at()]);
-        instructions.any(|i| i.op == Op::Barrier || i.operands.iter().any(is_shared))
-    }
-
     /// Where control may go from a block.
     pub fn successors(&self, block: BlockId) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
         let [a, b] = match self.blocks[block.at()].last().map(|last| &last.op) {

@@ -17,7 +17,8 @@ use tilewright_ir::target::{Arch, GpuApi, Target};
 use super::module::{Module, c_string};
 use crate::generate::cpu;
 use crate::ssa::{
-    self, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, Id, Instruction, Kind, Linkage, Op, Space, Type,
+    self, BlockId, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, Id, Instruction, Kind, Linkage, Op,
+    Space, Type,
 };
 
 /// The unnamed name.
@@ -139,6 +140,19 @@ fn binary(op: &Op) -> Option<LLVMOpcode> {
         Op::FDiv => LLVMOpcode::LLVMFDiv,
         _ => return None,
     })
+}
+
+/// The blocks of the loop that goes back from one of them, of those in [order](Function::order).
+fn loop_up_to<'b>(f: &Function, last: usize, order: &'b [BlockId]) -> Option<&'b [BlockId]> {
+    let first = f.successors(order[last]).filter_map(|to| order[..=last].iter().position(|b| *b == to)).min();
+    first.map(|first| &order[first..=last])
+}
+
+/// Whether a function uses memory that the threads of a block share, or waits for them, in some blocks.
+fn shares(f: &Function, blocks: &[BlockId]) -> bool {
+    let is_shared = |id: &Id| f.values[id.at()].ty == Type::SHARED;
+    let mut instructions = blocks.iter().flat_map(|block| &f.blocks[block.at()]);
+    instructions.any(|i| i.op == Op::Barrier || i.operands.iter().any(is_shared))
 }
 
 impl Printer<'_> {
@@ -334,7 +348,7 @@ impl Printer<'_> {
                     body.values[result.at()] = value;
                 }
             }
-            if f.loop_up_to(at, &order).is_some_and(|blocks| f.shares(blocks)) {
+            if loop_up_to(f, at, &order).is_some_and(|blocks| shares(f, blocks)) {
                 self.keep_as_it_is(body.blocks[block.at()]);
             }
         }
