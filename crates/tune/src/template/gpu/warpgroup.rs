@@ -232,7 +232,7 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
 
     // Factors in shared memory, in rows along the sum or, where they lie so, across it.
     let threads = Threads([WARP[0], WARP[1], WARPS * groups_m * groups_n]);
-    let mut copied_by = Vec::new();
+    let (mut copied_by, mut boxes) = (Vec::new(), Vec::new());
     for (name, factor, size, vector) in [("A", &p.a, bm, int("vector_a")), ("B", &p.b, bn, int("vector_b"))] {
         let [x, shared_name] = ["x", "s"].map(|part| format!("{name}.{part}"));
         let at = usize::from(p.batch.is_some());
@@ -250,6 +250,7 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
         let copied =
             Copied { name: &shared_name, extents: &extents, order: &order, vector, runs: false, across: turned };
         if matches!(copies, Copies::Bulk(_)) && is_box(dtype, factor) {
+            boxes.push(format!("{shared_name}.{at}"));
             copied_by.push((shared_name, i64::MAX));
             continue;
         }
@@ -261,6 +262,7 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
     let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
     // While tensor cores multiply, threads begin copies.
     steps.extend(copies.stream_held("k.o", &copied_by, goes_on(space, config), true));
+    steps.extend(boxes.iter().map(|boxes| unroll(boxes)));
     steps.extend(bind_warps(""));
     steps.extend(["j.e", "i.h", "j.m", "i.m", "k.n"].map(unroll));
     steps.push(tensorize("k.i", precision(space, config)));
