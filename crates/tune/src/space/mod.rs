@@ -226,6 +226,11 @@ impl Space {
         self.axes.iter().map(|axis| axis.name.as_str())
     }
 
+    /// Whether there is a parameter of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.names().any(|known| known == name)
+    }
+
     /// The feasible set of a parameter.
     pub fn domain(&self, parameter: usize) -> &Domain {
         &self.axes[parameter].domain

@@ -67,7 +67,7 @@ impl Share {
         if s.n_threads == 1 {
             return Share::Nothing;
         }
-        match space.names().any(|name| name == NAME) {
+        match space.has(NAME) {
             true => Share::named(&space.value(config, NAME)),
             false => Share::Result,
         }

@@ -86,7 +86,7 @@ impl Copies {
     /// Those of a configuration.
     pub fn of(space: &Space, config: &Config) -> Copies {
         let ahead = space.int(config, "ahead");
-        let way = space.names().find(|name| *name == "copies").map(|name| space.text(config, name));
+        let way = space.has("copies").then(|| space.text(config, "copies"));
         match way.as_deref() {
             Some("async") => Copies::Async(ahead),
             Some("bulk") => Copies::Bulk(ahead),
@@ -126,13 +126,9 @@ impl Copies {
     }
 
     /// What becomes of the copies of a loop's iterations, each with its loads of a thread, where they do
-    /// not pass through registers. `last`: whether they are begun behind all else.
-    pub fn stream(self, at: &str, copies: &[(&str, i64)], last: bool) -> Vec<Step> {
-        self.stream_held(at, copies, false, last)
-    }
-
-    /// The same; `held`: whether what reads them may go on in the next iteration.
-    pub fn stream_held(self, at: &str, copies: &[(&str, i64)], held: bool, last: bool) -> Vec<Step> {
+    /// not pass through registers. `held`: whether what reads them may go on in the next iteration. `last`:
+    /// whether they are begun behind all else.
+    pub fn stream(self, at: &str, copies: &[(&str, i64)], held: bool, last: bool) -> Vec<Step> {
         let (Copies::Async(stages) | Copies::Bulk(stages)) = self else { return Vec::new() };
         let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();
         let (divided, unrolled): (Vec<_>, Vec<_>) = copies.iter().map(|(name, n)| repeated(name, *n)).unzip();

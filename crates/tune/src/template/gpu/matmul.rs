@@ -244,12 +244,11 @@ pub(super) fn order(space: &Space, config: &Config) -> Order {
 /// The schedule of a configuration.
 pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
     let int = |name: &str| space.int(config, name);
-    let has = |name: &str| space.names().any(|known| known == name);
     let tile = |block: &str, each: &str, next: i64| {
         let [block, each] = [block, each].map(int);
         Tile { strides: each / next, threads: block / each, elements: next }
     };
-    let columns = tile("block_n", "thread_n", if has("lanes") { int("lanes") } else { NEXT });
+    let columns = tile("block_n", "thread_n", if space.has("lanes") { int("lanes") } else { NEXT });
     let lanes = 8 * columns.elements * s.workload.dtype.bytes() as i64 <= i64::from(s.target.vector_bits);
     Tiling {
         rows: tile("block_m", "thread_m", NEXT),
@@ -265,7 +264,7 @@ pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
         vectors: [int("vector_a"), int("vector_b")],
         copies: Copies::of(space, config),
         lanes,
-        shared: !has("shared") || space.text(config, "shared") == "yes",
+        shared: !space.has("shared") || space.text(config, "shared") == "yes",
     }
 }
 

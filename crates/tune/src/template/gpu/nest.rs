@@ -134,9 +134,8 @@ struct Choices {
 
 impl Choices {
     fn of(space: &Space, config: &Config) -> Choices {
-        let has = |name: &str| space.names().any(|n| n == name);
-        let int = |name: &str| if has(name) { space.int(config, name) } else { 1 };
-        let by_rows = has("stages") && space.text(config, "stages") == "rows";
+        let int = |name: &str| if space.has(name) { space.int(config, name) } else { 1 };
+        let by_rows = space.has("stages") && space.text(config, "stages") == "rows";
         Choices { threads: int("threads"), along: int("along"), split: int("split"), unroll: int("unroll"), by_rows }
     }
 }

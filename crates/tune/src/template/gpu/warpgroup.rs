@@ -132,7 +132,7 @@ fn precision(space: &Space, config: &Config) -> Tensor {
 
 /// Whether the products of a step of the sum go on while those of the next are begun.
 fn goes_on(space: &Space, config: &Config) -> bool {
-    space.names().any(|name| name == "in_flight") && space.int(config, "in_flight") > 0
+    space.has("in_flight") && space.int(config, "in_flight") > 0
 }
 
 /// Columns of the least block: rows of a factor that lie across the sum are whole.
@@ -261,7 +261,7 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
     }
     let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
     // While tensor cores multiply, threads begin copies.
-    steps.extend(copies.stream_held("k.o", &copied_by, goes_on(space, config), true));
+    steps.extend(copies.stream("k.o", &copied_by, goes_on(space, config), true));
     steps.extend(boxes.iter().map(|boxes| unroll(boxes)));
     steps.extend(bind_warps(""));
     steps.extend(["j.e", "i.h", "j.m", "i.m", "k.n"].map(unroll));

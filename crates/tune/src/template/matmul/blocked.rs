@@ -529,7 +529,7 @@ fn product(s: &Setting, p: &Product, threads: &str, k_blocks: i64, space: &Space
     steps.push(vectorize("jl"));
     steps.extend(["jv", rows.inside, "ki"].map(unroll));
     // With an epilogue there is no such choice, even for parts of sums that it follows later.
-    if space.names().any(|name| name == "prefetch_c") && space.flag(config, "prefetch_c") {
+    if space.has("prefetch_c") && space.flag(config, "prefetch_c") {
         steps.push(prefetch(p.sum, tile, 0));
     }
     if space.flag(config, "prefetch_a") {

@@ -50,9 +50,8 @@ impl Default for Choices {
 impl Choices {
     /// Those of a configuration.
     pub fn of(space: &Space, config: &Config) -> Choices {
-        let has = |name: &str| space.names().any(|n| n == name);
-        let int = |name: &str, default: i64| if has(name) { space.int(config, name) } else { default };
-        let is = |name: &str, text: &str| has(name) && space.text(config, name) == text;
+        let int = |name: &str, default: i64| if space.has(name) { space.int(config, name) } else { default };
+        let is = |name: &str, text: &str| space.has(name) && space.text(config, name) == text;
         let default = Choices::default();
         let lanes = match () {
             () if is("lanes", "across") => Some(Way::Across),
