@@ -47,6 +47,12 @@ exports! {
     cuStreamCreate = create_stream(to: *mut Handle, flags: c_uint);
     cuStreamDestroy_v2 = destroy_stream(stream: Handle);
     cuStreamSynchronize = synchronize(stream: Handle);
+    cuStreamBeginCapture_v2 = begin_capture(stream: Handle, mode: c_int);
+    cuStreamEndCapture = end_capture(stream: Handle, to: *mut Handle);
+    cuGraphInstantiateWithFlags = instantiate(to: *mut Handle, graph: Handle, flags: u64);
+    cuGraphDestroy = destroy_graph(graph: Handle);
+    cuGraphLaunch = launch_graph(graph: Handle, stream: Handle);
+    cuGraphExecDestroy = destroy_executable(executable: Handle);
     cuLaunchKernel = launch(
         function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared_bytes: c_uint,
         stream: Handle, arguments: *mut *mut c_void, extra: *mut *mut c_void

@@ -65,6 +65,7 @@ pub fn source(name: &str, origin: &[String], template: &str, tables: &str) -> St
     let text = template
         .replace("net.h", &format!("{name}.h"))
         .replace("@ORIGIN@", &comment(origin, &[]))
+        .replace("@COMMON@", include_str!("../templates/common.c").trim_end())
         .replace("@TABLES@", tables.trim_end());
     named(&text, name)
 }
@@ -83,7 +84,8 @@ pub fn quoted(text: &str) -> String {
     out + "\""
 }
 
-/// What a library says of itself, of its inputs and of its outputs, named as in the templates.
+/// What a library says of itself, of its inputs and of its outputs, named as in the templates: tables and
+/// functions that read them.
 pub fn interface(build: &Json, inputs: &[Tensor], outputs: &[Tensor]) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let build = serde_json::to_string(build).expect("what was made as JSON can be written");
@@ -104,7 +106,7 @@ pub fn interface(build: &Json, inputs: &[Tensor], outputs: &[Tensor]) -> Result<
         }
         writeln!(out, "    {{NULL, 0, 0, 0, 0, NULL, 0}}\n}};\n")?;
     }
-    Ok(out)
+    Ok(out + include_str!("../templates/interface.c"))
 }
 
 /// Where the data of a library is, which are so many bytes.

@@ -22,6 +22,12 @@
     X(cuStreamCreate, (void **, unsigned)) \
     X(cuStreamDestroy_v2, (void *)) \
     X(cuStreamSynchronize, (void *)) \
+    X(cuStreamBeginCapture_v2, (void *, int)) \
+    X(cuStreamEndCapture, (void *, void **)) \
+    X(cuGraphInstantiateWithFlags, (void **, void *, uint64_t)) \
+    X(cuGraphDestroy, (void *)) \
+    X(cuGraphLaunch, (void *, void *)) \
+    X(cuGraphExecDestroy, (void *)) \
     X(cuLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, \
                        void **))
 
@@ -39,7 +45,8 @@ enum {
     NET_CU_CAPABILITY_MAJOR = 75,
     NET_CU_CAPABILITY_MINOR = 76,
     NET_CU_FUNCTION_SHARED = 8,
-    NET_CU_STREAM_NON_BLOCKING = 1
+    NET_CU_STREAM_NON_BLOCKING = 1,
+    NET_CU_CAPTURE_THREAD_LOCAL = 1
 };
 
 typedef uint64_t net_handle;
@@ -54,6 +61,8 @@ struct net_context {
     net_handle pieces[NET_PIECES + 1], spans[NET_SPANS + 1];
     /* For inputs and outputs in the host's memory. */
     net_handle staged[NET_INPUTS + NET_OUTPUTS + 1];
+    /* The launches of a run on these, once there was one. */
+    void *graph;
 };
 
 /* What an instruction is told of an array, as the driver writes it. */
@@ -131,6 +140,7 @@ static void net_close(net_context *context) {
     const net_calls *cu = &context->cu;
     for (size_t i = 0; i != NET_CODES; i++)
         if (context->codes[i]) (void)cu->cuModuleUnload(context->codes[i]);
+    if (context->graph) (void)cu->cuGraphExecDestroy(context->graph);
     if (context->queue) (void)cu->cuStreamDestroy_v2(context->queue);
     net_leave(context);
     if (context->is_primary) (void)cu->cuDevicePrimaryCtxRelease_v2(context->device);
@@ -244,4 +254,24 @@ static int net_take(net_context *context, size_t piece, const void *memory, cons
     if (context->pieces[piece] % NET_ALIGN)
         return net_fail(NET_BAD_ARGUMENT, "`%s` is not aligned to %u bytes", tensor->name, (unsigned)NET_ALIGN);
     return NET_OK;
+}
+
+/* Launches what a run is on memory of the context's own, which stays where it is: all launches as one. */
+static int net_put_staged_run(net_context *context) {
+    const net_calls *cu = &context->cu;
+    int answer = 0;
+    if (!context->graph) {
+        void *graph = NULL;
+        answer = cu->cuStreamBeginCapture_v2(context->queue, NET_CU_CAPTURE_THREAD_LOCAL);
+        if (answer) return net_refuse(cu, answer, "cuStreamBeginCapture");
+        int code = net_put_run(context, context->queue);
+        answer = cu->cuStreamEndCapture(context->queue, &graph);
+        if (!code && !answer) answer = cu->cuGraphInstantiateWithFlags(&context->graph, graph, 0);
+        if (graph) (void)cu->cuGraphDestroy(graph);
+        if (code) return code;
+        if (answer) context->graph = NULL;
+        if (answer) return net_refuse(cu, answer, "cuGraphInstantiate");
+    }
+    answer = cu->cuGraphLaunch(context->graph, context->queue);
+    return answer ? net_refuse(cu, answer, "cuGraphLaunch") : NET_OK;
 }

@@ -8,22 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__GNUC__)
-#define NET_API __attribute__((visibility("default")))
-#define NET_HIDDEN __attribute__((visibility("hidden")))
 #define NET_OF_THREAD static __thread
 #define NET_FORMAT(text) __attribute__((format(printf, text, (text) + 1)))
-#else
-#error "a compiler with GNU C's attributes is needed"
-#endif
+
+@COMMON@
 
 #ifdef NET_OLD_GLIBC
-/* So that the library runs with every glibc since 2.17, wherever it is linked. */
-#if defined(__x86_64__)
-#define NET_GLIBC "GLIBC_2.2.5"
-#else
-#define NET_GLIBC "GLIBC_2.17"
-#endif
 __asm__(".symver dlopen, dlopen@" NET_GLIBC);
 __asm__(".symver dlsym, dlsym@" NET_GLIBC);
 __asm__(".symver dlerror, dlerror@" NET_GLIBC);
@@ -104,16 +94,12 @@ NET_FORMAT(2) static int net_fail(int code, const char *format, ...) {
     return code;
 }
 
+/* Launches what a run is on what is passed. */
+static int net_put_run(net_context *context, void *queue);
+
 @DRIVER@
 
 /* Contexts. */
-
-NET_API uint32_t net_abi(void) { return NET_ABI; }
-NET_API const char *net_build(void) { return net_build_text; }
-NET_API size_t net_inputs(void) { return NET_INPUTS; }
-NET_API size_t net_outputs(void) { return NET_OUTPUTS; }
-NET_API const net_tensor *net_input(size_t i) { return i < NET_INPUTS ? &net_input_table[i] : NULL; }
-NET_API const net_tensor *net_output(size_t i) { return i < NET_OUTPUTS ? &net_output_table[i] : NULL; }
 
 NET_API const char *net_message(int code) {
     if (code && code == net_said_of) return net_said;
@@ -190,7 +176,6 @@ NET_API void net_destroy(net_context *context) {
     free(context);
 }
 
-/* Launches what a run is on what is passed. */
 static int net_put_run(net_context *context, void *queue) {
     int code = net_place(context, NET_OWN_SPANS, NET_SPANS);
     if (!code) code = net_put(context, queue, NET_PREPARATIONS, NET_LAUNCHES);
@@ -226,7 +211,7 @@ NET_API int net_run(net_context *context, const void *const *inputs, void *const
         code = net_stage(context, i, net_input_table[i].bytes);
         if (!code) code = net_write(context, pieces[i], inputs[i], net_input_table[i].bytes);
     }
-    if (!code) code = net_put_run(context, context->queue);
+    if (!code) code = net_put_staged_run(context);
     for (size_t i = 0; i != NET_OUTPUTS && !code; i++)
         code = net_read(context, pieces[NET_INPUTS + i], outputs[i], net_output_table[i].bytes);
     /* Whatever failed, nothing of the caller's is in use afterwards. */

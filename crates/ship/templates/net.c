@@ -16,20 +16,10 @@
 /* Bytes of a large page; the common size on x86-64 and Arm. */
 #define NET_LARGE_PAGE ((size_t)2 << 20)
 
-#if defined(__GNUC__)
-#define NET_API __attribute__((visibility("default")))
-#define NET_HIDDEN __attribute__((visibility("hidden")))
-#else
-#error "a compiler with GNU C's atomic operations is needed"
-#endif
+@COMMON@
 
 #ifdef NET_OLD_GLIBC
-/* So that the library runs with every glibc since 2.17, wherever it is linked (with --wrap for those of libm). */
-#if defined(__x86_64__)
-#define NET_GLIBC "GLIBC_2.2.5"
-#else
-#define NET_GLIBC "GLIBC_2.17"
-#endif
+/* Linked with --wrap for those of libm. */
 __asm__(".symver pthread_create, pthread_create@" NET_GLIBC);
 __asm__(".symver pthread_join, pthread_join@" NET_GLIBC);
 #define NET_OLD(type, name) \
@@ -250,13 +240,6 @@ static char *net_made;
 static size_t net_made_users;
 
 static size_t net_rounded(size_t bytes) { return (bytes + 127) / 128 * 128; }
-
-NET_API uint32_t net_abi(void) { return NET_ABI; }
-NET_API const char *net_build(void) { return net_build_text; }
-NET_API size_t net_inputs(void) { return NET_INPUTS; }
-NET_API size_t net_outputs(void) { return NET_OUTPUTS; }
-NET_API const net_tensor *net_input(size_t i) { return i < NET_INPUTS ? &net_input_table[i] : NULL; }
-NET_API const net_tensor *net_output(size_t i) { return i < NET_OUTPUTS ? &net_output_table[i] : NULL; }
 
 NET_API const char *net_message(int code) {
     switch (code) {

@@ -357,3 +357,6 @@ static int net_take(net_context *context, size_t piece, const void *memory, cons
         return net_fail(NET_BAD_ARGUMENT, "`%s` has %zu bytes, and takes %zu", tensor->name, bytes, tensor->bytes);
     return NET_OK;
 }
+
+/* Launches what a run is on memory of the context's own. */
+static int net_put_staged_run(net_context *context) { return net_put_run(context, context->queue); }

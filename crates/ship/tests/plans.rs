@@ -21,15 +21,16 @@ int main(void) {
     const void *inputs[] = {x};
     void *outputs[] = {y};
     two_Halves_context *context;
-    for (int i = 0; i < 33; i++) x[i] = 1.5f * (float)i - 7;
     two_Halves_context *second;
     int code = two_Halves_create(NULL, &second);
     if (code == TWO_HALVES_NO_DEVICE) return 77;
     if (code) puts(two_Halves_message(code));
     if (code || two_Halves_create(NULL, &context)) return 1;
     two_Halves_destroy(second);
-    for (int i = 0; i < 50; i++)
+    for (int run = 0; run < 50; run++) {
+        for (int i = 0; i < 33; i++) x[i] = 1.5f * (float)i - 7 + (float)(49 - run);
         if (two_Halves_run(context, inputs, outputs)) return 2;
+    }
     two_Halves_destroy(context);
     for (int i = 0; i < 66; i++) printf("%a\n", (double)y[i]);
     return 0;
