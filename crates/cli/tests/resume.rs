@@ -100,7 +100,7 @@ fn a_space_that_is_recorded_leaves_nothing_to_search() {
 fn a_killed_run_loses_at_most_a_batch_and_repeats_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let db = folder.path().join("records.db");
-    let arguments = tune(&db, &["--trials", "200"]);
+    let arguments = tune(&db, &["--trials", "200", "--no-race"]);
     let mut before = recorded(&db);
     // Moments that differ from run to run of the test, spread over starting, building, measuring and writing.
     let mut seed = u64::from(std::process::id());
@@ -198,7 +198,7 @@ fn a_run_races_what_another_one_has_recorded_meanwhile() {
 fn a_database_that_is_locked_for_long_loses_no_trial() {
     let folder = tempfile::tempdir().unwrap();
     let db = folder.path().join("records.db");
-    let mut running = Running::start(&tune(&db, &["--trials", "400"]));
+    let mut running = Running::start(&tune(&db, &["--trials", "400", "--no-race"]));
     // Batches are small from here on: the next is written at once. There are so many that some are left on
     // the fastest machine when the database is locked.
     running.wait_for(40);
