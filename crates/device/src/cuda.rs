@@ -625,7 +625,7 @@ impl Drop for Recorded {
 #[cfg(test)]
 mod fake;
 
-/// A context of an emulator, which this thread has for itself.
+/// A context of an emulator, of this thread's own.
 #[cfg(test)]
 pub(crate) fn emulated() -> Context {
     Context::of(fake::functions(), 0).expect("the emulator has a device")

@@ -23,7 +23,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Memory as the driver gives it.
     type Whole: DeviceMemory<Error = Self::Error> + Send + Sync + 'static;
     /// Kernels, as the device takes them.
-    type Code: 'static;
+    type Code: Send + 'static;
     /// A kernel with its arguments and its grid.
     type Launch: Send + Sync + 'static;
     /// Launches that the device carries out as one, where it has such.

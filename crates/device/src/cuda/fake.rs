@@ -1,7 +1,9 @@
-//! A driver for tests, which has one device: an emulator of PTX. Each thread has one of its own.
+//! A driver for tests, which has one device: an emulator of PTX. Each thread has one of its own, until it
+//! enters a context of another one's.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{Address, Answer, DeviceId, Functions, Handle};
 use emulator::{Entry, Order};
@@ -31,22 +33,35 @@ struct Launch {
     arguments: Vec<u64>,
 }
 
+type Shared = Arc<Mutex<State>>;
+
 thread_local! {
-    static STATE: RefCell<State> = RefCell::default();
+    static CURRENT: RefCell<Shared> = RefCell::default();
+}
+
+/// What contexts are of, by their handles.
+static CONTEXTS: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn current<R>(f: impl FnOnce(&mut State) -> R) -> R {
+    CURRENT.with_borrow(|state| f(&mut lock(state)))
 }
 
 /// Pieces of memory that are allocated.
 pub fn n_allocated() -> usize {
-    STATE.with_borrow(|state| state.n_allocated)
+    current(|state| state.n_allocated)
 }
 
 /// Kernels that have run.
 pub fn n_launches() -> usize {
-    STATE.with_borrow(|state| state.n_launches)
+    current(|state| state.n_launches)
 }
 
 fn with(f: impl FnOnce(&mut State) -> Answer) -> Answer {
-    STATE.with_borrow_mut(|state| if state.broken != 0 { state.broken } else { f(state) })
+    current(|state| if state.broken != 0 { state.broken } else { f(state) })
 }
 
 /// Writes to where a caller wants something.
@@ -136,8 +151,16 @@ unsafe extern "C" fn device_attribute(to: *mut c_int, attribute: c_int, _: Devic
     give(to, value)
 }
 
-unsafe extern "C" fn retain_context(to: *mut Handle, device: DeviceId) -> Answer {
-    give(to, handle(device as usize))
+unsafe extern "C" fn retain_context(to: *mut Handle, _: DeviceId) -> Answer {
+    let mut contexts = lock(&CONTEXTS);
+    contexts.push(CURRENT.with_borrow(Arc::clone));
+    give(to, handle(contexts.len() - 1))
+}
+
+unsafe extern "C" fn set_context(context: Handle) -> Answer {
+    let state = Arc::clone(&lock(&CONTEXTS)[number(context)]);
+    CURRENT.set(state);
+    with(|_| 0)
 }
 
 unsafe extern "C" fn release_context(_: DeviceId) -> Answer {
@@ -355,7 +378,7 @@ pub fn functions() -> Functions {
         device_attribute,
         retain_context,
         release_context,
-        set_context: takes_handle,
+        set_context,
         allocate,
         free,
         to_device,

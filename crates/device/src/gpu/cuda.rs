@@ -27,7 +27,7 @@ impl Cuda {
         Ok(Cuda { context, assembler: Assembler::find() })
     }
 
-    /// One of an emulator, which this thread has for itself.
+    /// One of an emulator, of this thread's own.
     #[cfg(test)]
     pub(crate) fn emulated() -> Cuda {
         Cuda { context: cuda::emulated(), assembler: Assembler::Driver }

@@ -8,7 +8,7 @@ use thiserror::Error;
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_runtime::gpu::{self, GpuModel, Home, Launches};
-use tilewright_runtime::{Constant, HostFunction, Slice, Step, Work};
+use tilewright_runtime::{Constant, HostFunction, Slice, Step, Work, on_all_cores};
 
 use super::{Cuda, Driver, Memory, OpenCl, Shape, Span, fits};
 
@@ -137,7 +137,7 @@ impl<D: Driver> OnDevice<D> {
     fn new(driver: D, model: Arc<GpuModel>) -> Result<OnDevice<D>, GpuError> {
         let align = driver.alignment().map_err(of_device(&model.target))?;
         let all = Launches::new(&model, align);
-        let (memories, codes) = (BTreeMap::new(), HashMap::new());
+        let (memories, codes) = (BTreeMap::new(), codes(&driver, &model, &all)?);
         let mut loader = Loader { driver: &driver, model: &model, launches: &all, memories, codes };
         let preparations = loader.launches(&all.preparations)?;
         if !preparations.is_empty() {
@@ -229,6 +229,22 @@ impl<D: Driver> OnDevice<D> {
     }
 }
 
+/// The code of each program that is launched, built by all cores.
+fn codes<D: Driver>(driver: &D, model: &GpuModel, all: &Launches) -> Result<HashMap<usize, D::Code>, GpuError> {
+    let target = &model.target;
+    let gpu = target.gpu.as_ref().expect("invariant: the target is a GPU");
+    // With the first step that launches it, for what is said where it is refused.
+    let launches = all.preparations.iter().chain(&all.launches).rev();
+    let steps: BTreeMap<usize, usize> = launches.map(|launch| (launch.program, launch.step)).collect();
+    let build = |(): &mut (), (number, step): (usize, usize)| {
+        let program = all.program(number);
+        let fitting = program.kernels().try_for_each(|kernel| fits(&Shape::of(kernel, program), gpu));
+        let code = fitting.and_then(|()| driver.build(program, target).map_err(|failure| failure.message));
+        Ok((number, code.map_err(of_step(&model.plan.steps[step]))?))
+    };
+    on_all_cores(steps.into_iter().collect(), || (), build).into_iter().collect()
+}
+
 /// Calls a function of this process on what lies on the device.
 fn host<D: Driver>(inputs: &[Span<Memory<D>>], outputs: &[Span<Memory<D>>], run: &HostFunction) -> Result<(), String> {
     let room = |span: &Span<Memory<D>>| vec![0; span.n_bytes as usize];
@@ -275,12 +291,6 @@ impl<D: Driver> Loader<'_, D> {
 
     fn launch(&mut self, launch: &gpu::Launch) -> Result<D::Launch, String> {
         let (target, program) = (&self.model.target, self.launches.program(launch.program));
-        if !self.codes.contains_key(&launch.program) {
-            let gpu = target.gpu.as_ref().expect("invariant: the target is a GPU");
-            program.kernels().try_for_each(|kernel| fits(&Shape::of(kernel, program), gpu))?;
-            let code = self.driver.build(program, target).map_err(|failure| failure.message)?;
-            self.codes.insert(launch.program, code);
-        }
         let spans = launch.arguments.iter().map(|span| self.span(span)).collect::<Result<Vec<_>, _>>()?;
         let made = D::launch(&self.codes[&launch.program], self.launches.kernel_of(launch), program, target, spans);
         made.map_err(|failure| failure.message)
