@@ -32,8 +32,8 @@ impl Fused {
     /// counted.
     ///
     /// Inputs and outputs stay as they are, and so does what operators without code read and write. A kernel
-    /// that changes from one layout to another between two that are open counts where it was measured: else
-    /// it takes no less than one that does not, about, and to expect something of it costs time. Dynamic
+    /// that changes from one layout to another between two that are open takes what was measured, else as
+    /// much as the slower one of those that do not: to expect something of its own costs time. Dynamic
     /// programming over the steps: a state is the layouts of the images that later steps still read, and of
     /// those with the same layouts the cheapest is followed up.
     ///
@@ -44,10 +44,10 @@ impl Fused {
     /// Where a kernel in another layout is larger than any memory.
     pub fn laid_out(self, block: i64, costs: Costs, prefers_measured: bool) -> Result<Fused, WorkloadError> {
         let images = Images::new(&self, block);
-        let mut prices = Prices::new(&self.net, &images, Costs { expected: costs.measured, ..costs });
+        let mut prices = Prices::new(&self.net, &images, costs, prefers_measured);
         let mut cheapest = if prefers_measured { prices.cheapest(&self.steps)? } else { None };
         if cheapest.is_none() {
-            prices = Prices::new(&self.net, &images, costs);
+            prices = Prices::new(&self.net, &images, costs, false);
             cheapest = prices.cheapest(&self.steps)?;
         }
         let in_blocks = cheapest.unwrap_or_default();
@@ -319,6 +319,8 @@ struct Prices<'a> {
     net: &'a Net,
     images: &'a Images,
     costs: Costs<'a>,
+    /// Whether what was not measured is not to be had.
+    only_measured: bool,
     /// By the workload's text.
     known: HashMap<String, Option<f64>>,
     /// By the kernel's step.
@@ -327,14 +329,15 @@ struct Prices<'a> {
 }
 
 impl<'a> Prices<'a> {
-    fn new(net: &'a Net, images: &'a Images, costs: Costs<'a>) -> Prices<'a> {
+    fn new(net: &'a Net, images: &'a Images, costs: Costs<'a>, only_measured: bool) -> Prices<'a> {
         let (known, of_kernels, of_conversions) = Default::default();
-        Prices { net, images, costs, known, of_kernels, of_conversions }
+        Prices { net, images, costs, only_measured, known, of_kernels, of_conversions }
     }
 
     fn of(&mut self, workload: &Workload) -> Option<f64> {
-        let text = workload.to_string();
-        *self.known.entry(text).or_insert_with(|| (self.costs.expected)(workload))
+        let Costs { expected, measured } = self.costs;
+        let cost = if self.only_measured { measured } else { expected };
+        *self.known.entry(workload.to_string()).or_insert_with(|| cost(workload))
     }
 
     /// What a kernel takes that reads and writes so.
@@ -344,9 +347,14 @@ impl<'a> Prices<'a> {
         }
         let workload = self.images.kernel(self.net, kernel, way)?.workload;
         let is_open = |id: ValueId| self.images.classes[id.0].is_some();
-        let cost = match way.input != way.output && is_open(kernel.inputs[0]) && is_open(kernel.output) {
-            true => (self.costs.measured)(&workload),
-            false => self.of(&workload),
+        let is_between = way.input != way.output && is_open(kernel.inputs[0]) && is_open(kernel.output);
+        let cost = match (self.costs.measured)(&workload) {
+            _ if !is_between => self.of(&workload),
+            None if !self.only_measured => {
+                let mut alike = |both: bool| self.kernel(at, kernel, Way { input: both, output: both });
+                alike(false)?.zip(alike(true)?).map(|(plain, in_blocks)| plain.max(in_blocks))
+            }
+            measured => measured,
         };
         self.of_kernels.insert((at, way), cost);
         Ok(cost)

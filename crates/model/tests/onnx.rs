@@ -454,6 +454,40 @@ fn layouts_are_those_that_are_cheapest_together() {
     assert_eq!((fused.n_conversions(), layouts(&fused)), (0, layouts(&plain)));
 }
 
+/// A convolution that reads blocks and writes plain channels takes as much as the slower of those that do not
+/// change layouts, as long as it was not measured itself.
+#[test]
+fn convolutions_change_layouts_where_that_is_cheaper_than_a_conversion() {
+    let x = weights(&[1, 32, 6, 6]);
+    let known = [("wa", weights(&[32, 32, 1, 1])), ("wb", weights(&[32, 32, 1, 1])), ("wg", weights(&[32, 16, 1, 1]))];
+    let nodes: &[Node] = &[
+        ("a", "Conv", &["x", "wa"], None),
+        ("b", "Conv", &["a", "wb"], None),
+        ("y", "Conv", &["b", "wg"], Some(("group", Attribute::Int(2)))),
+    ];
+    let graph = graph_of(("x", &x), ("y", &[1, 32, 6, 6]), &known, nodes);
+    let plain = lower(&specialise(&graph, &Bindings::default()).graph).unwrap();
+    let cost = |of_conversion: f64| {
+        move |workload: &Workload| match workload.layout().channels() {
+            _ if workload.label().starts_with("nest:copy") => Some(of_conversion),
+            [input, output] => Some(10.0 - 3.0 * (f64::from(input > 1) + f64::from(output > 1))),
+        }
+    };
+    let layouts = |costs: Costs| -> (usize, Vec<[i64; 2]>) {
+        let fused = plain.clone().laid_out(16, costs, true).unwrap();
+        let tasks = fused.tasks().into_iter().filter(|(w, _)| !w.label().starts_with("nest"));
+        (fused.n_conversions(), tasks.map(|(w, _)| w.layout().channels()).collect())
+    };
+    let (cheap, dear) = (cost(2.0), cost(5.0));
+    let unknown = |_: &Workload| None;
+    let (converted, changed) = ((1, vec![[1, 16], [16, 16], [1, 1]]), (0, vec![[1, 16], [16, 1], [1, 1]]));
+    assert_eq!(layouts(Costs { expected: &cheap, measured: &unknown }), converted);
+    assert_eq!(layouts(Costs { expected: &dear, measured: &unknown }), changed);
+    // Of those for which all was measured, this is the cheapest.
+    let measured = |workload: &Workload| dear(workload).filter(|_| workload.layout().channels() != [16, 1]);
+    assert_eq!(layouts(Costs { expected: &dear, measured: &measured }), converted);
+}
+
 /// What a graph's only output is, and what is timed of its steps.
 fn answer(graph: &Graph, target: &Target, name: &str, x: &Tensor) -> (Tensor, Vec<ProfiledStep>) {
     let compiled = compiled_for(graph, target).unwrap_or_else(|e| panic!("{e}"));
