@@ -396,6 +396,28 @@ fn exact_says_nothing_where_no_algorithm_rounds() {
     assert_eq!(run_json(&winograd)["workload"], "conv2d:c=8,h=8,w=8,k=8,r=3,s=3,exact=1");
 }
 
+/// What differs by factors and terms alone is tuned once.
+#[test]
+fn records_serve_whatever_has_other_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let with = |epilogue: &str| format!("matmul:m=8,n=8,k=8,epilogue=relu+{epilogue}");
+    let tuned = run_json(&["tune", &with("linear(0.5;0.5)"), "--trials", "1", "--no-race", "--db", text(&db)]);
+    let best = |epilogue: &str| run_json(&["best", &with(epilogue), "--db", text(&db)]);
+    for same in ["linear(0.5;0.5)", "linear(0.651;-0.25)", "linear(-7;0.1)"] {
+        assert_eq!(best(same)["best"], tuned["best"], "{same}");
+    }
+    for other in ["linear(1;0.5)", "linear(0.651;0)", "leaky_relu"] {
+        assert_eq!(best(other)["found"], false, "{other}");
+    }
+    // Of its own numbers, as earlier versions recorded it, it is found as well.
+    let own = with("linear(0.25;3)");
+    let tuned = run_json(&["tune", &own, "--trials", "1", "--no-race", "--db", text(&db)]);
+    let least = |of: &Json| of["best"]["ms_median"].as_f64().unwrap();
+    assert!(least(&best("linear(0.25;3)")) <= least(&tuned));
+    assert_eq!(run_json(&["tune", &own, "--trials", "1", "--no-race", "--db", text(&db)])["new_trials"], 0);
+}
+
 #[test]
 fn what_is_too_large_is_named() {
     let large = ["space", "matmul:m=1073741789,n=100,k=1009"];

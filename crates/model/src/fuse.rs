@@ -105,14 +105,16 @@ pub struct Fused {
 }
 
 impl Fused {
-    /// The workloads, each once, in their order, with how often a run has them.
+    /// The workloads, each once, in their order, with how often a run has them; one that
+    /// [represents](Workload::representative) several in the place of these.
     pub fn tasks(&self) -> Vec<(Workload, usize)> {
         let mut tasks: Vec<(Workload, usize)> = Vec::new();
         for (step, times) in self.each() {
             if let Step::Kernel(kernel) = step {
-                match tasks.iter_mut().find(|(workload, _)| *workload == kernel.workload) {
+                let task = kernel.workload.representative();
+                match tasks.iter_mut().find(|(workload, _)| *workload == task) {
                     Some((_, n)) => *n += times,
-                    None => tasks.push((kernel.workload.clone(), times)),
+                    None => tasks.push((task, times)),
                 }
             }
         }

@@ -1,13 +1,13 @@
 //! Networks over steps: what their inputs add to all gates is one product for all steps; the first step has a
 //! form of its own, and all others are the steps of a sequence.
 
-use tilewright_graph::DType;
 use tilewright_graph::op::{Cell, Direction, Recurrent};
+use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
 
 use crate::import::Job;
 use crate::net::{Kind, Net, Node, Read, Sequence, Track, ValueId};
-use crate::scalar::{self, add, clip, input, mul, number, sub};
+use crate::scalar::{self, add, choose, clip, input, mul, number, sub, where_less};
 
 /// Steps of all directions, at most; of more there is no code.
 const MOST_STEPS: i64 = 1 << 14;
@@ -26,6 +26,9 @@ struct Way<'a> {
     sizes: [i64; 2],
     /// What the inputs add to all gates, step by step.
     inputs: ValueId,
+    /// Where sequences may be shorter than all steps, 1 for what belongs to one, else 0: for each step a
+    /// column, as long as the batch.
+    inside: Option<ValueId>,
     /// What its steps know.
     known: Known,
 }
@@ -77,29 +80,40 @@ impl Way<'_> {
 type State = (ValueId, Option<ValueId>);
 
 impl Job<'_> {
-    /// A recurrent network, where its weights are known and sequences are all of full length.
+    /// A recurrent network, where its weights are known. Behind the end of a sequence states stay, and what
+    /// is given for all steps is zero.
     pub(crate) fn recurrent(&mut self, op: &Recurrent) -> Option<()> {
         let x = self.try_input(0)?;
         let &[steps, batch, n] = &self.shape(0)?[..] else { return None };
         let n_directions = if op.direction == Direction::Both { 2 } else { 1 };
         let hidden = op.hidden as i64;
         let fits = !op.batch_first && steps > 0 && steps * n_directions <= MOST_STEPS && self.is_f32(x);
-        (fits && !self.has_lengths(steps)).then_some(())?;
+        fits.then_some(())?;
+        let inside = self.inside(steps, batch)?;
         let flat = self.step("steps", Kind::View, &[x], &[steps * batch, n]);
-        let ways = (0..n_directions as usize).map(|at| self.way(op, at, flat, batch)).collect::<Option<Vec<_>>>()?;
+        let way = |at: usize| Some(Way { inside, ..self.way(op, at, flat, batch)? });
+        let ways = (0..n_directions as usize).map(way).collect::<Option<Vec<_>>>()?;
         let mut firsts = Vec::new();
         for way in &ways {
             let [state, cell] = [5, 6].map(|slot| self.first(slot, way.at as i64, &[batch, hidden]));
-            let gates = self.gates(way, if way.is_reverse { steps - 1 } else { 0 });
-            firsts.push(self.advance(way, gates, state, cell)?);
+            let first = if way.is_reverse { steps - 1 } else { 0 };
+            firsts.push(self.advance_at(way, first, (state, cell))?);
         }
         // States in the order of the output, and the last ones of each direction.
         let (all, lasts) = match steps <= WRITTEN_OUT {
             true => self.written_out(&ways, firsts, steps)?,
             false => self.in_sequence(&ways, firsts, steps)?,
         };
-        if let Some(to) = self.outputs[0] {
-            self.stacked(&all, to);
+        match (self.outputs[0], inside) {
+            (Some(to), Some(inside)) => {
+                let shape = self.net.shape(to).to_vec();
+                let states = self.value("states", DType::F32, &shape);
+                self.stacked(&all, states);
+                let inside = self.step("inside", Kind::View, &[inside], &[steps, 1, batch, 1]);
+                self.push(Kind::Map(choose(input(0), input(1), number(0.0))), &[inside, states], to);
+            }
+            (Some(to), None) => self.stacked(&all, to),
+            (None, _) => {}
         }
         if let Some(to) = self.outputs.get(1).copied().flatten() {
             let states: Vec<ValueId> = lasts.iter().map(|(state, _)| *state).collect();
@@ -164,24 +178,40 @@ impl Job<'_> {
         let product = self.step("inputs", Kind::Product { turned: true, heads: None }, &[flat, weights], &shape);
         let inputs = self.step("gates", Kind::Map(add(input(0), input(1))), &[product, both], &shape);
         let is_reverse = op.direction == Direction::Reverse || at == 1;
-        Some(Way { op, at, is_reverse, sizes: [batch, hidden], inputs, known })
+        Some(Way { op, at, is_reverse, sizes: [batch, hidden], inputs, inside: None, known })
     }
 
-    /// What the inputs of a step add to all gates.
-    fn gates(&mut self, way: &Way, step: i64) -> ValueId {
-        self.rows(way.inputs, step * way.sizes[0], way.sizes[0])
+    /// A step of a direction, of the net around sequences.
+    fn advance_at(&mut self, way: &Way, step: i64, before: (Option<ValueId>, Option<ValueId>)) -> Option<State> {
+        let [batch, _] = way.sizes;
+        let mut of_step = |all: ValueId| self.rows(all, step * batch, batch);
+        let (gates, inside) = (of_step(way.inputs), way.inside.map(&mut of_step));
+        self.advance(way, gates, inside, before)
     }
 
-    /// A step of a direction.
-    fn advance(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>, cell: Option<ValueId>) -> Option<State> {
-        match way.op.cell {
-            Cell::Rnn => Some((self.rnn(way, gates, state)?, None)),
-            Cell::Gru { resets_behind } => Some((self.gru(way, gates, state, resets_behind)?, None)),
+    /// A step of a direction, by what the inputs add to all gates and what of the batch still goes on.
+    fn advance(
+        &mut self,
+        way: &Way,
+        gates: ValueId,
+        inside: Option<ValueId>,
+        (state, cell): (Option<ValueId>, Option<ValueId>),
+    ) -> Option<State> {
+        let (new, new_cell) = match way.op.cell {
+            Cell::Rnn => (self.rnn(way, gates, state)?, None),
+            Cell::Gru { resets_behind } => (self.gru(way, gates, state, resets_behind)?, None),
             Cell::Lstm { couples_gates } => {
                 let (state, cell) = self.lstm(way, gates, state, cell, couples_gates)?;
-                Some((state, Some(cell)))
+                (state, Some(cell))
             }
-        }
+        };
+        let Some(inside) = inside else { return Some((new, new_cell)) };
+        let mut kept = |new: ValueId, before: Option<ValueId>| {
+            let otherwise = if before.is_some() { input(2) } else { number(0.0) };
+            let inputs: Vec<ValueId> = [inside, new].into_iter().chain(before).collect();
+            self.step("kept", Kind::Map(choose(input(0), input(1), otherwise)), &inputs, &way.sizes)
+        };
+        Some((kept(new, state), new_cell.map(|new| kept(new, cell))))
     }
 
     /// All steps behind the first one by one: all states in the order of the output, and the last ones.
@@ -190,9 +220,9 @@ impl Job<'_> {
         for (way, first) in ways.iter().zip(firsts) {
             let mut states = vec![first];
             for step in 1..steps {
-                let gates = self.gates(way, if way.is_reverse { steps - 1 - step } else { step });
+                let step = if way.is_reverse { steps - 1 - step } else { step };
                 let (state, cell) = states[states.len() - 1];
-                states.push(self.advance(way, gates, Some(state), cell)?);
+                states.push(self.advance_at(way, step, (Some(state), cell))?);
             }
             lasts.push(states[states.len() - 1]);
             if way.is_reverse {
@@ -249,6 +279,10 @@ impl Job<'_> {
             let state = carried(self, first, Some(states), of_state);
             let of_cell = Track { first: 0, by: size, round: 2 };
             let cell = first_cell.map(|first| carried(self, first, None, of_cell));
+            if let Some(inside) = way.inside {
+                reads.push(Read::Part(inputs.len(), in_order(batch, (steps - 2) * batch, batch)));
+                inputs.push(inside);
+            }
             lasts.push([Some(state), cell]);
         }
         let sequence = Sequence { n_steps, body, reads, writes, constants };
@@ -276,21 +310,33 @@ impl Job<'_> {
             let state = self.value("state", DType::F32, &[batch, hidden]);
             let is_lstm = matches!(way.op.cell, Cell::Lstm { .. });
             let cell = is_lstm.then(|| self.value("cell", DType::F32, &[batch, hidden]));
+            let inside = way.inside.map(|_| self.value("inside", DType::F32, &[batch, 1]));
             let (known, pairs) = way.known.within(outer, self.net);
             constants.extend(pairs);
-            let (new, new_cell) = self.advance(&Way { known, ..way.clone() }, gates, Some(state), cell)?;
-            self.net.inputs.extend([gates, state].into_iter().chain(cell));
+            let (new, new_cell) = self.advance(&Way { known, ..way.clone() }, gates, inside, (Some(state), cell))?;
+            self.net.inputs.extend([gates, state].into_iter().chain(cell).chain(inside));
             self.net.outputs.extend([new].into_iter().chain(new_cell));
         }
         Some(constants)
     }
 
-    /// Whether sequences may be shorter than all steps.
-    fn has_lengths(&self, steps: i64) -> bool {
-        self.try_input(4).is_some_and(|id| match &self.net.value(id).constant {
-            Some(lengths) => lengths.i64s().iter().any(|&length| length != steps),
-            None => true,
-        })
+    /// Where sequences may be shorter than all steps, a row for each step and part of the batch: 1 where it
+    /// belongs to its sequence, else 0. None where lengths are of a type without code.
+    fn inside(&mut self, steps: i64, batch: i64) -> Option<Option<ValueId>> {
+        let Some(lengths) = self.try_input(4) else { return Some(None) };
+        let known = self.net.value(lengths).constant.as_ref().map(Tensor::i64s);
+        if known.is_some_and(|lengths| lengths.iter().all(|&length| length == steps)) {
+            return Some(None);
+        }
+        self.has_code(lengths).then_some(())?;
+        let name = format!("{}.numbers", self.node.place.node);
+        let numbers: Vec<f32> = (0..steps).map(|step| step as f32).collect();
+        let numbers = self.net.add_constant(&name, &[steps, 1], &numbers);
+        let to = self.value("lengths", DType::F32, &[batch]);
+        let lengths = self.push(Kind::Map(input(0)), &[lengths], to);
+        let is_inside = where_less(input(0), input(1), number(1.0), number(0.0));
+        let inside = self.step("inside", Kind::Map(is_inside), &[numbers, lengths], &[steps, batch]);
+        Some(Some(self.step("inside", Kind::View, &[inside], &[steps * batch, 1])))
     }
 
     /// Rows of a matrix.

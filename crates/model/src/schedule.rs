@@ -2,7 +2,7 @@
 //! for these.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use tilewright::{Caches, Choice, Error, Records, target_name};
@@ -132,20 +132,20 @@ pub fn compile_known(
 ) -> Result<Compiled, CompileError> {
     let guesses = Guesses::new(target, threads);
     let fused = laid_out_by(fused, Layouts::Run(records), &guesses)?;
-    let (caches, n_guessed) = (fused.caches(target), Cell::new(0));
+    let (caches, guessed) = (fused.caches(target), RefCell::new(HashSet::new()));
     let schedule = |workload: &Workload| {
         let known = records.known(workload, target, threads, caches, None).map_err(|error| error.to_string())?.0;
         let program = match known {
             Ok(choice) => choice.program(),
             Err(_) => {
-                n_guessed.set(n_guessed.get() + 1);
+                guessed.borrow_mut().insert(workload.representative().to_string());
                 guesses.of(workload)?.program()
             }
         };
         program.map_err(|error| error.to_string())
     };
     let compiled = compile(fused, target, &schedule)?;
-    Ok(Compiled { n_guessed: n_guessed.get(), ..compiled })
+    Ok(Compiled { n_guessed: guessed.into_inner().len(), ..compiled })
 }
 
 /// The same with a guess for every kernel, whatever is recorded: the model before it is tuned.

@@ -139,9 +139,10 @@ impl Database {
 }
 
 impl Records {
-    /// The best that is recorded of a workload, of this template where one is named, and what is passed over.
-    /// The target is as records name it ([`target_name`]); where nothing is recorded of it, what was measured
-    /// on a class of such machines serves. What is recorded after the first such question does not count.
+    /// The best that is recorded of a workload, or of the one that [represents](Workload::representative)
+    /// it, of this template where one is named, and what is passed over. The target is as records name it
+    /// ([`target_name`]); where nothing is recorded of it, what was measured on a class of such machines
+    /// serves. What is recorded after the first such question does not count.
     ///
     /// # Errors
     /// Where the database cannot be read.
@@ -159,12 +160,19 @@ impl Records {
         }
         let n_threads = u32::try_from(threads).unwrap_or(u32::MAX);
         let refuse = |error| self.database.refuse(error);
-        let (mut best, passed_over) = known_best(store, workload, target, n_threads, template).map_err(refuse)?;
+        let faster = |a: Option<Best>, b: Option<Best>| {
+            a.into_iter().chain(b).min_by(|a, b| a.median_ns.total_cmp(&b.median_ns))
+        };
+        let (mut best, mut passed_over) = known_best(store, workload, target, n_threads, template).map_err(refuse)?;
+        let representative = workload.representative();
+        if representative != *workload {
+            let (other, doubted) = self.best(&representative, target, threads, template)?;
+            best = faster(best, other);
+            passed_over += doubted;
+        }
         if best.is_none() {
             for class in store.classes_of(&question.0, target, n_threads).map_err(refuse)? {
-                let other = known_best(store, workload, &class, n_threads, template).map_err(refuse)?.0;
-                let both = best.into_iter().chain(other);
-                best = both.min_by(|a, b| a.median_ns.total_cmp(&b.median_ns));
+                best = faster(best, known_best(store, workload, &class, n_threads, template).map_err(refuse)?.0);
             }
         }
         self.asked.borrow_mut().insert(question, (best.clone(), passed_over));

@@ -256,6 +256,18 @@ impl Epilogue {
         &self.numbers[..self.spec().numbers.len()]
     }
 
+    /// The same with a half in the place of numbers that scale, or are added, as any other does. One and zero
+    /// stay: there is nothing to do for them.
+    pub(super) fn alike(&self) -> Epilogue {
+        match self.function {
+            Function::Linear | Function::LeakyRelu => {
+                let numbers = self.numbers.map(|x| if [0.0, 1.0].contains(&x) { x } else { 0.5 });
+                Epilogue { numbers, ..*self }
+            }
+            _ => *self,
+        }
+    }
+
     /// The kind of the further input that it reads.
     pub fn operand(&self) -> Option<Operand> {
         Some(self.spec().operand?.0)

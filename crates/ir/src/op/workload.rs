@@ -557,6 +557,14 @@ impl Workload {
         self
     }
 
+    /// The workload that stands for all that compute the same with other numbers in their prologue and
+    /// epilogue, such as factors that a model has learned: what is fastest for one is so for all of them.
+    pub fn representative(&self) -> Workload {
+        let [prologue, epilogue] =
+            [&self.prologue, &self.epilogue].map(|list| list.iter().map(Epilogue::alike).collect());
+        Workload { prologue, epilogue, ..self.clone() }
+    }
+
     /// How activations come and go.
     pub fn layout(&self) -> Layout {
         self.layout

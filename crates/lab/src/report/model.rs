@@ -195,8 +195,13 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
         tasks[turn.task].turns += 1;
         tasks[turn.task].seconds += turn.to - turn.from;
     }
+    let of_tasks: HashMap<&str, usize> = tasks.iter().zip(0..).map(|(task, at)| (task.workload.as_str(), at)).collect();
+    let kernels = compiled.fused.each().filter_map(|(step, _)| match step {
+        Step::Kernel(kernel) => Some(&kernel.workload),
+        _ => None,
+    });
     let place: HashMap<String, usize> =
-        tasks.iter().enumerate().map(|(at, task)| (task.workload.clone(), at)).collect();
+        kernels.map(|w| (w.to_string(), of_tasks[w.representative().to_string().as_str()])).collect();
     let steps: Vec<StepFacts> = steps
         .into_iter()
         .map(|step| StepFacts {

@@ -4,7 +4,7 @@
 use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{Bindings, DType, Dim, Graph, Random, Tensor, evaluate, onnx, specialise};
-use tilewright_model::Runner;
+use tilewright_model::{Runner, lower};
 use tilewright_runtime::Threads;
 
 use crate::common::{agree, no_files};
@@ -69,7 +69,11 @@ fn graph_of(inputs: &str, outputs: &str, statements: &str) -> Graph {
     let ports = |list: &str| -> Vec<Port> {
         let port = |text: &str| {
             let (name, sizes) = named(text);
-            let dtype = if name.starts_with("ids") { DType::I64 } else { DType::F32 };
+            let dtype = match name {
+                _ if name.starts_with("ids") => DType::I64,
+                _ if name.starts_with("lengths") => DType::I32,
+                _ => DType::F32,
+            };
             Port { name: name.to_owned(), dtype, dims: numbers(&sizes).into_iter().map(Dim::Size).collect() }
         };
         list.split(',').map(port).collect()
@@ -115,6 +119,7 @@ fn check(inputs: &str, outputs: &str, statements: &str, (most_kernels, most_copi
         let ty = value.ty.clone().expect("inputs have types");
         let x = match ty.dtype {
             DType::I64 => whole(&ty.shape, &(0..ty.n_elements() as i64).map(|at| at * 3 % 7).collect::<Vec<_>>()),
+            DType::I32 => Tensor::from_integers(ty.dtype, ty.shape.clone(), &[1, 3]),
             _ => random.input(&ty),
         };
         (value.name.as_str(), x)
@@ -656,6 +661,29 @@ fn a_block_of_a_conformer() {
     check("x[1 10 8]", "y[1 10 8]", statements, (9, 0));
 }
 
+#[test]
+fn layers_that_differ_by_learned_numbers_are_one_task() {
+    let statements = "
+        v = weights[8 8 3 3]
+        w = weights[8 8 3 3]
+        fv = number[0.65]
+        tv = number[-0.1]
+        fw = number[1.3]
+        tw = number[0.2]
+        a0 = Conv[pads=1 1 1 1](x, v)
+        a1 = Relu(a0)
+        a2 = Mul(a1, fv)
+        a = Add(a2, tv)
+        b0 = Conv[pads=1 1 1 1](a, w)
+        b1 = Relu(b0)
+        b2 = Mul(b1, fw)
+        y = Add(b2, tw)";
+    let (x, y) = ("x[1 8 6 7]", "y[1 8 6 7]");
+    assert_eq!(check(x, y, statements, (2, 0)), 2);
+    let fused = lower(&specialise(&graph_of(x, y, statements), &Bindings::default()).graph).unwrap();
+    assert_eq!(fused.tasks().iter().map(|(_, n)| *n).collect::<Vec<_>>(), [2], "{:?}", fused.tasks());
+}
+
 /// Cells, directions, batches and lengths of sequences, with first states, clipping and peepholes.
 #[test]
 fn recurrent_networks_of_all_kinds_and_lengths() {
@@ -670,7 +698,7 @@ fn recurrent_networks_of_all_kinds_and_lengths() {
             ] {
                 let n_kernels = [1, 2, 3, 5].map(|steps| {
                     println!("{cell} {direction}{more}: {steps} steps, batch {batch}");
-                    check_recurrent((cell, gates, more), direction, batch, steps)
+                    check_recurrent((cell, gates, more), direction, (batch, ""), steps)
                 });
                 assert_eq!(n_kernels[2], n_kernels[3], "a longer sequence has no more kernels");
             }
@@ -678,7 +706,23 @@ fn recurrent_networks_of_all_kinds_and_lengths() {
     }
 }
 
-fn check_recurrent((cell, gates, more): (&str, i64, &str), direction: &str, batch: i64, steps: i64) -> usize {
+/// Behind the end of a sequence states stay, and what is given for all steps is zero.
+#[test]
+fn sequences_of_a_batch_have_lengths() {
+    for cell in [("RNN", 1, ""), ("GRU", 3, ""), ("GRU", 3, ", linear_before_reset=1"), ("LSTM", 4, "")] {
+        for steps in [3, 4] {
+            println!("{cell:?}: {steps} steps");
+            check_recurrent(cell, "bidirectional", (2, "lengths"), steps);
+        }
+    }
+}
+
+fn check_recurrent(
+    (cell, gates, more): (&str, i64, &str),
+    direction: &str,
+    (batch, lengths): (i64, &str),
+    steps: i64,
+) -> usize {
     let n = if direction == "bidirectional" { 2 } else { 1 };
     let (state, rows) = (format!("[{n} {batch} 5]"), gates * 5);
     let (peepholes, before, cells, c) = match cell {
@@ -690,11 +734,12 @@ fn check_recurrent((cell, gates, more): (&str, i64, &str), direction: &str, batc
         r = weights[{n} {rows} 5]
         b = weights[{n} {}]
         peeps = weights[{n} 15]
-        y, h{c} = {cell}[hidden_size=5, direction={direction}{more}](x, w, r, b, , first{peepholes})
-        _all, last = {cell}[hidden_size=5, direction={direction}{more}](x, w, r)",
+        y, h{c} = {cell}[hidden_size=5, direction={direction}{more}](x, w, r, b, {lengths}, first{peepholes})
+        _all, last = {cell}[hidden_size=5, direction={direction}{more}](x, w, r, , {lengths})",
         2 * rows
     );
-    let inputs = format!("x[{steps} {batch} 3], first{state}{before}");
+    let of_lengths = if lengths.is_empty() { String::new() } else { format!(", {lengths}[{batch}]") };
+    let inputs = format!("x[{steps} {batch} 3], first{state}{before}{of_lengths}");
     let outputs = format!("y[{steps} {n} {batch} 5], h{state}{cells}, last{state}");
     check(&inputs, &outputs, &statements, (40, 10))
 }
