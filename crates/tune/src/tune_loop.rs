@@ -308,7 +308,7 @@ impl<'a> Tuning<'a> {
             if batch.candidates.is_empty() {
                 break if books.may_think(time_left()) { Ended::Exhausted } else { Ended::Time };
             }
-            let most = if is_late { 1 } else { usize::try_from(left).unwrap_or(usize::MAX) };
+            let most = if is_late { 1 } else { budget.most_at_a_time(left) };
             if batch.candidates.len() > most {
                 batch.withdraw(measure)?;
                 next = Some(Batch::of(batch.candidates.split_off(most), batch.is_guess));
@@ -992,11 +992,16 @@ mod tests {
             loop {
                 // Some turns end by time, in the middle of a batch, and others by trials.
                 let time = Some(Duration::from_secs(5)).filter(|_| n_turns % 2 == 0);
-                let budget = Budget { time, trials: time.is_none().then_some(2), batch: 4, least: 1 };
+                // What is left over need not fit the next turn.
+                let batch = if n_turns % 4 == 1 { 1 } else { 4 };
+                let budget = Budget { time, trials: time.is_none().then_some(2), batch, least: 1 };
                 let mut observer = |event: Event| {
-                    if let Event::Trial(report) = event {
-                        numbers.push(report.number);
-                        configs.push(report.trial.config.clone());
+                    match event {
+                        Event::Trial(report) => {
+                            numbers.push(report.number);
+                            configs.push(report.trial.config.clone());
+                        }
+                        Event::Batch(reports) => assert!(reports.len() <= batch, "{name}"),
                     }
                     Ok(())
                 };
