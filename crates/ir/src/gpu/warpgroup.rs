@@ -195,12 +195,15 @@ impl GroupProduct {
             if !is_next || apart <= 0 || apart % eight_rows != 0 {
                 return Err("the steps of a row do not lie next to each other, and eight rows in 1,024 bytes");
             }
+            let line = [x, y, steps].iter().fold(line.clone(), |line, var| at(&line, *var, 0));
             // The first of the four warps says where it begins.
             let group = Index::from(z).floor_div(WARPS).scale(WARPS);
-            let first = line.substitute(z, &group);
-            let first = [(x, 0), (y, 0), (steps, 0)].iter().fold(first, |line, (var, n)| at(&line, *var, *n));
+            let first = ranges.simplify(&line.substitute(z, &group));
             let (stride, across) = if is_across { (eight_rows, Some(apart)) } else { (apart, None) };
-            match first.residue(eight_rows) {
+            // What is divided by the elements of a row is known of each group.
+            let mut of_groups = (0..n_warps / WARPS).map(|group| at(&line, z, WARPS * group).residue(eight_rows));
+            let residue = of_groups.next().flatten();
+            match residue.filter(|residue| of_groups.all(|other| other == Some(*residue))) {
                 Some(0) => Ok(Matrix { buffer, first, stride, across }),
                 Some(at) if !is_across && at % n_steps == 0 && at + n_steps <= in_row(buffer) => {
                     Ok(Matrix { buffer, first, stride, across })
@@ -279,7 +282,7 @@ fn factors(program: &Program, kernel: &Kernel, is: &dyn Fn(Tensor) -> bool) -> V
 }
 
 /// Whether something reads one of these buffers besides products of groups of warps.
-fn reads_outside(stmt: &Stmt, buffers: &[BufferId]) -> bool {
+pub(super) fn reads_outside(stmt: &Stmt, buffers: &[BufferId]) -> bool {
     if let Stmt::For(l) = stmt
         && let LoopKind::Tensor(how) = l.kind
         && how.is_of_groups()
