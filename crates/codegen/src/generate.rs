@@ -10,6 +10,7 @@
 
 mod address;
 mod bulk;
+mod copier;
 mod copy;
 pub mod cpu;
 mod deinterleave;
@@ -139,6 +140,8 @@ pub(super) struct Function {
     pub has_copies: bool,
     /// What copies of boxes need, where there are some.
     pub boxes: Option<bulk::Boxes>,
+    /// What a thread is there for, where a warp only copies.
+    pub fed: Option<copier::Fed>,
     /// Whether it is a unit, which has no units inside.
     pub is_unit: bool,
     /// Scratch memory and runtime; `None` inside a parallel loop.
@@ -225,6 +228,7 @@ impl Function {
             goes_on: false,
             has_copies: true,
             boxes: None,
+            fed: None,
             is_unit: false,
             outside: None,
         }
@@ -430,6 +434,11 @@ impl Generator<'_> {
                 let next = self.m.block(self.f.id);
                 self.m.br(next);
                 self.go_to_end(next);
+            }
+            let n = self.turn(&block[at..])?;
+            if n > 0 {
+                at += n;
+                continue;
             }
             match self.interleaved_stores(&block[at..])?.max(self.group_products(&block[at..])?) {
                 0 => {

@@ -523,7 +523,7 @@ impl Printer<'_> {
 
     fn space(&self, b: BufferId) -> &'static str {
         match self.buffer(b) {
-            Buffer { scope: Scope::Shared | Scope::Async | Scope::Bulk, .. } => "local",
+            Buffer { scope, .. } if scope.is_shared() => "local",
             Buffer { scope: Scope::Global, .. } => "global",
             Buffer { role: Role::Temporary, .. } => "private",
             _ => "global",

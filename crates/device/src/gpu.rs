@@ -92,9 +92,10 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Of a kernel of our own.
-    pub fn of(kernel: &Kernel, program: &GpuProgram) -> Shape {
-        let (grid, block, shared_bytes) = (kernel.grid(), kernel.block(), kernel.shared_bytes(program));
+    /// Of a kernel of our own on a target.
+    pub fn of(kernel: &Kernel, program: &GpuProgram, target: &Target) -> Shape {
+        let (grid, block) = (kernel.grid(), kernel.launched(program, target));
+        let shared_bytes = kernel.shared_bytes(program);
         Shape { name: kernel.name.clone(), grid, block, shared_bytes }
     }
 

@@ -30,27 +30,35 @@ pub enum Scope {
     /// The same, of what one thread copies for the whole block: where a GPU can, a box of an array at once,
     /// see [`BoxCopy`](crate::gpu::bulk::BoxCopy).
     Bulk,
+    /// The same, where a GPU can of a warp that does nothing else, see [`copier`](crate::gpu::copier).
+    Fed,
 }
 
 impl Scope {
     /// Every scope with its name in the text format.
-    pub const ALL: [(Scope, &'static str); 6] = [
+    pub const ALL: [(Scope, &'static str); 7] = [
         (Scope::Global, "global"),
         (Scope::Local, "local"),
         (Scope::Register, "register"),
         (Scope::Shared, "shared"),
         (Scope::Async, "async"),
         (Scope::Bulk, "bulk"),
+        (Scope::Fed, "fed"),
     ];
 
     /// Whether the threads of a GPU's block share it.
     pub fn is_shared(self) -> bool {
-        matches!(self, Scope::Shared | Scope::Async | Scope::Bulk)
+        matches!(self, Scope::Shared | Scope::Async | Scope::Bulk | Scope::Fed)
     }
 
     /// Whether what is stored there is on its way until it is waited for.
     pub fn is_on_its_way(self) -> bool {
-        matches!(self, Scope::Async | Scope::Bulk)
+        matches!(self, Scope::Async | Scope::Bulk | Scope::Fed)
+    }
+
+    /// Whether one thread copies there for the whole block.
+    pub fn is_for_boxes(self) -> bool {
+        matches!(self, Scope::Bulk | Scope::Fed)
     }
 }
 
@@ -253,8 +261,9 @@ pub enum Stmt {
     /// Waits until all threads of a GPU block are here, and sees what they wrote. Where iterations run in
     /// order it does nothing.
     Barrier,
-    /// Ends a group of a thread's stores to [`Scope::Async`] or [`Scope::Bulk`], and waits until all groups
-    /// are there but for the last ones, so many at most. Where iterations run in order it does nothing.
+    /// Ends a group of a thread's stores to memory [where they are on their way](Scope::is_on_its_way), and
+    /// waits until all groups are there but for the last ones, so many at most. Where iterations run in order
+    /// it does nothing.
     Wait(u8),
 }
 

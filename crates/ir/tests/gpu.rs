@@ -9,9 +9,9 @@ mod sources;
 use common::{Random, program};
 use sources::{difference, on_gpu, outputs};
 use tilewright_ir::gpu::simt::{Order, SimtFault};
-use tilewright_ir::gpu::{Access, MapError};
-use tilewright_ir::schedule::parse_steps;
-use tilewright_ir::{Cond, GpuProgram, Index, Program, Stmt, lower_gpu, verify};
+use tilewright_ir::gpu::{Access, MapError, copier};
+use tilewright_ir::schedule::{apply_all, parse_steps};
+use tilewright_ir::{Cond, Expr, GpuProgram, Index, Program, Stmt, Target, lower_gpu, verify};
 
 const LONGEST: u64 = 50_000_000;
 const ORDERS: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(7)];
@@ -373,6 +373,91 @@ fn copies_are_waited_for() {
     for (order, (found, change)) in ORDERS.iter().flat_map(|order| changes.iter().map(move |c| (*order, c))) {
         let text = fault(gpu.clone(), |body| each_block(body, &mut |b| change(b)), order).to_string();
         assert!(text.starts_with("kernel run_0") && text.contains("S[") && text.contains(found), "{text}");
+    }
+}
+
+/// A product of four warps of factors that lie along the sum, in rings.
+fn of_rings(n_steps: i64, stream: &str) -> GpuProgram {
+    let k = 32 * n_steps;
+    let product = program(&format!(
+        "program \"product\" buffer X: f32[128, {k}] global input buffer W: f32[16, {k}] global input
+        buffer Y: f32[128, 16] global output loops i, j, k run {{
+            for i in 128 {{ for j in 16 {{ for k in {k} {{ Y[i, j] += X[i, k] * W[j, k] first k == 0 }} }} }}
+        }}"
+    ));
+    let steps = format!(
+        "split i 64 -> ib ir
+        split ir 16 -> iw iq
+        split iq 8 -> ih il
+        split j 8 -> jm jt
+        split jt 2 -> jl je
+        split k 32 -> ko ks
+        split ks 8 -> kn ki
+        reorder ib ko iw il jl kn ki jm ih je
+        accumulate Y at ib -> C.r
+        stage X at ko -> A.s 1/32 0 1%32 shared
+        stage W at ko -> B.s 1/32 0 1%32 shared
+        stream {stream}
+        unroll je
+        unroll ih
+        unroll jm
+        unroll kn
+        tensorize ki wgmma
+        bind ib block.x
+        bind iw thread.z
+        bind il thread.y
+        bind jl thread.x"
+    );
+    kernels(&apply_all(&product, &parse_steps(&steps).unwrap()).unwrap_or_else(|(at, e)| panic!("step {at}: {e}")))
+}
+
+/// A warp can do the copies of a kernel where the n-th products read what was copied n-th, and nothing else
+/// is shared.
+#[test]
+fn a_warp_may_copy_for_others() {
+    let target = Target::named("sm_90a").unwrap();
+    let has_copier = |gpu: &GpuProgram| copier::has_copier(gpu, &gpu.body[0]);
+    for (n_steps, stream) in [
+        (1, "A.s B.s at ko in 3 fed"),
+        (2, "A.s B.s at ko in 4 last fed"),
+        (3, "A.s B.s at ko in 2 fed"),
+        (7, "B.s A.s at ko in 3 last fed"),
+        (9, "A.s B.s at ko in 4 held last fed"),
+    ] {
+        let gpu = of_rings(n_steps, stream);
+        assert!(has_copier(&gpu), "{stream}: {gpu}");
+        let [kernel] = &gpu.body[..] else { panic!("one kernel") };
+        assert_eq!((kernel.block(), kernel.launched(&gpu, &target)), ([4, 8, 4], [4, 8, 5]));
+        assert_eq!(kernel.launched(&gpu, &Target::named("sm_80").unwrap()), [4, 8, 4]);
+    }
+    assert!(!has_copier(&of_rings(7, "A.s B.s at ko in 3")), "no ring says so");
+    assert!(!has_copier(&of_rings(7, "A.s at ko in 3 fed")), "threads copy the other factor");
+    let gpu = of_rings(7, "A.s B.s at ko in 3 last fed");
+    let is_copy = |s: &Stmt| matches!(s, Stmt::If { cond: Cond::Lt(..), .. });
+    let elsewhere = |s: &Stmt, name: &str| {
+        let ring = gpu.program.find_buffer(name).unwrap();
+        s.clone().map_own_loads(&mut |b, index| {
+            let next = [&[index[0].offset(1).modulo(3)], &index[1..]].concat();
+            (b == ring).then_some(Expr::Load(b, next))
+        })
+    };
+    type Change<'c> = (&'c str, &'c dyn Fn(&mut Vec<Stmt>));
+    let changes: [Change; 4] = [
+        ("nothing is copied further on", &|b| b.retain(|s| !is_copy(s))),
+        ("products of several places", &|b| b.iter_mut().for_each(|s| *s = elsewhere(s, "A.s"))),
+        ("products of the place before", &|b| {
+            b.iter_mut().for_each(|s| *s = elsewhere(&elsewhere(s, "A.s"), "B.s"));
+        }),
+        ("each place is copied to twice", &|b| {
+            if let Some(at) = b.iter().position(is_copy) {
+                b.insert(at, b[at].clone());
+            }
+        }),
+    ];
+    for (what, change) in changes {
+        let mut gpu = gpu.clone();
+        each_block(&mut gpu.body[0].body, &mut |block| change(block));
+        assert!(!has_copier(&gpu), "{what}: {gpu}");
     }
 }
 

@@ -254,7 +254,8 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
             match d % 2 == 0 && role_of(buffer) == Role::Temporary {
                 true if program.buffers[buffer as usize].scope == Scope::Shared && c % 3 > 0 => {
                     let (stages, held) = ((c % 3) as i64 + 1, c % 5 == 0);
-                    Step::Stream { buffers: vec![name_of(buffer)], at, stages, held, last: c % 2 == 0 }
+                    let (last, fed) = (c % 2 == 0, d % 4 == 0);
+                    Step::Stream { buffers: vec![name_of(buffer)], at, stages, held, last, fed }
                 }
                 true => Step::Pipeline { buffer: name_of(buffer), at, name: new("N"), twice: c % 2 == 0 },
                 false => Step::Prefetch { buffer: name_of(buffer), at, ahead: (c % 4) as i64 },
@@ -476,8 +477,8 @@ fn any_step() -> impl Strategy<Value = Step> {
             name,
             twice
         }),
-        (prop::collection::vec(name(), 1..3), name(), number(), any::<bool>(), any::<bool>())
-            .prop_map(|(buffers, at, stages, held, last)| Step::Stream { buffers, at, stages, held, last }),
+        (prop::collection::vec(name(), 1..3), name(), number(), any::<[bool; 3]>())
+            .prop_map(|(buffers, at, stages, [held, last, fed])| Step::Stream { buffers, at, stages, held, last, fed }),
         (name(), number(), any::<bool>(), name()).prop_map(|(target, iterations, last, suffix)| Step::Peel {
             target,
             iterations,

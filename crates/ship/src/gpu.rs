@@ -202,7 +202,7 @@ impl<'l> Tables<'l> {
             most_shared_bytes = most_shared_bytes.max(shared_bytes);
             // What a block has unasked is in the code.
             let is_unasked = target.gpu.is_some_and(|gpu| shared_bytes <= gpu.shared_bytes);
-            let (code, [x, y, z]) = (self.codes.range(..number).count(), kernel.block());
+            let (code, [x, y, z]) = (self.codes.range(..number).count(), kernel.launched(program, target));
             let asked_bytes = if is_unasked { 0 } else { shared_bytes };
             writeln!(out, "    {{{code}, {}, {{{x}, {y}, {z}}}, {asked_bytes}}},", quoted(&kernel.name))?;
         }

@@ -11,9 +11,9 @@
 use tilewright_ir::expr::Cond;
 use tilewright_ir::gpu::Kernel;
 use tilewright_ir::gpu::bulk::{BARRIER_BYTES, BoxCopy, Map};
-use tilewright_ir::{BufferId, Index, Loop, Scope};
+use tilewright_ir::{BufferId, Loop};
 
-use super::{Generator, plan};
+use super::Generator;
 use crate::ssa::{Assembly, Compare, Id, Op, Type};
 
 /// What a kernel that copies boxes has for them.
@@ -23,8 +23,8 @@ pub struct Boxes {
     maps: Vec<(Map, Id)>,
     /// The first of the barriers.
     barriers: Id,
-    /// Their number.
-    n: i32,
+    /// The number of places.
+    pub(super) n: i32,
     /// The variable that counts how often the thread has waited.
     n_waits: Id,
     /// Whether the thread is the one that begins copies.
@@ -32,8 +32,15 @@ pub struct Boxes {
 }
 
 impl Generator<'_> {
-    /// Makes ready what copies of boxes need, with barriers from this address on.
-    pub(super) fn begin_boxes(&mut self, kernel: &Kernel, maps: Vec<(Map, Id)>, barriers: Id, n: i32) {
+    /// Makes ready what copies of boxes need, with barriers from this address on. `n_readers`: the warps that
+    /// say when they have read a place, where they do.
+    pub(super) fn begin_boxes(
+        &mut self,
+        kernel: &Kernel,
+        maps: Vec<(Map, Id)>,
+        (barriers, n): (Id, i32),
+        n_readers: Option<i64>,
+    ) {
         let threads = kernel.threads.iter().flatten().filter(|(_, extent)| *extent > 1);
         let is_first = threads.fold(Cond::True, |all, (var, _)| all.and(Cond::Eq((*var).into(), 0.into())));
         let is_first = self.cond(&is_first);
@@ -41,9 +48,10 @@ impl Generator<'_> {
         self.m.store(self.m.int32(0), n_waits, 4);
         self.f.boxes = Some(Boxes { maps, barriers, n, n_waits, is_first });
         self.only_if(is_first, |g| {
-            for place in 0..n {
-                let barrier = g.barrier_at(g.m.int32(place));
-                g.effect("mbarrier.init.shared::cta.b64 [$0], 1;", "r,~{memory}", &[barrier]);
+            let of_readers = n_readers.into_iter().flat_map(|arrivals| (n..2 * n).map(move |at| (at, arrivals)));
+            for (at, arrivals) in (0..n).map(|at| (at, 1)).chain(of_readers) {
+                let barrier = g.barrier_at(g.m.int32(at));
+                g.effect(&format!("mbarrier.init.shared::cta.b64 [$0], {arrivals};"), "r,~{memory}", &[barrier]);
             }
             g.m.proxy_fence();
         });
@@ -51,7 +59,7 @@ impl Generator<'_> {
     }
 
     /// Writes code that runs where a condition holds.
-    fn only_if(&mut self, cond: Id, write: impl FnOnce(&mut Self)) {
+    pub(super) fn only_if(&mut self, cond: Id, write: impl FnOnce(&mut Self)) {
         let [yes, join] = [0; 2].map(|_| self.m.block(self.f.id));
         self.m.cond_br(cond, yes, join);
         self.go_to_end(yes);
@@ -69,12 +77,12 @@ impl Generator<'_> {
         self.m.truncate(self.m.address(pointer), Type::I32)
     }
 
-    fn boxes(&self) -> &Boxes {
+    pub(super) fn boxes(&self) -> &Boxes {
         self.f.boxes.as_ref().expect("the kernel copies boxes")
     }
 
     /// The address of the barrier of a place.
-    fn barrier_at(&self, place: Id) -> Id {
+    pub(super) fn barrier_at(&self, place: Id) -> Id {
         let m = &self.m;
         let first = self.short(self.boxes().barriers);
         m.binary(Op::AddWrapping, first, m.binary(Op::MulWrapping, place, m.int32(BARRIER_BYTES as i32)))
@@ -88,13 +96,8 @@ impl Generator<'_> {
         let Some(copy) = BoxCopy::of(self.program, nest, &self.f.matrices, &self.f.ranges) else { return false };
         let known = self.boxes().maps.iter().find(|(map, _)| *map == copy.map).map(|(_, parameter)| *parameter);
         let Some(map) = known else { return false };
-        let mut number = |index: &Index| {
-            let resolved = self.f.ranges.simplify(&plan::resolve(index, &self.f.known));
-            let value = self.int(&resolved);
-            self.m.truncate(value, Type::I32)
-        };
-        let place = number(&copy.first[0]);
-        let coordinates: Vec<Id> = copy.place.iter().rev().map(&mut number).collect();
+        let place = self.short_int(&copy.first[0]);
+        let coordinates: Vec<Id> = copy.place.iter().rev().map(|index| self.short_int(index)).collect();
         let flat = self.flat(copy.to, &copy.first);
         let to = self.plain_pointer(copy.to, &flat);
         self.f.seen.loads.remove(&copy.to);
@@ -126,7 +129,7 @@ impl Generator<'_> {
         self.only_if(is_first, |g| {
             let place = g.m.binary(Op::UnsignedRem, ended, n_places);
             let barrier = g.barrier_at(place);
-            g.effect("mbarrier.arrive.shared::cta.b64 _, [$0];", "r,~{memory}", &[barrier]);
+            g.arrive(barrier, None);
         });
         let m = &self.m;
         let awaited = m.binary(Op::SubWrapping, ended, m.int32(n.into()));
@@ -135,19 +138,34 @@ impl Generator<'_> {
             let m = &g.m;
             let barrier = g.barrier_at(m.binary(Op::UnsignedRem, awaited, n_places));
             let phase = m.binary(Op::And, m.binary(Op::UnsignedDiv, awaited, n_places), m.int32(1));
-            let [again, done] = [0; 2].map(|_| m.block(g.f.id));
-            m.br(again);
-            g.go_to_end(again);
-            let text = "mbarrier.try_wait.parity.shared::cta.b64 $0, [$1], $2;".to_owned();
-            let wait = Assembly { text, constraints: "=b,r,r,~{memory}" };
-            let has_come = g.m.assembly(wait, &[barrier, phase], Type::I1);
-            g.m.cond_br(has_come, done, again);
-            g.go_to_end(done);
+            g.wait_for_phase(barrier, phase);
         });
+    }
+
+    /// Arrives at a barrier, where a condition holds.
+    pub(super) fn arrive(&self, barrier: Id, cond: Option<Id>) {
+        match cond {
+            None => self.effect("mbarrier.arrive.shared::cta.b64 _, [$0];", "r,~{memory}", &[barrier]),
+            Some(cond) => {
+                self.effect("@$1 mbarrier.arrive.shared::cta.b64 _, [$0];", "r,b,~{memory}", &[barrier, cond]);
+            }
+        }
+    }
+
+    /// Waits until a phase of a barrier is over, of which this is the last bit.
+    pub(super) fn wait_for_phase(&mut self, barrier: Id, phase: Id) {
+        let [again, done] = [0; 2].map(|_| self.m.block(self.f.id));
+        self.m.br(again);
+        self.go_to_end(again);
+        let text = "mbarrier.try_wait.parity.shared::cta.b64 $0, [$1], $2;".to_owned();
+        let wait = Assembly { text, constraints: "=b,r,r,~{memory}" };
+        let has_come = self.m.assembly(wait, &[barrier, phase], Type::I1);
+        self.m.cond_br(has_come, done, again);
+        self.go_to_end(done);
     }
 
     /// Whether a buffer is one that copies of boxes fill, and no others.
     pub(super) fn is_for_boxes(&self, buffer: BufferId) -> bool {
-        self.f.boxes.is_some() && self.program.buffer(buffer).scope == Scope::Bulk
+        self.f.boxes.is_some() && self.program.buffer(buffer).scope.is_for_boxes()
     }
 }

@@ -2,7 +2,7 @@
 
 use tilewright_ir::gpu::bulk::{self, Map};
 use tilewright_ir::gpu::warpgroup::{Groups, SWIZZLED_BYTES};
-use tilewright_ir::gpu::{Access, GpuProgram, Kernel, SHARED_ALIGN, tensor, warpgroup};
+use tilewright_ir::gpu::{Access, GpuProgram, Kernel, SHARED_ALIGN, copier, tensor, warpgroup};
 use tilewright_ir::target::Target;
 use tilewright_ir::{BufferId, Index, Scope};
 
@@ -41,7 +41,7 @@ impl Generator<'_> {
         let n_buffers = types.len();
         types.resize(n_buffers + maps.len(), Type::POINTER);
         let function = self.m.function(&kernel.name, Linkage::Exported, None, &types);
-        self.m.kernel(function, kernel.block());
+        self.m.kernel(function, kernel.launched(gpu, self.target));
         self.enter_function(function, Linkage::Exported);
         (0..maps.len()).for_each(|at| self.m.map_parameter(n_buffers + at));
         let maps: Vec<(Map, Id)> =
@@ -77,12 +77,18 @@ impl Generator<'_> {
         }
         self.f.warp = tensor::warp(&kernel.threads);
         self.f.groups = Groups::of(&kernel.threads);
+        let has_copier = self.target.has_wgmma() && copier::has_copier(gpu, kernel);
         if let (Some(barriers), false) = (barriers, maps.is_empty()) {
             let is_copied = |b: &BufferId| self.program.buffer(*b).scope == Scope::Async;
             self.f.has_copies = kernel.shared.iter().any(is_copied);
-            self.begin_boxes(kernel, maps, barriers, kernel.n_boxes(gpu) as i32);
+            let n_readers = has_copier.then(|| kernel.block()[2]);
+            self.begin_boxes(kernel, maps, (barriers, kernel.n_places(gpu) as i32), n_readers);
         }
-        self.block(&kernel.body)?;
+        if has_copier {
+            self.fed_kernel(kernel)?
+        } else {
+            self.block(&kernel.body)?
+        }
         self.leave_function();
         Ok(())
     }
@@ -107,7 +113,7 @@ impl Generator<'_> {
                 let pointer = self.hoisted(0, |g| g.bytes_from(base, offset as i64));
                 self.f.storage.insert(buffer, Storage::Pointer(pointer));
             }
-            if kernel.n_boxes(gpu) > 0 {
+            if kernel.n_places(gpu) > 0 {
                 rest = Some(self.hoisted(0, |g| g.bytes_from(base, behind)));
             }
         }

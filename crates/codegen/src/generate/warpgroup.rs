@@ -137,7 +137,7 @@ impl Generator<'_> {
         let [Stmt::Wait(_), Stmt::Barrier, body @ ..] = l.body.as_slice() else { return false };
         let is_product = |stmt: &&Stmt| matches!(stmt, Stmt::For(Loop { kind: LoopKind::Tensor(Tensor::Wgmma), .. }));
         let n = body.iter().take_while(is_product).count();
-        if n == 0 || self.f.boxes.is_none() || self.sets_in(l).1.len() != n {
+        if n == 0 || self.f.boxes.is_none() || self.only_copies() || self.sets_in(l).1.len() != n {
             return false;
         }
         let (products, copies) = body.split_at(n);
@@ -179,6 +179,7 @@ impl Generator<'_> {
             sums.push(places.iter().map(|place| self.load(*buffer, place).value).collect());
         }
         self.on_all(&mut sums, |g, sums| g.m.group_wait(0, sums));
+        self.release_what_went_on();
         for ((buffer, places), values) in all.iter().zip(sums) {
             for (place, value) in places.iter().zip(values) {
                 self.write(*buffer, place, Operand::scalar(value));
@@ -188,7 +189,7 @@ impl Generator<'_> {
     }
 
     /// Whether a statement only begins copies that are on their way: they go to what no product reads.
-    fn are_copies(&self, stmt: &Stmt) -> bool {
+    pub(super) fn are_copies(&self, stmt: &Stmt) -> bool {
         let mut are = true;
         stmt.walk(&mut |s| {
             are &= match s {

@@ -2,6 +2,7 @@
 
 use super::{Block, Memory, Operand, Space, Stop, Thread};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use tilewright_ir::Buffer;
 
 /// What is done to a barrier, which counts arrivals and bytes.
@@ -14,11 +15,13 @@ pub enum Barriers {
     Try,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Debug, Default)]
 struct Barrier {
     /// Arrivals of a phase, and those that are left.
     arrivals: u64,
     left: u64,
+    /// Who has arrived in this phase.
+    arrived: Vec<u32>,
     /// Bytes that are to come.
     bytes: i64,
     /// Phases that are over.
@@ -27,8 +30,15 @@ struct Barrier {
     maker: Option<u32>,
 }
 
-/// A box on its way: what counts it, its places and bytes.
-type Coming = (u64, Vec<(usize, Vec<u8>)>);
+/// A box on its way.
+struct Coming {
+    /// What counts it.
+    barrier: u64,
+    /// Where it begins and ends.
+    places: Range<usize>,
+    /// Places and bytes.
+    parts: Vec<(usize, Vec<u8>)>,
+}
 
 /// What is on its way to a block.
 #[derive(Default)]
@@ -48,7 +58,19 @@ impl Boxes {
     /// Whether some of these bytes are on their way.
     pub fn are_coming(&self, place: usize, n: usize) -> bool {
         let meets = |(to, bytes): &(usize, Vec<u8>)| *to < place + n && place < to + bytes.len();
-        self.coming.iter().flat_map(|(_, parts)| parts).any(meets)
+        let near = self.coming.iter().filter(|c| c.places.start < place + n && place < c.places.end);
+        near.flat_map(|c| &c.parts).any(meets)
+    }
+
+    /// Nothing is on its way, or was told to no end.
+    pub fn require_rest(&self) -> Result<(), String> {
+        if !self.coming.is_empty() {
+            return Err("boxes are still on their way at the end".into());
+        }
+        match self.barriers.iter().find(|(_, barrier)| barrier.left != barrier.arrivals || barrier.bytes != 0) {
+            Some((at, barrier)) => Err(format!("at the end a phase of the barrier at {at} has begun: {barrier:?}")),
+            None => Ok(()),
+        }
     }
 
     /// Has the barriers that a thread made be there for copies.
@@ -67,6 +89,7 @@ impl Barrier {
         if self.left == 0 && self.bytes == 0 {
             self.phase += 1;
             self.left = self.arrivals;
+            self.arrived.clear();
         }
     }
 }
@@ -137,7 +160,12 @@ impl Block<'_> {
                 self.boxes.barrier(address)?.bytes += bytes;
             }
             Barriers::Arrive => {
+                let me = self.number(t);
                 let barrier = self.boxes.barrier(address)?;
+                if barrier.arrived.contains(&me) {
+                    return Err("the thread has arrived in this phase before".into());
+                }
+                barrier.arrived.push(me);
                 barrier.left = barrier.left.checked_sub(1).ok_or("one arrival too many")?;
                 barrier.end();
             }
@@ -163,9 +191,9 @@ impl Block<'_> {
     /// Lets the boxes come that a barrier counts.
     fn land(&mut self, barrier: u64) -> Result<(), String> {
         let coming = std::mem::take(&mut self.boxes.coming);
-        let (here, others): (Vec<Coming>, Vec<Coming>) = coming.into_iter().partition(|(of, _)| *of == barrier);
+        let (here, others): (Vec<Coming>, Vec<Coming>) = coming.into_iter().partition(|c| c.barrier == barrier);
         self.boxes.coming = others;
-        for (_, parts) in here {
+        for Coming { parts, .. } in here {
             let mut n = 0;
             for (to, bytes) in parts {
                 self.shared[to..to + bytes.len()].copy_from_slice(&bytes);
@@ -201,6 +229,10 @@ impl Block<'_> {
             return Err("the rows of an array do not begin at multiples of 16 bytes".into());
         }
         let n_rows: u64 = map.box_extents[1..].iter().product();
+        let places = to as usize..(to + n_rows * row) as usize;
+        if self.boxes.are_coming(places.start, places.len()) {
+            return Err(format!("another box is on its way to {to}"));
+        }
         let mut parts = Vec::new();
         for number in 0..n_rows {
             let (mut rest, mut from, mut is_inside) = (number, map.address, true);
@@ -234,7 +266,7 @@ impl Block<'_> {
         if self.boxes.barrier(barrier)?.maker.is_some() {
             return Err("no fence stands behind the making of the barrier".into());
         }
-        self.boxes.coming.push((barrier, parts));
+        self.boxes.coming.push(Coming { barrier, places, parts });
         Ok(())
     }
 }

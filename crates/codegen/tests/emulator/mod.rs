@@ -16,7 +16,7 @@ mod warpgroup;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use tilewright_ir::{DType, GpuProgram, Role};
+use tilewright_ir::{DType, GpuProgram, Role, Target};
 
 pub use parse::read;
 
@@ -375,8 +375,12 @@ fn run_in(
         addresses[id.0 as usize] = memory.add(bytes);
     }
     let entries = read(ptx)?;
+    // What one GPU launches all of them do that have its instructions.
+    let copies_boxes = Target::named("sm_90a").expect("a GPU of NVIDIA's");
     for (kernel, entry) in gpu.kernels().zip(&entries) {
-        if entry.name != kernel.name || entry.threads.map(i64::from) != kernel.block() {
+        let is_plain = entry.n_parameters() == kernel.arguments(gpu).len();
+        let threads = if is_plain { kernel.block() } else { kernel.launched(gpu, &copies_boxes) };
+        if entry.name != kernel.name || entry.threads.map(i64::from) != threads {
             return Err(format!("{} stands where {} should", entry.name, kernel.name));
         }
         let mut passed: Vec<u64> = kernel.arguments(gpu).iter().map(|(id, _)| addresses[id.0 as usize]).collect();
@@ -539,14 +543,19 @@ impl Block<'_> {
                     }
                 }
                 let mut is_over = true;
+                // Some wait for others, of which one asks again for what was not there.
+                let are_ready = |threads: &[Thread], is_one: &dyn Fn(Stop) -> bool| {
+                    threads.iter().any(|t| t.stop.is_some_and(is_one))
+                        && threads.iter().all(|t| t.stop != Some(Stop::Again))
+                };
                 for warp in threads.chunks_mut(WARP) {
-                    if warp.iter().any(|t| matches!(t.stop, Some(Stop::Warp(_)))) {
+                    if are_ready(warp, &|stop| matches!(stop, Stop::Warp(_))) {
                         is_over = false;
                         self.warp(warp)?;
                     }
                 }
                 for (number, group) in threads.chunks_mut(warpgroup::GROUP).enumerate() {
-                    if group.iter().any(|t| matches!(t.stop, Some(Stop::Group(_)))) {
+                    if are_ready(group, &|stop| matches!(stop, Stop::Group(_))) {
                         is_over = false;
                         self.group(number, group)?;
                     }
@@ -566,8 +575,10 @@ impl Block<'_> {
                 traffic.close(self.entry);
             }
             if threads.iter().all(|t| t.stop == Some(Stop::Exit)) {
-                let is_left = self.groups.iter().any(|group| !group.is_over());
-                return if is_left { Err("products are still on their way at the end".into()) } else { Ok(()) };
+                if self.groups.iter().any(|group| !group.is_over()) {
+                    return Err("products are still on their way at the end".into());
+                }
+                return self.boxes.require_rest();
             }
             Self::together(&mut threads)?;
             for (to, n) in std::mem::take(&mut self.fenced) {

@@ -61,19 +61,30 @@ pub fn assemble(ptxas: &Path, ptx: &[u8], gpu: &str, out: &Path) -> Result<BTree
 
 /// The opcodes of the last loop of a kernel's machine code, in order.
 pub fn innermost_loop(nvdisasm: &Path, cubin: &Path) -> Vec<String> {
+    let text = disassembled(nvdisasm, cubin);
+    // What follows the end of the code goes nowhere.
+    let end = text.lines().take_while(|line| !line.contains(" EXIT ;")).map(|line| line.len() + 1).sum::<usize>();
+    loops(&text[..end.min(text.len())]).pop().expect("there is a loop")
+}
+
+/// The machine code of a module as text.
+pub fn disassembled(nvdisasm: &Path, cubin: &Path) -> String {
     let done = Command::new(nvdisasm).arg("-c").arg(cubin).stdin(Stdio::null()).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    let text = String::from_utf8(done.stdout).unwrap();
-    // What follows the end of the code goes nowhere.
-    let lines: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.contains(" EXIT ;")).collect();
+    String::from_utf8(done.stdout).unwrap()
+}
+
+/// The opcodes of each loop of machine code, by where the loops end.
+pub fn loops(text: &str) -> Vec<Vec<String>> {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let opcode = |line: &&str| {
         let mut words = line.strip_prefix("/*")?.split_once("*/")?.1.split_whitespace();
         words.find(|word| !word.starts_with('@')).map(str::to_owned)
     };
-    let mut back = lines.iter().enumerate().filter_map(|(end, line)| {
+    let back = lines.iter().enumerate().filter_map(|(end, line)| {
         let label = line.split_once("BRA `(")?.1.split(')').next()?;
         let start = lines[..end].iter().position(|line| *line == format!("{label}:"))?;
         Some(lines[start..=end].iter().filter_map(opcode).collect())
     });
-    back.next_back().expect("there is a loop")
+    back.collect()
 }

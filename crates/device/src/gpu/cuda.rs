@@ -71,7 +71,7 @@ impl Driver for Cuda {
         target: &Target,
         arguments: Vec<Span<Memory>>,
     ) -> Result<Launch, Failure> {
-        let mut shape = Shape::of(kernel, program);
+        let mut shape = Shape::of(kernel, program, target);
         let gpu = target.gpu.as_ref().expect("invariant: the target is a GPU");
         // What a block has unasked is in the code.
         if shape.shared_bytes <= gpu.shared_bytes {

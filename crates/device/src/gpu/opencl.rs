@@ -82,7 +82,7 @@ impl Driver for OpenCl {
     ) -> Result<Launch, Failure> {
         let gpu = target.gpu.as_ref().expect("invariant: an OpenCL target has what a GPU has");
         let arguments = arguments.into_iter().map(KernelArgument::from).collect();
-        OpenCl::launch_own(code, &Shape::of(kernel, program), gpu, arguments)
+        OpenCl::launch_own(code, &Shape::of(kernel, program, target), gpu, arguments)
     }
 
     fn load(&self, code: &[u8]) -> Result<Arc<Code>, Failure> {

@@ -238,7 +238,7 @@ fn codes<D: Driver>(driver: &D, model: &GpuModel, all: &Launches) -> Result<Hash
     let steps: BTreeMap<usize, usize> = launches.map(|launch| (launch.program, launch.step)).collect();
     let build = |(): &mut (), (number, step): (usize, usize)| {
         let program = all.program(number);
-        let fitting = program.kernels().try_for_each(|kernel| fits(&Shape::of(kernel, program), gpu));
+        let fitting = program.kernels().try_for_each(|kernel| fits(&Shape::of(kernel, program, target), gpu));
         let code = fitting.and_then(|()| driver.build(program, target).map_err(|failure| failure.message));
         Ok((number, code.map_err(of_step(&model.plan.steps[step]))?))
     };

@@ -133,7 +133,7 @@ impl<D: Driver> Builder<D> {
         let (program, steps) = scheduled(&self.workload, &self.untuned, source)?;
         let program = lower_gpu(&program).map_err(|why| instantiation(why.to_string()))?;
         let gpu = self.target.gpu.as_ref().expect("invariant: the target is a GPU");
-        let mut shapes = program.kernels().map(|kernel| Shape::of(kernel, &program));
+        let mut shapes = program.kernels().map(|kernel| Shape::of(kernel, &program, &self.target));
         shapes.try_for_each(|shape| fits(&shape, gpu)).map_err(instantiation)?;
         let code = self.driver.build(&program, &self.target)?;
         let (mut memories, mut own) = (HashMap::new(), Vec::new());

@@ -1,7 +1,7 @@
 //! Copies of boxes of arrays, which one thread begins and the GPU makes by itself.
 //!
-//! Memory of the scope `bulk` is filled by one thread of a block: a nest of loops around one store, whose
-//! subscripts in the array in the device's memory follow those in shared memory:
+//! Memory of the scopes `bulk` and `fed` is filled by one thread of a block: a nest of loops around one store,
+//! whose subscripts in the array in the device's memory follow those in shared memory:
 //!
 //! ```text
 //! for r in 128 {
@@ -108,7 +108,7 @@ impl BoxCopy {
         let (array, at, conditions) = element(value)?;
         let a = program.buffer(array);
         let is_device = a.role != Role::Temporary || a.scope == Scope::Global;
-        if b.scope != Scope::Bulk || a.dtype != b.dtype || !is_device || a.shape.len() > MOST_DIMENSIONS {
+        if !b.scope.is_for_boxes() || a.dtype != b.dtype || !is_device || a.shape.len() > MOST_DIMENSIONS {
             return None;
         }
         let bytes = a.dtype.bytes() as i64;
@@ -193,21 +193,18 @@ fn parts<'c>(cond: &'c Cond, out: &mut Vec<&'c Cond>) {
 /// a block are boxes; nothing else.
 pub fn maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
     let rings: Vec<BufferId> = kernel.shared.iter().copied().filter(|b| is_ring(&gpu.program, *b)).collect();
-    let stages = kernel.n_boxes(gpu) as i64;
+    let stages = kernel.n_places(gpu) as i64;
     if rings.is_empty() || rings.iter().any(|b| gpu.program.buffer(*b).shape[0] != stages) {
         return Vec::new();
     }
-    let mut ranges = Ranges::default();
-    for (var, extent) in kernel.blocks.iter().chain(&kernel.threads).flatten() {
-        ranges.push(*var, Index::from(*extent));
-    }
+    let mut ranges = kernel.ranges();
     let swizzled = matrices(&gpu.program, kernel);
     let mut found = Vec::new();
     if gather(&gpu.program, &kernel.body, &swizzled, &mut ranges, &mut found) { found } else { Vec::new() }
 }
 
 fn is_ring(program: &Program, buffer: BufferId) -> bool {
-    program.buffer(buffer).scope == Scope::Bulk
+    program.buffer(buffer).scope.is_for_boxes()
 }
 
 /// The maps of a block; whether all of its stores to such rings are in boxes.

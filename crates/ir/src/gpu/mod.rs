@@ -20,6 +20,7 @@
 //! compute, and finds races.
 
 pub mod bulk;
+pub mod copier;
 mod map_threads;
 mod private;
 pub mod simt;
@@ -31,7 +32,9 @@ pub use map_threads::{MapError, lower_gpu};
 pub use tensor::TileProduct;
 pub use warpgroup::GroupProduct;
 
+use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
+use crate::target::Target;
 use crate::text::{loop_name, stmt_to_string};
 use std::fmt;
 
@@ -156,15 +159,34 @@ impl Kernel {
         self.threads.map(|axis| axis.map_or(1, |(_, extent)| extent))
     }
 
+    /// The number of threads of a block along each axis as a launch on a target has them: where a warp that
+    /// does nothing else copies ([`copier`]), those of that warp too.
+    pub fn launched(&self, of: &GpuProgram, target: &Target) -> [i64; 3] {
+        let [x, y, z] = self.block();
+        let more = if target.has_wgmma() && copier::has_copier(of, self) { copier::WARPS } else { 0 };
+        [x, y, z + more]
+    }
+
+    /// The extents of block and thread axes.
+    pub(crate) fn ranges(&self) -> Ranges {
+        let mut ranges = Ranges::default();
+        let axes = self.blocks.iter().chain(&self.threads).flatten();
+        axes.for_each(|(var, extent)| ranges.push(*var, Index::from(*extent)));
+        ranges
+    }
+
     /// The threads of a block.
     pub fn n_threads(&self) -> i64 {
         self.block().iter().product()
     }
 
     /// The bytes of shared memory that a block takes: its buffers in order, then what counts the bytes of
-    /// boxes that come, [`bulk::BARRIER_BYTES`] for each that a block waits for.
+    /// boxes that come, [`bulk::BARRIER_BYTES`] for each that a block waits for, and as many of those who
+    /// read what came to rings that a warp feeds.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
-        let barriers = (self.n_boxes(of) * bulk::BARRIER_BYTES).next_multiple_of(SHARED_ALIGN);
+        let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope == Scope::Fed);
+        let n_barriers = self.n_places(of) * if is_fed { 2 } else { 1 };
+        let barriers = (n_barriers * bulk::BARRIER_BYTES).next_multiple_of(SHARED_ALIGN);
         let sizes = self.shared_sizes(&of.program).map(|(_, bytes)| bytes.unwrap_or(u64::MAX));
         sizes.fold(barriers, u64::saturating_add)
     }
@@ -181,8 +203,8 @@ impl Kernel {
     }
 
     /// Places of the rings that one thread copies boxes to; none where there is no such ring.
-    pub fn n_boxes(&self, of: &GpuProgram) -> u64 {
-        let rings = self.shared.iter().map(|b| of.program.buffer(*b)).filter(|b| b.scope == Scope::Bulk);
+    pub fn n_places(&self, of: &GpuProgram) -> u64 {
+        let rings = self.shared.iter().map(|b| of.program.buffer(*b)).filter(|b| b.scope.is_for_boxes());
         rings.map(|b| b.shape[0] as u64).max().unwrap_or(0)
     }
 }

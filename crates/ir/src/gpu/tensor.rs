@@ -214,11 +214,7 @@ fn repeat(block: &[Stmt], most: i64, out: &mut Vec<Update>) -> Result<(), &'stat
 /// # Errors
 /// The loop of one that they do not, and why.
 pub(super) fn require_warps(program: &Program, kernel: &Kernel) -> Result<(), (LoopId, &'static str)> {
-    let mut ranges = Ranges::default();
-    for (var, extent) in kernel.blocks.iter().chain(&kernel.threads).flatten() {
-        ranges.push(*var, Index::from(*extent));
-    }
-    in_block(program, kernel, &kernel.body, [true; 2], &mut ranges)
+    in_block(program, kernel, &kernel.body, [true; 2], &mut kernel.ranges())
 }
 
 /// The variables of a warp's threads along x and y, where the threads of a block are in warps so.

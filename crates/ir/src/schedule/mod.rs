@@ -497,7 +497,8 @@ pub enum Step {
     /// block wait for each other once in each. With `held` copies are begun an iteration later: what has
     /// begun to read one in an iteration may go on in the next. Where a GPU has no such copies they are made
     /// at once. With `last` an iteration begins copies when it has begun all else. What no loop over threads
-    /// copies one thread copies, in boxes where a GPU can ([`Scope::Bulk`](crate::Scope::Bulk)).
+    /// copies one thread copies, in boxes where a GPU can ([`Scope::Bulk`](crate::Scope::Bulk)); with `fed` a
+    /// thread of a warp that does nothing else ([`Scope::Fed`](crate::Scope::Fed)).
     Stream {
         /// The buffers that are copied to, which are shared by a block.
         buffers: Vec<String>,
@@ -509,6 +510,8 @@ pub enum Step {
         held: bool,
         /// Whether they stand behind what an iteration does besides.
         last: bool,
+        /// Whether a warp that does nothing else copies.
+        fed: bool,
     },
 }
 
@@ -666,8 +669,8 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Col2im { buffer, block, taps_last } => col2im::col2im(program, buffer, *block, *taps_last),
         Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
         Step::Pipeline { buffer, at, name, twice } => pipeline::pipeline(program, buffer, at, name, *twice),
-        Step::Stream { buffers, at, stages, held, last } => {
-            stream::stream(program, buffers, at, (*stages, *held), *last)
+        Step::Stream { buffers, at, stages, held, last, fed } => {
+            stream::stream(program, buffers, at, *stages, [*held, *last, *fed])
         }
     }
 }

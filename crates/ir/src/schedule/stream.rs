@@ -21,8 +21,8 @@ pub fn stream(
     program: &mut Program,
     buffers: &[String],
     at: &str,
-    (stages, held): (i64, bool),
-    last: bool,
+    stages: i64,
+    [held, last, fed]: [bool; 3],
 ) -> Result<(), Illegal> {
     let copies: Vec<BufferId> = buffers.iter().map(|name| buffer_id(program, name)).collect::<Result<_, _>>()?;
     let var = single_loop(program, at)?;
@@ -113,10 +113,18 @@ pub fn stream(
         }
         Ok(before.into_iter().chain([Stmt::For(l)]).collect())
     })?;
-    for copy in copies {
+    for (copy, name) in copies.into_iter().zip(buffers) {
         let by_one = !by_threads.contains(&copy);
+        if fed && !by_one {
+            let why = "threads copy it together, so that no warp does it alone (leave its loops serial)".to_owned();
+            return Err(Illegal::Buffer { buffer: name.clone(), why });
+        }
         let buffer = &mut program.buffers[copy.0 as usize];
-        buffer.scope = if by_one { Scope::Bulk } else { Scope::Async };
+        buffer.scope = match (by_one, fed) {
+            (true, true) => Scope::Fed,
+            (true, false) => Scope::Bulk,
+            (false, _) => Scope::Async,
+        };
         buffer.shape.insert(0, stages);
         require_fits(program, copy)?;
     }

@@ -39,7 +39,7 @@ pub const FORMS: [(&str, &str); 22] = [
     ("col2im", "col2im STAGE BLOCK channels|taps"),
     ("prefetch", "prefetch BUFFER at LOOP ahead N"),
     ("pipeline", "pipeline BUFFER at LOOP -> NAME [twice]"),
-    ("stream", "stream BUFFER... at LOOP in STAGES [held] [last]"),
+    ("stream", "stream BUFFER... at LOOP in STAGES [held] [last] [fed]"),
 ];
 
 impl fmt::Display for LayoutAxis {
@@ -102,9 +102,10 @@ impl fmt::Display for Step {
             Step::Pipeline { buffer, at, name, twice } => {
                 write!(f, "pipeline {buffer} at {at} -> {name}{}", if *twice { " twice" } else { "" })
             }
-            Step::Stream { buffers, at, stages, held, last } => {
-                let (held, last) = (if *held { " held" } else { "" }, if *last { " last" } else { "" });
-                write!(f, "stream {} at {at} in {stages}{held}{last}", buffers.join(" "))
+            Step::Stream { buffers, at, stages, held, last, fed } => {
+                write!(f, "stream {} at {at} in {stages}", buffers.join(" "))?;
+                let options = [(held, "held"), (last, "last"), (fed, "fed")];
+                options.into_iter().filter(|(is, _)| **is).try_for_each(|(_, word)| write!(f, " {word}"))
             }
         }
     }
@@ -202,17 +203,18 @@ fn parse_words(words: &[&str]) -> Option<Step> {
             Step::Pipeline { buffer: s(buffer), at: s(at), name: s(name), twice: !twice.is_empty() }
         }
         ["stream", stream @ ..] => {
-            let (stream, last) = match stream {
-                [stream @ .., "last"] => (stream, true),
-                stream => (stream, false),
-            };
-            let (stream, held) = match stream {
-                [stream @ .., "held"] => (stream, true),
-                stream => (stream, false),
-            };
+            let (mut stream, mut options) = (stream, [false; 3]);
+            for (option, word) in options.iter_mut().zip(["held", "last", "fed"]).rev() {
+                if let [before @ .., last] = stream
+                    && *last == word
+                {
+                    (stream, *option) = (before, true);
+                }
+            }
+            let [held, last, fed] = options;
             let [buffers @ .., "at", at, "in", stages] = stream else { return None };
             let (buffers, stages) = (buffers.iter().map(s).collect::<Vec<_>>(), stages.parse().ok()?);
-            return (!buffers.is_empty()).then(|| Step::Stream { buffers, at: s(at), stages, held, last });
+            return (!buffers.is_empty()).then(|| Step::Stream { buffers, at: s(at), stages, held, last, fed });
         }
         _ => return None,
     })

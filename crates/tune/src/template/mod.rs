@@ -367,7 +367,8 @@ mod step {
         Step::Pipeline { buffer: buffer.into(), at: at.into(), name: name.into(), twice }
     }
 
-    pub fn stream(buffers: &[&str], at: &str, stages: i64, held: bool, last: bool) -> Step {
-        Step::Stream { buffers: buffers.iter().map(|b| (*b).into()).collect(), at: at.into(), stages, held, last }
+    pub fn stream(buffers: &[&str], at: &str, stages: i64, [held, last, fed]: [bool; 3]) -> Step {
+        let buffers = buffers.iter().map(|b| (*b).into()).collect();
+        Step::Stream { buffers, at: at.into(), stages, held, last, fed }
     }
 }

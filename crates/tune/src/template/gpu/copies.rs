@@ -126,13 +126,13 @@ impl Copies {
     }
 
     /// What becomes of the copies of a loop's iterations, each with its loads of a thread, where they do
-    /// not pass through registers. `held`: whether what reads them may go on in the next iteration. `last`:
-    /// whether they are begun behind all else.
-    pub fn stream(self, at: &str, copies: &[(&str, i64)], held: bool, last: bool) -> Vec<Step> {
+    /// not pass through registers. `options`: whether what reads them may go on in the next iteration, whether
+    /// they are begun behind all else, and whether a warp that does nothing else begins them.
+    pub fn stream(self, at: &str, copies: &[(&str, i64)], options: [bool; 3]) -> Vec<Step> {
         let (Copies::Async(stages) | Copies::Bulk(stages)) = self else { return Vec::new() };
         let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();
         let (divided, unrolled): (Vec<_>, Vec<_>) = copies.iter().map(|(name, n)| repeated(name, *n)).unzip();
-        let streamed = [Some(stream(&names, at, stages, held, last))];
+        let streamed = [Some(stream(&names, at, stages, options))];
         divided.into_iter().chain(streamed).chain(unrolled).flatten().collect()
     }
 }

@@ -423,7 +423,7 @@ impl Tiling {
             steps.extend(self.copies.through_registers("k.o", name, n_loads));
             copies.push((name, n_loads));
         }
-        steps.extend(self.copies.stream("k.o", &copies, false, false));
+        steps.extend(self.copies.stream("k.o", &copies, [false; 3]));
         steps
     }
 

@@ -261,7 +261,7 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
     }
     let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
     // While tensor cores multiply, threads begin copies.
-    steps.extend(copies.stream("k.o", &copied_by, goes_on(space, config), true));
+    steps.extend(copies.stream("k.o", &copied_by, [goes_on(space, config), true, false]));
     steps.extend(boxes.iter().map(|boxes| unroll(boxes)));
     steps.extend(bind_warps(""));
     steps.extend(["j.e", "i.h", "j.m", "i.m", "k.n"].map(unroll));

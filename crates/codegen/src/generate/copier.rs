@@ -1,0 +1,154 @@
+//! Kernels of which a warp only copies boxes, and the others only multiply what it has copied.
+//!
+//! Each place of the rings has two barriers in shared memory: one is full where as many bytes have come as
+//! copies said, the other empty where each warp has arrived behind its products. Who waits for a place does
+//! so by turns: a bit for each place says whether it is an even one. All places are empty first.
+//!
+//! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, section 9.7.13.15, "mbarrier"; the structure
+//! is that of CUTLASS's pipelines of producers and consumers. Ours has one warp that copies, not four: so
+//! warps that multiply have as many registers without that those of the others are given to them.
+
+use tilewright_ir::expr::Cond;
+use tilewright_ir::gpu::{Kernel, copier};
+use tilewright_ir::{Index, LoopId, Stmt};
+
+use super::{Generator, plan};
+use crate::CompileError;
+use crate::ssa::{Compare, Id, Op, Type};
+
+/// What a thread of such a kernel is there for.
+#[derive(Clone, Copy)]
+pub struct Fed {
+    /// Whether it copies rather than multiplies.
+    copies: bool,
+    /// The variable with a bit for each place: its turn.
+    turns: Id,
+    /// The variable with the place of products that go on, or less than zero.
+    going_on: Id,
+    /// Whether the thread is the first of its warp.
+    is_first: Id,
+}
+
+impl Generator<'_> {
+    /// Writes the body of a kernel twice, for the warp that copies and for the others.
+    pub(super) fn fed_kernel(&mut self, kernel: &Kernel) -> Result<(), CompileError> {
+        let threads: Vec<LoopId> = kernel.threads.iter().flatten().map(|(var, _)| *var).collect();
+        let [x, y, z] = threads[..] else { unreachable!("warps lie along the third axis") };
+        let is_zero = |var: LoopId| Cond::Eq(var.into(), 0.into());
+        let is_first = self.cond(&is_zero(x).and(is_zero(y)));
+        let [turns, going_on] = [0; 2].map(|_| self.hoisted(0, |g| g.m.variable(Type::I32, 4)));
+        let last = self.m.int(kernel.block()[2] - 1);
+        let is_copier = self.m.compare(Compare::Greater, self.f.vars[&z].0, last);
+        let [copier, others, end] = [0; 3].map(|_| self.m.block(self.f.id));
+        self.m.cond_br(is_copier, copier, others);
+        for (block, copies) in [(copier, true), (others, false)] {
+            self.go_to_end(block);
+            self.f.fed = Some(Fed { copies, turns, going_on, is_first });
+            // Who copies has the first turn before anybody has read.
+            self.m.store(self.m.int32(if copies { -1 } else { 0 }), turns, 4);
+            self.m.store(self.m.int32(-1), going_on, 4);
+            let written = plan::written_buffers(&kernel.body);
+            let mut done = Ok(());
+            let mut write = |g: &mut Self| done = g.scoped(&written, |g| g.block(&kernel.body));
+            if copies {
+                // The kernel's first thread does so in the program.
+                self.f.known.extend(threads.iter().map(|var| (*var, 0)));
+                self.only_if(is_first, write);
+                self.f.known.retain(|var, _| !threads.contains(var));
+            } else {
+                write(self);
+            }
+            done?;
+            self.m.br(end);
+        }
+        self.go_to_end(end);
+        self.f.fed = None;
+        Ok(())
+    }
+
+    /// Writes what the thread is there for of what a block begins with; gives the number of statements, or
+    /// none where that is written as elsewhere.
+    pub(super) fn turn(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
+        let Some(fed) = self.f.fed else { return Ok(0) };
+        if fed.copies {
+            let found = copier::copies(self.program, block, &self.f.matrices, &self.f.ranges);
+            let Some((n, place)) = found else { return Ok(usize::from(!self.has_copies(&block[0]))) };
+            let place = self.short_int(&place);
+            let empty = self.empty(place);
+            self.wait_for_turn(place, empty);
+            for stmt in &block[..n] {
+                let is_begun = matches!(stmt, Stmt::For(l) if self.box_copy(l));
+                assert!(is_begun, "invariant: what is told of its array is known");
+            }
+            let full = self.barrier_at(place);
+            self.arrive(full, None);
+            return Ok(n);
+        }
+        let Some((n, place)) = copier::products(self.program, block) else {
+            let is_others = matches!(block[0], Stmt::Wait(_) | Stmt::Barrier) || self.are_copies(&block[0]);
+            return Ok(usize::from(is_others));
+        };
+        let place = self.short_int(&place);
+        let full = self.barrier_at(place);
+        self.wait_for_turn(place, full);
+        let mut at = 0;
+        while at < n {
+            at += self.group_products(&block[at..n])?;
+        }
+        if self.f.goes_on {
+            self.release_what_went_on();
+            self.m.store(place, fed.going_on, 4);
+        } else {
+            let empty = self.empty(place);
+            self.arrive(empty, Some(fed.is_first));
+        }
+        Ok(n)
+    }
+
+    /// Gives the place back whose products went on, where there are some and a warp feeds the rings.
+    pub(super) fn release_what_went_on(&mut self) {
+        let Some(Fed { going_on, is_first, .. }) = self.f.fed else { return };
+        let m = &self.m;
+        let place = m.load(Type::I32, going_on, 4, false);
+        m.store(m.int32(-1), going_on, 4);
+        let is_some = m.compare(Compare::Greater, place, m.int32(-1));
+        let arrives = m.binary(Op::And, is_first, is_some);
+        let empty = self.empty(place);
+        self.arrive(empty, Some(arrives));
+    }
+
+    /// Whether what is written is for a warp that does nothing but copy.
+    pub(super) fn only_copies(&self) -> bool {
+        self.f.fed.is_some_and(|fed| fed.copies)
+    }
+
+    /// Whether a statement has copies for a warp that does nothing else.
+    fn has_copies(&self, stmt: &Stmt) -> bool {
+        let mut has = false;
+        stmt.walk(&mut |s| has |= s.own_write().is_some_and(|(buffer, _)| self.is_for_boxes(buffer)));
+        has
+    }
+
+    /// The address of the barrier that says when a place is empty: these follow those that say when it is
+    /// full.
+    fn empty(&self, place: Id) -> Id {
+        let m = &self.m;
+        self.barrier_at(m.binary(Op::AddWrapping, place, m.int32(self.boxes().n)))
+    }
+
+    /// Waits for the thread's next turn with a place.
+    fn wait_for_turn(&mut self, place: Id, barrier: Id) {
+        let turns = self.f.fed.expect("the thread has turns").turns;
+        let m = &self.m;
+        let before = m.load(Type::I32, turns, 4, false);
+        m.store(m.binary(Op::Xor, before, m.binary(Op::ShiftLeft, m.int32(1), place)), turns, 4);
+        let phase = m.binary(Op::And, m.binary(Op::ShiftUnsigned, before, place), m.int32(1));
+        self.wait_for_phase(barrier, phase);
+    }
+
+    /// A number of 32 bits.
+    pub(super) fn short_int(&mut self, index: &Index) -> Id {
+        let value = self.int(&self.resolved(index));
+        self.m.truncate(value, Type::I32)
+    }
+}

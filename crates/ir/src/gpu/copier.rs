@@ -1,0 +1,231 @@
+//! A warp that only copies, beside groups of warps that only multiply.
+//!
+//! Rings of the scope `fed` are filled and read as those of the scope `bulk`: a program has no further
+//! threads, and its order is that of one iteration after the other. Where [`has_copier`] holds, copies and
+//! products may each go through the places of the rings by themselves:
+//!
+//! ```text
+//! for k in 8 {                           for k in 8 {                    for k in 8 {
+//!   wait 1                                 wait until place is empty       wait until place is full
+//!   barrier                           →    copy boxes to k % 3             multiply k % 3
+//!   multiply k % 3                         tell when it is full            tell that it is empty
+//!   if k + 2 < 8 { copy to (k + 2) % 3 } }                               }
+//! }
+//! ```
+//!
+//! Nothing waits for all threads of the block then, and copies are as far ahead as there are places. It is
+//! the code generator that gives the copies to another warp; elsewhere such rings are as those of the scope
+//! `bulk`.
+
+use super::bulk::{self, BoxCopy};
+use super::warpgroup::{self, Groups};
+use super::{Access, GpuProgram, Kernel, tensor};
+use crate::expr::Cond;
+use crate::index::{Index, Ranges};
+use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
+
+/// Warps that copy: one behind those of a kernel along z.
+pub const WARPS: i64 = 1;
+/// Threads of a warp.
+pub const THREADS: i64 = tensor::WARP[0] * tensor::WARP[1];
+
+/// Whether a warp that does nothing else can make the copies of a kernel:
+/// - All that its threads share are rings of the scope `fed`, which boxes fill and only products of groups of
+///   warps read.
+/// - It reads nothing that it writes to the device's memory, so that barriers are there for the rings alone.
+/// - The products that come n-th read what was copied n-th, and nothing is copied to that place between.
+pub fn has_copier(gpu: &GpuProgram, kernel: &Kernel) -> bool {
+    let program = &gpu.program;
+    let are_fed = kernel.shared.iter().all(|b| program.buffer(*b).scope == Scope::Fed);
+    let is_shared = |access: Access| access == Access::ReadWrite;
+    if !are_fed
+        || Groups::of(&kernel.threads).is_none()
+        || bulk::maps(gpu, kernel).is_empty()
+        || kernel.arguments(gpu).iter().any(|(_, access)| is_shared(*access))
+        || kernel.body.iter().any(|stmt| warpgroup::reads_outside(stmt, &kernel.shared))
+    {
+        return false;
+    }
+    let mut ranges = kernel.ranges();
+    let threads: Vec<LoopId> = kernel.threads.iter().flatten().map(|(var, _)| *var).collect();
+    let matrices = warpgroup::matrices(program, kernel);
+    let Some(uses) = uses(program, &kernel.body, (&matrices, &threads), &mut ranges) else { return false };
+    let values = threads.iter().map(|var| (*var, 0)).collect();
+    let mut turns = Turns { values, copied: Vec::new(), n_read: 0 };
+    turns.follow(&uses).is_some() && turns.are_over()
+}
+
+/// The copies that a block begins with to one place of rings: how many statements there are, and which place.
+pub fn copies(program: &Program, block: &[Stmt], matrices: &[BufferId], ranges: &Ranges) -> Option<(usize, Index)> {
+    let place_of = |stmt: &Stmt| match stmt {
+        Stmt::For(l) => BoxCopy::of(program, l, matrices, ranges).map(|copy| copy.first[0].clone()),
+        _ => None,
+    };
+    let place = block.first().and_then(place_of)?;
+    Some((block.iter().take_while(|stmt| place_of(stmt).as_ref() == Some(&place)).count(), place))
+}
+
+/// The products of groups of warps that a block begins with of one place of rings, alike.
+pub fn products(program: &Program, block: &[Stmt]) -> Option<(usize, Index)> {
+    let place_of = |stmt: &Stmt| {
+        if !is_product(stmt) {
+            return None;
+        }
+        let mut places: Vec<Index> = Vec::new();
+        stmt.walk(&mut |s| {
+            s.for_each_own_read(&mut |b, index| {
+                if program.buffer(b).scope == Scope::Fed && places.last() != index.first() {
+                    places.push(index[0].clone());
+                }
+            });
+        });
+        places.pop().filter(|_| places.is_empty())
+    };
+    let place = block.first().and_then(place_of)?;
+    Some((block.iter().take_while(|stmt| place_of(stmt).as_ref() == Some(&place)).count(), place))
+}
+
+fn is_product(stmt: &Stmt) -> bool {
+    matches!(stmt, Stmt::For(l) if matches!(l.kind, LoopKind::Tensor(how) if how.is_of_groups()))
+}
+
+/// What a kernel does with places of rings.
+enum Use<'k> {
+    Copy(Index),
+    Read(Index),
+    Loop(LoopId, i64, Vec<Use<'k>>),
+    If(&'k Cond, Vec<Use<'k>>),
+}
+
+impl Use<'_> {
+    fn reads(&self) -> bool {
+        match self {
+            Use::Copy(_) => false,
+            Use::Read(_) => true,
+            Use::Loop(_, _, uses) | Use::If(_, uses) => uses.iter().any(Use::reads),
+        }
+    }
+}
+
+/// That of a block; none where products of one statement read several places, or not all threads come to
+/// them alike.
+fn uses<'k>(
+    program: &Program,
+    block: &'k [Stmt],
+    of: (&[BufferId], &[LoopId]),
+    ranges: &mut Ranges,
+) -> Option<Vec<Use<'k>>> {
+    let (matrices, threads) = of;
+    let mut out = Vec::new();
+    let mut at = 0;
+    while at < block.len() {
+        if let Some((n, place)) = copies(program, &block[at..], matrices, ranges) {
+            out.push(Use::Copy(place));
+            at += n;
+            continue;
+        }
+        if let Some((n, place)) = products(program, &block[at..]) {
+            out.push(Use::Read(place));
+            at += n;
+            continue;
+        }
+        let stmt = &block[at];
+        at += 1;
+        match stmt {
+            Stmt::For(_) if is_product(stmt) => return None,
+            Stmt::For(l) => {
+                let inside = ranges.inside(l.var, &l.extent, |ranges| uses(program, &l.body, of, ranges))?;
+                if !inside.is_empty() {
+                    out.push(Use::Loop(l.var, l.extent.as_const()?, inside));
+                }
+            }
+            Stmt::If { cond, then, otherwise } => {
+                let [then, otherwise] = [then, otherwise].map(|block| uses(program, block, of, ranges));
+                let (then, otherwise) = (then?, otherwise?);
+                let varies = threads.iter().any(|var| cond.uses(*var));
+                if !otherwise.is_empty() || varies && then.iter().any(Use::reads) {
+                    return None;
+                }
+                if !then.is_empty() {
+                    out.push(Use::If(cond, then));
+                }
+            }
+            Stmt::Alloc(_)
+            | Stmt::Store { .. }
+            | Stmt::Update { .. }
+            | Stmt::Prefetch { .. }
+            | Stmt::Barrier
+            | Stmt::Wait(_) => {}
+        }
+    }
+    Some(out)
+}
+
+/// Follows copies and products in the order of the program.
+struct Turns {
+    /// Of loops around; of threads those of the first one, which copies.
+    values: Vec<(LoopId, i64)>,
+    /// The places that were copied to.
+    copied: Vec<i64>,
+    /// How many of these products have read.
+    n_read: usize,
+}
+
+impl Turns {
+    /// None where products read something else than what was copied in their turn, or cannot be told.
+    fn follow(&mut self, uses: &[Use]) -> Option<()> {
+        uses.iter().try_for_each(|one| match one {
+            Use::Copy(place) => {
+                let place = self.value(place)?;
+                self.copied.push(place);
+                Some(())
+            }
+            Use::Read(place) => {
+                let place = self.value(place)?;
+                let (first, later) = self.copied.get(self.n_read..)?.split_first()?;
+                self.n_read += 1;
+                (*first == place && !later.contains(&place)).then_some(())
+            }
+            Use::Loop(var, n, uses) => (0..*n).try_for_each(|i| {
+                self.values.push((*var, i));
+                let done = self.follow(uses);
+                self.values.pop();
+                done
+            }),
+            Use::If(cond, uses) => match self.holds(cond) {
+                Some(true) => self.follow(uses),
+                Some(false) => Some(()),
+                // What some blocks do and others do not is whole by itself.
+                None => {
+                    self.are_over().then_some(())?;
+                    self.follow(uses)?;
+                    self.are_over().then_some(())
+                }
+            },
+        })
+    }
+
+    /// Whether products have read all that was copied.
+    fn are_over(&self) -> bool {
+        self.n_read == self.copied.len()
+    }
+
+    fn value(&self, index: &Index) -> Option<i64> {
+        index.with_values(&|var| self.values.iter().find(|(v, _)| *v == var).map(|(_, n)| *n)).as_const()
+    }
+
+    fn holds(&self, cond: &Cond) -> Option<bool> {
+        match cond {
+            Cond::True => Some(true),
+            Cond::Lt(a, b) => Some(self.value(a)? < self.value(b)?),
+            Cond::Eq(a, b) => Some(self.value(a)? == self.value(b)?),
+            Cond::Not(cond) => self.holds(cond).map(|holds| !holds),
+            Cond::And(a, b) => match [self.holds(a), self.holds(b)] {
+                [Some(true), Some(true)] => Some(true),
+                [Some(false), _] | [_, Some(false)] => Some(false),
+                [None, _] | [_, None] => None,
+            },
+            Cond::Less(..) => None,
+        }
+    }
+}
