@@ -21,6 +21,7 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use random::{LARGE, SHAPES, each, models_registers, n_configs};
 use tilewright_codegen::compile_gpu;
+use tilewright_ir::gpu::copier;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{self, Tolerance, random_argument};
 use tilewright_ir::{GpuProgram, Program, Role, Target, interp, lower_gpu};
@@ -379,16 +380,37 @@ const OF_GROUPS: [&str; 15] = [
     "batch_matmul:b=2,m=96,n=200,k=64,ta=1,tb=1,dtype=f16",
 ];
 
+/// A task for groups of four warps.
+fn groups_task(text: &str) -> Task {
+    let workload = Workload::parse(text).unwrap();
+    let setting = Setting { workload, target: Target::named("sm_90a").unwrap(), n_threads: 1 };
+    Task::new(setting, Some("gpu-matmul-wgmma")).unwrap()
+}
+
 /// Random configurations of a workload for groups of four warps, so many of each: the workload, its task, the
 /// kernels and their code.
-fn each_of_groups(texts: &[&str], n: usize, mut visit: impl FnMut(&Workload, &Task, &Config, &GpuProgram, &str)) {
+fn each_of_groups(texts: &[&str], n: usize, visit: impl FnMut(&Workload, &Task, &Config, &GpuProgram, &str)) {
+    each_where(texts, n, |_, _| true, visit);
+}
+
+/// The same of some.
+fn each_where(
+    texts: &[&str],
+    n: usize,
+    is_wanted: impl Fn(&Task, &Config) -> bool,
+    mut visit: impl FnMut(&Workload, &Task, &Config, &GpuProgram, &str),
+) {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(47);
     for text in texts {
-        let workload = Workload::parse(text).unwrap();
-        let setting = Setting { workload: workload.clone(), target: Target::named("sm_90a").unwrap(), n_threads: 1 };
-        let task = Task::new(setting, Some("gpu-matmul-wgmma")).unwrap();
+        let task = groups_task(text);
+        let workload = task.setting.workload.clone();
         for _ in 0..n {
-            let config = task.space.sample(&mut rng);
+            let config = loop {
+                let config = task.space.sample(&mut rng);
+                if is_wanted(&task, &config) {
+                    break config;
+                }
+            };
             let json = task.space.config_to_json(&config);
             let program = task.program(&config).unwrap_or_else(|(at, why)| panic!("{text} {json} step {at}: {why}"));
             let kernels = lower_gpu(&program).unwrap_or_else(|why| panic!("{text} {json}: {why}\n{program}"));
@@ -407,23 +429,169 @@ fn n_of_each() -> usize {
 fn groups_of_warps_multiply() {
     let mut n = 0;
     each_of_groups(&OF_GROUPS, n_of_each(), |workload, task, config, kernels, code| {
-        let program = workload.program();
-        let mut expected = arguments(&program);
-        interp::run(&program, &mut expected).unwrap();
-        let order = [Order::Ascending, Order::Descending, Order::Strided(7)][n % 3];
+        require_right((workload, task, config), kernels, code, ORDERS[n % 3]);
         n += 1;
-        let json = task.space.config_to_json(config);
-        let got = emulator::run(kernels, code, &arguments(&program), order)
-            .unwrap_or_else(|why| panic!("{workload} {json}: {why}\n{kernels}\n{code}"));
-        let (got, expected) = (got.last().unwrap(), expected.last().unwrap());
-        let last = if workload.dtype.is_half() { 2.0 * workload.dtype.unit() } else { 2e-5 };
-        let most = last * expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
-        let far = got.iter().zip(expected).position(|(a, b)| a.is_nan() || (a - b).abs() > most);
-        if let Some(at) = far {
-            panic!("{workload} {json}: element {at} is {} instead of {}\n{kernels}", got[at], expected[at]);
-        }
     });
     println!("{n} configurations");
+}
+
+const ORDERS: [Order; 3] = [Order::Ascending, Order::Descending, Order::Strided(7)];
+
+/// A kernel for groups of warps computes what its workload does.
+fn require_right(of: (&Workload, &Task, &Config), kernels: &GpuProgram, code: &str, order: Order) {
+    let (workload, task, config) = of;
+    let program = workload.program();
+    let mut expected = arguments(&program);
+    interp::run(&program, &mut expected).unwrap();
+    let json = task.space.config_to_json(config);
+    let got = emulator::run(kernels, code, &arguments(&program), order)
+        .unwrap_or_else(|why| panic!("{workload} {json} {order:?}: {why}\n{kernels}\n{code}"));
+    let (got, expected) = (got.last().unwrap(), expected.last().unwrap());
+    let last = if workload.dtype.is_half() { 2.0 * workload.dtype.unit() } else { 2e-5 };
+    let most = last * expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+    let far = got.iter().zip(expected).position(|(a, b)| a.is_nan() || (a - b).abs() > most);
+    if let Some(at) = far {
+        panic!("{workload} {json} {order:?}: element {at} is {} instead of {}\n{kernels}", got[at], expected[at]);
+    }
+}
+
+/// Those of which both factors may be copied in boxes, each along the sum or across it.
+const OF_BOXES: [&str; 9] = [
+    "batch_matmul:b=2,m=64,n=64,k=64,tb=1,tf32=1",
+    "dense:m=130,n=64,k=192,tf32=1,epilogue=bias+gelu",
+    "dense:m=64,n=96,k=320,tf32=1",
+    "dense:m=40,n=50,k=28,tf32=1",
+    "matmul:m=64,n=128,k=192,dtype=bf16",
+    "matmul:m=70,n=40,k=200,dtype=bf16,epilogue=relu",
+    "dense:m=128,n=72,k=128,dtype=f16,epilogue=bias",
+    "batch_matmul:b=2,m=136,n=64,k=80,ta=1,dtype=bf16,epilogue=add",
+    "batch_matmul:b=2,m=96,n=200,k=64,ta=1,tb=1,dtype=f16",
+];
+
+/// Whether a warp of such a kernel only copies.
+fn is_fed(task: &Task, config: &Config) -> bool {
+    task.space.int(config, "producer") == 1
+}
+
+/// A warp that only copies feeds groups of warps, and no others wait for each other.
+#[test]
+fn a_warp_feeds_groups_of_warps() {
+    let mut n = 0;
+    let n_each = n_configs().map_or(2, |n| n.div_ceil(OF_BOXES.len()));
+    each_where(&OF_BOXES, n_each, is_fed, |workload, task, config, kernels, code| {
+        let json = task.space.config_to_json(config);
+        let fed = &kernels.body[0];
+        assert!(copier::has_copier(kernels, fed), "{workload} {json}\n{kernels}");
+        let entry = code.split(".entry").nth(1).expect("the first kernel");
+        assert_eq!(entry.matches("bar").count() - entry.matches("mbar").count(), 1, "{workload} {json}\n{code}");
+        let orders = if n_configs().is_some() { &ORDERS[..] } else { &ORDERS[n % 3..][..1] };
+        orders.iter().for_each(|order| require_right((workload, task, config), kernels, code, *order));
+        n += 1;
+    });
+    println!("{n} configurations");
+}
+
+/// Whatever is wrong with how warps wait for a warp that copies, and that one for them, the emulator finds.
+#[test]
+fn faults_in_turns_are_found() {
+    let mut found: BTreeMap<&str, usize> = BTreeMap::new();
+    for (text, rest) in [
+        ("dense:m=128,n=64,k=256,tf32=1", r#""block_k":32,"groups_m":2,"ahead":3,"in_flight":1"#),
+        ("dense:m=128,n=64,k=256,tf32=1", r#""block_k":32,"groups_m":2,"ahead":3,"in_flight":0"#),
+        ("matmul:m=128,n=64,k=448,dtype=bf16,epilogue=relu", r#""block_k":64,"groups_m":1,"ahead":2,"in_flight":0"#),
+    ] {
+        let task = groups_task(text);
+        let workload = &task.setting.workload;
+        let config = format!(
+            r#"{{"block_m":128,"block_n":64,"groups_n":1,"vector_a":1,"vector_b":1,"order":"rows","copies":"bulk",
+            "producer":1,{rest}}}"#
+        );
+        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+        let code = ptx(&kernels, &task).unwrap();
+        ORDERS.iter().for_each(|order| require_right((workload, &task, &config), &kernels, &code, *order));
+        let given = arguments(&workload.program());
+        let right = emulator::run(&kernels, &code, &given, Order::Ascending).unwrap();
+
+        let lines: Vec<&str> = code.lines().map(str::trim).collect();
+        // Whether a line is the copier's: copies come behind it before products do.
+        let is_copiers = |at: usize| {
+            let next = lines[at..].iter().find(|line| line.starts_with("cp.async.bulk") || line.starts_with("wgmma"));
+            next.is_some_and(|line| line.starts_with("cp.async.bulk"))
+        };
+        let wait = "mbarrier.try_wait.parity.shared::cta.b64 ";
+        let changed = |change: &dyn Fn(usize, &str) -> Option<String>| -> String {
+            let new = lines.iter().enumerate().map(|(at, line)| change(at, line).unwrap_or((*line).to_owned()) + "\n");
+            new.collect()
+        };
+        let waits = |of_copier: bool, change: &dyn Fn([&str; 3]) -> String| {
+            changed(&|at, line| {
+                let operands: Vec<&str> = line.strip_prefix(wait)?.trim_end_matches(';').split(", ").collect();
+                (is_copiers(at) == of_copier).then(|| change(operands.try_into().expect("three operands")))
+            })
+        };
+        let passes = |[to, ..]: [&str; 3]| format!("setp.eq.b32 {to}, 0, 0;");
+        let in_other_phase =
+            |[to, place, phase]: [&str; 3]| format!("xor.b32 %q1, {phase}, 1;\n{wait}{to}, {place}, %q1;");
+        let elsewhere = |[to, place, phase]: [&str; 3]| {
+            let place = place.trim_end_matches(']');
+            format!("{wait}{to}, {place}+8], {phase};")
+        };
+        let arrives = "mbarrier.arrive.shared::cta.b64 _, [";
+        let arrivals = |of_copier: bool, change: &dyn Fn(&str) -> String| {
+            changed(&|_, line| {
+                let is_one = line.contains(arrives) && line.starts_with('@') != of_copier;
+                is_one.then(|| change(line))
+            })
+        };
+        let counted = |n: i64| {
+            let n_warps = kernels.body[0].block()[2];
+            changed(&|_, line| {
+                let init = line.strip_prefix("mbarrier.init")?.strip_suffix(&format!(", {n_warps};"))?;
+                Some(format!("mbarrier.init{init}, {};", n_warps + n))
+            })
+        };
+        // Places are given back before products are awaited.
+        let early = {
+            let awaits = lines.iter().rposition(|line| line.starts_with("wgmma.wait_group.sync.aligned 0"));
+            let arrives = lines.iter().position(|line| line.starts_with('@') && line.contains(arrives));
+            let (awaits, arrives) = (awaits.expect("a wait"), arrives.expect("an arrival"));
+            match awaits < arrives {
+                true => changed(&|at, line| match at {
+                    _ if at == awaits => Some(String::new()),
+                    _ if at == arrives => Some(format!("{line}\n{}", lines[awaits])),
+                    _ => None,
+                }),
+                // They go on, so that the place is that of the iteration before.
+                false => code.replace("wgmma.wait_group.sync.aligned 1", "wgmma.wait_group.sync.aligned 2"),
+            }
+        };
+        for (what, mutant) in [
+            ("empty is not awaited", waits(true, &passes)),
+            ("full is not awaited", waits(false, &passes)),
+            ("empty in another phase", waits(true, &in_other_phase)),
+            ("full in another phase", waits(false, &in_other_phase)),
+            ("empty of another place", waits(true, &elsewhere)),
+            ("full of another place", waits(false, &elsewhere)),
+            ("nobody says that it is empty", arrivals(false, &|_| String::new())),
+            ("nobody says that it is full", arrivals(true, &|_| String::new())),
+            ("another place is said to be empty", arrivals(false, &|line| line.replace("];", "+8];"))),
+            ("another place is said to be full", arrivals(true, &|line| line.replace("];", "+8];"))),
+            ("too few arrivals", counted(1)),
+            ("too many arrivals", counted(-1)),
+            ("no bytes are expected", changed(&|_, line| line.contains("expect_tx").then(String::new))),
+            ("empty too early", early),
+        ] {
+            assert_ne!(mutant.lines().map(str::trim).collect::<Vec<_>>(), lines, "{what}\n{code}");
+            let got = emulator::run(&kernels, &mutant, &given, Order::Ascending);
+            if let Err(why) = &got {
+                println!("{what}: {}", why.lines().next().unwrap_or_default());
+            }
+            assert!(got.map_or(true, |got| got != right), "{what} goes unnoticed: {text} {rest}\n{mutant}");
+            *found.entry(what).or_insert(0) += 1;
+        }
+    }
+    println!("faults that were found: {found:?}");
 }
 
 /// Whatever of their synchronization is left out, or said wrong of a factor, the emulator finds.
@@ -606,6 +774,50 @@ fn groups_of_warps_are_used_as_expected() {
         assert_eq!((made.spilled_bytes, made.local_bytes), (0, 0), "{text}: {made:?}");
         assert!(made.registers <= 240, "{text}: {made:?}");
         assert_eq!((n("HGMMA"), n("UTMALDG")), (n_products, n_boxes), "{text}: {opcodes:?}");
+    }
+}
+
+/// Where a warp copies, those that multiply do nothing else and wait for no others: a loop of boxes, and one
+/// of products, neither of which has a barrier of the block.
+#[test]
+fn a_warp_that_copies_is_used_as_expected() {
+    let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fed-ptx");
+    std::fs::create_dir_all(&folder).unwrap();
+    for (text, sizes, in_flight, n_boxes, most_registers) in [
+        ("dense:m=4096,n=4096,k=4096,tf32=1", "128,256,32,2", 1, 2, 224),
+        ("matmul:m=4096,n=4096,k=4096,dtype=bf16", "128,256,64,2", 0, 1 + 4, 224),
+        ("dense:m=4096,n=4096,k=4096,dtype=f16", "256,128,64,4", 1, 2, 120),
+        ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", "64,256,64,1", 0, 1 + 4, 255),
+    ] {
+        let [block_m, block_n, block_k, groups] =
+            sizes.split(',').collect::<Vec<_>>().try_into().expect("four numbers");
+        let config = format!(
+            r#"{{"block_m":{block_m},"block_n":{block_n},"block_k":{block_k},"groups_m":{groups},"groups_n":1,
+                "vector_a":1,"vector_b":1,"order":"rows","ahead":4,"copies":"bulk","in_flight":{in_flight},
+                "producer":1}}"#
+        );
+        let task = groups_task(text);
+        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+        let cubin = folder.join("fed.cubin");
+        let code = ptx(&kernels, &task).unwrap();
+        let made = nvidia::assemble(&ptxas, code.as_bytes(), "sm_90a", &cubin);
+        let made = made.unwrap_or_else(|why| panic!("{text}: {why}\n{code}"))["run_0"];
+        let n = |opcodes: &[String], word: &str| opcodes.iter().filter(|op| op.starts_with(word)).count();
+        let all = nvidia::loops(&nvidia::disassembled(&nvdisasm, &cubin));
+        // Each box has a loop, too, over threads that ask for another one, of which there are none.
+        let of = |(word, least)| {
+            let found = all.iter().filter(|opcodes| n(opcodes, word) >= least).min_by_key(|all| all.len());
+            found.unwrap_or_else(|| panic!("{text}: no {word} in {all:#?}"))
+        };
+        let [products, boxes] = [("HGMMA", 4), ("UTMALDG", n_boxes)].map(of);
+        println!("{text} in_flight={in_flight}: {made:?}, {} and {} instructions", products.len(), boxes.len());
+        assert_eq!((made.spilled_bytes, made.local_bytes), (0, 0), "{text}: {made:?}");
+        assert!(made.registers <= most_registers, "{text}: {made:?}");
+        let counts = ["HGMMA", "UTMALDG", "BAR"];
+        assert_eq!(counts.map(|word| n(products, word)), [4, 0, 0], "{text}: {products:?}");
+        assert_eq!(counts.map(|word| n(boxes, word)), [0, n_boxes, 0], "{text}: {boxes:?}");
     }
 }
 

@@ -11,6 +11,7 @@ use super::product::{Factor, Product, bind_blocks};
 use super::tensor::{bind_warps, division};
 use super::{constraint, gpu};
 use crate::space::{Config, Constraint, Parameter, Space};
+use tilewright_ir::gpu::copier;
 use tilewright_ir::gpu::tensor::{self, WARP};
 use tilewright_ir::gpu::warpgroup::{COLUMNS, MOST_COLUMNS, ROW_BYTES, ROWS, WARPS};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
@@ -20,8 +21,8 @@ use tilewright_ir::{DType, Step, Tensor};
 ///
 /// # Source
 /// The structure is that of CUTLASS's products with `wgmma`: tiles of blocks and of groups of warps, factors
-/// in rows of 128 bytes that are swizzled, along the sum or, of halves, across it. Ours has no warps that
-/// only copy.
+/// in rows of 128 bytes that are swizzled, along the sum or, of halves, across it, and a warp that does
+/// nothing but copy them.
 pub const GPU_MATMUL_WGMMA: Template = Template {
     name: "gpu-matmul-wgmma",
     text: "GPU: tensor cores multiply halves, or single precision as parts of 11 bits, four warps together",
@@ -58,6 +59,8 @@ const APART: [i64; 2] = [1, 4];
 /// What threads could multiply and add while tensor cores have nothing to do between two steps of which one
 /// waits for the other: some 60 cycles, a guess.
 const IDLE: f64 = 128.0 * 60.0;
+/// The same while all threads of a block wait for each other, a guess as well.
+const BARRIER: f64 = 128.0 * 10.0;
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
 
@@ -106,8 +109,8 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
         _ => &["registers", "async"],
     };
     let way = copies::way(s).map(|_| Parameter::categorical("copies", ways).optional());
-    let in_flight = are_boxes(s, p).then(|| Parameter::ordinal("in_flight", [0, 1]).optional());
-    own.into_iter().chain(way).chain(in_flight).collect()
+    let of_boxes = ["in_flight", "producer"].map(|name| Parameter::ordinal(name, [0, 1]).optional());
+    own.into_iter().chain(way).chain(of_boxes.into_iter().filter(|_| are_boxes(s, p))).collect()
 }
 
 /// Whether one thread may copy both factors in boxes.
@@ -132,7 +135,16 @@ fn precision(space: &Space, config: &Config) -> Tensor {
 
 /// Whether the products of a step of the sum go on while those of the next are begun.
 fn goes_on(space: &Space, config: &Config) -> bool {
-    space.has("in_flight") && space.int(config, "in_flight") > 0
+    has(space, config, "in_flight")
+}
+
+/// Whether a warp does nothing but to copy boxes.
+fn has_producer(space: &Space, config: &Config) -> bool {
+    has(space, config, "producer")
+}
+
+fn has(space: &Space, config: &Config, name: &str) -> bool {
+    space.has(name) && space.int(config, name) > 0
 }
 
 /// Columns of the least block: rows of a factor that lie across the sum are whole.
@@ -151,6 +163,8 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let group = WARPS * i64::from(gpu.warp_size);
     let threads = format!("{group} * groups_m * groups_n");
+    let copier = if are_boxes(s, p) { format!(" + {} * producer", copier::THREADS) } else { String::new() };
+    let launched = format!("({threads}{copier})");
     let tiles = format!("(block_m // ({ROWS} * groups_m))");
     let loaded = loaded_ahead(s, &threads);
     // In parts, sums begin anew in each step, and shared memory has both.
@@ -169,8 +183,8 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
                  block_n <= {MOST_COLUMNS} * groups_n"
             ),
         ),
-        say("threads", &format!("{threads} <= {}", gpu.most_threads)),
-        in_registers(s, &registers, &threads, parameters),
+        say("threads", &format!("{launched} <= {}", gpu.most_threads)),
+        in_registers(s, &registers, &launched, parameters),
         say("unrolled", &format!("{tiles} * block_k * block_n // groups_n <= 16384")),
     ];
     let elements = format!("(block_m + block_n) * block_k * {twice}");
@@ -183,6 +197,16 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     }
     if are_boxes(s, p) {
         constraints.push(say("in_flight", "in_flight == 0 or copies == 'bulk' and ahead >= 3"));
+        // A box that is outside of its array is zero, which is no copy.
+        let row = row(dtype);
+        let mut reaches = vec![format!("ceil_div({0}, block_k * split_k) * block_k * split_k - {0} < {row}", p.k)];
+        for (factor, block, size) in [(&p.a, "block_m", p.m), (&p.b, "block_n", p.n)] {
+            if !factor.along_k {
+                reaches.push(format!("ceil_div({size}, {block}) * {block} - {size} < {row}"));
+            }
+        }
+        let reaches = reaches.join(" and ");
+        constraints.push(say("producer", &format!("producer == 0 or copies == 'bulk' and {reaches}")));
     }
     for (name, factor) in [("a", &p.a), ("b", &p.b)] {
         if is_box(dtype, factor) && has_ways && precisions(s) != ["tf32x3"] {
@@ -261,7 +285,8 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
     }
     let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
     // While tensor cores multiply, threads begin copies.
-    steps.extend(copies.stream("k.o", &copied_by, [goes_on(space, config), true, false]));
+    let options = [goes_on(space, config), true, has_producer(space, config)];
+    steps.extend(copies.stream("k.o", &copied_by, options));
     steps.extend(boxes.iter().map(|boxes| unroll(boxes)));
     steps.extend(bind_warps(""));
     steps.extend(["j.e", "i.h", "j.m", "i.m", "k.n"].map(unroll));
@@ -293,6 +318,7 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let dtype = s.workload.dtype;
     let bytes = dtype.bytes() as i64;
     let threads = WARPS * i64::from(gpu.warp_size) * groups_m * groups_n;
+    let has_producer = has_producer(space, config);
     let copies = Copies::of(space, config);
     let loaded = copies.in_registers((bm + bn) * depth / threads) * bytes / 4;
     let padded = division.padded_sum(p) / split;
@@ -306,15 +332,17 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
         let is_box = matches!(copies, Copies::Bulk(_)) && is_box(dtype, factor);
         if is_box { 0.0 } else { (n * depth) as f64 / int(vector) as f64 }
     });
-    // Where threads wait for the products of each step, tensor cores do nothing for some cycles.
-    let idle = if goes_on(space, config) { 0.0 } else { IDLE };
+    // Where threads wait for the products of each step, tensor cores do nothing for some cycles, unless other
+    // groups go on by themselves.
+    let idle = if goes_on(space, config) || has_producer && groups_m * groups_n > 1 { 0.0 } else { IDLE };
+    let barrier = if has_producer { 0.0 } else { BARRIER };
     let blocks = Blocks {
         n: p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn),
-        threads,
+        threads: threads + if has_producer { copier::THREADS } else { 0 },
         registers: twice * bm * bn / threads + loaded + OTHER_REGISTERS,
         shared_bytes: twice * bytes * copies.n() * (bm + bn) * depth,
         fmas: (bm * bn * padded) as f64 / faster,
-        efficiency: products / (products + copied * (loads[0] + loads[1]) + idle),
+        efficiency: products / (products + copied * (loads[0] + loads[1]) + idle + barrier),
         bytes: (bytes * ((bm + bn) * padded + bm * bn)) as f64,
         waits: if copies.are_ahead() { 1.0 } else { (padded / depth) as f64 } + 1.0,
     };
