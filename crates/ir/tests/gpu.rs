@@ -9,7 +9,7 @@ mod sources;
 use common::{Random, program};
 use sources::{difference, on_gpu, outputs};
 use tilewright_ir::gpu::simt::{Order, SimtFault};
-use tilewright_ir::gpu::{Access, MapError, copier};
+use tilewright_ir::gpu::{Access, MapError, bulk, copier};
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{Cond, Expr, GpuProgram, Index, Program, Stmt, Target, lower_gpu, verify};
 
@@ -376,8 +376,9 @@ fn copies_are_waited_for() {
     }
 }
 
-/// A product of four warps of factors that lie along the sum, in rings.
-fn of_rings(n_steps: i64, stream: &str) -> GpuProgram {
+/// A product of four warps of factors that lie along the sum, in rings. `rows`: what goes over the two tiles
+/// of rows.
+fn of_rings(n_steps: i64, stream: &str, rows: &str) -> GpuProgram {
     let k = 32 * n_steps;
     let product = program(&format!(
         "program \"product\" buffer X: f32[128, {k}] global input buffer W: f32[16, {k}] global input
@@ -403,7 +404,7 @@ fn of_rings(n_steps: i64, stream: &str) -> GpuProgram {
         unroll jm
         unroll kn
         tensorize ki wgmma
-        bind ib block.x
+        {rows}
         bind iw thread.z
         bind il thread.y
         bind jl thread.x"
@@ -417,22 +418,32 @@ fn of_rings(n_steps: i64, stream: &str) -> GpuProgram {
 fn a_warp_may_copy_for_others() {
     let target = Target::named("sm_90a").unwrap();
     let has_copier = |gpu: &GpuProgram| copier::has_copier(gpu, &gpu.body[0]);
-    for (n_steps, stream) in [
-        (1, "A.s B.s at ko in 3 fed"),
-        (2, "A.s B.s at ko in 4 last fed"),
-        (3, "A.s B.s at ko in 2 fed"),
-        (7, "B.s A.s at ko in 3 last fed"),
-        (9, "A.s B.s at ko in 4 held last fed"),
+    let rows = "bind ib block.x";
+    for (n_steps, stream, rows) in [
+        (1, "A.s B.s at ko in 3 fed", rows),
+        (2, "A.s B.s at ko in 4 last fed", rows),
+        (3, "A.s B.s at ko in 2 fed", rows),
+        (5, "B.s A.s at ko in 3 last fed", rows),
+        (6, "A.s B.s at ko in 4 held last fed", rows),
+        // A block goes through both tiles, and places of the second one begin anew.
+        (4, "A.s B.s at ko in 3 last fed", ""),
+        (5, "A.s B.s at ko in 4 held last fed", ""),
     ] {
-        let gpu = of_rings(n_steps, stream);
+        let gpu = of_rings(n_steps, stream, rows);
         assert!(has_copier(&gpu), "{stream}: {gpu}");
         let [kernel] = &gpu.body[..] else { panic!("one kernel") };
         assert_eq!((kernel.block(), kernel.launched(&gpu, &target)), ([4, 8, 4], [4, 8, 5]));
         assert_eq!(kernel.launched(&gpu, &Target::named("sm_80").unwrap()), [4, 8, 4]);
     }
-    assert!(!has_copier(&of_rings(7, "A.s B.s at ko in 3")), "no ring says so");
-    assert!(!has_copier(&of_rings(7, "A.s at ko in 3 fed")), "threads copy the other factor");
-    let gpu = of_rings(7, "A.s B.s at ko in 3 last fed");
+    assert!(!has_copier(&of_rings(7, "A.s B.s at ko in 3", rows)), "no ring says so");
+    assert!(!has_copier(&of_rings(7, "A.s at ko in 3 fed", rows)), "threads copy the other factor");
+    // Where one of the threads that multiply copies, it counts places from the first one on.
+    let n_maps = |rows: &str| {
+        let gpu = of_rings(7, "A.s B.s at ko in 3", rows);
+        bulk::maps(&gpu, &gpu.body[0]).len()
+    };
+    assert_eq!([n_maps(rows), n_maps("")], [2, 0]);
+    let gpu = of_rings(7, "A.s B.s at ko in 3 last fed", rows);
     let is_copy = |s: &Stmt| matches!(s, Stmt::If { cond: Cond::Lt(..), .. });
     let elsewhere = |s: &Stmt, name: &str| {
         let ring = gpu.program.find_buffer(name).unwrap();

@@ -1,7 +1,7 @@
 //! Copies of boxes of arrays, which one thread begins and the GPU makes by itself.
 //!
-//! Memory of the scopes `bulk` and `fed` is filled by one thread of a block: a nest of loops around one store,
-//! whose subscripts in the array in the device's memory follow those in shared memory:
+//! Memory of the scopes `bulk` and `fed` is filled by one thread of a block: a nest of loops around one
+//! store, whose subscripts in the array in the device's memory follow those in shared memory:
 //!
 //! ```text
 //! for r in 128 {
@@ -12,6 +12,7 @@
 //! NVIDIA's GPUs from sm_90 on copy such a box in one instruction, which takes a description of the array
 //! from the host: a [`Map`].
 
+use super::copier::has_copier;
 use super::warpgroup::{ROW_BYTES, matrices};
 use super::{GpuProgram, Kernel};
 use crate::expr::{Cond, Expr};
@@ -190,8 +191,24 @@ fn parts<'c>(cond: &'c Cond, out: &mut Vec<&'c Cond>) {
 }
 
 /// What the instructions of a kernel that copy boxes are told of arrays, where all that one thread copies for
-/// a block are boxes; nothing else.
+/// a block are boxes; nothing else. Where no warp does nothing but copy, waits are counted to tell places of
+/// rings: one loop waits, and none is around it.
 pub fn maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
+    let found = all_maps(gpu, kernel);
+    let mut n_loops = 0;
+    let mut count = |s: &Stmt| n_loops += usize::from(matches!(s, Stmt::For(_)) && waits(s));
+    kernel.body.iter().for_each(|stmt| stmt.walk(&mut count));
+    if n_loops <= 1 || has_copier(gpu, kernel) { found } else { Vec::new() }
+}
+
+fn waits(stmt: &Stmt) -> bool {
+    let mut waits = false;
+    stmt.walk(&mut |s| waits |= matches!(s, Stmt::Wait(_)));
+    waits
+}
+
+/// Those where all that one thread copies are boxes.
+pub(super) fn all_maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
     let rings: Vec<BufferId> = kernel.shared.iter().copied().filter(|b| is_ring(&gpu.program, *b)).collect();
     let stages = kernel.n_places(gpu) as i64;
     if rings.is_empty() || rings.iter().any(|b| gpu.program.buffer(*b).shape[0] != stages) {

@@ -40,7 +40,7 @@ pub fn has_copier(gpu: &GpuProgram, kernel: &Kernel) -> bool {
     let is_shared = |access: Access| access == Access::ReadWrite;
     if !are_fed
         || Groups::of(&kernel.threads).is_none()
-        || bulk::maps(gpu, kernel).is_empty()
+        || bulk::all_maps(gpu, kernel).is_empty()
         || kernel.arguments(gpu).iter().any(|(_, access)| is_shared(*access))
         || kernel.body.iter().any(|stmt| warpgroup::reads_outside(stmt, &kernel.shared))
     {
