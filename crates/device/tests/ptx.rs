@@ -380,29 +380,33 @@ const OF_GROUPS: [&str; 15] = [
     "batch_matmul:b=2,m=96,n=200,k=64,ta=1,tb=1,dtype=f16",
 ];
 
-/// A task for groups of four warps.
-fn groups_task(text: &str) -> Task {
+/// A task for groups of four warps, on a GPU of so many units.
+fn groups_task(text: &str, n_units: u32) -> Task {
     let workload = Workload::parse(text).unwrap();
-    let setting = Setting { workload, target: Target::named("sm_90a").unwrap(), n_threads: 1 };
-    Task::new(setting, Some("gpu-matmul-wgmma")).unwrap()
+    let mut target = Target::named("sm_90a").unwrap();
+    target.gpu.as_mut().expect("it is a GPU").n_units = n_units;
+    Task::new(Setting { workload, target, n_threads: 1 }, Some("gpu-matmul-wgmma")).unwrap()
 }
 
 /// Random configurations of a workload for groups of four warps, so many of each: the workload, its task, the
 /// kernels and their code.
 fn each_of_groups(texts: &[&str], n: usize, visit: impl FnMut(&Workload, &Task, &Config, &GpuProgram, &str)) {
-    each_where(texts, n, |_, _| true, visit);
+    each_where(texts, (n, UNITS), |_, _| true, visit);
 }
 
-/// The same of some.
+/// The units of an H100.
+const UNITS: u32 = 132;
+
+/// The same of some, on a GPU of so many units.
 fn each_where(
     texts: &[&str],
-    n: usize,
+    (n, n_units): (usize, u32),
     is_wanted: impl Fn(&Task, &Config) -> bool,
     mut visit: impl FnMut(&Workload, &Task, &Config, &GpuProgram, &str),
 ) {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(47);
     for text in texts {
-        let task = groups_task(text);
+        let task = groups_task(text, n_units);
         let workload = task.setting.workload.clone();
         for _ in 0..n {
             let config = loop {
@@ -478,7 +482,7 @@ fn is_fed(task: &Task, config: &Config) -> bool {
 fn a_warp_feeds_groups_of_warps() {
     let mut n = 0;
     let n_each = n_configs().map_or(2, |n| n.div_ceil(OF_BOXES.len()));
-    each_where(&OF_BOXES, n_each, is_fed, |workload, task, config, kernels, code| {
+    each_where(&OF_BOXES, (n_each, UNITS), is_fed, |workload, task, config, kernels, code| {
         let json = task.space.config_to_json(config);
         let fed = &kernels.body[0];
         assert!(copier::has_copier(kernels, fed), "{workload} {json}\n{kernels}");
@@ -491,6 +495,33 @@ fn a_warp_feeds_groups_of_warps() {
     println!("{n} configurations");
 }
 
+/// Blocks go through several tiles one after the other, fewer at the end, in each order of tiles.
+#[test]
+fn blocks_go_through_tiles() {
+    let mut n = 0;
+    let n_each = n_configs().map_or(1, |n| n.div_ceil(OF_BOXES.len()));
+    let is_persistent = |task: &Task, config: &Config| task.space.int(config, "persistent") == 1;
+    each_where(&OF_TILES, (n_each, 3), is_persistent, |workload, task, config, kernels, code| {
+        let json = task.space.config_to_json(config);
+        let fed = &kernels.body[0];
+        assert!(copier::has_copier(kernels, fed) && fed.grid() == [3, 1, 1], "{workload} {json}\n{kernels}");
+        let orders = if n_configs().is_some() { &ORDERS[..] } else { &ORDERS[n % 3..][..1] };
+        orders.iter().for_each(|order| require_right((workload, task, config), kernels, code, *order));
+        n += 1;
+    });
+    println!("{n} configurations");
+}
+
+/// Those of more than three tiles.
+const OF_TILES: [&str; 6] = [
+    "batch_matmul:b=2,m=64,n=64,k=64,tb=1,tf32=1",
+    "dense:m=130,n=64,k=192,tf32=1,epilogue=bias+gelu",
+    "dense:m=200,n=100,k=72,dtype=bf16",
+    "matmul:m=250,n=136,k=200,dtype=bf16,epilogue=relu",
+    "batch_matmul:b=2,m=136,n=64,k=80,ta=1,dtype=bf16,epilogue=add",
+    "batch_matmul:b=2,m=96,n=200,k=64,ta=1,tb=1,dtype=f16",
+];
+
 /// Whatever is wrong with how warps wait for a warp that copies, and that one for them, the emulator finds.
 #[test]
 fn faults_in_turns_are_found() {
@@ -498,9 +529,9 @@ fn faults_in_turns_are_found() {
     for (text, rest) in [
         ("dense:m=128,n=64,k=256,tf32=1", r#""block_k":32,"groups_m":2,"ahead":3,"in_flight":1"#),
         ("dense:m=128,n=64,k=256,tf32=1", r#""block_k":32,"groups_m":2,"ahead":3,"in_flight":0"#),
-        ("matmul:m=128,n=64,k=448,dtype=bf16,epilogue=relu", r#""block_k":64,"groups_m":1,"ahead":2,"in_flight":0"#),
+        ("matmul:m=256,n=128,k=448,dtype=bf16", r#""block_k":64,"groups_m":1,"ahead":2,"in_flight":0,"persistent":1"#),
     ] {
-        let task = groups_task(text);
+        let task = groups_task(text, 3);
         let workload = &task.setting.workload;
         let config = format!(
             r#"{{"block_m":128,"block_n":64,"groups_n":1,"vector_a":1,"vector_b":1,"order":"rows","copies":"bulk",
@@ -784,20 +815,20 @@ fn a_warp_that_copies_is_used_as_expected() {
     let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fed-ptx");
     std::fs::create_dir_all(&folder).unwrap();
-    for (text, sizes, in_flight, n_boxes, most_registers) in [
-        ("dense:m=4096,n=4096,k=4096,tf32=1", "128,256,32,2", 1, 2, 224),
-        ("matmul:m=4096,n=4096,k=4096,dtype=bf16", "128,256,64,2", 0, 1 + 4, 224),
-        ("dense:m=4096,n=4096,k=4096,dtype=f16", "256,128,64,4", 1, 2, 120),
-        ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", "64,256,64,1", 0, 1 + 4, 255),
+    for (text, sizes, in_flight, persistent, n_boxes, most_registers) in [
+        ("dense:m=4096,n=4096,k=4096,tf32=1", "128,256,32,2", 1, 0, 2, 224),
+        ("matmul:m=4096,n=4096,k=4096,dtype=bf16", "128,256,64,2", 1, 1, 1 + 4, 224),
+        ("dense:m=4096,n=4096,k=4096,dtype=f16", "256,128,64,4", 0, 1, 2, 120),
+        ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", "64,256,64,1", 0, 0, 1 + 4, 255),
     ] {
         let [block_m, block_n, block_k, groups] =
             sizes.split(',').collect::<Vec<_>>().try_into().expect("four numbers");
         let config = format!(
             r#"{{"block_m":{block_m},"block_n":{block_n},"block_k":{block_k},"groups_m":{groups},"groups_n":1,
                 "vector_a":1,"vector_b":1,"order":"rows","ahead":4,"copies":"bulk","in_flight":{in_flight},
-                "producer":1}}"#
+                "producer":1,"persistent":{persistent}}}"#
         );
-        let task = groups_task(text);
+        let task = groups_task(text, UNITS);
         let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
         let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
         let cubin = folder.join("fed.cubin");
@@ -812,7 +843,11 @@ fn a_warp_that_copies_is_used_as_expected() {
             found.unwrap_or_else(|| panic!("{text}: no {word} in {all:#?}"))
         };
         let [products, boxes] = [("HGMMA", 4), ("UTMALDG", n_boxes)].map(of);
-        println!("{text} in_flight={in_flight}: {made:?}, {} and {} instructions", products.len(), boxes.len());
+        println!(
+            "{text} in_flight={in_flight} persistent={persistent}: {made:?}, {} and {} instructions",
+            products.len(),
+            boxes.len()
+        );
         assert_eq!((made.spilled_bytes, made.local_bytes), (0, 0), "{text}: {made:?}");
         assert!(made.registers <= most_registers, "{text}: {made:?}");
         let counts = ["HGMMA", "UTMALDG", "BAR"];

@@ -2,8 +2,8 @@
 
 use super::super::ceil_div;
 use super::super::step::{
-    accumulate, bind, compute_at, exact, fuse, inline, pad, reindex, reorder, rfactor, shared, split, stage, unroll,
-    vectorize,
+    accumulate, bind, compute_at, exact, fuse, guard, inline, pad, reindex, reorder, rfactor, shared, split, stage,
+    unroll, vectorize,
 };
 use super::copies::Copies;
 use super::parts::{Copied, Cut, Threads, Tile, cut, each_thread, spread};
@@ -495,13 +495,38 @@ pub fn bind_blocks(order: Order, outer: Vec<String>) -> Vec<Step> {
         }
     };
     steps.extend([bind(first, LoopKind::Block(0)), bind(second, LoopKind::Block(1))]);
-    let fused = third.into_iter().enumerate().reduce(|(_, outer), (at, inner)| {
+    let third = fuse_all(third, &mut steps);
+    steps.extend(third.map(|name| bind(&name, LoopKind::Block(2))));
+    steps
+}
+
+/// Has so many blocks go through those of [`bind_blocks`] one after the other, in the same order.
+pub fn bind_units(order: Order, outer: Vec<String>, n_units: i64) -> Vec<Step> {
+    let (mut steps, mut all) = (Vec::new(), outer);
+    let inner: &[&str] = match order {
+        Order::Rows => &["i.b", "j.b"],
+        Order::Columns => &["j.b", "i.b"],
+        Order::Groups(n) => {
+            steps.push(split("i.b", n, "i.g", "i.n"));
+            &["i.g", "j.b", "i.n"]
+        }
+    };
+    steps.push(reorder(inner));
+    all.extend(inner.iter().map(|name| (*name).to_owned()));
+    let all = fuse_all(all, &mut steps).expect("there are rows and columns");
+    steps.extend([guard(&all, n_units, "round", "unit"), reorder(&["unit", "round"])]);
+    steps.push(bind("unit", LoopKind::Block(0)));
+    steps
+}
+
+/// Makes loops, outermost first, one; its name, where there are some.
+fn fuse_all(loops: Vec<String>, steps: &mut Vec<Step>) -> Option<String> {
+    let fused = loops.into_iter().enumerate().reduce(|(_, outer), (at, inner)| {
         let name = format!("z{at}");
         steps.push(fuse(&outer, &inner, &name));
         (at, name)
     });
-    steps.extend(fused.map(|(_, name)| bind(&name, LoopKind::Block(2))));
-    steps
+    fused.map(|(_, name)| name)
 }
 
 /// A factor on its way into shared memory.

@@ -7,7 +7,7 @@ use super::copies::{self, Copies};
 use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, product, split_k, sums_of_parts};
 use super::model::Blocks;
 use super::parts::{Copied, Threads};
-use super::product::{Factor, Product, bind_blocks};
+use super::product::{Factor, Product, bind_blocks, bind_units};
 use super::tensor::{bind_warps, division};
 use super::{constraint, gpu};
 use crate::space::{Config, Constraint, Parameter, Space};
@@ -45,7 +45,7 @@ pub(super) const WGMMA: Algorithm<Setting> = Algorithm {
         let p = product(s);
         constraints(s, &p, &parameters(s, &p))
     },
-    steps: |s, _, space, config| steps(s.workload.dtype, &product(s), space, config),
+    steps: |s, _, space, config| steps(s, &product(s), space, config),
     estimate: |s, _, space, config| UNPROVEN * estimate(s, &product(s), space, config),
 };
 
@@ -109,7 +109,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
         _ => &["registers", "async"],
     };
     let way = copies::way(s).map(|_| Parameter::categorical("copies", ways).optional());
-    let of_boxes = ["in_flight", "producer"].map(|name| Parameter::ordinal(name, [0, 1]).optional());
+    let of_boxes = ["in_flight", "producer", "persistent"].map(|name| Parameter::ordinal(name, [0, 1]).optional());
     own.into_iter().chain(way).chain(of_boxes.into_iter().filter(|_| are_boxes(s, p))).collect()
 }
 
@@ -141,6 +141,11 @@ fn goes_on(space: &Space, config: &Config) -> bool {
 /// Whether a warp does nothing but to copy boxes.
 fn has_producer(space: &Space, config: &Config) -> bool {
     has(space, config, "producer")
+}
+
+/// Whether there is a block for each compute unit, which goes through several tiles.
+fn is_persistent(space: &Space, config: &Config) -> bool {
+    has(space, config, "persistent")
 }
 
 fn has(space: &Space, config: &Config, name: &str) -> bool {
@@ -207,6 +212,9 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         }
         let reaches = reaches.join(" and ");
         constraints.push(say("producer", &format!("producer == 0 or copies == 'bulk' and {reaches}")));
+        let blocks = format!("ceil_div({}, block_m) * ceil_div({}, block_n) * split_k", p.m, p.n);
+        let several = format!("{} * {blocks} > {}", p.batch.unwrap_or(1), n_units(s));
+        constraints.push(say("persistent", &format!("persistent == 0 or producer == 1 and {several}")));
     }
     for (name, factor) in [("a", &p.a), ("b", &p.b)] {
         if is_box(dtype, factor) && has_ways && precisions(s) != ["tf32x3"] {
@@ -236,7 +244,13 @@ fn divide(over: &str, [rows, columns]: [&str; 2], groups_m: i64, group_n: i64) -
     ]
 }
 
-fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
+/// The device's compute units.
+fn n_units(s: &Setting) -> i64 {
+    i64::from(gpu(s).n_units).max(1)
+}
+
+fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
+    let dtype = s.workload.dtype;
     let row = row(dtype);
     let int = |name: &str| space.int(config, name);
     let [groups_m, groups_n] = ["groups_m", "groups_n"].map(int);
@@ -291,7 +305,11 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
     steps.extend(bind_warps(""));
     steps.extend(["j.e", "i.h", "j.m", "i.m", "k.n"].map(unroll));
     steps.push(tensorize("k.i", precision(space, config)));
-    steps.extend(bind_blocks(order(space, config), division.outer(p)));
+    let (order, outer) = (order(space, config), division.outer(p));
+    steps.extend(match is_persistent(space, config) {
+        true => bind_units(order, outer, n_units(s)),
+        false => bind_blocks(order, outer),
+    });
 
     // What is made of the sums.
     if division.split > 1 {
@@ -336,14 +354,17 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     // groups go on by themselves.
     let idle = if goes_on(space, config) || has_producer && groups_m * groups_n > 1 { 0.0 } else { IDLE };
     let barrier = if has_producer { 0.0 } else { BARRIER };
+    // A block that goes through several tiles waits once: it copies for the next one while it stores.
+    let n_tiles = p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn);
+    let rounds = if is_persistent(space, config) { ceil_div(n_tiles, n_units(s)) } else { 1 };
     let blocks = Blocks {
-        n: p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn),
+        n: ceil_div(n_tiles, rounds),
         threads: threads + if has_producer { copier::THREADS } else { 0 },
         registers: twice * bm * bn / threads + loaded + OTHER_REGISTERS,
         shared_bytes: twice * bytes * copies.n() * (bm + bn) * depth,
-        fmas: (bm * bn * padded) as f64 / faster,
+        fmas: (rounds * bm * bn * padded) as f64 / faster,
         efficiency: products / (products + copied * (loads[0] + loads[1]) + idle + barrier),
-        bytes: (bytes * ((bm + bn) * padded + bm * bn)) as f64,
+        bytes: (rounds * bytes * ((bm + bn) * padded + bm * bn)) as f64,
         waits: if copies.are_ahead() { 1.0 } else { (padded / depth) as f64 } + 1.0,
     };
     blocks.cycles(&gpu) + sums_of_parts(s, p, split)
