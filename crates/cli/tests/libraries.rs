@@ -363,8 +363,8 @@ fn programs_on_gpus_answer_as_on_cpus() {
         answer(&layer, &["--target", "sm_80", "--template", "gpu-winograd"], &["image.bin"], Some(&libraries));
     check_near(&got, &expected, 1e-4, "Winograd's algorithm in PTX");
     assert!(made > 8 * 8 * 9 * 4, "{made}");
-    // Tensor cores that four warps use together round factors to 11 bits; boxes of arrays are copied.
-    let product = "matmul:m=64,n=64,k=64,tf32=1";
+    // Tensor cores that four warps use together round factors to 11 bits; a warp more copies boxes of arrays.
+    let product = "dense:m=64,n=64,k=64,tf32=1";
     let files = ["a.bin", "b.bin"];
     files.iter().zip([3, 5]).for_each(|(name, seed)| fs::write(folder.path(name), floats(64 * 64, seed)).unwrap());
     let (expected, _) = answer(&[product], &[], &files, None);
@@ -372,7 +372,8 @@ fn programs_on_gpus_answer_as_on_cpus() {
     let setting = Setting { workload: Workload::parse(product).unwrap(), target: target.clone(), n_threads: 1 };
     let task = Task::new(setting, Some("gpu-matmul-wgmma")).unwrap();
     let mut config = task.space.config_to_json(&task.first_guess(0).unwrap());
-    (config["copies"], config["ahead"]) = ("bulk".into(), 2.into());
+    (config["copies"], config["ahead"], config["producer"]) = ("bulk".into(), 2.into(), 1.into());
+    (config["vector_a"], config["vector_b"], config["in_flight"]) = (1.into(), 1.into(), 0.into());
     let config = task.space.config_from_json(&config).unwrap();
     let model = Choice { task, config, source: Source::Guessed }.model(&[]).unwrap();
     let made = library(Some("layer"), "product", &model, &target, 1, Weights::Small, &[]).unwrap();

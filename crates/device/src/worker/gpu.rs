@@ -308,6 +308,7 @@ mod tests {
     use crate::data::Data;
     use std::ops::ControlFlow;
     use std::os::fd::AsFd;
+    use tilewright_tune::{Setting, Task};
 
     /// A product in tiles of 16 by 16, a thread an element; `ROW` is where a thread writes.
     const PRODUCT: &str = "program \"product\"
@@ -332,14 +333,18 @@ run {
 
     /// Builds, checks and times a program in the emulator; what the worker says last.
     fn answer(program: &str) -> Reply {
-        let workload = Workload::parse("matmul:m=32,n=48,k=24").unwrap();
+        answer_to("matmul:m=32,n=48,k=24", Source::Lowered(program.to_owned()), 1e-6)
+    }
+
+    /// The same for a workload, whose result may be so far off.
+    fn answer_to(workload: &str, source: Source, most: f64) -> Reply {
+        let workload = Workload::parse(workload).unwrap();
         let untuned = workload.program();
         let data = Data::new(&untuned, 1, 1, &|_| ControlFlow::Continue(())).unwrap();
         let arguments = Argument::all(&untuned, data.file.as_fd(), &data.offsets).unwrap();
         let driver = Cuda::emulated();
         let target = Target::named("sm_90a").unwrap();
         let (mut builder, mut tester) = threads(driver, workload, untuned, target, arguments).unwrap();
-        let source = Source::Lowered(program.to_owned());
         match builder.answer(Request::Build { id: 1, source, quickly: false }) {
             Some(Reply::Built { .. }) => {}
             other => return other.unwrap(),
@@ -347,7 +352,7 @@ run {
         let (caches, at_best_pace) = (Caches::Warm, false);
         let plan = Plan { min_time_ns: 1e6, min_samples: 2, alone_ns: 0.0, leading_ns: None, caches, at_best_pace };
         match tester.answer(Request::Check { id: 1, plan: None }) {
-            Reply::Checked { relative_error, .. } => assert!(relative_error < 1e-6, "{relative_error}"),
+            Reply::Checked { relative_error, .. } => assert!(relative_error < most, "{relative_error}"),
             other => return other,
         }
         tester.answer(Request::Run { id: 1, plan })
@@ -373,6 +378,21 @@ run {
         match answer(&program) {
             Reply::Timed { .. } => {}
             other => panic!("{other:?}\n{program}"),
+        }
+    }
+
+    /// A launch has a warp more where one only copies.
+    #[test]
+    fn a_warp_that_copies_is_launched() {
+        let text = "dense:m=64,n=40,k=96,tf32=1";
+        let (workload, target) = (Workload::parse(text).unwrap(), Target::named("sm_90a").unwrap());
+        let task = Task::new(Setting { workload, target, n_threads: 1 }, Some("gpu-matmul-wgmma")).unwrap();
+        let config = r#"{"block_m":64,"block_n":32,"block_k":32,"groups_m":1,"groups_n":1,"vector_a":1,"vector_b":1,
+            "order":"rows","ahead":3,"copies":"bulk","producer":1,"precision":"tf32"}"#;
+        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+        match answer_to(text, Source::Steps(task.steps_text(&config)), 2e-3) {
+            Reply::Timed { .. } => {}
+            other => panic!("{other:?}"),
         }
     }
 
