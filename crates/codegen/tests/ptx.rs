@@ -13,9 +13,13 @@ use emulator::Order;
 use gpu::Product;
 use nvidia::{assemble, innermost_loop, tool};
 use tilewright_codegen::{CompileError, Emit, compile_gpu, emit_gpu};
+use tilewright_ir::target::{Arch, GENERIC, GpuApi};
 use tilewright_ir::{GpuProgram, Target};
 
-const GPUS: [&str; 4] = ["sm_61", "sm_70", "sm_80", "sm_90a"];
+/// The names of all of NVIDIA's GPUs that have one.
+fn gpus() -> impl Iterator<Item = &'static str> {
+    GENERIC.iter().filter(|generic| generic.arch == Arch::Gpu(GpuApi::Cuda)).map(|generic| generic.name)
+}
 
 fn ptx(program: &GpuProgram, target: &Target) -> String {
     String::from_utf8(compile_gpu(program, target).unwrap().code).unwrap()
@@ -40,7 +44,7 @@ fn products_are_right() {
         (scalar, vec![Order::Ascending, Order::Descending]),
         (pairs, vec![Order::Strided(5)]),
     ] {
-        for name in GPUS {
+        for name in gpus() {
             let program = p.program();
             let text = ptx(&program, &Target::named(name).unwrap());
             let given = arguments(&program.program);
@@ -62,7 +66,7 @@ fn products_are_right() {
 fn code_assembles_as_expected() {
     let Some(ptxas) = tool("ptxas") else { return };
     let folder = folder("ptx");
-    for name in GPUS {
+    for name in gpus() {
         let program = LARGE.program();
         let text = ptx(&program, &Target::named(name).unwrap());
         let made = assemble(&ptxas, text.as_bytes(), name, &folder.join(format!("{name}.cubin")));

@@ -2,8 +2,8 @@
 //! assembler takes it where it is here.
 //!
 //! `TILEWRIGHT_CONFIGS=300` makes a long run of it: so many configurations on each GPU, or with
-//! `TILEWRIGHT_GPU=sm_70` on that one. By default it is one of each template for each shape, on the newest
-//! GPU.
+//! `TILEWRIGHT_GPU=sm_70` on that one. By default it is one of each template for each shape, on the GPU that
+//! has most for them to choose from.
 #![cfg(feature = "llvm")]
 
 #[path = "../../codegen/tests/emulator/mod.rs"]
@@ -24,19 +24,19 @@ use tilewright_codegen::compile_gpu;
 use tilewright_ir::gpu::copier;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{self, Tolerance, random_argument};
+use tilewright_ir::target::{Arch, GENERIC, GpuApi};
 use tilewright_ir::{GpuProgram, Program, Role, Target, interp, lower_gpu};
 use tilewright_tune::{Config, Constraint, Parameter, Setting, Task, Value};
-
-const GPUS: [&str; 4] = ["sm_61", "sm_70", "sm_80", "sm_90a"];
 
 /// The GPUs.
 fn gpus() -> Vec<&'static str> {
     let only = std::env::var("TILEWRIGHT_GPU").ok();
     let is_asked = |gpu: &&str| match &only {
         Some(only) => gpu == only,
-        None => n_configs().is_some() || *gpu == GPUS[3],
+        None => n_configs().is_some() || *gpu == "sm_90a",
     };
-    GPUS.into_iter().filter(is_asked).collect()
+    let all = GENERIC.iter().filter(|generic| generic.arch == Arch::Gpu(GpuApi::Cuda));
+    all.map(|generic| generic.name).filter(is_asked).collect()
 }
 
 /// Small numbers, and outputs that are none.
@@ -134,7 +134,8 @@ fn tensor_cores_multiply_halves() {
         let mut largest: f64 = 0.0;
         let n = n_configs().unwrap_or(PRODUCTS.len());
         for at in 0..n {
-            let task = tiles_task(&format!("{},dtype={dtype}", PRODUCTS[at % PRODUCTS.len()]), GPUS[2 + at / 6 % 2]);
+            let (product, gpu) = (PRODUCTS[at % PRODUCTS.len()], ["sm_80", "sm_90a"][at / 6 % 2]);
+            let task = tiles_task(&format!("{product},dtype={dtype}"), gpu);
             let config = task.space.sample(&mut rng);
             let (given, expected) = with_reference(&task.setting.workload);
             let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();

@@ -110,7 +110,8 @@ pub struct Generic {
     pub name: &'static str,
     /// What it stands for, in a few words.
     pub text: &'static str,
-    arch: Arch,
+    /// What runs its code.
+    pub arch: Arch,
     cpu: &'static str,
     vector_bits: u32,
     n_vector_registers: u32,
@@ -228,9 +229,13 @@ const OPENCL: Generic = Generic {
     core: X86_CORE,
 };
 
-const fn cuda(name: &'static str, text: &'static str, l2_kib: u64, gpu: Gpu) -> Generic {
-    let (arch, caches_kib) = (Arch::Gpu(GpuApi::Cuda), [gpu.most_shared_bytes >> 10, l2_kib, l2_kib]);
-    Generic { name, text, arch, cpu: name, caches_kib, gpu: Some(gpu), ..OPENCL }
+/// A GPU of NVIDIA's: how much of shared memory a block may have, and how many units there are.
+const fn cuda(name: &'static str, text: &'static str, l2_kib: u64, shared_kib: u64, n_units: u32) -> Generic {
+    let has_tensor_cores = shared_kib > 48;
+    let gpu =
+        Gpu { most_shared_bytes: shared_kib << 10, n_units, has_f16: has_tensor_cores, has_tensor_cores, ..SMALL_GPU };
+    let arch = Arch::Gpu(GpuApi::Cuda);
+    Generic { name, text, arch, cpu: name, caches_kib: [shared_kib, l2_kib, l2_kib], gpu: Some(gpu), ..OPENCL }
 }
 
 const fn amdgpu(name: &'static str, text: &'static str, l2_kib: u64, n_units: u32, has_matrices: bool) -> Generic {
@@ -301,25 +306,18 @@ pub const GENERIC: &[Generic] = &[
         V1_CORE,
     ),
     OPENCL,
-    cuda("sm_61", "NVIDIA GTX 1080 Ti and its like", 2816, Gpu { n_units: 28, ..SMALL_GPU }),
-    cuda(
-        "sm_70",
-        "NVIDIA V100",
-        6144,
-        Gpu { most_shared_bytes: 96 << 10, n_units: 80, has_f16: true, has_tensor_cores: true, ..SMALL_GPU },
-    ),
-    cuda(
-        "sm_80",
-        "NVIDIA A100",
-        40960,
-        Gpu { most_shared_bytes: 163 << 10, n_units: 108, has_f16: true, has_tensor_cores: true, ..SMALL_GPU },
-    ),
-    cuda(
-        "sm_90a",
-        "NVIDIA H100",
-        51200,
-        Gpu { most_shared_bytes: 227 << 10, n_units: 132, has_f16: true, has_tensor_cores: true, ..SMALL_GPU },
-    ),
+    // Shared memory as in the table of compute capabilities of the "CUDA C++ Programming Guide", version 12.9, the
+    // rest as in the papers on the architectures.
+    cuda("sm_52", "NVIDIA GTX 980 and its like", 2048, 48, 16),
+    cuda("sm_61", "NVIDIA GTX 1080 Ti and its like", 2816, 48, 28),
+    cuda("sm_70", "NVIDIA V100", 6144, 96, 80),
+    cuda("sm_75", "NVIDIA T4, RTX 2080 and their like", 4096, 64, 40),
+    cuda("sm_80", "NVIDIA A100", 40960, 163, 108),
+    cuda("sm_86", "NVIDIA RTX 3090 and its like", 6144, 99, 82),
+    cuda("sm_89", "NVIDIA RTX 4090, L4 and their like", 73728, 99, 128),
+    cuda("sm_90a", "NVIDIA H100", 51200, 227, 132),
+    cuda("sm_100", "NVIDIA B200", 129024, 227, 148),
+    cuda("sm_120", "NVIDIA RTX 5090 and its like", 98304, 99, 170),
     amdgpu("gfx900", "AMD Vega 64", 4096, 64, false),
     amdgpu("gfx906", "AMD Vega 20: Radeon VII, MI50", 4096, 60, false),
     amdgpu("gfx90a", "AMD MI250", 8192, 104, true),

@@ -78,7 +78,7 @@ pub fn library(
 /// The library of a model for a GPU, with machine code where there is what makes such of PTX.
 fn for_gpu(name: &str, model: &GpuModel, origin: &[String]) -> Result<Library, ShipError> {
     let is_cuda = model.target.arch == Arch::Gpu(GpuApi::Cuda);
-    let assembler = if is_cuda { Assembler::find() } else { Assembler::Driver };
+    let assembler = if is_cuda { Assembler::find(&model.target.cpu) } else { Assembler::Driver };
     let assemble = |ptx: &[u8]| match assembler {
         Assembler::Driver => Ok(None),
         Assembler::Ptxas { .. } => {

@@ -140,8 +140,10 @@ impl fmt::Display for Machine {
 /// A CUDA device by its number.
 fn cuda_line(version: &str, device: &cuda::Found) -> String {
     let cuda::Found { number, name, target } = device;
-    let assembler = match Assembler::find() {
-        Assembler::Driver => "the driver (ptxas is not found: the CUDA toolkit brings it)".to_owned(),
+    let assembler = match Assembler::find(&target.cpu) {
+        Assembler::Driver => {
+            format!("the driver (there is no ptxas that knows {}: a CUDA toolkit brings one)", target.cpu)
+        }
         ptxas => ptxas.name(),
     };
     format!("cuda:{number}: {name} ({}), driver for CUDA {version}, machine code by {assembler}", target.cpu)

@@ -48,6 +48,12 @@ pub fn bits_of(x: f64, ty: Ty) -> u64 {
 pub fn compute(code: &Code, x: &[u64]) -> Result<u64, String> {
     Ok(match code {
         Code::Compute(what, ty) if ty.kind == 'f' => floating(*what, *ty, x),
+        // Two numbers next to each other.
+        Code::Compute(what, ty) if ty.kind == 'v' => {
+            let [lower, upper] = [0, 32].map(|at| x.iter().map(|x| x >> at & 0xffff_ffff).collect::<Vec<_>>());
+            let one = |x: &[u64]| floating(*what, Ty { kind: 'f', bits: 32 }, x);
+            one(&upper) << 32 | one(&lower)
+        }
         Code::Compute(what, ty) => low(integer(*what, *ty, x)?, ty.bits),
         Code::High(ty) => {
             let product = if ty.kind == 's' {

@@ -84,7 +84,8 @@ enum Space {
     Any,
 }
 
-/// A type: a letter (`u`, `s`, `b`, `f`, `p`, or `h` for the upper half of a number) and its bits.
+/// A type: a letter (`u`, `s`, `b`, `f`, `p`, `h` for the upper half of a number, or `v` for two next to each
+/// other) and its bits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ty {
     kind: char,

@@ -218,6 +218,7 @@ fn ty(word: &str) -> Option<Ty> {
     match (word, kind) {
         ("pred", _) => Some(Ty { kind: 'p', bits: 1 }),
         ("bf16", _) => Some(Ty { kind: 'h', bits: 16 }),
+        ("f32x2", _) => Some(Ty { kind: 'v', bits: 64 }),
         (_, 'u' | 's' | 'b' | 'f') => Some(Ty { kind, bits: word[1..].parse().ok()? }),
         _ => None,
     }

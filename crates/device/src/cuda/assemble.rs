@@ -47,15 +47,23 @@ const FOLDER: &str = "/usr/local/cuda/bin";
 const MOST_SECONDS: libc::rlim_t = 5;
 
 impl Assembler {
-    /// `ptxas` where there is one in a folder of programs or of CUDA's, else the driver.
-    pub fn find() -> Assembler {
+    /// `ptxas` where there is one in a folder of programs or of CUDA's that knows a GPU, such as `sm_90a`, which
+    /// old ones and new ones may not; else the driver.
+    pub fn find(gpu: &str) -> Assembler {
         let programs = std::env::var_os("PATH").unwrap_or_default();
         let folders = std::env::split_paths(&programs).chain([PathBuf::from(FOLDER)]);
-        folders.map(|folder| folder.join("ptxas")).find_map(Assembler::ptxas).unwrap_or(Assembler::Driver)
+        let found = folders.map(|folder| folder.join("ptxas")).find_map(|path| Assembler::ptxas(path, gpu));
+        found.unwrap_or(Assembler::Driver)
     }
 
-    /// The program at a path, where it is one.
-    fn ptxas(path: PathBuf) -> Option<Assembler> {
+    /// The program at a path, where it is one and knows a GPU.
+    fn ptxas(path: PathBuf, gpu: &str) -> Option<Assembler> {
+        // It reads its arguments first.
+        let nothing = ["--gpu-name", gpu, "/dev/null", "-o", "/dev/null"];
+        let refused = Command::new(&path).args(nothing).stdin(Stdio::null()).output().ok()?.stderr;
+        if String::from_utf8_lossy(&refused).contains("option 'gpu-name'") {
+            return None;
+        }
         let said = Command::new(&path).arg("--version").stdin(Stdio::null()).output().ok()?.stdout;
         let said = String::from_utf8_lossy(&said);
         let version = said.split_once(", V")?.1.split_whitespace().next()?.to_owned();
@@ -116,9 +124,11 @@ mod tests {
     fn ptxas_assembles_in_memory() {
         // Where `.ci/cuda-tools` fetches it to.
         let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
-        let Some(ptxas) = Assembler::ptxas(target.join("cuda-tools/ptxas")) else {
+        let path = target.join("cuda-tools/ptxas");
+        let Some(ptxas) = Assembler::ptxas(path.clone(), "sm_90a") else {
             return println!("skipped: ptxas is not here: .ci/cuda-tools fetches it");
         };
+        assert_eq!(Assembler::ptxas(path, "sm_999"), None, "there is no such GPU");
         assert!(ptxas.name().starts_with("ptxas 1"), "{}", ptxas.name());
         let code = ptxas.assemble(PTX, "sm_90a").unwrap();
         assert!(code.starts_with(b"\x7fELF"));

@@ -24,7 +24,7 @@ impl Cuda {
     /// Where there is no such device, or its driver refuses.
     pub fn new(target: &Target) -> Result<Cuda, CudaError> {
         let context = Context::new(target.gpu.map_or(0, |gpu| gpu.number))?;
-        Ok(Cuda { context, assembler: Assembler::find() })
+        Ok(Cuda { context, assembler: Assembler::find(&target.cpu) })
     }
 
     /// One of an emulator, of this thread's own.
