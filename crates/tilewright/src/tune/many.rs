@@ -16,7 +16,7 @@ use tilewright_tune::{Budget, Config, Ended, Event, HeadStart, Measure, Search, 
 
 use super::finals::EndLimits;
 use super::recorder::{Recorder, Recording};
-use super::turns::{Course, TURN, next};
+use super::turns::{Course, Pace, TURN, next};
 use super::{Found, Note, Run, TuneRequest, Tuned, Wall, search_of, task_key, with_best_elsewhere};
 use crate::database::Database;
 use crate::error::Error;
@@ -25,11 +25,8 @@ use crate::error::Error;
 const FIRST_TURN: Duration = Duration::from_millis(250);
 /// Turns are shorter than others where there is no time for so many of each task …
 const LEAST_TURNS: u32 = 2;
-/// … and take so many times as long as it took to start the workers, and as a trial takes, where that is
-/// more: what a turn has begun and not measured at its end is begun anew in the next one.
+/// … and take so many times as long as it took to start the workers, and some trials ([`Pace`]).
 const STARTS_PER_TURN: u32 = 10;
-const TRIALS_PER_TURN: u32 = 4;
-const BATCHES_PER_TURN: f64 = 2.0;
 /// So much of the time is for the races. None begins so much later, or this much where that is more: whose
 /// leaders were not raced is told by its fastest trial, and they race in the next run.
 const PART_FOR_RACES: f64 = 0.15;
@@ -108,9 +105,7 @@ struct Player<'a> {
     device: Option<Device>,
     /// How long it took to start that, or its workers, the last time.
     start: Duration,
-    /// How long a trial took of late, more than that where a turn was too short for one; zero where that is
-    /// not known.
-    pace: Duration,
+    pace: Pace,
     /// None before its first turn.
     recording: Option<Recording>,
     found: Found,
@@ -308,7 +303,7 @@ impl<'a> Player<'a> {
             course,
             device: None,
             start: Duration::ZERO,
-            pace: Duration::from_secs_f64(earlier_s / earlier.course.len().max(1) as f64),
+            pace: Pace::of(earlier_s, earlier.course.len()),
             recording: None,
             found: Found { trials: earlier.trials.clone(), lost: None },
             wall: Wall::new(),
@@ -370,14 +365,12 @@ impl<'a> Player<'a> {
         let own = run.request.time.map_or(Duration::MAX, |time| time.saturating_sub(self.searched()));
         let least = match self.course.is_new() {
             true => Duration::ZERO,
-            false => (STARTS_PER_TURN * self.start).max(TRIALS_PER_TURN * self.pace),
+            false => (STARTS_PER_TURN * self.start).max(self.pace.least_turn()),
         };
         let time = turn.max(least).min(left.saturating_sub(self.start)).min(own);
         let trials = run.left().map(|left| left - (self.found.trials.len() - run.earlier.trials.len()) as u64);
         let budget = Budget { trials, time: Some(time), ..Budget::default() };
-        // Of a batch that does not fit a turn nothing may be measured: all of it is built first.
-        let fitting = time.as_secs_f64() / self.pace.as_secs_f64() / BATCHES_PER_TURN;
-        let budget = Budget { batch: budget.batch.min(fitting as usize), ..budget };
+        let budget = Budget { batch: budget.batch.min(self.pace.most_at_a_time(time)), ..budget };
         let n_before = self.found.trials.len();
         let device = self.device.as_mut().expect("it is awake");
         let (found, course) = (&mut self.found, &mut self.course);
@@ -394,10 +387,7 @@ impl<'a> Player<'a> {
         course.spend((pause::now() - last + self.start).as_secs_f64(), None);
         let took = self.wall.lap();
         self.wall.seconds.search += took;
-        self.pace = Duration::from_secs_f64(match self.found.trials.len() - n_before {
-            0 => 2.0 * took,
-            n => took / n as f64,
-        });
+        self.pace = Pace::of(took, self.found.trials.len() - n_before);
         let ended = ended.map_err(|error| Error::failed(&error).because(error))?;
         let is_over = run.request.time.is_some_and(|time| time <= self.searched());
         if is_over || matches!(ended, Ended::Trials | Ended::Exhausted) {

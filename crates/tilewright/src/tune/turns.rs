@@ -17,6 +17,33 @@ const LEAST_GAIN: f64 = 0.002;
 /// A task that has no valid trial after so many turns has had its chance.
 const TURNS_FOR_A_RESULT: f64 = 3.0;
 
+/// A turn has time for so many trials, and for so many batches of them: what is begun and not measured at its
+/// end is begun anew in the next one, and all of a batch may be built before any of it is measured.
+const TRIALS_PER_TURN: f64 = 4.0;
+const BATCHES_PER_TURN: f64 = 2.0;
+
+/// How long a trial of a task takes, in seconds; none where that is not known.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace(Option<f64>);
+
+impl Pace {
+    /// That of so many trials in so many seconds. Where there was none, a turn is to be twice as long.
+    pub fn of(seconds: f64, n_trials: usize) -> Pace {
+        let trial = if n_trials == 0 { 2.0 * seconds / TRIALS_PER_TURN } else { seconds / n_trials as f64 };
+        Pace(Some(trial).filter(|trial| *trial > 0.0))
+    }
+
+    /// How long a turn is at least.
+    pub fn least_turn(self) -> Duration {
+        Duration::from_secs_f64(TRIALS_PER_TURN * self.0.unwrap_or(0.0))
+    }
+
+    /// The most candidates that are begun together in a turn of some length.
+    pub fn most_at_a_time(self, turn: Duration) -> usize {
+        self.0.map_or(usize::MAX, |trial| (turn.as_secs_f64() / trial / BATCHES_PER_TURN) as usize).max(1)
+    }
+}
+
 /// How a task has done so far.
 #[derive(Debug, Clone)]
 pub struct Course {
@@ -168,6 +195,27 @@ mod tests {
             turns[at] += 1;
         }
         (courses.iter().map(|course| course.share_ns().unwrap()).sum(), turns)
+    }
+
+    /// Trials of the first turns, of which each takes so many seconds and nothing is measured before all of a
+    /// batch are built, where 16 are asked for at a time.
+    fn trials_of_turns(trial_s: f64) -> Vec<usize> {
+        let mut pace = Pace::of(0.0, 0);
+        let turn = |_| {
+            let turn = TURN.max(pace.least_turn());
+            let batch = pace.most_at_a_time(turn).min(16);
+            let n_trials = (turn.as_secs_f64() / trial_s) as usize / batch * batch;
+            pace = Pace::of(turn.as_secs_f64(), n_trials);
+            n_trials
+        };
+        (0..6).map(turn).collect()
+    }
+
+    #[test]
+    fn turns_are_long_enough_for_slow_trials() {
+        assert_eq!(trials_of_turns(0.02), [96, 96, 96, 96, 96, 96]);
+        assert_eq!(trials_of_turns(0.5), [0, 8, 4, 4, 4, 4]);
+        assert_eq!(trials_of_turns(3.0), [0, 0, 2, 4, 4, 4]);
     }
 
     #[test]
