@@ -55,6 +55,13 @@ pub fn compute(code: &Code, x: &[u64]) -> Result<u64, String> {
             one(&upper) << 32 | one(&lower)
         }
         Code::Compute(what, ty) => low(integer(*what, *ty, x)?, ty.bits),
+        Code::Mixed(what, from) => {
+            let single = Ty { kind: 'f', bits: 32 };
+            let mut x = x.to_vec();
+            let n = x.len() - 1;
+            x[..n].iter_mut().for_each(|x| *x = convert(single, *from, Rounding::None, *x));
+            floating(*what, single, &x)
+        }
         Code::High(ty) => {
             let product = if ty.kind == 's' {
                 (i128::from(signed(x[0], ty.bits)) * i128::from(signed(x[1], ty.bits))) as u128

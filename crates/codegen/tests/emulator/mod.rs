@@ -109,6 +109,8 @@ enum Code {
     Move(Ty),
     /// Of two or three values, by the word before the first dot.
     Compute(Compute, Ty),
+    /// The same in single precision, where all values but the last are of another type.
+    Mixed(Compute, Ty),
     /// The upper half of a product.
     High(Ty),
     /// The whole product, and whether something is added.

@@ -260,7 +260,10 @@ fn code(opcode: &str) -> Option<Code> {
         ];
         spaces.into_iter().find(|(name, _)| has(name)).map_or(Space::Any, |(_, space)| space)
     };
-    let compute = |what: Compute| last.filter(|_| is_exact(&["rn"])).map(|ty| Code::Compute(what, ty));
+    let compute = |what: Compute| {
+        let ty = last.filter(|_| is_exact(&["rn"]))?;
+        Some(if types.len() == 1 { Code::Compute(what, ty) } else { Code::Mixed(what, ty) })
+    };
     match words[0] {
         "ld" => Some(Code::Load(space(), last?)),
         "st" => Some(Code::Store(space(), last?)),
