@@ -159,7 +159,7 @@ fn target_of(f: &Functions, device: DeviceId, number: u32) -> Result<Target, Cud
         let [x, y, z] = attributes.map(small);
         Ok([x?, y?, z?])
     };
-    let capability = 10 * get(attribute::MAJOR)? + get(attribute::MINOR)?;
+    let capability = 10 * small(attribute::MAJOR)? + small(attribute::MINOR)?;
     // What only this generation has is in a kind of its own.
     let cpu = if capability == 90 { "sm_90a".to_owned() } else { format!("sm_{capability}") };
     let most_shared_bytes = get(attribute::MOST_SHARED)?;
@@ -173,10 +173,8 @@ fn target_of(f: &Functions, device: DeviceId, number: u32) -> Result<Target, Cud
         registers_per_thread: 255,
         registers_per_block: small(attribute::BLOCK_REGISTERS)?,
         n_units: small(attribute::UNITS)?,
-        has_f64: true,
-        has_f16: capability >= 60 && capability != 61,
-        has_tensor_cores: capability >= 70,
         number,
+        ..Gpu::of_capability(capability)
     };
     let l2_bytes = get(attribute::L2)?;
     Ok(Target { cpu, l1d_bytes: most_shared_bytes, l2_bytes, l3_bytes: l2_bytes, gpu: Some(gpu), ..generic })

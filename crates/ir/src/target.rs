@@ -94,12 +94,17 @@ pub struct Gpu {
     pub registers_per_block: u32,
     /// Compute units (multiprocessors).
     pub n_units: u32,
+    /// Most threads that a unit holds.
+    pub unit_threads: u32,
+    /// Multiply-adds in single precision that the threads of a unit do in a cycle.
+    pub unit_fmas: u32,
+    /// Multiply-adds of numbers in TF32 that a unit does in a cycle where its warps multiply small matrices,
+    /// of halves twice as many; none where it has no tensor cores.
+    pub tensor_fmas: u32,
     /// Whether it computes with 64-bit floating-point numbers.
     pub has_f64: bool,
     /// Whether it computes with 16-bit floating-point numbers; all can load and store them.
     pub has_f16: bool,
-    /// Whether it has units for products of small matrices.
-    pub has_tensor_cores: bool,
     /// Which one it is of the devices of its kind that a machine has.
     pub number: u32,
 }
@@ -208,11 +213,39 @@ const SMALL_GPU: Gpu = Gpu {
     registers_per_thread: 255,
     registers_per_block: 65536,
     n_units: 16,
+    unit_threads: 2048,
+    unit_fmas: 128,
+    tensor_fmas: 0,
     has_f64: true,
     has_f16: false,
-    has_tensor_cores: false,
     number: 0,
 };
+
+impl Gpu {
+    /// What all of NVIDIA's GPUs of a compute capability have, ten times that: 89 of RTX 4090.
+    ///
+    /// # Source
+    /// NVIDIA, "CUDA C++ Programming Guide", version 12.9, tables of arithmetic instructions and of compute
+    /// capabilities; tensor cores as in the papers on the architectures, without sparsity, of GeForce those of
+    /// its professional sisters.
+    pub const fn of_capability(capability: u32) -> Gpu {
+        let unit_threads = match capability {
+            75 => 1024,
+            86..=89 | 120.. => 1536,
+            _ => 2048,
+        };
+        let unit_fmas = if matches!(capability, 60 | 70..=80) { 64 } else { 128 };
+        let tensor_fmas = match capability {
+            ..70 => 0,
+            70..80 | 81..90 | 120.. => 256,
+            80 => 512,
+            // Warps by themselves reach a third of what there is, as measured on an H200.
+            90..120 => 340,
+        };
+        let has_f16 = capability >= 60 && capability != 61;
+        Gpu { unit_threads, unit_fmas, tensor_fmas, has_f16, ..SMALL_GPU }
+    }
+}
 
 const OPENCL: Generic = Generic {
     name: "opencl",
@@ -229,11 +262,11 @@ const OPENCL: Generic = Generic {
     core: X86_CORE,
 };
 
-/// A GPU of NVIDIA's: how much of shared memory a block may have, and how many units there are.
-const fn cuda(name: &'static str, text: &'static str, l2_kib: u64, shared_kib: u64, n_units: u32) -> Generic {
-    let has_tensor_cores = shared_kib > 48;
-    let gpu =
-        Gpu { most_shared_bytes: shared_kib << 10, n_units, has_f16: has_tensor_cores, has_tensor_cores, ..SMALL_GPU };
+/// A GPU of NVIDIA's by its compute capability: its last cache, how much of shared memory a block may have,
+/// both in KiB, and how many units there are.
+const fn cuda(name: &'static str, text: &'static str, capability: u32, numbers: [u64; 3]) -> Generic {
+    let [l2_kib, shared_kib, n_units] = numbers;
+    let gpu = Gpu { most_shared_bytes: shared_kib << 10, n_units: n_units as u32, ..Gpu::of_capability(capability) };
     let arch = Arch::Gpu(GpuApi::Cuda);
     Generic { name, text, arch, cpu: name, caches_kib: [shared_kib, l2_kib, l2_kib], gpu: Some(gpu), ..OPENCL }
 }
@@ -245,8 +278,9 @@ const fn amdgpu(name: &'static str, text: &'static str, l2_kib: u64, n_units: u3
         most_shared_bytes: 64 << 10,
         registers_per_thread: 256,
         n_units,
+        unit_fmas: 64,
+        tensor_fmas: if has_matrices { 128 } else { 0 },
         has_f16: true,
-        has_tensor_cores: has_matrices,
         ..SMALL_GPU
     };
     let arch = Arch::Gpu(GpuApi::AmdGpu);
@@ -306,18 +340,17 @@ pub const GENERIC: &[Generic] = &[
         V1_CORE,
     ),
     OPENCL,
-    // Shared memory as in the table of compute capabilities of the "CUDA C++ Programming Guide", version 12.9, the
-    // rest as in the papers on the architectures.
-    cuda("sm_52", "NVIDIA GTX 980 and its like", 2048, 48, 16),
-    cuda("sm_61", "NVIDIA GTX 1080 Ti and its like", 2816, 48, 28),
-    cuda("sm_70", "NVIDIA V100", 6144, 96, 80),
-    cuda("sm_75", "NVIDIA T4, RTX 2080 and their like", 4096, 64, 40),
-    cuda("sm_80", "NVIDIA A100", 40960, 163, 108),
-    cuda("sm_86", "NVIDIA RTX 3090 and its like", 6144, 99, 82),
-    cuda("sm_89", "NVIDIA RTX 4090, L4 and their like", 73728, 99, 128),
-    cuda("sm_90a", "NVIDIA H100", 51200, 227, 132),
-    cuda("sm_100", "NVIDIA B200", 129024, 227, 148),
-    cuda("sm_120", "NVIDIA RTX 5090 and its like", 98304, 99, 170),
+    // The numbers of NVIDIA's are from where [`Gpu::of_capability`] has its own.
+    cuda("sm_52", "NVIDIA GTX 980 and its like", 52, [2048, 48, 16]),
+    cuda("sm_61", "NVIDIA GTX 1080 Ti and its like", 61, [2816, 48, 28]),
+    cuda("sm_70", "NVIDIA V100", 70, [6144, 96, 80]),
+    cuda("sm_75", "NVIDIA T4, RTX 2080 and their like", 75, [4096, 64, 40]),
+    cuda("sm_80", "NVIDIA A100", 80, [40960, 163, 108]),
+    cuda("sm_86", "NVIDIA RTX 3090 and its like", 86, [6144, 99, 82]),
+    cuda("sm_89", "NVIDIA RTX 4090, L4 and their like", 89, [73728, 99, 128]),
+    cuda("sm_90a", "NVIDIA H100", 90, [51200, 227, 132]),
+    cuda("sm_100", "NVIDIA B200", 100, [129024, 227, 148]),
+    cuda("sm_120", "NVIDIA RTX 5090 and its like", 120, [98304, 99, 170]),
     amdgpu("gfx900", "AMD Vega 64", 4096, 64, false),
     amdgpu("gfx906", "AMD Vega 20: Radeon VII, MI50", 4096, 60, false),
     amdgpu("gfx90a", "AMD MI250", 8192, 104, true),
@@ -444,7 +477,7 @@ impl Field<'_> {
 
 impl Gpu {
     /// Every number with its key in the text of a target.
-    fn fields(&mut self) -> [(&'static str, Field<'_>); 17] {
+    fn fields(&mut self) -> [(&'static str, Field<'_>); 19] {
         let [threads_x, threads_y, threads_z] = &mut self.most_threads_along;
         let [blocks_x, blocks_y, blocks_z] = &mut self.most_blocks_along;
         [
@@ -461,9 +494,11 @@ impl Gpu {
             ("thread_registers", Field::Number(&mut self.registers_per_thread)),
             ("block_registers", Field::Number(&mut self.registers_per_block)),
             ("units", Field::Number(&mut self.n_units)),
+            ("unit_threads", Field::Number(&mut self.unit_threads)),
+            ("unit_fmas", Field::Number(&mut self.unit_fmas)),
+            ("tensor_fmas", Field::Number(&mut self.tensor_fmas)),
             ("f64", Field::Has(&mut self.has_f64)),
             ("f16", Field::Has(&mut self.has_f16)),
-            ("tensor_cores", Field::Has(&mut self.has_tensor_cores)),
             ("number", Field::Number(&mut self.number)),
         ]
     }

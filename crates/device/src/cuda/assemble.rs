@@ -47,8 +47,8 @@ const FOLDER: &str = "/usr/local/cuda/bin";
 const MOST_SECONDS: libc::rlim_t = 5;
 
 impl Assembler {
-    /// `ptxas` where there is one in a folder of programs or of CUDA's that knows a GPU, such as `sm_90a`, which
-    /// old ones and new ones may not; else the driver.
+    /// `ptxas` where there is one in a folder of programs or of CUDA's that knows a GPU, such as `sm_90a`,
+    /// which old ones and new ones may not; else the driver.
     pub fn find(gpu: &str) -> Assembler {
         let programs = std::env::var_os("PATH").unwrap_or_default();
         let folders = std::env::split_paths(&programs).chain([PathBuf::from(FOLDER)]);

@@ -5,8 +5,6 @@ use super::super::nest::stages::Stage;
 use tilewright_ir::target::Gpu;
 use tilewright_ir::{BufferId, Program};
 
-/// Multiply-adds of 32 bits that a compute unit does in a cycle.
-const FMAS: f64 = 128.0;
 /// Bytes that a compute unit gets from the last-level cache in a cycle.
 const BYTES: f64 = 20.0;
 /// Cycles from asking for an element in memory to having it for all threads of a block.
@@ -15,8 +13,6 @@ const LATENCY: f64 = 700.0;
 pub const START: f64 = 3000.0;
 /// Cycles that a block takes to begin and to end.
 const EACH: f64 = 300.0;
-/// Threads that a compute unit holds.
-const THREADS: i64 = 2048;
 
 /// What the blocks of a kernel are like.
 pub struct Blocks {
@@ -44,12 +40,12 @@ impl Blocks {
         let units = i64::from(gpu.n_units).max(1);
         let by_registers = i64::from(gpu.registers_per_block) / (self.registers * self.threads).max(1);
         let by_shared = gpu.most_shared_bytes as i64 / self.shared_bytes.max(1);
-        let resident = by_registers.min(by_shared).min(THREADS / self.threads).clamp(1, 16);
+        let resident = by_registers.min(by_shared).min(i64::from(gpu.unit_threads) / self.threads).clamp(1, 16);
         let waves = (self.n + units * resident - 1) / (units * resident);
         let at_a_time = resident.min((self.n + units - 1) / units) as f64;
         // Few threads do not fill a unit, whose arithmetic takes some cycles to answer.
         let filled = (at_a_time * self.threads as f64 / 512.0).min(1.0);
-        let compute = self.fmas / (FMAS * self.efficiency);
+        let compute = self.fmas / (f64::from(gpu.unit_fmas) * self.efficiency);
         let memory = self.bytes / BYTES;
         let busy = at_a_time * compute.max(memory) / filled;
         waves as f64 * busy.max(self.waits * LATENCY + compute + memory)
@@ -127,11 +123,11 @@ impl Work {
     /// Cycles until so many blocks of so many threads are done.
     pub fn cycles(&self, gpu: &Gpu, n_blocks: i64, threads: i64) -> f64 {
         let units = i64::from(gpu.n_units).max(1);
-        let resident = (THREADS / threads).clamp(1, 16);
+        let resident = (i64::from(gpu.unit_threads) / threads).clamp(1, 16);
         let n_warps = ((threads + i64::from(gpu.warp_size) - 1) / i64::from(gpu.warp_size)) as f64;
         let waves = (n_blocks + units * resident - 1) / (units * resident);
         let at_a_time = resident.min((n_blocks + units - 1) / units) as f64;
-        let busy = at_a_time * n_warps * self.lines.max(self.operations / 4.0);
+        let busy = at_a_time * n_warps * self.lines.max(32.0 * self.operations / f64::from(gpu.unit_fmas));
         let of_blocks = waves as f64 * busy.max(self.waits + EACH);
         START + of_blocks.max(self.bytes / (BYTES * units as f64))
     }

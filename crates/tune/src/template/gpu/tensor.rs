@@ -263,13 +263,14 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let others = 5.0 * elements + 4.0 * (loads[0] + loads[1]) + 8.0;
     let n_products = if precision(space, config) == Tensor::Tf32x3 { 3.0 } else { 1.0 };
     let products = n_products * 6.0 * tiles;
+    let tensor_fmas = 4.0 / bytes as f64 * f64::from(gpu.tensor_fmas);
     let blocks = Blocks {
         n: p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn),
         threads,
         registers: wm * wn / 32 + (wm + wn) / 2 * bytes / 4 + loaded + OTHER_REGISTERS,
         shared_bytes: bytes * copies.n() * (bm + bn) * (depth + 8),
-        // A tile's product takes a warp about as long as 12 multiply-adds of each of its threads.
-        fmas: (bm * bn * padded) as f64 * n_products * 12.0 * 32.0 / (TILE[0] * TILE[1] * each) as f64,
+        // In those of threads.
+        fmas: (bm * bn * padded) as f64 * n_products * f64::from(gpu.unit_fmas) / tensor_fmas,
         efficiency: products / (products + others),
         bytes: bytes as f64 * ((bm + bn) * padded + bm * bn) as f64,
         waits: if copies.are_ahead() { 1.0 } else { (padded / depth) as f64 } + 1.0,
