@@ -226,8 +226,8 @@ impl Gpu {
     ///
     /// # Source
     /// NVIDIA, "CUDA C++ Programming Guide", version 12.9, tables of arithmetic instructions and of compute
-    /// capabilities; tensor cores as in the papers on the architectures, without sparsity, of GeForce those of
-    /// its professional sisters.
+    /// capabilities; tensor cores as in the papers on the architectures, without sparsity, of GeForce as its
+    /// professional sisters have them.
     pub const fn of_capability(capability: u32) -> Gpu {
         let unit_threads = match capability {
             75 => 1024,

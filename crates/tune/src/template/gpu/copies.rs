@@ -126,8 +126,8 @@ impl Copies {
     }
 
     /// What becomes of the copies of a loop's iterations, each with its loads of a thread, where they do
-    /// not pass through registers. `options`: whether what reads them may go on in the next iteration, whether
-    /// they are begun behind all else, and whether a warp that does nothing else begins them.
+    /// not pass through registers. `options`: whether what reads them may go on in the next iteration,
+    /// whether they are begun behind all else, and whether a warp that does nothing else begins them.
     pub fn stream(self, at: &str, copies: &[(&str, i64)], options: [bool; 3]) -> Vec<Step> {
         let (Copies::Async(stages) | Copies::Bulk(stages)) = self else { return Vec::new() };
         let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();
