@@ -694,9 +694,8 @@ fn products_in_flight_are_waited_for() {
         ("dense:m=128,n=64,k=256,tf32=1", r#""block_k":32,"groups_m":2,"ahead":3"#),
         ("matmul:m=128,n=64,k=448,dtype=bf16,epilogue=relu", r#""block_k":64,"groups_m":1,"ahead":4"#),
     ] {
-        let workload = Workload::parse(text).unwrap();
-        let setting = Setting { workload: workload.clone(), target: Target::named("sm_90a").unwrap(), n_threads: 1 };
-        let task = Task::new(setting, Some("gpu-matmul-wgmma")).unwrap();
+        let task = groups_task(text, UNITS);
+        let workload = &task.setting.workload;
         let config = format!(
             r#"{{"block_m":128,"block_n":64,"groups_n":1,"vector_a":1,"vector_b":1,"order":"rows","copies":"bulk",
             "in_flight":1,{rest}}}"#
@@ -737,9 +736,8 @@ fn factors_for_groups_are_copied_without_conflicts() {
         ("matmul:m=128,n=128,k=96,tf32=1", r#""vector_b":4,"copies":"registers","ahead":2"#),
         ("matmul:m=128,n=128,k=192,dtype=bf16", r#""vector_b":8,"copies":"async","ahead":3"#),
     ] {
-        let workload = Workload::parse(text).unwrap();
-        let (program, target) = (workload.program(), Target::named("sm_90a").unwrap());
-        let task = Task::new(Setting { workload, target, n_threads: 1 }, Some("gpu-matmul-wgmma")).unwrap();
+        let task = groups_task(text, UNITS);
+        let program = task.setting.workload.program();
         let (depth, vector) = if text.contains("bf16") { (64, 8) } else { (32, 4) };
         let config = format!(
             r#"{{"block_m":128,"block_n":64,"block_k":{depth},"groups_m":2,"groups_n":1,"vector_a":{vector},
@@ -789,12 +787,7 @@ fn groups_of_warps_are_used_as_expected() {
     ] {
         // Numbers in two parts have three products.
         let n_products = if config == in_parts.as_str() { 3 * 4 } else { 4 };
-        let setting = Setting {
-            workload: Workload::parse(text).unwrap(),
-            target: Target::named("sm_90a").unwrap(),
-            n_threads: 1,
-        };
-        let task = Task::new(setting, Some("gpu-matmul-wgmma")).unwrap();
+        let task = groups_task(text, UNITS);
         let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
         let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
         let cubin = folder.join("groups.cubin");
