@@ -203,6 +203,26 @@ fn shared_libraries_show_their_functions_alone_and_need_an_old_glibc() {
     }
 }
 
+/// As `compile` links a library, and as others do that have its source in theirs.
+#[test]
+fn a_library_that_is_closed_stays_for_its_contexts() {
+    let Some(_) = tool("cc") else { return };
+    let folder = Folder::new(2);
+    folder.compile("layer", &["--threads", "2", "--as", "so"]);
+    let source = format!("{}/tests/libraries/close.c", env!("CARGO_MANIFEST_DIR"));
+    let program = folder.build(&source, &[], &["-I", text(&folder.path("layer")), "-ldl"]);
+    let check = |library: &Path| {
+        let files = ["x.bin", "bias.bin", "expected.bin"].map(|name| folder.path(name));
+        done(Command::new(&program).arg(library).args(files));
+    };
+    check(&folder.path("layer/liblayer.so"));
+    folder.compile("layer", &["--threads", "2"]);
+    let library = folder.path("libother.so");
+    let sources = ["layer/layer.c", "layer/layer_kernels.a"].map(|name| folder.path(name));
+    done(Command::new("cc").args(["-shared", "-fPIC", "-o", text(&library)]).args(sources).args(["-lm", "-lpthread"]));
+    check(&library);
+}
+
 #[test]
 fn rust_programs_get_the_same_bits() {
     let Some(_) = tool("cc") else { return };
@@ -222,6 +242,14 @@ fn rust_programs_get_the_same_bits() {
     };
     done(&mut cargo(&["build"]));
     folder.check(&mut Command::new(folder.path("target/debug/main")));
+    // A context may go to another thread, and not be in two.
+    let shared = "fn is<T: Send>() {}\nfn main() { is::<layer::Context>() }\n";
+    fs::write(package.join("src/main.rs"), shared).unwrap();
+    done(&mut cargo(&["check"]));
+    fs::write(package.join("src/main.rs"), shared.replace("Send", "Sync")).unwrap();
+    let refused = cargo(&["check"]).output().unwrap();
+    assert!(!refused.status.success() && stderr(&refused).contains("cannot be shared between threads"), "{refused:?}");
+    fs::copy(example("main.rs"), package.join("src/main.rs")).unwrap();
     // The same program for a GPU.
     fs::remove_dir_all(folder.path("layer")).unwrap();
     folder.compile("layer", &["--as", "rust", "--target", "opencl"]);
@@ -272,6 +300,49 @@ for inputs in [(x,), (x, x), (array.array('i', [0] * 2048), bias)]:
     raise SystemExit(1)
 ";
     done(Command::new(python).args(["-c", refused]).env("PYTHONPATH", &unpacked));
+    // Threads that share a context take turns, and arrays are copied where they have to be.
+    let shared = "
+import array, os, sys, threading
+import layer
+context = layer.Context()
+read = lambda path: array.array('f', open(path, 'rb').read())
+x, bias, expected = read(sys.argv[1]), read(sys.argv[2]), open(sys.argv[3], 'rb').read()
+numpy = layer.numpy
+shaped = lambda a, *shape: a if numpy is None else numpy.array(a, 'f4').reshape(shape)
+inputs = [shaped(x, 32, 64), shaped(bias, 48)]
+wrong = []
+def work():
+    for _ in range(200):
+        [y] = context.run(*inputs)
+        if y.tobytes() != expected:
+            wrong.append(y)
+threads = [threading.Thread(target=work) for _ in range(4)]
+[thread.start() for thread in threads]
+# A child of fork has no thread that would give a lock back.
+for _ in range(10):
+    if os.fork() == 0:
+        os._exit(context.run(*inputs)[0].tobytes() != expected)
+    if os.wait()[1]:
+        wrong.append('a child')
+[thread.join() for thread in threads]
+assert not wrong, len(wrong)
+unaligned = memoryview(bytearray(1 + len(x) * 4))[1:]
+unaligned[:] = memoryview(x).cast('B')
+assert context.run(shaped(unaligned.cast('f'), 32, 64), inputs[1])[0].tobytes() == expected
+if numpy is not None:
+    memory = numpy.zeros(8200, 'u1')
+    for view in [
+        memory[1:8193].view('f4').reshape(32, 64), numpy.zeros((64, 32), 'f4').T, numpy.zeros((32, 128), 'f4')[:, ::2],
+        numpy.zeros((32, 64), '>f4'),
+    ]:
+        view[...] = inputs[0]
+        assert context.run(view, inputs[1])[0].tobytes() == expected, view.flags
+";
+    let files = ["x.bin", "bias.bin", "expected.bin"].map(|name| folder.path(name));
+    // With NumPy where it is installed, and without it.
+    for flags in [&["-c"][..], &["-S", "-c"]] {
+        done(Command::new(python).args(flags).arg(shared).args(&files).env("PYTHONPATH", &unpacked));
+    }
     // The same for a GPU.
     let on_gpu = folder.path("on_gpu");
     folder.compile("layer", &["--as", "python", "--target", "opencl"]);

@@ -229,6 +229,8 @@ impl Library {
         let files = [format!("{name}.c"), format!("{name}_kernels.a")];
         let link = [
             "-Wl,-z,noexecstack",
+            // Its threads run in it, and its callers may have contexts when they close it.
+            "-Wl,-z,nodelete",
             "-Wl,--gc-sections",
             "-Wl,--no-as-needed",
             // An old glibc has threads, and the loader of libraries, in libraries of their own.

@@ -52,6 +52,8 @@ enum {
 typedef uint64_t net_handle;
 
 struct net_context {
+    /* Who uses it. */
+    uint32_t owner;
     net_calls cu;
     int device;
     void *context, *queue;

@@ -7,9 +7,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define NET_OF_THREAD static __thread
 #define NET_FORMAT(text) __attribute__((format(printf, text, (text) + 1)))
+
+#define NET_PROCESS ((uint32_t)getpid())
 
 @COMMON@
 
@@ -109,6 +112,7 @@ NET_API const char *net_message(int code) {
     case NET_NO_MEMORY: return "memory does not suffice";
     case NET_NO_DEVICE: return "there is no such device, or no driver of it";
     case NET_DEVICE_FAILED: return "the device or its driver failed";
+    case NET_BUSY: return "the context runs in another thread";
     default: return "no such code";
     }
 }
@@ -167,6 +171,7 @@ NET_API int net_create(const net_options *given, net_context **out) {
 
 NET_API void net_destroy(net_context *context) {
     if (!context) return;
+    net_begin_last_use(&context->owner);
     if (net_enter(context) == NET_OK) {
         net_displace(context, 0, NET_SPANS);
         for (size_t i = 0; i != NET_MEMORIES; i++) net_release(context, &context->pieces[i]);
@@ -199,9 +204,7 @@ static int net_stage(net_context *context, size_t i, size_t bytes) {
     return code;
 }
 
-NET_API int net_run(net_context *context, const void *const *inputs, void *const *outputs) {
-    net_said_of = NET_OK;
-    if (!context || net_has_null(inputs, outputs)) return NET_BAD_ARGUMENT;
+static int net_run_staged(net_context *context, const void *const *inputs, void *const *outputs) {
     int code = net_enter(context);
     if (code) return code;
     net_handle *pieces = &context->pieces[NET_MEMORIES];
@@ -220,9 +223,16 @@ NET_API int net_run(net_context *context, const void *const *inputs, void *const
     return code ? code : finished;
 }
 
-NET_API int net_enqueue(net_context *context, void *queue, const void *const *inputs, void *const *outputs) {
+NET_API int net_run(net_context *context, const void *const *inputs, void *const *outputs) {
     net_said_of = NET_OK;
     if (!context || net_has_null(inputs, outputs)) return NET_BAD_ARGUMENT;
+    if (!net_begin_use(&context->owner)) return NET_BUSY;
+    int code = net_run_staged(context, inputs, outputs);
+    net_end_use(&context->owner);
+    return code;
+}
+
+static int net_enqueue_passed(net_context *context, void *queue, const void *const *inputs, void *const *outputs) {
     int code = net_enter(context);
     if (code) return code;
     code = net_check_queue(context, queue);
@@ -232,5 +242,14 @@ NET_API int net_enqueue(net_context *context, void *queue, const void *const *in
         code = net_take(context, NET_MEMORIES + NET_INPUTS + i, outputs[i], &net_output_table[i]);
     if (!code) code = net_put_run(context, queue);
     net_leave(context);
+    return code;
+}
+
+NET_API int net_enqueue(net_context *context, void *queue, const void *const *inputs, void *const *outputs) {
+    net_said_of = NET_OK;
+    if (!context || net_has_null(inputs, outputs)) return NET_BAD_ARGUMENT;
+    if (!net_begin_use(&context->owner)) return NET_BUSY;
+    int code = net_enqueue_passed(context, queue, inputs, outputs);
+    net_end_use(&context->owner);
     return code;
 }

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "net.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -15,6 +16,10 @@
 
 /* Bytes of a large page; the common size on x86-64 and Arm. */
 #define NET_LARGE_PAGE ((size_t)2 << 20)
+
+/* The number of forks between the process that loaded the library and this one, and one more. */
+static uint32_t net_process = 1;
+#define NET_PROCESS net_process
 
 @COMMON@
 
@@ -216,15 +221,34 @@ static void net_after_fork(void) { pthread_mutex_unlock(&net_shared_lock); }
 static void net_in_child(void) {
     net_shared.n_threads = net_shared.n_threads ? 1 : 0;
     net_shared.is_busy = 0;
+    net_process++;
     pthread_mutex_unlock(&net_shared_lock);
 }
 __attribute__((constructor)) static void net_watch_forks(void) {
     pthread_atfork(net_before_fork, net_after_fork, net_in_child);
 }
 
+/* A shared library that contexts were made in stays when it is closed: threads run in it, and its callers may have
+ * contexts still. One that `compile` made is linked so; another one holds itself, where there is a loader. */
+
+#ifndef NET_OLD_GLIBC
+#pragma weak dladdr
+#pragma weak dlopen
+#endif
+static void net_stay(void) {
+#ifndef NET_OLD_GLIBC
+    static uint32_t is_held;
+    Dl_info info;
+    if (!dladdr || !dlopen || __atomic_exchange_n(&is_held, 1, __ATOMIC_RELAXED)) return;
+    if (dladdr(net_build_text, &info) && info.dli_fname) (void)dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+#endif
+}
+
 /* Contexts. */
 
 struct net_context {
+    /* Who uses it. */
+    uint32_t owner;
     net_pool *pool;
     /* Memory to give back. */
     void *own_memory;
@@ -248,6 +272,7 @@ NET_API const char *net_message(int code) {
     case NET_BAD_ARGUMENT: return "a pointer is null or not aligned, or the arena is too small";
     case NET_NO_MEMORY: return "memory does not suffice";
     case NET_NO_THREADS: return "the system refuses a thread";
+    case NET_BUSY: return "the context runs in another thread";
     default: return "no such code";
     }
 }
@@ -345,6 +370,7 @@ NET_API int net_create(const net_options *given, net_context **out) {
         memory = own;
     }
     net_advise_on_constants();
+    net_stay();
     char *start = (char *)net_rounded((size_t)(uintptr_t)memory);
     net_context *context = (net_context *)start;
     char *scratch = start + net_rounded(sizeof(net_context));
@@ -380,12 +406,8 @@ NET_API int net_create(const net_options *given, net_context **out) {
     return code;
 }
 
-NET_API int net_run(net_context *context, const void *const *inputs, void *const *outputs) {
-    if (!context || (NET_INPUTS && !inputs) || (NET_OUTPUTS && !outputs)) return NET_BAD_ARGUMENT;
-    for (size_t i = 0; i < NET_INPUTS; i++)
-        if (!inputs[i] || (uintptr_t)inputs[i] % (net_input_table[i].type_bits / 8)) return NET_BAD_ARGUMENT;
-    for (size_t i = 0; i < NET_OUTPUTS; i++)
-        if (!outputs[i] || (uintptr_t)outputs[i] % (net_output_table[i].type_bits / 8)) return NET_BAD_ARGUMENT;
+/* Makes outputs of inputs that were checked, in a context that is in use. */
+static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs) {
     for (size_t i = 0; i < NET_PASSED; i++) {
         const net_address *address = &net_addresses[net_passed[i]];
         char *start = address->base == NET_IN_INPUT ? (char *)inputs[address->index] : outputs[address->index];
@@ -405,8 +427,21 @@ NET_API int net_run(net_context *context, const void *const *inputs, void *const
     return NET_OK;
 }
 
+NET_API int net_run(net_context *context, const void *const *inputs, void *const *outputs) {
+    if (!context || (NET_INPUTS && !inputs) || (NET_OUTPUTS && !outputs)) return NET_BAD_ARGUMENT;
+    for (size_t i = 0; i < NET_INPUTS; i++)
+        if (!inputs[i] || (uintptr_t)inputs[i] % (net_input_table[i].type_bits / 8)) return NET_BAD_ARGUMENT;
+    for (size_t i = 0; i < NET_OUTPUTS; i++)
+        if (!outputs[i] || (uintptr_t)outputs[i] % (net_output_table[i].type_bits / 8)) return NET_BAD_ARGUMENT;
+    if (!net_begin_use(&context->owner)) return NET_BUSY;
+    int code = net_run_steps(context, inputs, outputs);
+    net_end_use(&context->owner);
+    return code;
+}
+
 NET_API void net_destroy(net_context *context) {
     if (!context) return;
+    net_begin_last_use(&context->owner);
     net_leave_threads(context);
     net_unmake();
     free(context->own_memory);

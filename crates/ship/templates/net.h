@@ -27,7 +27,9 @@ enum {
     /* Of libraries for GPUs: there is no such device, no driver or no loader. */
     NET_NO_DEVICE = 5,
     /* The same: the device or its driver fails; net_message says what. */
-    NET_DEVICE_FAILED = 6
+    NET_DEVICE_FAILED = 6,
+    /* The context runs in another thread; nothing was done. */
+    NET_BUSY = 7
 };
 
 /* A flag of the options: threads of the context's own, instead of those that all contexts share. */
@@ -98,15 +100,16 @@ size_t net_arena_bytes(void);
 @GPU@/* Makes a context: builds its kernels and takes constants to the device. The options may be null. */
 int net_create(const net_options *options, net_context **context);
 @CPU@/* Makes the outputs of the inputs, in the order above; outputs overlap nothing else. It allocates nothing. A
-@CPU@ * context runs once at a time; several contexts may run at the same time. */
+@CPU@ * context runs once at a time, and says NET_BUSY else; several contexts may run at the same time. */
 @GPU@/* Makes the outputs of the inputs, in the order above, all in the host's memory; outputs overlap nothing else. The
-@GPU@ * first one takes memory of the device for them. A context runs once at a time; several may run at the same time. */
+@GPU@ * first one takes memory of the device for them. A context runs once at a time, and says NET_BUSY else; several may
+@GPU@ * run at the same time. */
 int net_run(net_context *context, const void *const *inputs, void *const *outputs);
 @GPU@/* Has a device do the same with what lies there, and does not wait. The queue is a cl_command_queue, in order, with
 @GPU@ * cl_mems, all of the context's cl_context, or a CUstream with addresses of the device, multiples of 64. What is put
 @GPU@ * there next for this context begins when this is over; that is the caller's to see to with several queues. */
 @GPU@int net_enqueue(net_context *context, void *queue, const void *const *inputs, void *const *outputs);
-/* Ends a context that does not run; null is none. */
+/* Ends a context, which nobody uses from then on: waits for a run that is under way in another thread. Null is none. */
 void net_destroy(net_context *context);
 
 #ifdef __cplusplus

@@ -62,6 +62,8 @@ enum {
 typedef void *net_handle;
 
 struct net_context {
+    /* Who uses it. */
+    uint32_t owner;
     net_calls cl;
     void *device, *context, *queue;
     void *codes[NET_CODES + 1], *kernels[NET_KERNELS + 1];

@@ -3,6 +3,8 @@
 import ctypes
 import json
 import os
+import threading
+import weakref
 
 try:
     import numpy
@@ -41,6 +43,7 @@ build = json.loads(_library.net_build().decode())
 # Names of element types, and the format characters of the struct module.
 _FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i8": "b", "u8": "B", "i32": "i", "i64": "q", "bool": "?"}
 _NUMPY = {"f32": "f4", "f64": "f8", "f16": "f2", "i8": "i1", "u8": "u1", "i32": "i4", "i64": "i8", "bool": "?"}
+_BYTES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "i32": 4, "i64": 8, "bool": 1}
 
 
 class Error(Exception):
@@ -56,11 +59,13 @@ def _input(tensor, value):
     """The address of an input, and what holds it."""
     name, dtype, size = tensor["name"], tensor["dtype"], tensor["bytes"]
     if numpy is not None and dtype in _NUMPY:
-        value = numpy.ascontiguousarray(value)
-        if value.dtype != numpy.dtype(_NUMPY[dtype]):
+        value, expected = numpy.asarray(value), numpy.dtype(_NUMPY[dtype])
+        if value.dtype.newbyteorder("=") != expected:
             raise Error(f"`{name}` takes {dtype}, not {value.dtype}")
         if list(value.shape) != tensor["shape"]:
             raise Error(f"`{name}` takes the shape {tensor['shape']}, not {list(value.shape)}")
+        # Copied where it is strided, not aligned, or in another order of bytes.
+        value = numpy.require(value, expected, ["C_CONTIGUOUS", "ALIGNED"])
         return value.ctypes.data, value
     view = memoryview(value)
     if not view.c_contiguous or view.nbytes != size:
@@ -68,6 +73,8 @@ def _input(tensor, value):
     if view.format not in (_FORMATS.get(dtype), "B"):
         raise Error(f"`{name}` takes {dtype}, not elements of the format `{view.format}`")
     held = (ctypes.c_char * size).from_buffer_copy(view) if view.readonly else (ctypes.c_char * size).from_buffer(view)
+    if ctypes.addressof(held) % _BYTES[dtype]:
+        held = (ctypes.c_char * size).from_buffer_copy(view)
     return ctypes.addressof(held), held
 
 
@@ -87,9 +94,24 @@ def _addresses(all):
     return (ctypes.c_void_p * len(all))(*all)
 
 
+_contexts = weakref.WeakSet()
+
+
+def _renew_locks():
+    """A child of fork has the thread that forked alone: what other threads held is free."""
+    for context in list(_contexts):
+        context._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
 class Context:
-@CPU@    """Memory and threads to run the model with. A context runs once at a time; several may run at the same time."""
-@GPU@    """Code and memory on a device. A context runs once at a time; several may run at the same time."""
+@CPU@    """Memory and threads to run the model with.
+@GPU@    """Code and memory on a device.
+
+    Any thread may call it. Threads that share a context take turns; those that have one each run at the same time.
+    """
 
 @CPU@    def __init__(self, threads=0):
 @CPU@        """A context with so many threads; 0 takes as many as the library is made for."""
@@ -101,6 +123,8 @@ class Context:
 @GPU@        """
 @GPU@        options = _Options(struct_size=ctypes.sizeof(_Options), device=device, device_context=device_context)
         self._context = ctypes.c_void_p()
+        self._lock = threading.Lock()
+        _contexts.add(self)
         _check(_library.net_create(ctypes.byref(options), ctypes.byref(self._context)))
 
     def run(self, *inputs):
@@ -110,7 +134,8 @@ class Context:
         given = [_input(tensor, value) for tensor, value in zip(build["inputs"], inputs)]
         made = [_output(tensor) for tensor in build["outputs"]]
         addresses = lambda all: _addresses([entry[0] for entry in all])
-        _check(_library.net_run(self._context, addresses(given), addresses(made)))
+        with self._lock:
+            _check(_library.net_run(self._context, addresses(given), addresses(made)))
         return [entry[2] for entry in made]
 
 @GPU@    def enqueue(self, queue, inputs, outputs):
@@ -122,7 +147,8 @@ class Context:
 @GPU@        for name, given in [("inputs", inputs), ("outputs", outputs)]:
 @GPU@            if len(given) != len(build[name]):
 @GPU@                raise Error(f"there are {len(build[name])} {name}, {len(given)} were given")
-@GPU@        _check(_library.net_enqueue(self._context, queue, _addresses(inputs), _addresses(outputs)))
+@GPU@        with self._lock:
+@GPU@            _check(_library.net_enqueue(self._context, queue, _addresses(inputs), _addresses(outputs)))
 @GPU@
 
     def __del__(self):

@@ -1,6 +1,7 @@
 /* Looks closely at two libraries that are the same but for their names; gives a number where something is wrong. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,6 +84,63 @@ static void *run_other(void *unused) {
     return NULL;
 }
 
+/* A context that several threads are in at the same time: each run has the right answer, or is refused. */
+enum { N_SHARED_RUNS = 200 };
+static layer_context *shared;
+static int n_refused;
+
+static void *run_shared(void *unused) {
+    char y[sizeof expected + 4];
+    void *outputs[1] = {y + 4};
+    (void)unused;
+    for (int i = 0; i < N_SHARED_RUNS;) {
+        memset(y, 0, sizeof y);
+        int code = layer_run(shared, inputs, outputs);
+        if (code == LAYER_BUSY) {
+            __atomic_fetch_add(&n_refused, 1, __ATOMIC_RELAXED);
+            sched_yield();
+            continue;
+        }
+        CHECK(code == LAYER_OK && !memcmp(y + 4, expected, sizeof expected));
+        i++;
+    }
+    return NULL;
+}
+
+static int is_done;
+
+static void *run_once(void *unused) {
+    char y[sizeof expected + 4];
+    void *outputs[1] = {y + 4};
+    (void)unused;
+    int code = layer_run(shared, inputs, outputs);
+    CHECK(code == LAYER_BUSY || (code == LAYER_OK && !memcmp(y + 4, expected, sizeof expected)));
+    __atomic_store_n(&is_done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void share_a_context(void) {
+    pthread_t threads[4];
+    CHECK(layer_create(NULL, &shared) == LAYER_OK);
+    for (int i = 0; i < 4; i++) CHECK(!pthread_create(&threads[i], NULL, run_shared, NULL));
+    for (int i = 0; i < 4; i++) CHECK(!pthread_join(threads[i], NULL));
+    layer_destroy(shared);
+    CHECK(strstr(layer_message(LAYER_BUSY), "another thread"));
+
+    /* One that is destroyed while it runs in another thread, as its being busy shows. */
+    char y[sizeof expected + 4];
+    void *outputs[1] = {y + 4};
+    for (int i = 0; i < 100; i++) {
+        CHECK(layer_create(NULL, &shared) == LAYER_OK);
+        is_done = 0;
+        CHECK(!pthread_create(&threads[0], NULL, run_once, NULL));
+        while (!__atomic_load_n(&is_done, __ATOMIC_ACQUIRE) && layer_run(shared, inputs, outputs) != LAYER_BUSY) {
+        }
+        layer_destroy(shared);
+        CHECK(!pthread_join(threads[0], NULL));
+    }
+}
+
 static double cpu_seconds(void) {
     struct timespec used;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
@@ -163,7 +221,24 @@ int main(int argc, char **argv) {
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
+
+    /* A context that ran when the process forked is free in the child. */
+    pthread_t running;
+    CHECK(layer_create(NULL, &shared) == LAYER_OK && !pthread_create(&running, NULL, run_shared, NULL));
+    for (int i = 0; i < 20; i++) {
+        child = fork();
+        if (child == 0) {
+            CHECK(layer_run(shared, inputs, outputs) == LAYER_OK && !memcmp(y + 4, expected, sizeof expected));
+            layer_destroy(shared);
+            _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    CHECK(!pthread_join(running, NULL));
+    layer_destroy(shared);
 #endif
+
+    share_a_context();
 
     /* Four contexts of each at the same time, for so many seconds where that is asked for. */
     const char *seconds = getenv("CHECK_SECONDS");

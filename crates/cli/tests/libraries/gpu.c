@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +60,27 @@ static void *run(void *unused) {
     return NULL;
 }
 
+/* A context that several threads are in: each run has the right answer, or is refused. */
+static layer_context *shared;
+
+static void *run_shared(void *unused) {
+    float y[32 * 48];
+    void *outputs[1] = {y};
+    (void)unused;
+    for (int i = 0; i < 50;) {
+        memset(y, 0, sizeof y);
+        int code = layer_run(shared, inputs, outputs);
+        if (code == LAYER_BUSY) {
+            sched_yield();
+            continue;
+        }
+        CHECK(code == LAYER_OK);
+        check(y);
+        i++;
+    }
+    return NULL;
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 4);
     load(argv[1], x, sizeof x);
@@ -71,6 +93,11 @@ int main(int argc, char **argv) {
     pthread_t threads[3];
     for (int i = 0; i < 3; i++) CHECK(!pthread_create(&threads[i], NULL, run, NULL));
     for (int i = 0; i < 3; i++) CHECK(!pthread_join(threads[i], NULL));
+
+    CHECK(layer_create(NULL, &shared) == LAYER_OK);
+    for (int i = 0; i < 3; i++) CHECK(!pthread_create(&threads[i], NULL, run_shared, NULL));
+    for (int i = 0; i < 3; i++) CHECK(!pthread_join(threads[i], NULL));
+    layer_destroy(shared);
 
     /* What is not there, and what is no argument. */
     layer_context *context;
