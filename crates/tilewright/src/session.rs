@@ -70,8 +70,15 @@ impl Session {
     /// One that keeps its records in this file, and whose workers are this program: see [`serve_if_worker`].
     ///
     /// # Errors
-    /// Where the name is empty, or the path of this program is unknown.
+    /// Where the name is empty, the path of this program is unknown, or this process is itself a worker,
+    /// whose program did not begin with [`serve_if_worker`].
     pub fn open(database: impl AsRef<Path>) -> Result<Session, Error> {
+        if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(WORKER)) {
+            // Without this, each worker would start workers of its own, without end.
+            return Err(Error::failed(
+                "this process is a worker, but opens a session: call `tilewright::serve_if_worker()` first in `main`",
+            ));
+        }
         let program = std::env::current_exe()
             .map_err(|error| Error::failed("the path of this program is unknown").because(error))?;
         let worker = WorkerCommand { program, arguments: vec![WORKER.to_owned()] };
