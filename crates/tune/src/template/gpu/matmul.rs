@@ -131,7 +131,7 @@ fn size(products: &[Product], parameters: &[Parameter], of: impl Fn(&Product) ->
 pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> Vec<Constraint> {
     let gpu = gpu(s);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
-    let words = s.workload.dtype.arithmetic().bytes() as i64 / 4;
+    let words = words(s);
     let threads = "(block_m // thread_m) * (block_n // thread_n)";
     let loaded = loaded_ahead(s, threads);
     // Sums, and the factors of a step and of the next one.
@@ -156,6 +156,11 @@ pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Param
         constraints.push(say("shared", &format!("shared == 'yes' or {none} and {is_whole}")));
     }
     constraints
+}
+
+/// Registers of 32 bits that hold one element while it is computed with.
+fn words(s: &Setting) -> i64 {
+    s.workload.dtype.arithmetic().bytes() as i64 / 4
 }
 
 /// Registers of a thread, of so many, for elements that are loaded ahead, as an expression: what is loaded
@@ -287,7 +292,7 @@ pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config)
     let blocks = Blocks {
         n,
         threads: t.threads().n(),
-        registers: tm * tn + 2 * (tm + tn) + loaded + OTHER_REGISTERS,
+        registers: words(s) * (tm * tn + 2 * (tm + tn) + loaded) + OTHER_REGISTERS,
         shared_bytes: t.copies.n() * (bm + bn) * t.depth * bytes as i64,
         fmas: (bm * bn * depth) as f64 * bytes / 4.0,
         efficiency: products / (products + others),
