@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::hash::Hasher;
 
+use fnv::FnvHasher;
 use tilewright_ir::target::Arch;
 use tilewright_ir::{DType, Part, Program, Role, Target};
 
@@ -278,11 +280,9 @@ fn own_prefix(program: &Program, target: &Target, n_threads: usize, scratch_byte
         name.insert_str(0, "kernel_");
     }
     // FNV-1a, as the standard library's hash may change.
-    let text = format!("{} {}\n{n_threads} {scratch_bytes}\n{program}", target.name(), target.features);
-    let hash = text
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    format!("{}_{hash:016x}", name.trim_end_matches('_'))
+    let mut hash = FnvHasher::default();
+    hash.write(format!("{} {}\n{n_threads} {scratch_bytes}\n{program}", target.name(), target.features).as_bytes());
+    format!("{}_{:016x}", name.trim_end_matches('_'), hash.finish())
 }
 
 /// What the headers of all objects have in common.

@@ -1,10 +1,12 @@
 //! This machine as a device of a fleet.
 
 use std::fs::{self, File};
+use std::hash::Hasher;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use fnv::FnvHasher;
 use rustix::fs::{FlockOperation, flock};
 use tilewright::{Database, OnRunner, TuneRequest, Workload};
 use tilewright_device::device::WorkerCommand;
@@ -218,12 +220,11 @@ fn toolchain() -> String {
 pub fn class_here() -> String {
     let what = format!("{} {} {}", host::target(), host::allowed_cpus().len(), toolchain());
     // FNV-1a: the same on every machine and in every version.
-    let hash = what
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let mut hash = FnvHasher::default();
+    hash.write(what.as_bytes());
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let cpu: String = host::target().cpu.chars().take(24).map(plain).collect();
-    format!("{cpu}-{:08x}", hash as u32)
+    format!("{cpu}-{:08x}", hash.finish() as u32)
 }
 
 /// How this machine is, where kernels are timed.

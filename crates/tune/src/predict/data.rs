@@ -1,6 +1,9 @@
 //! Tuned problems as comma-separated values: one row for each problem with its best parameters.
 
 use std::collections::{BTreeSet, HashMap};
+use std::hash::Hasher;
+
+use fnv::FnvHasher;
 
 use super::count;
 use super::specification::{KernelSpecification, ProblemError};
@@ -206,5 +209,7 @@ fn check_constraints(kernel: &KernelSpecification, rows: &[Row]) -> Result<(), D
 
 /// A number that tells contents apart: FNV-1a, 64 bits.
 pub fn content_hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    let mut hash = FnvHasher::default();
+    hash.write(bytes);
+    hash.finish()
 }

@@ -1,8 +1,9 @@
 //! Mini-batches, Adam, early stopping, checkpoints.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::Hasher;
 use std::ops::ControlFlow;
 
+use fnv::FnvHasher;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -80,7 +81,8 @@ fn check(training: &Training) -> Result<(), SequenceError> {
     Ok(())
 }
 
-/// A number that tells trainings apart: what is learnt, from what, and how.
+/// Hash that tells trainings apart by what is learnt, from what, and how. Checkpoints keep it, so it is
+/// FNV-1a of a text: the standard library's hash may change with the compiler.
 fn fingerprint(
     architecture: Architecture,
     vocabulary: &Vocabulary,
@@ -88,10 +90,11 @@ fn fingerprint(
     validation: &[Example],
     training: &Training,
 ) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    let told = serde_json::to_string(&(architecture, vocabulary, training));
-    told.expect("invariant: what is told of a training has only text keys").hash(&mut hasher);
-    (train, validation).hash(&mut hasher);
+    let mut hasher = FnvHasher::default();
+    let rows =
+        |examples: &[Example]| examples.iter().map(|e| (e.problem.clone(), e.answer.clone())).collect::<Vec<_>>();
+    let told = serde_json::to_string(&(architecture, vocabulary, training, rows(train), rows(validation)));
+    hasher.write(told.expect("invariant: what is told of a training has only text keys").as_bytes());
     hasher.finish()
 }
 
