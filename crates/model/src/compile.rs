@@ -384,10 +384,22 @@ impl<'a> Job<'a> {
         Ok(Work::Kernel { kernel: number, arguments, kept: slices, parts: vec![Part::Body], all_threads: true })
     }
 
-    /// An operator as the reference computes it.
+    /// What is no kernel.
     fn host(&mut self, node: &Node) -> Result<Work, CompileError> {
-        let Kind::Host(op) = &node.kind else { unreachable!("host steps are of host nodes") };
-        let op: Op = (**op).clone();
+        match &node.kind {
+            Kind::Host(op) => self.evaluated(node, op),
+            Kind::Call(call) => {
+                let inputs = node.inputs.iter().flatten().map(|id| self.slice(*id)).collect::<Result<Vec<_>, _>>()?;
+                let outputs = node.outputs.iter().map(|id| self.slice(*id)).collect::<Result<Vec<_>, _>>()?;
+                Ok(Work::Host { inputs, outputs, run: runtime::Host::Call((**call).clone()) })
+            }
+            _ => unreachable!("host steps are of host nodes"),
+        }
+    }
+
+    /// An operator as the reference computes it.
+    fn evaluated(&mut self, node: &Node, op: &Op) -> Result<Work, CompileError> {
+        let op = op.clone();
         let net = &self.fused.net;
         // What is known goes with the function; what is not comes from the run.
         let mut known: Vec<Option<Tensor>> = Vec::new();
@@ -424,6 +436,6 @@ impl<'a> Job<'a> {
             }
             Ok(())
         };
-        Ok(Work::Host { inputs, outputs, run: Arc::new(run) })
+        Ok(Work::Host { inputs, outputs, run: runtime::Host::Function(Arc::new(run)) })
     }
 }

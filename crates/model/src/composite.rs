@@ -21,7 +21,7 @@ const MOST_COUNTED: i64 = 1 << 24;
 
 impl Job<'_> {
     /// A constant of whole numbers.
-    fn whole_constant(&mut self, what: &str, dtype: DType, shape: &[i64], numbers: &[i64]) -> ValueId {
+    pub(crate) fn whole_constant(&mut self, what: &str, dtype: DType, shape: &[i64], numbers: &[i64]) -> ValueId {
         let id = self.value(what, dtype, shape);
         let numbers: Vec<i128> = numbers.iter().map(|&n| n.into()).collect();
         let shape: Vec<usize> = shape.iter().map(|&d| d as usize).collect();

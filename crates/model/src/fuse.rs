@@ -183,7 +183,7 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
                 Step::Kernel(product(&net, node, (*turned, *heads), [&Vec::new(), &epilogues[at]])?)
             }
             Kind::Sequence(sequence) => Step::Sequence(steps_of(&mut net, node, sequence)?),
-            Kind::Host(_) => Step::Host(node.clone()),
+            Kind::Call(_) | Kind::Host(_) => Step::Host(node.clone()),
             Kind::View if is_inside(at) => continue,
             Kind::View => Step::Part { of: node.input(0), part: node.output(), offset: 0 },
             Kind::Slice(parts) if let Some(offset) = contiguous(&net, node, parts) => {
@@ -651,7 +651,8 @@ fn is_of_nest(net: &Net, node: &Node) -> bool {
         Kind::Gather { .. } => true,
         Kind::Slice(parts) => contiguous(net, node, parts).is_none(),
         Kind::Concat(axis) => !is_flat(net, node, *axis),
-        Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Sequence(_) | Kind::Host(_) => false,
+        Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Sequence(_) => false,
+        Kind::Call(_) | Kind::Host(_) => false,
     }
 }
 

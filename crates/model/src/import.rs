@@ -31,7 +31,9 @@ pub fn import(graph: &Graph) -> Net {
         if job.lower().is_none() {
             job.net.nodes.truncate(n_nodes);
             job.inputs = inputs;
-            job.host();
+            if job.evaluate().is_none() {
+                job.host();
+            }
         }
     }
     net.prune();
@@ -97,6 +99,12 @@ impl Job<'_> {
         output
     }
 
+    /// A node that makes several values.
+    pub(crate) fn push_several(&mut self, kind: Kind, inputs: &[ValueId], outputs: &[ValueId]) {
+        let inputs = inputs.iter().map(|&id| Some(id)).collect();
+        self.net.nodes.push(Node { kind, inputs, outputs: outputs.to_vec(), origin: self.node.place.node.clone() });
+    }
+
     /// A value on the way to the node's output.
     pub(crate) fn value(&mut self, what: &str, dtype: DType, shape: &[i64]) -> ValueId {
         let name = format!("{}.{what}", self.node.place.node);
@@ -154,7 +162,8 @@ impl Job<'_> {
     }
 
     fn lower(&mut self) -> Option<()> {
-        let has_several = matches!(self.node.op, Op::Split(_) | Op::Recurrent(_) | Op::DynamicQuantizeLinear(_));
+        let has_several =
+            matches!(self.node.op, Op::Split(_) | Op::Recurrent(_) | Op::DynamicQuantizeLinear(_) | Op::TopK(_));
         if self.outputs.iter().skip(1).any(Option::is_some) && !has_several {
             return None;
         }
@@ -244,7 +253,12 @@ impl Job<'_> {
                 self.gathered(from, index, axis, true, to)
             }
             Op::GatherNd(gather) => self.gathered_by_tuples(gather.n_batch_dims),
-            Op::ScatterNd(scatter) if scatter.reduction == Scatter::Replace => self.box_replaced(),
+            Op::ScatterNd(scatter) => match scatter.reduction {
+                Scatter::Replace => self.box_replaced().or_else(|| self.scatter_nd(Scatter::Replace)),
+                how => self.scatter_nd(how),
+            },
+            Op::ScatterElements(scatter) => self.scatter_elements(scatter.axis, scatter.reduction),
+            Op::TopK(top) => self.top_k(top),
             Op::Split(split) => {
                 let (from, rank) = (self.try_input(0)?, self.shape(0)?.len());
                 let axis = axis(split.axis, rank).ok()?;

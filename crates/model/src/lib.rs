@@ -12,6 +12,7 @@ mod composite;
 mod embedding;
 mod epilogue;
 mod fuse;
+mod host;
 mod import;
 mod inputs;
 mod layouts;

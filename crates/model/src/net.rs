@@ -5,6 +5,7 @@ use tilewright_graph::{DType, Op, Tensor, TensorType};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::ReduceOp;
 use tilewright_ir::op::Heads;
+use tilewright_runtime::HostCall;
 
 /// A value's place in [`Net::values`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -167,6 +168,8 @@ pub enum Kind {
     },
     /// The same for each step of a sequence.
     Sequence(Box<Sequence>),
+    /// A function in C.
+    Call(Box<HostCall>),
     /// An operator as the model has it, for which there is no code.
     Host(Box<Op>),
 }
@@ -237,9 +240,10 @@ impl Node {
         self.outputs[0]
     }
 
-    /// The model's name of a host operator; empty of another node.
+    /// The name of a host operator or of a function in C; empty of another node.
     pub fn operator(&self) -> String {
         match &self.kind {
+            Kind::Call(call) => call.operator.name.to_owned(),
             Kind::Host(op) => format!("{op:?}").split(['(', ' ', '{']).next().unwrap_or_default().to_owned(),
             _ => String::new(),
         }

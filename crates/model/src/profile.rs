@@ -10,6 +10,7 @@ use tilewright_tune::Timing;
 
 use crate::compile::{Compiled, lay_out};
 use crate::fuse::{Fused, Step};
+use crate::net::{Kind, Node};
 use crate::place::Places;
 use crate::runner::{RunError, Runner};
 
@@ -19,6 +20,8 @@ pub struct Outline {
     pub n_kernels: usize,
     /// Kernels, each with how often it runs.
     pub kernels: Vec<(Workload, usize)>,
+    /// Functions in C: the model's node, and the function's name.
+    pub calls: Vec<(String, String)>,
     /// Operators without code: the model's node, and the operator's name.
     pub host: Vec<(String, String)>,
     /// Copies between tensors.
@@ -32,12 +35,14 @@ impl Outline {
     pub fn of(fused: &Fused) -> Outline {
         let places = Places::new(fused);
         let (_, memory) = lay_out(fused, &places, 1);
-        let host = fused.each().filter_map(|(step, _)| match step {
-            Step::Host(node) => Some((node.origin.clone(), node.operator())),
-            _ => None,
-        });
+        let (mut calls, mut host) = (Vec::new(), Vec::new());
+        for (step, _) in fused.each() {
+            let Step::Host(node) = step else { continue };
+            let list = if matches!(node.kind, Kind::Call(_)) { &mut calls } else { &mut host };
+            list.push((node.origin.clone(), node.operator()));
+        }
         let n_kernels = fused.each().filter(|(step, _)| matches!(step, Step::Kernel(_))).count();
-        Outline { n_kernels, kernels: fused.tasks(), host: host.collect(), n_copies: places.copies.len(), memory }
+        Outline { n_kernels, kernels: fused.tasks(), calls, host, n_copies: places.copies.len(), memory }
     }
 
     /// It in lines.
@@ -48,9 +53,13 @@ impl Outline {
         let mut text = format!("\na run is {n_kernels} and {n_copies}, with {arena} bytes for what is on the way\n");
         let rows = self.kernels.iter().map(|(workload, n)| vec![format!("  {}", workload.label()), format!("{n}×")]);
         text += &table(&rows.collect::<Vec<_>>());
-        if !self.host.is_empty() {
-            text += "\nwithout code, run as the reference evaluates them\n";
-            self.host.iter().for_each(|(node, operator)| text += &format!("  {} ({operator})\n", one_line(node)));
+        let listed = [
+            ("functions in C, each on one thread", &self.calls),
+            ("without code, run as the reference evaluates them", &self.host),
+        ];
+        for (what, nodes) in listed.into_iter().filter(|(_, nodes)| !nodes.is_empty()) {
+            text += &format!("\n{what}\n");
+            nodes.iter().for_each(|(node, operator)| text += &format!("  {} ({operator})\n", one_line(node)));
         }
         text
     }
@@ -81,6 +90,12 @@ pub struct ProfiledStep {
     pub gflops: Option<f64>,
 }
 
+/// What people read of a step that is no kernel.
+fn host_label(node: &Node) -> String {
+    let how = if matches!(node.kind, Kind::Call(_)) { "in C" } else { "without code" };
+    format!("{} {how}", node.operator())
+}
+
 fn is_one(n: &usize) -> bool {
     *n == 1
 }
@@ -103,7 +118,7 @@ impl Compiled {
             let step_of = origin.map(|at| each[at]);
             let (kind, workload, label) = match step_of {
                 Some(Step::Kernel(kernel)) => ("kernel", kernel.workload.to_string(), kernel.workload.label()),
-                Some(Step::Host(node)) => ("host", node.operator(), format!("{} without code", node.operator())),
+                Some(Step::Host(node)) => ("host", node.operator(), host_label(node)),
                 _ => ("copy", String::new(), "copy".to_owned()),
             };
             let layout = match step_of {

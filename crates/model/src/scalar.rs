@@ -92,6 +92,11 @@ pub fn where_less(a: Expr, b: Expr, then: Expr, otherwise: Expr) -> Expr {
     Expr::Select(Box::new(Cond::Less(Box::new(a), Box::new(b))), Box::new(then), Box::new(otherwise))
 }
 
+/// The first where something holds, else the second.
+pub fn choose_if(is: Cond, then: Expr, otherwise: Expr) -> Expr {
+    Expr::Select(Box::new(is), Box::new(then), Box::new(otherwise))
+}
+
 /// Whether `a < b`.
 pub fn less(a: Expr, b: Expr) -> Cond {
     Cond::Less(Box::new(a), Box::new(b))

@@ -5,6 +5,8 @@ mod common;
 
 #[path = "onnx/blocks.rs"]
 mod blocks;
+#[path = "onnx/libraries.rs"]
+mod libraries;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -88,42 +90,50 @@ fn needed(reason: &Reason) -> &[String] {
     }
 }
 
-/// Runs a case with kernels; how many operators had none. Nothing where shapes depend on data, or elements
-/// are of a type that runs do not have.
-fn check(case: &Case, target: &Target) -> Result<Option<usize>, String> {
+/// Inputs by name.
+type Given = Vec<(String, Tensor)>;
+
+/// Compiles a case for inputs in their order: the model, and those of them that it takes. Nothing where shapes
+/// depend on data, or elements are of a type that runs do not have.
+fn compiled_case(case: &Case, inputs: &[Tensor], target: &Target) -> Result<Option<(Compiled, Given)>, String> {
     let model = onnx::read(&case.model, &mut no_files).map_err(|e| e.to_string())?;
-    let names: Vec<String> = model.graph.inputs.iter().map(|&id| model.graph.value(id).name.clone()).collect();
+    let names = model.graph.inputs.iter().map(|&id| model.graph.value(id).name.clone());
+    let mut given: Given = names.zip(inputs.iter().cloned()).collect();
+    let mut graph = model.graph.clone();
+    let special = loop {
+        let is_there = |name: &String| graph.inputs.iter().any(|&id| graph.value(id).name == *name);
+        let known = given.iter().filter(|(name, _)| is_there(name));
+        let shapes = known.map(|(name, x)| (name.clone(), x.shape().to_vec())).collect();
+        let special = specialise(&graph, &Bindings { shapes, ..Bindings::default() });
+        let wanted: Vec<String> = special.problems.iter().flat_map(|p| needed(&p.reason).to_vec()).collect();
+        let Some((name, x)) = given.iter().find(|(name, _)| wanted.contains(name) && is_there(name)) else {
+            break special;
+        };
+        graph = with_known(&graph, name, x);
+    };
+    match special.problems.first() {
+        None => {}
+        Some(problem) if problem.is_unsupported() => return Ok(None),
+        Some(problem) => return Err(problem.to_string()),
+    }
+    let compiled = match compiled_for(&special.graph, target) {
+        Err(CompileError::Dtype { .. }) => return Ok(None),
+        compiled => compiled.map_err(|e| e.to_string())?,
+    };
+    given.retain(|(name, _)| compiled.fused.net.inputs.iter().any(|id| compiled.fused.net.value(*id).name == *name));
+    Ok(Some((compiled, given)))
+}
+
+/// Runs a case with kernels; how many operators had no code. Nothing where [`compiled_case`] gives nothing.
+fn check(case: &Case, target: &Target) -> Result<Option<usize>, String> {
     let mut n_host = 0;
     for (inputs, outputs) in &case.sets {
-        let given: Vec<(&String, &Tensor)> = names.iter().zip(inputs).collect();
-        let shapes: Vec<_> = given.iter().map(|(name, x)| ((*name).clone(), x.shape().to_vec())).collect();
-        let mut graph = model.graph.clone();
-        let special = loop {
-            let is_there = |name: &String| graph.inputs.iter().any(|&id| graph.value(id).name == *name);
-            let shapes = shapes.iter().filter(|(name, _)| is_there(name)).cloned().collect();
-            let special = specialise(&graph, &Bindings { shapes, ..Bindings::default() });
-            let wanted: Vec<String> = special.problems.iter().flat_map(|p| needed(&p.reason).to_vec()).collect();
-            let Some((name, x)) = given.iter().find(|(name, _)| wanted.contains(name) && is_there(name)) else {
-                break special;
-            };
-            graph = with_known(&graph, name, x);
-        };
-        match special.problems.first() {
-            None => {}
-            Some(problem) if problem.is_unsupported() => return Ok(None),
-            Some(problem) => return Err(problem.to_string()),
-        }
-        let compiled = match compiled_for(&special.graph, target) {
-            Err(CompileError::Dtype { .. }) => return Ok(None),
-            compiled => compiled.map_err(|e| e.to_string())?,
-        };
-        n_host += compiled.fused.steps.iter().filter(|step| matches!(step, Step::Host(_))).count();
+        let Some((compiled, given)) = compiled_case(case, inputs, target)? else { return Ok(None) };
+        let host = Outline::of(&compiled.fused).host;
+        n_host += host.len();
+        host.iter().for_each(|(_, operator)| println!("{}: {operator} has no code", case.name));
         let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).map_err(|e| e.to_string())?;
-        for (name, x) in given {
-            if compiled.fused.net.inputs.iter().any(|id| compiled.fused.net.value(*id).name == *name) {
-                runner.set(name, x).map_err(|e| e.to_string())?;
-            }
-        }
+        given.iter().try_for_each(|(name, x)| runner.set(name, x)).map_err(|e| e.to_string())?;
         // Twice: what a run leaves behind must not matter to the next.
         for _ in 0..2 {
             runner.run().map_err(|e| e.to_string())?;

@@ -10,7 +10,7 @@ use tilewright_codegen::Runtime;
 
 use crate::memory::Aligned;
 use crate::model::{Base, Model};
-use crate::plan::{Slice, Work};
+use crate::plan::{Host, Slice, Work};
 use crate::pool::Threads;
 
 /// Why a run did not happen, or was broken off.
@@ -91,7 +91,7 @@ impl Context {
         let (mut pointers, mut passed) = (Vec::new(), Vec::new());
         let (mut most_reads, mut most_writes) = (0, 0);
         for step in &model.plan().steps {
-            if let Work::Host { inputs, outputs, .. } = &step.work {
+            if let Work::Host { inputs, outputs, run: Host::Function(_) } = &step.work {
                 (most_reads, most_writes) = (most_reads.max(inputs.len()), most_writes.max(outputs.len()));
             }
             for slice in slices(&step.work) {
@@ -199,7 +199,12 @@ impl Context {
                 }
                 // SAFETY: both are within what they are of; they may be the same.
                 Work::Copy { from, .. } => unsafe { std::ptr::copy(pointers[0], pointers[1], from.n_bytes) },
-                Work::Host { inputs, outputs, run } => {
+                Work::Host { run: Host::Call(call), .. } => {
+                    // SAFETY: as for kernels; scratch memory is for the largest of steps.
+                    let result = unsafe { call.call(pointers, self.scratch.pointer(), &on_one) };
+                    result.map_err(|why| RunError::Host { step: step.name.clone(), why })?;
+                }
+                Work::Host { inputs, outputs, run: Host::Function(run) } => {
                     let (reads, writes) = pointers.split_at(inputs.len());
                     // A function that panicked may have left some.
                     self.reads.clear();

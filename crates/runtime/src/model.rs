@@ -289,7 +289,12 @@ impl Model {
 
     /// Scratch memory for so many threads.
     pub fn scratch_bytes(&self, n_threads: usize) -> u64 {
-        self.codes.iter().map(|code| code.kernel.scratch_bytes(n_threads)).max().unwrap_or(0)
+        let of_kernels = self.codes.iter().map(|code| code.kernel.scratch_bytes(n_threads));
+        let of_host = self.plan.steps.iter().map(|step| match &step.work {
+            Work::Host { run, .. } => run.scratch_bytes() as u64,
+            Work::Kernel { .. } | Work::Copy { .. } => 0,
+        });
+        of_kernels.chain(of_host).max().unwrap_or(0)
     }
 
     fn constant(&self, at: usize) -> Option<*mut u8> {

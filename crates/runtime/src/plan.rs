@@ -6,6 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tilewright_ir::{DType, Part};
 
+use crate::host::HostCall;
+
 /// A tensor of a run, or another view of the memory of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
@@ -73,6 +75,25 @@ pub struct Slice {
 /// slices.
 pub type HostFunction = dyn Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<(), String> + Send + Sync;
 
+/// What a step runs that is no kernel.
+#[derive(Clone)]
+pub enum Host {
+    /// A function in C, which libraries contain.
+    Call(HostCall),
+    /// A function of this process; a plan with such a step cannot be shipped.
+    Function(Arc<HostFunction>),
+}
+
+impl Host {
+    /// Scratch memory that it uses.
+    pub fn scratch_bytes(&self) -> usize {
+        match self {
+            Host::Call(call) => call.scratch_bytes,
+            Host::Function(_) => 0,
+        }
+    }
+}
+
 /// What a step does.
 #[derive(Clone)]
 pub enum Work {
@@ -96,14 +117,14 @@ pub enum Work {
         /// To here, as many bytes.
         to: Slice,
     },
-    /// Calls a function of this process; a plan with such a step cannot be shipped.
+    /// Calls a function that is no kernel.
     Host {
         /// What it reads.
         inputs: Vec<Slice>,
         /// What it writes.
         outputs: Vec<Slice>,
         /// The function.
-        run: Arc<HostFunction>,
+        run: Host,
     },
 }
 

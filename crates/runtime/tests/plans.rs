@@ -66,7 +66,7 @@ fn what_a_run_is_passed_is_checked() {
     // As a step in this process fails.
     let mut failing = plan(true);
     let Work::Host { run, .. } = &mut failing.steps[3].work else { panic!("the last step is the host's") };
-    *run = Arc::new(|_, _| Err("no".to_owned()));
+    *run = Host::Function(Arc::new(|_, _| Err("no".to_owned())));
     let model = Arc::new(Model::new(failing, codes()).unwrap());
     let mut context = Context::new(&model, &Threads::new(1).unwrap()).unwrap();
     let error = context.run(&[&x[..132]], &mut [&mut y]).unwrap_err();

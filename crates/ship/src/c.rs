@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use serde_json::Value as Json;
 use tilewright_ir::Part;
-use tilewright_runtime::{Address, Base, Model, Slice, Tensor, Work};
+use tilewright_runtime::host::HOST_HEADER;
+use tilewright_runtime::{Address, Base, Host, HostOperator, Model, Slice, Tensor, Work};
 
 use crate::constants::{Constants, Home};
 use crate::{Library, dlpack, named, of_kind};
@@ -123,11 +124,29 @@ pub fn data(n_bytes: usize) -> Result<String, std::fmt::Error> {
     Ok(out)
 }
 
+/// A whole number as C has it.
+fn literal(x: i64) -> String {
+    // The smallest one is no literal.
+    if x == i64::MIN { "INT64_MIN".to_owned() } else { format!("INT64_C({x})") }
+}
+
+/// The text of the host operators that a library calls, and the parameters of the calls.
+fn host_operators(operators: &[HostOperator], parameters: &str) -> String {
+    if operators.is_empty() {
+        return String::new();
+    }
+    let sources = operators.iter().map(|operator| operator.source);
+    let parts = ["#include <math.h>\n\n#define NET_HOST static", HOST_HEADER].into_iter().chain(sources);
+    let parts: Vec<&str> = parts.chain([parameters]).map(str::trim_end).collect();
+    parts.join("\n\n") + "\n\n"
+}
+
 /// What the template of libraries for CPUs reads.
 pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let mut kernels: Vec<usize> = Vec::new();
     let (mut addresses, mut steps, mut passed) = (String::new(), String::new(), Vec::new());
+    let (mut operators, mut parameters): (Vec<HostOperator>, String) = Default::default();
     let (mut n_addresses, mut n_steps) = (0, 0);
     let mut add = |slices: &mut dyn Iterator<Item = (&Slice, bool)>, step: &str| -> std::fmt::Result {
         writeln!(addresses, "    /* {} */", step.replace("*/", "* /"))?;
@@ -162,18 +181,30 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
                 add(&mut slices.zip(0..).map(used), &step.name)?;
                 for part in parts {
                     let function = function(name, *kernel, *part);
-                    writeln!(steps, "    {{{function}, {first}, {}, 0}},", u8::from(*all_threads))?;
+                    writeln!(steps, "    {{{function}, NULL, NULL, {first}, {}, 0}},", u8::from(*all_threads))?;
                     n_steps += 1;
                 }
                 first += arguments.len() + kept.len();
             }
             Work::Copy { from, to } => {
                 add(&mut [(from, true), (to, true)].into_iter(), &step.name)?;
-                writeln!(steps, "    {{NULL, {first}, 0, {}}},", from.n_bytes)?;
+                writeln!(steps, "    {{NULL, NULL, NULL, {first}, 0, {}}},", from.n_bytes)?;
                 n_steps += 1;
                 first += 2;
             }
-            Work::Host { .. } => unreachable!("such a plan is refused"),
+            Work::Host { inputs, outputs, run: Host::Call(call) } => {
+                add(&mut inputs.iter().chain(outputs).map(|slice| (slice, true)), &step.name)?;
+                let (operator, name) = (call.operator, format!("net_parameters_{n_steps}"));
+                let numbers: Vec<String> = call.parameters.iter().map(|&x| literal(x)).collect();
+                writeln!(parameters, "static const int64_t {name}[] = {{{}}};", numbers.join(", "))?;
+                writeln!(steps, "    {{NULL, net_host_{}, {name}, {first}, 0, 0}},", operator.name)?;
+                if !operators.iter().any(|known| known.name == operator.name) {
+                    operators.push(operator);
+                }
+                n_steps += 1;
+                first += inputs.len() + outputs.len();
+            }
+            Work::Host { run: Host::Function(_), .. } => unreachable!("such a plan is refused"),
         }
     }
     let mut makers = String::new();
@@ -182,7 +213,7 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
         let Work::Kernel { kernel, arguments, kept, .. } = &step.work else { continue };
         let used = |(slice, at)| (slice, model.is_used(*kernel, at, &[Part::Prepare]));
         add(&mut arguments.iter().chain(kept).zip(0..).map(used), &step.name)?;
-        writeln!(makers, "    {{{}, {first}, 1, 0}},", function(name, *kernel, Part::Prepare))?;
+        writeln!(makers, "    {{{}, NULL, NULL, {first}, 1, 0}},", function(name, *kernel, Part::Prepare))?;
         first += arguments.len() + kept.len();
     }
     kernels.sort_unstable();
@@ -202,6 +233,7 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
     // All kernels are for the same CPU.
     let supported = kernels.first().map_or("1".to_owned(), |k| format!("{}_supported()", kernel_prefix(name, *k)));
     writeln!(out, "static int net_supported(void) {{ return {supported}; }}\n")?;
+    out += &host_operators(&operators, &parameters);
     writeln!(out, "#define NET_ADDRESSES {n_addresses}u")?;
     writeln!(out, "static const net_address net_addresses[NET_ADDRESSES + 1] = {{")?;
     writeln!(out, "{addresses}    {{NET_UNUSED, 0, 0}}\n}};\n")?;
@@ -209,9 +241,12 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
     passed.push("0".to_owned());
     writeln!(out, "static const uint32_t net_passed[NET_PASSED + 1] = {{{}}};\n", passed.join(", "))?;
     writeln!(out, "#define NET_STEPS {n_steps}u")?;
-    writeln!(out, "static const net_step net_steps[NET_STEPS + 1] = {{\n{steps}    {{NULL, 0, 0, 0}}\n}};\n")?;
+    writeln!(
+        out,
+        "static const net_step net_steps[NET_STEPS + 1] = {{\n{steps}    {{NULL, NULL, NULL, 0, 0, 0}}\n}};\n"
+    )?;
     writeln!(out, "/* Bytes of what the first context makes of constants, and the steps that do so. */")?;
     writeln!(out, "#define NET_MADE_BYTES ((size_t){}u)", constants.made_bytes)?;
-    writeln!(out, "static const net_step net_makers[] = {{\n{makers}    {{NULL, 0, 0, 0}}\n}};")?;
+    writeln!(out, "static const net_step net_makers[] = {{\n{makers}    {{NULL, NULL, NULL, 0, 0, 0}}\n}};")?;
     Ok(out)
 }

@@ -21,7 +21,7 @@ use thiserror::Error;
 use tilewright_codegen::{CompileError, Interface, export_hidden, host_arch};
 use tilewright_ir::target::Arch;
 use tilewright_ir::{DType, Part, Target};
-use tilewright_runtime::{GpuModel, Model, Place, Plan, Tensor, Work};
+use tilewright_runtime::{GpuModel, Host, Model, Place, Plan, Tensor, Work};
 
 use archive::{Member, archive};
 use constants::Constants;
@@ -107,7 +107,7 @@ impl Library {
         weights: Weights,
         origin: &[String],
     ) -> Result<Library, ShipError> {
-        check(name, model.plan())?;
+        check(name, model.plan(), |run| matches!(run, Host::Call(_)))?;
         let mut constants = Constants::new(model, weights);
         let mut members = Vec::new();
         for (kernel, code) in model.codes().iter().enumerate() {
@@ -165,7 +165,7 @@ impl Library {
     /// # Errors
     /// As for [`Library::new`], and where the device is neither OpenCL's nor NVIDIA's, or refuses a kernel.
     pub fn for_gpu(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String]) -> Result<Library, ShipError> {
-        check(name, &model.plan)?;
+        check(name, &model.plan, |_| false)?;
         let arch = host_arch().ok_or_else(|| ShipError::Device("a machine like this one".to_owned()))?;
         let gpu::Made { build, source, data } = gpu::make(name, model, assemble, origin)?;
         let members = data_member(name, arch, data)?.into_iter().collect();
@@ -294,12 +294,12 @@ fn parts_of(model: &Model, constants: &Constants, of: usize) -> Vec<Part> {
     all
 }
 
-/// That a plan can be shipped under a name.
-fn check(name: &str, plan: &Plan) -> Result<(), ShipError> {
+/// Checks that a plan can be shipped under a name, in which so much that is no kernel may run.
+fn check(name: &str, plan: &Plan, may_run: fn(&Host) -> bool) -> Result<(), ShipError> {
     if !Interface::is_prefix(name) {
         return Err(ShipError::Name(name.to_owned()));
     }
-    match plan.steps.iter().find(|step| matches!(step.work, Work::Host { .. })) {
+    match plan.steps.iter().find(|step| matches!(&step.work, Work::Host { run, .. } if !may_run(run))) {
         Some(step) => Err(ShipError::Host(step.name.clone())),
         None => Ok(()),
     }

@@ -47,6 +47,9 @@ typedef struct net_runtime {
 
 typedef int (*net_kernel)(void *const *buffers, void *scratch, const net_runtime *runtime);
 
+typedef int (*net_host_operator)(void *const *buffers, void *scratch, const net_runtime *runtime,
+                                 const int64_t *parameters);
+
 /* Where an address comes from. */
 enum { NET_IN_ARENA, NET_IN_CONSTANTS, NET_IN_MADE, NET_IN_INPUT, NET_IN_OUTPUT, NET_UNUSED };
 
@@ -58,8 +61,11 @@ typedef struct net_address {
 } net_address;
 
 typedef struct net_step {
-    /* Null where the second address gets a copy of the first one's bytes. */
+    /* Where both are null, the second address gets a copy of the first one's bytes. */
     net_kernel kernel;
+    net_host_operator host;
+    /* The host operator's. */
+    const int64_t *parameters;
     /* The step's addresses. */
     uint32_t first;
     /* Whether all threads work on it. */
@@ -273,6 +279,7 @@ NET_API const char *net_message(int code) {
     case NET_NO_MEMORY: return "memory does not suffice";
     case NET_NO_THREADS: return "the system refuses a thread";
     case NET_BUSY: return "the context runs in another thread";
+    case NET_BAD_INDEX: return "an index is outside of the tensor that it leads into";
     default: return "no such code";
     }
 }
@@ -319,7 +326,7 @@ static int net_make(net_context *context) {
     int is_first = net_made_users == 0;
     if (is_first) net_made = net_allocate(NET_MADE_BYTES);
     if (!net_made) code = NET_NO_MEMORY;
-    for (size_t i = 0; code == NET_OK && i < NET_ADDRESSES; i++)
+    for (size_t i = 0; code == NET_OK && i != NET_ADDRESSES; i++)
         if (net_addresses[i].base == NET_IN_MADE) context->addresses[i] = net_made + net_addresses[i].offset;
     if (is_first && code == NET_OK) {
         net_runtime together = net_together(context);
@@ -379,7 +386,7 @@ NET_API int net_create(const net_options *given, net_context **out) {
     context->own_memory = own;
     context->scratch = scratch;
     context->process = getpid();
-    for (size_t i = 0; i < NET_ADDRESSES; i++) {
+    for (size_t i = 0; i != NET_ADDRESSES; i++) {
         const net_address *address = &net_addresses[i];
         if (address->base == NET_IN_ARENA) context->addresses[i] = tensors + address->offset;
         if (address->base == NET_IN_CONSTANTS) context->addresses[i] = (char *)net_constants_at + address->offset;
@@ -408,20 +415,22 @@ NET_API int net_create(const net_options *given, net_context **out) {
 
 /* Makes outputs of inputs that were checked, in a context that is in use. */
 static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs) {
-    for (size_t i = 0; i < NET_PASSED; i++) {
+    for (size_t i = 0; i != NET_PASSED; i++) {
         const net_address *address = &net_addresses[net_passed[i]];
         char *start = address->base == NET_IN_INPUT ? (char *)inputs[address->index] : outputs[address->index];
         context->addresses[net_passed[i]] = start + address->offset;
     }
     net_runtime alone = {NULL, net_in_order}, together = net_together(context);
-    for (size_t i = 0; i < NET_STEPS; i++) {
+    for (size_t i = 0; i != NET_STEPS; i++) {
         const net_step *step = &net_steps[i];
         void *const *addresses = &context->addresses[step->first];
-        if (!step->kernel) {
+        int code = NET_OK;
+        if (step->kernel)
+            code = step->kernel(addresses, context->scratch, step->all_threads ? &together : &alone);
+        else if (step->host)
+            code = step->host(addresses, context->scratch, &alone, step->parameters);
+        else
             memmove(addresses[1], addresses[0], step->copied_bytes);
-            continue;
-        }
-        int code = step->kernel(addresses, context->scratch, step->all_threads ? &together : &alone);
         if (code) return code;
     }
     return NET_OK;
@@ -429,9 +438,9 @@ static int net_run_steps(net_context *context, const void *const *inputs, void *
 
 NET_API int net_run(net_context *context, const void *const *inputs, void *const *outputs) {
     if (!context || (NET_INPUTS && !inputs) || (NET_OUTPUTS && !outputs)) return NET_BAD_ARGUMENT;
-    for (size_t i = 0; i < NET_INPUTS; i++)
+    for (size_t i = 0; i != NET_INPUTS; i++)
         if (!inputs[i] || (uintptr_t)inputs[i] % (net_input_table[i].type_bits / 8)) return NET_BAD_ARGUMENT;
-    for (size_t i = 0; i < NET_OUTPUTS; i++)
+    for (size_t i = 0; i != NET_OUTPUTS; i++)
         if (!outputs[i] || (uintptr_t)outputs[i] % (net_output_table[i].type_bits / 8)) return NET_BAD_ARGUMENT;
     if (!net_begin_use(&context->owner)) return NET_BUSY;
     int code = net_run_steps(context, inputs, outputs);

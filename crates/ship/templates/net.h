@@ -29,7 +29,9 @@ enum {
     /* The same: the device or its driver fails; net_message says what. */
     NET_DEVICE_FAILED = 6,
     /* The context runs in another thread; nothing was done. */
-    NET_BUSY = 7
+    NET_BUSY = 7,
+    /* An index among the inputs leads out of a tensor; the outputs are not made. */
+    NET_BAD_INDEX = 8
 };
 
 /* A flag of the options: threads of the context's own, instead of those that all contexts share. */

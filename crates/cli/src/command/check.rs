@@ -100,6 +100,7 @@ fn outline_json(of: &Outline) -> Json {
     json!({
         "kernels": of.n_kernels,
         "tasks": kernels.collect::<Vec<_>>(),
+        "functions_in_c": of.calls.iter().map(|(node, operator)| format!("{node} ({operator})")).collect::<Vec<_>>(),
         "host_operators": of.host.iter().map(|(node, operator)| format!("{node} ({operator})")).collect::<Vec<_>>(),
         "copies": of.n_copies,
         "arena_bytes": of.memory.total,

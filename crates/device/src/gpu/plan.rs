@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use thiserror::Error;
+use tilewright_codegen::Runtime;
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_runtime::gpu::{self, GpuModel, Home, Launches};
-use tilewright_runtime::{Constant, HostFunction, Slice, Step, Work, on_all_cores};
+use tilewright_runtime::{Aligned, Constant, Host, Slice, Step, Work, on_all_cores};
 
 use super::{Cuda, Driver, Memory, OpenCl, Shape, Span, fits};
 
@@ -108,7 +109,7 @@ enum Doing<D: Driver> {
     /// These of the launches.
     Launches(Range<usize>),
     /// A function of this process, once all launches before this one are done.
-    Host { before: usize, inputs: Vec<Span<Memory<D>>>, outputs: Vec<Span<Memory<D>>>, run: Arc<HostFunction> },
+    Host { before: usize, inputs: Vec<Span<Memory<D>>>, outputs: Vec<Span<Memory<D>>>, run: Host },
 }
 
 /// A model by a driver.
@@ -204,7 +205,7 @@ impl<D: Driver> OnDevice<D> {
                     launch(next..*before)?;
                     next = *before;
                     let start = std::time::Instant::now();
-                    host::<D>(inputs, outputs, &**run).map_err(of_step(step))?;
+                    host::<D>(inputs, outputs, run).map_err(of_step(step))?;
                     if let Some(step_ns) = step_ns {
                         step_ns[at] += start.elapsed().as_nanos() as u64;
                     }
@@ -245,19 +246,30 @@ fn codes<D: Driver>(driver: &D, model: &GpuModel, all: &Launches) -> Result<Hash
     on_all_cores(steps.into_iter().collect(), || (), build).into_iter().collect()
 }
 
-/// Calls a function of this process on what lies on the device.
-fn host<D: Driver>(inputs: &[Span<Memory<D>>], outputs: &[Span<Memory<D>>], run: &HostFunction) -> Result<(), String> {
-    let room = |span: &Span<Memory<D>>| vec![0; span.n_bytes as usize];
-    let mut given: Vec<Vec<u8>> = inputs.iter().map(room).collect();
-    let mut made: Vec<Vec<u8>> = outputs.iter().map(room).collect();
-    for (span, bytes) in inputs.iter().zip(&mut given).filter(|(span, _)| span.n_bytes > 0) {
-        span.memory.read(span.at as usize, bytes).map_err(|why| why.to_string())?;
+/// Calls what is no kernel on what lies on the device.
+fn host<D: Driver>(inputs: &[Span<Memory<D>>], outputs: &[Span<Memory<D>>], run: &Host) -> Result<(), String> {
+    let say = |error: std::io::Error| error.to_string();
+    let room = |span: &Span<Memory<D>>| Aligned::new(span.n_bytes).map_err(say);
+    let mut given = inputs.iter().map(room).collect::<Result<Vec<_>, _>>()?;
+    let mut made = outputs.iter().map(room).collect::<Result<Vec<_>, _>>()?;
+    for (span, memory) in inputs.iter().zip(&mut given).filter(|(span, _)| span.n_bytes > 0) {
+        span.memory.read(span.at as usize, memory.bytes_mut()).map_err(|why| why.to_string())?;
     }
-    let inputs_given: Vec<&[u8]> = given.iter().map(Vec::as_slice).collect();
-    let mut outputs_made: Vec<&mut [u8]> = made.iter_mut().map(Vec::as_mut_slice).collect();
-    run(&inputs_given, &mut outputs_made)?;
-    for (span, bytes) in outputs.iter().zip(&made).filter(|(span, _)| span.n_bytes > 0) {
-        span.memory.write(span.at as usize, bytes).map_err(|why| why.to_string())?;
+    match run {
+        Host::Function(run) => {
+            let given: Vec<&[u8]> = given.iter().map(Aligned::bytes).collect();
+            let mut made: Vec<&mut [u8]> = made.iter_mut().map(Aligned::bytes_mut).collect();
+            run(&given, &mut made)?;
+        }
+        Host::Call(call) => {
+            let scratch = Aligned::new(call.scratch_bytes as u64).map_err(say)?;
+            let buffers: Vec<*mut u8> = given.iter().chain(&made).map(Aligned::pointer).collect();
+            // SAFETY: all memory is as large as the step says, begins at a line, and is borrowed.
+            unsafe { call.call(&buffers, scratch.pointer(), &Runtime::serial())? };
+        }
+    }
+    for (span, memory) in outputs.iter().zip(&made).filter(|(span, _)| span.n_bytes > 0) {
+        span.memory.write(span.at as usize, memory.bytes()).map_err(|why| why.to_string())?;
     }
     Ok(())
 }
@@ -305,7 +317,7 @@ impl<D: Driver> Loader<'_, D> {
             spans.map_err(of_step(step))
         };
         let (inputs, outputs) = (spans(inputs)?, spans(outputs)?);
-        Ok(Doing::Host { before: launches.start, inputs, outputs, run: Arc::clone(run) })
+        Ok(Doing::Host { before: launches.start, inputs, outputs, run: run.clone() })
     }
 }
 
@@ -349,7 +361,11 @@ run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }"
         };
         let works = [
             double(part(x, 0), part(way, 1)),
-            Work::Host { inputs: vec![part(way, 1)], outputs: vec![part(sums, 0)], run: Arc::new(add_one) },
+            Work::Host {
+                inputs: vec![part(way, 1)],
+                outputs: vec![part(sums, 0)],
+                run: Host::Function(Arc::new(add_one)),
+            },
             double(part(sums, 0), part(way, 1)),
             Work::Copy { from: part(way, 1), to: part(y, 2) },
         ];

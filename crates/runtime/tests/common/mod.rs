@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tilewright_codegen::{ArgumentAlign, Compiler, host_arch};
 use tilewright_ir::{DType, Part, Target, lower_gpu, text};
-use tilewright_runtime::{Code, Constant, GpuModel, Model, Place, Plan, Slice, Step, Work};
+use tilewright_runtime::{Code, Constant, GpuModel, Host, Model, Place, Plan, Slice, Step, Work};
 
 /// `Y = X + 2·W`, where `W` is kept twice.
 const ADD: &str = r#"
@@ -91,7 +91,7 @@ pub fn plan(on_host: bool) -> Plan {
             }
             Ok(())
         });
-        Work::Host { inputs: vec![from], outputs: vec![to], run }
+        Work::Host { inputs: vec![from], outputs: vec![to], run: Host::Function(run) }
     } else {
         Work::Copy { from, to }
     };

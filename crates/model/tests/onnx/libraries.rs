@@ -1,0 +1,145 @@
+//! Libraries in C of the official tests' models: what runs is shipped, and computes the same bits.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use tilewright::library::{Form, Weights, library, write_library};
+use tilewright_graph::{Tensor, TensorType};
+
+use super::*;
+
+/// What a library gave: bytes of its outputs, one behind the other, and what they should be.
+struct Expected {
+    case: String,
+    /// What the case says.
+    outputs: Vec<Tensor>,
+    /// What a run in this process gave.
+    run: Vec<Tensor>,
+}
+
+/// Calls one library after the other, each twice, on what lies in files.
+const MAIN: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void *fill(FILE *file, size_t bytes) {
+    void *to = aligned_alloc(64, (bytes + 64) / 64 * 64);
+    if (!to || (bytes && file && fread(to, 1, bytes, file) != bytes)) exit(2);
+    return to;
+}
+
+#define CALL(N) do { \
+    FILE *in = fopen(#N ".in", "rb"), *out = fopen(#N ".out", "wb"); \
+    void *inputs[16], *outputs[16]; \
+    N##_context *context; \
+    if (!in || !out || N##_inputs() > 16 || N##_outputs() > 16 || N##_create(NULL, &context)) exit(3); \
+    for (size_t i = 0; i < N##_inputs(); i++) inputs[i] = fill(in, N##_input(i)->bytes); \
+    for (size_t i = 0; i < N##_outputs(); i++) outputs[i] = fill(NULL, N##_output(i)->bytes); \
+    for (int times = 0; times < 2; times++) { \
+        int code = N##_run(context, (const void *const *)inputs, outputs); \
+        if (code) { fprintf(stderr, "%s: %s\n", #N, N##_message(code)); exit(4); } \
+    } \
+    for (size_t i = 0; i < N##_outputs(); i++) fwrite(outputs[i], 1, N##_output(i)->bytes, out); \
+    for (size_t i = 0; i < N##_inputs(); i++) free(inputs[i]); \
+    for (size_t i = 0; i < N##_outputs(); i++) free(outputs[i]); \
+    N##_destroy(context); \
+    fclose(in); \
+    fclose(out); \
+} while (0)
+"#;
+
+/// Writes the library of a case into a folder, with its inputs; nothing where a run refuses the case, an error
+/// where the library alone does.
+fn write_case(case: &Case, name: &str, folder: &Path) -> Result<Option<Expected>, String> {
+    let Some((inputs, outputs)) = case.sets.first() else { return Ok(None) };
+    let Some((compiled, given)) = compiled_case(case, inputs, &host::target())? else { return Ok(None) };
+    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).map_err(|e| e.to_string())?;
+    given.iter().try_for_each(|(name, x)| runner.set(name, x)).map_err(|e| e.to_string())?;
+    runner.run().map_err(|e| e.to_string())?;
+    let run = runner.outputs().into_iter().map(|(_, tensor)| tensor).collect();
+    let made = library(Some(name), name, &compiled.model, &host::target(), 1, Weights::Small, &[]);
+    write_library(&made.map_err(|e| e.to_string())?, Form::C, folder).map_err(|e| e.to_string())?;
+    let bytes: Vec<u8> = runner
+        .inputs()
+        .flat_map(|(input, _)| {
+            let (_, x) = given.iter().find(|(name, _)| name == input).expect("every input is given");
+            x.bytes().to_vec()
+        })
+        .collect();
+    fs::write(folder.join(format!("{name}.in")), bytes).map_err(|e| e.to_string())?;
+    Ok(Some(Expected { case: case.name.clone(), outputs: outputs.clone(), run }))
+}
+
+/// The tensors of these types that lie one behind the other.
+fn tensors(bytes: &[u8], types: &[&TensorType]) -> Vec<Tensor> {
+    let mut rest = bytes;
+    let mut next = |ty: &&TensorType| {
+        let (own, after) = rest.split_at(ty.checked_bytes().expect("it fits memory"));
+        rest = after;
+        Tensor::new((*ty).clone(), own.to_vec().into()).expect("as many bytes as its type takes")
+    };
+    types.iter().map(&mut next).collect()
+}
+
+/// Builds libraries in one program, runs that, and says what is wrong with their outputs.
+fn wrong_outputs(folder: &Path, expected: &[(String, Expected)]) -> Vec<String> {
+    let mut main = String::new();
+    expected.iter().for_each(|(name, _)| writeln!(main, "#include \"{name}.h\"").unwrap());
+    main += MAIN;
+    main += "int main(void) {\n";
+    expected.iter().for_each(|(name, _)| writeln!(main, "    CALL({name});").unwrap());
+    main += "    return 0;\n}\n";
+    fs::write(folder.join("main.c"), main).unwrap();
+    let files = expected.iter().flat_map(|(name, _)| [format!("{name}.c"), format!("{name}_kernels.a")]);
+    let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-std=c11", "-ffp-contract=off", "-o", "main", "main.c"];
+    let mut cc = Command::new("cc");
+    cc.current_dir(folder).args(flags).args(files).args(["-lm", "-lpthread"]);
+    let output = cc.output().expect("a C compiler");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new("./main").current_dir(folder).output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    let mut wrong = Vec::new();
+    for (name, expected) in expected {
+        let bytes = fs::read(folder.join(format!("{name}.out"))).unwrap();
+        let found = tensors(&bytes, &expected.run.iter().map(Tensor::ty).collect::<Vec<_>>());
+        for (at, (found, wanted)) in found.iter().zip(&expected.outputs).enumerate() {
+            let near = agree(found, wanted).err();
+            let same = (*found != expected.run[at]).then(|| "is not as in a run".to_owned());
+            wrong.extend(near.or(same).map(|what| format!("{}: output {} {what}", expected.case, at + 1)));
+        }
+    }
+    wrong
+}
+
+/// The cases of two files that are not refused, some of them; how many to pass over between two can be set.
+#[test]
+fn what_runs_is_shipped_in_c() {
+    let every: usize = std::env::var("TILEWRIGHT_EVERY").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
+    if tilewright_codegen::llvm_version().is_none() {
+        println!("skipped: no LLVM");
+        return;
+    }
+    let listed = common::refused();
+    let all: Vec<Case> = ["node.cases.gz", "suite.cases.gz"].iter().flat_map(|file| cases(file)).collect();
+    let chosen: Vec<&Case> = all.iter().filter(|case| !listed.contains(&case.name)).step_by(every).collect();
+    let (mut wrong, mut n_shipped) = (Vec::new(), 0);
+    for (at, batch) in chosen.chunks(50).enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut expected = Vec::new();
+        for (case, number) in batch.iter().zip(0..) {
+            let name = format!("m{at}_{number}");
+            match write_case(case, &name, folder.path()) {
+                Ok(found) => expected.extend(found.map(|found| (name, found))),
+                Err(why) => wrong.push(format!("{}: {why}", case.name)),
+            }
+        }
+        n_shipped += expected.len();
+        wrong.extend(wrong_outputs(folder.path(), &expected));
+    }
+    println!("{n_shipped} shipped, {} refused or wrong", wrong.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(n_shipped >= chosen.len() / 2, "{n_shipped} of {} were shipped", chosen.len());
+}

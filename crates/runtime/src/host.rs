@@ -1,0 +1,96 @@
+//! Host operators: what no kernel computes, as functions in C, which runs call and libraries contain.
+//!
+//! Each is a file of `host/` and a row of [`HostOperator`]s. The file says which buffers and parameters its
+//! function takes; `host/host.h` says what all have in common.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+
+use tilewright_codegen::Runtime;
+use tilewright_ir::DType;
+
+/// The text that the text of every host operator relies on.
+pub const HOST_HEADER: &str = include_str!("../host/host.h");
+
+type Function = unsafe extern "C" fn(*const *mut c_void, *mut c_void, *const Runtime, *const i64) -> c_int;
+
+/// An operator as a function in C.
+#[derive(Clone, Copy)]
+pub struct HostOperator {
+    /// Its name; that of the function is `net_host_` and this.
+    pub name: &'static str,
+    /// The text of the function.
+    pub source: &'static str,
+    function: Function,
+}
+
+impl fmt::Debug for HostOperator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+macro_rules! operators {
+    ($($operator:ident: $name:literal, $function:ident, $text:literal;)*) => {
+        unsafe extern "C" {
+            $(fn $function(_: *const *mut c_void, _: *mut c_void, _: *const Runtime, _: *const i64) -> c_int;)*
+        }
+
+        $(#[doc = $text]
+        pub const $operator: HostOperator = HostOperator {
+            name: $name,
+            source: include_str!(concat!("../host/", $name, ".c")),
+            function: $function,
+        };)*
+    };
+}
+
+operators! {
+    SCATTER: "scatter", net_host_scatter, "A tensor with updates at some places.";
+    TOP_K: "top_k", net_host_top_k, "The largest or smallest elements along a dimension.";
+}
+
+/// A call of a host operator, but for its buffers.
+#[derive(Clone, Debug)]
+pub struct HostCall {
+    /// The operator.
+    pub operator: HostOperator,
+    /// Its parameters, in its order.
+    pub parameters: Vec<i64>,
+    /// The memory that it uses for itself.
+    pub scratch_bytes: usize,
+}
+
+impl HostCall {
+    /// The number of an element type among parameters, as `host/host.h` lists them.
+    pub fn type_number(dtype: DType) -> i64 {
+        match dtype {
+            DType::F32 => 0,
+            DType::F64 => 1,
+            DType::F16 => 2,
+            DType::Bf16 => 3,
+            DType::I8 => 4,
+            DType::U8 => 5,
+            DType::I32 => 6,
+            DType::I64 => 7,
+            DType::Bool => 8,
+        }
+    }
+
+    /// Calls the function.
+    ///
+    /// # Errors
+    /// Where an index among the inputs leads out of a tensor.
+    ///
+    /// # Safety
+    /// Buffers and scratch memory are as large as the parameters say, aligned to their elements, and borrowed;
+    /// outputs overlap nothing.
+    pub unsafe fn call(&self, buffers: &[*mut u8], scratch: *mut u8, runtime: &Runtime) -> Result<(), String> {
+        let (buffers, parameters) = (buffers.as_ptr().cast(), self.parameters.as_ptr());
+        // SAFETY: the caller's promise; the function reads as many parameters as it takes.
+        match unsafe { (self.operator.function)(buffers, scratch.cast(), runtime, parameters) } {
+            0 => Ok(()),
+            _ => Err("an index is outside of the tensor that it leads into".to_owned()),
+        }
+    }
+}
