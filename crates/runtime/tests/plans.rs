@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::*;
 use tilewright_ir::{DType, Part};
-use tilewright_runtime::{Context, Model, Place, Plan, PlanError, RunError, Slice, Step, Threads, Work};
+use tilewright_runtime::{Context, Host, Model, Place, Plan, PlanError, RunError, Slice, Step, Threads, Work};
 
 #[test]
 fn a_plan_runs_its_steps() {
