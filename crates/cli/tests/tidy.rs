@@ -37,7 +37,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "lab",
         ],
     ),
-    ("python", &["ir", "tune", "formats", "device", "runtime", "tilewright"]),
+    ("python", &["ir", "tune", "formats", "device", "runtime", "graph", "tilewright", "model"]),
 ];
 
 /// What may name LLVM's crates in its manifest.

@@ -1,7 +1,6 @@
 //! Kernels that Python calls on arrays.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
@@ -10,8 +9,9 @@ use pyo3::prelude::*;
 use tilewright::{Caches, Database, Source, Workload};
 use tilewright_device::host;
 use tilewright_ir::Role;
-use tilewright_runtime::{Context, Port, Threads};
+use tilewright_runtime::Port;
 
+use crate::contexts::{Argument, Contexts};
 use crate::value;
 
 /// A kernel in this process: the best configuration that is recorded, or what the model of the machine
@@ -19,7 +19,7 @@ use crate::value;
 #[pyclass(frozen, module = "tilewright")]
 pub struct Kernel {
     workload: String,
-    context: Mutex<Context>,
+    contexts: Contexts,
     inputs: Vec<Argument>,
     outputs: Vec<Argument>,
     /// Seconds a run, as recorded.
@@ -49,9 +49,6 @@ fn checked(workload: &Workload, mut given: Vec<(String, Vec<u8>)>) -> PyResult<V
     }
 }
 
-/// Name, element type and shape of an argument.
-type Argument = (String, &'static str, Vec<usize>);
-
 #[pymethods]
 impl Kernel {
     #[new]
@@ -79,9 +76,9 @@ impl Kernel {
         };
         let inputs = model.inputs().iter().map(argument).collect();
         let outputs = model.outputs().iter().map(argument).collect();
-        let context = Threads::new(threads).and_then(|threads| Context::new(&model, &threads)).map_err(cannot)?;
+        let contexts = Contexts::new(&model, threads).map_err(cannot)?;
         let time = if let Source::Recorded(ns) = source { Some(ns / 1e9) } else { None };
-        Ok(Kernel { workload: workload.to_string(), context: Mutex::new(context), inputs, outputs, time })
+        Ok(Kernel { workload: workload.to_string(), contexts, inputs, outputs, time })
     }
 
     /// What it computes.
@@ -115,11 +112,6 @@ impl Kernel {
         inputs: Vec<PyReadonlyArray1<u8>>,
         mut outputs: Vec<PyReadwriteArray1<u8>>,
     ) -> PyResult<()> {
-        let contiguous = || value::refuse("an array is not contiguous (use numpy.ascontiguousarray)");
-        let inputs = inputs.iter().map(|array| array.as_slice()).collect::<Result<Vec<&[u8]>, _>>();
-        let outputs = outputs.iter_mut().map(|array| array.as_slice_mut()).collect::<Result<Vec<&mut [u8]>, _>>();
-        let (inputs, mut outputs) = (inputs.map_err(|_| contiguous())?, outputs.map_err(|_| contiguous())?);
-        let run = || self.context.lock().unwrap_or_else(PoisonError::into_inner).run(&inputs, &mut outputs);
-        py.detach(run).map_err(value::refuse)
+        self.contexts.run(py, &inputs, &mut outputs)
     }
 }

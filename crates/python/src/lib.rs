@@ -1,7 +1,9 @@
-//! Tilewright for Python: spaces, searches, replays, records and runs of `tune`, behind the package that
-//! `python/tilewright` is. Its build is without LLVM: kernels come from the back end of our own.
+//! Tilewright for Python: spaces, searches, replays, records, runs of `tune`, kernels and models, behind the
+//! package that `python/tilewright` is. Its build is without LLVM: kernels come from the back end of our own.
 
+mod contexts;
 mod kernel;
+mod model;
 mod recorded;
 mod records;
 mod run;
@@ -16,6 +18,8 @@ use pyo3::prelude::*;
 mod _tilewright {
     #[pymodule_export]
     use super::kernel::Kernel;
+    #[pymodule_export]
+    use super::model::Model;
     #[pymodule_export]
     use super::recorded::{Recorded, open_recorded};
     #[pymodule_export]

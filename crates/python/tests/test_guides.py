@@ -15,10 +15,11 @@ def has(package):
     return importlib.util.find_spec(package) is not None
 
 
-def follow(page):
+def follow(page, prepare=lambda folder: None):
     """Runs what a page shows: its files are written, and its commands run by a shell."""
     script = "set -e\n"
     with tempfile.TemporaryDirectory() as folder:
+        prepare(pathlib.Path(folder))
         for block in (GUIDE / page).read_text().split("\n```")[1::2]:
             head, body = block.split("\n", 1)
             if " " in head:
@@ -37,6 +38,12 @@ class Guides(unittest.TestCase):
     @unittest.skipUnless(has("numpy"), "there is no NumPy on this machine")
     def test_the_page_on_python_can_be_followed(self):
         follow("python.md")
+
+    @unittest.skipUnless(has("numpy"), "there is no NumPy on this machine")
+    def test_the_page_on_models_can_be_followed(self):
+        from onnx_file import write_network
+
+        follow("python-model.md", lambda folder: write_network(folder / "model.onnx"))
 
     @unittest.skipUnless(has("optuna"), "there is no Optuna on this machine")
     def test_the_page_from_optuna_can_be_followed(self):

@@ -60,6 +60,58 @@ class Optuna(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "all were tried"):
             second.ask()
 
+    def test_a_study_that_is_resumed_ends_by_itself(self):
+        legal = tw.Space({"x": [1, 2, 3, 4, 5]})
+        value = lambda trial: trial.suggest_int("x", 1, 5)
+        xs = lambda study: sorted(trial.params["x"] for trial in study.trials if trial.params)
+        for n_before in [2, 5]:
+            first = optuna.create_study(sampler=Sampler(legal))
+            first.optimize(value, n_trials=n_before)
+            second = optuna.create_study(sampler=Sampler(legal))
+            second.add_trials(first.trials)
+            second.optimize(value, n_trials=100)
+            self.assertEqual(xs(second), [1, 2, 3, 4, 5])
+            # Where nothing is left at all, the trial that finds out has no parameters and is pruned.
+            states = [trial.state for trial in second.trials if not trial.params]
+            self.assertEqual(states, [optuna.trial.TrialState.PRUNED] if n_before == 5 else [])
+            n_trials = len(second.trials)
+            second.optimize(value, n_trials=100)
+            self.assertEqual((xs(second), len(second.trials)), ([1, 2, 3, 4, 5], n_trials + 1))
+
+    def test_enqueued_trials_count(self):
+        legal = tw.Space({"x": [1, 2, 3, 4, 5]})
+        for n_jobs in [1, 4]:
+            study = optuna.create_study(sampler=Sampler(legal))
+            # One that is not of the space is measured as well.
+            for x in [3, 5, 7]:
+                study.enqueue_trial({"x": x})
+            study.optimize(lambda trial: trial.suggest_int("x", 1, 9), n_trials=100, n_jobs=n_jobs)
+            self.assertEqual(sorted(trial.params["x"] for trial in study.trials if trial.params), [1, 2, 3, 4, 5, 7])
+        study = optuna.create_study(sampler=Sampler(legal))
+        for x in [1, 2, 3, 4, 5, 5]:
+            study.enqueue_trial({"x": x})
+        study.optimize(lambda trial: trial.suggest_int("x", 1, 5), n_trials=100)
+        self.assertEqual([trial.params["x"] for trial in study.trials], [1, 2, 3, 4, 5, 5])
+
+    def test_a_trial_that_never_ended_is_made_up_for(self):
+        legal = tw.Space({"x": [1, 2, 3]})
+        storage = optuna.storages.InMemoryStorage()
+        study = optuna.create_study(sampler=Sampler(legal), storage=storage, study_name="study")
+        # As of a process that was killed.
+        died = study.ask()
+        died.suggest_int("x", 1, 3)
+        study = optuna.load_study(sampler=Sampler(legal), storage=storage, study_name="study")
+        study.optimize(lambda trial: trial.suggest_int("x", 1, 3), n_trials=100)
+        ended = [trial.params["x"] for trial in study.trials if trial.state.is_finished()]
+        self.assertEqual((sorted(ended), ended[-1]), ([1, 2, 3], died.params["x"]))
+
+    def test_each_study_has_a_search_of_its_own(self):
+        sampler = Sampler(tw.Space({"x": [1, 2, 3, 4, 5]}))
+        for _ in range(3):
+            study = optuna.create_study(sampler=sampler)
+            study.optimize(lambda trial: trial.suggest_int("x", 1, 5), n_trials=100)
+            self.assertEqual(sorted(trial.params["x"] for trial in study.trials), [1, 2, 3, 4, 5])
+
     def test_what_does_not_fit_is_said(self):
         legal = tw.Space({"x": [1, 2, 64]})
         for suggest, words in [

@@ -8,8 +8,8 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Once};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tilewright_codegen::Runtime;
@@ -20,6 +20,23 @@ const SPIN: Duration = Duration::from_micros(200);
 
 /// The same of a pool that serves a program with other things to do.
 const SHORT_SPIN: Duration = Duration::from_micros(50);
+
+/// Forks between the process that made the first pool and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Has forks counted from now on; how many there were.
+fn watch_forks() -> u32 {
+    static WATCHED: Once = Once::new();
+    extern "C" fn in_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: what the child of a fork calls allocates nothing and takes no lock.
+    WATCHED.call_once(|| unsafe {
+        // Where memory for a handler is missing, forks go unnoticed.
+        libc::pthread_atfork(None, None, Some(in_child));
+    });
+    FORKS.load(Ordering::Relaxed)
+}
 
 type Body = unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64);
 
@@ -105,10 +122,12 @@ impl Shared {
     }
 }
 
-/// Threads for parallel loops; the calling thread is one of them.
+/// Threads for parallel loops; the calling thread is one of them. A child of `fork` has that one alone.
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Those before it was made.
+    forks: u32,
 }
 
 impl Pool {
@@ -132,7 +151,7 @@ impl Pool {
             wake: Condvar::new(),
             spin,
         });
-        let mut pool = Pool { shared, threads: Vec::new() };
+        let mut pool = Pool { shared, threads: Vec::new(), forks: watch_forks() };
         for thread in 1..n_threads {
             let shared = pool.shared.clone();
             let cpu = cpus.get(thread).copied();
@@ -153,6 +172,11 @@ impl Pool {
         self.threads.len() + 1
     }
 
+    /// Whether its threads are in this process, and not in one that this was forked from.
+    fn has_threads(&self) -> bool {
+        !self.threads.is_empty() && self.forks == FORKS.load(Ordering::Relaxed)
+    }
+
     /// Calls `body(env, i, thread)` for every `i` in `0..n_iterations`, on all threads, and returns when all
     /// are done.
     ///
@@ -161,7 +185,7 @@ impl Pool {
     pub unsafe fn run(&mut self, body: Body, env: *mut c_void, n_iterations: i64) {
         let job = Job { body, env };
         let shared = &*self.shared;
-        if self.threads.is_empty() || n_iterations <= 1 {
+        if !self.has_threads() || n_iterations <= 1 {
             for iteration in 0..n_iterations {
                 // SAFETY: promised by the caller.
                 unsafe { body(env, iteration, 0) };
@@ -203,6 +227,10 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
+        if !self.has_threads() {
+            // Threads that are not there cannot be waited for.
+            return std::mem::forget(std::mem::take(&mut self.threads));
+        }
         self.shared.stop.store(true, Ordering::SeqCst);
         {
             let _guard = self.shared.sleep.lock().expect("no thread panics while it holds the lock");
@@ -264,6 +292,36 @@ mod tests {
         // SAFETY: the tests below pass a vector of counters with one for each iteration.
         let counters = unsafe { &*env.cast::<Vec<AtomicU64>>() };
         counters[iteration as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_child_of_fork_has_one_thread() {
+        let mut pool = Pool::new(3, &[]).unwrap();
+        let shared = Threads::new(2).unwrap();
+        let counters: Vec<AtomicU64> = (0..100).map(|_| AtomicU64::new(0)).collect();
+        let env = std::ptr::from_ref(&counters).cast_mut().cast::<c_void>();
+        // As if another thread ran a loop meanwhile.
+        let held = shared.pool.lock().unwrap();
+        // SAFETY: the child ends without coming back, and what it calls in between has only to end.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the counters are atomic and outlive the calls.
+            unsafe {
+                libc::alarm(20);
+                pool.run(count, env, 100);
+                let runtime = shared.runtime();
+                (runtime.parallel_for)(runtime.context, count, env, 100);
+            }
+            drop(pool);
+            let is_right = counters.iter().all(|c| c.load(Ordering::Relaxed) == 2);
+            // SAFETY: nothing of this process has to be done at its end.
+            unsafe { libc::_exit(i32::from(!is_right)) };
+        }
+        drop(held);
+        let mut status = 0;
+        // SAFETY: the child is this test's, and the status is written to what is borrowed.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child hung (signal 14), or missed an iteration");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 A `Space` has parameters with exact restrictions. A `Search` is asked what to measure and told what became of
 it; `tune` does both, for a function, or for a workload such as `"matmul-1024"`, whose kernels are compiled,
-checked and timed here. `replay` runs a search on what was recorded, `Records` is the database, and `kernel`
-gives the best kernel that is recorded, to be called on NumPy's arrays.
+checked and timed here. `replay` runs a search on what was recorded, `Records` is the database. `kernel` gives
+the best kernel that is recorded, and `load` an ONNX model, to be called on NumPy's arrays.
 
     import tilewright as tw
 
@@ -14,16 +14,20 @@ gives the best kernel that is recorded, to be called on NumPy's arrays.
 `tilewright.optuna` has a sampler for Optuna, `tilewright.kernel_tuner` a strategy for Kernel Tuner.
 """
 
+from ._arrays import Argument
 from ._kernel import Kernel, kernel
+from ._model import Model, load
 from ._replay import AtBudget, Replay, recorded, replay
 from ._run import Event, Failure, Run, Trial, tune, tune_command, tune_kernel
 from ._tilewright import Recorded, Records, Search, Space, __version__, build, searches, workload_space
 
 __all__ = [
+    "Argument",
     "AtBudget",
     "Event",
     "Failure",
     "Kernel",
+    "Model",
     "Recorded",
     "Records",
     "Replay",
@@ -34,6 +38,7 @@ __all__ = [
     "__version__",
     "build",
     "kernel",
+    "load",
     "recorded",
     "replay",
     "searches",

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from . import _tilewright
-
-# NumPy's names of our element types.
-_TYPES = {"f32": "float32", "f64": "float64", "f16": "float16", "i8": "int8", "u8": "uint8", "i32": "int32",
-          "i64": "int64", "bool": "bool",
-          # NumPy has no such type: the bits.
-          "bf16": "uint16"}
+from ._arrays import Argument, arguments, has_type, laid_well, lies_well, memory, new
 
 
 class Kernel:
     """A kernel in this process: `kernel(a, b)` gives the output of its inputs, `kernel(a, b, out=c)` writes it
     into an array that is there.
 
-    Arrays are of the type and the shape that `inputs` and `outputs` say, contiguous and in C's order: then
-    nothing is copied. One that is not contiguous is copied, with a warning.
+    Arrays are of the type and the shape that `inputs` and `outputs` say, contiguous in C's order and aligned:
+    then nothing is copied. Another one is copied, with a warning. Any thread may call a kernel: runs at the same
+    time have memory of their own each.
     """
 
     def __init__(self, native: _tilewright.Kernel) -> None:
-        import numpy
-
-        self._numpy = numpy
         self._native = native
-        self._inputs = [(name, numpy.dtype(_TYPES[dtype]), tuple(shape)) for name, dtype, shape in native.inputs]
-        self._outputs = [(name, numpy.dtype(_TYPES[dtype]), tuple(shape)) for name, dtype, shape in native.outputs]
+        self._inputs = arguments(native.inputs)
+        self._outputs = arguments(native.outputs)
 
     @property
     def workload(self) -> str:
@@ -38,12 +30,12 @@ class Kernel:
         return self._native.workload
 
     @property
-    def inputs(self) -> list[tuple[str, Any, tuple[int, ...]]]:
+    def inputs(self) -> list[Argument]:
         """Name, type and shape of each input."""
         return list(self._inputs)
 
     @property
-    def outputs(self) -> list[tuple[str, Any, tuple[int, ...]]]:
+    def outputs(self) -> list[Argument]:
         """Name, type and shape of each output."""
         return list(self._outputs)
 
@@ -55,24 +47,21 @@ class Kernel:
     def __repr__(self) -> str:
         return f"Kernel({self.workload})"
 
-    def _bytes(self, what: tuple[str, Any, tuple[int, ...]], array: Any, is_written: bool) -> Any:
-        name, dtype, shape = what
-        if getattr(array, "dtype", None) != dtype or array.shape != shape:
+    def _bytes(self, what: Argument, array: Any, is_written: bool) -> Any:
+        if not hasattr(array, "dtype") or not has_type(what, array) or array.shape != what.shape:
             found = f"{array.dtype}{list(array.shape)}" if hasattr(array, "dtype") else type(array).__name__
-            raise TypeError(f"{name} is an array {dtype}{list(shape)}, not {found}")
-        if not array.flags.c_contiguous or not array.flags.aligned:
-            if is_written:
-                raise ValueError(f"{name} is not contiguous in C's order, so that nothing can be written there")
-            warnings.warn(f"{name} is not contiguous in C's order: it is copied", stacklevel=3)
-            array = self._numpy.ascontiguousarray(array)
-        return array.reshape(-1).view(self._numpy.uint8)
+            raise TypeError(f"{what.name} is an array {what}, not {found}")
+        if is_written and not lies_well(what, array):
+            reason = "contiguous in C's order, aligned and of this machine's order of bytes"
+            raise ValueError(f"{what.name} is not {reason}, so that nothing can be written there")
+        return memory(laid_well(what, array, warn=True))
 
     def __call__(self, *arrays: Any, out: Any = None) -> Any:
         if len(arrays) != len(self._inputs):
-            names = ", ".join(name for name, _, _ in self._inputs)
+            names = ", ".join(what.name for what in self._inputs)
             raise TypeError(f"{self.workload} takes {len(self._inputs)} arrays ({names}), not {len(arrays)}")
         if out is None:
-            made = [self._numpy.empty(shape, dtype) for _, dtype, shape in self._outputs]
+            made = [new(what) for what in self._outputs]
         else:
             made = [out] if len(self._outputs) == 1 else list(out)
         inputs = [self._bytes(what, array, False) for what, array in zip(self._inputs, arrays)]

@@ -7,17 +7,19 @@
     study = optuna.create_study(sampler=Sampler(space))
     study.optimize(objective, n_trials=50)
 
-No trial has a configuration that is not legal, or that another one had: trials that are running, failed or
-were pruned count as well. The study ends by itself when the space is exhausted.
+No trial has a configuration that is not legal, or that another one had: trials that are running, enqueued,
+failed or were pruned count as well. The study ends by itself when the space is exhausted.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from optuna import TrialPruned
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study, StudyDirection
@@ -33,7 +35,7 @@ class Sampler(BaseSampler):
 
     `space` has all parameters that the objective suggests, by their names; of each the values that the space
     lists have to be possible for the distribution that is suggested. `search` and `seed` are as for
-    `tilewright.Search`.
+    `tilewright.Search`. Each study that a sampler is used in has a search of its own.
 
     Searches make times small, which are numbers above 0. Where values of the objective are no such numbers,
     `cost` makes one of a value; without it a study that maximizes uses the reciprocal.
@@ -43,13 +45,12 @@ class Sampler(BaseSampler):
         self, space: Space, search: str = "auto", seed: int = 0, *, cost: Callable[[float], float] | None = None
     ) -> None:
         self._space = space
-        self._search = Search(search, space, seed)
+        self._new_search = lambda: Search(search, space, seed)
         self._cost = cost
         self._lock = threading.Lock()
-        # By number of a trial: the configuration that it was given.
-        self._given: dict[int, dict[str, Any]] = {}
-        self._n_seen = 0
-        self._study: Study | None = None
+        self._progress: weakref.WeakKeyDictionary[Study, _Progress] = weakref.WeakKeyDictionary()
+        # What cannot be searched so is refused here.
+        self._new_search()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         # Which distributions an objective suggests is known only when it does.
@@ -63,35 +64,38 @@ class Sampler(BaseSampler):
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Asks for the whole configuration of a trial."""
         with self._lock:
-            if self._study is None:
-                self._begin(study)
-            if "fixed_params" in trial.system_attrs:
-                return
-            configs = self._search.ask(1)
-            if not configs:
-                raise RuntimeError(f"the space has no more than {self._space.size} configurations, and all were tried")
-            self._given[trial.number] = configs[0]
-            self._n_seen += 1
-            is_last = self._n_seen >= self._space.size
-        if is_last:
-            try:
-                study.stop()
-            except RuntimeError:
-                # Whoever asks by hand sees when there is nothing left.
-                pass
+            progress = self._progress_of(study)
+            progress.catch_up(study)
+            is_over = not progress.begin(trial)
+            is_last = is_over or progress.has_ended(study)
+        if not is_last:
+            return
+        try:
+            study.stop()
+        except RuntimeError:
+            # Nothing else than `optimize` can be stopped: whoever asks by hand is told when nothing is left.
+            if is_over:
+                size = self._space.size
+                raise RuntimeError(f"the space has no more than {size} configurations, and all were tried") from None
 
-    def _begin(self, study: Study) -> None:
-        if len(study.directions) > 1:
-            raise ValueError("a study of several objectives has no best trial: this sampler takes one objective")
-        self._study = study
-        for trial in study.get_trials(deepcopy=False):
-            if trial.state.is_finished():
-                self._tell(study, trial.params, trial.state, trial.values)
+    def _progress_of(self, study: Study) -> _Progress:
+        progress = self._progress.get(study)
+        if progress is None:
+            if len(study.directions) > 1:
+                reason = "a study of several objectives has no best trial: this sampler takes one objective"
+                raise ValueError(reason)
+            progress = self._progress[study] = _Progress(self._space, self._new_search(), self._cost)
+        return progress
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        config = self._given.get(trial.number)
+        with self._lock:
+            progress = self._progress_of(study)
+            config = progress.given.get(trial.number)
+            is_one_too_many = trial.number in progress.too_many
+        if is_one_too_many:
+            raise TrialPruned(f"all {self._space.size} configurations of the space were tried")
         if config is None:
             raise ValueError(f"a trial that is enqueued has to say all parameters, and this one lacks {param_name}")
         if param_name not in config:
@@ -113,14 +117,86 @@ class Sampler(BaseSampler):
     ) -> None:
         """Tells what became of a trial."""
         with self._lock:
-            config = self._given.pop(trial.number, None)
-            self._tell(study, trial.params if config is None else config, state, values)
+            self._progress_of(study).end(study, trial, state, values)
 
-    def _tell(
-        self, study: Study, config: dict[str, Any], state: TrialState, values: Sequence[float] | None
-    ) -> None:
+
+class _Progress:
+    """What a search knows of a study."""
+
+    def __init__(self, space: Space, search: Search, cost: Callable[[float], float] | None) -> None:
+        self._space = space
+        self._search = search
+        self._cost = cost
+        # By number of a trial: the configuration that it was given.
+        self.given: dict[int, dict[str, Any]] = {}
+        # Numbers of trials that came after the last configuration.
+        self.too_many: set[int] = set()
+        # Numbers of trials that have ended, or that this process runs.
+        self._known: set[int] = set()
+        # Indices of configurations that these have, or that are enqueued.
+        self._tried: set[int] = set()
+        # Indices of those that trials of other processes have, which may have died.
+        self._elsewhere: set[int] = set()
+        # Configurations that the search proposed while such a trial had them.
+        self._withheld: list[dict[str, Any]] = []
+
+    def catch_up(self, study: Study) -> None:
+        """Takes note of trials that are in the study and not from here."""
+        self._elsewhere.clear()
+        for trial in study.get_trials(deepcopy=False):
+            if trial.number in self._known:
+                continue
+            if trial.state.is_finished():
+                self.end(study, trial, trial.state, trial.values)
+            elif trial.state == TrialState.WAITING:
+                self._note(trial.system_attrs.get("fixed_params", {}), self._tried)
+            else:
+                self._note({**trial.system_attrs.get("fixed_params", {}), **trial.params}, self._elsewhere)
+
+    def _note(self, config: dict[str, Any], indices: set[int]) -> None:
+        if config in self._space:
+            indices.add(self._space.index_of(config))
+
+    def begin(self, trial: FrozenTrial) -> bool:
+        """Gives a trial its configuration, unless it is enqueued with one; whether there is one."""
+        self._known.add(trial.number)
+        config = trial.system_attrs.get("fixed_params")
+        if config is None:
+            config = self._next()
+            if config is None:
+                self.too_many.add(trial.number)
+                return False
+            self.given[trial.number] = config
+        self._note(config, self._tried)
+        return True
+
+    def _next(self) -> dict[str, Any] | None:
+        """A configuration that no trial has; else one that another process has not brought to its end."""
+        while configs := self._search.ask(1):
+            index = self._space.index_of(configs[0])
+            if index in self._elsewhere:
+                self._withheld.append(configs[0])
+            elif index not in self._tried:
+                return configs[0]
+        while self._withheld:
+            config = self._withheld.pop(0)
+            if self._space.index_of(config) not in self._tried:
+                return config
+        return None
+
+    def has_ended(self, study: Study) -> bool:
+        """Whether every configuration has a trial, and none is enqueued."""
+        if len(self._tried) < self._space.size:
+            return False
+        return not study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+
+    def end(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Tells the search what became of a trial."""
+        self._known.add(trial.number)
+        config = self.given.pop(trial.number, trial.params)
         if config not in self._space:
             return
+        self._note(config, self._tried)
         if state != TrialState.COMPLETE or not values:
             kind = "run_timeout" if state == TrialState.PRUNED else "runtime_error"
             self._search.tell(config, Failure(kind, state.name.lower()))

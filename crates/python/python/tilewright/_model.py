@@ -1,0 +1,121 @@
+"""ONNX models that are called on NumPy's arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _tilewright
+from ._arrays import Argument, arguments, has_type, laid_well, memory, new
+
+
+class Model:
+    """A model in this process: `model({"x": x})`, `model(x)` and `model(x=x)` give a dict with an array for each
+    output, by its name.
+
+    Arrays are of the type and the shape that `inputs` says. Those that do not lie in memory in C's order, or are
+    not aligned, are copied. Outputs are new arrays. Any thread may call a model: runs at the same time have
+    memory of their own each, which later runs use again, and share the threads of `load`.
+    """
+
+    def __init__(self, native: _tilewright.Model) -> None:
+        self._native = native
+        self._inputs = arguments(native.inputs)
+        self._outputs = arguments(native.outputs)
+
+    @property
+    def inputs(self) -> list[Argument]:
+        """Name, type and shape of each input."""
+        return list(self._inputs)
+
+    @property
+    def outputs(self) -> list[Argument]:
+        """Name, type and shape of each output."""
+        return list(self._outputs)
+
+    @property
+    def n_untuned(self) -> int:
+        """How many different kernels are not recorded: the model of the machine chose their configurations."""
+        return self._native.n_untuned
+
+    def __repr__(self) -> str:
+        listed = lambda all: ", ".join(f"{what.name}: {what}" for what in all)
+        return f"Model({self._native.file}: {listed(self._inputs)} -> {listed(self._outputs)})"
+
+    def _named(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arrays of a call by the names of inputs."""
+        names = [what.name for what in self._inputs]
+        if len(arrays) == 1 and isinstance(arrays[0], Mapping):
+            arrays, first = (), arrays[0]
+        else:
+            first = dict(zip(names, arrays))
+        known = ", ".join(map(repr, names)) or "none"
+        if len(arrays) > len(names):
+            raise TypeError(f"the model has {len(names)} inputs ({known}), and {len(arrays)} arrays were given")
+        for name in [*first, *named]:
+            if name not in names:
+                raise ValueError(f"there is no input {name!r} (there are {known})")
+            if name in first and name in named:
+                raise TypeError(f"the input {name!r} is given twice")
+        given = {**first, **named}
+        for name in names:
+            if name not in given:
+                raise ValueError(f"the input {name!r} is missing (the model takes {known})")
+        return given
+
+    def _input(self, what: Argument, value: Any) -> Any:
+        import numpy
+
+        array = numpy.asarray(value)
+        if not has_type(what, array):
+            advice = f"convert it with .astype({str(what.dtype)!r})"
+            raise TypeError(f"the input {what.name!r} takes {what.dtype}, not {array.dtype} ({advice})")
+        if array.shape != what.shape:
+            advice = "load the model with shapes= or dims= for another one"
+            raise ValueError(f"the input {what.name!r} takes the shape {what.shape}, not {array.shape} ({advice})")
+        return laid_well(what, array)
+
+    def __call__(self, /, *arrays: Any, **named: Any) -> dict[str, Any]:
+        """The outputs of inputs: a dict of arrays, arrays in the order of `inputs`, or arrays by name.
+
+        Ctrl-C is noticed at the end of a run.
+        """
+        given = self._named(arrays, named)
+        inputs = [self._input(what, given[what.name]) for what in self._inputs]
+        outputs = [new(what) for what in self._outputs]
+        self._native.run([memory(array) for array in inputs], [memory(array) for array in outputs])
+        return {what.name: array for what, array in zip(self._outputs, outputs)}
+
+
+def load(
+    file: str | os.PathLike[str],
+    *,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    threads: int = 1,
+    exact: bool = False,
+    db: str | os.PathLike[str] | None = None,
+) -> Model:
+    """An ONNX model, compiled into this process with the kernels that are recorded in `db`, by default the
+    database of the command `tilewright`; the model of the machine chooses those that are not.
+
+    `dims` are sizes of named dimensions, `shapes` shapes of inputs, `values` inputs that become constants. A run
+    has so many `threads`; with `exact` algorithms that round more than the operators as written are left out.
+
+    Raises `ValueError` where the file is no model that is supported, or something does not fit it.
+    """
+    import numpy
+
+    numbers = lambda value: ",".join(repr(number) for number in numpy.asarray(value).ravel().tolist())
+    native = _tilewright.Model(
+        file,
+        dims=list((dims or {}).items()),
+        shapes=[(name, list(shape)) for name, shape in (shapes or {}).items()],
+        values=[(name, numbers(value)) for name, value in (values or {}).items()],
+        threads=threads,
+        exact=exact,
+        db=db,
+    )
+    return Model(native)

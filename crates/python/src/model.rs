@@ -1,0 +1,172 @@
+//! ONNX models that Python calls on arrays.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use numpy::{PyReadonlyArray1, PyReadwriteArray1};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use tilewright::{CPU, Database, Error, HOST, Place, one_line};
+use tilewright_graph::{Bindings, specialise};
+use tilewright_model::{ValueId, compile_known, lower, read_model};
+use tilewright_runtime::AnyModel;
+
+use crate::contexts::{Argument, Contexts};
+use crate::value;
+
+/// How long Python waits for a model before it looks for an interrupt.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// What is loaded, and how.
+struct Request {
+    file: PathBuf,
+    bindings: Bindings,
+    threads: usize,
+    exact: bool,
+    db: Option<PathBuf>,
+}
+
+/// A model with memory and threads, and what it takes and gives.
+struct Loaded {
+    contexts: Contexts,
+    inputs: Vec<Argument>,
+    outputs: Vec<Argument>,
+    n_untuned: usize,
+}
+
+impl Request {
+    fn load(&self) -> Result<Loaded, Error> {
+        let input = |what: &dyn std::fmt::Display| {
+            Error::input(format!("{}: {}", self.file.display(), in_python(&one_line(&what.to_string()))))
+        };
+        let special = specialise(&read_model(&self.file)?.graph, &self.bindings);
+        match &special.problems[..] {
+            [] => {}
+            [problem] => return Err(input(problem)),
+            [problem, rest @ ..] => return Err(input(&format!("{problem}; and {} problems more", rest.len()))),
+        }
+        let mut fused = lower(&special.graph).map_err(|error| input(&error))?;
+        drop(special);
+        fused.workloads_mut().for_each(|workload| workload.exact |= self.exact);
+        let target = Place { device: CPU, target: HOST, threads: self.threads }.runnable_target()?;
+        let records = Database::new(self.db.as_deref())?.records()?;
+        let failed = |what: &dyn std::fmt::Display| Error::failed(format!("{}: {what}", self.file.display()));
+        let compiled = compile_known(fused, &target, self.threads, &records).map_err(|error| failed(&error))?;
+        let AnyModel::Cpu(model) = &compiled.model else { unreachable!("it is for this machine's CPU") };
+        let net = &compiled.fused.net;
+        let argument = |id: &ValueId| {
+            let value = net.value(*id);
+            (value.name.clone(), value.dtype.name(), value.ty().shape)
+        };
+        let inputs = net.inputs.iter().map(argument).collect();
+        let outputs = net.outputs.iter().map(argument).collect();
+        let contexts = Contexts::new(model, self.threads);
+        let contexts = contexts.map_err(|error| failed(&format!("no memory or threads for a run: {error}")))?;
+        Ok(Loaded { contexts, inputs, outputs, n_untuned: compiled.n_guessed })
+    }
+}
+
+/// A message whose advice names options of the command, with those of `tilewright.load` in their places.
+fn in_python(text: &str) -> String {
+    let options = [("--dim ", "dims"), ("--shape ", "shapes"), ("--set ", "values")];
+    let (mut out, mut rest) = (String::new(), text);
+    let next = |rest: &str| options.iter().filter_map(|of| Some((rest.find(of.0)?, *of))).min();
+    while let Some((start, (option, keyword))) = next(rest) {
+        out += &rest[..start];
+        rest = &rest[start + option.len()..];
+        let ends = [" or --", " for ", ")"].iter().filter_map(|end| rest.find(end));
+        let (binding, behind) = rest.split_at(ends.min().unwrap_or(rest.len()));
+        let (name, value) = binding.rsplit_once('=').unwrap_or((binding, "…"));
+        let value = if keyword == "shapes" { format!("[{value}]") } else { value.to_owned() };
+        out += &format!("{keyword}={{\"{name}\": {value}}}");
+        rest = behind;
+    }
+    out + rest
+}
+
+/// Does work in a thread of its own, so that an interrupt of Python's is not waited for. The thread goes on
+/// then, and nobody takes what it comes to.
+fn interruptible<T: Send + 'static>(py: Python, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+    let (sender, mut receiver) = mpsc::sync_channel(1);
+    let thread = std::thread::Builder::new().name("tilewright".to_owned());
+    let thread = thread.spawn(move || {
+        let _ = sender.send(work());
+    });
+    thread.map_err(|error| PyRuntimeError::new_err(format!("a thread: {error}")))?;
+    loop {
+        // A receiver belongs to one thread at a time.
+        let receiver = &mut receiver;
+        match py.detach(move || receiver.recv_timeout(WAIT)) {
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(PyRuntimeError::new_err("loading ended with a bug of tilewright"));
+            }
+        }
+    }
+}
+
+/// An ONNX model in this process, with the best kernels that are recorded, or what the model of the machine
+/// guesses, compiled for this machine.
+#[pyclass(frozen, module = "tilewright")]
+pub struct Model {
+    file: PathBuf,
+    loaded: Loaded,
+}
+
+#[pymethods]
+impl Model {
+    #[new]
+    #[pyo3(signature = (file, *, dims=Vec::new(), shapes=Vec::new(), values=Vec::new(), threads=1, exact=false, db=None))]
+    #[allow(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn new(
+        py: Python,
+        file: PathBuf,
+        dims: Vec<(String, usize)>,
+        shapes: Vec<(String, Vec<usize>)>,
+        values: Vec<(String, String)>,
+        threads: usize,
+        exact: bool,
+        db: Option<PathBuf>,
+    ) -> PyResult<Model> {
+        let bindings = Bindings { dims, shapes, values, fold_bytes: usize::MAX };
+        let request = Request { file: file.clone(), bindings, threads, exact, db };
+        let loaded = interruptible(py, move || request.load())?.map_err(value::error)?;
+        Ok(Model { file, loaded })
+    }
+
+    /// The file.
+    #[getter]
+    fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Name, element type and shape of each input.
+    #[getter]
+    fn inputs(&self) -> Vec<Argument> {
+        self.loaded.inputs.clone()
+    }
+
+    /// Name, element type and shape of each output.
+    #[getter]
+    fn outputs(&self) -> Vec<Argument> {
+        self.loaded.outputs.clone()
+    }
+
+    /// How many different kernels are not recorded, so that the model of the machine chose them.
+    #[getter]
+    fn n_untuned(&self) -> usize {
+        self.loaded.n_untuned
+    }
+
+    /// Makes outputs of inputs, all of them the bytes of arrays as they lie in memory.
+    fn run(
+        &self,
+        py: Python,
+        inputs: Vec<PyReadonlyArray1<u8>>,
+        mut outputs: Vec<PyReadwriteArray1<u8>>,
+    ) -> PyResult<()> {
+        self.loaded.contexts.run(py, &inputs, &mut outputs)
+    }
+}
