@@ -58,6 +58,20 @@ fn a_model_is_described() {
     assert_eq!(found["gflop"].as_f64(), Some(60e-9));
     let task = serde_json::json!({"kind": "matmul", "sizes": "m=5 n=2 k=3", "gflop": 60e-9, "count": 1});
     assert_eq!(found["tasks"], serde_json::json!([task]));
+    assert_eq!(found["tuned_kernels"], serde_json::Value::Null);
+
+    // With a database it says how much of the model is tuned there.
+    let db = folder.path().join("records.db");
+    let check = ["check", text(&path), "--dim", "N=5", "--db", text(&db)];
+    let before = run_json(&check);
+    assert_eq!(before["tuned_kernels"], 0);
+    for task in before["run"]["tasks"].as_array().unwrap() {
+        run_json(&["tune", task["workload"].as_str().unwrap(), "--trials", "1", "--no-race", "--db", text(&db)]);
+    }
+    let n = before["run"]["tasks"].as_array().unwrap().len();
+    assert_eq!(run_json(&check)["tuned_kernels"], n);
+    let output = run(&check);
+    assert!(String::from_utf8_lossy(&output.stdout).contains(&format!("{n} of {n} kernel")), "{}", stderr(&output));
     let shown = run(&["check", text(&path), "--shape", "x=5,3"]);
     assert!(shown.status.success(), "{}", stderr(&shown));
     let shown = String::from_utf8(shown.stdout).unwrap();

@@ -3,6 +3,7 @@
 //! # Source
 //! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
 
+use std::collections::HashSet;
 use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,8 @@ use tilewright_ir::{Buffer, Program, Role};
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// A header is longer only where somebody wants harm.
 const LONGEST_HEADER: usize = 1 << 16;
+/// Characters of a tensor's name that a file is called by: systems allow 255, of which some are for a number.
+const MOST_OF_NAME: usize = 200;
 
 /// What is wrong with a file: what, and how to mend it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -213,21 +216,37 @@ pub fn read_constants(
 /// # Errors
 /// Where a file cannot be written.
 pub fn write_tensors(folder: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<PathBuf>, tilewright::Error> {
+    let names = file_names(&tensors.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
     let mut files: Vec<PathBuf> = Vec::new();
-    for (name, tensor) in tensors {
+    for ((_, tensor), name) in tensors.iter().zip(names) {
         // NumPy has no such type.
         let as_single = || Tensor::from_floats(DType::F32, tensor.shape(), &tensor.floats());
         let tensor = &if tensor.dtype() == DType::Bf16 { as_single() } else { tensor.clone() };
-        // What a name of a file cannot have becomes `_`; two names may then be alike.
-        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-        let plain: String = name.chars().map(plain).take(100).collect();
-        let names = (0u32..).map(|n| if n == 0 { format!("{plain}.npy") } else { format!("{plain}.{n}.npy") });
-        let path = names.map(|name| folder.join(name)).find(|path| !files.contains(path)).expect("some number is free");
+        let path = folder.join(name);
         write_into_folder(&path, &write_npy(tensor))
             .map_err(|error| tilewright::Error::failed(format!("cannot write {}", path.display())).because(error))?;
         files.push(path);
     }
     Ok(files)
+}
+
+/// Names of files for tensors of these names, no two alike wherever large letters are small ones: NAME.npy
+/// where a file can be called so. What a name of a file cannot have becomes `_` elsewhere, and a number tells
+/// apart what is alike then, or is cut.
+fn file_names(names: &[&str]) -> Vec<String> {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let plain = |name: &str| name.chars().map(plain).take(MOST_OF_NAME).collect::<String>();
+    let mut taken = HashSet::new();
+    let mut files: Vec<Option<String>> = vec![None; names.len()];
+    // Those that need no change come first: nobody else is to be found under their names.
+    for is_exact in [true, false] {
+        for (name, file) in names.iter().zip(&mut files).filter(|(name, _)| (plain(name) == **name) == is_exact) {
+            let plain = plain(name);
+            let mut numbered = (0u32..).map(|n| if n == 0 { plain.clone() } else { format!("{plain}.{n}") });
+            *file = numbered.find(|name| taken.insert(name.to_ascii_lowercase()));
+        }
+    }
+    files.into_iter().map(|file| file.expect("some number is free") + ".npy").collect()
 }
 
 #[cfg(test)]
@@ -251,6 +270,20 @@ mod tests {
         assert_eq!(with(DType::F32, &[1, 8]).unwrap_err().0, "it holds f32[1,8] (give f32[4, 2])");
         assert!(read(b"\x93NUMPY\x01\x00\xff".to_vec()).is_err());
         assert!(read(vec![0; 7]).unwrap_err().0.contains("7 bytes"));
+    }
+
+    #[test]
+    fn outputs_are_found_under_their_names() {
+        let check = |names: &[&str], expected: &[&str]| assert_eq!(file_names(names), expected, "{names:?}");
+        check(&["y", "a b"], &["y.npy", "a_b.npy"]);
+        // Whoever is called so has the name, wherever the one stands that is like it.
+        check(&["a/b", "a_b", "a_b.1"], &["a_b.2.npy", "a_b.npy", "a_b.1.npy"]);
+        check(&["Y", "y"], &["Y.npy", "y.1.npy"]);
+        check(&["..", "", "ä"], &["...npy", ".npy", "_.npy"]);
+        let long = ["x".repeat(300), "x".repeat(400), "x".repeat(200)];
+        let files = file_names(&long.each_ref().map(String::as_str));
+        let short = |n: usize| "x".repeat(n);
+        assert_eq!(files, [short(200) + ".1.npy", short(200) + ".2.npy", short(200) + ".npy"]);
     }
 
     #[test]

@@ -101,6 +101,16 @@ impl Machine {
     }
 }
 
+impl Machine {
+    /// The number of threads that together reach less than one alone, if so.
+    fn slow_threads(&self) -> Option<usize> {
+        let measured = |(n, peak): &(usize, Result<f64, String>)| Some((*n, *peak.as_ref().ok()?));
+        let mut measured = self.peaks.iter().filter_map(measured);
+        let (_, alone) = measured.next().filter(|(n, _)| *n == 1)?;
+        measured.find(|(_, together)| *together < alone).map(|(n, _)| n)
+    }
+}
+
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cache = |name: &str| self.cache_bytes.get(name).copied().map_or(String::new(), size);
@@ -115,6 +125,11 @@ impl fmt::Display for Machine {
         writeln!(f, "vectors  {} bits, {} registers{fma}", self.vector_bits, self.vector_registers)?;
         writeln!(f, "caches   L1d {}, L2 {}, L3 {}", cache("l1d"), cache("l2"), cache("l3"))?;
         writeln!(f, "peak     {}", self.peaks.iter().map(peak).collect::<Vec<_>>().join("; "))?;
+        if let Some(n) = self.slow_threads() {
+            let threads = count(n as u64, "thread");
+            let why = "other programs keep these CPUs busy, or a quota cuts their time";
+            writeln!(f, "         {threads} came to less than one: {why}, and so are kernels with {threads} measured")?;
+        }
         writeln!(f, "memory   {}", self.memory_bytes.map_or("unknown".to_owned(), size))?;
         writeln!(f, "limits   {}", limits_text(&self.limits))?;
         let without_llvm = "none: built without it, so with code for x86-64 with AVX2 or AVX-512 only";

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright_graph::{Bindings, TensorType, count_operators, summarise};
-use tilewright_model::Outline;
+use tilewright_graph::{Bindings, Model, TensorType, count_operators, summarise};
+use tilewright_model::{Layouts, Outline, laid_out};
 
-use super::count;
 use super::model::{ModelArgs, problem_line};
+use super::{DatabaseArgs, MachineArgs, count};
 use crate::error::one_line;
 use crate::output::{digits, grouped, table, write_result};
 
@@ -17,6 +17,17 @@ use crate::output::{digits, grouped, table, write_result};
 pub struct CheckArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    machine: MachineArgs,
+    #[command(flatten)]
+    records: DatabaseArgs,
+}
+
+/// How many kernels of a model are tuned, of those that differ.
+struct TunedKernels {
+    n_tuned: usize,
+    n_all: usize,
+    database: String,
 }
 
 /// Shows a model. The exit code is 1 where something of it is not supported.
@@ -38,9 +49,9 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     let tasks = summary.tasks.iter().map(
         |task| json!({"kind": task.kind, "sizes": task.text, "gflop": task.flops as f64 / 1e9, "count": task.count}),
     );
-    let outline = match problems.is_empty() {
-        true => Some(Outline::of(&args.model.fused(&args.model.supported(&model)?, false)?)),
-        false => None,
+    let (outline, tuned) = match problems.is_empty() {
+        true => outline(args, &model)?,
+        false => (None, None),
     };
     let json = json!({
         "model": args.model.name(),
@@ -56,6 +67,7 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
         "parameter_bytes": summary.parameter_bytes,
         "tasks": tasks.collect::<Vec<_>>(),
         "run": outline.as_ref().map(outline_json),
+        "tuned_kernels": tuned.as_ref().map(|tuned| tuned.n_tuned),
     });
 
     let mut text = format!("{}\n\n", args.model.name());
@@ -83,6 +95,13 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
         text += &table(&rows.collect::<Vec<_>>());
     }
     text += &outline.as_ref().map_or(String::new(), Outline::text);
+    if let Some(TunedKernels { n_tuned, n_all, database }) = &tuned {
+        text += &format!(
+            "\n{n_tuned} of {} tuned for {}, by {database}\n",
+            count(*n_all as u64, "kernel"),
+            args.machine.place()
+        );
+    }
     if !problems.is_empty() {
         text += "\nnot supported\n";
         problems.iter().for_each(|problem| text += &format!("  {problem}\n"));
@@ -93,6 +112,27 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let n = count(problems.len() as u64, "thing");
     Err(anyhow::anyhow!("{n} of {} not supported (see above)", args.model.name()))
+}
+
+/// What a run of a supported model does; with a database as it would be run with that, and how much of it is
+/// tuned there.
+fn outline(args: &CheckArgs, model: &Model) -> anyhow::Result<(Option<Outline>, Option<TunedKernels>)> {
+    let mut fused = args.model.fused(&args.model.supported(model)?, false)?;
+    if args.records.db.is_none() {
+        return Ok((Some(Outline::of(&fused)), None));
+    }
+    let database = args.records.database()?;
+    let (records, threads) = (database.records()?, args.machine.threads);
+    args.machine.place().check_threads()?;
+    let target = args.machine.place().target()?;
+    fused = laid_out(fused, &target, threads, Layouts::Run(&records))?;
+    let (caches, tasks) = (fused.caches(&target), fused.tasks());
+    let mut n_tuned = 0;
+    for (workload, _) in &tasks {
+        n_tuned += usize::from(records.known(workload, &target, threads, caches, None)?.0.is_ok());
+    }
+    let tuned = TunedKernels { n_tuned, n_all: tasks.len(), database: database.name() };
+    Ok((Some(Outline::of(&fused)), Some(tuned)))
 }
 
 fn outline_json(of: &Outline) -> Json {

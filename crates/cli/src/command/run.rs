@@ -78,8 +78,12 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         "untuned_kernels": compiled.n_guessed,
     });
     let mut text = String::new();
-    for (name, tensor) in &outputs {
-        text += &format!("{}  {}\n", one_line(name), tensor.ty());
+    for (at, (name, tensor)) in outputs.iter().enumerate() {
+        // Where a file could not be called so, it is told how.
+        let file = files.as_ref().map(|files| files[at].display().to_string());
+        let file = file.filter(|file| !file.ends_with(&format!("/{name}.npy")));
+        text +=
+            &format!("{}  {}{}\n", one_line(name), tensor.ty(), file.map_or(String::new(), |f| format!("  in {f}")));
     }
     text += &format!("{} a run with {}\n", duration(median_ns), args.machine.place());
     if args.profile {
