@@ -50,6 +50,9 @@ fn a_number_may_be_great_and_the_whole_space_is_known() {
     let plain = folder.path().join("plain.db");
     let whole = ["-p", "x=3,1,2", "--metric", "(.*)", "--trials", "3"];
     assert_eq!(run_json(&tune(&plain, "echo {x}", &whole))["best"]["value"], json!(1.0));
+    let either = folder.path().join("either.db");
+    let groups = ["-p", "x=3,1,2", "--metric", "s=(.*)|m=(.*)", "--trials", "3"];
+    assert_eq!(run_json(&tune(&either, "echo m={x}", &groups))["best"]["value"], json!(1.0));
     // A race confirms it, and `best`, `export` and `report` know of it.
     let race = ["tune", "--db", text(&db), "--command", "echo m={x}"];
     let raced = run_json(&[&race[..], &more].concat());
@@ -563,4 +566,150 @@ fn a_run_of_a_command_is_one_json_document() {
     }
     assert_eq!(tuned["template"], "command");
     assert!(tuned["best"]["ms_median"].as_f64().unwrap() > 0.0);
+}
+
+/// Runs `tune` to its end; what it came to, and what it said.
+fn told(arguments: &[&str]) -> (Json, String) {
+    let output = command(arguments).arg("--json").output().unwrap();
+    (json_of(arguments, &output), common::stderr(&output))
+}
+
+/// Writes a program that says a number of its argument.
+fn write_program(path: &Path, body: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::write(path, format!("#!/bin/sh\n{body}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn a_program_that_changed_is_measured_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (db, app, source) = (path("records.db"), path("app"), path("source.txt"));
+    let best = |arguments: &[&str]| {
+        let (tuned, _) = told(arguments);
+        (tuned["new_trials"].as_u64().unwrap(), tuned["best"]["value"].as_f64().unwrap())
+    };
+    let more = ["-p", "x=1,2,3", "--metric", "m (.*)", "--trials", "3"];
+    let direct = format!("{} {{x}}", text(&app));
+    let script = format!("sh -c '. {0}; exit $?' {0} {{x}}", text(&app));
+    let piped = format!("true && {} {{x}} | cat", text(&app));
+    let shell = [&more[..], &["--shell"]].concat();
+    for (command, more) in [(&direct, &more[..]), (&script, &more[..]), (&piped, &shell[..])] {
+        let arguments = tune(&db, command, more);
+        write_program(&app, "echo m $((10 * $1))");
+        assert_eq!(best(&arguments), (3, 10.0), "{command}");
+        assert_eq!(best(&arguments).0, 0, "{command}");
+        write_program(&app, "echo m $((40 - 10 * $1))");
+        assert_eq!(best(&arguments), (3, 10.0), "{command}");
+        fs::remove_file(&app).unwrap();
+    }
+    // What a build names, but not what it writes.
+    let (made, build) = (path("made"), format!("cp {} {{dir}}/made", text(&source)));
+    let run = format!("sh -c 'echo m $(( $1 * $(cat $2) ))' sh {{x}} {{dir}}/made -o {}", text(&made));
+    let arguments = [tune(&db, &run, &more), vec!["--build", &build]].concat();
+    for (n, value) in [("5", 5.0), ("7", 7.0)] {
+        fs::write(&source, n).unwrap();
+        assert_eq!(best(&arguments), (3, value));
+        fs::write(&made, n).unwrap();
+        assert_eq!(best(&arguments).0, 0);
+    }
+}
+
+#[test]
+fn what_changed_unseen_is_told_by_the_race_and_begun_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let (db, data) = (folder.path().join("records.db"), folder.path().join("data"));
+    let command = format!("sh -c 'echo m $(( $1 * $(cat $2) ))' sh {{x}} {}", text(&data));
+    let more = ["-p", "x=1,2,3", "--metric", "m (.*)", "--trials", "3"];
+    fs::write(&data, "10").unwrap();
+    let (_, said) = told(&tune(&db, &command, &more));
+    assert!(said.contains("records are of these texts and of what is in /"), "{said}");
+    fs::write(&data, "20").unwrap();
+    let raced = [&["tune", "--db", text(&db), "--command", &command], &more[..]].concat();
+    let (tuned, said) = told(&raced);
+    assert_eq!((&tuned["new_trials"], &tuned["best"]["value"]), (&json!(0), &json!(20.0)));
+    assert!(said.contains("the race contradicts the records: ") && said.contains("--fresh"), "{said}");
+    let (tuned, said) = told(&[&raced[..], &["--fresh"]].concat());
+    assert_eq!((&tuned["new_trials"], &tuned["trials"]), (&json!(3), &json!(3)));
+    assert!(said.contains("3 trials of earlier runs forgotten") && !said.contains("contradicts"), "{said}");
+    assert_eq!(recorded(&db).len(), 3);
+}
+
+#[test]
+fn what_was_imported_is_not_this_machines() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (there, here, lines) = (path("there.db"), path("here.db"), path("lines"));
+    let more = |values| ["-p", values, "--metric", "m (.*)", "--trials", "2"];
+    run_json(&tune(&there, "echo m {x}", &more("x=1,2")));
+    fs::write(&lines, command(&["export", "--db", text(&there)]).output().unwrap().stdout).unwrap();
+    run_json(&tune(&here, "echo m {x}", &more("x=3,4")));
+    assert!(command(&["import", "--db", text(&here), text(&lines)]).output().unwrap().status.success());
+    // It is faster, but was measured elsewhere; alone it is told to be.
+    let all = ["-p", "x=1,2,3,4", "--metric", "m (.*)", "--trials", "4"];
+    let tuned = run_json(&tune(&here, "echo m {x}", &all));
+    assert_eq!((&tuned["best"]["value"], &tuned["best"]["imported"]), (&json!(3.0), &json!(false)), "{tuned}");
+    let fresh = path("fresh.db");
+    assert!(command(&["import", "--db", text(&fresh), text(&lines)]).output().unwrap().status.success());
+    let name = tuned["workload"].as_str().unwrap();
+    let best = String::from_utf8(command(&["best", name, "--db", text(&fresh)]).output().unwrap().stdout).unwrap();
+    assert!(best.contains("(fastest trial, not raced, imported)"), "{best}");
+    let tuned = run_json(&tune(&fresh, "echo m {x}", &more("x=1,2")));
+    assert_eq!((&tuned["new_trials"], &tuned["best"]["imported"]), (&json!(0), &json!(true)), "{tuned}");
+    // A race here makes it this machine's.
+    let raced = run_json(&[&["tune", "--db", text(&fresh), "--command", "echo m {x}"], &more("x=1,2")[..]].concat());
+    assert_eq!((&raced["best"]["imported"], &raced["best"]["confirmed"]), (&json!(false), &json!(true)), "{raced}");
+}
+
+#[test]
+fn what_a_parameter_cannot_be_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("r.db");
+    let with = |more: &[&str]| owned(&[&["tune", "--db", text(&db), "--no-race"], more].concat());
+    for range in ["x=0.1..0.5", "x=1..", "x=1..8..2", "x=1..4,8"] {
+        check_refused(&with(&["--command", "echo {x}", "-p", range]), "no range of whole numbers");
+    }
+    check_refused(&with(&["--command", "echo {x}", "-p", "x=8..1"]), "write the lesser first");
+    check_refused(&with(&["--command", "echo {x}", "-p", "x="]), "a value is missing");
+    check_refused(&with(&["--command", "echo {x}", "-p", "x=[]"]), "x");
+    check_refused(&with(&["--command", "echo {x}", "-p", "x=1,2", "-p", "x=3"]), "x");
+    check_refused(&with(&["--command", "echo {x}", "-p", "x=1,1"]), "x");
+    let (_, said) = told(&tune(&db, "true", &["-p", "unused=1,2", "--trials", "2"]));
+    assert!(said.contains("no text uses the parameter unused"), "{said}");
+    let more = ["-p", "x=1,2", "--shell", "--metric", "m (.*)", "--trials", "2"];
+    let (tuned, said) = told(&tune(&db, "echo m $TILEWRIGHT_x", &more));
+    assert_eq!(tuned["best"]["value"], json!(1.0), "{said}");
+    assert!(!said.contains("no text uses"), "{said}");
+    let (tuned, said) = told(&tune(&db, "x=3; echo m $x", &more));
+    assert_eq!(tuned["best"]["value"], json!(3.0));
+    assert!(said.contains("no text uses the parameter x") && said.contains("$TILEWRIGHT_x"), "{said}");
+}
+
+#[test]
+fn a_metric_may_stand_before_much_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    for n_mib in ["2", "40"] {
+        let command = format!("echo m {{x}}; head -c {n_mib}M /dev/zero | tr '\\0' 'a' | fold -w 100; echo");
+        let more =
+            ["--shell", "-p", "x=3,4", "--metric", "^m (.*)$", "--trials", "2", "--check", "tail -n 1 > {dir}/end"];
+        let tuned = run_json(&tune(&db, &command, &more));
+        assert_eq!((&tuned["best"]["value"], &tuned["errors"]), (&json!(3.0), &json!({})), "{tuned}");
+    }
+}
+
+#[test]
+fn what_detaches_itself_ends_with_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    // In a session of its own, by itself and by a child that ends; and one that is ended for its time.
+    let command = "setsid sleep 98761.5 & (setsid sh -c 'sleep 98761.5 & sleep 98761.5' &) ; sleep 0.2; \
+                   [ {x} = 1 ] && echo m 5 || exec sleep 98761.5";
+    let more = ["--shell", "-p", "x=1,2", "--metric", "m (.*)", "--trials", "2", "--timeout", "1"];
+    let tuned = run_json(&tune(&db, command, &more));
+    assert_eq!((&tuned["best"]["value"], &tuned["errors"]["run_timeout"]), (&json!(5.0), &json!(1)), "{tuned}");
+    let processes = Command::new("ps").args(["-eo", "args"]).output().unwrap().stdout;
+    let processes = String::from_utf8_lossy(&processes).into_owned();
+    assert!(!processes.lines().any(|line| line.starts_with("sleep 98761.5")), "{processes}");
 }

@@ -659,6 +659,7 @@ impl Measure for Remote<'_> {
         left: &mut dyn FnMut(usize),
     ) -> Result<Vec<Standing>, BoxError> {
         left(candidates.len());
+        let start = Instant::now();
         // One that has just come may not have said so.
         let until = Instant::now() + FIRST_DEVICE;
         let mut devices = Vec::new();
@@ -673,7 +674,8 @@ impl Measure for Remote<'_> {
             let Some(standings) = self.race_on(device, candidates, limits, stop)? else { continue };
             let is_stopped = stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
             if let (Some(other), false) = (devices.get(at + 1), is_stopped) {
-                self.confirm(device, other, candidates, &standings, limits)?;
+                let total = limits.total.saturating_sub(start.elapsed());
+                self.confirm(device, other, candidates, &standings, RaceLimits { total, ..limits })?;
             }
             return Ok(standings);
         }
@@ -698,7 +700,7 @@ impl Remote<'_> {
     ) -> Result<(), Error> {
         let [winner, runner_up, ..] = standings else { return Ok(()) };
         let two = [candidates[winner.at].clone(), candidates[runner_up.at].clone()];
-        let half = RaceLimits { rounds: limits.rounds / 2, total: limits.total / 2, ..limits };
+        let half = RaceLimits { rounds: limits.rounds / 2, ..limits };
         let Some(again) = self.race_on(second, &two, half, None)? else { return Ok(()) };
         let quartile = |at: usize| again.iter().find(|standing| standing.at == at).map(|standing| standing.quartile_ns);
         let (Some(winner), Some(runner_up)) = (quartile(0), quartile(1)) else { return Ok(()) };

@@ -22,6 +22,9 @@ pub struct Best {
     pub config: Json,
     /// By what part of its median the runner-up is slower, where it was measured against others.
     pub margin: Option<f64>,
+    /// Whether it and the runner-up cannot be told apart.
+    #[serde(rename = "tie")]
+    pub is_tie: bool,
     /// The template it belongs to.
     pub template: String,
     /// The number that a command or a kernel of the user's came to; milliseconds of a time.
@@ -34,8 +37,11 @@ pub struct Best {
     #[serde(rename = "confirmed")]
     pub is_confirmed: bool,
     /// Whether it was imported, and need not have been measured on this machine.
-    #[serde(skip)]
+    #[serde(rename = "imported")]
     pub is_imported: bool,
+    /// How far the rounds of it and of the runner-up spread, where that is known.
+    #[serde(skip)]
+    pub spread: Option<f64>,
     /// Its median in nanoseconds.
     #[serde(skip)]
     pub median_ns: f64,
@@ -54,49 +60,73 @@ impl Best {
             ms_median: median_ns / 1e6,
             config,
             margin: None,
+            is_tie: false,
             template,
             value: None,
             commands: None,
             is_confirmed: false,
             is_imported: false,
+            spread: None,
             median_ns,
         }
     }
 
     /// How fast it is, how that was found out, and what it is, in lines.
     pub fn text(&self) -> String {
-        let rank = match (self.is_confirmed, self.margin) {
-            (true, Some(margin)) => format!("winner by {}", percent(margin)),
-            (true, None) => "winner".to_owned(),
-            (false, _) => "fastest trial, not raced".to_owned(),
-        };
-        let origin = if self.is_imported { ", imported" } else { "" };
         format!(
-            "{} GFLOP/s, {} ({rank}{origin})\ntemplate {}\n{}",
+            "{} GFLOP/s, {} ({})\ntemplate {}\n{}",
             digits(self.gflops),
             duration(self.median_ns),
+            self.rank(),
             self.template,
             self.config
         )
     }
 
+    /// How its rank was found out: by a race or by a trial alone, here or elsewhere.
+    pub fn rank(&self) -> String {
+        let rank = match (self.is_confirmed, self.ahead(None)) {
+            (true, Some(ahead)) => format!("winner: {ahead}"),
+            (true, None) => "winner".to_owned(),
+            (false, _) => "fastest trial, not raced".to_owned(),
+        };
+        let origin = if self.is_imported { ", imported" } else { "" };
+        rank + origin
+    }
+
+    /// How far the winner of a race is ahead of the runner-up, of so many where that is known; none where it
+    /// was not measured against others.
+    pub(crate) fn ahead(&self, n_leaders: Option<usize>) -> Option<String> {
+        let margin = percent(self.margin?);
+        let of = n_leaders.map_or(String::new(), |n| format!(" of {n}"));
+        let spread = self.spread.map_or(String::new(), |spread| format!(", rounds spread by {}", percent(spread)));
+        Some(match self.is_tie {
+            true => format!("tie within noise: the runner-up{of} is {margin} behind{spread}"),
+            false => format!("{margin} ahead of the runner-up{of}{spread}"),
+        })
+    }
+
     /// The winner of a race.
     pub fn of_winner(workload: &Workload, winner: &Winner) -> Best {
+        Best { gflops: gflops(workload, winner.median_ns), ..Best::of_unnamed_winner(winner) }
+    }
+
+    /// The winner of a race of something of which nobody counts operations.
+    pub(crate) fn of_unnamed_winner(winner: &Winner) -> Best {
         Best {
             margin: winner.margin,
+            is_tie: winner.margin.zip(winner.spread).is_some_and(|(margin, spread)| core::is_tie(margin, spread)),
             is_confirmed: true,
             is_imported: winner.is_imported,
-            ..Best::new(workload, winner.template.clone(), winner.config.clone(), winner.median_ns)
+            spread: winner.spread,
+            ..Best::unnamed(winner.template.clone(), winner.config.clone(), winner.median_ns)
         }
     }
 
     /// The best of a store, of something of the user's.
     pub fn of_own(best: core::Best) -> Best {
         match best {
-            core::Best::Confirmed(winner) => {
-                let best = Best::unnamed(winner.template, winner.config, winner.median_ns);
-                Best { margin: winner.margin, is_confirmed: true, is_imported: winner.is_imported, ..best }
-            }
+            core::Best::Confirmed(winner) => Best::of_unnamed_winner(&winner),
             core::Best::Trial(record) => {
                 let best = Best::unnamed(record.template, record.config, record.outcome.cost());
                 Best { is_imported: record.is_imported, ..best }

@@ -212,7 +212,7 @@ impl Customs {
     /// # Errors
     /// Why there cannot be such a record.
     fn check(&mut self, line: Line) -> Result<(Line, f64), String> {
-        let Line { mut record, winner } = line;
+        let Line { mut record, mut winner } = line;
         check_form(&record)?;
         if is_own(&record.workload) {
             // What a program of somebody's can do is not known here.
@@ -248,6 +248,8 @@ impl Customs {
                     _ => format!("there is no template `{template}` for {workload}"),
                 });
             }
+            // A race in another space says nothing of this one, and must not hide the winner of this one.
+            winner = None;
         } else if let Some(space) = judge.space()
             && let Ok(config) = space.config_from_json(&record.config)
         {

@@ -1,6 +1,7 @@
 //! Tuning: a search, its records, and a race of the leaders at the end.
 
 pub mod command;
+mod files;
 pub mod finals;
 pub mod kernel;
 pub mod many;
@@ -73,6 +74,8 @@ pub struct TuneRequest {
     pub guesses: bool,
     /// Whether the leaders race at the end, and the untuned program is measured.
     pub race: bool,
+    /// Whether what is recorded of it is forgotten first.
+    pub fresh: bool,
     /// What timed runs find in the caches.
     pub caches: Caches,
     /// Whether hopeless candidates are run and timed to the end too.
@@ -116,6 +119,7 @@ impl TuneRequest {
             seed: 0,
             guesses: true,
             race: true,
+            fresh: false,
             caches: Caches::Warm,
             to_the_end: false,
             min_time: None,
@@ -407,9 +411,6 @@ pub struct Race {
     /// How many came to the end.
     #[serde(skip)]
     pub n_leaders: usize,
-    /// How far the rounds of the winner and of the runner-up spread.
-    #[serde(skip)]
-    pub spread: f64,
 }
 
 /// Where the time of a run went, in seconds by the wall clock: parts that add up to the whole.
@@ -476,6 +477,14 @@ pub struct Earlier {
     pub imported: HashSet<Config>,
     /// Seconds that each trial of this machine took, about, and its time in nanoseconds where it was valid.
     pub course: Vec<(f64, Option<f64>)>,
+}
+
+impl Earlier {
+    /// About how long the searches of this machine took that measured these trials.
+    fn searched(&self) -> Duration {
+        let seconds = self.course.iter().map(|(seconds, _)| seconds).sum();
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
 }
 
 /// Time since 1970.
@@ -603,15 +612,37 @@ pub fn tune<'a>(
     let task = request.task()?;
     let key = key_at(place, task_key(&task, request.caches));
     let (search, guesses) = search_of(request, &task, &key, note)?;
-    let opened = database.open_to_write()?;
-    if let Some(warning) = &opened.warning {
-        note(Note::Message(warning.clone()));
-    }
+    let opened = open(database, request.fresh.then_some(&key), note)?;
     let guesses =
         with_best_elsewhere(guesses, request, place, &task, &opened.store).map_err(|error| database.refuse(error))?;
     let mut run = Run::new(request, (task, key), database, &opened.store, worker, stop, note)?;
     run.place = place;
     run.carry_out(search, &guesses, opened, &mut wall)
+}
+
+/// Opens a database to record in it, where what it has of `forgotten` is forgotten.
+fn open<'a>(
+    database: &Database,
+    forgotten: impl IntoIterator<Item = &'a TaskKey>,
+    note: &dyn Fn(Note),
+) -> Result<Opened, Error> {
+    let mut opened = database.open_to_write()?;
+    if let Some(warning) = &opened.warning {
+        note(Note::Message(warning.clone()));
+    }
+    for key in forgotten {
+        let n_forgotten = opened.store.forget(key).map_err(|error| database.failure(&error))?;
+        note(Note::Message(format!("{} of earlier runs forgotten", count(n_forgotten, "trial"))));
+    }
+    Ok(opened)
+}
+
+/// The fastest trial. What was imported need not have been measured on this machine: it counts only where
+/// nothing else does.
+fn fastest<'t>(trials: &'t [Trial], imported: &HashSet<Config>) -> Option<&'t Trial> {
+    let timed = trials.iter().filter(|trial| trial.outcome.timing().is_some());
+    let is_imported = |trial: &Trial| imported.contains(&trial.config);
+    timed.min_by(|a, b| is_imported(a).cmp(&is_imported(b)).then(a.outcome.cost().total_cmp(&b.outcome.cost())))
 }
 
 /// What the trials of a task have in common, at a place or here.
@@ -832,6 +863,7 @@ impl<'a> Run<'a> {
             .go_on(device.as_mut(), budget, self.stop, &mut |event| self.take_note(&event, &recorder, &mut found));
         wall.seconds.search = wall.lap();
         let ended = ended.map_err(|error| Error::failed(&error).because(error))?;
+        let limits = limits.after(self.earlier.searched().saturating_add(Duration::from_secs_f64(wall.seconds.search)));
         self.finish(Some(device), &recorder, found, &tuning.summary(ended), limits, wall)
     }
 
@@ -899,11 +931,10 @@ impl<'a> Run<'a> {
                     untuned_gflops,
                     untuned: finals.untuned,
                     n_leaders: finals.ranking.len(),
-                    spread: finals.spread(),
                 });
             }
             _ if self.is_emulated() => {}
-            (End::NoTime, _) => tuned.best = self.fastest(summary, &trials),
+            (End::NoTime, _) => tuned.best = self.fastest(&trials),
             _ => {}
         }
         tuned.verified = tuned.best.is_some() || self.is_emulated() && tuned.any_right;
@@ -966,6 +997,7 @@ impl<'a> Run<'a> {
             config: config(0),
             median_ns,
             margin: finals.margin(),
+            spread: Some(finals.spread()),
             runner_up: (finals.ranking.len() > 1).then(|| config(1)),
             gflops: gflops(&self.request.workload, median_ns),
             verified: true,
@@ -976,13 +1008,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The fastest trial, as what is known best without a race. What was imported need not have been measured
-    /// on this machine: it counts only where nothing else does.
-    fn fastest(&self, summary: &Summary, trials: &[Trial]) -> Option<Best> {
+    /// The fastest trial, as what is known best without a race.
+    fn fastest(&self, trials: &[Trial]) -> Option<Best> {
         let imported = &self.earlier.imported;
-        let own = trials.iter().filter(|trial| trial.outcome.timing().is_some() && !imported.contains(&trial.config));
-        let own = own.min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost()));
-        let trial = own.or(summary.best.as_ref())?;
+        let trial = fastest(trials, imported)?;
         let config = self.task.space.config_to_json(&trial.config);
         let median_ns = trial.outcome.timing()?.median_ns;
         let best = Best::new(&self.request.workload, self.key.template.clone(), config, median_ns);

@@ -32,5 +32,5 @@ pub use search::{Contexts, Problem, SEARCHES, Search, SearchError};
 pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Product, Space, SpaceError, Value};
 pub use template::{Setting, TEMPLATES, Task, TaskError, Template};
 pub use transfer::{EarlierTask, Experience};
-pub use trial::{ErrorClass, Limit, Limits, Outcome, Timing, Trial, quantile};
+pub use trial::{ErrorClass, Limit, Limits, Outcome, Timing, Trial, is_tie, quantile};
 pub use tune_loop::{Budget, Ended, Event, HeadStart, Report, Summary, Tuning, tune};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::space::{Config, Space};
 use crate::template::Task;
-use crate::trial::{ErrorClass, Limit, Outcome};
+use crate::trial::{ErrorClass, Limit, Outcome, is_tie, quantile};
 
 /// An error of a part that this crate does not know.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -170,11 +170,39 @@ impl RaceLimits {
     pub const LEAST_ROUNDS: u64 = 3;
     /// Times that candidates leave, at most, with the end.
     pub const STAGES: u32 = 3;
+    /// How many times as long as its rounds a race is to take, as a rule, with what it builds and checks.
+    pub const GOAL: u32 = 3;
+    /// Rounds of the two leading candidates before which nothing is plain, and before which nothing is a tie.
+    const ROUNDS_UNTIL_PLAIN: usize = 4;
+    const ROUNDS_UNTIL_TIE: usize = 8;
+    /// A lead that is more than what a process's luck with its memory makes of a kernel's time, and how many
+    /// times what rounds spread it has to be.
+    const PLAIN_LEAD: f64 = 0.03;
+    const PLAIN_SPREADS: f64 = 2.0;
 
     /// Rounds of one candidate for which there is time.
     pub fn affordable(&self, time: Duration) -> u64 {
         let round_ns = self.best_ns.max(RaceLimits::ROUND.as_nanos() as f64);
         (time.as_nanos() as f64 / round_ns) as u64
+    }
+
+    /// Whether more rounds would say nothing that is not known, by the rounds of the leading candidate and of
+    /// the next, in nanoseconds: one is plainly ahead of the other, or the two cannot be told apart.
+    pub fn is_settled(leading_ns: &[f64], next_ns: &[f64]) -> bool {
+        let n_rounds = leading_ns.len().min(next_ns.len());
+        if n_rounds < RaceLimits::ROUNDS_UNTIL_PLAIN {
+            return false;
+        }
+        let of = |rounds_ns: &[f64]| {
+            let mut sorted = rounds_ns.to_vec();
+            sorted.sort_by(f64::total_cmp);
+            let [low, middle, high] = [0.25, 0.5, 0.75].map(|part| quantile(&sorted, part));
+            (low, (high - low) / middle)
+        };
+        let ((leading_ns, leading_spread), (next_ns, next_spread)) = (of(leading_ns), of(next_ns));
+        let (lead, spread) = (next_ns / leading_ns - 1.0, leading_spread.max(next_spread));
+        let is_plain = lead > RaceLimits::PLAIN_LEAD.max(RaceLimits::PLAIN_SPREADS * spread);
+        is_plain || n_rounds >= RaceLimits::ROUNDS_UNTIL_TIE && is_tie(lead, spread)
     }
 }
 
@@ -262,5 +290,30 @@ impl Queue {
     /// As [`Measure::cancel`]; [`Measure::wind_down`] where all are meant.
     pub fn cancel(&mut self, from: u64) {
         self.waiting.retain(|(number, _)| *number < from);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_race_is_over_where_more_rounds_say_nothing_new() {
+        let check = |leading_ns: &[f64], lead: f64, expected: bool| {
+            let next: Vec<f64> = leading_ns.iter().map(|ns| ns * (1.0 + lead)).collect();
+            assert_eq!(RaceLimits::is_settled(leading_ns, &next), expected, "{leading_ns:?}, {lead}");
+        };
+        let calm = [100.0, 100.2, 100.1, 100.3, 100.2, 100.1, 100.0, 100.2];
+        let noisy = [100.0, 104.0, 110.0, 101.0, 107.0, 103.0, 112.0, 102.0];
+        check(&calm, 0.1, true);
+        check(&calm[..4], 0.1, true);
+        check(&calm[..3], 0.1, false);
+        // The pages of one process make as much.
+        check(&calm, 0.02, false);
+        check(&noisy, 0.1, false);
+        check(&noisy, 0.02, true);
+        check(&noisy[..7], 0.02, false);
+        check(&[], 0.1, false);
+        check(&[5.0; 8], 0.0, true);
     }
 }

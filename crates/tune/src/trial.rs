@@ -154,6 +154,12 @@ impl Timing {
     }
 }
 
+/// Whether a winner and a runner-up that is slower by the part `margin` cannot be told apart, where their
+/// rounds spread by the part `spread`.
+pub fn is_tie(margin: f64, spread: f64) -> bool {
+    margin <= spread
+}
+
 /// The value below which a share `q` of some values lies, 0 to 1, interpolated linearly.
 ///
 /// # Panics

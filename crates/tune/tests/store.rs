@@ -96,6 +96,7 @@ fn winner(trial: u64, median_ns: f64) -> Winner {
         config,
         median_ns,
         margin: Some(0.02),
+        spread: Some(0.03),
         runner_up,
         gflops: 230.5,
         verified: true,

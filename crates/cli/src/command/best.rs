@@ -40,7 +40,7 @@ fn own(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
         None => format!("nothing is recorded for {name} with {threads} threads in {}\n", database.name()),
         Some(best) => {
             let value = best.value.map_or(duration(best.median_ns), digits);
-            let rank = if best.is_confirmed { "winner" } else { "fastest trial, not raced" };
+            let rank = best.rank();
             format!("{name}: {value} ({rank})\n{}\n{}", best.config, best.commands.unwrap_or_default())
         }
     };

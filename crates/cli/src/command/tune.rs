@@ -63,6 +63,9 @@ pub struct TuneArgs {
     /// Leave out the race of the leaders and the untuned program at the end: the fastest trial is the result
     #[arg(long)]
     pub(super) no_race: bool,
+    /// Begin anew: forget what is recorded of it, as where a program or a machine has changed
+    #[arg(long)]
+    pub(super) fresh: bool,
     /// Learn from recorded trials of other workloads: all in the database, or those named; a run begins with
     /// their best configurations, and a search with a model that can learn from them does. A command or a
     /// kernel of yours begins with the best of a file of another tuner
@@ -173,6 +176,7 @@ impl TuneArgs {
             seed: self.seed,
             guesses: !self.no_guesses,
             race: !self.no_race,
+            fresh: self.fresh,
             caches: self.cold.caches(),
             to_the_end: self.to_the_end,
             min_time: self.min_time,

@@ -24,7 +24,8 @@ pub struct OwnArgs {
     /// Kernel Tuner's
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// A parameter of the command and its values: tile=8,16,32 or t=1..8 or u=[2**i for i in range(8)]
+    /// A parameter of the command and its values: tile=8,16,32 or t=1..8 (whole numbers, both ends) or
+    /// u=[2**i for i in range(8)]
     #[arg(short = 'p', long = "parameter", value_name = "NAME=VALUES", requires = "command", value_parser = parameter)]
     parameters: Vec<(String, String)>,
     /// A condition on the parameters, such as 'tile * t <= 64'; each has to hold
@@ -48,7 +49,8 @@ pub struct OwnArgs {
     /// Make the metric great instead
     #[arg(long, requires = "command")]
     maximize: bool,
-    /// Start the commands by `sh -c`; values are variables there, and none is read as code
+    /// Start the commands by `sh -c`: the value of {x} is the variable TILEWRIGHT_x there, and none is read
+    /// as code
     #[arg(long, requires = "command")]
     shell: bool,
     /// Longest that a run of the command may take [default: 60]
@@ -109,6 +111,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
             time: args.time.map(seconds),
             seed: args.seed,
             race: !args.no_race,
+            fresh: args.fresh,
             transfer,
         };
         let metric = request.metric()?;
@@ -128,6 +131,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         request.time = args.time.map(seconds);
         request.seed = args.seed;
         request.race = !args.no_race;
+        request.fresh = args.fresh;
         request.transfer = transfer;
         request.to_the_end = args.to_the_end;
         request.memory_bytes = memory_bytes;

@@ -3,6 +3,7 @@
 use regex_lite::{Regex, RegexBuilder};
 use tilewright_tune::ErrorClass;
 
+use super::process::Run;
 use crate::kernel::Answer;
 
 /// What is measured of a command. Searches look for what is least: of a number that is to be great they see
@@ -15,7 +16,7 @@ pub enum Metric {
     Cpu,
     /// A number that it writes, the last one that fits.
     Output {
-        /// The expression, whose first group is the number, or all of it.
+        /// The expression, of which the first group that takes part is the number, or all of it.
         pattern: Regex,
         /// Whether more is better.
         maximize: bool,
@@ -48,6 +49,8 @@ pub enum MetricError {
 
 /// What stands for one unit of a number that is to be great.
 const UNIT: f64 = 1e9;
+/// Bytes of an output that are looked at together.
+const PIECE: usize = 1 << 20;
 
 impl Metric {
     /// `wall`, `cpu`, or a regular expression.
@@ -111,23 +114,40 @@ impl Metric {
         }
     }
 
+    /// What fits an expression the last time in a text: the first of its groups that takes part, or all of it.
+    pub(super) fn last_match(&self, text: &[u8]) -> Option<String> {
+        let Metric::Output { pattern, .. } = self else { return None };
+        let mut end = text.len();
+        // By pieces of whole lines from the end: most that is long says nothing.
+        while end > 0 {
+            let from = end.saturating_sub(PIECE);
+            let start = text[..from].iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+            let piece = String::from_utf8_lossy(&text[start..end]);
+            let all = pattern.captures_iter(&piece).filter_map(|found| {
+                let mut groups = (1..found.len()).filter_map(|group| found.get(group));
+                groups.next().or(found.get(0))
+            });
+            // An expression such as `(.*)` fits the nothing behind the last line, too.
+            let last = all.map(|found| found.as_str()).filter(|found| !found.trim().is_empty()).last();
+            if let Some(last) = last {
+                return Some(last.to_owned());
+            }
+            end = start;
+        }
+        None
+    }
+
     /// The samples that a run gives.
     ///
     /// # Errors
     /// Where it says none.
-    pub(super) fn samples_ns(
-        &self,
-        output: &[u8],
-        errors: &[u8],
-        wall_s: f64,
-        cpu_s: f64,
-    ) -> Result<Vec<f64>, (ErrorClass, String)> {
+    pub(super) fn samples_ns(&self, run: &Run) -> Result<Vec<f64>, (ErrorClass, String)> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         match self {
-            Metric::Wall => Ok(vec![wall_s * 1e9]),
+            Metric::Wall => Ok(vec![run.wall_s * 1e9]),
             // The system counts in steps; none is no time.
-            Metric::Cpu => Ok(vec![(cpu_s * 1e9).max(1.0)]),
-            Metric::Kernel => match Answer::last_of(output) {
+            Metric::Cpu => Ok(vec![(run.cpu_s * 1e9).max(1.0)]),
+            Metric::Kernel => match Answer::last_of(&run.output) {
                 Some(Answer::Timed { samples_ns, .. })
                     if !samples_ns.is_empty() && samples_ns.iter().all(|&ns| positive(ns)) =>
                 {
@@ -137,12 +157,8 @@ impl Metric {
                 _ => Err((ErrorClass::Unknown, "the kernel's process said nothing".into())),
             },
             Metric::Output { pattern, maximize } => {
-                let found = [output, errors].into_iter().find_map(|text| {
-                    let text = String::from_utf8_lossy(text);
-                    let all = pattern.captures_iter(&text).filter_map(|found| found.get(1).or(found.get(0)));
-                    // An expression such as `(.*)` fits the nothing behind the last line, too.
-                    all.map(|found| found.as_str()).filter(|found| !found.trim().is_empty()).last().map(str::to_owned)
-                });
+                let found = [&run.output, &run.errors].into_iter().zip(&run.found_before);
+                let found = found.filter_map(|(text, before)| self.last_match(text).or_else(|| before.clone())).next();
                 let unknown = |message: String| Err((ErrorClass::Unknown, message));
                 let Some(found) = found else {
                     return unknown(format!("no metric: nothing that it wrote fits `{}`", pattern.as_str()));

@@ -4,6 +4,7 @@
 //! one after the other, alone on their CPUs. A program that crashes, hangs or computes something else costs
 //! one trial.
 
+mod keeper;
 mod metric;
 mod process;
 mod template;
@@ -116,7 +117,7 @@ impl Options {
     }
 
     /// What is done with a configuration, in order, with its name.
-    fn templates(&self) -> impl Iterator<Item = (&'static str, &Template)> {
+    pub fn templates(&self) -> impl Iterator<Item = (&'static str, &Template)> {
         let (build, prepare) = (self.build.as_ref(), self.prepare.as_ref());
         let (check, cleanup) = (self.check.as_ref(), self.cleanup.as_ref());
         let all =
@@ -161,8 +162,15 @@ pub fn run_to_end(
     timeout: Duration,
     memory_bytes: u64,
 ) -> Result<Vec<u8>, String> {
-    let setting =
-        Setting { cpus: &[], memory_bytes, timeout, input: None, most_output: usize::MAX, is_over: &|| false };
+    let setting = Setting {
+        cpus: &[],
+        memory_bytes,
+        timeout,
+        input: None,
+        most_output: usize::MAX,
+        metric: None,
+        is_over: &|| false,
+    };
     let run = process::run(invocation, &setting);
     let said = match kernel::Answer::last_of(&run.output) {
         Some(kernel::Answer::Failed { message, .. }) if !run.is_success() => Some(format!("{what}: {message}")),
@@ -358,6 +366,7 @@ impl Shared {
                 timeout,
                 input: None,
                 most_output: MOST_OUTPUT,
+                metric: None,
                 is_over,
             },
         );
@@ -516,6 +525,7 @@ impl Shared {
                 timeout,
                 input,
                 most_output: MOST_OUTPUT,
+                metric: Some(&options.metric),
                 is_over,
             };
             self.run(&invocation, &setting)
@@ -540,10 +550,7 @@ impl Shared {
             if is_checked {
                 beside(&options.check, "--check", ErrorClass::WrongAnswer, Some(&run.output))?;
             }
-            options
-                .metric
-                .samples_ns(&run.output, &run.errors, run.wall_s, run.cpu_s)
-                .map_err(|(class, message)| Failure::new(class, message))
+            options.metric.samples_ns(&run).map_err(|(class, message)| Failure::new(class, message))
         });
         let cleaned = beside(&options.cleanup, "--cleanup", ErrorClass::RuntimeError, None);
         seconds.verify += begin.elapsed().as_secs_f64();
@@ -673,7 +680,12 @@ impl Measure for Commands {
                 left(racers.len());
                 stage_ends += 2 * RaceLimits::LEAST_ROUNDS;
             }
-            if round >= RaceLimits::LEAST_ROUNDS && racers.len() <= FINALISTS && start.elapsed() >= limits.rounds {
+            let is_settled = match racers.as_slice() {
+                [leading, next, ..] => RaceLimits::is_settled(&leading.samples, &next.samples),
+                _ => round >= RaceLimits::LEAST_ROUNDS,
+            };
+            let is_long = round >= RaceLimits::LEAST_ROUNDS && start.elapsed() >= limits.rounds;
+            if racers.len() <= FINALISTS && (is_settled || is_long) {
                 break;
             }
         }

@@ -1,17 +1,19 @@
-//! Programs of others: each in a process group of its own, on chosen CPUs, with limits of time and memory.
+//! Programs of others: each under a keeper of its own, on chosen CPUs, with limits of time and memory.
 
+use crate::command::keeper::{now_ns, stand_between, tell_time};
+use crate::command::metric::Metric;
 use crate::command::template::Invocation;
 use crate::kernel::Done;
 use crate::workers::describe;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What is kept of a candidate's output, from its end.
-pub const MOST_OUTPUT: usize = 1 << 20;
+pub const MOST_OUTPUT: usize = 16 << 20;
 /// How often it is looked whether a run is to be given up.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -27,6 +29,8 @@ pub struct Setting<'a> {
     pub input: Option<&'a [u8]>,
     /// What is kept of its output, in bytes from the end.
     pub most_output: usize,
+    /// What is looked for in the output that is not kept.
+    pub metric: Option<&'a Metric>,
     /// Whether it is to be given up.
     pub is_over: &'a dyn Fn() -> bool,
 }
@@ -49,7 +53,7 @@ pub enum End {
 pub struct Run {
     /// How it ended.
     pub end: End,
-    /// Seconds by the clock, from when the program has begun.
+    /// Seconds by the clock, from when the system is asked to begin the program.
     pub wall_s: f64,
     /// Seconds of CPU time, of all its processes that were waited for.
     pub cpu_s: f64,
@@ -57,6 +61,8 @@ pub struct Run {
     pub output: Vec<u8>,
     /// The end of what it wrote on standard error.
     pub errors: Vec<u8>,
+    /// The metric in what was written before these two, where it is there.
+    pub found_before: [Option<String>; 2],
 }
 
 impl Run {
@@ -67,6 +73,7 @@ impl Run {
             cpu_s: 0.0,
             output: Vec::new(),
             errors: Vec::new(),
+            found_before: [None, None],
         }
     }
 
@@ -119,12 +126,13 @@ pub fn run(invocation: &Invocation, setting: &Setting) -> Run {
 
 /// A program that is under way. With this it ends, and all that it started.
 struct Process {
+    /// Its keeper.
     child: Child,
-    /// What tells of its end, where the system has that.
-    handle: Option<OwnedFd>,
+    /// Where the keeper says when the program has ended.
+    told: File,
     /// Standard output and standard error.
     pipes: [Pipe; 2],
-    start: Instant,
+    start_ns: u64,
     /// How it ended, and its seconds of CPU time, once it was waited for.
     ended: Option<(ExitStatus, f64)>,
 }
@@ -134,13 +142,14 @@ impl Process {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).envs(variables.iter().cloned());
         command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let (told, tells) = io::pipe()?;
+        let tells_fd = tells.as_raw_fd();
         let cpus = cpu_set(setting.cpus);
         let memory = libc::rlimit { rlim_cur: setting.memory_bytes, rlim_max: setting.memory_bytes };
         // SAFETY: between fork and exec only async-signal-safe calls are made.
         unsafe {
             command.pre_exec(move || {
-                // It ends with the thread that started it, however that ends.
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                stand_between(tells_fd)?;
                 for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGXFSZ, libc::SIGXCPU] {
                     libc::signal(signal, libc::SIG_DFL);
                 }
@@ -150,20 +159,17 @@ impl Process {
                 if let Some(cpus) = &cpus {
                     libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), cpus);
                 }
+                // It may have ended before this process is told that it has begun.
+                tell_time(tells_fd);
                 Ok(())
             });
         }
         let mut child = command.spawn()?;
-        let start = Instant::now();
-        let pipes = [
-            Pipe::new(child.stdout.take().map(OwnedFd::from), setting.most_output),
-            Pipe::new(child.stderr.take().map(OwnedFd::from), setting.most_output),
-        ];
-        // SAFETY: the call takes plain numbers; the result is a new descriptor or negative.
-        let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) } as libc::c_int;
-        // SAFETY: the descriptor is open and nobody else owns it.
-        let handle = (handle >= 0).then(|| unsafe { OwnedFd::from_raw_fd(handle) });
-        Ok(Process { child, handle, pipes, start, ended: None })
+        let mut told = File::from(OwnedFd::from(told));
+        let start_ns = read_time(&mut told)?;
+        let pipe = |fd: Option<OwnedFd>| Pipe::new(fd, setting);
+        let pipes = [pipe(child.stdout.take().map(OwnedFd::from)), pipe(child.stderr.take().map(OwnedFd::from))];
+        Ok(Process { child, told, pipes, start_ns, ended: None })
     }
 
     fn id(&self) -> libc::pid_t {
@@ -173,35 +179,46 @@ impl Process {
     /// Waits until it ends, or has written enough; why it is not worth waiting longer, where that is so.
     fn until(&mut self, setting: &Setting, is_enough: &mut dyn FnMut(&[u8]) -> bool) -> Option<End> {
         loop {
-            let left = setting.timeout.saturating_sub(self.start.elapsed());
+            let left = setting.timeout.saturating_sub(self.elapsed());
             if left.is_zero() {
                 return Some(End::TimedOut);
             } else if (setting.is_over)() {
                 return Some(End::GivenUp);
             }
-            let has_ended = wait(&mut self.pipes, self.handle.as_ref(), left.min(LOOK));
-            if is_enough(&self.pipes[0].text) || has_ended || self::has_ended(self.id()) {
+            let has_ended = wait(&mut self.pipes, &self.told, left.min(LOOK));
+            if is_enough(&self.pipes[0].text) || has_ended {
                 return None;
             }
         }
     }
 
+    fn elapsed(&self) -> Duration {
+        Duration::from_nanos(now_ns().saturating_sub(self.start_ns))
+    }
+
     /// Its run, at whose end it is.
     fn end(mut self, given_up: Option<End>) -> Run {
-        let wall_s = self.start.elapsed().as_secs_f64();
+        let mut wall_s = self.elapsed().as_secs_f64();
         let (status, cpu_s) = self.stop();
+        // What it left behind took time to end, too.
+        if given_up.is_none()
+            && let Ok(end_ns) = read_time(&mut self.told)
+        {
+            wall_s = Duration::from_nanos(end_ns.saturating_sub(self.start_ns)).as_secs_f64();
+        }
         self.pipes.iter_mut().for_each(Pipe::drain);
         let [output, errors] = self.pipes.each_mut().map(|pipe| std::mem::take(&mut pipe.text));
-        Run { end: given_up.unwrap_or(End::Ended(status)), wall_s, cpu_s, output, errors }
+        let found_before = self.pipes.each_mut().map(|pipe| pipe.found_before.take());
+        Run { end: given_up.unwrap_or(End::Ended(status)), wall_s, cpu_s, output, errors, found_before }
     }
 
     /// Ends it, and what it has started.
     fn stop(&mut self) -> (ExitStatus, f64) {
         let id = self.id();
         *self.ended.get_or_insert_with(|| {
-            // SAFETY: the call takes plain numbers; the process was not waited for, so that the number of its
-            // group is its own.
-            unsafe { libc::kill(-id, libc::SIGKILL) };
+            // SAFETY: the call takes plain numbers; the keeper was not waited for, so that its number is its
+            // own.
+            unsafe { libc::kill(id, libc::SIGTERM) };
             // The child's handle knows nothing of that.
             end_of(id)
         })
@@ -246,7 +263,7 @@ impl Helper {
 
     /// Has it do what these words say.
     pub fn take(mut self, words: &[String], setting: &Setting) -> Work {
-        self.process.start = Instant::now();
+        self.process.start_ns = now_ns();
         self.process.pipes.iter_mut().for_each(|pipe| {
             pipe.drain();
             pipe.text.clear();
@@ -263,11 +280,12 @@ impl Helper {
         let (Some((done, at)), None) = (done, &given_up) else {
             return Work { is_doubtful: self.n_taken > 0, run: self.process.end(given_up), helper: None };
         };
-        let wall_s = self.process.start.elapsed().as_secs_f64();
+        let wall_s = self.process.elapsed().as_secs_f64();
         self.process.pipes[1].drain();
         let [mut output, errors] = self.process.pipes.each_mut().map(|pipe| std::mem::take(&mut pipe.text));
         output.truncate(at);
-        let run = Run { end: End::Ended(ExitStatus::from_raw(done.status)), wall_s, cpu_s: 0.0, output, errors };
+        let end = End::Ended(ExitStatus::from_raw(done.status));
+        let run = Run { end, wall_s, cpu_s: 0.0, output, errors, found_before: [None, None] };
         self.n_taken += 1;
         Work { run, is_doubtful: done.is_doubtful, helper: done.stays.then_some(self) }
     }
@@ -294,16 +312,17 @@ fn cpu_set(cpus: &[usize]) -> Option<libc::cpu_set_t> {
     }
 }
 
-/// Waits for output, or the end of a process; whether it has ended.
-fn wait(pipes: &mut [Pipe; 2], handle: Option<&OwnedFd>, at_most: Duration) -> bool {
+/// A time that was told.
+fn read_time(told: &mut File) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    told.read_exact(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Waits for output, or the end of a program, of which is told; whether it has ended.
+fn wait(pipes: &mut [Pipe; 2], told: &File, at_most: Duration) -> bool {
     let entry = |fd: Option<libc::c_int>| libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 };
-    let mut entries = [
-        entry(pipes[0].fd()),
-        entry(pipes[1].fd()),
-        // Without it the end is looked for now and then.
-        entry(handle.map(AsRawFd::as_raw_fd)),
-    ];
-    let at_most = if handle.is_none() { Duration::from_millis(1) } else { at_most };
+    let mut entries = [entry(pipes[0].fd()), entry(pipes[1].fd()), entry(Some(told.as_raw_fd()))];
     // SAFETY: the entries are plain data, and their number is passed with them.
     unsafe { libc::poll(entries.as_mut_ptr(), 3, at_most.as_millis().max(1) as libc::c_int) };
     for (pipe, entry) in pipes.iter_mut().zip(&entries) {
@@ -312,16 +331,6 @@ fn wait(pipes: &mut [Pipe; 2], handle: Option<&OwnedFd>, at_most: Duration) -> b
         }
     }
     entries[2].revents != 0
-}
-
-/// Whether a child has ended, which stays to be waited for.
-fn has_ended(id: libc::pid_t) -> bool {
-    // SAFETY: the structure is plain data that the call writes.
-    unsafe {
-        let mut about: libc::siginfo_t = std::mem::zeroed();
-        let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-        libc::waitid(libc::P_PID, id as libc::id_t, &raw mut about, flags) == 0 && about.si_pid() == id
-    }
 }
 
 /// Waits for a child that ends, and the seconds of CPU time that it took.
@@ -344,16 +353,19 @@ struct Pipe {
     file: Option<File>,
     text: Vec<u8>,
     most: usize,
+    metric: Option<Metric>,
+    found_before: Option<String>,
 }
 
 impl Pipe {
-    fn new(fd: Option<OwnedFd>, most: usize) -> Pipe {
+    fn new(fd: Option<OwnedFd>, setting: &Setting) -> Pipe {
         let file = fd.map(File::from);
         if let Some(file) = &file {
             // SAFETY: the call takes plain numbers and an open descriptor.
             unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         }
-        Pipe { file, text: Vec::new(), most }
+        let (most, metric) = (setting.most_output, setting.metric.cloned());
+        Pipe { file, text: Vec::new(), most, metric, found_before: None }
     }
 
     fn fd(&self) -> Option<libc::c_int> {
@@ -368,7 +380,7 @@ impl Pipe {
             Ok(n @ 1..) => {
                 self.text.extend_from_slice(&buffer[..n]);
                 if self.text.len() / 2 > self.most {
-                    self.text.drain(..self.text.len() - self.most);
+                    self.cut();
                 }
                 true
             }
@@ -378,6 +390,15 @@ impl Pipe {
                 false
             }
         }
+    }
+
+    /// Keeps the end alone, from a line's beginning where there is one, and the metric of what goes.
+    fn cut(&mut self) {
+        let most = self.text.len() - self.most;
+        let line = self.text[..most].iter().rposition(|&byte| byte == b'\n').map_or(most, |at| at + 1);
+        let found = self.metric.as_ref().and_then(|metric| metric.last_match(&self.text[..line]));
+        self.found_before = found.or(self.found_before.take());
+        self.text.drain(..line);
     }
 
     /// Reads what is there, and no longer than that takes.

@@ -201,7 +201,7 @@ impl Template {
                         Part::Words(name) if quote.is_some() => return Err(TemplateError::Beside { position, name }),
                         Part::Words(name) => (name, true),
                     };
-                    let variable = format!("${{{}}}", variable(&name));
+                    let variable = format!("${{{}}}", Template::variable(&name));
                     script += &match quote {
                         None if is_words => variable,
                         None => format!("\"{variable}\""),
@@ -219,6 +219,11 @@ impl Template {
         if script.trim().is_empty() {
             return Err(TemplateError::Empty);
         }
+        for name in names.iter().filter(|name| names_variable(&script, &Template::variable(name))) {
+            if !used.iter().any(|known| known == name) {
+                used.push((*name).to_owned());
+            }
+        }
         let words = ["sh", "-c", &script].map(|word| vec![Part::Text(word.to_owned())]).into();
         Ok(Template { words, environment: Some(used), stays_after: None })
     }
@@ -231,6 +236,32 @@ impl Template {
     /// A word as it stands in the text of a command that is started without a shell.
     pub fn quoted(word: &str) -> String {
         quoted(word).replace('{', "{{").replace('}', "}}")
+    }
+
+    /// The words that are the same whatever the values are, in their places; of a shell's script what looks
+    /// like a word.
+    pub fn constant_words(&self) -> Vec<Option<String>> {
+        let constant = |word: &Vec<Part>| {
+            let texts = word.iter().map(|part| match part {
+                Part::Text(text) => Some(text.as_str()),
+                Part::Value(_) | Part::Words(_) => None,
+            });
+            texts.collect::<Option<String>>()
+        };
+        if self.environment.is_none() {
+            return self.words.iter().map(constant).collect();
+        }
+        let script = self.words.last().and_then(constant).unwrap_or_default();
+        let is_end = |c: char| c.is_whitespace() || "|&;<()`'\"{}".contains(c);
+        // A redirection is a word of its own, so that it is seen before its file.
+        let words = script.replace('>', " > ");
+        let words = words.split(is_end).filter(|word| !word.is_empty());
+        words.map(|word| Some(word.to_owned()).filter(|word| !word.contains('$'))).collect()
+    }
+
+    /// The variable in which a shell finds a value.
+    pub fn variable(name: &str) -> String {
+        format!("TILEWRIGHT_{name}")
     }
 
     /// Whether it has a place for this value.
@@ -251,15 +282,16 @@ impl Template {
         };
         Invocation {
             words: self.words.iter().flat_map(words).collect(),
-            variables: self.environment.iter().flatten().map(|name| (variable(name), value(name))).collect(),
+            variables: self.environment.iter().flatten().map(|name| (Template::variable(name), value(name))).collect(),
             stays_after: self.stays_after,
         }
     }
 }
 
-/// The variable in which a shell finds a value.
-fn variable(name: &str) -> String {
-    format!("TILEWRIGHT_{name}")
+/// Whether a script names a variable.
+fn names_variable(script: &str, variable: &str) -> bool {
+    let goes_on = |rest: &str| rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+    script.match_indices(variable).any(|(at, _)| !goes_on(&script[at + variable.len()..]))
 }
 
 fn push(word: &mut Vec<Part>, c: char) {

@@ -5,6 +5,10 @@
 //! whole sitting, so there are several; but one where a run takes as long as a round, since to check it anew
 //! would take more time than to measure it, where the user waits, or on a GPU, which has memory of its own
 //! and takes seconds to begin with it.
+//!
+//! Most of a race's time is spent on building and checking, which nobody knows before: as many candidates are
+//! admitted, and as many sittings held, as there is time for by what the first ones took. It ends before that
+//! where the verdict is plain.
 
 use super::Device;
 use super::race::{Racer, Round};
@@ -19,6 +23,8 @@ const FINALISTS: usize = 6;
 /// Most rounds at the end, where there is time, in so many sittings.
 const MOST_ROUNDS: u64 = 12;
 const LAST_SITTINGS: u64 = 3;
+/// Candidates that are admitted however long it takes to build them.
+const FIRST: usize = 2;
 /// A shorter race has one sitting: its user waits.
 const LEAST_FOR_SITTINGS: Duration = Duration::from_secs(1);
 
@@ -40,9 +46,26 @@ impl Device {
             || start.elapsed() + run_time >= limits.total || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
         let sources: Vec<Source> = candidates.iter().map(|c| Source::Steps(c.steps.to_string())).collect();
         tell(sources.len());
-        let mut left: Vec<Runner> = self.start_race(&sources, &is_late)?.into_iter().enumerate().collect();
+        let goal = limits.rounds * RaceLimits::GOAL;
+        let (first, others) = sources.split_at(sources.len().min(FIRST));
+        let mut left: Vec<Runner> = self.start_race(first, &is_late)?.into_iter().enumerate().collect();
+        let mut each = start.elapsed() / FIRST as u32;
+        let n_more = (goal / 2).saturating_sub(start.elapsed()).as_secs_f64() / each.as_secs_f64().max(1e-9);
+        let others = &others[..others.len().min(n_more as usize)];
+        left.extend((FIRST..).zip(self.join_race(others, &is_late)?));
+        if left.len() < sources.len() {
+            tell(left.len());
+        }
         let round = Round { time: RaceLimits::ROUND, min_samples: 1 };
         let moves = run_time < round.time && limits.rounds > LEAST_FOR_SITTINGS && !self.is_gpu;
+        let mut move_on = |device: &mut Device, left: &mut [Runner]| -> io::Result<()> {
+            let (begin, n) = (start.elapsed(), left.len() as u32);
+            if moves && begin + each * n <= goal {
+                device.next_sitting(&mut racers(left), &is_late)?;
+                each = (start.elapsed() - begin) / n.max(1);
+            }
+            Ok(())
+        };
         let mut standings = Vec::new();
         let mut rounds = RaceLimits::LEAST_ROUNDS;
         while left.len() > FINALISTS {
@@ -54,18 +77,18 @@ impl Device {
             }
             tell(left.len());
             rounds *= 2;
-            if moves {
-                self.next_sitting(&mut racers(&mut left), &is_late)?;
-            }
+            move_on(self, &mut left)?;
         }
         let affordable = limits.affordable(limits.rounds / RaceLimits::STAGES) / (left.len() as u64).max(1);
         let rounds = affordable.clamp(RaceLimits::LEAST_ROUNDS, MOST_ROUNDS);
-        let sittings = if moves { LAST_SITTINGS } else { 1 };
-        for sitting in 0..sittings {
+        for sitting in 0..LAST_SITTINGS {
             if sitting > 0 {
-                self.next_sitting(&mut racers(&mut left), &is_late)?;
+                if is_settled(&left) {
+                    break;
+                }
+                move_on(self, &mut left)?;
             }
-            self.some_rounds(&mut left, rounds.div_ceil(sittings), round, &is_late)?;
+            self.some_rounds(&mut left, rounds.div_ceil(LAST_SITTINGS), round, &is_late)?;
         }
         let finalists: Vec<Standing> = left.into_iter().filter_map(|runner| self.standing(runner)).collect();
         standings.splice(0..0, finalists);
@@ -93,6 +116,14 @@ impl Device {
         let is_too_late = racer.is_without_rounds();
         let outcome = self.end_race(racer);
         (!is_too_late).then_some(Standing { at, outcome, quartile_ns, relative_error })
+    }
+}
+
+/// Whether the two that lead need no more rounds.
+fn is_settled(left: &[Runner]) -> bool {
+    match left {
+        [(_, leading), (_, next), ..] => RaceLimits::is_settled(leading.medians_ns(), next.medians_ns()),
+        _ => true,
     }
 }
 

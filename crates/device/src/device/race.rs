@@ -82,6 +82,14 @@ impl Device {
             // The race is not to end because of what the search took.
             self.workers.renew()?;
         }
+        self.join_race(sources, over)
+    }
+
+    /// Builds and checks further candidates for a race that has begun, as [`Device::start_race`] does.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub fn join_race(&mut self, sources: &[Source], over: &dyn Fn() -> bool) -> io::Result<Vec<Racer>> {
         let racer =
             |(source, (kept, failure))| Racer { source: Source::clone(source), kept, medians_ns: Vec::new(), failure };
         Ok(sources.iter().zip(self.keep_all(sources, over)?).map(racer).collect())

@@ -1,5 +1,6 @@
 //! Tuning programs of others: a command with places for the values of parameters.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,19 +14,24 @@ use tilewright_ir::Target;
 use tilewright_tune::expression::{self, Datum};
 use tilewright_tune::predict::content_hash;
 use tilewright_tune::{
-    Budget, Config, Constraint, Event, HeadStart, Judge, Parameter, Space, Subject, TaskKey, Trial, Tuning, Winner,
-    search,
+    Budget, Config, Constraint, Event, HeadStart, Judge, Parameter, Space, Subject, TaskKey, Timing, Trial, Tuning,
+    Winner, search,
 };
 
-use super::finals::{self, End, EndLimits, Finals};
+use super::files::Files;
+use super::finals::{self, End, EndLimits, Finals, Leader};
 use super::kernel::KERNEL;
 use super::recorder::{self, Recorder, Recording};
 use super::transfer::best_of_file;
-use super::{Begin, DEFAULT_SEARCH, DEFAULT_TIME, Found, Note, Plan, Race, Tuned, Wall, earlier_of, since_1970};
+use super::{
+    Begin, DEFAULT_SEARCH, DEFAULT_TIME, Earlier, Found, Note, Plan, Race, Tuned, Wall, earlier_of, fastest, open,
+    since_1970,
+};
 use crate::best::{Best, target_name};
 use crate::database::{Database, Opened};
 use crate::error::Error;
 use crate::version::BUILD;
+use crate::words::{digits, duration};
 
 /// What the workloads of commands begin with in records; it is their template, too.
 pub const COMMAND: &str = "command";
@@ -33,6 +39,8 @@ pub const COMMAND: &str = "command";
 /// Samples of a trial, and runs before them, where a command is timed and nothing else is asked for.
 const SAMPLES_OF_TIMES: usize = 3;
 const WARMUPS_OF_TIMES: usize = 1;
+/// What a median of a trial may be off beside what its samples spread, as a part of it.
+const NOISE_OF_RECORDS: f64 = 0.1;
 
 /// A command that is to be tuned, and how. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -82,6 +90,8 @@ pub struct CommandRequest {
     pub seed: u64,
     /// Whether the leaders race at the end.
     pub race: bool,
+    /// Whether what is recorded of it is forgotten first.
+    pub fresh: bool,
     /// Results of another tuner whose best configurations are measured first, as far as they fit.
     pub transfer: Option<PathBuf>,
 }
@@ -111,15 +121,23 @@ impl Default for CommandRequest {
             time: None,
             seed: 0,
             race: true,
+            fresh: false,
             transfer: None,
         }
     }
 }
 
+/// Whether a text is written as a range: numbers with two dots between them.
+fn is_range(text: &str) -> bool {
+    let mut ends = text.split("..").map(|end| end.trim_start_matches('=').trim());
+    let is_number = |end: &str| end.parse::<f64>().is_ok();
+    text.contains("..") && ends.clone().all(|end| end.is_empty() || is_number(end)) && ends.any(is_number)
+}
+
 /// The values that a text lists: `8,16,32`, `1..8` with both ends, or a list in Python's way.
 ///
 /// # Errors
-/// Where it lists none.
+/// Where it lists none, or a range that is not one of whole numbers.
 pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
     let text = text.trim();
     let is_expression = text.starts_with(['[', '(']) || text.contains('(');
@@ -140,6 +158,10 @@ pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
     if items.contains(&"") {
         let mend = "write 8,16,32 or 1..8 or [2**i for i in range(8)], and an empty one as in ['', '-e']";
         return Err(Error::input(format!("a value is missing ({mend})")));
+    }
+    if let Some(range) = items.iter().find(|item| is_range(item)) {
+        let mend = "write 0.1,0.2,0.3 or [i / 10 for i in range(1, 6)], and whole numbers alone as in 1..8";
+        return Err(Error::input(format!("{range} is no range of whole numbers, which alone has steps ({mend})")));
     }
     // Only numbers that are written as they are printed: others are passed on as they are.
     let number = |item: &&str| item.parse::<i64>().ok().filter(|number| number.to_string() == **item);
@@ -238,13 +260,14 @@ impl CommandRequest {
         })
     }
 
-    /// What its records are known by: the name of the program, and a hash of all that its times depend on.
-    pub fn workload(&self) -> String {
+    /// What its records are known by: the name of the program, and a hash of all that its times depend on:
+    /// the texts, and what is in these files.
+    fn workload(&self, files: &Files) -> String {
         let first = self.command.split_whitespace().next().unwrap_or("none");
         let program = Path::new(first).file_name().map_or(first.into(), |name| name.to_string_lossy());
         let names: Vec<&str> = self.parameters.iter().map(|(name, _)| name.as_str()).collect();
         let parts = (&self.command, names, &self.build, &self.check, &self.prepare, &self.cleanup);
-        let parts = (parts, &self.metric, self.maximize, self.shell);
+        let parts = (parts, &self.metric, self.maximize, self.shell, files.hashes());
         let text = serde_json::to_vec(&parts).expect("invariant: texts have a form in JSON");
         let program: String = program.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).collect();
         format!("{COMMAND}:{program}-{:08x}", content_hash(&text) as u32)
@@ -269,6 +292,8 @@ pub(super) struct Course<'a> {
     pub seed: u64,
     /// Whether the leaders race.
     pub race: bool,
+    /// Whether what is recorded is forgotten first.
+    pub fresh: bool,
     /// CPUs, as records have them.
     pub threads: usize,
     /// The machine, as records have it.
@@ -294,12 +319,21 @@ pub fn tune_command(
         time: request.time.map(|time| seconds("--time", time)).transpose()?,
         seed: request.seed,
         race: request.race,
+        fresh: request.fresh,
         threads: request.threads,
         target: &target,
         transfer: request.transfer.as_deref(),
     };
     let (space, options) = (Arc::new(request.space()?), request.options()?);
-    carry_out(&course, request.workload(), space, options, (database, wall), stop, note)
+    for name in space.names().filter(|name| !options.templates().any(|(_, template)| template.reads(name))) {
+        let mend = if request.shell { format!(", or name ${}", Template::variable(name)) } else { String::new() };
+        note(Note::Message(format!(
+            "no text uses the parameter {name}, so it changes nothing (write {{{name}}}{mend})"
+        )));
+    }
+    let files = Files::of_commands(&options);
+    note(Note::Message(files.line()));
+    carry_out(&course, request.workload(&files), space, options, (database, wall), stop, note)
 }
 
 /// Searches what a machine of commands measures, records it, and races the leaders.
@@ -321,10 +355,7 @@ pub(super) fn carry_out(
         template: space.name().to_owned(),
         threads: u32::try_from(course.threads).unwrap_or(u32::MAX),
     };
-    let opened = database.open_to_write()?;
-    if let Some(warning) = &opened.warning {
-        note(Note::Message(warning.clone()));
-    }
+    let opened = open(database, course.fresh.then_some(&key), note)?;
     let (judge, limits) = (Judge::of_space(&space), options.limits());
     let earlier = earlier_of(&opened.store, &key, &space, &|_| judge.clone(), &limits, note)
         .map_err(|error| database.refuse(error))?;
@@ -390,11 +421,18 @@ pub(super) fn carry_out(
     wall.seconds.search = wall.lap();
     let summary = tuning.summary(ended.map_err(|error| Error::failed(&error).because(error))?);
     let Found { trials, lost } = found;
+    let end_limits = end_limits.after(earlier.searched().saturating_add(Duration::from_secs_f64(wall.seconds.search)));
     let end = match course.race {
         true => finals::run(&mut commands, (subject, None), &trials, &earlier.imported, end_limits, stop, &|n| note(n)),
         false => Ok(End::NoTime),
     };
     wall.end_race(end.as_ref().ok());
+    if let Ok(End::Raced(finals)) = &end {
+        let show = |ns: f64| if options.metric.is_time() { duration(ns) } else { digits(options.metric.value(ns)) };
+        if let Some(told) = contradiction(finals, &earlier, &show) {
+            note(Note::Message(told));
+        }
+    }
     let winner = match &end {
         Ok(End::Raced(finals)) => Some(winner_of(finals, &key, &space, options.check.is_some())),
         _ => None,
@@ -407,19 +445,25 @@ pub(super) fn carry_out(
     let tuned = report(&trials[earlier.trials.len()..], Some(&summary), &wall);
     let (best, race) = match (&end, winner) {
         (End::Raced(finals), Some(winner)) => {
-            let best = Best::unnamed(winner.template, winner.config, winner.median_ns);
-            let best = Best { margin: winner.margin, is_confirmed: true, ..best };
+            let best = Best::of_unnamed_winner(&winner);
             let race = Race {
                 relative_error: None,
                 is_tie: finals.is_tie(),
                 untuned_gflops: None,
                 untuned: finals.untuned,
                 n_leaders: finals.ranking.len(),
-                spread: finals.spread(),
             };
             (Some(named(best, &finals.ranking[0].config)), Some(race))
         }
-        (End::NoTime, _) => (fastest(&trials, &space, &named), None),
+        (End::NoTime, _) => {
+            let imported = &earlier.imported;
+            let best = fastest(&trials, imported).and_then(|Trial { config, outcome }| {
+                let median_ns = outcome.timing()?.median_ns;
+                let best = Best::unnamed(space.name().to_owned(), space.config_to_json(config), median_ns);
+                Some(named(Best { is_imported: imported.contains(config), ..best }, config))
+            });
+            (best, None)
+        }
         _ => (None, None),
     };
     let verified = best.is_some() && options.check.is_some();
@@ -450,12 +494,28 @@ pub fn best_own(database: &Database, name: &str, target: &Target, threads: usize
     found().map_err(|error| database.refuse(error))
 }
 
-/// The fastest trial, as what is known best without a race.
-fn fastest(trials: &[Trial], space: &Space, named: &dyn Fn(Best, &Config) -> Best) -> Option<Best> {
-    let timed = trials.iter().filter_map(|trial| Some((trial, trial.outcome.timing()?.median_ns)));
-    let (trial, median_ns) = timed.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
-    let best = Best::unnamed(space.name().to_owned(), space.config_to_json(&trial.config), median_ns);
-    Some(named(best, &trial.config))
+/// Where a race says something else of what an earlier run recorded here than noise explains: the one that is
+/// furthest off, in a line.
+fn contradiction(finals: &Finals, earlier: &Earlier, show: &dyn Fn(f64) -> String) -> Option<String> {
+    let known: HashMap<&Config, Timing> = earlier
+        .trials
+        .iter()
+        .filter(|trial| !earlier.imported.contains(&trial.config))
+        .filter_map(|trial| Some((&trial.config, *trial.outcome.timing()?)))
+        .collect();
+    let off = finals.ranking.iter().filter_map(|Leader { config, timing, .. }| {
+        let recorded = known.get(config)?;
+        let factor = (timing.median_ns / recorded.median_ns).max(recorded.median_ns / timing.median_ns);
+        let noise = NOISE_OF_RECORDS + recorded.spread + timing.spread;
+        (factor - 1.0 > noise).then_some((factor, recorded.median_ns, timing.median_ns))
+    });
+    let (_, recorded_ns, raced_ns) = off.max_by(|(a, ..), (b, ..)| a.total_cmp(b))?;
+    Some(format!(
+        "the race contradicts the records: {} where {} is recorded (where the program has changed, begin anew with \
+         --fresh)",
+        show(raced_ns),
+        show(recorded_ns)
+    ))
 }
 
 /// The winner of a race since which nothing was recorded.
@@ -481,6 +541,7 @@ fn winner_of(finals: &Finals, key: &TaskKey, space: &Space, verified: bool) -> W
         config: config(0),
         median_ns: finals.ranking[0].timing.median_ns,
         margin: finals.margin(),
+        spread: Some(finals.spread()),
         runner_up: (finals.ranking.len() > 1).then(|| config(1)),
         gflops: 0.0,
         verified,
@@ -512,6 +573,12 @@ mod tests {
         check("a", "[\"a\"]");
         assert!(parse_values("1,,2").unwrap_err().to_string().contains("a value is missing"));
         assert!(parse_values("9..1").unwrap_err().to_string().contains("write the lesser first"));
+        check("../a,..,a..b", "[\"../a\", \"..\", \"a..b\"]");
+        check("[i / 10 for i in range(1, 3)]", "[0.1, 0.2]");
+        for text in ["0.1..0.5", "1..", "..8", "1..8..2", "1..4,8", "1..1e3", "0..=0.5", "-1.5 .. 1"] {
+            let error = parse_values(text).unwrap_err().to_string();
+            assert!(error.contains("no range of whole numbers"), "{text}: {error}");
+        }
         assert!(parse_values("[1, x]").unwrap_err().to_string().contains("position 5: unknown name x"));
     }
 
@@ -546,11 +613,11 @@ mod tests {
     #[test]
     fn records_are_known_by_all_that_times_depend_on() {
         let plain = CommandRequest { command: "./app {tile}".into(), ..CommandRequest::default() };
-        let name = plain.workload();
+        let name = plain.workload(&Files::default());
         assert!(name.starts_with("command:app-") && name.len() == "command:app-".len() + 8, "{name}");
         let other = CommandRequest { build: Some("make".into()), ..plain.clone() };
-        assert_ne!(other.workload(), name);
+        assert_ne!(other.workload(&Files::default()), name);
         let same = CommandRequest { seed: 9, trials: Some(3), ..plain };
-        assert_eq!(same.workload(), name);
+        assert_eq!(same.workload(&Files::default()), name);
     }
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tilewright_tune::{
-    BoxError, Candidate, Config, ErrorClass, Measure, Next, Outcome, RaceLimits, Standing, Subject, Task, Timing, Trial,
+    BoxError, Candidate, Config, ErrorClass, Measure, Next, Outcome, RaceLimits, Standing, Subject, Task, Timing,
+    Trial, is_tie,
 };
 
 use super::Note;
@@ -23,17 +24,21 @@ const MOST_LEADERS: u64 = 24;
 const TIME: Duration = Duration::from_secs(5);
 /// The same, where the user waits for the end.
 const TIME_INTERRUPTED: Duration = Duration::from_secs(1);
-/// All rounds of a race take at most so much of the search's time …
-const PART_OF_SEARCH: u32 = 2;
-/// … and with what it builds and checks, and with rounds of long kernels, it takes at most so many times that
-/// time …
-const MOST_OF_SEARCH: u32 = 3;
-/// … within these bounds: a few candidates are raced in the one, and what comes to the other hangs.
+/// Part of the search's time that all rounds of a race take at most. With what is built and checked for it a
+/// race takes [`RaceLimits::GOAL`] times as long, so that it is over sooner than the search was.
+const PART_OF_SEARCH: u32 = 4;
+/// Rounds of a race that need not be shorter, however short the search was.
+const FEW_ROUNDS: Duration = Duration::from_millis(500);
+/// Bounds of a whole race, which takes no longer than the search: a few candidates are raced in the lower
+/// one, and a race that comes to the upper one hangs.
 const SHORTEST_RACE: Duration = Duration::from_secs(1);
 const LONGEST_RACE: Duration = Duration::from_secs(60);
-/// Longest that the untuned program may take, after a long search and after the shortest.
-const UNTUNED_LIMIT: Duration = Duration::from_secs(3);
+/// Longest that the untuned program may take with its build and its check, after a long search and after the
+/// shortest.
+const UNTUNED_LIMIT: Duration = Duration::from_secs(4);
 const SHORTEST_UNTUNED_LIMIT: Duration = Duration::from_millis(100);
+/// Part of that time in which a run of it is to end.
+const PART_FOR_UNTUNED_RUN: f64 = 0.75;
 
 /// How long the end of a run may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +47,7 @@ pub struct EndLimits {
     pub rounds: Duration,
     /// The race as a whole.
     pub race: Duration,
-    /// A run of the untuned program.
+    /// The untuned program, with its build and its check.
     pub untuned: Duration,
 }
 
@@ -50,12 +55,14 @@ impl EndLimits {
     /// What goes with a search of so long, or of any length.
     pub fn of(search: Option<Duration>) -> EndLimits {
         let rounds = search.map_or(TIME, |time| TIME.min(time / PART_OF_SEARCH));
-        let race = search.map_or(LONGEST_RACE, |time| time.saturating_mul(MOST_OF_SEARCH));
-        EndLimits {
-            rounds,
-            race: race.clamp(SHORTEST_RACE, LONGEST_RACE),
-            untuned: rounds.clamp(SHORTEST_UNTUNED_LIMIT, UNTUNED_LIMIT),
-        }
+        let race = search.unwrap_or(LONGEST_RACE).clamp(SHORTEST_RACE, LONGEST_RACE);
+        EndLimits { rounds, race, untuned: rounds.clamp(SHORTEST_UNTUNED_LIMIT, UNTUNED_LIMIT) }
+    }
+
+    /// The same or less, once it is known how long was searched.
+    pub fn after(self, search: Duration) -> EndLimits {
+        let rounds = self.rounds.min((search / PART_OF_SEARCH).max(FEW_ROUNDS));
+        EndLimits { rounds, untuned: self.untuned.min(rounds.max(SHORTEST_UNTUNED_LIMIT)), ..self }
     }
 
     /// The same, where the user waits for the end.
@@ -144,7 +151,7 @@ impl Finals {
 
     /// Whether winner and runner-up cannot be told apart.
     pub fn is_tie(&self) -> bool {
-        self.margin().is_some_and(|margin| margin <= self.spread())
+        self.margin().is_some_and(|margin| is_tie(margin, self.spread()))
     }
 }
 
@@ -267,13 +274,15 @@ fn untuned(
     limit: Duration,
     stop: &AtomicBool,
 ) -> Result<Untuned, BoxError> {
-    measure.submit(&[Candidate { patience: Some(limit), ..plain }]);
-    while !stop.load(Ordering::Relaxed) {
+    let start = Instant::now();
+    let patience = limit.mul_f64(PART_FOR_UNTUNED_RUN);
+    measure.submit(&[Candidate { patience: Some(patience), ..plain }]);
+    while !stop.load(Ordering::Relaxed) && start.elapsed() < limit {
         match measure.next(Some(best_ns), LOOK)? {
             Next::Done(_, measured) => {
                 return Ok(match measured.outcome {
                     Outcome::Measured(timing) => Untuned::Measured { ns: timing.median_ns },
-                    Outcome::Failed { class: ErrorClass::RunTimeout, .. } => Untuned::SlowerThan { limit },
+                    Outcome::Failed { class: ErrorClass::RunTimeout, .. } => Untuned::SlowerThan { limit: patience },
                     Outcome::Failed { .. } => Untuned::Failed,
                 });
             }
@@ -330,12 +339,23 @@ mod tests {
             let EndLimits { rounds, race, untuned } = EndLimits::of(seconds.map(Duration::from_secs_f64));
             assert_eq!([rounds, race, untuned].map(|limit| limit.as_secs_f64()), expected, "{seconds:?}");
         };
-        check(None, [5.0, 60.0, 3.0]);
-        check(Some(60.0), [5.0, 60.0, 3.0]);
-        check(Some(10.0), [5.0, 30.0, 3.0]);
-        check(Some(5.0), [2.5, 15.0, 2.5]);
-        check(Some(1.0), [0.5, 3.0, 0.5]);
-        check(Some(0.002), [0.001, 1.0, 0.1]);
+        check(None, [5.0, 60.0, 4.0]);
+        check(Some(60.0), [5.0, 60.0, 4.0]);
+        check(Some(10.0), [2.5, 10.0, 2.5]);
+        check(Some(1.0), [0.25, 1.0, 0.25]);
+        check(Some(0.004), [0.001, 1.0, 0.1]);
+        // Whoever asks for a number of trials is promised the most, and waits in proportion to what they
+        // took.
+        let after = |promised: Option<f64>, seconds: f64| {
+            let promised = EndLimits::of(promised.map(Duration::from_secs_f64));
+            let EndLimits { rounds, race, untuned } = promised.after(Duration::from_secs_f64(seconds));
+            assert_eq!(race, promised.race);
+            [rounds, untuned].map(|limit| limit.as_secs_f64())
+        };
+        assert_eq!(after(None, 0.8), [0.5, 0.5]);
+        assert_eq!(after(None, 12.0), [3.0, 3.0]);
+        assert_eq!(after(None, 1e6), [5.0, 4.0]);
+        assert_eq!(after(Some(1.0), 9.0), [0.25, 0.25]);
         let interrupted = EndLimits::of(None).of_interrupted();
         assert_eq!((interrupted.rounds, interrupted.race), (TIME_INTERRUPTED, 2 * TIME_INTERRUPTED));
     }

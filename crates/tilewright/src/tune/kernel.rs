@@ -27,6 +27,7 @@ use tilewright_tune::expression::{self, Datum, Type};
 use tilewright_tune::predict::content_hash;
 
 use super::command::{Course, carry_out, seconds, space_of};
+use super::files::Files;
 use super::{DEFAULT_SEARCH, Note, Tuned, Wall};
 use crate::database::Database;
 use crate::error::Error;
@@ -95,6 +96,8 @@ pub struct KernelRequest {
     pub seed: u64,
     /// Whether the leaders race at the end.
     pub race: bool,
+    /// Whether what is recorded of it is forgotten first.
+    pub fresh: bool,
     /// Results of another tuner whose best configurations are measured first, as far as they fit.
     pub transfer: Option<PathBuf>,
 }
@@ -362,6 +365,7 @@ impl KernelRequest {
             time: None,
             seed: 0,
             race: true,
+            fresh: false,
             transfer: None,
         };
         let is_for_cpu = request.language().map_err(named)?.api().is_none();
@@ -557,10 +561,17 @@ impl KernelRequest {
         path.canonicalize().unwrap_or(path)
     }
 
-    /// What its records are known by: its name, and a hash of the description and of the source.
+    /// What its records are known by: its name, and a hash of the description, of the source with what it
+    /// includes in quotes, and of the files that the reference names.
     fn workload(&self) -> String {
-        let mut text = serde_json::to_vec(&self.form).expect("invariant: texts and numbers have a form in JSON");
-        text.extend(fs::read(self.path(&self.form.source)).unwrap_or_default());
+        let reference = &self.form.reference;
+        let mut files = Files::default();
+        [Some(&self.form.source), reference.source.as_ref()].into_iter().flatten().for_each(|path| {
+            files.add_source(&self.path(path));
+        });
+        reference.files.iter().flat_map(|files| files.values()).for_each(|path| files.add(&self.path(path)));
+        let parts = (&self.form, files.hashes());
+        let text = serde_json::to_vec(&parts).expect("invariant: texts and numbers have a form in JSON");
         let name: String = self.form.name.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).collect();
         format!("{KERNEL}:{name}-{:08x}", content_hash(&text) as u32)
     }
@@ -986,6 +997,7 @@ pub fn tune_kernel(
         time: request.time.map(|time| seconds("--time", time)).transpose()?,
         seed: request.seed,
         race: request.race,
+        fresh: request.fresh,
         threads: request.threads,
         target: &target,
         transfer: request.transfer.as_deref(),

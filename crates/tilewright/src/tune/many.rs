@@ -17,7 +17,7 @@ use tilewright_tune::{Budget, Config, Ended, Event, HeadStart, Measure, Search, 
 use super::finals::EndLimits;
 use super::recorder::{Recorder, Recording};
 use super::turns::{Course, Pace, TURN, next};
-use super::{Found, Note, Run, TuneRequest, Tuned, Wall, search_of, task_key, with_best_elsewhere};
+use super::{Found, Note, Run, TuneRequest, Tuned, Wall, open, search_of, task_key, with_best_elsewhere};
 use crate::database::Database;
 use crate::error::Error;
 
@@ -137,10 +137,8 @@ pub fn tune_many(
         let search = search_of(request, &task, &key, note)?;
         understood.push(((task, key), search));
     }
-    let opened = database.open_to_write()?;
-    if let Some(warning) = &opened.warning {
-        note(Note::Message(warning.clone()));
-    }
+    let forgotten = tasks.iter().zip(&understood).filter(|((request, _), _)| request.fresh);
+    let opened = open(database, forgotten.map(|(_, ((_, key), _))| key), note)?;
     let (mut runs, mut searches) = (Vec::new(), Vec::new());
     for (((request, _), note), (task, (search, guesses))) in tasks.iter().zip(&notes).zip(understood) {
         let guesses = with_best_elsewhere(guesses, request, None, &task.0, &opened.store);

@@ -39,6 +39,15 @@ impl fmt::Display for Plan {
     }
 }
 
+/// What is to be said of a fastest trial.
+fn why_not_raced(best: &Best, may_race: bool) -> &'static str {
+    match (best.is_imported, may_race) {
+        (true, _) => "imported, and not measured here",
+        (false, true) => "one trial, the time was too short for a race",
+        (false, false) => "one trial, not raced",
+    }
+}
+
 impl Begin {
     /// What is searched, by what, and where it is recorded.
     pub fn lines(&self, search: &str, seed: u64) -> Vec<String> {
@@ -93,14 +102,13 @@ impl Tuned {
         match &self.race {
             Some(race) => format!("{title}\nwinner   {speed}{}{}", self.raced(workload, best, race), self.ending()),
             None if self.ended.is_none() => {
-                let ahead = |margin| format!(", {} ahead of the runner-up", percent(margin));
-                let ahead = best.margin.map_or(String::new(), ahead);
-                format!("{title}\nwinner   {speed}{ahead}\nconfig   {}", best.config)
+                let ahead = best.ahead(None).map_or(String::new(), |ahead| format!("margin   {ahead}\n"));
+                format!("{title}\nwinner   {speed}\n{ahead}config   {}", best.config)
             }
             None => {
-                let why = if may_race { "the time was too short for a race" } else { "not raced" };
                 let config = &best.config;
-                format!("{title}\nfastest  {speed}: one trial, {why}\nconfig   {config}\n{}", self.ending())
+                let why = why_not_raced(best, may_race);
+                format!("{title}\nfastest  {speed}: {why}\nconfig   {config}\n{}", self.ending())
             }
         }
     }
@@ -114,7 +122,12 @@ impl Tuned {
                 let threads = count(self.threads, "thread");
                 let is_winner = self.race.is_some() || self.ended.is_none();
                 let what = if is_winner { "winner  " } else { "fastest " };
-                let margin = own_margin(best.margin, self.race.as_ref(), may_race);
+                let margin = match (best.ahead(self.race.as_ref().map(|race| race.n_leaders)), &self.race) {
+                    (Some(ahead), _) => format!("\nmargin   {ahead}"),
+                    (None, Some(_)) => "\nmargin   no other candidate came near".to_owned(),
+                    (None, None) if is_winner => String::new(),
+                    (None, None) => format!(": {}", why_not_raced(best, may_race)),
+                };
                 let mut text = format!(
                     "{} on {}, {threads}\n{what} {}{margin}\nconfig   {}\n",
                     self.workload,
@@ -170,19 +183,9 @@ impl Tuned {
             "{of_peak}; verified against the reference{}\n",
             race.relative_error.map_or(String::new(), |e| format!(", relative error {e:.1e}"))
         );
-        let n = race.n_leaders;
-        text += &match best.margin {
+        text += &match best.ahead(Some(race.n_leaders)) {
             None => "margin   no other candidate came near\n".to_owned(),
-            Some(margin) if race.is_tie => format!(
-                "margin   tie within noise: the runner-up of {n} is {} slower, rounds spread by {}\n",
-                percent(margin),
-                percent(race.spread)
-            ),
-            Some(margin) => format!(
-                "margin   {} ahead of the runner-up of {n}; rounds spread by {}\n",
-                percent(margin),
-                percent(race.spread)
-            ),
+            Some(ahead) => format!("margin   {ahead}\n"),
         };
         text += &match race.untuned {
             Untuned::Measured { ns } => format!(
@@ -261,22 +264,5 @@ impl TunedMany {
             Some((task.tuned.workload.clone(), task.tuned.failure()?))
         };
         lost.or_else(without)
-    }
-}
-
-/// How far the best of a command is ahead.
-fn own_margin(margin: Option<f64>, race: Option<&Race>, may_race: bool) -> String {
-    match (margin, race) {
-        (Some(margin), Some(race)) if race.is_tie => format!(
-            "; tie within noise: the runner-up of {} is {} behind, rounds spread by {}",
-            race.n_leaders,
-            percent(margin),
-            percent(race.spread)
-        ),
-        (Some(margin), Some(race)) => format!(", {} ahead of the runner-up of {}", percent(margin), race.n_leaders),
-        (Some(margin), None) => format!(", {} ahead of the runner-up", percent(margin)),
-        (None, Some(_)) => ", no other candidate came near".to_owned(),
-        (None, None) if !may_race => ": one trial, not raced".to_owned(),
-        (None, None) => String::new(),
     }
 }

@@ -154,6 +154,7 @@ mod tests {
                 let winner = Winner {
                     median_ns,
                     margin,
+                    spread: margin.map(|margin| margin / 2.0),
                     runner_up: margin.map(|_| record.config.clone()),
                     gflops,
                     verified,

@@ -86,6 +86,7 @@ const LATER_COLUMNS: &[(&str, &str, &str)] = &[
     ("winners", "imported", "INTEGER"),
     // The last trial of the space when its race ended.
     ("winners", "last_trial", "INTEGER"),
+    ("winners", "spread", "REAL"),
 ];
 
 /// A trial that is there already stays, but for one that failed of a limit: what was measured takes its
@@ -138,8 +139,9 @@ const BEYOND_NOISE: f64 = 0.95;
 
 const SET_WINNER: &str = "
 INSERT OR REPLACE INTO winners
-    (task, config, median_ns, margin, runner_up, gflops, verified, version, toolchain, unix_time, imported, last_trial)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, (SELECT coalesce(max(id), 0) FROM trials WHERE task = ?1))";
+    (task, config, median_ns, margin, runner_up, gflops, verified, version, toolchain, unix_time, imported, spread,
+    last_trial)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, (SELECT coalesce(max(id), 0) FROM trials WHERE task = ?1))";
 
 /// Why a store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -223,6 +225,9 @@ pub struct Winner {
     pub median_ns: f64,
     /// By what part of its own median the runner-up is slower; `None` where there was no other candidate.
     pub margin: Option<f64>,
+    /// How far the rounds of it and of the runner-up spread, as a part of their medians, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<f64>,
     /// The configuration of the runner-up.
     pub runner_up: Option<Json>,
     /// Throughput at the median, in 10^9 floating-point operations a second.
@@ -251,10 +256,12 @@ impl Winner {
                 return Err(format!("winner: {name} {number} is not a positive number"));
             }
         }
-        match self.margin.filter(|margin| !margin.is_finite()) {
-            Some(margin) => Err(format!("winner: margin {margin} is not a number")),
-            None => Ok(()),
+        for (name, number) in [("margin", self.margin), ("spread", self.spread)] {
+            if let Some(number) = number.filter(|number| !number.is_finite()) {
+                return Err(format!("winner: {name} {number} is not a number"));
+            }
         }
+        Ok(())
     }
 
     /// The winner as the configuration of this record.
@@ -560,6 +567,23 @@ impl Store {
         Ok(false)
     }
 
+    /// Forgets all trials of a space and its winner; how many trials there were.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn forget(&mut self, key: &TaskKey) -> Result<u64, StoreError> {
+        let TaskKey { workload, target, template, threads } = key;
+        let transaction = self.write()?;
+        let earlier = earlier_called(workload);
+        let mut n_trials = 0;
+        for table in ["winners", "trials"] {
+            let statement = format!("DELETE FROM {table} WHERE task IN (SELECT id FROM ({TASKS}))");
+            n_trials = transaction.execute(&statement, params![workload, target, threads, template, earlier])?;
+        }
+        transaction.commit()?;
+        Ok(n_trials as u64)
+    }
+
     /// Records the winner of a race that was run here, in the place of an earlier one of the same space.
     ///
     /// # Errors
@@ -750,6 +774,7 @@ fn replace_winner(transaction: &Transaction, task: i64, winner: &Winner) -> Resu
             winner.toolchain,
             winner.unix_time as i64,
             winner.is_imported.then_some(true),
+            winner.spread,
         ],
     )?;
     Ok(())
@@ -867,6 +892,14 @@ fn flag(row: &Row, column: &str) -> Result<bool, StoreError> {
     }
 }
 
+/// A number that a database of an earlier version may lack.
+fn later_number(row: &Row, column: &str) -> Result<Option<f64>, StoreError> {
+    match row.as_ref().column_index(column) {
+        Ok(column) => Ok(row.get(column)?),
+        Err(_) => Ok(None),
+    }
+}
+
 /// The trial's place in its run. A read-only database of an earlier version lacks the columns.
 fn run_time(row: &Row) -> Result<Option<RunTime>, StoreError> {
     if row.as_ref().column_index("run_elapsed_s").is_err() {
@@ -910,6 +943,7 @@ fn winner(row: &Row) -> Result<Winner, StoreError> {
         margin: row.get("margin")?,
         runner_up: row.get::<_, Option<String>>("runner_up")?.as_deref().map(parse).transpose()?,
         gflops: row.get("gflops")?,
+        spread: later_number(row, "spread")?,
         verified: row.get("verified")?,
         version: row.get("version")?,
         toolchain: row.get("toolchain")?,
