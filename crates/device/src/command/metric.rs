@@ -114,7 +114,8 @@ impl Metric {
         }
     }
 
-    /// What fits an expression the last time in a text: the first of its groups that takes part, or all of it.
+    /// What fits an expression the last time in a text: the first of its groups that takes part, or all of
+    /// it.
     pub(super) fn last_match(&self, text: &[u8]) -> Option<String> {
         let Metric::Output { pattern, .. } = self else { return None };
         let mut end = text.len();

@@ -47,6 +47,8 @@ impl Device {
         let sources: Vec<Source> = candidates.iter().map(|c| Source::Steps(c.steps.to_string())).collect();
         tell(sources.len());
         let goal = limits.rounds * RaceLimits::GOAL;
+        // Beyond it, too, whoever is left has a round in each stage.
+        let over = Over { late: &is_late, long: &|| start.elapsed() >= goal };
         let (first, others) = sources.split_at(sources.len().min(FIRST));
         let mut left: Vec<Runner> = self.start_race(first, &is_late)?.into_iter().enumerate().collect();
         let mut each = start.elapsed() / FIRST as u32;
@@ -69,7 +71,7 @@ impl Device {
         let mut standings = Vec::new();
         let mut rounds = RaceLimits::LEAST_ROUNDS;
         while left.len() > FINALISTS {
-            self.some_rounds(&mut left, rounds, round, &is_late)?;
+            self.some_rounds(&mut left, rounds, round, &over)?;
             for runner in left.split_off(left.len().div_ceil(2)) {
                 // Of those that leave only failures are of interest.
                 let standing = self.standing(runner);
@@ -83,12 +85,12 @@ impl Device {
         let rounds = affordable.clamp(RaceLimits::LEAST_ROUNDS, MOST_ROUNDS);
         for sitting in 0..LAST_SITTINGS {
             if sitting > 0 {
-                if is_settled(&left) {
+                if is_settled(&left) || (over.long)() {
                     break;
                 }
                 move_on(self, &mut left)?;
             }
-            self.some_rounds(&mut left, rounds.div_ceil(LAST_SITTINGS), round, &is_late)?;
+            self.some_rounds(&mut left, rounds.div_ceil(LAST_SITTINGS), round, &over)?;
         }
         let finalists: Vec<Standing> = left.into_iter().filter_map(|runner| self.standing(runner)).collect();
         standings.splice(0..0, finalists);
@@ -98,14 +100,8 @@ impl Device {
     }
 
     /// Some rounds, after which the fastest come first.
-    fn some_rounds(
-        &mut self,
-        left: &mut [Runner],
-        rounds: u64,
-        round: Round,
-        is_late: &dyn Fn() -> bool,
-    ) -> io::Result<()> {
-        self.race_rounds(&mut racers(left), rounds as u32, round, is_late)?;
+    fn some_rounds(&mut self, left: &mut [Runner], rounds: u64, round: Round, over: &Over) -> io::Result<()> {
+        self.race_rounds(&mut racers(left), rounds as u32, round, over.late, over.long)?;
         left.sort_by(|(_, a), (_, b)| a.quartile_ns().total_cmp(&b.quartile_ns()));
         Ok(())
     }
@@ -117,6 +113,12 @@ impl Device {
         let outcome = self.end_race(racer);
         (!is_too_late).then_some(Standing { at, outcome, quartile_ns, relative_error })
     }
+}
+
+/// When a race ends: at once, and behind the round that is under way.
+struct Over<'a> {
+    late: &'a dyn Fn() -> bool,
+    long: &'a dyn Fn() -> bool,
 }
 
 /// Whether the two that lead need no more rounds.

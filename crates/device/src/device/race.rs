@@ -67,7 +67,7 @@ impl Device {
             if sitting > 0 {
                 self.next_sitting(&mut racers, &never)?;
             }
-            self.race_rounds(&mut racers, rounds, round, &never)?;
+            self.race_rounds(&mut racers, rounds, round, &never, &never)?;
         }
         Ok(racers)
     }
@@ -155,7 +155,7 @@ impl Device {
     }
 
     /// Rounds that each run every candidate once in a new order, so that a change of the machine's speed hits
-    /// all alike; until all is over.
+    /// all alike; until all is over, or one round at least is done and that is enough.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
@@ -165,10 +165,14 @@ impl Device {
         rounds: u32,
         round: Round,
         over: &dyn Fn() -> bool,
+        is_enough: &dyn Fn() -> bool,
     ) -> io::Result<()> {
         let mut order: Vec<usize> = (0..racers.len()).collect();
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.options.seed);
-        for _ in 0..rounds {
+        for at in 0..rounds {
+            if at > 0 && is_enough() {
+                break;
+            }
             // What a candidate finds in the caches, and how fast the cores just are, depends on who ran
             // before it.
             order.shuffle(&mut rng);

@@ -56,13 +56,13 @@ impl EndLimits {
     pub fn of(search: Option<Duration>) -> EndLimits {
         let rounds = search.map_or(TIME, |time| TIME.min(time / PART_OF_SEARCH));
         let race = search.unwrap_or(LONGEST_RACE).clamp(SHORTEST_RACE, LONGEST_RACE);
-        EndLimits { rounds, race, untuned: rounds.clamp(SHORTEST_UNTUNED_LIMIT, UNTUNED_LIMIT) }
+        EndLimits { rounds, race, untuned: (2 * rounds).clamp(SHORTEST_UNTUNED_LIMIT, UNTUNED_LIMIT) }
     }
 
     /// The same or less, once it is known how long was searched.
     pub fn after(self, search: Duration) -> EndLimits {
         let rounds = self.rounds.min((search / PART_OF_SEARCH).max(FEW_ROUNDS));
-        EndLimits { rounds, untuned: self.untuned.min(rounds.max(SHORTEST_UNTUNED_LIMIT)), ..self }
+        EndLimits { rounds, untuned: self.untuned.min((2 * rounds).max(SHORTEST_UNTUNED_LIMIT)), ..self }
     }
 
     /// The same, where the user waits for the end.
@@ -341,8 +341,8 @@ mod tests {
         };
         check(None, [5.0, 60.0, 4.0]);
         check(Some(60.0), [5.0, 60.0, 4.0]);
-        check(Some(10.0), [2.5, 10.0, 2.5]);
-        check(Some(1.0), [0.25, 1.0, 0.25]);
+        check(Some(10.0), [2.5, 10.0, 4.0]);
+        check(Some(1.0), [0.25, 1.0, 0.5]);
         check(Some(0.004), [0.001, 1.0, 0.1]);
         // Whoever asks for a number of trials is promised the most, and waits in proportion to what they
         // took.
@@ -352,10 +352,10 @@ mod tests {
             assert_eq!(race, promised.race);
             [rounds, untuned].map(|limit| limit.as_secs_f64())
         };
-        assert_eq!(after(None, 0.8), [0.5, 0.5]);
-        assert_eq!(after(None, 12.0), [3.0, 3.0]);
+        assert_eq!(after(None, 0.8), [0.5, 1.0]);
+        assert_eq!(after(None, 4.0), [1.0, 2.0]);
         assert_eq!(after(None, 1e6), [5.0, 4.0]);
-        assert_eq!(after(Some(1.0), 9.0), [0.25, 0.25]);
+        assert_eq!(after(Some(1.0), 9.0), [0.25, 0.5]);
         let interrupted = EndLimits::of(None).of_interrupted();
         assert_eq!((interrupted.rounds, interrupted.race), (TIME_INTERRUPTED, 2 * TIME_INTERRUPTED));
     }
