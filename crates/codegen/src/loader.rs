@@ -31,7 +31,9 @@ impl Drop for Code {
 
 unsafe extern "C" {
     fn expf(x: f32) -> f32;
+    fn expm1f(x: f32) -> f32;
     fn logf(x: f32) -> f32;
+    fn log1pf(x: f32) -> f32;
     fn tanhf(x: f32) -> f32;
     fn erff(x: f32) -> f32;
     fn sinf(x: f32) -> f32;
@@ -39,7 +41,9 @@ unsafe extern "C" {
     fn powf(x: f32, y: f32) -> f32;
     fn sincosf(x: f32, sin: *mut f32, cos: *mut f32);
     fn exp(x: f64) -> f64;
+    fn expm1(x: f64) -> f64;
     fn log(x: f64) -> f64;
+    fn log1p(x: f64) -> f64;
     fn tanh(x: f64) -> f64;
     fn erf(x: f64) -> f64;
     fn sin(x: f64) -> f64;
@@ -53,14 +57,18 @@ unsafe extern "C" {
 pub fn external(name: &str) -> Option<usize> {
     Some(match name {
         "expf" => expf as *const () as usize,
+        "expm1f" => expm1f as *const () as usize,
         "logf" => logf as *const () as usize,
+        "log1pf" => log1pf as *const () as usize,
         "tanhf" => tanhf as *const () as usize,
         "erff" => erff as *const () as usize,
         "sinf" => sinf as *const () as usize,
         "cosf" => cosf as *const () as usize,
         "powf" => powf as *const () as usize,
         "exp" => exp as *const () as usize,
+        "expm1" => expm1 as *const () as usize,
         "log" => log as *const () as usize,
+        "log1p" => log1p as *const () as usize,
         "tanh" => tanh as *const () as usize,
         "erf" => erf as *const () as usize,
         "sincosf" => sincosf as *const () as usize,

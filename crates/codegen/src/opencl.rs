@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 use std::fmt::Write;
 
-use tilewright_ir::expr::{BinaryOp, Cond, Expr, Subscript, UnaryOp};
+use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
 use tilewright_ir::gpu::{Access, GpuProgram, Kernel};
 use tilewright_ir::index::{Atom, Ranges};
 use tilewright_ir::{Buffer, BufferId, DType, Index, LoopId, LoopKind, Program, Role, Scope, Stmt, Target};
@@ -26,8 +26,8 @@ const RESERVED: &str = "\
     for global goto half if image2d_t image3d_t inline int kernel local long pipe private ptrdiff_t quad \
     read_only read_write register restrict return sampler_t short signed size_t sizeof static struct \
     switch typedef uchar uint ulong union unsigned ushort void volatile while write_only INFINITY NAN \
-    MAXFLOAT HUGE_VAL abs barrier ceil clamp cos erf exp fabs floor fma fmax fmin log max min pow rint \
-    sin sqrt tanh get_group_id get_local_id";
+    MAXFLOAT HUGE_VAL abs barrier ceil clamp cos erf exp expm1 fabs floor fma fmax fmin isnan log \
+    log1p max min pow rint sin sqrt tanh get_group_id get_local_id";
 
 /// Beginnings of names that are the language's.
 const RESERVED_STARTS: &[&str] = &["_", "as_", "convert_", "vload", "vstore", "cl_", "CL_", "CLK_"];
@@ -57,6 +57,20 @@ const HELPERS: [(&str, &str); 7] = [
     ),
 ];
 
+/// All functions of our own, with the minima and maxima, which `fmin` and `fmax` are not: those lose NaN.
+fn all_helpers() -> impl DoubleEndedIterator<Item = (String, String)> {
+    let types = ["float", "double"].into_iter().flat_map(|ty| ["", "2", "4", "8", "16"].map(|n| format!("{ty}{n}")));
+    let extrema = types.flat_map(|ty| {
+        [("min", '<'), ("max", '>')].map(|(what, sign)| {
+            let name = format!("{what}_{ty}");
+            let source = format!("{ty} {name}({ty} a, {ty} b) {{ return a {sign} b | isnan(a) ? a : b; }}");
+            (name, source)
+        })
+    });
+    let others = HELPERS.iter().map(|(name, source)| ((*name).to_owned(), (*source).to_owned()));
+    others.chain(extrema.collect::<Vec<_>>())
+}
+
 /// OpenCL C of all kernels of a program, for a target.
 pub fn opencl_c(program: &GpuProgram, target: &Target) -> String {
     let names = Names::of(&program.program);
@@ -70,8 +84,8 @@ pub fn opencl_c(program: &GpuProgram, target: &Target) -> String {
     }
     // What calls others stands behind them.
     let mut helpers = String::new();
-    for (name, source) in HELPERS.iter().rev() {
-        if has_word(&body, name) || has_word(&helpers, name) {
+    for (name, source) in all_helpers().rev() {
+        if has_word(&body, &name) || has_word(&helpers, &name) {
             helpers = format!("{source}\n\n{helpers}");
         }
     }
@@ -93,7 +107,7 @@ struct Names {
 
 impl Names {
     fn of(program: &Program) -> Names {
-        let mut taken: HashSet<String> = HELPERS.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let mut taken: HashSet<String> = all_helpers().map(|(name, _)| name).collect();
         let mut name_of = |name: &str| {
             let letter = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
             let mut own: String = name.chars().map(letter).collect();
@@ -300,7 +314,12 @@ impl Printer<'_> {
                         Expr::Select(Box::new(first.clone()), Box::new(identity), Box::new(old))
                     }
                 };
-                let value = self.binary(op.combine(), &old, value, dtype);
+                // Steps of an extremum wait for each other by their second operand alone.
+                let (a, b) = match op {
+                    ReduceOp::Sum | ReduceOp::Product => (&old, value),
+                    ReduceOp::Min | ReduceOp::Max => (value, &old),
+                };
+                let value = self.binary(op.combine(), a, b, dtype);
                 self.store(*buffer, index, value);
             }
             // A hint for caches, which GPUs have no use for.
@@ -676,6 +695,10 @@ impl Printer<'_> {
             }
         }
         match (op, b) {
+            // It is known of a number that it is one.
+            (BinaryOp::Min | BinaryOp::Max, Expr::Const(_)) => {
+                self.combined(op, self.expr(b, dtype), self.expr(a, dtype), dtype)
+            }
             (BinaryOp::Pow, Expr::Const(n)) if *n == 1.0 => self.expr(a, dtype),
             (BinaryOp::Pow, Expr::Const(n)) if *n == 2.0 => {
                 let a = self.expr(a, dtype);
@@ -693,10 +716,13 @@ impl Printer<'_> {
             BinaryOp::Sub => format!("({a} - {b})"),
             BinaryOp::Mul => format!("({a} * {b})"),
             BinaryOp::Div => format!("({a} / {b})"),
-            BinaryOp::Min if dtype.is_float() => format!("fmin({a}, {b})"),
-            BinaryOp::Max if dtype.is_float() => format!("fmax({a}, {b})"),
-            BinaryOp::Min => format!("min({a}, {b})"),
-            BinaryOp::Max => format!("max({a}, {b})"),
+            BinaryOp::Min | BinaryOp::Max => {
+                let name = if op == BinaryOp::Min { "min" } else { "max" };
+                match dtype.is_float() {
+                    true => format!("{name}_{}({a}, {b})", self.vector_type(dtype, is_vector)),
+                    false => format!("{name}({a}, {b})"),
+                }
+            }
             BinaryOp::Pow => format!("pow({a}, {b})"),
         };
         Value { text, is_vector }
@@ -709,7 +735,9 @@ fn function(op: UnaryOp) -> &'static str {
         UnaryOp::Neg => "-",
         UnaryOp::Abs => "fabs",
         UnaryOp::Exp => "exp",
+        UnaryOp::Expm1 => "expm1",
         UnaryOp::Log => "log",
+        UnaryOp::Log1p => "log1p",
         UnaryOp::Sqrt => "sqrt",
         UnaryOp::Tanh => "tanh",
         UnaryOp::Erf => "erf",

@@ -263,7 +263,8 @@ pub enum Op {
     Sqrt,
     /// The first number with the sign of the second.
     CopySign,
-    /// The smaller one; the other where one is none.
+    /// The smaller one; NaN where one is NaN. Of zeros of both signs either one. Where both are variable, the
+    /// first takes longer.
     FMin,
     FMax,
     /// `a · b + c`, rounded once.

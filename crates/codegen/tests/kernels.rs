@@ -116,24 +116,49 @@ fn all_operations() {
     }
 }
 
+/// Of two variables, of one and a number, in either order, and of all of a row.
 #[test]
-fn minima_ignore_numbers_that_are_none() {
-    let mut p = program("nan");
-    let x = input(&mut p, "X", DType::F32, &[16]);
-    let low = output(&mut p, "L", DType::F32, &[16]);
-    let high = output(&mut p, "H", DType::F32, &[16]);
-    let i = p.add_loop("i");
-    let zero_by_zero = bin(BinaryOp::Div, Expr::Const(0.0), Expr::Const(0.0));
-    let (a, b) = (load(x, &[ix(i)]), zero_by_zero);
-    p.body = vec![vector(
-        i,
-        16,
-        vec![
-            store(low, &[ix(i)], bin(BinaryOp::Min, a.clone(), b.clone())),
-            store(high, &[ix(i)], bin(BinaryOp::Max, b, a)),
-        ],
-    )];
-    check(&p);
+fn minima_and_maxima_keep_nan() {
+    for (dtype, vectorized) in dtypes().flat_map(|(dtype, _)| [(dtype, false), (dtype, true)]) {
+        let mut p = program("nan");
+        let x = input(&mut p, "X", dtype, &[4, 16]);
+        let i = p.add_loop("i");
+        let k = p.add_loop("k");
+        let at = |row: i64| load(x, &[Index::from(row), ix(i)]);
+        let zero_by_zero = bin(BinaryOp::Div, Expr::Const(0.0), Expr::Const(0.0));
+        let is_third = Cond::Lt(Index::from(i).modulo(3), Index::from(1));
+        let some = Expr::Select(Box::new(is_third), Box::new(zero_by_zero), Box::new(at(0)));
+        let mut body = Vec::new();
+        for (op, name) in [(BinaryOp::Min, "L"), (BinaryOp::Max, "H")] {
+            let values = [
+                bin(op, some.clone(), at(1)),
+                bin(op, at(1), some.clone()),
+                bin(op, some.clone(), Expr::Const(0.25)),
+                bin(op, Expr::Const(0.25), some.clone()),
+            ];
+            for (number, value) in values.into_iter().enumerate() {
+                let to = output(&mut p, &format!("{name}{number}"), dtype, &[16]);
+                body.push(store(to, &[ix(i)], value));
+            }
+        }
+        let y = temporary(&mut p, "Y", dtype, &[4, 16], Scope::Global);
+        let rows: Vec<Stmt> = (0..4)
+            .map(|row| store(y, &[Index::from(row), ix(i)], if row == 2 { some.clone() } else { at(row) }))
+            .collect();
+        let l = p.add_loop("l");
+        let best = output(&mut p, "B", dtype, &[16]);
+        let first = Cond::Eq(ix(k), Index::from(0));
+        let step = Stmt::Update {
+            buffer: best,
+            index: vec![ix(l)],
+            op: ReduceOp::Max,
+            value: load(y, &[ix(k), ix(l)]),
+            first,
+        };
+        let nest = |var, body| if vectorized { vector(var, 16, body) } else { for_(var, 16, body) };
+        p.body = vec![Stmt::Alloc(y), nest(i, [body, rows].concat()), for_(k, 4, vec![nest(l, vec![step])])];
+        check(&p);
+    }
 }
 
 #[test]

@@ -64,8 +64,12 @@ pub enum UnaryOp {
     Abs,
     /// eˣ
     Exp,
+    /// eˣ − 1, which loses nothing near zero.
+    Expm1,
     /// Natural logarithm.
     Log,
+    /// ln(1 + x), which loses nothing near zero.
+    Log1p,
     /// Square root.
     Sqrt,
     /// Hyperbolic tangent.
@@ -86,11 +90,13 @@ pub enum UnaryOp {
 
 impl UnaryOp {
     /// Every function with its name in the text format.
-    pub const ALL: [(UnaryOp, &'static str); 12] = [
+    pub const ALL: [(UnaryOp, &'static str); 14] = [
         (UnaryOp::Neg, "neg"),
         (UnaryOp::Abs, "abs"),
         (UnaryOp::Exp, "exp"),
+        (UnaryOp::Expm1, "expm1"),
         (UnaryOp::Log, "log"),
+        (UnaryOp::Log1p, "log1p"),
         (UnaryOp::Sqrt, "sqrt"),
         (UnaryOp::Tanh, "tanh"),
         (UnaryOp::Erf, "erf"),
@@ -113,9 +119,9 @@ pub enum BinaryOp {
     Mul,
     /// a / b
     Div,
-    /// The smaller; the other one where one is NaN.
+    /// The smaller; NaN where one is NaN. Of zeros of both signs either one.
     Min,
-    /// The larger; the other one where one is NaN.
+    /// The larger; NaN where one is NaN. Of zeros of both signs either one.
     Max,
     /// a to the power of b, as the C library has it: of negative numbers for whole exponents only.
     Pow,
@@ -144,9 +150,9 @@ impl BinaryOp {
 pub enum ReduceOp {
     /// Sum; identity 0.
     Sum,
-    /// Maximum; identity −∞.
+    /// Maximum, NaN where an element is NaN; identity −∞.
     Max,
-    /// Minimum; identity +∞.
+    /// Minimum, NaN where an element is NaN; identity +∞.
     Min,
     /// Product; identity 1.
     Product,

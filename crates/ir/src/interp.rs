@@ -289,7 +289,9 @@ pub fn apply_unary(op: UnaryOp, x: f64) -> f64 {
         UnaryOp::Neg => -x,
         UnaryOp::Abs => x.abs(),
         UnaryOp::Exp => x.exp(),
+        UnaryOp::Expm1 => x.exp_m1(),
         UnaryOp::Log => x.ln(),
+        UnaryOp::Log1p => x.ln_1p(),
         UnaryOp::Sqrt => x.sqrt(),
         UnaryOp::Tanh => x.tanh(),
         UnaryOp::Erf => erf(x),
@@ -309,8 +311,21 @@ pub fn apply_binary(op: BinaryOp, a: f64, b: f64) -> f64 {
         BinaryOp::Sub => a - b,
         BinaryOp::Mul => a * b,
         BinaryOp::Div => a / b,
-        BinaryOp::Min => a.min(b),
-        BinaryOp::Max => a.max(b),
+        // Where the second is NaN, the comparison does not hold.
+        BinaryOp::Min => {
+            if a < b || a.is_nan() {
+                a
+            } else {
+                b
+            }
+        }
+        BinaryOp::Max => {
+            if a > b || a.is_nan() {
+                a
+            } else {
+                b
+            }
+        }
         BinaryOp::Pow => a.powf(b),
     }
 }

@@ -10,7 +10,7 @@ use tilewright_ir::expr::{BinaryOp, Cond, ReduceOp, UnaryOp};
 
 use crate::import::Job;
 use crate::net::{Kind, Line, ValueId, Windows};
-use crate::scalar::{add, clip, input, less, max, min, mul, number, of, sub, where_less};
+use crate::scalar::{add, clip, input, less, max, min, mul, number, of, quantized, sub, where_less};
 
 /// Numbers that a running sum adds for each of its own, at most.
 const MOST_RUNNING: i64 = 1024;
@@ -50,7 +50,11 @@ impl Job<'_> {
         let best = self.step("best", Kind::Reduce(extreme, vec![axis]), &[x], &kept);
         let (worse, better) = if op.is_min { (input(1), input(0)) } else { (input(0), input(1)) };
         let (order, none) = if op.takes_last { (ReduceOp::Max, -1) } else { (ReduceOp::Min, n) };
-        let place = where_less(worse, better, number(none as f64), input(2));
+        // Where the best is NaN, numbers are worse though no comparison says so.
+        let not = |cond: Cond| Cond::Not(Box::new(cond));
+        let is_nan = |x: Expr| not(less(x.clone(), number(1.0))).and(not(less(number(0.0), x)));
+        let is_candidate = not(less(worse, better)).and(not(is_nan(input(1)).and(not(is_nan(input(0))))));
+        let place = Expr::Select(Box::new(is_candidate), Box::new(input(2)), Box::new(number(none as f64)));
         let place = self.step("place", Kind::Map(place), &[x, best, places], &shape);
         let found = self.step("found", Kind::Reduce(order, vec![axis]), &[place], &kept);
         let whole = self.value("whole", DType::I64, &kept);
@@ -262,7 +266,7 @@ impl Job<'_> {
         let (least, most) = dtype.integer_range();
         (self.is_f32(x) && most - least < 1 << 17).then_some(())?;
         let multiple = of(UnaryOp::Round, Expr::binary(BinaryOp::Div, input(0), input(1)));
-        let value = clip(add(multiple, input(2)), least as f64, most as f64);
+        let value = quantized(add(multiple, input(2)), least as f64, most as f64);
         let shape = self.net.shape(x).to_vec();
         Some(self.step("multiple", Kind::Map(value), &[x, scale, zero], &shape))
     }
@@ -302,7 +306,7 @@ impl Job<'_> {
         let zero = Expr::binary(BinaryOp::Div, of(UnaryOp::Neg, min(input(0), number(0.0))), input(1));
         let zero = self.step("zero", Kind::Map(clip(of(UnaryOp::Round, zero), 0.0, 255.0)), &[low, scale], &one);
         let multiple = of(UnaryOp::Round, Expr::binary(BinaryOp::Div, input(0), input(1)));
-        let value = clip(add(multiple, input(2)), 0.0, 255.0);
+        let value = quantized(add(multiple, input(2)), 0.0, 255.0);
         let multiple = self.step("multiple", Kind::Map(value), &[x, scale, zero], &shape);
         let outputs = self.outputs.clone();
         for (from, to) in [multiple, scale, zero].into_iter().zip(outputs) {

@@ -202,7 +202,8 @@ impl Job<'_> {
                 let bound = |at: usize, given: Option<f64>, none: f64| match (given, self.try_input(at)) {
                     (Some(x), _) => Some(x),
                     (None, None) => Some(none),
-                    (None, Some(id)) => self.net.scalar(id),
+                    // NaN is no bound.
+                    (None, Some(id)) => self.net.scalar(id).map(|x| if x.is_nan() { none } else { x }),
                 };
                 let low = bound(1, clip.min, f64::NEG_INFINITY)?;
                 let high = bound(2, clip.max, f64::INFINITY)?;
@@ -747,8 +748,8 @@ impl Job<'_> {
         self.is_f32(x).then_some(())?;
         let shape = self.net.shape(x).to_vec();
         let largest = self.step("largest", Kind::Reduce(ReduceOp::Max, axes.clone()), &[x], kept);
-        // Where all are minus infinity, so is the result.
-        let finite = scalar::max(input(1), number(f64::from(f32::MIN)));
+        // Where all are minus infinity, so is the result; where one is infinite, too.
+        let finite = scalar::clip(input(1), f32::MIN.into(), f32::MAX.into());
         let power = of(UnaryOp::Exp, sub(input(0), finite.clone()));
         let power = self.step("power", Kind::Map(power), &[x, largest], &shape);
         let sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, axes), &[power], kept);

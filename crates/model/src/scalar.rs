@@ -44,10 +44,14 @@ pub fn mul(a: Expr, b: Expr) -> Expr {
     }
 }
 
+/// The smallest number of single precision with all its digits.
+const NORMAL: f64 = f32::MIN_POSITIVE as f64;
+
 /// `a / b`
 pub fn div(a: Expr, b: Expr) -> Expr {
     match b {
-        Expr::Const(b) if b != 0.0 => mul(a, Expr::Const(1.0 / b)),
+        // Of other divisors the inverse is no number with all its digits.
+        Expr::Const(b) if (NORMAL..=1.0 / NORMAL).contains(&b.abs()) => mul(a, Expr::Const(1.0 / b)),
         b => Expr::binary(BinaryOp::Div, a, b),
     }
 }
@@ -74,6 +78,11 @@ fn bound(op: BinaryOp, a: Expr, b: Expr, none: f64) -> Expr {
 /// Between bounds.
 pub fn clip(x: Expr, low: f64, high: f64) -> Expr {
     min(max(x, number(low)), number(high))
+}
+
+/// Between bounds, the lower one where it is NaN, as quantized numbers are.
+pub fn quantized(x: Expr, low: f64, high: f64) -> Expr {
+    where_less(number(low), x.clone(), min(x, number(high)), number(low))
 }
 
 /// A function of one value.
@@ -110,12 +119,37 @@ fn truth(is: Cond) -> Expr {
 /// `log(1 + eˣ)`, without overflow.
 fn softplus(x: Expr) -> Expr {
     let small = of(UnaryOp::Exp, of(UnaryOp::Neg, of(UnaryOp::Abs, x.clone())));
-    add(max(x, number(0.0)), of(UnaryOp::Log, add(number(1.0), small)))
+    add(max(x, number(0.0)), of(UnaryOp::Log1p, small))
 }
 
 /// `eˣ − 1` of what is not positive, else 0.
 fn negative_exp(x: Expr) -> Expr {
-    sub(of(UnaryOp::Exp, min(x, number(0.0))), number(1.0))
+    of(UnaryOp::Expm1, min(x, number(0.0)))
+}
+
+/// `x · tanh(log(1 + eˣ))`, a ratio of polynomials of eˣ, which is 1 in single precision from 20 on.
+fn mish(x: Expr) -> Expr {
+    let power = of(UnaryOp::Exp, min(x.clone(), number(20.0)));
+    let above = mul(power.clone(), add(power, number(2.0)));
+    mul(x, Expr::binary(BinaryOp::Div, above.clone(), add(above, number(2.0))))
+}
+
+/// The hyperbolic sine, of `h = e^(|x| / 2) − 1`, which is finite wherever the sine is.
+fn sinh(x: Expr) -> Expr {
+    let h = of(UnaryOp::Expm1, mul(of(UnaryOp::Abs, x.clone()), number(0.5)));
+    let root = add(h.clone(), number(1.0));
+    let share = add(div(number(1.0), mul(root.clone(), root)), number(1.0));
+    let of_absolute = mul(mul(mul(h.clone(), number(0.5)), add(h, number(2.0))), share);
+    // Zeros and NaN stay.
+    let others = where_less(x.clone(), number(0.0), of(UnaryOp::Neg, of_absolute.clone()), x.clone());
+    where_less(number(0.0), x, of_absolute, others)
+}
+
+/// The hyperbolic cosine, of `e^(|x| / 2)`, which is finite wherever the cosine is.
+fn cosh(x: Expr) -> Expr {
+    let root = of(UnaryOp::Exp, mul(of(UnaryOp::Abs, x), number(0.5)));
+    let half = mul(root.clone(), number(0.5));
+    add(mul(half, root.clone()), div(number(0.5), mul(root.clone(), root)))
 }
 
 /// 1 where a value is not zero, which a number that is none is neither, else 0.
@@ -181,7 +215,7 @@ pub fn unary(f: Unary, x: Expr) -> Option<Expr> {
         U::Swish { alpha } => mul(x.clone(), sigmoid(mul(x, number(alpha)))),
         U::Softplus => softplus(x),
         U::Softsign => div(x.clone(), add(number(1.0), of(UnaryOp::Abs, x))),
-        U::Mish => mul(x.clone(), of(UnaryOp::Tanh, softplus(x))),
+        U::Mish => mish(x),
         U::Elu { alpha } => add(max(x.clone(), zero()), mul(number(alpha), negative_exp(x))),
         U::Celu { alpha } => add(max(x.clone(), zero()), mul(number(alpha), negative_exp(mul(x, number(1.0 / alpha))))),
         U::Selu { alpha, gamma } => {
@@ -217,12 +251,8 @@ pub fn unary(f: Unary, x: Expr) -> Option<Expr> {
             let is_below = less(x.clone(), number(1.0));
             truth(Cond::Not(Box::new(is_below)).and(Cond::Not(Box::new(less(number(0.0), x)))))
         }
-        U::Sinh | U::Cosh => {
-            let other = of(UnaryOp::Exp, of(UnaryOp::Neg, x.clone()));
-            let power = of(UnaryOp::Exp, x);
-            let both = if f == U::Sinh { sub(power, other) } else { add(power, other) };
-            mul(both, number(0.5))
-        }
+        U::Sinh => sinh(x),
+        U::Cosh => cosh(x),
         _ => return None,
     })
 }

@@ -8,6 +8,9 @@ mod blocks;
 #[path = "onnx/libraries.rs"]
 mod libraries;
 
+#[path = "onnx/numbers.rs"]
+mod numbers;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

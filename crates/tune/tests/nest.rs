@@ -3,8 +3,10 @@
 
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_ir::expr::ReduceOp;
+use tilewright_ir::index::Ranges;
 use tilewright_ir::op::Workload;
-use tilewright_ir::{LoopKind, Program, Role, Stmt, Target, interp, lower, verify};
+use tilewright_ir::{BufferId, LoopId, LoopKind, Program, Role, Stmt, Target, interp, lower, verify};
 use tilewright_tune::{Config, Setting, Task};
 
 /// The nests of the tests, by name.
@@ -96,4 +98,92 @@ fn guesses_use_vectors_and_threads() {
     let (_, softmax) = nests().find(|(name, _)| *name == "softmax").unwrap();
     let longer = softmax.to_string().replace("33", "3300");
     assert_eq!(n_guessed_of(Workload::parse(&longer).unwrap(), 2, LoopKind::Parallel), 1);
+}
+
+/// Numbers that a program adds up one after the other in one place at most.
+fn longest_sum(program: &Program) -> i64 {
+    fn walk(program: &Program, block: &[Stmt], around: &mut Vec<(LoopId, i64)>, ranges: &mut Ranges, most: &mut i64) {
+        for stmt in block {
+            match stmt {
+                Stmt::For(l) => {
+                    around.push((l.var, ranges.upper(&l.extent).expect("sizes are known")));
+                    ranges.push(l.var, l.extent.clone());
+                    walk(program, &l.body, around, ranges, most);
+                    ranges.pop();
+                    around.pop();
+                }
+                Stmt::If { then, otherwise, .. } => {
+                    walk(program, then, around, ranges, most);
+                    walk(program, otherwise, around, ranges, most);
+                }
+                Stmt::Update { buffer, index, op: ReduceOp::Sum, .. } => {
+                    // From where the place is made, each round of a loop that it does not move with adds to it.
+                    let made = allocated_in(program, *buffer);
+                    let inside = around.iter().skip_while(|(var, _)| made.contains(var));
+                    let n = inside.filter(|(var, _)| !index.iter().any(|i| i.uses(*var))).map(|(_, n)| n).product();
+                    *most = (*most).max(n);
+                }
+                _ => {}
+            }
+        }
+    }
+    let mut most = 0;
+    walk(program, &program.body, &mut Vec::new(), &mut Ranges::default(), &mut most);
+    most
+}
+
+/// The loops in which a buffer is made anew.
+fn allocated_in(program: &Program, buffer: BufferId) -> Vec<LoopId> {
+    fn find(block: &[Stmt], buffer: BufferId) -> Option<Vec<LoopId>> {
+        block.iter().find_map(|stmt| match stmt {
+            Stmt::Alloc(b) if *b == buffer => Some(Vec::new()),
+            Stmt::For(l) => find(&l.body, buffer).map(|inner| [vec![l.var], inner].concat()),
+            _ => None,
+        })
+    }
+    find(&program.body, buffer).unwrap_or_default()
+}
+
+/// Sums of blocks of channels, of rows, of all there is, and of a prime number of elements.
+#[test]
+fn no_configuration_adds_up_many_numbers_in_one_place() {
+    let sum = |shape: &[i64], kept: &[usize]| {
+        let list = |of: &dyn Fn(usize) -> String, at: &[usize]| at.iter().map(|d| of(*d)).collect::<Vec<_>>().join(",");
+        let all: Vec<usize> = (0..shape.len()).collect();
+        let reduced: Vec<usize> = all.iter().copied().filter(|d| !kept.contains(d)).collect();
+        let out = if kept.is_empty() { "1".to_owned() } else { list(&|d| shape[d].to_string(), kept) };
+        let at = if kept.is_empty() { "0".to_owned() } else { list(&|d| format!("i{d}"), kept) };
+        let first: Vec<String> = reduced.iter().map(|d| format!("i{d}==0")).collect();
+        let mut body = format!("y[{at}]+=x[{}]first {}", list(&|d| format!("i{d}"), &all), first.join("&&"));
+        for d in kept.iter().chain(&reduced).rev() {
+            body = format!("for i{d} in {}{{{body}}}", shape[*d]);
+        }
+        let loops = list(&|d| format!("i{d}"), &all);
+        let sizes = list(&|d| shape[d].to_string(), &all);
+        let text = format!(
+            "nest:buffer x:f32[{sizes}]global input buffer y:f32[{out}]global output loops {loops} run{{{body}}}"
+        );
+        Workload::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+    };
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(5);
+    for (shape, kept) in [
+        (vec![2, 40, 50, 16], vec![0, 3]),
+        (vec![2003, 16], vec![1]),
+        (vec![3, 200, 130], vec![0]),
+        (vec![200_003], vec![]),
+        (vec![3000, 3, 7], vec![]),
+    ] {
+        let workload = sum(&shape, &kept);
+        let expected = output(&workload.program());
+        for target in ["x86-64-v4", "x86-64"] {
+            let task = task(workload.clone(), target, 2);
+            let guess = task.first_guess(0).expect("there is a guess");
+            for config in [guess].into_iter().chain((0..4).map(|_| task.space.sample(&mut rng))) {
+                check(&format!("{shape:?}"), &task, &config, &expected);
+                let program = task.program(&config).unwrap();
+                let n = longest_sum(&program);
+                assert!(n <= 1024, "{n} of {shape:?}, {}\n{program}", task.space.config_to_json(&config));
+            }
+        }
+    }
 }

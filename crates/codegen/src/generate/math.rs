@@ -22,6 +22,8 @@ struct Format {
     /// Exponentials of arguments from here on are infinite, and up to `exp_zero` zero.
     exp_infinite: f64,
     exp_zero: f64,
+    /// Exponentials of minus this and less are 0 beside 1.
+    expm1_one: f64,
     /// ln 2 in two parts, the first so short that its product with an exponent is exact (Cody and Waite,
     /// "Software Manual for the Elementary Functions", 1980).
     ln_2: [f64; 2],
@@ -44,6 +46,7 @@ const SINGLE: Format = Format {
     exponent_bias: 127,
     exp_infinite: 89.0,
     exp_zero: -104.0,
+    expm1_one: 18.0,
     ln_2: [0.693145751953125, 1.4286068203094173e-06],
     // 1.3e-8 of eˣ − 1
     exp: &[0.500000006187795, 0.16666542978152632, 0.04166628226847864, 0.008366585340842942, 0.0013946433963926785],
@@ -79,6 +82,7 @@ const DOUBLE: Format = Format {
     exponent_bias: 1023,
     exp_infinite: 710.0,
     exp_zero: -746.0,
+    expm1_one: 38.0,
     ln_2: [0.6931471805598903, 5.497923018708371e-14],
     // 1.8e-17 of eˣ − 1
     exp: &[
@@ -164,7 +168,9 @@ impl Generator<'_> {
         let math = Math { g: self, format, ty: self.arithmetic_type(dtype).vector(n), int: int.vector(n), n };
         match op {
             UnaryOp::Exp => Some(math.exp(x)),
-            UnaryOp::Log => Some(math.log(x)),
+            UnaryOp::Expm1 => Some(math.expm1(x)),
+            UnaryOp::Log => Some(math.log(x, None)),
+            UnaryOp::Log1p => Some(math.log1p(x)),
             UnaryOp::Tanh => Some(math.tanh(x)),
             UnaryOp::Erf => Some(math.erf(x)),
             UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sqrt | UnaryOp::Sin | UnaryOp::Cos => None,
@@ -284,9 +290,29 @@ impl Math<'_, '_> {
         self.mul(first, self.power_of_two(self.sub(n, half)))
     }
 
+    /// eˣ − 1 = 2ⁿ·p + (2ⁿ − 1), of which half is computed: 2ⁿ itself may be infinite where the value is not.
+    fn expm1(&self, x: Id) -> Id {
+        let (low, high) = (self.real(-self.format.expm1_one), self.real(self.format.exp_infinite));
+        let a = self.where_less(x, low, low, x);
+        let a = self.where_less(high, a, high, a);
+        let (n, p) = self.reduced_exp(a);
+        let power = self.power_of_two(self.sub(n, self.real(1.0)));
+        let half = self.mul_add(power, p, self.sub(power, self.real(0.5)));
+        self.with_sign_of(self.add(half, half), x)
+    }
+
+    /// ln(1 + x), with what rounding of 1 + x loses.
+    fn log1p(&self, x: Id) -> Id {
+        let one = self.real(1.0);
+        let y = self.add(one, x);
+        let lost = self.sub(x, self.sub(y, one));
+        self.with_sign_of(self.log(y, Some(lost)), x)
+    }
+
     /// ln x = e·ln 2 + ln(1 + f) with 1 + f in √½..√2, and s = f / (2 + f): ln(1 + f) = 2·atanh(s) = f − s·(f
-    /// − 2s²·…), where an error of `s` counts little.
-    fn log(&self, x: Id) -> Id {
+    /// − 2s²·…), where an error of `s` counts little. Of an argument that is a rounded sum, `lost` is what the
+    /// exact one has besides.
+    fn log(&self, x: Id, lost: Option<Id>) -> Id {
         let m = &self.g.m;
         let fraction_bits = self.format.fraction_bits;
         let bias = self.format.exponent_bias;
@@ -313,7 +339,11 @@ impl Math<'_, '_> {
         let e = self.sub(biased, offset);
         let fraction = m.binary(Op::And, bits, self.integer((1 << fraction_bits) - 1));
         let significand = m.bitcast(m.binary(Op::AddWrapping, fraction, self.integer(root_bits)), self.ty);
-        let f = self.sub(significand, self.real(1.0));
+        let mut f = self.sub(significand, self.real(1.0));
+        if let Some(lost) = lost {
+            let inverse = self.power_of_two(self.g.m.unary(Op::FNeg, e));
+            f = self.mul_add(lost, inverse, f);
+        }
         let s = self.div(f, self.add(f, self.real(2.0)));
         let z = self.mul(s, s);
         let tail = self.mul(self.add(z, z), self.polynomial(self.format.log, z));

@@ -319,7 +319,9 @@ impl Generator<'_> {
             UnaryOp::Abs => self.m.unary(Op::FAbs, x.value),
             UnaryOp::Sqrt => self.m.unary(Op::Sqrt, x.value),
             UnaryOp::Exp => library_call("exp"),
+            UnaryOp::Expm1 => library_call("expm1"),
             UnaryOp::Log => library_call("log"),
+            UnaryOp::Log1p => library_call("log1p"),
             UnaryOp::Tanh => library_call("tanh"),
             UnaryOp::Erf => library_call("erf"),
             UnaryOp::Sin => library_call("sin"),
@@ -557,7 +559,12 @@ impl Generator<'_> {
             (ReduceOp::Sum, Expr::Binary(BinaryOp::Mul, x, y)) if dtype.is_float() => {
                 self.multiply_add(x, y, old, false, dtype)
             }
-            (ReduceOp::Sum | ReduceOp::Max | ReduceOp::Min | ReduceOp::Product, _) => {
+            (ReduceOp::Max | ReduceOp::Min, _) => {
+                // Steps wait for each other by their second operand alone.
+                let value = self.eval(value, dtype);
+                self.combine(op.combine(), value, old)
+            }
+            (ReduceOp::Sum | ReduceOp::Product, _) => {
                 let value = self.eval(value, dtype);
                 self.combine(op.combine(), old, value)
             }

@@ -10,7 +10,8 @@ use llvm_sys::core::*;
 use llvm_sys::debuginfo::{LLVMMetadataReplaceAllUsesWith, LLVMTemporaryMDNode};
 use llvm_sys::prelude::*;
 use llvm_sys::{
-    LLVMAtomicOrdering, LLVMIntPredicate, LLVMLinkage, LLVMOpcode, LLVMRealPredicate, LLVMTypeKind, LLVMVisibility,
+    LLVMAtomicOrdering, LLVMFastMathNoSignedZeros, LLVMIntPredicate, LLVMLinkage, LLVMOpcode, LLVMRealPredicate,
+    LLVMTypeKind, LLVMVisibility,
 };
 use tilewright_ir::target::{Arch, GpuApi, Target};
 
@@ -101,8 +102,8 @@ fn tuned_for(target: &Target) -> &str {
 fn intrinsic(op: &Op) -> Option<&'static str> {
     Some(match op {
         Op::Fma => "llvm.fma",
-        Op::FMin => "llvm.minnum",
-        Op::FMax => "llvm.maxnum",
+        Op::FMin => "llvm.minimum",
+        Op::FMax => "llvm.maximum",
         Op::FAbs => "llvm.fabs",
         Op::Sqrt => "llvm.sqrt",
         Op::CopySign => "llvm.copysign",
@@ -466,6 +467,10 @@ impl Printer<'_> {
             if let Some(at) = aligned {
                 let attribute = self.attribute("align", u64::from(*align));
                 llvm!(LLVMAddCallSiteAttribute(call, at + 1, attribute));
+            }
+            if let Op::FMin | Op::FMax = op {
+                // Which of two zeros it is would take more instructions.
+                llvm!(LLVMSetFastMathFlags(call, LLVMFastMathNoSignedZeros));
             }
             return call;
         }

@@ -205,6 +205,10 @@ enum Compute {
     Rem,
     Min,
     Max,
+    /// NaN where one is NaN.
+    MinOrNan,
+    /// NaN where one is NaN.
+    MaxOrNan,
     Neg,
     Abs,
     And,

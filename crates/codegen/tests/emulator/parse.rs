@@ -279,6 +279,8 @@ fn code(opcode: &str) -> Option<Code> {
         "mul" => compute(Compute::Mul),
         "div" => compute(Compute::Div),
         "rem" => compute(Compute::Rem),
+        "min" if has("NaN") => compute(Compute::MinOrNan),
+        "max" if has("NaN") => compute(Compute::MaxOrNan),
         "min" => compute(Compute::Min),
         "max" => compute(Compute::Max),
         "neg" => compute(Compute::Neg),

@@ -413,6 +413,7 @@ static int choose_cpus(void) {
 static const struct { const char *name; uintptr_t address; } functions[] = {
     FUNCTION(expf), FUNCTION(logf), FUNCTION(tanhf), FUNCTION(erff), FUNCTION(sinf), FUNCTION(cosf),
     FUNCTION(powf), FUNCTION(sincosf), FUNCTION(exp), FUNCTION(log), FUNCTION(tanh), FUNCTION(erf),
+    FUNCTION(expm1f), FUNCTION(log1pf), FUNCTION(expm1), FUNCTION(log1p),
     FUNCTION(sin), FUNCTION(cos), FUNCTION(pow), FUNCTION(sincos), FUNCTION(memset), FUNCTION(memcpy),
     FUNCTION(memmove),
 };

@@ -1,6 +1,6 @@
 //! Functions of single elements.
 
-use super::util::{broadcast, broadcast_strides, check_float, for_each};
+use super::util::{broadcast, broadcast_strides, check_float, for_each, larger, smaller};
 use super::{ANY, Import, Inputs, Op, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
@@ -253,7 +253,7 @@ impl Unary {
             U::Atan => x.atan(),
             U::Atanh => x.atanh(),
             U::Ceil => x.ceil(),
-            U::Celu { alpha } => x.max(0.0) + (alpha * (x / alpha).exp_m1()).min(0.0),
+            U::Celu { alpha } => larger(x, 0.0) + smaller(alpha * (x / alpha).exp_m1(), 0.0),
             U::Cos => x.cos(),
             U::Cosh => x.cosh(),
             U::Elu { alpha } => {
@@ -573,20 +573,8 @@ impl Operation for Variadic {
                     let (sum, x) = (&mut sums[to], numbers[from]);
                     *sum = match self {
                         _ if at == 0 => x,
-                        Variadic::Max => {
-                            if x > *sum || x.is_nan() {
-                                x
-                            } else {
-                                *sum
-                            }
-                        }
-                        Variadic::Min => {
-                            if x < *sum || x.is_nan() {
-                                x
-                            } else {
-                                *sum
-                            }
-                        }
+                        Variadic::Max => larger(x, *sum),
+                        Variadic::Min => smaller(x, *sum),
                         Variadic::Mean | Variadic::Sum => *sum + x,
                     };
                 });
@@ -631,7 +619,7 @@ impl Operation for Clip {
             };
             let (low, high) = (bound(self.min, min, f64::NEG_INFINITY), bound(self.max, max, f64::INFINITY));
             let mut numbers = x.floats();
-            // Where the bounds cross, the upper one wins; not a number stays.
+            // Where the bounds cross, the upper one wins; NaN stays, and is no bound.
             numbers.iter_mut().filter(|x| !x.is_nan()).for_each(|x| *x = x.max(low).min(high));
             return Ok(vec![Tensor::from_floats(x.dtype(), x.shape(), &numbers)]);
         }

@@ -1,6 +1,6 @@
 //! Elements by index.
 
-use super::util::{around, axis, pick, product, size, strides};
+use super::util::{around, axis, larger, pick, product, size, smaller, strides};
 use super::{Import, Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
@@ -252,8 +252,8 @@ impl Scatter {
                     Scatter::Replace => update,
                     Scatter::Add => *number + update,
                     Scatter::Mul => *number * update,
-                    Scatter::Max => number.max(update),
-                    Scatter::Min => number.min(update),
+                    Scatter::Max => larger(*number, update),
+                    Scatter::Min => smaller(*number, update),
                 };
             }
             return Ok(Tensor::from_floats(data.dtype(), data.shape(), &numbers));

@@ -1,6 +1,6 @@
 //! Numbers of windows and of whole channels.
 
-use super::util::{check_rank, product, size, strides};
+use super::util::{check_rank, larger, product, size, strides};
 use super::window::advance;
 use super::{Geometry, Import, Inputs, Op, Operation, Operator, Window, row};
 use crate::error::invalid;
@@ -194,7 +194,7 @@ impl Operation for GlobalPool {
         let of_channel = |channel: usize| {
             let x = &numbers[channel * area..(channel + 1) * area];
             match self.kind {
-                PoolKind::Max { .. } => x.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+                PoolKind::Max { .. } => x.iter().copied().fold(f64::NEG_INFINITY, larger),
                 PoolKind::Average { .. } => x.iter().sum::<f64>() / area as f64,
                 PoolKind::Lp { p } => norm(x.iter().copied(), p),
             }

@@ -89,10 +89,10 @@ fn scale_of(shape: &[usize], scale: &[usize], along: i64, block: usize) -> Resul
     })
 }
 
-/// The nearest integer of a type, ties to even.
+/// The nearest integer of a type, ties to even; of NaN the least.
 fn saturated(x: f64, dtype: DType) -> f64 {
     let (least, most) = dtype.integer_range();
-    x.round_ties_even().clamp(least as f64, most as f64)
+    x.round_ties_even().max(least as f64).min(most as f64)
 }
 
 fn check_quantized(dtype: DType) -> Result<(), OpError> {

@@ -1,6 +1,6 @@
 //! One number of many.
 
-use super::util::{around, axes, axis, broadcast_strides, for_each};
+use super::util::{around, axes, axis, broadcast_strides, for_each, larger, smaller};
 use super::{Import, Inputs, Op, Operation, Operator, row};
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
@@ -177,20 +177,8 @@ impl Operation for Reduce {
         for_each(x.shape(), [&by], |at, [to]| {
             let (sum, x) = (&mut sums[to], numbers[at]);
             *sum = match self.kind {
-                K::Max | K::LogSumExp => {
-                    if x > *sum || x.is_nan() {
-                        x
-                    } else {
-                        *sum
-                    }
-                }
-                K::Min => {
-                    if x < *sum || x.is_nan() {
-                        x
-                    } else {
-                        *sum
-                    }
-                }
+                K::Max | K::LogSumExp => larger(x, *sum),
+                K::Min => smaller(x, *sum),
                 K::Prod => *sum * x,
                 K::L1 => *sum + x.abs(),
                 K::L2 | K::SumSquare => *sum + x * x,
@@ -261,12 +249,13 @@ impl Operation for ArgReduce {
                 let at = |k: usize| numbers[(o * n + k) * inner + i];
                 let mut best = 0;
                 for k in 1..n {
-                    let order = at(k).partial_cmp(&at(best));
-                    let order = if self.is_min { order.map(std::cmp::Ordering::reverse) } else { order };
-                    let is_better = match order {
-                        Some(std::cmp::Ordering::Greater) => true,
-                        Some(std::cmp::Ordering::Equal) => self.takes_last,
-                        _ => false,
+                    // NaN is both the largest and the smallest.
+                    let (x, than) = (at(k), at(best));
+                    let is_more = if self.is_min { x < than } else { x > than };
+                    let is_better = match (x.is_nan(), than.is_nan()) {
+                        (true, true) => self.takes_last,
+                        (x_is_nan, false) => x_is_nan || is_more || self.takes_last && x == than,
+                        (false, true) => false,
                     };
                     if is_better {
                         best = k;

@@ -1,6 +1,6 @@
 //! Samples of images at coordinates.
 
-use super::util::{product, size, strides};
+use super::util::{larger, product, size, strides};
 use super::window::advance;
 use super::{Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
@@ -266,8 +266,8 @@ impl Operation for RoiAlign {
                                 let x = left + (column as f64 + (j as f64 + 0.5) / counts[1] as f64) * bins[1];
                                 let taps = corners(y, x, height, width);
                                 sum += taps.iter().map(|&(at, w)| pixels[at] * w).sum::<f64>();
-                                let best = taps.iter().map(|&(at, w)| pixels[at] * w).fold(f64::NEG_INFINITY, f64::max);
-                                largest = largest.max(best);
+                                let best = taps.iter().map(|&(at, w)| pixels[at] * w).fold(f64::NEG_INFINITY, larger);
+                                largest = larger(largest, best);
                             }
                         }
                         let n_samples = (counts[0] * counts[1]).max(1) as f64;

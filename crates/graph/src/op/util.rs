@@ -28,6 +28,16 @@ pub fn axes(list: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {
     Ok(found)
 }
 
+/// The larger of two numbers; NaN where one is NaN.
+pub fn larger(a: f64, b: f64) -> f64 {
+    if a > b || a.is_nan() { a } else { b }
+}
+
+/// The smaller of two numbers; NaN where one is NaN.
+pub fn smaller(a: f64, b: f64) -> f64 {
+    if a < b || a.is_nan() { a } else { b }
+}
+
 /// A dimension that must not be negative.
 pub fn size(dim: i64) -> Result<usize, OpError> {
     usize::try_from(dim).map_err(|_| invalid!("a dimension would be {dim}"))

@@ -544,6 +544,12 @@ fn unary(op: UnaryOp, x: Size, u: f64) -> Size {
         // An error in the argument is a factor of the value. Values below the smallest normal
         // number lose digits.
         UnaryOp::Exp => Size { rms: x.rms.min(60.0).exp(), symmetric: false, abs: 1e-37, rel: x.error() + 4.0 * u },
+        UnaryOp::Expm1 => {
+            let power = unary(UnaryOp::Exp, x, u);
+            Size { symmetric: false, abs: power.abs + x.error(), ..power }
+        }
+        // Of arguments that keep away from −1.
+        UnaryOp::Log1p => Size { rms: x.rms.ln_1p(), symmetric: false, abs: x.error(), rel: 4.0 * u },
         UnaryOp::Log => {
             let rms = 1.0 + x.rms.max(f64::MIN_POSITIVE).ln().abs();
             let abs = PEAK * (x.abs / x.rms.max(f64::MIN_POSITIVE) + x.rel) + 4.0 * u * rms;

@@ -65,7 +65,12 @@ fn names(list: &str) -> Vec<String> {
 
 /// The graph of statements, a line each: `a, b = Operator[name=value, …](x, y)` or `w = weights[2 3]`. What
 /// it takes and gives is `x[1 2 3], …`; inputs whose name begins with `ids` are integers.
-fn graph_of(inputs: &str, outputs: &str, statements: &str) -> Graph {
+pub(crate) fn graph_of(inputs: &str, outputs: &str, statements: &str) -> Graph {
+    graph_at(17, inputs, outputs, statements)
+}
+
+/// The graph of statements in a version of the operators.
+pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str) -> Graph {
     let ports = |list: &str| -> Vec<Port> {
         let port = |text: &str| {
             let (name, sizes) = named(text);
@@ -79,7 +84,7 @@ fn graph_of(inputs: &str, outputs: &str, statements: &str) -> Graph {
         list.split(',').map(port).collect()
     };
     let (inputs, outputs) = (ports(inputs), ports(outputs));
-    let (name, opset) = ("block".to_owned(), 17);
+    let name = "block".to_owned();
     let mut model = ModelFile { name, opset, inputs, outputs, weights: Vec::new(), nodes: Vec::new() };
     for line in statements.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (results, call) = line.split_once(" = ").unwrap_or_else(|| panic!("`{line}` is no statement"));

@@ -229,7 +229,8 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// The machine's minimum gives its second operand where one is no number; this one the other of the two.
+    /// The machine's minimum gives its second operand where one is NaN: right where that one is, or the first is
+    /// a number.
     pub(super) fn extremum_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
         let op = Op::Binary(arithmetic(if inst.op == Ssa::FMin { MINIMUM } else { MAXIMUM }, ty));
         let (a, b) = (inst.operands[0], inst.operands[1]);
@@ -238,24 +239,23 @@ impl Selector<'_> {
             _ => bits.iter().all(|b| !f64::from_bits(*b).is_nan()),
         };
         let w = width(ty);
-        if self.constant(b).is_some_and(is_number) {
+        if self.constant(a).is_some_and(is_number) {
             return self.binary_into(d, op, a, b, false, ty);
         }
-        if self.constant(a).is_some_and(is_number) {
+        if self.constant(b).is_some_and(is_number) {
             return self.binary_into(d, op, b, a, false, ty);
         }
         let (a, b) = (self.reg(a)?, self.reg(b)?);
-        let least = self.emit_new(op, Class::Vector, &[b, a], w);
+        let least = self.emit_new(op, Class::Vector, &[a, b], w);
         if self.has_masks {
             let compare = Opcode { evex: true, ..packed(COMPARE, ty.kind) };
             let none = self.emit_new(Op::BinaryImmediate(compare, UNORDERED), Class::Mask, &[a, a], w);
-            self.emit(Inst::new(Op::Blend { wide: ty.kind == Kind::F64 }, d, &[none, least, b], w));
+            self.emit(Inst::new(Op::Blend { wide: ty.kind == Kind::F64 }, d, &[none, least, a], w));
         } else {
+            // A lane of ones is NaN.
             let none =
                 self.emit_new(Op::BinaryImmediate(packed(COMPARE, ty.kind), UNORDERED), Class::Vector, &[a, a], w);
-            let kept = self.emit_new(Op::Binary(AND_NOT), Class::Vector, &[none, least], w);
-            let other = self.emit_new(Op::Binary(AND), Class::Vector, &[none, b], w);
-            self.emit(Inst::new(Op::Binary(OR), d, &[kept, other], w));
+            self.emit(Inst::new(Op::Binary(OR), d, &[least, none], w));
         }
         Ok(())
     }

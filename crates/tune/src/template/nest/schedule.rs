@@ -115,6 +115,28 @@ impl Lanes {
     }
 }
 
+/// Numbers that a configuration adds up one after the other at most: the relative error of a sum of positive
+/// numbers is then below 2⁻¹⁴ in single precision, whatever there is to sum. Longer sums are sums of sums.
+pub const MOST_ADDED: i64 = 1024;
+
+/// Numbers that a stage adds up one after the other.
+pub fn n_added(stages: &[Stage], group: &Group, at: usize, lanes: i64, choices: &Choices) -> i64 {
+    let stage = &stages[at];
+    let n: i64 = stage.reduction().map(|r| stage.loops[r].extent).product();
+    match Lanes::of(stages, group, at, lanes, choices) {
+        _ if !stage.is_sum => 0,
+        Lanes::Along(r) => ceil_div(n, parts_width(stage, r, lanes, choices)),
+        Lanes::Across(_) | Lanes::None => n,
+    }
+}
+
+/// Parts that lanes hold of a sum along a loop.
+fn parts_width(stage: &Stage, r: usize, lanes: i64, choices: &Choices) -> i64 {
+    let extent = stage.loops[r].extent;
+    let wanted = lanes * choices.vectors.min((extent / lanes).max(1));
+    wanted.min(1 << extent.ilog2())
+}
+
 /// Elements that each result combines.
 fn n_combined(stage: &Stage) -> f64 {
     stage.reduction().map(|r| stage.loops[r].extent as f64).product()
@@ -241,8 +263,9 @@ impl Builder {
     /// The schedule of a configuration.
     pub fn scheduled(s: &Setting, choices: &Choices) -> Vec<Step> {
         let mut builder = Builder::on(Builder::inlined(s));
-        let all = stages(&builder.program);
         let lanes = s.target.lanes(stages::lane_type(&builder.program));
+        builder.cut_long_sums(lanes, choices);
+        let all = stages(&builder.program);
         for group in groups(&builder.program, &all, choices.apart, false) {
             builder.group(s, &all, &group, lanes, choices);
         }
@@ -265,6 +288,47 @@ impl Builder {
         for step in steps {
             self.attempt(step);
         }
+    }
+
+    /// Makes sums of more than [`MOST_ADDED`] numbers sums of sums, each a stage of its own.
+    fn cut_long_sums(&mut self, lanes: i64, choices: &Choices) {
+        let mut refused: Vec<String> = Vec::new();
+        loop {
+            let all = stages(&self.program);
+            let groups = groups(&self.program, &all, choices.apart, false);
+            let mut each = groups.iter().flat_map(|g| g.attached.iter().chain([&g.root]).map(move |at| (g, *at)));
+            let n_added = |(group, at): (&Group, usize)| n_added(&all, group, at, lanes, choices);
+            let is_long =
+                |(group, at): &(&Group, usize)| n_added((group, *at)) > MOST_ADDED && !refused.contains(&all[*at].name);
+            let Some((group, at)) = each.find(is_long) else { return };
+            let along = Lanes::of(&all, group, at, lanes, choices);
+            if !self.cut_sum(&all[at], n_added((group, at)), along, lanes) {
+                refused.push(all[at].name.clone());
+            }
+        }
+    }
+
+    /// Has a stage add up sums over parts of its outermost loop, where so many numbers are added up.
+    fn cut_sum(&mut self, stage: &Stage, n_added: i64, along: Lanes, lanes: i64) -> bool {
+        let Some(r) = stage.reduction().find(|r| stage.loops[*r].extent > 1) else { return false };
+        let extent = stage.loops[r].extent;
+        let mut n_each = (MOST_ADDED as f64 * extent as f64 / n_added as f64).max(1.0) as i64;
+        if along == Lanes::Along(r) {
+            n_each = n_each.max(lanes) / lanes * lanes;
+        }
+        n_each = (n_each / 2 + 1..=n_each).rev().find(|n| extent % n == 0).unwrap_or(n_each);
+        if n_each >= extent {
+            return false;
+        }
+        let (number, name) = (self.steps.len(), &stage.loops[r].name);
+        let mut outer = name.clone();
+        if n_each > 1 {
+            outer = format!("{name}.s{number}");
+            if !self.attempt(split(name, n_each, &outer, &format!("{name}.e{number}"))) {
+                return false;
+            }
+        }
+        self.attempt(rfactor(&stage.name, &outer, &format!("{}.s{number}", stage.name)))
     }
 
     fn group(&mut self, s: &Setting, all: &[Stage], group: &Group, lanes: i64, choices: &Choices) {
@@ -520,8 +584,7 @@ impl Builder {
         let Stage { name, .. } = stage;
         let k = &stage.loops[r].name;
         let extent = stage.loops[r].extent;
-        let wanted = lanes * choices.vectors.min((extent / lanes).max(1));
-        let width = wanted.min(1 << extent.ilog2());
+        let width = parts_width(stage, r, lanes, choices);
         let mut at = k.clone();
         let (outer, inner) = (format!("{k}.o"), format!("{k}.l"));
         let is_split = extent > width && self.attempt(split(k, width, &outer, &inner));

@@ -1,7 +1,8 @@
 //! What a template needs to know of a program of stages: their loops, what they read and how, and which are
 //! computed together.
 
-use tilewright_ir::expr::{BinaryOp, Cond, Expr, Node, Subscript, UnaryOp};
+use tilewright_ir::expr::{BinaryOp, Cond, Expr, Node, ReduceOp, Subscript, UnaryOp};
+use tilewright_ir::index::Ranges;
 use tilewright_ir::{BufferId, DType, Index, LoopId, Program, Role, Stmt};
 
 /// Serial loops around one assignment.
@@ -14,6 +15,8 @@ pub struct Stage {
     pub loops: Vec<Axis>,
     /// Whether it combines values rather than storing them.
     pub reduces: bool,
+    /// Whether it adds floating-point numbers up.
+    pub is_sum: bool,
     /// What it reads.
     pub reads: Vec<Read>,
     /// Subscripts of what it writes.
@@ -81,14 +84,17 @@ impl Stage {
 
     fn of(program: &Program, stmt: &Stmt) -> Option<Stage> {
         let (mut loops, mut leaf) = (Vec::new(), stmt);
+        let mut ranges = Ranges::default();
         while let Stmt::For(l) = leaf {
-            loops.push((l.var, l.extent.as_const()?));
+            // The last part of a sum may be shorter than the others.
+            loops.push((l.var, ranges.upper(&l.extent)?));
+            ranges.push(l.var, l.extent.clone());
             leaf = l.body.first()?;
         }
         let (buffer, subscripts) = leaf.own_write()?;
-        let (reduces, value) = match leaf {
-            Stmt::Store { value, .. } => (false, value),
-            Stmt::Update { value, .. } => (true, value),
+        let (op, value) = match leaf {
+            Stmt::Store { value, .. } => (None, value),
+            Stmt::Update { op, value, .. } => (Some(*op), value),
             _ => return None,
         };
         let strides = |b: BufferId, index: &[Index]| -> Vec<Option<i64>> {
@@ -134,7 +140,8 @@ impl Stage {
             buffer,
             name: program.buffer(buffer).name.clone(),
             loops: loops.iter().enumerate().map(axis).collect(),
-            reduces,
+            reduces: op.is_some(),
+            is_sum: op == Some(ReduceOp::Sum) && program.buffer(buffer).dtype.is_float(),
             reads,
             subscripts: subscripts.to_vec(),
             conditions,
@@ -151,8 +158,8 @@ fn cycles_of(node: Node) -> f64 {
             UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => 4.0,
             UnaryOp::Sin | UnaryOp::Cos => 150.0,
             UnaryOp::Sqrt => 12.0,
-            UnaryOp::Exp => 10.0,
-            UnaryOp::Log => 14.0,
+            UnaryOp::Exp | UnaryOp::Expm1 => 10.0,
+            UnaryOp::Log | UnaryOp::Log1p => 14.0,
             UnaryOp::Tanh => 22.0,
             UnaryOp::Erf => 26.0,
         },
