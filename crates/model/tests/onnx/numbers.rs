@@ -17,7 +17,7 @@ const INF: f64 = f64::INFINITY;
 /// absolutely, and what it means.
 struct Function(&'static str, f64, f64, fn(f64) -> f64);
 
-/// Half a unit for the rounding of the reference's own value, the rest for the kernel's.
+/// Operators of one element with their bounds, which hold for kernels, folded and by the reference.
 const FUNCTIONS: &[Function] = &[
     Function("Abs", 0.0, 0.0, f64::abs),
     Function("Neg", 0.0, 0.0, |x| -x),
@@ -119,7 +119,8 @@ fn check_functions(ways: &[(&str, Vec<Tensor>)], x: &[f64]) {
             let errors = output.floats().into_iter().zip(x).filter_map(|(y, &x)| {
                 let expected = f(x);
                 let error = ulps(y, expected);
-                (error > *most && !((y - expected).abs() <= *least)).then_some((error, x, y, expected))
+                let is_near = (y - expected).abs() <= *least;
+                (error > *most && !is_near).then_some((error, x, y, expected))
             });
             if let Some((error, x, y, expected)) = errors.reduce(|a, b| if b.0 > a.0 { b } else { a }) {
                 wrong.push(format!("{name}, {way}: {y:e} of {x:e} instead of {expected:e}, {error:.1} units"));
