@@ -1,9 +1,10 @@
 //! From a graph of many operators to a net of few kinds.
 
+use tilewright_codegen::llvm_version;
 use tilewright_graph::op::{Fact, Inputs, PadMode, PoolKind, ReduceKind, Scatter, SoftmaxKind, axis, product_shape};
 use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor};
 use tilewright_ir::Expr;
-use tilewright_ir::expr::{ReduceOp, UnaryOp};
+use tilewright_ir::expr::{self, BinaryOp, ReduceOp, UnaryOp};
 
 use crate::net::{Convolution, Kind, Line, Net, Node, ValueId, Windows};
 use crate::scalar::{self, add, div, input, mul, number, of, sub};
@@ -28,7 +29,7 @@ pub fn import(graph: &Graph) -> Net {
         let mut job = Job { graph, node, net: &mut net, inputs: inputs.clone(), outputs };
         let n_nodes = job.net.nodes.len();
         // Values on the way of what has no code after all are read by nobody.
-        if job.lower().is_none() {
+        if job.lower().is_none() || !compiles(job.net, n_nodes) {
             job.net.nodes.truncate(n_nodes);
             job.inputs = inputs;
             if job.evaluate().is_none() {
@@ -38,6 +39,29 @@ pub fn import(graph: &Graph) -> Net {
     }
     net.prune();
     net
+}
+
+/// Whether this build has code for the operations of a net from one of them on. Without LLVM there is some
+/// where all is f32 or all is f64, and none for powers.
+fn compiles(net: &Net, from: usize) -> bool {
+    let are = |node: &Node, dtype: DType| {
+        node.inputs.iter().flatten().chain(&node.outputs).all(|id| net.value(*id).dtype == dtype)
+    };
+    let has_code = |node: &Node| match &node.kind {
+        Kind::View | Kind::Call(_) | Kind::Host(_) => true,
+        Kind::Sequence(sequence) => compiles(&sequence.body, 0),
+        Kind::Map(value) if has_power(value) => false,
+        _ => are(node, DType::F32) || are(node, DType::F64),
+    };
+    llvm_version().is_some() || net.nodes[from..].iter().all(has_code)
+}
+
+fn has_power(value: &Expr) -> bool {
+    let mut has_power = false;
+    expr::Node::Expr(value).walk(&mut |node| {
+        has_power |= matches!(node, expr::Node::Expr(Expr::Binary(BinaryOp::Pow, ..)));
+    });
+    has_power
 }
 
 /// A node of the graph on its way into the net.

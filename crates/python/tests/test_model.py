@@ -101,6 +101,22 @@ class Models(unittest.TestCase):
         [x] = self.inputs(1)
         numpy.testing.assert_array_equal(model(x)["z"], 2 * K)
 
+    def test_what_the_back_end_has_no_code_for_is_computed_too(self):
+        path, table = os.path.join(self.folder.name, "mixed.onnx"), numpy.arange(30, dtype="f4").reshape(10, 3) / 10
+        nodes = [
+            ("Gather", ["table", "ids"], ["g"]), ("Pow", ["x", "g"], ["p"]), ("Less", ["p", "g"], ["l"]),
+            ("Mul", ["ids", "ids"], ["i"]),
+        ]
+        outputs = [("p", "float32", [4, 3]), ("l", "bool", [4, 3]), ("i", "int64", [4])]
+        inputs = [("x", "float32", [4, 3]), ("ids", "int64", [4])]
+        onnx_file.write(path, nodes, {"table": table}, inputs, outputs)
+        x, ids = numpy.linspace(0.5, 3, 12, dtype="f4").reshape(4, 3), numpy.array([7, -1, 0, 3])
+        found = tw.load(path, db=os.path.join(self.folder.name, "none.db"))(x, ids)
+        p = x.astype("f8") ** table[ids]
+        numpy.testing.assert_allclose(found["p"], p, rtol=1e-5)
+        numpy.testing.assert_array_equal(found["l"], p < table[ids])
+        numpy.testing.assert_array_equal(found["i"], ids * ids)
+
     def test_any_thread_may_call(self):
         for n_threads in range(1, 1 + min(2, os.cpu_count())):
             model = self.load(threads=n_threads)
