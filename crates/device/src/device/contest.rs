@@ -7,8 +7,7 @@
 //! and takes seconds to begin with it.
 //!
 //! Most of a race's time is spent on building and checking, which nobody knows before: as many candidates are
-//! admitted, and as many sittings held, as there is time for by what the first ones took. It ends before that
-//! where the verdict is plain.
+//! admitted, and as many sittings held, as there is time for. It ends before that where the verdict is plain.
 
 use super::Device;
 use super::race::{Racer, Round};
@@ -23,8 +22,10 @@ const FINALISTS: usize = 6;
 /// Most rounds at the end, where there is time, in so many sittings.
 const MOST_ROUNDS: u64 = 12;
 const LAST_SITTINGS: u64 = 3;
-/// Candidates that are admitted however long it takes to build them.
+/// Candidates that are admitted however long it takes to build them, and how many more at once while there
+/// is time.
 const FIRST: usize = 2;
+const AT_ONCE: usize = 4;
 /// A shorter race has one sitting: its user waits.
 const LEAST_FOR_SITTINGS: Duration = Duration::from_secs(1);
 
@@ -51,13 +52,14 @@ impl Device {
         let over = Over { late: &is_late, long: &|| start.elapsed() >= goal };
         let (first, others) = sources.split_at(sources.len().min(FIRST));
         let mut left: Vec<Runner> = self.start_race(first, &is_late)?.into_iter().enumerate().collect();
-        let mut each = start.elapsed() / FIRST as u32;
-        let n_more = (goal / 2).saturating_sub(start.elapsed()).as_secs_f64() / each.as_secs_f64().max(1e-9);
-        let others = &others[..others.len().min(n_more as usize)];
-        left.extend((FIRST..).zip(self.join_race(others, &is_late)?));
-        if left.len() < sources.len() {
-            tell(left.len());
+        for more in others.chunks(AT_ONCE) {
+            if start.elapsed() >= goal / 2 {
+                tell(left.len());
+                break;
+            }
+            left.extend((left.len()..).zip(self.join_race(more, &is_late)?));
         }
+        let mut each = start.elapsed() / left.len().max(1) as u32;
         let round = Round { time: RaceLimits::ROUND, min_samples: 1 };
         let moves = run_time < round.time && limits.rounds > LEAST_FOR_SITTINGS && !self.is_gpu;
         let mut move_on = |device: &mut Device, left: &mut [Runner]| -> io::Result<()> {
