@@ -1,7 +1,7 @@
 //! A graph of operators: nodes and values in arenas of their own, with typed indices and lists of uses.
 
 use crate::error::Place;
-use crate::op::Op;
+use crate::op::{Op, Texts};
 use crate::{DType, Tensor, TensorType};
 
 /// A node's place in [`Graph::nodes`].
@@ -53,6 +53,8 @@ pub struct Value {
     pub ty: Option<TensorType>,
     /// Its elements, where they are known before the graph runs.
     pub constant: Option<Tensor>,
+    /// Texts, where the model has them: its elements are whole numbers that say which of these each is.
+    pub texts: Option<Texts>,
     /// The node that computes it, and which of its outputs it is.
     pub producer: Option<(NodeId, usize)>,
     /// The nodes that read it, each once for each time it does.

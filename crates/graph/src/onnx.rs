@@ -2,6 +2,7 @@
 
 mod data;
 mod functions;
+mod ml;
 mod proto;
 mod reweight;
 mod wire;
@@ -108,6 +109,10 @@ impl<'a> Importer<'a, '_> {
             let id = self.declare(initializer.name)?;
             match self.source.load(initializer)? {
                 Loaded::Tensor(tensor) => self.set_constant(id, tensor),
+                Loaded::Texts(places, texts) => {
+                    self.set_constant(id, places);
+                    self.scope().graph.value_mut(id).texts = Some(texts);
+                }
                 Loaded::Foreign(name) => {
                     let reason = unsupported!("elements of type {name} are not supported");
                     let node = NodeProto { op_type: "Constant", name: initializer.name, ..NodeProto::default() };
@@ -203,8 +208,9 @@ impl<'a> Importer<'a, '_> {
         let outer = self.resolve_at(level - 1, name)?;
         let value = self.scopes[level - 1].graph.value(outer);
         let (ty, constant, declared) = (value.ty.clone(), value.constant.clone(), value.declared.clone());
+        let texts = value.texts.clone();
         let scope = &mut self.scopes[level];
-        let inner = scope.graph.add_value(Value { name: name.to_owned(), ty, declared, ..Value::default() });
+        let inner = scope.graph.add_value(Value { name: name.to_owned(), ty, declared, texts, ..Value::default() });
         scope.names.insert(name, inner);
         if constant.is_some() {
             scope.graph.value_mut(inner).constant = constant;
@@ -294,6 +300,9 @@ impl<'a> Importer<'a, '_> {
             attributes.push((proto.name.to_owned(), attribute));
         }
         let attributes = Attributes::new(attributes);
+        if node.domain == ml::DOMAIN {
+            return self.of_ml(node, opsets, inputs, outputs, attributes);
+        }
         if node.op_type == "Constant" && plain_domain(node.domain).is_empty() {
             let constant = attributes.constant();
             if let (Ok(tensor), Some(Some(id))) = (constant, outputs.first()) {
@@ -367,6 +376,57 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
+    /// Puts nodes of ONNX's own operators, and ensembles of trees, in the place of one of `ai.onnx.ml`.
+    fn of_ml(
+        &mut self,
+        node: &NodeProto<'a>,
+        opsets: &Opsets<'a>,
+        inputs: Vec<Option<ValueId>>,
+        outputs: Vec<Option<ValueId>>,
+        attributes: Attributes,
+    ) -> Result<(), ReadError> {
+        let mut draft = ml::Draft::default();
+        let ports = match draw(node, opsets, &inputs, outputs.len(), attributes, &mut draft) {
+            Ok(ports) => ports,
+            Err(reason) => {
+                self.add(node, opsets, Op::Unknown(Unknown { reason }), inputs, outputs);
+                return Ok(());
+            }
+        };
+        let place = place_of(node, opsets);
+        let graph = &mut self.scope().graph;
+        let mut value = |what: &str, at: usize| {
+            graph.add_value(Value { name: format!("{}.{what}{at}", place.node), ..Value::default() })
+        };
+        let constants: Vec<ValueId> = (0..draft.constants.len()).map(|at| value("constant", at)).collect();
+        let results: Vec<ValueId> = (0..draft.nodes.len()).map(|at| value("step", at)).collect();
+        let find = |port: &ml::Port| match *port {
+            ml::Port::Input(at) => inputs[at],
+            ml::Port::Constant(at) => Some(constants[at]),
+            ml::Port::Node(at) => Some(results[at]),
+        };
+        for (&id, (tensor, texts)) in constants.iter().zip(draft.constants) {
+            self.set_constant(id, tensor);
+            self.scope().graph.value_mut(id).texts = texts;
+        }
+        let step = |op: Op, inputs: Vec<Option<ValueId>>, output: ValueId| {
+            let name = format!("{:?}", op.operation()).split(['(', ' ', '{']).next().unwrap_or_default().to_owned();
+            let place = Place { operator: name, ..place.clone() };
+            Node { op, place, inputs, outputs: vec![Some(output)] }
+        };
+        for ((op, ports), &result) in draft.nodes.into_iter().zip(&results) {
+            let node = step(op, ports.iter().map(find).collect(), result);
+            self.scope().pending.push(node);
+        }
+        for (port, output) in ports.iter().zip(outputs) {
+            if let Some(output) = output {
+                let node = step(Op::identity(), vec![find(port)], output);
+                self.scope().pending.push(node);
+            }
+        }
+        Ok(())
+    }
+
     fn attribute(&mut self, proto: &AttributeProto<'a>) -> Result<Attribute, ReadError> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(match proto.kind {
@@ -380,6 +440,7 @@ impl<'a> Importer<'a, '_> {
                 let message = proto.tensor.expect("it has a tensor");
                 match self.source.load(&TensorProto::read(message, self.source.budget)?)? {
                     Loaded::Tensor(tensor) => Attribute::Tensor(tensor),
+                    Loaded::Texts(..) => Attribute::Foreign("a tensor of texts".to_owned()),
                     Loaded::Foreign(name) => Attribute::Foreign(format!("a tensor of type {name}")),
                 }
             }
@@ -428,34 +489,76 @@ fn make_op(
     attributes: Attributes,
     bodies: Vec<(String, Body)>,
 ) -> Result<Op, OpError> {
+    let row = find(plain_domain(node.domain), node.op_type).ok_or_else(not_supported)?;
+    let version = version_of(node, opsets, row.since)?;
+    let n_captured: usize = bodies.iter().map(|(_, body)| body.captures.len()).sum();
+    let given = given(&inputs[..inputs.len() - n_captured], &row.n_inputs)?;
+    let import = Import { version, given, n_outputs, attributes, bodies };
+    let op = (row.import)(&import)?;
+    all_read(&import)?;
+    Ok(op)
+}
+
+/// What an operator of `ai.onnx.ml` computes, as a draft with its outputs.
+fn draw(
+    node: &NodeProto<'_>,
+    opsets: &Opsets<'_>,
+    inputs: &[Option<ValueId>],
+    n_outputs: usize,
+    attributes: Attributes,
+    draft: &mut ml::Draft,
+) -> Result<Vec<ml::Port>, OpError> {
+    let row = ml::ROWS.iter().find(|row| row.name == node.op_type).ok_or_else(not_supported)?;
+    let version = version_of(node, opsets, row.since)?;
+    let import = Import { version, given: given(inputs, &row.n_inputs)?, n_outputs, attributes, bodies: Vec::new() };
+    let ports = (row.draw)(&import, draft)?;
+    all_read(&import)?;
+    match ports.len() < n_outputs {
+        true => Err(invalid!("it has {n_outputs} outputs, and gives {}", ports.len())),
+        false => Ok(ports),
+    }
+}
+
+fn not_supported() -> OpError {
+    unsupported!("this operator is not supported")
+}
+
+/// The version of an operator: the last of those in which it changed that is not after the model's.
+fn version_of(node: &NodeProto<'_>, opsets: &Opsets<'_>, since: &[i64]) -> Result<i64, OpError> {
     let domain = plain_domain(node.domain);
     let opset = opset_of(node, opsets);
-    let row = find(domain, node.op_type).ok_or_else(|| unsupported!("this operator is not supported"))?;
     if opset == 0 {
         return Err(invalid!("the model names no opset of its domain (save it anew)"));
     }
-    if domain.is_empty() && opset > NEWEST_OPSET {
-        return Err(unsupported!("the newest opset that is supported is {NEWEST_OPSET}"));
+    let newest = match domain {
+        "" => NEWEST_OPSET,
+        ml::DOMAIN => ml::NEWEST,
+        _ => i64::MAX,
+    };
+    if opset > newest {
+        return Err(unsupported!("the newest opset that is supported is {newest}"));
     }
-    let version =
-        row.since.iter().copied().filter(|&since| since <= opset).max().ok_or_else(|| {
-            unsupported!("this operator is supported from opset {} on (convert the model)", row.since[0])
-        })?;
-    let n_captured: usize = bodies.iter().map(|(_, body)| body.captures.len()).sum();
-    let n_inputs = inputs.len() - n_captured;
-    if !row.n_inputs.contains(&n_inputs) && n_inputs > *row.n_inputs.end() {
-        return Err(unsupported!("it has {n_inputs} inputs, and at most {} are known", row.n_inputs.end()));
+    let version = since.iter().copied().filter(|&since| since <= opset).max();
+    version.ok_or_else(|| unsupported!("this operator is supported from opset {} on (convert the model)", since[0]))
+}
+
+/// Which inputs are there, if they are as many as there may be.
+fn given(inputs: &[Option<ValueId>], known: &std::ops::RangeInclusive<usize>) -> Result<Vec<bool>, OpError> {
+    if inputs.len() > *known.end() {
+        return Err(unsupported!("it has {} inputs, and at most {} are known", inputs.len(), known.end()));
     }
-    let n_present = inputs[..n_inputs].iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-    if n_present < *row.n_inputs.start() {
-        return Err(invalid!("it has {n_present} inputs, and needs {}", row.n_inputs.start()));
+    let n_present = inputs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+    if n_present < *known.start() {
+        return Err(invalid!("it has {n_present} inputs, and needs {}", known.start()));
     }
-    let given = inputs[..n_inputs].iter().map(Option::is_some).collect();
-    let import = Import { version, given, n_outputs, attributes, bodies };
-    let op = (row.import)(&import)?;
+    Ok(inputs.iter().map(Option::is_some).collect())
+}
+
+/// Whether somebody asked for each attribute.
+fn all_read(import: &Import) -> Result<(), OpError> {
     match import.attributes.unused() {
         Some(name) => Err(unsupported!("attribute `{name}` is not supported at this opset")),
-        None => Ok(op),
+        None => Ok(()),
     }
 }
 

@@ -28,13 +28,15 @@ mod sample;
 mod select;
 mod shape;
 mod signal;
+mod trees;
 mod util;
 mod window;
 
 use std::fmt::Debug;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
-use crate::error::invalid;
+use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
 pub use attention::*;
@@ -58,6 +60,7 @@ pub use sample::*;
 pub use select::*;
 pub use shape::*;
 pub use signal::*;
+pub use trees::*;
 pub use util::axis;
 pub use window::{AutoPad, Geometry, Window};
 
@@ -295,6 +298,7 @@ ops! {
     NonZero: "Where elements are not 0.",
     OneHot: "A place of each index.",
     Pad: "Borders added.",
+    PairwiseCoupling: "Probabilities of classes, of those of their pairs.",
     Pool: "The maximum, mean or norm of each window.",
     QLinearConv: "Convolution of quantized numbers.",
     QLinearMatMul: "Product of quantized matrices.",
@@ -323,6 +327,7 @@ ops! {
     TensorScatter: "A cache with new entries.",
     Tile: "Repeated.",
     TopK: "The largest or smallest.",
+    TreeEnsemble: "Decision trees, whose weights are combined.",
     Transpose: "Dimensions in another order.",
     Trilu: "A triangle of each matrix.",
     Unary: "A function of each element.",
@@ -337,5 +342,43 @@ impl Op {
     /// What gives its input as it is.
     pub fn identity() -> Op {
         Op::Unary(Unary::Identity)
+    }
+}
+
+/// Texts that whole numbers stand for, each by its place among them.
+pub type Texts = Arc<[String]>;
+
+impl Op {
+    /// The texts that its outputs stand for, by those of its inputs: what only moves elements keeps them.
+    ///
+    /// # Errors
+    /// Where it would compute with the places of texts, or mix those of several lists.
+    pub fn texts(&self, inputs: &[Option<&Texts>]) -> Result<Option<Texts>, OpError> {
+        if inputs.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let (moved, others) = match self {
+            Op::Unary(Unary::Identity)
+            | Op::Expand(_)
+            | Op::Flatten(_)
+            | Op::Gather(_)
+            | Op::GatherElements(_)
+            | Op::GatherNd(_)
+            | Op::Reshape(_)
+            | Op::Slice(_)
+            | Op::Squeeze(_)
+            | Op::Tile(_)
+            | Op::Transpose(_)
+            | Op::Unsqueeze(_) => inputs.split_at(1),
+            Op::Where(_) if inputs[0].is_none() => (&inputs[1..], &inputs[..0]),
+            Op::Concat(_) => (inputs, &inputs[..0]),
+            _ => (&inputs[..0], inputs),
+        };
+        match moved {
+            [first, rest @ ..] if rest.iter().all(|texts| texts == first) && others.iter().all(Option::is_none) => {
+                Ok(first.cloned())
+            }
+            _ => Err(unsupported!("texts are only moved, and not computed with (give the model numbers)")),
+        }
     }
 }

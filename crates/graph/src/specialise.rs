@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::error::invalid;
 use crate::evaluate::check_types;
-use crate::op::{Fact, Inputs, Op};
+use crate::op::{Fact, Inputs, Op, Texts};
 use crate::tensor::shape_text;
 use crate::{DType, Dim, Graph, Node, NodeId, OpError, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
@@ -267,7 +267,8 @@ impl Job {
         let slot = &mut map[id.0 as usize];
         if slot.is_none() && value.constant.is_some() {
             let (name, ty, constant) = (value.name.clone(), value.ty.clone(), value.constant.clone());
-            *slot = Some(self.graph.add_value(Value { name, ty, constant, ..Value::default() }));
+            let texts = value.texts.clone();
+            *slot = Some(self.graph.add_value(Value { name, ty, constant, texts, ..Value::default() }));
         }
         *slot
     }
@@ -313,6 +314,8 @@ impl Job {
         }
         let operation = node.op.operation();
         let given = Inputs(&facts);
+        let texts: Vec<Option<&Texts>> = inputs.iter().map(|id| graph.value((*id)?).texts.as_ref()).collect();
+        let texts = node.op.texts(&texts).map_err(refuse)?;
         let types = match operation.infer(given) {
             Ok(types) => types,
             Err(error @ OpError::NeedsValue(at)) => {
@@ -336,7 +339,8 @@ impl Job {
                 let constant = constants.as_ref().and_then(|constants| constants.get(at).cloned());
                 let ty = constant.as_ref().map_or_else(|| types[at].clone(), |constant| constant.ty().clone());
                 let (name, declared) = (value.name.clone(), value.declared.clone());
-                let new = Value { name, declared, ty: Some(ty), constant, ..Value::default() };
+                let texts = texts.clone();
+                let new = Value { name, declared, ty: Some(ty), constant, texts, ..Value::default() };
                 let new = self.graph.add_value(new);
                 map[id.0 as usize] = Some(new);
                 new
@@ -382,9 +386,9 @@ impl Job {
             self.graph.value_mut(id).name = name.to_owned();
             return id;
         }
-        let (ty, constant) = (value.ty.clone(), value.constant.clone());
+        let (ty, constant, texts) = (value.ty.clone(), value.constant.clone(), value.texts.clone());
         let is_constant = constant.is_some();
-        let new = self.graph.add_value(Value { name: name.to_owned(), ty, constant, ..Value::default() });
+        let new = self.graph.add_value(Value { name: name.to_owned(), ty, constant, texts, ..Value::default() });
         if !is_constant {
             let place = crate::Place { node: name.to_owned(), operator: "Identity".to_owned(), opset: 1 };
             self.graph.add_node(Node { op: Op::identity(), place, inputs: vec![Some(id)], outputs: vec![Some(new)] });

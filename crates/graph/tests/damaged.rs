@@ -129,7 +129,7 @@ fn random_model(random: &mut Xoshiro256PlusPlus) -> Vec<u8> {
 
 #[test]
 fn models_that_may_be_anything_are_refused_without_a_panic() {
-    let (node_cases, light) = (cases("node.cases.gz"), cases("light.cases.gz"));
+    let (node_cases, light, learned) = (cases("node.cases.gz"), cases("light.cases.gz"), cases("ml.cases.gz"));
     let files: Vec<&Bytes> = node_cases.iter().chain(&light).map(|case| &case.model).collect();
     let files: Vec<&&Bytes> = files.iter().filter(|file| file.len() < 3000).collect();
     // One with weights, which are no reason to take more.
@@ -138,7 +138,8 @@ fn models_that_may_be_anything_are_refused_without_a_panic() {
     let large = model(17, [large, field(5, tensor("w", &weights)), field(12, field(1, "y"))].concat());
     let make = |random: &mut Xoshiro256PlusPlus| match random.random_range(0..1000) {
         0 => mutated(&large, random),
-        1..600 => mutated(files[random.random_range(0..files.len())], random),
+        1..100 => mutated(&learned[random.random_range(0..learned.len())].model, random),
+        100..600 => mutated(files[random.random_range(0..files.len())], random),
         600..700 => (0..random.random_range(0..60)).map(|_| random.random()).collect(),
         700..800 => [&int(1, 8)[..], &mutated(&random_model(random), random)].concat(),
         _ => random_model(random),

@@ -62,6 +62,11 @@ fn small_models_compute_what_onnx_says() {
 }
 
 #[test]
+fn trees_machines_and_scalers_compute_what_onnx_runtime_does() {
+    check_cases("ml.cases.gz", 130, |case| check(case).map(Some));
+}
+
+#[test]
 fn what_is_listed_is_refused() {
-    ["node.cases.gz", "suite.cases.gz"].iter().for_each(|file| check_refused(file));
+    ["node.cases.gz", "suite.cases.gz", "ml.cases.gz"].iter().for_each(|file| check_refused(file));
 }

@@ -1,5 +1,8 @@
 //! Elements of ONNX tensors: in the file, beside it, or as one of the lists of numbers.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::proto::TensorProto;
@@ -8,6 +11,9 @@ use crate::{DType, ReadError, Tensor, TensorType};
 
 /// Gives the bytes of a file that lies beside the model, by its relative path; or says why not.
 pub type External<'a> = dyn FnMut(&str) -> Result<Bytes, String> + 'a;
+
+/// ONNX's number of the type of texts.
+const TEXTS: i64 = 8;
 
 /// What tensors are read from.
 pub struct Source<'a> {
@@ -24,6 +30,8 @@ pub struct Source<'a> {
 /// A tensor, or the name of its type where that is not supported.
 pub enum Loaded {
     Tensor(Tensor),
+    /// Texts, each by its place among all of them.
+    Texts(Tensor, Arc<[String]>),
     Foreign(String),
 }
 
@@ -33,6 +41,9 @@ impl Source<'_> {
     /// # Errors
     /// Where they are more or fewer than the shape says, or beside the file and cannot be had.
     pub fn load(&mut self, proto: &TensorProto<'_>) -> Result<Loaded, ReadError> {
+        if proto.data_type == TEXTS {
+            return self.texts(proto);
+        }
         let refuse = |what: String| ReadError::Tensor { name: proto.name.to_owned(), what };
         let dtype = match DType::from_onnx(proto.data_type) {
             Ok(dtype) => dtype,
@@ -56,6 +67,30 @@ impl Source<'_> {
         Tensor::new(ty.clone(), bytes).map(Loaded::Tensor).ok_or_else(|| {
             refuse(format!("{ty} takes {wanted} bytes, and {found} are there: the file is damaged (save it anew)"))
         })
+    }
+
+    /// Texts as the places of those that differ, in the order in which they come.
+    fn texts(&self, proto: &TensorProto<'_>) -> Result<Loaded, ReadError> {
+        let (mut texts, mut places): (Vec<String>, Vec<i64>) = (Vec::new(), Vec::new());
+        let mut known: HashMap<&[u8], i64> = HashMap::new();
+        for field in proto.message.expect("a tensor that is read has its message") {
+            let field = field?;
+            if field.number == 6 {
+                let bytes = field.message()?.bytes;
+                self.budget.charge(2 * (size_of::<String>() + bytes.len() + 64))?;
+                places.push(*known.entry(bytes).or_insert_with(|| {
+                    texts.push(String::from_utf8_lossy(bytes).into_owned());
+                    texts.len() as i64 - 1
+                }));
+            }
+        }
+        let shape: Option<Vec<usize>> = proto.dims.iter().map(|&d| usize::try_from(d).ok()).collect();
+        let shape = shape.filter(|shape| TensorType::new(DType::I64, &shape[..]).checked_len() == Some(places.len()));
+        let shape = shape.ok_or_else(|| ReadError::Tensor {
+            name: proto.name.to_owned(),
+            what: format!("its shape {:?} is not that of {} texts (save the model anew)", proto.dims, places.len()),
+        })?;
+        Ok(Loaded::Texts(Tensor::vector(&places).reshaped(shape), texts.into()))
     }
 
     /// Elements in one of the fields of numbers.
