@@ -113,6 +113,14 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// The model's inputs whose values are to be known, where shapes depend on them.
+    pub fn needed_inputs(&self) -> &[String] {
+        match &self.reason {
+            Reason::NeedsInput { inputs, .. } => inputs,
+            Reason::Op(_) | Reason::Unbound { .. } | Reason::NoShape(_) | Reason::Binding(_) => &[],
+        }
+    }
+
     /// Whether the model is right and this crate cannot do it.
     pub fn is_unsupported(&self) -> bool {
         match &self.reason {

@@ -40,6 +40,12 @@ fn softmax_once_took_all_dimensions_from_one_on() {
     check("Softmax", 13, &[], &[x()], &[1, 2, 2], &[0.5, 0.5, 0.25, 0.75]);
     check("Softmax", 12, &[("axis", Attr::Int(2))], &[x()], &[1, 2, 2], &[0.5, 0.5, 0.25, 0.75]);
     check("Hardmax", 11, &[], &[x()], &[1, 2, 2], &[0.0, 0.0, 0.0, 1.0]);
+    // A scalar is its own largest.
+    for (op, wanted) in [("Softmax", 1.0), ("LogSoftmax", 0.0), ("Hardmax", 1.0)] {
+        for axis in [0, -1] {
+            check(op, 17, &[("axis", Attr::Int(axis))], &[f32s(&[], &[2.5])], &[], &[wanted]);
+        }
+    }
 }
 
 #[test]
@@ -68,6 +74,10 @@ fn bounds_sizes_and_borders_were_attributes() {
     let parts = [("starts", Attr::Ints(vec![1])), ("ends", Attr::Ints(vec![-1])), ("axes", Attr::Ints(vec![0]))];
     check("Slice", 9, &parts, &[x()], &[2], &[0.5, 3.0]);
     check("Slice", 10, &[], &[x(), i64s(&[-1]), i64s(&[-5]), i64s(&[0]), i64s(&[-2])], &[2], &[9.0, 0.5]);
+    // A step beyond the end, in either direction, is never taken.
+    for (start, end, step) in [(1, i64::MAX, i64::MAX), (1, i64::MIN, i64::MIN), (1, i64::from(i32::MAX), 3)] {
+        check("Slice", 13, &[], &[x(), i64s(&[start]), i64s(&[end]), i64s(&[0]), i64s(&[step])], &[1], &[0.5]);
+    }
     let pads = [("pads", Attr::Ints(vec![1, 2])), ("value", Attr::Float(7.0))];
     check("Pad", 10, &pads, &[f32s(&[1], &[1.0])], &[4], &[7.0, 1.0, 7.0, 7.0]);
     check("Pad", 11, &[], &[f32s(&[1], &[1.0]), i64s(&[1, 0])], &[2], &[0.0, 1.0]);
@@ -117,9 +127,13 @@ fn resize_by_version() {
     check("Resize", 10, &[linear()], &[x(), scales()], &[1, 1, 1, 4], &[1.0, 1.5, 2.0, 2.0]);
     check("Resize", 11, &[linear()], &[x(), empty(), scales()], &[1, 1, 1, 4], &[1.0, 1.25, 1.75, 2.0]);
     check("Resize", 13, &[linear()], &[x(), empty(), scales()], &[1, 1, 1, 4], &[1.0, 1.25, 1.75, 2.0]);
-    let corners = ("coordinate_transformation_mode", Attr::Text("align_corners"));
+    let corners = || ("coordinate_transformation_mode", Attr::Text("align_corners"));
     let wanted = [1.0, 4.0 / 3.0, 5.0 / 3.0, 2.0];
-    check("Resize", 11, &[linear(), corners], &[x(), empty(), scales()], &[1, 1, 1, 4], &wanted);
+    check("Resize", 11, &[linear(), corners()], &[x(), empty(), scales()], &[1, 1, 1, 4], &wanted);
+    // Corners stay corners where the factor makes no whole size, as of 5 · 0.7.
+    let row = f32s(&[1, 1, 1, 5], &[1.0, 2.0, 3.0, 4.0, 5.0]);
+    let scales_of = |factor: f64| f32s(&[4], &[1.0, 1.0, 1.0, factor]);
+    check("Resize", 19, &[linear(), corners()], &[row, empty(), scales_of(0.7)], &[1, 1, 1, 3], &[1.0, 3.0, 5.0]);
     let inputs = [Some(x()), None, None, Some(i64s(&[1, 1, 1, 3]))];
     assert_eq!(run("Resize", 13, &[], &inputs).unwrap().floats(), [1.0, 1.0, 2.0]);
 }

@@ -102,7 +102,8 @@ fn is_move(kind: &Kind) -> bool {
 }
 
 /// A map of what is only moved becomes a move of the map, so that the map meets the product behind the move.
-pub fn sink_moves(net: &mut Net) {
+pub fn sink_moves(net: &mut Net) -> usize {
+    let mut n_sunk = 0;
     while let Some((before, at)) = moved_map(net) {
         let (mover, mut node) = (net.nodes[before].clone(), net.nodes[at].clone());
         drop_unread(&mut node);
@@ -112,7 +113,9 @@ pub fn sink_moves(net: &mut Net) {
         let outputs = std::mem::replace(&mut node.outputs, vec![mapped]);
         net.nodes[before] = Node { inputs: mover.inputs, ..node };
         net.nodes[at] = Node { kind: mover.kind, inputs: vec![Some(mapped)], outputs, origin: mover.origin };
+        n_sunk += 1;
     }
+    n_sunk
 }
 
 /// A map of one tensor that is what a product or a convolution gives, moved, and the last of the moves.

@@ -239,7 +239,7 @@ impl<'a> Job<'a> {
                 let from = self.slice(copy.from)?;
                 let whole = self.slice(copy.to)?;
                 let to = Slice { offset: whole.offset + copy.offset, n_bytes: from.n_bytes, ..whole };
-                self.push("copy", Work::Copy { from, to }, None);
+                self.copy(from, to);
             }
             match step {
                 Step::Kernel(kernel) => {
@@ -268,9 +268,16 @@ impl<'a> Job<'a> {
             let name = self.fused.net.value(self.fused.net.outputs[copy.offset]).name.clone();
             let to = self.plan.tensor(name, dtype, &shape, Place::Output(copy.offset));
             let to = self.plan.whole(to);
-            self.push("copy", Work::Copy { from, to }, None);
+            self.copy(from, to);
         }
         Ok(self)
+    }
+
+    /// A copy, where there is anything to copy.
+    fn copy(&mut self, from: Slice, to: Slice) {
+        if from.n_bytes > 0 {
+            self.push("copy", Work::Copy { from, to }, None);
+        }
     }
 
     fn push(&mut self, name: &str, work: Work, origin: Option<usize>) {

@@ -8,13 +8,16 @@ use crate::scalar::{condition, input, number};
 
 /// A product of a matrix that has a 1 in each row, where a number says so, with known weights becomes a
 /// look-up of the weights' rows by that number.
-pub fn look_up(net: &mut Net) {
+pub fn look_up(net: &mut Net) -> usize {
+    let mut n_found = 0;
     for at in 0..net.nodes.len() {
         if let Some(index) = one_hot(net, at) {
             replace(net, at, index);
+            n_found += 1;
         }
     }
     net.sort();
+    n_found
 }
 
 /// The numbers of the rows that a product with one-hot rows picks.

@@ -200,11 +200,13 @@ pub fn unary(f: Unary, x: Expr) -> Option<Expr> {
     Some(match f {
         U::Identity => x,
         U::Abs => of(UnaryOp::Abs, x),
+        U::Affine { alpha, beta } => add(mul(x, number(alpha)), number(beta)),
         U::Neg => of(UnaryOp::Neg, x),
         U::Exp => of(UnaryOp::Exp, x),
         U::Log => of(UnaryOp::Log, x),
         U::Sqrt => of(UnaryOp::Sqrt, x),
         U::Tanh => of(UnaryOp::Tanh, x),
+        U::ScaledTanh { alpha, beta } => mul(of(UnaryOp::Tanh, mul(x, number(beta))), number(alpha)),
         U::Erf => of(UnaryOp::Erf, x),
         U::Reciprocal => div(number(1.0), x),
         U::Relu => max(x, zero()),

@@ -13,6 +13,10 @@ const MOST_COST: usize = 400;
 /// What is computed again for every element that it is broadcast to may cost so much.
 const CHEAP: usize = 2;
 
+/// Rounds of all rules, at most. A round sees chains of any length to their end; a model of a few thousand
+/// nodes takes less than ten.
+const MOST_ROUNDS: usize = 100;
+
 /// Applies all rules until none does anything.
 pub fn simplify(net: &mut Net) {
     rewrite(net);
@@ -27,22 +31,28 @@ pub fn simplify(net: &mut Net) {
 }
 
 fn rewrite(net: &mut Net) {
+    /// Each says how many places it changed.
+    const RULES: [fn(&mut Net) -> usize; 7] = [
+        drop_identities,
+        sink_views,
+        merge_maps,
+        fold_affine,
+        turn_products,
+        embedding::look_up,
+        attention::sink_moves,
+    ];
     drop_views(net);
-    loop {
-        let n_before = (net.nodes.len(), net.values.len());
-        drop_identities(net);
-        sink_views(net);
-        merge_maps(net);
-        fold_affine(net);
-        turn_products(net);
-        embedding::look_up(net);
-        attention::sink_moves(net);
-        drop_views(net);
-        net.prune();
-        if (net.nodes.len(), net.values.len()) == n_before {
+    let mut is_done = false;
+    for _ in 0..MOST_ROUNDS {
+        let n_changes: usize = RULES.iter().map(|rule| rule(net)).sum();
+        is_done = n_changes == 0;
+        if is_done {
             break;
         }
+        drop_views(net);
     }
+    // Each round leaves a net that computes the same, so that the last one serves even then.
+    debug_assert!(is_done, "the rules undo each other");
     interleave_groups(net);
     drop_views(net);
     net.prune();
@@ -164,25 +174,23 @@ impl Links {
 }
 
 /// A map that gives its input as it is becomes a view.
-fn drop_identities(net: &mut Net) {
+fn drop_identities(net: &mut Net) -> usize {
+    let mut n_dropped = 0;
     for at in 0..net.nodes.len() {
         let node = &net.nodes[at];
-        if let Kind::Slice(parts) = &node.kind
-            && net.shape(node.input(0)) == net.shape(node.output())
-            && parts.iter().all(|part| *part == (0, 1))
-        {
+        let from = match &node.kind {
+            Kind::Slice(parts) if parts.iter().all(|part| *part == (0, 1)) => node.input(0),
+            Kind::Map(Expr::Load(slot, _)) => node.input(slot.0 as usize),
+            _ => continue,
+        };
+        let (a, b) = (net.value(from), net.value(node.output()));
+        if a.n_elements() == b.n_elements() && a.dtype == b.dtype {
             net.nodes[at].kind = Kind::View;
-            continue;
-        }
-        if let Kind::Map(Expr::Load(slot, _)) = &node.kind {
-            let from = node.input(slot.0 as usize);
-            let (a, b) = (net.value(from), net.value(node.output()));
-            if a.n_elements() == b.n_elements() && a.dtype == b.dtype {
-                net.nodes[at].kind = Kind::View;
-                net.nodes[at].inputs = vec![Some(from)];
-            }
+            net.nodes[at].inputs = vec![Some(from)];
+            n_dropped += 1;
         }
     }
+    n_dropped
 }
 
 /// Views of views become one, views of the same shape none, and views of constants constants.
@@ -220,11 +228,12 @@ fn drop_views(net: &mut Net) {
 /// A map's operand in terms of another shape of the same elements; none where it cannot be.
 fn reexpressed(operand: &[i64], from: &[i64], to: &[i64]) -> Option<Vec<i64>> {
     let count = |shape: &[i64]| shape.iter().product::<i64>();
-    if count(operand) == 1 {
-        return Some(vec![1]);
-    }
+    // Where all have one element, the operand is to have the same shape, or each view would need another.
     if count(operand) == count(from) {
         return Some(to.to_vec());
+    }
+    if count(operand) == 1 {
+        return Some(vec![1]);
     }
     let missing = from.len().checked_sub(operand.len())?;
     let dim = |d: usize| if d < missing { 1 } else { operand[d - missing] };
@@ -241,7 +250,8 @@ fn reexpressed(operand: &[i64], from: &[i64], to: &[i64]) -> Option<Vec<i64>> {
 }
 
 /// A map of a view becomes a view of a map, so that the map meets what computes the view's input.
-fn sink_views(net: &mut Net) {
+fn sink_views(net: &mut Net) -> usize {
+    let mut n_sunk = 0;
     let mut links = Links::of(net);
     let mut is_of_anchor = vec![false; net.values.len()];
     let nodes = std::mem::take(&mut net.nodes);
@@ -250,6 +260,7 @@ fn sink_views(net: &mut Net) {
         let new = match is_map.then(|| sunk(net, &links, &is_of_anchor, &node)).flatten() {
             None => vec![node],
             Some(new) => {
+                n_sunk += 1;
                 links.leave(&node);
                 new.iter().for_each(|node| links.enter(node));
                 new
@@ -262,6 +273,7 @@ fn sink_views(net: &mut Net) {
             net.nodes.push(node);
         }
     }
+    n_sunk
 }
 
 /// Whether a node is a product or a convolution, or a map of such.
@@ -351,7 +363,8 @@ fn sunk(net: &mut Net, links: &Links, is_of_anchor: &[bool], node: &Node) -> Opt
 }
 
 /// A map of a map becomes one.
-fn merge_maps(net: &mut Net) {
+fn merge_maps(net: &mut Net) -> usize {
+    let mut n_merged = 0;
     let mut links = Links::of(net);
     let mut is_merged = vec![false; net.nodes.len()];
     for at in 0..net.nodes.len() {
@@ -368,10 +381,12 @@ fn merge_maps(net: &mut Net) {
             }
             links.enter(&merged);
             net.nodes[at] = merged;
+            n_merged += 1;
         }
     }
     let mut is_merged = is_merged.into_iter();
     net.nodes.retain(|_| is_merged.next() == Some(false));
+    n_merged
 }
 
 /// The map before a map that may become a part of it.
@@ -466,7 +481,8 @@ pub(crate) fn by_channel(net: &Net, node: &Node, e: &Expr, out: &[i64], axis: us
 
 /// Factors and terms by channel behind a convolution or a product with constant weights become part of the
 /// weights and one bias.
-fn fold_affine(net: &mut Net) {
+fn fold_affine(net: &mut Net) -> usize {
+    let mut n_folded = 0;
     let n_uses = net.n_uses();
     let mut users: Vec<Option<usize>> = vec![None; net.values.len()];
     for (at, node) in net.nodes.iter().enumerate() {
@@ -476,9 +492,10 @@ fn fold_affine(net: &mut Net) {
         // What is folded are constants: who reads what anchors compute stays the same.
         let only = net.nodes[at].outputs.first().filter(|id| n_uses[id.0] == 1).and_then(|id| users[id.0]);
         if let Some(user) = only {
-            fold_affine_into(net, at, user);
+            n_folded += usize::from(fold_affine_into(net, at, user).is_some());
         }
     }
+    n_folded
 }
 
 /// The same for what one node computes and one reads.
@@ -612,7 +629,8 @@ fn scaled_weights(net: &mut Net, anchor: &Node, weights: ValueId, factor: &[f64]
 }
 
 /// A factor that is turned before a product is read as it is.
-fn turn_products(net: &mut Net) {
+fn turn_products(net: &mut Net) -> usize {
+    let mut n_turned = 0;
     let (n_uses, producers) = (net.n_uses(), net.producers());
     for at in 0..net.nodes.len() {
         let Kind::Product { turned, heads: None } = net.nodes[at].kind else { continue };
@@ -624,6 +642,8 @@ fn turn_products(net: &mut Net) {
         if swaps {
             net.nodes[at].inputs[1] = Some(net.nodes[before].input(0));
             net.nodes[at].kind = Kind::Product { turned: !turned, heads: None };
+            n_turned += 1;
         }
     }
+    n_turned
 }

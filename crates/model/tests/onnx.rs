@@ -11,6 +11,9 @@ mod libraries;
 #[path = "onnx/numbers.rs"]
 mod numbers;
 
+#[path = "onnx/random.rs"]
+mod random;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +22,7 @@ use common::{Case, agree, cases, check_cases, light, no_files};
 use tilewright_device::{host, opencl};
 use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
 use tilewright_graph::op::Attribute;
-use tilewright_graph::{Bindings, DType, Dim, Graph, Reason, Tensor, Value, ValueId, evaluate, onnx, specialise};
+use tilewright_graph::{Bindings, DType, Dim, Graph, Tensor, Value, ValueId, evaluate, onnx, specialise};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Target};
 use tilewright_model::{
@@ -85,14 +88,6 @@ fn with_known(graph: &Graph, name: &str, tensor: &Tensor) -> Graph {
     new
 }
 
-/// The inputs whose values shapes depend on.
-fn needed(reason: &Reason) -> &[String] {
-    match reason {
-        Reason::NeedsInput { inputs, .. } => inputs,
-        _ => &[],
-    }
-}
-
 /// Inputs by name.
 type Given = Vec<(String, Tensor)>;
 
@@ -108,8 +103,8 @@ fn compiled_case(case: &Case, inputs: &[Tensor], target: &Target) -> Result<Opti
         let known = given.iter().filter(|(name, _)| is_there(name));
         let shapes = known.map(|(name, x)| (name.clone(), x.shape().to_vec())).collect();
         let special = specialise(&graph, &Bindings { shapes, ..Bindings::default() });
-        let wanted: Vec<String> = special.problems.iter().flat_map(|p| needed(&p.reason).to_vec()).collect();
-        let Some((name, x)) = given.iter().find(|(name, _)| wanted.contains(name) && is_there(name)) else {
+        let wanted: Vec<&String> = special.problems.iter().flat_map(|p| p.needed_inputs()).collect();
+        let Some((name, x)) = given.iter().find(|(name, _)| wanted.contains(&name) && is_there(name)) else {
             break special;
         };
         graph = with_known(&graph, name, x);

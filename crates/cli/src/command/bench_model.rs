@@ -32,7 +32,7 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let file = ModelArgs::new(&path.display().to_string(), &args.bindings);
     let model = file.read()?;
     let given = args.inputs.given(&model.graph)?;
-    let file = file.with_inputs(&given);
+    let file = file.with_inputs(&model, &given)?;
     let inputs = file.inputs(&model, &given)?;
     bench::prepare(args)?;
     let special = file.specialise(&model, usize::MAX)?;

@@ -12,6 +12,8 @@ use super::{DatabaseArgs, MachineArgs, count, tune_command};
 use crate::error::{bad_input, one_line};
 use crate::output::{message, shell_quoted};
 
+/// Elements of a given input that becomes a constant because shapes depend on it, at most.
+const MOST_SET: usize = 1000;
 /// Seed of inputs that are not given.
 const SEED: u64 = 1;
 
@@ -103,10 +105,30 @@ impl ModelArgs {
         Ok(read_model(&self.path)?)
     }
 
-    /// The same model with the shapes of tensors that are given for inputs.
-    pub fn with_inputs(&self, given: &[(String, Tensor)]) -> ModelArgs {
-        let bindings = given.iter().fold(self.bindings.clone(), |all, (name, tensor)| all.with_input(name, tensor));
-        ModelArgs { path: self.path.clone(), bindings }
+    /// The same model with the shapes of tensors that are given for inputs, and the values of those that
+    /// shapes depend on.
+    ///
+    /// # Errors
+    /// As [`BindingArgs::bindings`].
+    pub fn with_inputs(&self, model: &Model, given: &[(String, Tensor)]) -> anyhow::Result<ModelArgs> {
+        let shapes = given.iter().fold(self.bindings.clone(), |all, (name, tensor)| all.with_input(name, tensor));
+        let mut file = ModelArgs { path: self.path.clone(), bindings: shapes };
+        let mut rest: Vec<&(String, Tensor)> = given.iter().filter(|(_, x)| x.n_elements() <= MOST_SET).collect();
+        while !rest.is_empty() {
+            let special = specialise(&model.graph, &file.bindings.bindings()?);
+            let wanted = special.problems.iter().flat_map(|problem| problem.needed_inputs());
+            let wanted: Vec<&String> = wanted.collect();
+            let n_before = rest.len();
+            rest.retain(|(name, tensor)| {
+                let is_wanted = wanted.contains(&name);
+                file.bindings.set.extend(is_wanted.then(|| format!("{name}={}", numbers_text(tensor))));
+                !is_wanted
+            });
+            if rest.len() == n_before {
+                break;
+            }
+        }
+        Ok(file)
     }
 
     /// A tensor for each input: one of these, what is bound, or a random one.
@@ -190,6 +212,15 @@ impl ModelArgs {
         }
         if exact { options + " --exact" } else { options }
     }
+/// The elements of a tensor, separated by commas.
+fn numbers_text(tensor: &Tensor) -> String {
+    let texts: Vec<String> = match tensor.dtype().is_float() {
+        true => tensor.floats().iter().map(f64::to_string).collect(),
+        false => tensor.integers().iter().map(i128::to_string).collect(),
+    };
+    texts.join(",")
+}
+
 }
 
 /// A problem on one line.

@@ -105,7 +105,7 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
     let file = ModelArgs::new(&path.display().to_string(), bindings);
     let model = file.read()?;
     let given = inputs.given(&model.graph)?;
-    let file = file.with_inputs(&given);
+    let file = file.with_inputs(&model, &given)?;
     let inputs = file.inputs(&model, &given)?;
     let target = machine.place().runnable_target()?;
     let compiled = file.compiled(&file.supported(&model)?, *exact, (machine, &target), &args.records)?;

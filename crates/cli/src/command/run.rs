@@ -46,7 +46,7 @@ pub struct RunArgs {
 pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let model = args.model.read()?;
     let given = args.inputs.given(&model.graph)?;
-    let file = args.model.with_inputs(&given);
+    let file = args.model.with_inputs(&model, &given)?;
     let inputs = file.inputs(&model, &given)?;
     let machine = (&args.machine, &args.machine.place().runnable_target()?);
     let compiled = file.compiled(&file.supported(&model)?, args.exact, machine, &args.database)?;

@@ -12,6 +12,7 @@ pub enum Unary {
     Abs,
     Acos,
     Acosh,
+    Affine { alpha: f64, beta: f64 },
     Asin,
     Asinh,
     Atan,
@@ -39,6 +40,7 @@ pub enum Unary {
     Reciprocal,
     Relu,
     Round,
+    ScaledTanh { alpha: f64, beta: f64 },
     Selu { alpha: f64, gamma: f64 },
     Shrink { bias: f64, lambd: f64 },
     Sigmoid,
@@ -248,6 +250,7 @@ impl Unary {
             U::Abs => x.abs(),
             U::Acos => x.acos(),
             U::Acosh => x.acosh(),
+            U::Affine { alpha, beta } => alpha * x + beta,
             U::Asin => x.asin(),
             U::Asinh => x.asinh(),
             U::Atan => x.atan(),
@@ -296,6 +299,7 @@ impl Unary {
                 }
             }
             U::Round => x.round_ties_even(),
+            U::ScaledTanh { alpha, beta } => alpha * (beta * x).tanh(),
             U::Selu { alpha, gamma } => gamma * if x > 0.0 { x } else { alpha * x.exp_m1() },
             U::Shrink { bias, lambd } => {
                 if x < -lambd {

@@ -350,7 +350,9 @@ impl Slice {
             if by == 0 {
                 return Err(invalid!("a step is 0"));
             }
-            parts[axis] = (start.max(0) as usize, step, (span.max(0) as u64).div_ceil(by) as usize);
+            let n_places = (span.max(0) as u64).div_ceil(by) as usize;
+            // A step that is never taken may be any number.
+            parts[axis] = (start.max(0) as usize, if n_places > 1 { step } else { 1 }, n_places);
         }
         Ok(parts)
     }
@@ -367,12 +369,7 @@ impl Operation for Slice {
         let x = inputs.tensor(0)?;
         let own = strides(x.shape());
         let shape: Vec<usize> = parts.iter().map(|part| part.2).collect();
-        // A step beyond the dimension is never taken.
-        let by: Vec<isize> = parts
-            .iter()
-            .zip(&own)
-            .map(|(part, &stride)| if part.2 > 1 { part.1 as isize * stride as isize } else { 0 })
-            .collect();
+        let by: Vec<isize> = parts.iter().zip(&own).map(|(part, &stride)| part.1 as isize * stride as isize).collect();
         let offset = parts.iter().zip(&own).map(|(part, &stride)| part.0 * stride).sum();
         Ok(vec![copy_strided(x, &shape, &by, offset)])
     }

@@ -162,6 +162,8 @@ impl Softmax {
     /// # Errors
     /// Where there is no such dimension.
     pub fn split(&self, shape: &[usize]) -> Result<(usize, usize, usize), OpError> {
+        // A scalar counts as a vector of one element.
+        let shape = if shape.is_empty() { &[1] } else { shape };
         let rank = shape.len();
         let at = if self.is_flat && self.axis == rank as i64 { rank } else { axis(self.axis, rank)? };
         Ok(if self.is_flat { (product(&shape[..at]), product(&shape[at..]), 1) } else { around(shape, at) })

@@ -2,7 +2,7 @@
 
 use super::util::size;
 use super::{Import, Inputs, Op, Operation, Operator, Unary, row};
-use crate::error::{invalid, unsupported};
+use crate::error::invalid;
 use crate::{OpError, Tensor, TensorType};
 
 /// Which cell.
@@ -59,20 +59,40 @@ pub struct Recurrent {
     pub batch_first: bool,
 }
 
-fn activation(name: &str, alpha: Option<f64>, beta: Option<f64>) -> Result<Unary, OpError> {
-    let alpha_or = |default: f64| alpha.unwrap_or(default);
-    Ok(match name.to_ascii_lowercase().as_str() {
-        "sigmoid" => Unary::Sigmoid,
-        "tanh" => Unary::Tanh,
-        "relu" => Unary::Relu,
-        "leakyrelu" => Unary::LeakyRelu { alpha: alpha_or(0.01) },
-        "thresholdedrelu" => Unary::ThresholdedRelu { alpha: alpha_or(1.0) },
-        "hardsigmoid" => Unary::HardSigmoid { alpha: alpha_or(0.2), beta: beta.unwrap_or(0.5) },
-        "elu" => Unary::Elu { alpha: alpha_or(1.0) },
-        "softsign" => Unary::Softsign,
-        "softplus" => Unary::Softplus,
-        _ => return Err(unsupported!("the activation {name} is not supported")),
-    })
+/// The next number of an attribute, for an activation that takes one; its default where there are no more.
+fn parameter(
+    (attribute, numbers): (&str, &mut dyn Iterator<Item = f32>),
+    activation: &str,
+    default: Option<f64>,
+) -> Result<f64, OpError> {
+    let given = numbers.next().map(f64::from);
+    given.or(default).ok_or_else(|| invalid!("the activation {activation} needs a number of {attribute}"))
+}
+
+/// Activations by their names. Numbers of `activation_alpha` and `activation_beta` belong to those, in their
+/// order, that take such.
+fn activations(names: &[String], alphas: &[f32], betas: &[f32]) -> Result<Vec<Unary>, OpError> {
+    let (mut alphas, mut betas) = (alphas.iter().copied(), betas.iter().copied());
+    let mut all = Vec::with_capacity(names.len());
+    for name in names {
+        let mut alpha = |default| parameter(("activation_alpha", &mut alphas), name, default);
+        let mut beta = |default| parameter(("activation_beta", &mut betas), name, default);
+        all.push(match name.to_ascii_lowercase().as_str() {
+            "affine" => Unary::Affine { alpha: alpha(None)?, beta: beta(None)? },
+            "elu" => Unary::Elu { alpha: alpha(Some(1.0))? },
+            "hardsigmoid" => Unary::HardSigmoid { alpha: alpha(Some(0.2))?, beta: beta(Some(0.5))? },
+            "leakyrelu" => Unary::LeakyRelu { alpha: alpha(Some(0.01))? },
+            "relu" => Unary::Relu,
+            "scaledtanh" => Unary::ScaledTanh { alpha: alpha(None)?, beta: beta(None)? },
+            "sigmoid" => Unary::Sigmoid,
+            "softplus" => Unary::Softplus,
+            "softsign" => Unary::Softsign,
+            "tanh" => Unary::Tanh,
+            "thresholdedrelu" => Unary::ThresholdedRelu { alpha: alpha(Some(1.0))? },
+            _ => return Err(invalid!("there is no activation {name}")),
+        });
+    }
+    Ok(all)
 }
 
 fn import(node: &Import, cell: Cell, defaults: &[&str]) -> Result<Op, OpError> {
@@ -88,13 +108,11 @@ fn import(node: &Import, cell: Cell, defaults: &[&str]) -> Result<Op, OpError> {
     }
     let alphas = node.floats("activation_alpha")?.unwrap_or_default();
     let betas = node.floats("activation_beta")?.unwrap_or_default();
-    let at = |list: &[f32], at: usize| list.get(at).map(|&x| f64::from(x));
-    let activations = names.iter().enumerate().map(|(i, name)| activation(name, at(&alphas, i), at(&betas, i)));
     Ok(Recurrent {
         cell,
         hidden: size(hidden)?,
         direction,
-        activations: activations.collect::<Result<_, _>>()?,
+        activations: activations(&names, &alphas, &betas)?,
         clip: node.float("clip")?.map(f64::from),
         batch_first: node.version >= 14 && node.flag("layout", false)?,
     }
@@ -271,5 +289,49 @@ impl Operation for Recurrent {
             outputs.push(Tensor::from_floats(types[2].dtype, types[2].shape.clone(), &last(&cells)));
         }
         Ok(outputs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_go_to_the_activations_that_take_them() {
+        let check = |names: &str, alphas: &[f32], betas: &[f32], expected: &[Unary]| {
+            let names: Vec<String> = names.split(' ').map(str::to_owned).collect();
+            assert_eq!(activations(&names, alphas, betas).as_deref(), Ok(expected), "{names:?}");
+        };
+        use Unary as U;
+        let hard = |alpha, beta| U::HardSigmoid { alpha, beta };
+        let leaky = |alpha| U::LeakyRelu { alpha };
+        check(
+            "Sigmoid LeakyRelu Tanh HardSigmoid",
+            &[0.5, 0.25],
+            &[0.75],
+            &[U::Sigmoid, leaky(0.5), U::Tanh, hard(0.25, 0.75)],
+        );
+        check(
+            "hardsigmoid LeakyRelu HardSigmoid LeakyRelu",
+            &[0.5, 0.25, 2.0],
+            &[0.0],
+            &[hard(0.5, 0.0), leaky(0.25), hard(2.0, 0.5), leaky(0.01)],
+        );
+        check(
+            "Elu ThresholdedRelu Softplus Softsign Relu",
+            &[],
+            &[],
+            &[U::Elu { alpha: 1.0 }, U::ThresholdedRelu { alpha: 1.0 }, U::Softplus, U::Softsign, U::Relu],
+        );
+        check(
+            "Affine ScaledTanh",
+            &[0.5, 2.0],
+            &[0.25, 3.0],
+            &[U::Affine { alpha: 0.5, beta: 0.25 }, U::ScaledTanh { alpha: 2.0, beta: 3.0 }],
+        );
+        for (name, why) in [("Affine", "Affine needs a number of activation_alpha"), ("Cube", "no activation Cube")] {
+            let error = activations(&[name.to_owned()], &[], &[]).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 }

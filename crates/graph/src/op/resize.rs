@@ -234,14 +234,11 @@ impl Resize {
 
     /// Where in the input a place of the output lies.
     fn place(&self, at: usize, axis: &ResizedAxis) -> f64 {
-        let (x, factor, from) = (at as f64, axis.factor, axis.from as f64);
-        // What the factor makes of the size, before it is a whole number.
-        let to_exact = factor * from;
-        let to = axis.to as f64;
+        let (x, factor, from, to) = (at as f64, axis.factor, axis.from as f64, axis.to as f64);
         match self.coordinates {
             Coordinates::HalfPixel => (x + 0.5) / factor - 0.5,
             Coordinates::HalfPixelSymmetric => {
-                let adjustment = to / to_exact;
+                let adjustment = to / (factor * from);
                 let centre = from / 2.0;
                 centre * (1.0 - adjustment) + (x + 0.5) / factor - 0.5
             }
@@ -252,11 +249,12 @@ impl Resize {
                     0.0
                 }
             }
+            // The last place of the output is the last one of the input, whatever the factor is.
             Coordinates::AlignCorners => {
-                if to_exact == 1.0 || to == 1.0 {
-                    0.0
+                if to > 1.0 {
+                    x * (from - 1.0) / (to - 1.0)
                 } else {
-                    x * (from - 1.0) / (to_exact - 1.0)
+                    0.0
                 }
             }
             Coordinates::Asymmetric => x / factor,

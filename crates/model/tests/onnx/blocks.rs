@@ -51,6 +51,10 @@ fn attribute(text: &str) -> (String, Attribute) {
     let is_list = words.len() > 1 || ["axes", "kernel_shape", "perm"].contains(&name);
     let value = if words.iter().all(|word| word.parse::<i64>().is_ok()) {
         if is_list { Attribute::Ints(numbers(&words)) } else { Attribute::Int(value.parse().expect("an integer")) }
+    } else if is_list && words.iter().all(|word| word.parse::<f32>().is_ok()) {
+        Attribute::Floats(numbers(&words))
+    } else if name == "activations" {
+        Attribute::Texts(words.iter().map(|&word| word.to_owned()).collect())
     } else if let Ok(number) = value.parse() {
         Attribute::Float(number)
     } else {
@@ -708,6 +712,21 @@ fn recurrent_networks_of_all_kinds_and_lengths() {
                 assert_eq!(n_kernels[2], n_kernels[3], "a longer sequence has no more kernels");
             }
         }
+    }
+}
+
+/// All activations, with the numbers that belong to them.
+#[test]
+fn recurrent_networks_have_activations_of_their_own() {
+    let parameters = "activation_alpha=0.3 0.5 0.25 0.75, activation_beta=0.4 0.125 2.0";
+    for (cell, names) in [
+        (("LSTM", 4), "HardSigmoid Softsign Affine Sigmoid ScaledTanh LeakyRelu"),
+        (("LSTM", 4), "Sigmoid Softplus Elu Tanh ThresholdedRelu Relu"),
+        (("GRU", 3), "HardSigmoid LeakyRelu Sigmoid Affine"),
+    ] {
+        println!("{cell:?} of {names}");
+        let more = format!(", activations={names}, {parameters}");
+        check_recurrent((cell.0, cell.1, &more), "bidirectional", (2, ""), 4);
     }
 }
 
