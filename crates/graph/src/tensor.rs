@@ -187,6 +187,16 @@ impl Tensor {
         self.integers().iter().map(|&x| x as i64).collect()
     }
 
+    /// The same numbers in single precision, where they are of 16 bits; else itself.
+    pub fn widened(&self) -> Tensor {
+        let bytes = match self.ty.dtype {
+            DType::F16 => singles_of(&self.bytes, |b| f16::from_le_bytes(b).to_f32()),
+            DType::Bf16 => singles_of(&self.bytes, |b| bf16::from_le_bytes(b).to_f32()),
+            _ => return self.clone(),
+        };
+        Tensor { ty: TensorType::new(DType::F32, self.ty.shape.clone()), bytes: bytes.into() }
+    }
+
     /// The same elements in another shape of as many.
     ///
     /// # Panics
@@ -201,6 +211,14 @@ impl Tensor {
 /// The bytes of numbers, one behind the other.
 fn bytes_of<T: Copy, const N: usize>(numbers: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
     numbers.iter().flat_map(|&x| bytes(x)).collect()
+}
+
+/// The bytes of numbers of 16 bits in single precision. Weights are most of what a model has.
+fn singles_of(bytes: &[u8], number: impl Fn([u8; 2]) -> f32) -> Vec<u8> {
+    let from = bytes.as_chunks::<2>().0;
+    let mut all = vec![0; 4 * from.len()];
+    all.as_chunks_mut::<4>().0.iter_mut().zip(from).for_each(|(to, &from)| *to = number(from).to_le_bytes());
+    all
 }
 
 /// The numbers that bytes hold, one behind the other.

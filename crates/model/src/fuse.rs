@@ -9,6 +9,7 @@ use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, StageSpec, 
 use tilewright_ir::{BufferId, DType, Expr, Index, Role, Target};
 
 use crate::epilogue::{self, Operations};
+use crate::halves::widened;
 use crate::import::import;
 use crate::net::{AsHeads, Convolution, Kind, Net, Node, Read, Sequence, Track, ValueId, Windows};
 use crate::scalar::{self, cost, input};
@@ -155,14 +156,17 @@ impl Fused {
     }
 }
 
-/// What a run of a specialised graph does.
+/// What a run of a specialised graph does. Where it is to be exact, its kernels round no more than its
+/// operators as written, and no less: f16 and bf16 are then rounded to behind each operator.
 ///
 /// # Errors
 /// As [`fuse`].
-pub fn lower(graph: &Graph) -> Result<Fused, WorkloadError> {
-    let mut net = import(graph);
+pub fn lower(graph: &Graph, exact: bool) -> Result<Fused, WorkloadError> {
+    let mut net = import(&widened(graph, exact));
     simplify(&mut net);
-    fuse(net)
+    let mut fused = fuse(net)?;
+    fused.workloads_mut().for_each(|workload| workload.exact |= exact);
+    Ok(fused)
 }
 
 /// Fuses a simplified net.

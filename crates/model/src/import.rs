@@ -103,9 +103,10 @@ impl Job<'_> {
         self.net.value(id).dtype == DType::F32
     }
 
-    /// Whether there is code for its elements.
+    /// Whether there is code for its elements. Nothing but a cast has such for numbers of 16 bits, since
+    /// graphs are widened.
     pub(crate) fn has_code(&self, id: ValueId) -> bool {
-        self.net.element_type(id).is_some()
+        self.net.element_type(id).is_some_and(|dtype| !dtype.is_half())
     }
 
     /// Whether its elements are whole numbers, or truths, that there is code for.
@@ -245,7 +246,12 @@ impl Job<'_> {
                     // Bytes wrap around where the code has the nearest.
                     DType::I8 | DType::U8 if from != DType::Bool => None,
                     DType::I32 if from == DType::I64 => None,
-                    _ => self.map(|x| Some(x[0].clone())),
+                    _ => {
+                        let (x, to) = (self.try_input(0)?, self.output()?);
+                        [x, to].iter().all(|&id| self.net.element_type(id).is_some()).then_some(())?;
+                        self.push(Kind::Map(input(0)), &[x], to);
+                        Some(())
+                    }
                 }
             }
             Op::Reshape(_) | Op::Flatten(_) | Op::Squeeze(_) | Op::Unsqueeze(_) => self.view(),

@@ -12,6 +12,7 @@ mod composite;
 mod embedding;
 mod epilogue;
 mod fuse;
+mod halves;
 mod host;
 mod import;
 mod inputs;
@@ -28,6 +29,7 @@ mod simplify;
 
 pub use compile::{CompileError, Compiled, Schedule, compile, compile_quickly, lay_out};
 pub use fuse::{Fused, Kernel, Moving, Step, Steps, fuse, lower};
+pub use halves::count_halves;
 pub use import::import;
 pub use inputs::{all_inputs, named_dims, read_model, weights_beside};
 pub use layouts::Costs;

@@ -307,10 +307,10 @@ impl Net {
         self.element_type(id).map(|_| tensor.floats()[0])
     }
 
-    /// The type of a value's elements in code, where kernels of models have it: not halves.
+    /// The type of a value's elements in code, where kernels of models have it.
     pub fn element_type(&self, id: ValueId) -> Option<tilewright_ir::DType> {
         let name = self.value(id).dtype.name();
-        let found = tilewright_ir::DType::ALL.into_iter().find(|(dtype, n)| *n == name && !dtype.is_half());
+        let found = tilewright_ir::DType::ALL.into_iter().find(|(_, n)| *n == name);
         found.map(|(dtype, _)| dtype)
     }
 

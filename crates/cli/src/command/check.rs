@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright_graph::{Bindings, Model, TensorType, count_operators, summarise};
-use tilewright_model::{Layouts, Outline, laid_out};
+use tilewright_model::{Layouts, Outline, count_halves, laid_out};
 
 use super::model::{ModelArgs, problem_line};
 use super::{DatabaseArgs, MachineArgs, count};
@@ -49,6 +49,7 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     let tasks = summary.tasks.iter().map(
         |task| json!({"kind": task.kind, "sizes": task.text, "gflop": task.flops as f64 / 1e9, "count": task.count}),
     );
+    let n_halves = if problems.is_empty() { count_halves(&special.graph) } else { 0 };
     let (outline, tuned) = match problems.is_empty() {
         true => outline(args, &model)?,
         false => (None, None),
@@ -63,6 +64,7 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
         "outputs": tensors(&summary.outputs),
         "operators": operators,
         "nodes": n_nodes,
+        "half_nodes": n_halves,
         "gflop": gflop,
         "parameter_bytes": summary.parameter_bytes,
         "tasks": tasks.collect::<Vec<_>>(),
@@ -76,6 +78,10 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     let producer = if model.producer.is_empty() { "unknown" } else { &model.producer };
     text += &format!("opset       {opset}, written by {}\n", one_line(producer));
     text += &format!("nodes       {}, {} left to run\n", grouped(n_operators), grouped(n_nodes));
+    if n_halves > 0 {
+        let results = count(n_halves as u64, "result");
+        text += &format!("halves      {results} of 16 bits computed and kept in f32 (--exact rounds each)\n");
+    }
     text += &format!("parameters  {} bytes\n", grouped(summary.parameter_bytes));
     text += &format!("work        {} GFLOP in convolutions and products\n", digits(gflop));
     for (title, list) in [("inputs", &summary.inputs), ("outputs", &summary.outputs)] {

@@ -175,10 +175,8 @@ impl ModelArgs {
     /// # Errors
     /// Bad input where something is not supported in a run.
     pub fn fused(&self, special: &Specialised, exact: bool) -> anyhow::Result<Fused> {
-        let lowered = tilewright_model::lower(&special.graph);
-        let mut fused = lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))?;
-        fused.workloads_mut().for_each(|workload| workload.exact |= exact);
-        Ok(fused)
+        let lowered = tilewright_model::lower(&special.graph, exact);
+        lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))
     }
 
     /// The model with the best kernels that are recorded for a target; how many are a guess is told.
@@ -212,6 +210,8 @@ impl ModelArgs {
         }
         if exact { options + " --exact" } else { options }
     }
+}
+
 /// The elements of a tensor, separated by commas.
 fn numbers_text(tensor: &Tensor) -> String {
     let texts: Vec<String> = match tensor.dtype().is_float() {
@@ -219,8 +219,6 @@ fn numbers_text(tensor: &Tensor) -> String {
         false => tensor.integers().iter().map(i128::to_string).collect(),
     };
     texts.join(",")
-}
-
 }
 
 /// A problem on one line.

@@ -217,7 +217,7 @@ fn measure(
     if let Some(problem) = special.problems.first() {
         return Err(Error::failed(format!("{}: {problem}", network.name)));
     }
-    let fused = lower(&special.graph).or_failed(network.name)?;
+    let fused = lower(&special.graph, false).or_failed(network.name)?;
 
     // From its beginning, if an earlier one was broken off.
     for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {

@@ -1,0 +1,162 @@
+//! Graphs with f16 and bf16 as graphs that compute with f32.
+//!
+//! Kernels of models compute in single precision. So constants of 16 bits, what the model takes and what
+//! operators give are widened to f32 once; what it gives is rounded, and so is what it casts by itself.
+
+use std::borrow::Cow;
+
+use tilewright_graph::op::{Cast, Fact, Inputs};
+use tilewright_graph::{DType, Graph, Node, Op, Place, TensorType, Value, ValueId};
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::Bf16)
+}
+
+/// How many nodes of a specialised graph give f16 or bf16, casts left out.
+pub fn count_halves(graph: &Graph) -> usize {
+    let gives_half = |node: &Node| node.outputs.iter().flatten().any(|&id| is_half(graph.ty(id).dtype));
+    graph.nodes().filter(|(_, node)| !matches!(node.op, Op::Cast(_)) && gives_half(node)).count()
+}
+
+/// The same graph with f32 between its nodes where it has f16 or bf16; what `rounds` says is rounded to these
+/// behind each node, as the model has it. A node that does not compute with f32 what it does with f16 stays
+/// as it is.
+pub fn widened(graph: &Graph, rounds: bool) -> Cow<'_, Graph> {
+    if !graph.values().any(|(_, value)| value.ty.as_ref().is_some_and(|ty| is_half(ty.dtype))) {
+        return Cow::Borrowed(graph);
+    }
+    let n = graph.values().len();
+    let mut job = Job { old: graph, new: Graph::default(), plain: vec![None; n], wide: vec![None; n] };
+    job.new.name.clone_from(&graph.name);
+    for &id in &graph.inputs {
+        let new = job.add(id);
+        job.new.inputs.push(new);
+    }
+    for (_, node) in graph.nodes() {
+        job.node(node, rounds);
+    }
+    for &id in &graph.outputs {
+        let new = job.plain(id);
+        job.new.outputs.push(new);
+    }
+    Cow::Owned(job.new)
+}
+
+struct Job<'a> {
+    old: &'a Graph,
+    new: Graph,
+    /// The new value for each old one, of its own type.
+    plain: Vec<Option<ValueId>>,
+    /// The same in single precision, of those of 16 bits.
+    wide: Vec<Option<ValueId>>,
+}
+
+impl Job<'_> {
+    fn is_half(&self, id: ValueId) -> bool {
+        is_half(self.old.ty(id).dtype)
+    }
+
+    /// A value as it is.
+    fn add(&mut self, id: ValueId) -> ValueId {
+        let value = Value { producer: None, users: Vec::new(), ..self.old.value(id).clone() };
+        let new = self.new.add_value(value);
+        self.plain[id.0 as usize] = Some(new);
+        new
+    }
+
+    /// A value in single precision, which has no elements yet.
+    fn add_wide(&mut self, id: ValueId) -> ValueId {
+        let value = self.old.value(id);
+        let ty = TensorType::new(DType::F32, self.old.ty(id).shape.clone());
+        let name = format!("{}.f32", value.name);
+        let constant = value.constant.as_ref().map(|tensor| tensor.widened());
+        self.new.add_value(Value { name, ty: Some(ty), constant, ..Value::default() })
+    }
+
+    fn cast(&mut self, from: ValueId, to: ValueId) {
+        let dtype = self.new.ty(to).dtype;
+        let place = Place { node: self.new.value(to).name.clone(), operator: "Cast".to_owned(), opset: 13 };
+        let op = Op::from(Cast { to: Some(dtype) });
+        self.new.add_node(Node { op, place, inputs: vec![Some(from)], outputs: vec![Some(to)] });
+    }
+
+    /// What an old value is, in its own type.
+    fn plain(&mut self, id: ValueId) -> ValueId {
+        if let Some(known) = self.plain[id.0 as usize] {
+            return known;
+        }
+        let wide = self.wide[id.0 as usize];
+        let new = self.add(id);
+        if let Some(wide) = wide {
+            self.cast(wide, new);
+        }
+        new
+    }
+
+    /// What an old value is, in single precision where it has 16 bits.
+    fn wide(&mut self, id: ValueId) -> ValueId {
+        if !self.is_half(id) {
+            return self.plain(id);
+        }
+        if let Some(known) = self.wide[id.0 as usize] {
+            return known;
+        }
+        let new = self.add_wide(id);
+        self.wide[id.0 as usize] = Some(new);
+        if self.new.value(new).constant.is_none() {
+            let plain = self.plain(id);
+            self.cast(plain, new);
+        }
+        new
+    }
+
+    fn node(&mut self, node: &Node, rounds: bool) {
+        let has_half = node.inputs.iter().chain(&node.outputs).flatten().any(|&id| self.is_half(id));
+        let mut node = node.clone();
+        if let (Op::Cast(_), Some(&Some(to))) = (&node.op, node.outputs.first()) {
+            // A cast to 16 bits rounds: the model asks for it.
+            node.inputs.truncate(1);
+            node.inputs.iter_mut().flatten().for_each(|id| *id = self.wide(*id));
+            node.op = Cast { to: Some(self.old.ty(to).dtype) }.into();
+            node.outputs = vec![Some(self.add(to))];
+            self.new.add_node(node);
+            return;
+        }
+        let inputs: Vec<Option<ValueId>> = node.inputs.iter().map(|id| id.map(|id| self.wide(id))).collect();
+        let is_wide = has_half && self.computes(&node, &inputs);
+        node.inputs = match is_wide {
+            true => inputs,
+            false => node.inputs.iter().map(|id| id.map(|id| self.plain(id))).collect(),
+        };
+        let outputs = node.outputs.clone();
+        for output in node.outputs.iter_mut().flatten() {
+            let id = *output;
+            *output = if is_wide && self.is_half(id) { self.add_wide(id) } else { self.add(id) };
+        }
+        let computed = node.outputs.clone();
+        self.new.add_node(node);
+        for (old, new) in outputs.iter().zip(&computed) {
+            let (Some(old), Some(new)) = (*old, *new) else { continue };
+            if is_wide && self.is_half(old) {
+                self.wide[old.0 as usize] = Some(new);
+                if rounds {
+                    self.plain(old);
+                    self.wide[old.0 as usize] = None;
+                }
+            }
+        }
+    }
+
+    /// Whether a node computes of such inputs what it gave before, in single precision.
+    fn computes(&self, node: &Node, inputs: &[Option<ValueId>]) -> bool {
+        let fact = |id: &Option<ValueId>| {
+            let value = self.new.value((*id)?);
+            Some(Fact { ty: value.ty.as_ref()?, value: value.constant.as_ref() })
+        };
+        let facts: Vec<Option<Fact<'_>>> = inputs.iter().map(fact).collect();
+        let Ok(types) = node.op.operation().infer(Inputs(&facts)) else { return false };
+        node.outputs.iter().zip(&types).all(|(id, ty)| {
+            id.is_none_or(|id| ty.dtype == if self.is_half(id) { DType::F32 } else { self.old.ty(id).dtype })
+        })
+    }
+}
