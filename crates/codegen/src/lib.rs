@@ -242,6 +242,11 @@ impl Compiler {
         &self.target
     }
 
+    /// What arguments of its kernels are aligned to.
+    pub fn arguments(&self) -> ArgumentAlign {
+        self.arguments
+    }
+
     /// Compiles a lowered program; in a build without LLVM as [`Compiler::compile_quickly`] does.
     ///
     /// # Errors
@@ -264,7 +269,7 @@ impl Compiler {
         let Generated { module, uses, scratch, ns } = Generated::of(program, target, &self.units, self.options())?;
         let (bytes, times) = llvm::compile(&module, target, Emit::Object)?;
         let start = Instant::now();
-        let code = self.load(&bytes)?;
+        let code = self.load_shared(&bytes, &uses.shared)?;
         let times = CompileTimes { generate_ns: ns, load_ns: start.elapsed().as_nanos() as u64, ..times };
         let object = (!uses.made.is_empty()).then_some(bytes);
         Ok(Kernel::new(program, code, uses.shared, object, scratch, self.arguments, times))
@@ -292,7 +297,7 @@ impl Compiler {
         times.machine_code_ns = start.elapsed().as_nanos() as u64;
         let start = Instant::now();
         let code = Arc::new(loader::place(&image.bytes, image.code_len, image.symbols)?);
-        self.quick_units.keep(&code);
+        self.quick_units.keep(&code, &uses.shared);
         times.load_ns = start.elapsed().as_nanos() as u64;
         Ok(Kernel::new(program, code, uses.shared, None, scratch, self.arguments, times))
     }
@@ -301,18 +306,53 @@ impl Compiler {
         Options { arguments: self.arguments, ..Options::default() }
     }
 
+    /// The object of a lowered program, which refers to no code of others: what [`Compiler::load`] makes a
+    /// kernel of, in any process of this build on such a machine.
+    ///
+    /// # Errors
+    /// As [`Compiler::compile`]; a build without LLVM makes none.
+    ///
+    /// # Panics
+    /// As for [`Compiler::compile`].
+    pub fn object(&self, program: &Program) -> Result<Vec<u8>, CompileError> {
+        let target = &self.target;
+        if host_arch() != Some(target.arch) {
+            return Err(CompileError::NotHost { target: target.name() });
+        }
+        let Generated { module, .. } = Generated::of(program, target, &Units::default(), self.options())?;
+        Ok(llvm::compile(&module, target, Emit::Object)?.0)
+    }
+
+    /// The kernel of an object that [`Compiler::object`] has made of the same program, for the same target
+    /// and arguments.
+    ///
+    /// # Errors
+    /// Where it is no object, or lacks the program's functions.
+    pub fn load(&self, program: &Program, object: &[u8]) -> Result<Kernel, CompileError> {
+        let start = Instant::now();
+        let code = Arc::new(loader::load(object, self.target.arch, &|_| None)?);
+        let needed = [Some(Part::Body), Some(Part::Prepare), (!program.finish.is_empty()).then_some(Part::Finish)];
+        if let Some(part) = needed.into_iter().flatten().find(|part| code.symbol(generate::symbol(*part)).is_none()) {
+            return Err(CompileError::Object(format!("it has no function `{}`", generate::symbol(part))));
+        }
+        let scratch = plan::plan(program, &self.target)?.scratch;
+        let times = CompileTimes { load_ns: start.elapsed().as_nanos() as u64, ..CompileTimes::default() };
+        Ok(Kernel::new(program, code, Vec::new(), None, scratch, self.arguments, times))
+    }
+
     /// Takes over code from the object of another process's kernel; see [`Kernel::take_object`].
     ///
     /// # Errors
     /// [`CompileError::Object`] and [`CompileError::UnknownSymbol`] where it is not such an object, or refers
     /// to code of one that was not added.
     pub fn add(&mut self, object: &[u8]) -> Result<(), CompileError> {
-        self.load(object).map(|_| ())
+        self.load_shared(object, &[]).map(|_| ())
     }
 
-    fn load(&mut self, object: &[u8]) -> Result<Arc<loader::Code>, CompileError> {
+    /// Loads an object that shares units with others.
+    fn load_shared(&mut self, object: &[u8], shared: &[Arc<loader::Code>]) -> Result<Arc<loader::Code>, CompileError> {
         let code = Arc::new(loader::load(object, self.target.arch, &|symbol| self.units.address(symbol))?);
-        self.units.keep(&code);
+        self.units.keep(&code, shared);
         Ok(code)
     }
 }

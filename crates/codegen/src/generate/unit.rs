@@ -4,7 +4,7 @@
 //! writes it back is the same in many of them, and making machine code of it costs more than anything else
 //! about a candidate.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -30,8 +30,8 @@ const LEAST_CODE: usize = 8;
 const LANES: f64 = 8.0;
 /// Iterations of a loop whose number is not known.
 const UNKNOWN_EXTENT: f64 = 8.0;
-/// Units beyond which all are forgotten.
-const MOST_UNITS: usize = 8192;
+/// Objects with units that are kept for programs to come, each in two mappings of whole pages.
+const MOST_CODES: usize = 256;
 
 /// Statements next to each other in a block.
 #[derive(Clone, Debug, PartialEq)]
@@ -112,11 +112,13 @@ fn has_enough_code(stmt: &Stmt) -> bool {
 /// What the names of units begin with; what says everything about one, hashed, follows.
 const PREFIX: &str = "unit.";
 
-/// The units made so far, for one target.
+/// The units that were used last, for one target.
 #[derive(Default)]
 pub struct Units {
     /// By their functions' names, with the code that these are in.
     known: HashMap<String, Arc<Code>>,
+    /// The code of all of them, most recently used last.
+    codes: VecDeque<Arc<Code>>,
 }
 
 /// What a program has to do with units.
@@ -129,19 +131,36 @@ pub struct Uses {
 }
 
 impl Units {
-    /// Remembers the units of an object.
-    pub fn keep(&mut self, code: &Arc<Code>) {
-        if self.known.len() > MOST_UNITS {
-            self.known.clear();
+    /// Remembers the units of an object, and that those which it shares with earlier ones are in use still.
+    /// Beyond [`MOST_CODES`] objects it forgets the one that was not used for longest.
+    pub fn keep(&mut self, code: &Arc<Code>, shared: &[Arc<Code>]) {
+        for used in shared {
+            if let Some(at) = self.codes.iter().position(|known| Arc::ptr_eq(known, used)) {
+                let used = self.codes.remove(at).expect("it was found there");
+                self.codes.push_back(used);
+            }
         }
-        let symbols = code.symbols().filter(|symbol| symbol.starts_with(PREFIX));
-        self.known.extend(symbols.map(|symbol| (symbol.to_owned(), Arc::clone(code))));
+        if units_of(code).next().is_none() {
+            return;
+        }
+        self.known.extend(units_of(code).map(|unit| (unit.to_owned(), Arc::clone(code))));
+        self.codes.push_back(Arc::clone(code));
+        while self.codes.len() > MOST_CODES {
+            let oldest = self.codes.pop_front().expect("there are more than none");
+            // Another worker may have made the same unit.
+            self.known.retain(|_, code| !Arc::ptr_eq(code, &oldest));
+        }
     }
 
     /// Where the function of a name lies.
     pub fn address(&self, symbol: &str) -> Option<usize> {
         self.known.get(symbol)?.symbol(symbol).map(|address| address as usize)
     }
+}
+
+/// The names of the units that an object defines.
+fn units_of(code: &Code) -> impl Iterator<Item = &str> {
+    code.symbols().filter(|symbol| symbol.starts_with(PREFIX))
 }
 
 /// The name of a unit's function.

@@ -173,11 +173,44 @@ mod tests {
     use crate::denied::{Call, without};
     use crate::host;
     use crate::prepared::Cache;
+    use rand::SeedableRng;
+    use rand_xoshiro::Xoshiro256PlusPlus;
+    use tilewright_tune::{Setting, Task};
 
     fn probe() -> Result<Kernel, String> {
         let workload = Workload::parse("matmul:m=1,n=1,k=1").unwrap();
         let objects = Objects::new(anonymous_file(c"test").unwrap());
         Builder::new(workload, host::target(), objects, Arc::new(Store::new(Cache::new(0)))).probe()
+    }
+
+    /// Mappings of code in this process that no file backs, and their bytes.
+    fn mappings_of_code() -> (usize, u64) {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let code = maps.lines().filter(|line| line.contains(" r-xp 00000000 00:00 0"));
+        let bytes = code.clone().map(|line| {
+            let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            u64::from_str_radix(end, 16).unwrap() - u64::from_str_radix(start, 16).unwrap()
+        });
+        (code.count(), bytes.sum())
+    }
+
+    #[test]
+    fn code_that_no_trial_has_used_for_long_goes() {
+        let workload = Workload::parse("matmul:m=64,n=64,k=64").unwrap();
+        let setting = Setting { workload: workload.clone(), target: host::target(), n_threads: 1 };
+        let task = Task::new(setting, None).unwrap();
+        let objects = Objects::new(anonymous_file(c"test").unwrap());
+        let mut builder = Builder::new(workload, host::target(), objects, Arc::new(Store::new(Cache::new(0))));
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(0);
+        for id in 0..600 {
+            let source = Source::Steps(task.steps_text(&task.space.sample(&mut rng)));
+            let reply = builder.answer(Request::Build { id, source, quickly: true });
+            assert!(matches!(reply, Some(Reply::Built { .. })), "{reply:?}");
+            builder.answer(Request::Drop { id });
+        }
+        let (n_mappings, bytes) = mappings_of_code();
+        // Those that are kept for programs to come, and a few of tests that run beside this one.
+        assert!(n_mappings < 300 && bytes < 16 << 20, "{n_mappings} mappings of {bytes} bytes");
     }
 
     #[test]
