@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
 use common::{check_refused, command, json_of, run_json, stderr, text};
 
 #[test]
@@ -41,6 +44,57 @@ fn a_network_is_written_listed_and_measured() {
         eprintln!("skipped: a runtime of models is not installed; the test looks in TILEWRIGHT_PEER_PATH");
         assert!(stderr(&output).contains("pip download --no-deps"), "{}", stderr(&output));
     }
+}
+
+/// The entries of a cache, with their bytes.
+fn entries(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
+}
+
+#[test]
+fn kernels_are_compiled_once_and_a_cache_never_harms() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, cache) = (folder.path().join("dqn.onnx"), folder.path().join("cache"));
+    run_json(&["network", "dqn", "-o", text(&path)]);
+    // Its outputs, bit by bit.
+    let run = |options: &[&str]| {
+        let outputs = folder.path().join("outputs");
+        let mut arguments = vec!["run", text(&path), "--runs", "1", "-o", text(&outputs)];
+        arguments.extend(options);
+        let output = command(&arguments).output().unwrap();
+        assert!(output.status.success() && stderr(&output).lines().count() == 1, "{}", stderr(&output));
+        entries(&outputs)
+    };
+    let expected = run(&["--no-cache"]);
+    assert!(!cache.exists());
+    let with = ["--cache", text(&cache)];
+    // Two at once find nothing there, and are not in each other's way.
+    let both = std::thread::scope(|scope| [0; 2].map(|_| scope.spawn(|| run(&with))).map(|run| run.join().unwrap()));
+    assert_eq!(both, [expected.clone(), expected.clone()]);
+    let made = entries(&cache);
+    for kind in ["object-", "program-", "number-"] {
+        let of_kind = |path: &&PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(kind);
+        assert!(made.keys().any(|path| of_kind(&path)), "{kind}");
+    }
+    let objects = made.keys().filter(|path| path.to_str().unwrap().contains("object-"));
+    let when = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
+    let times: Vec<_> = objects.clone().map(when).collect();
+    assert_eq!((run(&with), entries(&cache)), (expected.clone(), made.clone()));
+    assert_eq!(objects.map(when).collect::<Vec<_>>(), times, "they were compiled again");
+    // What is damaged is made anew, whatever is wrong with it.
+    for (at, (path, bytes)) in made.iter().enumerate() {
+        let mut bytes = bytes.clone();
+        match at % 3 {
+            0 => bytes.truncate(bytes.len() / 2),
+            1 => bytes.clear(),
+            _ => bytes.iter_mut().for_each(|byte| *byte ^= 0x5a),
+        }
+        std::fs::write(path, bytes).unwrap();
+    }
+    assert_eq!((run(&with), entries(&cache)), (expected.clone(), made));
+    check_refused(&["run", text(&path), "--cache", text(&path)], "give a folder that can be written, or --no-cache");
+    check_refused(&["run", text(&path), "--cache", ""], "--cache");
 }
 
 #[test]

@@ -17,6 +17,7 @@ pub mod guarded;
 pub mod host;
 pub mod kernel;
 pub mod limits;
+pub mod mapped;
 pub mod memory;
 mod objects;
 pub mod opencl;

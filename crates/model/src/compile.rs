@@ -4,8 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tilewright::target_here;
+use tilewright::{Cache, NO_CACHE, target_here};
 use tilewright_codegen::{ArgumentAlign, Compiler};
+use tilewright_device::mapped;
 use tilewright_graph::op::{Fact, Inputs};
 use tilewright_graph::{Op, Tensor};
 use tilewright_ir::op::Workload;
@@ -67,13 +68,39 @@ pub struct Compiled {
 /// The program of a workload: scheduled, as well as is known.
 pub type Schedule<'a> = &'a dyn Fn(&Workload) -> Result<Program, String>;
 
+/// How a model is compiled, and what for.
+#[derive(Clone, Copy)]
+pub struct Making<'a> {
+    /// Where code and schedules are kept.
+    pub cache: &'a Cache,
+    /// Whether it is to be run and nothing else: weights that kernels have packed are given back, and
+    /// constants of [`Compiled::fused`] with them.
+    pub for_runs: bool,
+}
+
+impl Default for Making<'_> {
+    /// Everything anew, for any use.
+    fn default() -> Self {
+        Making { cache: &NO_CACHE, for_runs: false }
+    }
+}
+
 /// Compiles fused steps for this machine's CPU or one of its GPUs, scheduled as is best for a target. That
 /// may be another CPU: then what runs here prepares constants for a library, and answers as that one does.
 ///
 /// # Errors
 /// Where a kernel cannot be scheduled or compiled, or memory does not suffice for its constants.
 pub fn compile(fused: Fused, target: &Target, schedule: Schedule) -> Result<Compiled, CompileError> {
-    compiled(fused, target, schedule, false)
+    compile_as(fused, target, schedule, Making::default())
+}
+
+/// As [`compile`], and as is asked for.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_as(fused: Fused, target: &Target, schedule: Schedule, making: Making) -> Result<Compiled, CompileError> {
+    let code = |compiler: &mut Compiler, lowered: Program| making.cache.code(compiler, lowered);
+    compiled(fused, target, schedule, &code, making.for_runs)
 }
 
 /// The same in a tenth of the time, as far as kernels can be compiled so, to code that is about as fast.
@@ -81,10 +108,24 @@ pub fn compile(fused: Fused, target: &Target, schedule: Schedule) -> Result<Comp
 /// # Errors
 /// As [`compile`].
 pub fn compile_quickly(fused: Fused, target: &Target, schedule: Schedule) -> Result<Compiled, CompileError> {
-    compiled(fused, target, schedule, true)
+    let code = |compiler: &mut Compiler, lowered: Program| {
+        let quick = runtime::Code::compile_quickly(compiler, lowered.clone());
+        quick.or_else(|_| runtime::Code::compile(compiler, lowered))
+    };
+    compiled(fused, target, schedule, &code, false)
 }
 
-fn compiled(fused: Fused, target: &Target, schedule: Schedule, quickly: bool) -> Result<Compiled, CompileError> {
+/// What makes code of a lowered program.
+type MakeCode<'a> =
+    &'a (dyn Fn(&mut Compiler, Program) -> Result<runtime::Code, tilewright_codegen::CompileError> + Sync);
+
+fn compiled(
+    mut fused: Fused,
+    target: &Target,
+    schedule: Schedule,
+    code: MakeCode,
+    for_runs: bool,
+) -> Result<Compiled, CompileError> {
     let places = Places::new(&fused);
     // Each once, by its text.
     let mut numbers: HashMap<String, usize> = HashMap::new();
@@ -108,17 +149,21 @@ fn compiled(fused: Fused, target: &Target, schedule: Schedule, quickly: bool) ->
         let model = AnyModel::Gpu(Arc::new(GpuModel { plan, kernels, target: target.clone() }));
         return Ok(Compiled { model, fused, memory, origins, n_guessed: 0 });
     }
-    let code = |compiler: &mut Compiler, (text, program): (String, Program)| {
-        let lowered = lower::lower(&program);
-        let quick = quickly.then(|| runtime::Code::compile_quickly(compiler, lowered.clone()).ok());
-        let code = quick.flatten().map_or_else(|| runtime::Code::compile(compiler, lowered), Ok);
-        code.map_err(|error| refuse(&text, error.to_string()))
+    let made = |compiler: &mut Compiler, (text, program): (String, Program)| {
+        code(compiler, lower::lower(&program)).map_err(|error| refuse(&text, error.to_string()))
     };
-    let codes = on_all_cores(programs, || Compiler::for_arguments(target_here(target), ArgumentAlign::Elements), code);
+    let codes = on_all_cores(programs, || Compiler::for_arguments(target_here(target), ArgumentAlign::Elements), made);
     let codes = codes.into_iter().collect::<Result<Vec<_>, _>>()?;
     let kept = codes.iter().map(|code| kept_by(code.program())).collect();
     let Job { plan, origins, memory, .. } = Job::new(&fused, &places, 1, (numbers, kept)).done()?;
-    let model = AnyModel::Cpu(Arc::new(Model::new(plan, codes)?));
+    let model = if for_runs {
+        fused.net.values.iter_mut().for_each(|value| value.constant = None);
+        mapped::let_go();
+        Model::for_runs(plan, codes)?
+    } else {
+        Model::new(plan, codes)?
+    };
+    let model = AnyModel::Cpu(Arc::new(model));
     Ok(Compiled { model, fused, memory, origins, n_guessed: 0 })
 }
 

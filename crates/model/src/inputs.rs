@@ -6,22 +6,23 @@ use bytes::Bytes;
 use tilewright::{Error, file, one_line};
 use tilewright_graph::{Bindings, Dim, Graph, Model, Random, Tensor, Value, bind_inputs, onnx};
 
-/// Reads an ONNX model and the files with its weights, which lie beside it.
+/// Reads an ONNX model. Its weights stay in the file and in those beside it, which are mapped: they must not
+/// become shorter as long as the model is there.
 ///
 /// # Errors
 /// Where a file cannot be read, or it is no model.
 pub fn read_model(path: &Path) -> Result<Model, Error> {
-    let bytes = Bytes::from(file::read(path, "an ONNX model")?);
+    let bytes = file::map(path, "an ONNX model")?;
     let model = onnx::read(&bytes, &mut weights_beside(path));
     model.map_err(|error| Error::input(format!("{}: {}", path.display(), one_line(&error.to_string()))))
 }
 
-/// Reads files with weights, which lie beside a model.
+/// Maps files with weights, which lie beside a model.
 pub fn weights_beside(model: &Path) -> impl FnMut(&str) -> Result<Bytes, String> {
     let folder = model.parent().unwrap_or(Path::new("")).to_owned();
     move |name| {
-        let read = file::read(&folder.join(name), "the model's weights, in the model's folder").map(Bytes::from);
-        read.map_err(|error| error.to_string())
+        let mapped = file::map(&folder.join(name), "the model's weights, in the model's folder");
+        mapped.map_err(|error| error.to_string())
     }
 }
 

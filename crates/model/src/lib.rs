@@ -27,7 +27,7 @@ mod scalar;
 mod schedule;
 mod simplify;
 
-pub use compile::{CompileError, Compiled, Schedule, compile, compile_quickly, lay_out};
+pub use compile::{CompileError, Compiled, Making, Schedule, compile, compile_as, compile_quickly, lay_out};
 pub use fuse::{Fused, Kernel, Moving, Step, Steps, fuse, lower};
 pub use halves::count_halves;
 pub use import::import;

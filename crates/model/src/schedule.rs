@@ -5,11 +5,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use tilewright::{Caches, Choice, Error, Records, target_name};
+use tilewright::{Cache, Caches, Choice, Error, NO_CACHE, Records, target_name};
 use tilewright_ir::op::{Layout, Workload};
-use tilewright_ir::{DType, Target};
+use tilewright_ir::{DType, Program, Target};
 
-use crate::compile::{CompileError, Compiled, compile};
+use crate::compile::{CompileError, Compiled, Making, compile, compile_as};
 use crate::fuse::Fused;
 use crate::layouts::Costs;
 
@@ -35,13 +35,29 @@ const GUESSED: f64 = 1.25;
 struct Guesses<'a> {
     target: &'a Target,
     threads: usize,
+    cache: &'a Cache,
+    /// The estimates of the choices, by the workload's text.
+    estimates: RefCell<HashMap<String, Option<f64>>>,
     /// By the workload's text; why there is none is words.
     known: RefCell<HashMap<String, Result<Rc<Choice>, String>>>,
 }
 
 impl<'a> Guesses<'a> {
-    fn new(target: &'a Target, threads: usize) -> Guesses<'a> {
-        Guesses { target, threads, known: RefCell::default() }
+    fn new(target: &'a Target, threads: usize, cache: &'a Cache) -> Guesses<'a> {
+        Guesses { target, threads, cache, estimates: RefCell::default(), known: RefCell::default() }
+    }
+
+    /// What the model of the machine expects a run of its choice to take, in cycles.
+    fn estimate(&self, workload: &Workload) -> Option<f64> {
+        let estimate =
+            || self.cache.number(&[workload, self.target, &self.threads], || self.of(workload).ok()?.estimate());
+        *self.estimates.borrow_mut().entry(workload.to_string()).or_insert_with(estimate)
+    }
+
+    /// The scheduled program of its choice.
+    fn program(&self, workload: &Workload) -> Result<Program, String> {
+        let made = || self.of(workload)?.program().map_err(|error| error.to_string());
+        self.cache.program(&[workload, self.target, &self.threads], made)
     }
 
     fn of(&self, workload: &Workload) -> Result<Rc<Choice>, String> {
@@ -58,7 +74,7 @@ impl<'a> Guesses<'a> {
 /// # Errors
 /// Where records cannot be read.
 pub fn laid_out(fused: Fused, target: &Target, threads: usize, layouts: Layouts) -> Result<Fused, CompileError> {
-    laid_out_by(fused, layouts, &Guesses::new(target, threads))
+    laid_out_by(fused, layouts, &Guesses::new(target, threads, &NO_CACHE))
 }
 
 fn laid_out_by(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fused, CompileError> {
@@ -78,7 +94,7 @@ fn laid_out_by(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fuse
             })
         }
     };
-    let estimate = |workload: &Workload| guesses.of(workload).ok()?.estimate();
+    let estimate = |workload: &Workload| guesses.estimate(workload);
     let block = target.lanes(DType::F32);
     let cost = |workload: &Workload| {
         if let Some(ns) = recorded(workload) {
@@ -129,22 +145,20 @@ pub fn compile_known(
     target: &Target,
     threads: usize,
     records: &Records,
+    making: Making,
 ) -> Result<Compiled, CompileError> {
-    let guesses = Guesses::new(target, threads);
+    let guesses = Guesses::new(target, threads, making.cache);
     let fused = laid_out_by(fused, Layouts::Run(records), &guesses)?;
     let (caches, guessed) = (fused.caches(target), RefCell::new(HashSet::new()));
     let schedule = |workload: &Workload| {
-        let known = records.known(workload, target, threads, caches, None).map_err(|error| error.to_string())?.0;
-        let program = match known {
-            Ok(choice) => choice.program(),
-            Err(_) => {
-                guessed.borrow_mut().insert(workload.representative().to_string());
-                guesses.of(workload)?.program()
-            }
-        };
-        program.map_err(|error| error.to_string())
+        let known = records.program(workload, target, threads, caches, making.cache);
+        if let Some(program) = known.map_err(|error| error.to_string())? {
+            return Ok(program);
+        }
+        guessed.borrow_mut().insert(workload.representative().to_string());
+        guesses.program(workload)
     };
-    let compiled = compile(fused, target, &schedule)?;
+    let compiled = compile_as(fused, target, &schedule, making)?;
     Ok(Compiled { n_guessed: guessed.into_inner().len(), ..compiled })
 }
 
@@ -153,9 +167,9 @@ pub fn compile_known(
 /// # Errors
 /// As [`compile`].
 pub fn compile_guessed(fused: Fused, target: &Target, threads: usize) -> Result<Compiled, CompileError> {
-    let guesses = Guesses::new(target, threads);
+    let guesses = Guesses::new(target, threads, &NO_CACHE);
     let fused = laid_out_by(fused, Layouts::Guess, &guesses)?;
     let n_guessed = fused.tasks().len();
-    let schedule = |workload: &Workload| guesses.of(workload)?.program().map_err(|error| error.to_string());
+    let schedule = |workload: &Workload| guesses.program(workload);
     Ok(Compiled { n_guessed, ..compile(fused, target, &schedule)? })
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use tilewright::{CPU, Database, Error, HOST, Place, one_line};
+use tilewright::{CPU, Cache, Database, Error, HOST, Place, one_line};
 use tilewright_graph::{Bindings, specialise};
-use tilewright_model::{ValueId, compile_known, lower, read_model};
+use tilewright_model::{Making, ValueId, compile_known, lower, read_model};
 use tilewright_runtime::AnyModel;
 
 use crate::contexts::{Argument, Contexts};
@@ -52,7 +52,10 @@ impl Request {
         let target = Place { device: CPU, target: HOST, threads: self.threads }.runnable_target()?;
         let records = Database::new(self.db.as_deref())?.records()?;
         let failed = |what: &dyn std::fmt::Display| Error::failed(format!("{}: {what}", self.file.display()));
-        let compiled = compile_known(fused, &target, self.threads, &records).map_err(|error| failed(&error))?;
+        let cache = Cache::new(None)?;
+        let making = Making { cache: &cache, for_runs: true };
+        let compiled =
+            compile_known(fused, &target, self.threads, &records, making).map_err(|error| failed(&error))?;
         let AnyModel::Cpu(model) = &compiled.model else { unreachable!("it is for this machine's CPU") };
         let net = &compiled.fused.net;
         let argument = |id: &ValueId| {

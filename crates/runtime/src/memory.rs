@@ -1,8 +1,8 @@
 //! Memory as kernels take it.
 
-use std::alloc::{Layout, alloc, dealloc};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 /// What kernels take is aligned to so many bytes.
 pub(crate) const ALIGN: usize = 64;
@@ -14,7 +14,6 @@ const LARGE_PAGE: usize = 2 << 20;
 /// than small ones let a core find without a walk through tables.
 pub struct Aligned {
     pointer: NonNull<u8>,
-    layout: Layout,
     n_bytes: usize,
 }
 
@@ -24,26 +23,30 @@ unsafe impl Send for Aligned {}
 unsafe impl Sync for Aligned {}
 
 impl Aligned {
-    /// So many bytes.
+    /// So many bytes, which are there: whoever writes them first does not wait for the system.
     ///
     /// # Errors
     /// Where memory does not suffice.
     pub fn new(n_bytes: u64) -> io::Result<Aligned> {
+        let memory = Aligned::untouched(n_bytes)?;
+        // SAFETY: so many bytes were allocated there.
+        unsafe { memory.pointer.write_bytes(0, memory.n_bytes) };
+        Ok(memory)
+    }
+
+    /// So many bytes, of which the system gives each page when it is written first.
+    ///
+    /// # Errors
+    /// Where memory does not suffice, as far as the system knows yet.
+    pub fn untouched(n_bytes: u64) -> io::Result<Aligned> {
         let none = || io::Error::from(io::ErrorKind::OutOfMemory);
         let n_bytes = usize::try_from(n_bytes).map_err(|_| none())?;
-        let align = if n_bytes < LARGE_PAGE { ALIGN } else { LARGE_PAGE };
-        let layout = Layout::from_size_align(n_bytes.max(1), align).map_err(|_| none())?;
-        // SAFETY: the layout has at least one byte.
-        let pointer = NonNull::new(unsafe { alloc(layout) }).ok_or_else(none)?;
-        // Advice, so that an error changes nothing; it has to come before the first touch.
-        if align == LARGE_PAGE {
-            let whole = n_bytes / LARGE_PAGE * LARGE_PAGE;
-            // SAFETY: it only advises on whole pages of what was allocated above.
-            unsafe { libc::madvise(pointer.as_ptr().cast(), whole, libc::MADV_HUGEPAGE) };
-        }
-        // SAFETY: so many bytes were allocated there.
-        unsafe { pointer.write_bytes(0, n_bytes) };
-        Ok(Aligned { pointer, layout, n_bytes })
+        let pointer = match n_bytes < LARGE_PAGE {
+            // SAFETY: the layout has at least one byte.
+            true => NonNull::new(unsafe { alloc_zeroed(small(n_bytes)) }).ok_or_else(none)?,
+            false => map(n_bytes)?,
+        };
+        Ok(Aligned { pointer, n_bytes })
     }
 
     /// Where it begins; whoever writes there sees to it that nobody else uses it meanwhile.
@@ -73,8 +76,44 @@ impl Aligned {
 
 impl Drop for Aligned {
     fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout.
-        unsafe { dealloc(self.pointer.as_ptr(), self.layout) };
+        let pointer = self.pointer.as_ptr();
+        if self.n_bytes < LARGE_PAGE {
+            // SAFETY: it was allocated with this layout.
+            unsafe { dealloc(pointer, small(self.n_bytes)) };
+        } else {
+            // SAFETY: it was mapped with this length.
+            unsafe { libc::munmap(pointer.cast(), self.n_bytes.next_multiple_of(LARGE_PAGE)) };
+        }
+    }
+}
+
+/// The layout of memory that fills no large page.
+fn small(n_bytes: usize) -> Layout {
+    Layout::from_size_align(n_bytes.max(1), ALIGN).expect("a large page is no size that overflows")
+}
+
+/// Fresh zeros from the system at a large page, as many whole ones.
+fn map(n_bytes: usize) -> io::Result<NonNull<u8>> {
+    let none = || io::Error::from(io::ErrorKind::OutOfMemory);
+    let len = n_bytes.checked_next_multiple_of(LARGE_PAGE).ok_or_else(none)?;
+    let more = len.checked_add(LARGE_PAGE).ok_or_else(none)?;
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: asks for fresh memory anywhere.
+    let start = unsafe { libc::mmap(ptr::null_mut(), more, access, kind, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let before = (start as usize).next_multiple_of(LARGE_PAGE) - start as usize;
+    // SAFETY: the parts before and behind are whole pages of the fresh mapping, and nobody's; advice changes
+    // nothing where it fails, and has to come before the first touch.
+    unsafe {
+        let at = start.add(before);
+        if before > 0 {
+            libc::munmap(start, before);
+        }
+        libc::munmap(at.add(len), LARGE_PAGE - before);
+        libc::madvise(at, n_bytes / LARGE_PAGE * LARGE_PAGE, libc::MADV_HUGEPAGE);
+        Ok(NonNull::new(at.cast::<u8>()).expect("a mapping is not at address zero"))
     }
 }
 
@@ -84,7 +123,7 @@ mod tests {
 
     #[test]
     fn memory_is_aligned_and_zero() {
-        for n_bytes in [0, 4, 100, 1 << 20] {
+        for n_bytes in [0, 4, 100, 1 << 20, LARGE_PAGE as u64, (5 << 20) + 4] {
             let mut memory = Aligned::new(n_bytes).unwrap();
             assert_eq!(memory.pointer() as usize % ALIGN, 0);
             assert_eq!(memory.as_f32().len() as u64, n_bytes / 4);

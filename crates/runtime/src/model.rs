@@ -10,6 +10,7 @@ use thiserror::Error;
 use tilewright_codegen::{Argument, ArgumentAlign, CompileError, Compiler, Interface, Kernel, Runtime};
 use tilewright_ir::{Part, Program, Role};
 
+use crate::cores::on_all_cores;
 use crate::gpu::GpuModel;
 use crate::memory::{ALIGN, Aligned};
 use crate::plan::{Constant, Place, Plan, Slice, Step, Work};
@@ -126,6 +127,15 @@ impl Code {
         Code::new(compiler, program, kernel)
     }
 
+    /// That of an object which [`Compiler::object`] has made of the program, here or earlier.
+    ///
+    /// # Errors
+    /// As [`Compiler::load`] says.
+    pub fn load(compiler: &Compiler, program: Program, object: &[u8]) -> Result<Code, CompileError> {
+        let kernel = compiler.load(&program, object)?;
+        Code::new(compiler, program, kernel)
+    }
+
     /// As [`Code::compile`], with [`Compiler::compile_quickly`].
     ///
     /// # Errors
@@ -205,6 +215,22 @@ pub struct Model {
     outputs: Vec<Port>,
 }
 
+/// What a kernel makes once of constants.
+struct Preparation {
+    kernel: usize,
+    /// Its arguments, then what it keeps.
+    buffers: Vec<Buffer>,
+}
+
+/// A buffer of a preparation.
+enum Buffer {
+    Unused,
+    /// So many bytes behind the beginning of the block of constants.
+    InBlock(usize),
+    /// What no run needs is not in the block, and lies anywhere.
+    Data(Bytes),
+}
+
 /// An input or output as callers pass it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
@@ -226,6 +252,19 @@ impl Model {
     /// # Errors
     /// Where the plan does not fit itself or its kernels, or memory does not suffice.
     pub fn new(plan: Plan, codes: Vec<Code>) -> Result<Model, PlanError> {
+        Model::made(plan, codes, false)
+    }
+
+    /// As [`Model::new`], for runs alone, and for no library: given data becomes [`Constant::Forgotten`] as
+    /// soon as it is in the block, or what kernels keep of it is, so that both are never there as a whole.
+    ///
+    /// # Errors
+    /// As [`Model::new`].
+    pub fn for_runs(plan: Plan, codes: Vec<Code>) -> Result<Model, PlanError> {
+        Model::made(plan, codes, true)
+    }
+
+    fn made(plan: Plan, codes: Vec<Code>, forgets_data: bool) -> Result<Model, PlanError> {
         let checker = Checker { plan: &plan, codes: &codes };
         let (inputs, outputs) = checker.interface()?;
         plan.steps.iter().try_for_each(|step| checker.step(step))?;
@@ -240,9 +279,9 @@ impl Model {
             })
         });
         let constant_offsets: Vec<Option<usize>> = offsets.collect();
-        let constants = Aligned::new(end as u64)?;
+        let constants = Aligned::untouched(end as u64)?;
         let mut model = Model { plan, codes, constants, constant_offsets, inputs, outputs };
-        model.fill_constants()?;
+        model.fill_constants(forgets_data)?;
         Ok(model)
     }
 
@@ -302,20 +341,47 @@ impl Model {
         self.constant_offsets[at].map(|offset| unsafe { self.constants.pointer().add(offset) })
     }
 
-    fn fill_constants(&mut self) -> Result<(), PlanError> {
+    fn fill_constants(&mut self, forgets_data: bool) -> Result<(), PlanError> {
         for (at, constant) in self.plan.constants.iter().enumerate() {
             if let (Constant::Data(data), Some(to)) = (constant, self.constant(at)) {
                 // SAFETY: the block has room for it there, and nobody else knows the block yet.
                 unsafe { ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
             }
         }
-        let mut scratch = Aligned::new(self.scratch_bytes(1))?;
-        for at in self.preparations() {
-            if let Work::Kernel { kernel, arguments, kept, .. } = &self.plan.steps[at].work {
-                self.prepare(&self.codes[*kernel], arguments, kept, &mut scratch)?;
+        let steps = self.preparations();
+        let are_apart = self.are_apart(&steps);
+        let preparations: Vec<Preparation> = steps.into_iter().map(|at| self.preparation(at)).collect();
+        if forgets_data {
+            // From here on each preparation has its own, and gives it back when it is done.
+            for constant in self.plan.constants.iter_mut().filter(|constant| matches!(constant, Constant::Data(_))) {
+                *constant = Constant::Forgotten(constant.n_bytes());
             }
         }
-        Ok(())
+        let prepare = |scratch: &mut io::Result<Aligned>, preparation: Preparation| match scratch {
+            Ok(scratch) => self.prepare(preparation, scratch),
+            Err(error) => Err(error.kind().into()),
+        };
+        let scratch = || Aligned::new(self.scratch_bytes(1));
+        let done: io::Result<()> = if are_apart {
+            on_all_cores(preparations, scratch, prepare).into_iter().collect()
+        } else {
+            let mut scratch = scratch();
+            preparations.into_iter().try_for_each(|preparation| prepare(&mut scratch, preparation))
+        };
+        Ok(done?)
+    }
+
+    /// Whether no preparation reads or writes what another one writes.
+    fn are_apart(&self, steps: &[usize]) -> bool {
+        let mut made = HashSet::new();
+        steps.iter().all(|&at| {
+            let Work::Kernel { arguments, kept, .. } = &self.plan.steps[at].work else { return true };
+            let is_prepared = |at: &usize| matches!(self.plan.constants[*at], Constant::Prepared(_));
+            let own: HashSet<usize> = kept.iter().filter_map(|slice| self.constant_of(slice)).collect();
+            let reads_prepared =
+                arguments.iter().filter_map(|slice| self.constant_of(slice)).any(|at| is_prepared(&at));
+            !reads_prepared && own.into_iter().all(|constant| made.insert(constant))
+        })
     }
 
     /// The steps, by their places, whose kernels prepare what they keep of constants: of steps that share
@@ -334,36 +400,51 @@ impl Model {
         found
     }
 
-    fn prepare(&self, code: &Code, arguments: &[Slice], kept: &[Slice], scratch: &mut Aligned) -> io::Result<()> {
-        // What runs do not need is not in the block, and its data lies anywhere.
-        let mut copies = Vec::new();
-        let mut buffers = Vec::new();
-        for (slice, at) in arguments.iter().chain(kept).zip(0..) {
-            let is_used = is_used(code, at, &[Part::Prepare]);
-            buffers.push(match self.constant_of(slice).filter(|_| is_used) {
-                None => ptr::null_mut(),
-                Some(constant) => match (self.constant(constant), &self.plan.constants[constant]) {
-                    // SAFETY: the slice is within its constant.
-                    (Some(start), _) => unsafe { start.add(slice.offset) },
+    /// The preparation of a step's kernel.
+    fn preparation(&self, step: usize) -> Preparation {
+        let Work::Kernel { kernel, arguments, kept, .. } = &self.plan.steps[step].work else {
+            unreachable!("what prepares is a kernel")
+        };
+        let code = &self.codes[*kernel];
+        let buffers = arguments.iter().chain(kept).zip(0..).map(|(slice, at)| {
+            let constant = self.constant_of(slice).filter(|_| is_used(code, at, &[Part::Prepare]));
+            constant.map_or(Buffer::Unused, |constant| {
+                match (self.constant_offsets[constant], &self.plan.constants[constant]) {
+                    (Some(start), _) => Buffer::InBlock(start + slice.offset),
                     (None, Constant::Data(data)) => {
-                        let part = &data[slice.offset..slice.offset + slice.n_bytes];
-                        // What a part reads alone it may read where it is.
-                        if (part.as_ptr() as usize).is_multiple_of(code.argument_align(at)) {
-                            part.as_ptr().cast_mut()
-                        } else {
-                            let mut copy = Aligned::new(slice.n_bytes as u64)?;
-                            copy.bytes_mut().copy_from_slice(part);
-                            copies.push(copy);
-                            copies[copies.len() - 1].pointer()
-                        }
+                        Buffer::Data(data.slice(slice.offset..slice.offset + slice.n_bytes))
                     }
-                    (None, Constant::Prepared(_)) => unreachable!("what is prepared has a place"),
-                },
+                    (None, Constant::Prepared(_) | Constant::Forgotten(_)) => unreachable!("it has a place, or data"),
+                }
+            })
+        });
+        Preparation { kernel: *kernel, buffers: buffers.collect() }
+    }
+
+    fn prepare(&self, preparation: Preparation, scratch: &mut Aligned) -> io::Result<()> {
+        let code = &self.codes[preparation.kernel];
+        let mut copies = Vec::new();
+        let mut pointers = Vec::new();
+        for (buffer, at) in preparation.buffers.iter().zip(0..) {
+            pointers.push(match buffer {
+                Buffer::Unused => ptr::null_mut(),
+                // SAFETY: the slice is within its constant, which is within the block.
+                Buffer::InBlock(offset) => unsafe { self.constants.pointer().add(*offset) },
+                // What a part reads alone it may read where it is.
+                Buffer::Data(data) if (data.as_ptr() as usize).is_multiple_of(code.argument_align(at)) => {
+                    data.as_ptr().cast_mut()
+                }
+                Buffer::Data(data) => {
+                    let mut copy = Aligned::untouched(data.len() as u64)?;
+                    copy.bytes_mut().copy_from_slice(data);
+                    copies.push(copy);
+                    copies[copies.len() - 1].pointer()
+                }
             });
         }
         // SAFETY: sizes, alignments and overlaps were checked; what the part uses are constants, which are
-        // all there; nobody else knows the block yet.
-        unsafe { code.kernel.run_part(Part::Prepare, &buffers, scratch.pointer(), &Runtime::serial()) };
+        // all there; nobody else knows the block yet but preparations of other parts of it.
+        unsafe { code.kernel.run_part(Part::Prepare, &pointers, scratch.pointer(), &Runtime::serial()) };
         Ok(())
     }
 
@@ -650,7 +731,10 @@ impl Checker<'_> {
         let missing = |what, index| PlanError::Missing { step: step.name.clone(), what, index };
         let tensor = self.plan.tensors.get(slice.tensor).ok_or_else(|| missing("tensor", slice.tensor))?;
         let room = match tensor.place {
-            Place::Constant(at) => self.plan.constants.get(at).ok_or_else(|| missing("constant", at))?.n_bytes(),
+            Place::Constant(at) => match self.plan.constants.get(at) {
+                Some(constant @ (Constant::Data(_) | Constant::Prepared(_))) => constant.n_bytes(),
+                Some(Constant::Forgotten(_)) | None => return Err(missing("constant", at)),
+            },
             Place::Input(_) | Place::Output(_) | Place::Arena(_) => usize::MAX,
         };
         let end = slice.offset.checked_add(slice.n_bytes);

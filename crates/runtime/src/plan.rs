@@ -48,6 +48,8 @@ pub enum Constant {
     Data(Bytes),
     /// Made once by the `prepare` part of a kernel that keeps it: so many bytes.
     Prepared(usize),
+    /// Given, and forgotten once it had served: so many bytes.
+    Forgotten(usize),
 }
 
 impl Constant {
@@ -55,7 +57,7 @@ impl Constant {
     pub fn n_bytes(&self) -> usize {
         match self {
             Constant::Data(data) => data.len(),
-            Constant::Prepared(n_bytes) => *n_bytes,
+            Constant::Prepared(n_bytes) | Constant::Forgotten(n_bytes) => *n_bytes,
         }
     }
 }

@@ -85,6 +85,7 @@ impl Constants {
                         (Constant::Prepared(n_bytes), Some(offset)) => {
                             bytes.extend_from_slice(&model.constants()[offset..offset + n_bytes]);
                         }
+                        (Constant::Forgotten(_), _) => panic!("a model that forgot its data is for runs alone"),
                         (Constant::Prepared(_), None) => unreachable!("what is prepared has a place"),
                     }
                     bytes.resize(bytes.len().next_multiple_of(ALIGN), 0);

@@ -131,7 +131,7 @@ impl<'l> Tables<'l> {
                 let contents = match span.home {
                     Home::Constant(at) => match &model.plan.constants[at] {
                         Constant::Data(bytes) => Some(add(bytes)),
-                        Constant::Prepared(_) => None,
+                        Constant::Prepared(_) | Constant::Forgotten(_) => None,
                     },
                     Home::Arena | Home::Scratch | Home::Input(_) | Home::Output(_) => None,
                 };

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use tilewright_runtime::{AnyModel, Code, GpuModel, Model};
 use tilewright_tune::{Config, PassedOver, Setting, Store, Task};
 
 use crate::best::{Best, known_best, target_name};
+use crate::cache::Cache;
 use crate::database::Database;
 use crate::error::Error;
 use crate::place::target_here;
@@ -138,6 +140,12 @@ impl Database {
     }
 }
 
+/// The caches whose records serve a run that finds such: these themselves, then others.
+fn caches_in_turn(caches: Caches) -> impl Iterator<Item = Caches> {
+    let others = [Caches::ColdConstants, Caches::Warm].into_iter().filter(move |other| *other != caches);
+    std::iter::once(caches).chain(others)
+}
+
 impl Records {
     /// The best that is recorded of a workload, or of the one that [represents](Workload::representative)
     /// it, of this template where one is named, and what is passed over. The target is as records name it
@@ -197,6 +205,31 @@ impl Records {
         Ok((known.or_else(guess)?, passed_over))
     }
 
+    /// The scheduled program of the best configuration that is recorded, as by [`Records::known`]; none where
+    /// a guess is to be made.
+    ///
+    /// # Errors
+    /// Where records cannot be read.
+    pub fn program(
+        &self,
+        workload: &Workload,
+        target: &Target,
+        threads: usize,
+        caches: Caches,
+        cache: &Cache,
+    ) -> Result<Option<Program>, Error> {
+        for caches in caches_in_turn(caches) {
+            let Some(best) = self.best(workload, &target_name(target, caches), threads, None)?.0 else { continue };
+            let made = || best.choice(workload, target, threads)?.program();
+            let determined_by: [&dyn Display; 5] = [workload, target, &threads, &best.template, &best.config];
+            // One of a space that has changed since is passed over.
+            if let Ok(program) = cache.program(&determined_by, made) {
+                return Ok(Some(program));
+            }
+        }
+        Ok(None)
+    }
+
     /// The same without a guess: where there is no configuration, why a guess is to be made.
     ///
     /// # Errors
@@ -210,8 +243,7 @@ impl Records {
         template: Option<&str>,
     ) -> Result<(Result<Choice, Source>, PassedOver), Error> {
         let (mut source, mut passed_over) = (Source::Guessed, PassedOver::default());
-        let others = [Caches::ColdConstants, Caches::Warm].into_iter().filter(|other| *other != caches);
-        for caches in std::iter::once(caches).chain(others) {
+        for caches in caches_in_turn(caches) {
             let (best, doubted) = self.best(workload, &target_name(target, caches), threads, template)?;
             passed_over += doubted;
             match best.map(|best| best.choice(workload, target, threads)) {

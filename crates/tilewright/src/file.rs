@@ -11,13 +11,18 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
 use rustix::fs::{AtFlags, CWD, linkat};
 use tempfile::TempPath;
+use tilewright_device::mapped;
 
 use crate::error::Error;
 
 /// The links that are followed one after the other at most, as by Linux.
 const MOST_LINKS: usize = 40;
+
+/// Bytes from which on a file is mapped: below, a copy costs less than a mapping.
+const LEAST_MAPPED_BYTES: u64 = 1 << 20;
 
 /// The permissions of a new file, before the user's mask.
 const NEW_MODE: u32 = 0o666;
@@ -69,6 +74,18 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result
 pub fn write_into_folder(path: &Path, bytes: &[u8]) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     write_whole(path, |file| file.write_all(bytes))
+}
+
+/// Writes a file that can be made anew, for its owner alone, whole as others see it. Nobody waits for the
+/// disk, so that after a power failure it may be cut off.
+///
+/// # Errors
+/// Where the folder is not there or cannot be written, or the disk is full.
+pub fn write_passing(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let aside = Aside::in_folder_of(path)?;
+    aside.file.set_permissions(Permissions::from_mode(0o600))?;
+    put(&aside.file, |file| file.write_all(bytes))?;
+    aside.replace(path)
 }
 
 /// Writes a file that its owner alone may read.
@@ -138,6 +155,20 @@ pub fn read(path: &Path, wanted: &str) -> Result<Vec<u8>, Error> {
         return Err(Error::input(format!("cannot read {name}: it is a folder (give {wanted})")));
     }
     fs::read(path).map_err(|error| Error::input(format!("cannot read {name}: {error} (give {wanted})")))
+}
+
+/// The bytes of a file that the user named, which stay in it until they are read where it is a file of some
+/// size: it must not become shorter meanwhile (see [`mapped`]).
+///
+/// # Errors
+/// As [`read`].
+pub fn map(path: &Path, wanted: &str) -> Result<Bytes, Error> {
+    let is_large = |file: &fs::Metadata| file.is_file() && file.len() >= LEAST_MAPPED_BYTES;
+    let file = File::open(path).ok().filter(|file| file.metadata().is_ok_and(|file| is_large(&file)));
+    match file.and_then(|file| mapped::map(&file).ok()) {
+        Some(bytes) => Ok(bytes),
+        None => Ok(Bytes::from(read(path, wanted)?)),
+    }
 }
 
 impl Destination {

@@ -26,6 +26,7 @@
 #[cfg(feature = "peers")]
 pub mod bench;
 mod best;
+mod cache;
 mod choice;
 mod database;
 pub mod emit;
@@ -46,6 +47,7 @@ pub mod version;
 pub mod words;
 
 pub use best::{Best, CACHES, gflops, judges, known_target, target_name, trials_of};
+pub use cache::{Cache, NO_CACHE};
 pub use choice::{Choice, Records, Source};
 pub use database::{Database, Opened, with_suffix};
 pub use error::{Error, one_line};

@@ -17,7 +17,7 @@ use tilewright_lab::stats::geometric_mean;
 use super::bench_model;
 use super::model::{BindingArgs, InputArgs};
 use super::tune::Interrupts;
-use super::{DatabaseArgs, MachineArgs, count, nothing_recorded, parse_workloads, worker_command};
+use super::{CacheArgs, DatabaseArgs, MachineArgs, count, nothing_recorded, parse_workloads, worker_command};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{message, table, write_result};
 
@@ -48,6 +48,8 @@ pub struct BenchArgs {
     pub rounds: u32,
     #[command(flatten)]
     pub records: DatabaseArgs,
+    #[command(flatten)]
+    pub cache: CacheArgs,
     #[command(flatten, next_help_heading = "For a model")]
     pub bindings: BindingArgs,
     #[command(flatten)]

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
 use tilewright::{CPU, bench::OURS};
+use tilewright_model::Making;
 use tilewright_model::bench::{ModelBenchRequest, bench_model};
 use tilewright_peers::MODEL_PEERS;
 
@@ -39,7 +40,10 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     drop(model);
     let machine = (&args.machine, &args.machine.place().runnable_target()?);
     let compiled = match special.problems.first() {
-        None => Some(file.compiled(&special, args.exact, machine, &args.records)?),
+        None => Some(args.cache.with(|cache| {
+            let making = Making { cache, for_runs: true };
+            file.compiled(file.fused(&special, args.exact)?, args.exact, machine, &args.records, making)
+        })?),
         Some(problem) => {
             message(&format!("{OURS}: {}", problem_line(problem)));
             None

@@ -9,11 +9,12 @@ use tilewright::library::{Form, Weights, library, write_library};
 use tilewright::version::BUILD;
 use tilewright::{Caches, Source};
 use tilewright_ir::{Program, Target};
+use tilewright_model::Making;
 use tilewright_model::npy::read_constants;
 use tilewright_runtime::AnyModel;
 
 use super::model::{BindingArgs, ModelArgs};
-use super::{DatabaseArgs, WorkloadArgs, check_identifier, check_template, count, named, tell_passed_over};
+use super::{CacheArgs, DatabaseArgs, WorkloadArgs, check_identifier, check_template, count, named, tell_passed_over};
 use crate::error::{bad_input, one_line};
 use crate::output::{message, write_result};
 
@@ -45,6 +46,8 @@ pub struct CompileArgs {
     template: Option<String>,
     #[command(flatten)]
     records: DatabaseArgs,
+    #[command(flatten)]
+    cache: CacheArgs,
 }
 
 /// Compiles the best that is recorded, or the first guess where nothing is.
@@ -91,8 +94,11 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let machine = &args.of.machine;
     let (target, file) = (machine.place().code_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
-    let special = file.supported(&file.read()?)?;
-    let compiled = file.compiled(&special, args.of.exact, (machine, &target), &args.records)?;
+    let fused = file.fused(&file.supported(&file.read()?)?, args.of.exact)?;
+    let compiled = args.cache.with(|cache| {
+        let making = Making { cache, for_runs: false };
+        file.compiled(fused, args.of.exact, (machine, &target), &args.records, making)
+    })?;
     let stem = Path::new(&args.of.workload).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let json = json!({"model": file.name(), "untuned_kernels": compiled.n_guessed});
     args.write(&stem, &compiled.model, &target, &[], json, as_json)

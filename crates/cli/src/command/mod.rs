@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use tilewright::{CPU, Caches, HOST, Place, target_names};
+use tilewright::{CPU, Cache, Caches, HOST, NO_CACHE, Place, target_names};
 use tilewright_codegen::Interface;
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::limits::{self, Allowed};
@@ -123,6 +123,34 @@ impl DatabaseArgs {
     /// See [`Database::new`].
     pub fn database(&self) -> anyhow::Result<Database> {
         Ok(Database::new(self.db.as_deref())?)
+    }
+}
+
+/// Where compiled kernels are kept.
+#[derive(Args, Debug)]
+pub struct CacheArgs {
+    /// Folder that keeps compiled kernels for the next time, at most 256 MiB of them [default: tilewright in
+    /// the user's cache folder]
+    #[arg(long, value_name = "FOLDER")]
+    cache: Option<PathBuf>,
+    /// Compile everything anew, and keep nothing
+    #[arg(long, conflicts_with = "cache")]
+    no_cache: bool,
+}
+
+impl CacheArgs {
+    /// Has something done with the cache, and tells where that could not be written.
+    ///
+    /// # Errors
+    /// See [`Cache::new`], and those of what is done.
+    pub fn with<T>(&self, act: impl FnOnce(&Cache) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        if self.no_cache {
+            return act(&NO_CACHE);
+        }
+        let cache = Cache::new(self.cache.as_deref())?;
+        let done = act(&cache);
+        cache.refusal().iter().for_each(|why| message(why));
+        done
     }
 }
 

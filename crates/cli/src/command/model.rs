@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use tilewright_device::mapped::tell_of_shrinking;
 use tilewright_graph::{Bindings, Graph, Model, Problem, Specialised, Tensor, Value, specialise};
 use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
-use tilewright_model::{Compiled, Fused, all_inputs, compile_known, read_model};
+use tilewright_model::{Compiled, Fused, Making, all_inputs, compile_known, read_model};
 
 use super::{DatabaseArgs, MachineArgs, count, tune_command};
 use crate::error::{bad_input, one_line};
@@ -102,6 +103,7 @@ impl ModelArgs {
     /// # Errors
     /// Bad input where it cannot be read or is none.
     pub fn read(&self) -> anyhow::Result<Model> {
+        tell_of_shrinking();
         Ok(read_model(&self.path)?)
     }
 
@@ -179,20 +181,22 @@ impl ModelArgs {
         lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))
     }
 
-    /// The model with the best kernels that are recorded for a target; how many are a guess is told.
+    /// What [`ModelArgs::fused`] gave with the best kernels that are recorded for a target; how many are a
+    /// guess is told.
     ///
     /// # Errors
-    /// As [`ModelArgs::fused`], and where a kernel has no code.
+    /// Where a kernel has no code.
     pub fn compiled(
         &self,
-        special: &Specialised,
+        fused: Fused,
         exact: bool,
         (machine, target): (&MachineArgs, &Target),
         database: &DatabaseArgs,
+        making: Making,
     ) -> anyhow::Result<Compiled> {
         let database = database.database()?;
         let records = database.records()?;
-        let compiled = compile_known(self.fused(special, exact)?, target, machine.threads, &records)?;
+        let compiled = compile_known(fused, target, machine.threads, &records, making)?;
         if compiled.n_guessed > 0 {
             let kernels = count(compiled.n_guessed as u64, "kernel");
             let hint = format!("run `{}`", tune_command(&self.name(), &self.options(exact), machine, &database));

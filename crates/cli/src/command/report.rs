@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::json;
 use tilewright::version::BUILD;
 use tilewright_lab::report::{self, Facts, ModelSubject};
+use tilewright_model::Making;
 
 use super::bench_model::alone;
 use super::model::{BindingArgs, InputArgs, ModelArgs};
@@ -108,8 +109,9 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
     let file = file.with_inputs(&model, &given)?;
     let inputs = file.inputs(&model, &given)?;
     let target = machine.place().runnable_target()?;
-    let compiled = file.compiled(&file.supported(&model)?, *exact, (machine, &target), &args.records)?;
+    let fused = file.fused(&file.supported(&model)?, *exact)?;
     drop(model);
+    let compiled = file.compiled(fused, *exact, (machine, &target), &args.records, Making::default())?;
     let facts = report::model_facts(&ModelSubject {
         name: &file.name(),
         compiled: &compiled,

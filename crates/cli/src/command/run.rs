@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 use tilewright_model::npy::write_tensors;
-use tilewright_model::{Runner, profile_table};
+use tilewright_model::{Making, Runner, profile_table};
 use tilewright_runtime::Threads;
 
 use super::model::{InputArgs, ModelArgs};
-use super::{DatabaseArgs, MachineArgs};
+use super::{CacheArgs, DatabaseArgs, MachineArgs};
 use crate::error::one_line;
 use crate::output::{duration, write_result};
 
@@ -36,6 +36,8 @@ pub struct RunArgs {
     machine: MachineArgs,
     #[command(flatten)]
     database: DatabaseArgs,
+    #[command(flatten)]
+    cache: CacheArgs,
 }
 
 /// Runs a model.
@@ -49,8 +51,12 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let file = args.model.with_inputs(&model, &given)?;
     let inputs = file.inputs(&model, &given)?;
     let machine = (&args.machine, &args.machine.place().runnable_target()?);
-    let compiled = file.compiled(&file.supported(&model)?, args.exact, machine, &args.database)?;
+    let fused = file.fused(&file.supported(&model)?, args.exact)?;
     drop(model);
+    let compiled = args.cache.with(|cache| {
+        let making = Making { cache, for_runs: true };
+        file.compiled(fused, args.exact, machine, &args.database, making)
+    })?;
     let mut runner = Runner::new(&compiled, &Threads::new(args.machine.threads)?)?;
     runner.set_all(&inputs)?;
     runner.run()?;

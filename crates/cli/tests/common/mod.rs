@@ -12,10 +12,15 @@ use tilewright_device::device::WorkerCommand;
 /// The command under test.
 pub const TILEWRIGHT: &str = env!("CARGO_BIN_EXE_tilewright");
 
-/// The command with these arguments, its output captured.
+/// The command with these arguments, its output captured. It compiles everything anew.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(TILEWRIGHT);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .env("XDG_CACHE_HOME", "/dev/null")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 

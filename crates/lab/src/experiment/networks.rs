@@ -18,7 +18,7 @@ use tilewright_device::host;
 use tilewright_graph::networks::{NETWORKS, Network};
 use tilewright_graph::{Bindings, onnx, specialise};
 use tilewright_model::bench::{ModelBench, ModelBenchRequest, bench_model};
-use tilewright_model::{Layouts, all_inputs, compile_guessed, compile_known, laid_out, lower, read_model};
+use tilewright_model::{Layouts, Making, all_inputs, compile_guessed, compile_known, laid_out, lower, read_model};
 use tilewright_peers::MODEL_PEERS;
 
 use super::folder::{self, RUNS};
@@ -255,7 +255,8 @@ fn measure(
 
     caller.say(format!("{}: measuring it beside other runtimes", network.name));
     let untuned = compile_guessed(fused.clone(), &target, threads).map_err(failed)?;
-    let best = compile_known(fused, &target, threads, &session.database().records()?).map_err(failed)?;
+    let best =
+        compile_known(fused, &target, threads, &session.database().records()?, Making::default()).map_err(failed)?;
     let bench = ModelBenchRequest {
         path,
         graph: &special.graph,

@@ -1,0 +1,371 @@
+//! Code, schedules and estimates kept on disk, so that what was worked out once is not worked out again.
+//!
+//! An entry is a file whose name is a hash of everything that its content depends on: the kind of content,
+//! the build of this program and of LLVM, and what was asked. It holds a checksum of name and content. What
+//! is damaged, cut off, another user's or not to be read counts as not there, and what cannot be written is
+//! left out: nothing but time depends on this folder. Several processes may use it at once.
+
+use std::fmt::Display;
+use std::fs::{self, DirBuilder, File};
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use rustix::process::geteuid;
+use tilewright_codegen::{CompileError, Compiler, llvm_version};
+use tilewright_ir::{Program, text};
+use tilewright_runtime::Code;
+
+use crate::error::Error;
+use crate::file::write_passing;
+use crate::version::BUILD;
+
+/// What entries begin with.
+const MAGIC: &[u8] = b"tilewright cache 1\n";
+/// Bytes of a checksum.
+const SUM_BYTES: usize = 16;
+/// Bytes of an entry beyond which it is no entry of ours.
+const MOST_ENTRY_BYTES: u64 = 64 << 20;
+/// Bytes of all entries beyond which those go that were not used for longest: code of some thousand kernels.
+const MOST_BYTES: u64 = 256 << 20;
+/// The part of that which stays then.
+const KEPT: f64 = 0.8;
+/// How long an entry's time of use may lag behind.
+const LAG: Duration = Duration::from_secs(3600);
+
+/// Entries in a folder, or none at all.
+#[derive(Debug)]
+pub struct Cache {
+    folder: Option<PathBuf>,
+    most_bytes: u64,
+    has_grown: AtomicBool,
+    /// Why an entry could not be written.
+    refused: Mutex<Option<io::Error>>,
+}
+
+/// The cache of who does without.
+pub static NO_CACHE: Cache = Cache::within(None, 0);
+
+impl Cache {
+    const fn within(folder: Option<PathBuf>, most_bytes: u64) -> Cache {
+        Cache { folder, most_bytes, has_grown: AtomicBool::new(false), refused: Mutex::new(None) }
+    }
+
+    /// That in a folder, made where it is not there; by default in the user's folder for such files, and none
+    /// where the user has no such folder.
+    ///
+    /// # Errors
+    /// Bad input where a folder is given that is none or cannot be made.
+    pub fn new(given: Option<&Path>) -> Result<Cache, Error> {
+        let absolute = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
+        let of_user = || absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+        if given.is_some_and(|folder| folder.as_os_str().is_empty()) {
+            return Err(Error::input("--cache: the name of a folder is empty (give a path)"));
+        }
+        let folder = given.map_or_else(|| Some(of_user()?.join("tilewright")), |given| Some(given.to_owned()));
+        let make = |folder: &Path| DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        match (folder.as_deref().map(make), given) {
+            (Some(Err(error)), Some(given)) => {
+                let hint = "give a folder that can be written, or --no-cache";
+                Err(Error::input(format!("--cache {}: {error} ({hint})", given.display())))
+            }
+            (Some(Ok(())), _) => Ok(Cache::within(folder, MOST_BYTES)),
+            (Some(Err(_)) | None, _) => Ok(Cache::within(None, 0)),
+        }
+    }
+
+    /// Why entries could not be written, where that happened.
+    pub fn refusal(&self) -> Option<String> {
+        let refused = self.refused.lock().ok()?;
+        let folder = self.folder.as_ref()?.display();
+        refused.as_ref().map(|error| format!("compiled kernels could not be kept in {folder}: {error}"))
+    }
+
+    /// The code of a lowered program: LLVM's, as [`Code::compile`] makes it, but for what it shares with
+    /// others.
+    ///
+    /// # Errors
+    /// As [`Code::compile`].
+    pub fn code(&self, compiler: &mut Compiler, program: Program) -> Result<Code, CompileError> {
+        let (Some(_), Some(llvm)) = (&self.folder, llvm_version()) else { return Code::compile(compiler, program) };
+        let arguments = format!("{:?}", compiler.arguments());
+        let name = name("object", &[&llvm, compiler.target(), &arguments, &program]);
+        if let Some(object) = self.get(&name)
+            && let Ok(code) = Code::load(compiler, program.clone(), &object)
+        {
+            return Ok(code);
+        }
+        let object = compiler.object(&program)?;
+        self.put(&name, &object);
+        Code::load(compiler, program, &object)
+    }
+
+    /// The program that these texts determine, in the order in which they come.
+    ///
+    /// # Errors
+    /// Those of making it.
+    pub fn program<E>(
+        &self,
+        determined_by: &[&dyn Display],
+        make: impl FnOnce() -> Result<Program, E>,
+    ) -> Result<Program, E> {
+        if self.folder.is_none() {
+            return make();
+        }
+        let name = name("program", determined_by);
+        let known = self.get(&name).and_then(|bytes| text::parse(std::str::from_utf8(&bytes).ok()?).ok());
+        if let Some(program) = known {
+            return Ok(program);
+        }
+        let program = make()?;
+        let text = program.to_string();
+        match text::parse(&text) {
+            // In the form that later runs find, whose code is then the same.
+            Ok(again) if again.to_string() == text => {
+                self.put(&name, text.as_bytes());
+                Ok(again)
+            }
+            _ => Ok(program),
+        }
+    }
+
+    /// The number that these texts determine, where there is one.
+    pub fn number(&self, determined_by: &[&dyn Display], make: impl FnOnce() -> Option<f64>) -> Option<f64> {
+        if self.folder.is_none() {
+            return make();
+        }
+        let name = name("number", determined_by);
+        let known = self.get(&name).and_then(|bytes| bytes.try_into().ok());
+        known.map(f64::from_le_bytes).or_else(|| {
+            let number = make();
+            number.inspect(|number| self.put(&name, &number.to_le_bytes()))
+        })
+    }
+
+    /// The content of an entry, where it is there and whole.
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        let file = File::open(self.folder.as_ref()?.join(name)).ok()?;
+        let about = file.metadata().ok()?;
+        // Code that others could have put there would be run.
+        let is_ours = about.is_file() && about.uid() == geteuid().as_raw() && about.mode() & 0o022 == 0;
+        if !is_ours || about.len() > MOST_ENTRY_BYTES {
+            return None;
+        }
+        let mut bytes = Vec::with_capacity(about.len() as usize);
+        (&file).take(MOST_ENTRY_BYTES).read_to_end(&mut bytes).ok()?;
+        let (sum, content) = bytes.strip_prefix(MAGIC)?.split_at_checked(SUM_BYTES)?;
+        if sum != hash(&[name.as_bytes(), content]) {
+            return None;
+        }
+        let now = SystemTime::now();
+        if about.modified().is_ok_and(|used| now.duration_since(used).is_ok_and(|age| age > LAG)) {
+            // Where that is not allowed it goes earlier than it would.
+            let _ = file.set_modified(now);
+        }
+        bytes.drain(..MAGIC.len() + SUM_BYTES);
+        Some(bytes)
+    }
+
+    fn put(&self, name: &str, content: &[u8]) {
+        let Some(folder) = &self.folder else { return };
+        let sum = hash(&[name.as_bytes(), content]);
+        match write_passing(&folder.join(name), &[MAGIC, &sum[..], content].concat()) {
+            Ok(()) => self.has_grown.store(true, Ordering::Relaxed),
+            Err(error) => {
+                if let Ok(mut refused) = self.refused.lock() {
+                    refused.get_or_insert(error);
+                }
+            }
+        }
+    }
+
+    /// Makes room: removes the entries that were not used for longest where all are too many bytes.
+    fn evict(&self) -> Option<()> {
+        let files = fs::read_dir(self.folder.as_ref()?).ok()?.filter_map(|entry| {
+            let entry = entry.ok()?;
+            let about = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+            let is_entry = KINDS.iter().any(|kind| entry.file_name().to_string_lossy().starts_with(kind));
+            is_entry.then(|| Some((about.modified().ok()?, about.blocks() * 512, entry.path())))?
+        });
+        let mut files: Vec<(SystemTime, u64, PathBuf)> = files.collect();
+        let mut bytes: u64 = files.iter().map(|(_, bytes, _)| bytes).sum();
+        if bytes > self.most_bytes {
+            files.sort();
+            let kept = (KEPT * self.most_bytes as f64) as u64;
+            for (_, of_file, path) in files {
+                if bytes <= kept {
+                    break;
+                }
+                // Another process may have been first.
+                let _ = fs::remove_file(path);
+                bytes -= of_file;
+            }
+        }
+        Some(())
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        if *self.has_grown.get_mut() {
+            self.evict();
+        }
+    }
+}
+
+/// What the names of entries begin with.
+const KINDS: [&str; 3] = ["object-", "program-", "number-"];
+
+/// The name of what is of a kind and depends on these.
+fn name(kind: &str, determined_by: &[&dyn Display]) -> String {
+    let texts: Vec<String> = determined_by.iter().map(ToString::to_string).collect();
+    let when_changed = when_changed();
+    let parts = [kind, BUILD, &when_changed].into_iter().chain(texts.iter().map(String::as_str));
+    let parts: Vec<&[u8]> = parts.map(str::as_bytes).collect();
+    let digits: String = hash(&parts).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{kind}-{digits}")
+}
+
+/// When this program was made, where it is of sources that no commit names; else nothing.
+fn when_changed() -> String {
+    let changed = || std::env::current_exe().ok()?.metadata().ok()?.modified().ok();
+    if BUILD.contains(".d") { format!("{:?}", changed()) } else { String::new() }
+}
+
+/// A hash of 128 bits, so that two different things never meet in practice. A compiler whose library hashes
+/// otherwise begins anew.
+fn hash(parts: &[&[u8]]) -> [u8; SUM_BYTES] {
+    let mut sum = [0; SUM_BYTES];
+    for (salt, half) in sum.chunks_exact_mut(8).enumerate() {
+        let mut hasher = DefaultHasher::new();
+        hasher.write_usize(salt);
+        for part in parts {
+            hasher.write_usize(part.len());
+            hasher.write(part);
+        }
+        half.copy_from_slice(&hasher.finish().to_le_bytes());
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn entries(folder: &Path) -> Vec<PathBuf> {
+        let mut entries: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        entries.sort();
+        entries
+    }
+
+    fn program(at: usize) -> Program {
+        let text = format!(
+            "program \"p\"\nbuffer X: f32[16] global output\nloops i\nrun {{ for i in 16 {{ X[i] = {at}.0 }} }}"
+        );
+        text::parse(&text).unwrap()
+    }
+
+    /// The first program of a cache that makes another one where it has none, and whether it had.
+    fn asked(cache: &Cache, at: usize) -> bool {
+        let mut made = false;
+        let found = cache.program::<Infallible>(&[&at], || {
+            made = true;
+            Ok(program(at))
+        });
+        assert_eq!(found.unwrap().to_string(), program(at).to_string());
+        !made
+    }
+
+    #[test]
+    fn what_was_made_is_found_by_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = [0; 2].map(|_| Cache::new(Some(&folder.path().join("a/b"))).unwrap());
+        assert_eq!(
+            [asked(&first, 1), asked(&second, 1), asked(&second, 2), asked(&first, 2)],
+            [false, true, false, true]
+        );
+        assert_eq!(first.number(&[&"x"], || Some(0.1)), Some(0.1));
+        assert_eq!(second.number(&[&"x"], || unreachable!("it is known")), Some(0.1));
+        assert_eq!(second.number(&[&"y"], || None), None);
+        assert!(first.refusal().is_none() && second.refusal().is_none());
+        assert!(!asked(&NO_CACHE, 1));
+    }
+
+    #[test]
+    fn what_is_damaged_or_anothers_is_made_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(Some(folder.path())).unwrap();
+        asked(&cache, 1);
+        let entry = entries(folder.path()).remove(0);
+        let whole = fs::read(&entry).unwrap();
+        let mut damaged: Vec<Vec<u8>> = (0..whole.len()).step_by(7).map(|len| whole[..len].to_vec()).collect();
+        damaged.extend((0..whole.len()).step_by(5).map(|at| {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 4;
+            bytes
+        }));
+        damaged.push([&whole[..], b"more"].concat());
+        for bytes in damaged {
+            fs::write(&entry, &bytes).unwrap();
+            assert!(!asked(&cache, 1), "{} bytes", bytes.len());
+            assert!(asked(&cache, 1), "it is whole again");
+        }
+        // That of another question, under this one's name.
+        asked(&cache, 2);
+        let other = entries(folder.path()).into_iter().find(|path| *path != entry).unwrap();
+        fs::copy(&other, &entry).unwrap();
+        assert!(!asked(&cache, 1));
+        for mode in [0o666, 0o622] {
+            fs::set_permissions(&entry, fs::Permissions::from_mode(mode)).unwrap();
+            assert!(!asked(&cache, 1), "others may write it");
+        }
+        fs::remove_file(&entry).unwrap();
+        fs::create_dir(&entry).unwrap();
+        assert!(!asked(&cache, 1) && cache.refusal().is_some_and(|why| why.contains("could not be kept")));
+    }
+
+    #[test]
+    fn entries_that_were_not_used_for_longest_make_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let new = |most_bytes| Cache::within(Some(folder.path().to_owned()), most_bytes);
+        let day = |at: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(86_400 * (1 + at));
+        let cache = new(u64::MAX);
+        for at in 0..10 {
+            asked(&cache, at);
+            let path = folder.path().join(name("program", &[&at]));
+            File::open(path).unwrap().set_modified(day(at as u64)).unwrap();
+        }
+        // Used again, so that it stays.
+        assert!(asked(&cache, 0));
+        fs::write(folder.path().join("something of the user's"), [0; 100_000]).unwrap();
+        drop(cache);
+        assert_eq!(entries(folder.path()).len(), 11);
+        let bytes = fs::metadata(folder.path().join(name("program", &[&0]))).unwrap().blocks() * 512;
+        let cache = new(5 * bytes);
+        asked(&cache, 10);
+        drop(cache);
+        let cache = new(u64::MAX);
+        let there: Vec<usize> = (0..11).filter(|at| asked(&cache, *at)).collect();
+        assert_eq!(there, [0, 8, 9, 10]);
+        assert!(folder.path().join("something of the user's").exists());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_does_no_harm() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(Cache::new(Some(&file)).is_err_and(|error| error.to_string().contains("--no-cache")));
+        let gone = folder.path().join("gone");
+        let cache = Cache::new(Some(&gone)).unwrap();
+        fs::remove_dir(&gone).unwrap();
+        assert!(!asked(&cache, 1) && !asked(&cache, 1));
+        assert!(cache.refusal().is_some());
+    }
+}
