@@ -341,7 +341,9 @@ impl Math<'_, '_> {
         let significand = m.bitcast(m.binary(Op::AddWrapping, fraction, self.integer(root_bits)), self.ty);
         let mut f = self.sub(significand, self.real(1.0));
         if let Some(lost) = lost {
-            let inverse = self.power_of_two(self.g.m.unary(Op::FNeg, e));
+            // Of larger arguments nothing is lost that would count.
+            let most = self.real(f64::from(2 * fraction_bits));
+            let inverse = self.power_of_two(self.g.m.unary(Op::FNeg, self.where_less(e, most, e, most)));
             f = self.mul_add(lost, inverse, f);
         }
         let s = self.div(f, self.add(f, self.real(2.0)));
