@@ -168,8 +168,11 @@ fn findings(program: &GpuProgram, folder: &Path) -> String {
                 DType::F32 => "float",
                 DType::F64 => "double",
                 DType::I64 => "long",
+                DType::U64 => "ulong",
+                DType::I16 => "short",
                 DType::I32 => "int",
-                DType::F16 | DType::Bf16 => "ushort",
+                DType::U32 => "uint",
+                DType::U16 | DType::F16 | DType::Bf16 => "ushort",
                 DType::I8 | DType::U8 | DType::Bool => "char",
             };
             simulation += &format!("<size={} {ty} fill=1>\n", buffer.size_bytes().unwrap());

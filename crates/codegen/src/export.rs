@@ -151,8 +151,12 @@ impl Interface {
                 DType::Bf16 => "__bf16",
                 DType::I8 => "int8_t",
                 DType::U8 => "uint8_t",
+                DType::I16 => "int16_t",
+                DType::U16 => "uint16_t",
                 DType::I32 => "int32_t",
+                DType::U32 => "uint32_t",
                 DType::I64 => "int64_t",
+                DType::U64 => "uint64_t",
                 DType::Bool => "bool",
             };
             let shape: String = b.shape.iter().map(|extent| format!("[{extent}]")).collect();

@@ -33,7 +33,7 @@ const RESERVED: &str = "\
 const RESERVED_STARTS: &[&str] = &["_", "as_", "convert_", "vload", "vstore", "cl_", "CL_", "CLK_"];
 
 /// Functions of our own, each printed where it is called.
-const HELPERS: [(&str, &str); 7] = [
+const HELPERS: [(&str, &str); 10] = [
     (
         "floor_div",
         "long floor_div(long a, long b) { long q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }",
@@ -42,6 +42,9 @@ const HELPERS: [(&str, &str); 7] = [
         "floor_mod",
         "long floor_mod(long a, long b) { long r = a % b; return r != 0 && (r < 0) != (b < 0) ? r + b : r; }",
     ),
+    ("int_div", "int int_div(int a, int b) { return b == 0 ? 0 : b == -1 ? as_int(0u - as_uint(a)) : a / b; }"),
+    ("long_div", "long long_div(long a, long b) { return b == 0 ? 0 : b == -1 ? as_long(0ul - as_ulong(a)) : a / b; }"),
+    ("ulong_div", "ulong ulong_div(ulong a, ulong b) { return b == 0 ? 0 : a / b; }"),
     ("place_of", "long place_of(long n, long extent) { return clamp(n < 0 ? n + extent : n, 0L, extent - 1L); }"),
     (
         "bf16_bits",
@@ -186,8 +189,12 @@ fn storage(dtype: DType, is_pointer: bool) -> &'static str {
         DType::F16 | DType::Bf16 => "ushort",
         DType::I8 => "char",
         DType::U8 | DType::Bool => "uchar",
+        DType::I16 => "short",
+        DType::U16 => "ushort",
         DType::I32 => "int",
+        DType::U32 => "uint",
         DType::I64 => "long",
+        DType::U64 => "ulong",
     }
 }
 
@@ -471,6 +478,7 @@ impl Printer<'_> {
             Expr::Const(x) => Value::scalar(literal(*x, dtype.arithmetic())),
             Expr::Load(b, index) => self.load(*b, index, e, dtype),
             Expr::Gather(..) | Expr::FromIndex(_) if self.varies(e) => self.lanes_apart(e, dtype),
+            Expr::Binary(BinaryOp::Div, ..) if !dtype.is_float() && self.varies(e) => self.lanes_apart(e, dtype),
             Expr::Gather(b, subscripts) => self.gather(*b, subscripts, dtype),
             Expr::FromIndex(index) => Value::scalar(format!("({})({})", arithmetic(dtype), self.index(index))),
             Expr::Unary(op, x) => self.unary(*op, x, dtype),
@@ -493,9 +501,11 @@ impl Printer<'_> {
                 let rounded = match to {
                     DType::F16 => format!("round_half({text})"),
                     DType::Bf16 => format!("round_bf16({text})"),
-                    DType::I8 | DType::U8 => format!("convert_{ty}({})", self.narrowed(&text, *to, is_vector)),
+                    DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::U32 => {
+                        format!("convert_{ty}({})", self.narrowed(&text, *to, is_vector))
+                    }
                     DType::Bool => format!("(int)({text} != 0)"),
-                    DType::F32 | DType::F64 | DType::I32 | DType::I64 => text,
+                    DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U64 => text,
                 };
                 self.converted(Value { text: rounded, is_vector }, to.arithmetic(), dtype)
             }
@@ -593,19 +603,18 @@ impl Printer<'_> {
             return Value { text, is_vector };
         }
         let ty = self.vector_type(to, is_vector);
-        let is_narrower = of.is_float() || of == DType::I64 && to.arithmetic() == DType::I32;
         let text = match (is_vector, to.is_float()) {
-            (_, false) if is_narrower => format!("convert_{ty}_sat({text})"),
+            (_, false) if of.is_float() => format!("convert_{ty}_sat({text})"),
             (true, _) => format!("convert_{ty}({text})"),
             (false, _) => format!("({ty}){text}"),
         };
         Value { text, is_vector }
     }
 
-    /// A whole number as one of 8 bits.
+    /// The low bits of an integer as one of a type that is stored only.
     fn narrowed(&self, text: &str, to: DType, is_vector: bool) -> String {
         let width = self.lanes.filter(|_| is_vector).map_or(String::new(), |(_, width)| width.to_string());
-        format!("convert_{}{width}_sat({text})", storage(to, false))
+        format!("convert_{}{width}({text})", storage(to, false))
     }
 
     fn store(&mut self, b: BufferId, index: &[Index], value: Value) {
@@ -616,16 +625,20 @@ impl Printer<'_> {
                 match dtype {
                     DType::F16 => format!("vstore_half_rte({text}, {place}, {});", self.halves(b, false)),
                     DType::Bf16 => format!("{name}[{place}] = bf16_bits({text});"),
-                    DType::I8 | DType::U8 => format!("{name}[{place}] = {};", self.narrowed(&text, dtype, false)),
+                    DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::U32 => {
+                        format!("{name}[{place}] = {};", self.narrowed(&text, dtype, false))
+                    }
                     DType::Bool => format!("{name}[{place}] = {text} != 0;"),
-                    DType::F32 | DType::F64 | DType::I32 | DType::I64 => format!("{name}[{place}] = {text};"),
+                    DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U64 => {
+                        format!("{name}[{place}] = {text};")
+                    }
                 }
             }
             Some((var, width)) => {
                 let start = place.substitute(var, &Index::from(0));
                 let text = self.widened(value, dtype);
-                let text =
-                    if matches!(dtype, DType::I8 | DType::U8) { self.narrowed(&text, dtype, true) } else { text };
+                let is_narrow = !dtype.is_float() && dtype.arithmetic() != dtype;
+                let text = if is_narrow { self.narrowed(&text, dtype, true) } else { text };
                 match dtype {
                     DType::F16 => {
                         format!("vstore_half{width}_rte({text}, 0, {});", self.pointer(&self.halves(b, false), &start))
@@ -643,7 +656,7 @@ impl Printer<'_> {
     fn unary(&self, op: UnaryOp, x: &Expr, dtype: DType) -> Value {
         if !dtype.is_float() {
             match op {
-                UnaryOp::Neg => {}
+                UnaryOp::Neg => return self.binary(BinaryOp::Sub, &Expr::Const(0.0), x, dtype),
                 UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => return self.expr(x, dtype),
                 UnaryOp::Abs => {
                     let Value { text, is_vector } = self.expr(x, dtype);
@@ -670,10 +683,11 @@ impl Printer<'_> {
         if !dtype.is_float() {
             let [a, b] = [a, b].map(|x| self.expr(x, dtype));
             return match op {
-                BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Min | BinaryOp::Max => {
-                    self.combined(op, a, b, dtype)
-                }
-                BinaryOp::Div | BinaryOp::Pow => {
+                BinaryOp::Min | BinaryOp::Max => self.combined(op, a, b, dtype),
+                BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul => self.wrapping(op, a, b, dtype),
+                // Where it is on vectors, it was taken apart.
+                BinaryOp::Div => Value::scalar(format!("{}_div({}, {})", arithmetic(dtype), a.text, b.text)),
+                BinaryOp::Pow => {
                     let [a, b] = [a, b].map(|x| self.converted(x, dtype, DType::F64));
                     self.converted(self.combined(op, a, b, DType::F64), DType::F64, dtype)
                 }
@@ -706,6 +720,19 @@ impl Printer<'_> {
             }
             _ => self.combined(op, self.expr(a, dtype), self.expr(b, dtype), dtype),
         }
+    }
+
+    /// A sum, difference or product of integers. The language has it wrap around for unsigned ones only.
+    fn wrapping(&self, op: BinaryOp, a: Value, b: Value, dtype: DType) -> Value {
+        if dtype == DType::U64 {
+            return self.combined(op, a, b, dtype);
+        }
+        let is_vector = a.is_vector || b.is_vector;
+        let ty = self.vector_type(dtype, is_vector);
+        let [a, b] = [a, b].map(|x| if is_vector { self.widened(x, dtype) } else { x.text });
+        let [a, b] = [a, b].map(|text| Value { text: format!("as_u{ty}({text})"), is_vector });
+        let Value { text, .. } = self.combined(op, a, b, dtype);
+        Value { text: format!("as_{ty}{text}"), is_vector }
     }
 
     fn combined(&self, op: BinaryOp, a: Value, b: Value, dtype: DType) -> Value {
@@ -757,8 +784,9 @@ fn is_multiple(index: &Index, of: i64) -> bool {
 /// A number of an arithmetic, exactly.
 fn literal(x: f64, arithmetic: DType) -> String {
     if !arithmetic.is_float() {
-        let x = arithmetic.round(x) as i64;
-        return match (arithmetic, x) {
+        let x = arithmetic.literal(x);
+        return match (arithmetic, x as i64) {
+            (DType::U64, _) => format!("{x}UL"),
             (DType::I64, i64::MIN) => "(-9223372036854775807L - 1L)".to_owned(),
             (DType::I64, x) if x < 0 => format!("({x}L)"),
             (DType::I64, x) => format!("{x}L"),
@@ -806,6 +834,7 @@ mod tests {
         check(-7.0, DType::I32, "(-7)");
         check(-2147483648.0, DType::I32, "(-2147483647 - 1)");
         check(3e10, DType::I64, "30000000000L");
+        check(f64::INFINITY, DType::U64, "18446744073709551615UL");
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub enum Kind {
     I1,
     /// A byte, which is computed with as something longer.
     I8,
+    /// A 16-bit integer, which is stored and not computed with.
+    I16,
     /// A 32-bit integer.
     I32,
     /// A 64-bit integer.
@@ -76,7 +78,7 @@ impl Kind {
     pub fn bytes(self) -> usize {
         match self {
             Kind::I1 | Kind::I8 => 1,
-            Kind::F16 | Kind::Bf16 => 2,
+            Kind::I16 | Kind::F16 | Kind::Bf16 => 2,
             Kind::I32 | Kind::F32 => 4,
             Kind::I64 | Kind::F64 | Kind::Pointer(_) => 8,
         }
@@ -87,7 +89,7 @@ impl Kind {
         match self {
             Kind::I1 => 1,
             Kind::I8 => 0xff,
-            Kind::F16 | Kind::Bf16 => u64::from(u16::MAX),
+            Kind::I16 | Kind::F16 | Kind::Bf16 => u64::from(u16::MAX),
             Kind::I32 | Kind::F32 => u64::from(u32::MAX),
             Kind::I64 | Kind::F64 | Kind::Pointer(_) => u64::MAX,
         }
@@ -108,6 +110,8 @@ impl Type {
     pub const I1: Type = Type::scalar(Kind::I1);
     /// A byte.
     pub const I8: Type = Type::scalar(Kind::I8);
+    /// A 16-bit integer.
+    pub const I16: Type = Type::scalar(Kind::I16);
     /// A 32-bit integer.
     pub const I32: Type = Type::scalar(Kind::I32);
     /// A 64-bit integer.

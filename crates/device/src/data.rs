@@ -24,7 +24,8 @@ const PAGE: u64 = 4096;
 pub struct Data {
     /// The file.
     pub file: File,
-    /// Where each argument's data begins: an input's contents, or an output's reference as `f64`.
+    /// Where each argument's data begins: an input's contents, or an output's reference, in an `f64` as it is
+    /// [held](DType::held).
     pub offsets: Vec<u64>,
 }
 
@@ -59,11 +60,14 @@ impl Data {
             let n = buffer.n_elements().ok_or(io::ErrorKind::OutOfMemory).map_err(io::Error::from)?;
             offsets.push(end);
             let n_bytes = if buffer.role == Role::Output {
-                outputs_at.push(end);
+                outputs_at.push((end, buffer.dtype));
                 n * DType::F64.bytes()
             } else {
-                let values = random_argument(program, id, seed.wrapping_add(at as u64));
+                let mut values = random_argument(program, id, seed.wrapping_add(at as u64));
                 write(&file, end, buffer.dtype, &values)?;
+                if buffer.dtype.is_wide() {
+                    values.iter_mut().for_each(|x| *x = buffer.dtype.held(*x));
+                }
                 inputs.push(values);
                 n * buffer.dtype.bytes()
             };
@@ -74,8 +78,8 @@ impl Data {
             Fault::GivenUp => DataError::GivenUp,
             fault => DataError::Reference(fault),
         })?;
-        for (values, at) in outputs.into_iter().zip(outputs_at) {
-            if values.iter().all(|x| x.is_nan()) {
+        for (values, (at, dtype)) in outputs.into_iter().zip(outputs_at) {
+            if dtype.is_float() && values.iter().all(|x| x.is_nan()) {
                 return Err(DataError::NoNumber);
             }
             write(&file, at, DType::F64, &values)?;
@@ -120,7 +124,7 @@ pub enum Argument {
     Output {
         /// Where it goes.
         buffer: Fenced,
-        /// What it must be, as `f64`.
+        /// What it must be, in an `f64` as it is [held](DType::held).
         reference: ReadOnly,
     },
 }
@@ -159,8 +163,26 @@ pub fn compare(dtype: DType, tolerance: &Tolerance, out: &Fenced, reference: &Re
         DType::F64 => compare_parts(tolerance, out.as_slice::<f64>(), reference),
         DType::F16 => compare_parts(tolerance, out.as_slice::<F16>(), reference),
         DType::Bf16 => compare_parts(tolerance, out.as_slice::<Bf16>(), reference),
+        wide if wide.is_wide() => compare_wide(wide, tolerance, &wide.read_held(out.as_slice::<u8>()), reference),
         other => compare_parts(tolerance, &other.read(out.as_slice::<u8>()), reference),
     }
+}
+
+/// Compares integers of 64 bits by what is between them: as doubles, different ones may be the same.
+fn compare_wide(dtype: DType, tolerance: &Tolerance, out: &[f64], reference: &[f64]) -> Result<f64, Mismatch> {
+    let mut wrong: Option<Mismatch> = None;
+    let (mut numbers, mut expected) = (Vec::with_capacity(out.len()), Vec::with_capacity(out.len()));
+    for (at, (got, wanted)) in out.iter().zip(reference).enumerate() {
+        let [x, r] = [*got, *wanted].map(|held| dtype.whole(held));
+        let error = (x - r).unsigned_abs() as f64;
+        numbers.push(x as f64);
+        expected.push(r as f64);
+        if error > tolerance.abs + tolerance.rel * (r as f64).abs() {
+            let one = Mismatch { n_wrong: 1, first: at, got: x as f64, expected: r as f64, max_error: error };
+            wrong = Some(wrong.map_or(one, |before| before.and(one)));
+        }
+    }
+    wrong.map_or_else(|| Ok(relative_error_of([squared(&numbers, &expected)])), Err)
 }
 
 fn compare_parts<T: Copy + Into<f64> + Sync>(
@@ -234,6 +256,23 @@ mod tests {
         let expected = tolerance.compare(&out, &reference).unwrap_err();
         assert_eq!(wrong, expected);
         assert_eq!((wrong.n_wrong, wrong.first), (3, PART + 1));
+    }
+
+    #[test]
+    fn integers_of_64_bits_that_doubles_do_not_tell_apart_differ() {
+        let exact = Tolerance { abs: 0.0, rel: 0.0 };
+        let [of_i64, of_u64] = [[i64::MAX as u64, -1_i64 as u64, 5], [u64::MAX, 1 << 63, 5]];
+        for (dtype, bits) in [(DType::I64, of_i64), (DType::U64, of_u64)] {
+            let reference = bits.map(f64::from_bits);
+            assert_eq!(compare_wide(dtype, &exact, &reference, &reference), Ok(0.0));
+            let mut out = reference;
+            out[0] = f64::from_bits(bits[0] - 1);
+            out[2] = f64::from_bits(bits[2] - 1);
+            let wrong = compare_wide(dtype, &exact, &out, &reference).unwrap_err();
+            assert_eq!((wrong.n_wrong, wrong.first, wrong.max_error), (2, 0, 1.0));
+            let next = Tolerance { abs: 1.0, rel: 0.0 };
+            assert!(compare_wide(dtype, &next, &out, &reference).is_ok());
+        }
     }
 
     #[test]

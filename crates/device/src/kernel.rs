@@ -334,7 +334,7 @@ fn call(job: &Job, drivers: &mut Drivers, library: &Path, more: &[String]) -> Re
 /// Writes what a reference is made of.
 fn write_outputs(buffers: &[Option<Buffer>]) -> Result<Option<Answer>, Failure> {
     let outputs = buffers.iter().flatten().filter(|buffer| buffer.is_output);
-    let bytes = outputs.flat_map(|buffer| buffer.dtype.read(buffer.memory.as_slice::<u8>()));
+    let bytes = outputs.flat_map(|buffer| buffer.dtype.read_held(buffer.memory.as_slice::<u8>()));
     let bytes = bytes.flat_map(f64::to_ne_bytes).collect::<Vec<u8>>();
     io::stdout().write_all(&bytes).map_err(unknown("its answer"))?;
     Ok(None)
@@ -385,9 +385,10 @@ fn compare(buffers: &[Option<Buffer>], tolerance: f64) -> Result<f64, Failure> {
     for buffer in buffers.iter().flatten() {
         let Some(answer) = &buffer.answer else { continue };
         let size = answer.as_slice::<f64>().iter().fold(0.0, |size: f64, x| size.max(x.abs()));
-        let exact = !buffer.dtype.is_float();
-        let tolerance = if exact { 0.0 } else { tolerance };
-        let tolerance = Tolerance { abs: tolerance * size, rel: tolerance };
+        let tolerance = match buffer.dtype.is_float() {
+            true => Tolerance { abs: tolerance * size, rel: tolerance },
+            false => Tolerance { abs: 0.0, rel: 0.0 },
+        };
         let error = data::compare(buffer.dtype, &tolerance, &buffer.memory, answer)
             .map_err(|error| (ErrorClass::WrongAnswer, format!("{}: {error}", buffer.name)))?;
         largest = largest.max(error);

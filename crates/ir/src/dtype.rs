@@ -2,8 +2,13 @@
 
 /// Type of a buffer's elements, and of what an expression computes.
 ///
-/// Interpreters and the trusted reference hold every value as an `f64`, which is exact for all types but
-/// whole numbers beyond 2⁵³. An element is aligned to its size.
+/// Interpreters and the trusted reference hold every element in an `f64`: its number, or where a double does
+/// not hold all numbers of the type its bits, see [`DType::held`]. An element is aligned to its size.
+///
+/// Integer arithmetic wraps around: sums, differences and products are those of mathematics modulo two to the
+/// number of bits. A quotient is cut off towards zero; divided by zero it is zero. Conversions between integer
+/// types keep the low bits; those from floating-point numbers [round](DType::round) to the arithmetic of the
+/// type and keep its low bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE binary32
@@ -18,10 +23,18 @@ pub enum DType {
     I8,
     /// Unsigned, 8 bits.
     U8,
+    /// Signed, 16 bits.
+    I16,
+    /// Unsigned, 16 bits.
+    U16,
     /// Signed, 32 bits.
     I32,
+    /// Unsigned, 32 bits.
+    U32,
     /// Signed, 64 bits.
     I64,
+    /// Unsigned, 64 bits.
+    U64,
     /// A byte that is 0 or 1.
     Bool,
 }
@@ -87,8 +100,15 @@ const INTEGER: Row = Row {
     random_size: RandomSize { rms: 9.670, most: 16.0, is_symmetric: true },
 };
 
+/// What unsigned types of more than a byte have in common.
+const NATURAL: Row = Row {
+    random: |bits| random_whole(bits, 16).abs(),
+    random_size: RandomSize { rms: 9.670, most: 16.0, is_symmetric: false },
+    ..INTEGER
+};
+
 /// All element types. The root mean square of whole numbers from 1 to `n` is `√((n + 1)·(2n + 1) / 6)`.
-const ROWS: [Row; 9] = [
+const ROWS: [Row; 13] = [
     FLOAT,
     Row {
         dtype: DType::F64,
@@ -145,7 +165,34 @@ const ROWS: [Row; 9] = [
         random_size: RandomSize { rms: 147.8, most: 255.0, is_symmetric: false },
         ..INTEGER
     },
+    Row {
+        dtype: DType::I16,
+        name: "i16",
+        bytes: 2,
+        round: |x| f64::from(x as i16),
+        encode: |x| u64::from(x as i16 as u16),
+        decode: |bits| f64::from(bits as i16),
+        ..INTEGER
+    },
+    Row {
+        dtype: DType::U16,
+        name: "u16",
+        bytes: 2,
+        round: |x| f64::from(x as u16),
+        encode: |x| u64::from(x as u16),
+        decode: |bits| f64::from(bits as u16),
+        ..NATURAL
+    },
     INTEGER,
+    Row {
+        dtype: DType::U32,
+        name: "u32",
+        arithmetic: DType::I64,
+        round: |x| f64::from(x as u32),
+        encode: |x| u64::from(x as u32),
+        decode: |bits| f64::from(bits as u32),
+        ..NATURAL
+    },
     Row {
         dtype: DType::I64,
         name: "i64",
@@ -155,6 +202,16 @@ const ROWS: [Row; 9] = [
         encode: |x| (x as i64).cast_unsigned(),
         decode: |bits| bits.cast_signed() as f64,
         ..INTEGER
+    },
+    Row {
+        dtype: DType::U64,
+        name: "u64",
+        bytes: 8,
+        arithmetic: DType::U64,
+        round: |x| (x as u64) as f64,
+        encode: |x| x as u64,
+        decode: |bits| bits as f64,
+        ..NATURAL
     },
     Row {
         dtype: DType::Bool,
@@ -273,6 +330,58 @@ impl DType {
         (self.row().round)(x)
     }
 
+    /// Whether a double does not hold all values: integers of 64 bits.
+    pub fn is_wide(self) -> bool {
+        matches!(self, DType::I64 | DType::U64)
+    }
+
+    /// Whether integers of the type have no sign.
+    pub fn is_unsigned(self) -> bool {
+        matches!(self, DType::U8 | DType::U16 | DType::U32 | DType::U64 | DType::Bool)
+    }
+
+    /// The integer of the type that an integer becomes: that of its low bits; for `bool` whether it is not
+    /// zero.
+    pub fn wrap(self, x: i128) -> i128 {
+        if self == DType::Bool {
+            return i128::from(x != 0);
+        }
+        let beyond = 128 - 8 * self.bytes() as u32;
+        if self.is_unsigned() { ((x << beyond).cast_unsigned() >> beyond).cast_signed() } else { x << beyond >> beyond }
+    }
+
+    /// The integer of an arithmetic that a literal is: the extremes for what is infinite, else the next
+    /// integer towards zero, wrapped.
+    pub fn literal(self, x: f64) -> i128 {
+        if x.is_infinite() { self.whole(self.held(x)) } else { self.wrap(x as i128) }
+    }
+
+    /// How an element is held that a number becomes: rounded; of a [wide](DType::is_wide) type as its bits.
+    pub fn held(self, x: f64) -> f64 {
+        let Row { round, encode, .. } = self.row();
+        if self.is_wide() { f64::from_bits(encode(x)) } else { round(x) }
+    }
+
+    /// How an element is held that an integer becomes.
+    pub fn held_whole(self, x: i128) -> f64 {
+        let x = self.wrap(x);
+        if self.is_wide() { f64::from_bits(x as u64) } else { x as f64 }
+    }
+
+    /// The integer that an element of an integer type holds.
+    pub fn whole(self, held: f64) -> i128 {
+        match self {
+            DType::I64 => held.to_bits().cast_signed().into(),
+            DType::U64 => held.to_bits().into(),
+            _ => held as i128,
+        }
+    }
+
+    /// The nearest number to an element.
+    pub fn number(self, held: f64) -> f64 {
+        if self.is_wide() { self.whole(held) as f64 } else { held }
+    }
+
     /// Values as bytes in memory, lowest first, each rounded.
     ///
     /// # Panics
@@ -287,13 +396,21 @@ impl DType {
 
     /// The values of bytes in memory, lowest first.
     pub fn read(self, bytes: &[u8]) -> Vec<f64> {
-        let Row { bytes: n, decode, .. } = self.row();
+        self.read_as(bytes, self.row().decode)
+    }
+
+    /// The same as they are [held](DType::held).
+    pub fn read_held(self, bytes: &[u8]) -> Vec<f64> {
+        self.read_as(bytes, if self.is_wide() { f64::from_bits } else { self.row().decode })
+    }
+
+    fn read_as(self, bytes: &[u8], decode: fn(u64) -> f64) -> Vec<f64> {
         let of = |bytes: &[u8]| {
             let mut all = [0; 8];
             all[..bytes.len()].copy_from_slice(bytes);
             decode(u64::from_le_bytes(all))
         };
-        bytes.chunks_exact(*n as usize).map(of).collect()
+        bytes.chunks_exact(self.bytes() as usize).map(of).collect()
     }
 
     /// A random value of this type, made of 64 random bits: what inputs are filled with.
@@ -356,6 +473,30 @@ mod tests {
         );
         assert_eq!([1.0, -2.0, 3.140625].map(|x| bits(DType::Bf16, x)), [0x3f80, 0xc000, 0x4049]);
         assert!(DType::F16.read(&[0xff, 0x7f])[0].is_nan());
+    }
+
+    #[test]
+    fn integers_keep_their_low_bits() {
+        #[track_caller]
+        fn is(dtype: DType, x: i128, expected: i128) {
+            assert_eq!(dtype.wrap(x), expected);
+            assert_eq!(dtype.whole(dtype.held_whole(x)), expected);
+        }
+        is(DType::I8, 128, -128);
+        is(DType::U8, -10, 246);
+        is(DType::I16, 40_000, -25_536);
+        is(DType::U16, -1, 65_535);
+        is(DType::I32, 1 << 31, i32::MIN.into());
+        is(DType::U32, -1, u32::MAX.into());
+        is(DType::I64, i128::from(i64::MAX) + 1, i64::MIN.into());
+        is(DType::U64, -1, u64::MAX.into());
+        is(DType::I64, (1 << 62) + 1, (1 << 62) + 1);
+        is(DType::Bool, 256, 1);
+        assert_eq!(DType::I64.literal(f64::INFINITY), i64::MAX.into());
+        assert_eq!(DType::U64.literal(f64::NEG_INFINITY), 0);
+        assert_eq!(DType::U64.literal(-5.0), i128::from(u64::MAX) - 4);
+        assert_eq!(DType::I64.literal(2f64.powi(63)), i64::MIN.into());
+        assert_eq!(DType::U64.number(DType::U64.held(2f64.powi(63))), 2f64.powi(63));
     }
 
     #[test]

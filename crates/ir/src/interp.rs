@@ -4,14 +4,15 @@
 //! whatever its kind; an extent below one means no iteration. Prefetches, barriers and waits do nothing.
 //!
 //! # Values
-//! A number is an `f64`, and every operation inside a store or an update is [rounded](DType::round) to the
-//! [arithmetic](DType::arithmetic) of the buffer that it writes, inside a cast to that of the cast's type:
-//! loads, constants, indices as numbers, and the result of each function. What is stored or cast is rounded
-//! to the type itself. A comparison of values is rounded to the [widest](Expr::arithmetic) arithmetic of what
-//! it is made of. An update rounds the value first and the combination with the old value after it, so a sum
-//! of products rounds the product and the sum separately; code that fuses them into one multiply-add differs
-//! by the rounding of the product, and comparisons allow for it. Arithmetic that leaves the range of a type
-//! of whole numbers has no meaning; the conversion of what is outside has.
+//! Every operation inside a store or an update is one of the [arithmetic](DType::arithmetic) of the buffer
+//! that it writes, inside a cast of that of the cast's type: loads, constants, indices as numbers, and the
+//! result of each function. What is stored or cast becomes a value of the type itself. A comparison of values
+//! is made in the [widest](Expr::arithmetic) arithmetic of what it is made of. Floating-point numbers are
+//! `f64`, and each operation is [rounded](DType::round). An update rounds the value first and the combination
+//! with the old value after it, so a sum of products rounds the product and the sum separately; code that
+//! fuses them into one multiply-add differs by the rounding of the product, and comparisons allow for it.
+//! Integers are `i128`, [wrapped](DType::wrap) after each operation; powers and functions that are none of
+//! integers are computed in `f64` and rounded. Elements are [held](DType::held) in memory as `f64`.
 //!
 //! Of a select only the chosen side is evaluated, of a conjunction the right side only where the left
 //! holds. An update evaluates its value, then its condition, then reads the old value, unless it starts
@@ -181,8 +182,8 @@ pub enum Fault {
 
 /// Runs a program on its arguments, which come in the order of [`Program::arguments`], outputs included.
 ///
-/// What outputs hold beforehand does not matter; on success they hold the results. Arguments are rounded to
-/// their element type.
+/// What outputs hold beforehand does not matter; on success they hold the results. Arguments are numbers, and
+/// are rounded to their element type; see [`run_held`] for integers of 64 bits that no double is.
 ///
 /// # Errors
 /// [`Fault`], with the outputs in no particular state.
@@ -198,6 +199,32 @@ pub fn run(program: &Program, arguments: &mut [Vec<f64>]) -> Result<(), Fault> {
 /// # Errors
 /// As [`run`]; [`Fault::TooLong`] beyond the limit.
 pub fn run_limited(program: &Program, arguments: &mut [Vec<f64>], limit: u64) -> Result<(), Fault> {
+    hold(program, arguments);
+    run_held(program, arguments, limit)?;
+    release(program, arguments);
+    Ok(())
+}
+
+/// Makes elements as they are [held](DType::held) of numbers.
+pub(crate) fn hold(program: &Program, arguments: &mut [Vec<f64>]) {
+    for ((_, buffer), argument) in program.arguments().zip(arguments) {
+        argument.iter_mut().for_each(|x| *x = buffer.dtype.held(*x));
+    }
+}
+
+/// Makes numbers of elements as they are held.
+pub(crate) fn release(program: &Program, arguments: &mut [Vec<f64>]) {
+    for ((_, buffer), argument) in program.arguments().zip(arguments).filter(|((_, b), _)| b.dtype.is_wide()) {
+        argument.iter_mut().for_each(|x| *x = buffer.dtype.number(*x));
+    }
+}
+
+/// [`run_limited`] on arguments that are [held](DType::held) as memory holds them. The integer whose bits are
+/// those of an element that was never written is taken for one.
+///
+/// # Errors
+/// As [`run_limited`].
+pub fn run_held(program: &Program, arguments: &mut [Vec<f64>], limit: u64) -> Result<(), Fault> {
     let mut memory = vec![Vec::new(); program.buffers.len()];
     let expected = program.arguments().count();
     if arguments.len() != expected {
@@ -206,7 +233,7 @@ pub fn run_limited(program: &Program, arguments: &mut [Vec<f64>], limit: u64) ->
     for ((id, buffer), argument) in program.arguments().zip(arguments.iter()) {
         memory[id.0 as usize] = match buffer.role {
             Role::Output => undefined(buffer)?,
-            _ => argument.iter().map(|x| buffer.dtype.round(defined(*x))).collect(),
+            _ => argument.iter().map(|x| defined_in(buffer.dtype, *x)).collect(),
         };
         check_length(buffer, argument.len())?;
     }
@@ -281,6 +308,36 @@ pub(crate) fn is_undefined(x: f64) -> bool {
 /// The value as data: a NaN of any bits is the usual one.
 pub(crate) fn defined(x: f64) -> f64 {
     if x.is_nan() { f64::NAN } else { x }
+}
+
+/// The same of an element of a type: what are no numbers, but bits, stays.
+pub(crate) fn defined_in(dtype: DType, x: f64) -> f64 {
+    if dtype.is_float() { defined(x) } else { x }
+}
+
+/// A function of one integer of an arithmetic.
+fn whole_unary(op: UnaryOp, x: i128, dtype: DType) -> i128 {
+    match op {
+        UnaryOp::Neg => dtype.wrap(-x),
+        UnaryOp::Abs => dtype.wrap(x.abs()),
+        UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => x,
+        _ => dtype.whole(dtype.held(apply_unary(op, x as f64))),
+    }
+}
+
+/// A function of two integers of an arithmetic.
+fn whole_binary(op: BinaryOp, a: i128, b: i128, dtype: DType) -> i128 {
+    let exact = match op {
+        BinaryOp::Add => a + b,
+        BinaryOp::Sub => a - b,
+        // Of two unsigned numbers of 64 bits the product fits as one that has no sign.
+        BinaryOp::Mul => a.wrapping_mul(b),
+        BinaryOp::Div => a.checked_div(b).unwrap_or(0),
+        BinaryOp::Min => a.min(b),
+        BinaryOp::Max => a.max(b),
+        BinaryOp::Pow => dtype.whole(dtype.held((a as f64).powf(b as f64))),
+    };
+    dtype.wrap(exact)
 }
 
 /// A function of one value, in `f64`.
@@ -484,6 +541,7 @@ struct Dim {
 
 struct Access {
     buffer: u32,
+    dtype: DType,
     dims: Box<[Dim]>,
     /// The subscripts, of which those that loops change are zero, and where they lead.
     constant: Box<[i64]>,
@@ -649,7 +707,7 @@ impl Compiler<'_> {
 
     fn access(&mut self, id: BufferId, index: &[Index]) -> Result<Access, Fault> {
         let buffer = self.buffer(id)?;
-        let (strides, shape) = (buffer.strides(), buffer.shape.clone());
+        let (strides, shape, dtype) = (buffer.strides(), buffer.shape.clone(), buffer.dtype);
         if shape.len() != index.len() {
             return Err(Fault::Rank { buffer: buffer.name.clone(), rank: shape.len(), n_subscripts: index.len() });
         }
@@ -663,7 +721,7 @@ impl Compiler<'_> {
                 _ => dims.push(Dim { at, index: self.linear(i)?, extent: extent.max(0) as u64, stride }),
             }
         }
-        Ok(Access { buffer: id.0, dims: dims.into(), constant: constant.into(), base })
+        Ok(Access { buffer: id.0, dtype, dims: dims.into(), constant: constant.into(), base })
     }
 
     fn node(&mut self, e: &Expr) -> Result<Node, Fault> {
@@ -729,8 +787,6 @@ pub(crate) struct Stopped;
 const AS_IS: u8 = 0;
 /// To `f32`, the usual case, made fast.
 const TO_F32: u8 = 1;
-/// To the type that the machine holds.
-const ROUNDED: u8 = 2;
 
 pub(crate) struct Machine<'a, M> {
     program: &'a Program,
@@ -740,8 +796,6 @@ pub(crate) struct Machine<'a, M> {
     /// Loops being run, outermost first.
     pub active: Vec<u32>,
     pub memory: M,
-    /// What every operation is rounded to where [`ROUNDED`] says so.
-    each: DType,
     limit: u64,
     pub left: u64,
     /// Set by the evaluating functions, which then return a value that is not used.
@@ -758,7 +812,6 @@ impl<'a, M: Memory> Machine<'a, M> {
             vars: vec![0; program.loops.len() + 1],
             active: Vec::new(),
             memory,
-            each: DType::F64,
             limit,
             left: limit,
             fault: None,
@@ -801,7 +854,7 @@ impl<'a, M: Memory> Machine<'a, M> {
                 self.active.pop();
             }
             Op::If { test, then, otherwise } => {
-                let holds = self.test::<AS_IS>(test);
+                let holds = self.test(test);
                 self.check()?;
                 self.block(if holds { then } else { otherwise })?;
             }
@@ -827,24 +880,31 @@ impl<'a, M: Memory> Machine<'a, M> {
                 self.write(to, at, value)?;
             }
             Op::Update { to, op, value, first, rounds } => {
-                let value = self.value(value, Rounds { last: rounds.each, ..*rounds });
-                let first = self.rounded(rounds.each, |machine, each| match each {
-                    AS_IS => machine.test::<AS_IS>(first),
-                    TO_F32 => machine.test::<TO_F32>(first),
-                    _ => machine.test::<ROUNDED>(first),
-                });
+                let Rounds { each, last } = *rounds;
+                let value = self.value(value, Rounds { each, last: each });
+                let first = self.test(first);
                 let at = self.locate(to);
                 self.check()?;
-                let old = if first { op.identity() } else { self.read(to, at) };
-                if is_undefined(old) {
+                let is_whole = !each.is_float();
+                let old = match first {
+                    true if is_whole => each.held_whole(each.literal(op.identity())),
+                    true => op.identity(),
+                    false => self.read(to, at),
+                };
+                if !first && is_undefined(old) {
                     self.undefined(to);
                 }
                 self.check()?;
+                if is_whole {
+                    let old = if first { each.whole(old) } else { last.whole(old) };
+                    let new = whole_binary(op.combine(), old, each.whole(value), each);
+                    return self.write(to, at, last.held_whole(new));
+                }
                 let new = apply_binary(op.combine(), old, value);
-                let new = match rounds.last {
+                let new = match last {
                     DType::F64 => new,
                     DType::F32 => f64::from(new as f32),
-                    last => last.round(rounds.each.round(new)),
+                    last => last.round(each.round(new)),
                 };
                 self.write(to, at, new)?;
             }
@@ -922,44 +982,43 @@ impl<'a, M: Memory> Machine<'a, M> {
     fn gather(&mut self, gather: &Gather) -> f64 {
         let mut at = self.locate(&gather.access) as i64;
         for (value, extent, stride) in &gather.values {
-            at += stride * Subscript::place(self.value(value, gather.rounds) as i64, *extent);
+            let number = gather.rounds.last.whole(self.value(value, gather.rounds)) as i64;
+            at += stride * Subscript::place(number, *extent);
         }
         // After a fault the position may be anything.
         self.read(&gather.access, at as usize)
     }
 
-    /// A value, rounded at each operation and at the end.
+    /// A value as an element of the last type, computed in the arithmetic of each operation.
     #[inline]
     fn value(&mut self, node: &Node, Rounds { each, last }: Rounds) -> f64 {
-        let value = self.rounded(each, |machine, each| match each {
-            AS_IS => machine.node::<AS_IS>(node),
-            TO_F32 => machine.node::<TO_F32>(node),
-            _ => machine.node::<ROUNDED>(node),
-        });
+        let value = match each {
+            DType::F64 => self.node::<AS_IS>(node),
+            DType::F32 => self.node::<TO_F32>(node),
+            _ => {
+                let whole = self.whole(node, each);
+                return last.held_whole(whole);
+            }
+        };
         if last == each { value } else { last.round(value) }
     }
 
-    /// Evaluates with operations rounded to a type.
-    #[inline]
-    fn rounded<T>(&mut self, to: DType, evaluate: impl FnOnce(&mut Self, u8) -> T) -> T {
-        match to {
-            DType::F64 => evaluate(self, AS_IS),
-            DType::F32 => evaluate(self, TO_F32),
-            other => {
-                let around = std::mem::replace(&mut self.each, other);
-                let value = evaluate(self, ROUNDED);
-                self.each = around;
-                value
-            }
-        }
-    }
-
+    /// A floating-point number.
     fn node<const EACH: u8>(&mut self, node: &Node) -> f64 {
+        // An integer is rounded once.
+        let number = |dtype: DType, held: f64| match EACH {
+            _ if !dtype.is_wide() => held,
+            TO_F32 => f64::from(dtype.whole(held) as f32),
+            _ => dtype.number(held),
+        };
         let value = match node {
             Node::Const(x) => *x,
-            Node::Load(access) => self.load(access),
-            Node::Gather(gather) => self.gather(gather),
-            Node::FromIndex(i) => self.linear(i) as f64,
+            Node::Load(access) => number(access.dtype, self.load(access)),
+            Node::Gather(gather) => number(gather.access.dtype, self.gather(gather)),
+            Node::FromIndex(i) => match EACH {
+                TO_F32 => f64::from(self.linear(i) as f32),
+                _ => self.linear(i) as f64,
+            },
             Node::Unary(op, x) => apply_unary(*op, self.node::<EACH>(x)),
             Node::Binary(op, sides) => {
                 let a = self.node::<EACH>(&sides.0);
@@ -967,34 +1026,55 @@ impl<'a, M: Memory> Machine<'a, M> {
             }
             Node::Select(parts) => {
                 let (test, a, b) = &**parts;
-                return if self.test::<EACH>(test) { self.node::<EACH>(a) } else { self.node::<EACH>(b) };
+                return if self.test(test) { self.node::<EACH>(a) } else { self.node::<EACH>(b) };
             }
-            Node::Cast(rounds, x) => self.value(x, *rounds),
+            Node::Cast(rounds, x) => number(rounds.last, self.value(x, *rounds)),
         };
-        match EACH {
-            AS_IS => value,
-            TO_F32 => f64::from(value as f32),
-            _ => self.each.round(value),
+        if EACH == TO_F32 { f64::from(value as f32) } else { value }
+    }
+
+    /// An integer of an arithmetic.
+    fn whole(&mut self, node: &Node, each: DType) -> i128 {
+        let integer = |dtype: DType, held: f64| match dtype.is_float() {
+            true => each.whole(each.held(held)),
+            false => each.wrap(dtype.whole(held)),
+        };
+        match node {
+            Node::Const(x) => each.literal(*x),
+            Node::Load(access) => integer(access.dtype, self.load(access)),
+            Node::Gather(gather) => integer(gather.access.dtype, self.gather(gather)),
+            Node::FromIndex(i) => each.wrap(self.linear(i).into()),
+            Node::Unary(op, x) => whole_unary(*op, self.whole(x, each), each),
+            Node::Binary(op, sides) => {
+                let a = self.whole(&sides.0, each);
+                whole_binary(*op, a, self.whole(&sides.1, each), each)
+            }
+            Node::Select(parts) => {
+                let (test, a, b) = &**parts;
+                if self.test(test) { self.whole(a, each) } else { self.whole(b, each) }
+            }
+            Node::Cast(rounds, x) => integer(rounds.last, self.value(x, *rounds)),
         }
     }
 
     /// Whether a condition holds.
     pub fn condition(&mut self, condition: &Condition) -> bool {
-        self.test::<AS_IS>(&condition.0)
+        self.test(&condition.0)
     }
 
-    fn test<const EACH: u8>(&mut self, test: &Test) -> bool {
+    fn test(&mut self, test: &Test) -> bool {
         match test {
             Test::Constant(c) => *c,
             Test::IsZero(var) => self.vars[*var as usize] == 0,
             Test::Lt(a, b) => self.linear(a) < self.linear(b),
             Test::Eq(a, b) => self.linear(a) == self.linear(b),
             Test::Less(rounds, sides) => {
-                let a = self.value(&sides.0, *rounds);
-                a < self.value(&sides.1, *rounds)
+                let (a, b) = (self.value(&sides.0, *rounds), self.value(&sides.1, *rounds));
+                let dtype = rounds.last;
+                if dtype.is_wide() { dtype.whole(a) < dtype.whole(b) } else { a < b }
             }
-            Test::And(sides) => self.test::<EACH>(&sides.0) && self.test::<EACH>(&sides.1),
-            Test::Not(c) => !self.test::<EACH>(c),
+            Test::And(sides) => self.test(&sides.0) && self.test(&sides.1),
+            Test::Not(c) => !self.test(c),
         }
     }
 

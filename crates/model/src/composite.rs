@@ -10,7 +10,7 @@ use tilewright_ir::expr::{BinaryOp, Cond, ReduceOp, UnaryOp};
 
 use crate::import::Job;
 use crate::net::{Kind, Line, ValueId, Windows};
-use crate::scalar::{add, clip, input, less, max, min, mul, number, of, quantized, sub, where_less};
+use crate::scalar::{add, clip, input, less, max, min, mul, number, of, quantized, sub, where_less, whole};
 
 /// Numbers that a running sum adds for each of its own, at most.
 const MOST_RUNNING: i64 = 1024;
@@ -67,7 +67,13 @@ impl Job<'_> {
     pub(crate) fn one_hot(&mut self, op: &OneHot) -> Option<()> {
         let (index, values, to) = (self.try_input(0)?, self.try_input(2)?, self.output()?);
         (self.is_whole(index) && self.has_code(to)).then_some(())?;
-        let &[off, on] = &self.net.value(values).constant.as_ref()?.floats()[..] else { return None };
+        let values = self.net.value(values).constant.as_ref().filter(|values| values.n_elements() == 2)?;
+        let dtype = self.net.element_type(to)?;
+        let of = |at: usize| match dtype.is_float() {
+            true => number(values.floats()[at]),
+            false => whole(dtype, values.integers()[at]),
+        };
+        let (off, on) = (of(0), of(1));
         let shape = self.net.shape(to).to_vec();
         let axis = axis(op.axis, shape.len()).ok()?;
         let (mut column, mut along) = (shape.clone(), vec![1; shape.len()]);
@@ -81,7 +87,7 @@ impl Job<'_> {
             not(not(less(index.clone(), input(1))).and(not(less(input(1), index))))
         };
         let is_other = differs(input(0)).and(differs(add(input(0), number(shape[axis] as f64))));
-        let value = Expr::Select(Box::new(is_other), Box::new(number(off)), Box::new(number(on)));
+        let value = Expr::Select(Box::new(is_other), Box::new(off), Box::new(on));
         self.push(Kind::Map(value), &[column, places], to);
         Some(())
     }

@@ -791,7 +791,7 @@ pub(crate) fn nest(net: &Net, members: &[usize], block_of: &dyn Fn(ValueId) -> i
     };
     let buffers = inputs.iter().enumerate().map(of_input).collect();
     let all = || nodes.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
-    let is_of_one_type = all().all(|id| dtype_of(*id) == dtype_of(root.output()));
+    let is_of_one_type = all().all(|id| dtype_of(*id) == dtype_of(root.output())) && net.stays(root.output());
     let mut builder = Builder { net, program: Some(program), producers, buffers, is_of_one_type, block_of };
     for (at, node) in nodes.iter().enumerate() {
         let is_root = at + 1 == nodes.len();
@@ -955,8 +955,8 @@ impl Builder<'_> {
             };
             return Expr::Load(*buffer, place);
         }
-        if let Some(x) = self.net.scalar(id) {
-            return Expr::Const(x);
+        if let Some(x) = self.net.literal(id) {
+            return x;
         }
         let (_, producer) = self.producers.iter().find(|(own, _)| *own == id).expect("a nest computes what it reads");
         let value = self.computed(&self.net.nodes[*producer], &at);
@@ -1044,7 +1044,7 @@ impl Builder<'_> {
                 let subscripts = [known(&at[..*axis]), vec![number], known(&at[axis + n..])].concat();
                 match self.buffers.iter().find(|(own, _)| *own == table) {
                     Some((_, buffer)) => Expr::Gather(*buffer, subscripts),
-                    None => Expr::Const(self.net.scalar(table).expect("what is gathered from is in memory")),
+                    None => self.net.literal(table).expect("what is gathered from is in memory"),
                 }
             }
             _ => unreachable!("reductions are computed into buffers"),

@@ -168,9 +168,9 @@ impl Job<'_> {
         let elements: Vec<Expr> = inputs
             .iter()
             .enumerate()
-            .map(|(at, &id)| match self.net.scalar(id) {
+            .map(|(at, &id)| match self.net.literal(id) {
                 // A number of a higher rank would make the output's rank higher.
-                Some(x) if self.net.shape(id).len() <= self.net.shape(to).len() => number(x),
+                Some(x) if self.net.shape(id).len() <= self.net.shape(to).len() => x,
                 _ => input(at),
             })
             .collect();
@@ -206,8 +206,15 @@ impl Job<'_> {
                 self.map(|x| scalar::unary(*f, x[0].clone()))
             }
             Op::Binary(f) => {
-                let of = if self.is_whole(self.try_input(0)?) { scalar::binary_of_whole } else { scalar::binary };
-                self.map(|x| of(*f, x[0].clone(), x[1].clone()))
+                let are_whole = [0, 1].map(|at| self.try_input(at).map(|id| self.is_whole(id)));
+                let [is_whole, exponent_is_whole] = [are_whole[0]?, are_whole[1]?];
+                self.map(|x| match f {
+                    tilewright_graph::op::Binary::Pow if is_whole && !exponent_is_whole => {
+                        Some(scalar::power_of_whole(x[0].clone(), x[1].clone()))
+                    }
+                    f if is_whole => scalar::binary_of_whole(*f, x[0].clone(), x[1].clone()),
+                    f => scalar::binary(*f, x[0].clone(), x[1].clone()),
+                })
             }
             Op::Variadic(f) => {
                 use tilewright_graph::op::Variadic as V;
@@ -221,6 +228,18 @@ impl Job<'_> {
                         V::Sum => all.reduce(add)?,
                         V::Mean => mul(all.reduce(add)?, number(1.0 / x.len() as f64)),
                     })
+                })
+            }
+            Op::Clip(_) if self.is_whole(self.try_input(0)?) => {
+                let bound = |at: usize| match self.try_input(at) {
+                    Some(id) => Some(Some(self.net.literal(id)?)),
+                    None => Some(None),
+                };
+                let (low, high) = (bound(1)?, bound(2)?);
+                self.inputs.truncate(1);
+                self.map(|x| {
+                    let above = low.into_iter().fold(x[0].clone(), scalar::max);
+                    Some(high.into_iter().fold(above, scalar::min))
                 })
             }
             Op::Clip(clip) => {
@@ -243,9 +262,6 @@ impl Job<'_> {
                 match to {
                     _ if from == to => self.view(),
                     DType::Bool => self.map(|x| Some(scalar::is_not_zero(x[0].clone()))),
-                    // Bytes wrap around where the code has the nearest.
-                    DType::I8 | DType::U8 if from != DType::Bool => None,
-                    DType::I32 if from == DType::I64 => None,
                     _ => {
                         let (x, to) = (self.try_input(0)?, self.output()?);
                         [x, to].iter().all(|&id| self.net.element_type(id).is_some()).then_some(())?;
@@ -316,7 +332,10 @@ impl Job<'_> {
                 let borders = pad.borders(Inputs(&self.facts())).ok()?;
                 let fill = match &pad.attributes {
                     Some((_, fill)) => *fill,
-                    None if self.try_input(2).is_some() => self.net.scalar(self.try_input(2)?)?,
+                    None if self.try_input(2).is_some() => match self.net.literal(self.try_input(2)?)? {
+                        Expr::Const(fill) => fill,
+                        _ => return None,
+                    },
                     None => 0.0,
                 };
                 let (from, to) = (self.try_input(0)?, self.output()?);

@@ -7,6 +7,8 @@ use tilewright_ir::expr::ReduceOp;
 use tilewright_ir::op::Heads;
 use tilewright_runtime::HostCall;
 
+use crate::scalar::{number, whole};
+
 /// A value's place in [`Net::values`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ValueId(pub usize);
@@ -307,11 +309,25 @@ impl Net {
         self.element_type(id).map(|_| tensor.floats()[0])
     }
 
+    /// The same as an expression, exactly.
+    pub fn literal(&self, id: ValueId) -> Option<Expr> {
+        let dtype = self.element_type(id)?;
+        let tensor = self.value(id).constant.as_ref().filter(|tensor| tensor.n_elements() == 1)?;
+        Some(if dtype.is_float() { number(tensor.floats()[0]) } else { whole(dtype, tensor.integers()[0]) })
+    }
+
     /// The type of a value's elements in code, where kernels of models have it.
     pub fn element_type(&self, id: ValueId) -> Option<tilewright_ir::DType> {
         let name = self.value(id).dtype.name();
         let found = tilewright_ir::DType::ALL.into_iter().find(|(_, n)| *n == name);
         found.map(|(dtype, _)| dtype)
+    }
+
+    /// Whether what is computed for a value's elements is one of its type already: not of integers that are
+    /// computed in longer ones, but of truths.
+    pub fn stays(&self, id: ValueId) -> bool {
+        self.element_type(id)
+            .is_some_and(|dtype| dtype.is_float() || dtype.arithmetic() == dtype || dtype == tilewright_ir::DType::Bool)
     }
 
     /// How often each value is read, the net's outputs included.

@@ -16,10 +16,31 @@ pub fn number(x: f64) -> Expr {
     Expr::Const(x)
 }
 
+/// Beyond it, doubles leave integers out.
+const MOST_EXACT: f64 = (1u64 << 53) as f64;
+
+/// An integer of a type: a literal, or the sum of two where no double is the number.
+pub fn whole(dtype: DType, n: i128) -> Expr {
+    if n.abs() < MOST_EXACT as i128 {
+        return number(n as f64);
+    }
+    let (high, low) = (n >> 32 << 32, n & 0xffff_ffff);
+    Expr::cast(dtype, Expr::binary(BinaryOp::Add, number(high as f64), number(low as f64)))
+}
+
+/// A number computed of others, unless it would have to be rounded though it may stand for an integer.
+fn folded(x: f64) -> Option<Expr> {
+    (x.abs() < MOST_EXACT || x.fract() != 0.0).then_some(Expr::Const(x))
+}
+
 /// `a + b`
 pub fn add(a: Expr, b: Expr) -> Expr {
+    if let (Expr::Const(a), Expr::Const(b)) = (&a, &b)
+        && let Some(sum) = folded(a + b)
+    {
+        return sum;
+    }
     match (&a, &b) {
-        (Expr::Const(a), Expr::Const(b)) => Expr::Const(a + b),
         (_, Expr::Const(0.0)) => a,
         (Expr::Const(0.0), _) => b,
         _ => Expr::binary(BinaryOp::Add, a, b),
@@ -36,8 +57,12 @@ pub fn sub(a: Expr, b: Expr) -> Expr {
 
 /// `a · b`
 pub fn mul(a: Expr, b: Expr) -> Expr {
+    if let (Expr::Const(a), Expr::Const(b)) = (&a, &b)
+        && let Some(product) = folded(a * b)
+    {
+        return product;
+    }
     match (&a, &b) {
-        (Expr::Const(a), Expr::Const(b)) => Expr::Const(a * b),
         (_, Expr::Const(1.0)) => a,
         (Expr::Const(1.0), _) => b,
         _ => Expr::binary(BinaryOp::Mul, a, b),
@@ -187,10 +212,29 @@ pub fn binary_of_whole(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
         Binary::Equal => truth(not(less(a.clone(), b.clone())).and(not(less(b, a)))),
         Binary::LessOrEqual => truth(not(less(b, a))),
         Binary::GreaterOrEqual => truth(not(less(a, b))),
-        Binary::Pow => Expr::binary(BinaryOp::Pow, a, b),
+        Binary::Pow => power(a, &b)?,
         Binary::PRelu => return None,
         f => return binary(f, a, b),
     })
+}
+
+/// A power of an integer, as products, where the exponent is known and not large.
+fn power(base: Expr, exponent: &Expr) -> Option<Expr> {
+    let Expr::Const(n @ 0.0..=64.0) = exponent else { return None };
+    let (mut rest, mut square, mut power) = (*n as u32, base, number(1.0));
+    while rest > 0 {
+        if rest % 2 == 1 {
+            power = mul(power, square.clone());
+        }
+        rest /= 2;
+        square = mul(square.clone(), square);
+    }
+    Some(power)
+}
+
+/// A power of an integer with an exponent that is none, which is cut off.
+pub fn power_of_whole(base: Expr, exponent: Expr) -> Expr {
+    Expr::cast(DType::F64, Expr::binary(BinaryOp::Pow, base, exponent))
 }
 
 /// A function of the graph of one element, where there is an expression for it.

@@ -429,7 +429,7 @@ fn merged(net: &Net, node: &Node, outer: &Expr, inner: &Node, value: &Expr) -> N
     let dtype_of = |id: ValueId| net.element_type(id).expect("maps are of types that have code");
     let own = dtype_of(inner.output());
     let all = node.inputs.iter().chain(&inner.inputs).flatten().copied().chain([node.output()]);
-    let is_of_one_type = all.map(dtype_of).all(|dtype| dtype == own);
+    let is_of_one_type = all.map(dtype_of).all(|dtype| dtype == own) && net.stays(inner.output());
     let value = if is_of_one_type { value } else { Expr::cast(own, value) };
     let merged = substitute(outer, &|at| of_outer[at].map_or_else(|| value.clone(), input));
     let mut node = Node {

@@ -11,6 +11,9 @@ mod libraries;
 #[path = "onnx/halves.rs"]
 mod halves;
 
+#[path = "onnx/integers.rs"]
+mod integers;
+
 #[path = "onnx/numbers.rs"]
 mod numbers;
 

@@ -15,11 +15,15 @@ enum {
     NET_TYPE_U8,
     NET_TYPE_I32,
     NET_TYPE_I64,
-    NET_TYPE_BOOL
+    NET_TYPE_BOOL,
+    NET_TYPE_I16,
+    NET_TYPE_U16,
+    NET_TYPE_U32,
+    NET_TYPE_U64
 };
 
 static inline size_t net_type_bytes(int64_t type) {
-    static const unsigned char bytes[] = {4, 8, 2, 2, 1, 1, 4, 8, 1};
+    static const unsigned char bytes[] = {4, 8, 2, 2, 1, 1, 4, 8, 1, 2, 2, 4, 8};
     return bytes[type];
 }
 

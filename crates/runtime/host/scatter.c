@@ -48,6 +48,10 @@ NET_HOST int net_host_scatter(void *const *buffers, void *scratch, const net_run
     case NET_TYPE_U8: NET_SCATTER_COMBINED(uint8_t, uint32_t)
     case NET_TYPE_I32: NET_SCATTER_COMBINED(int32_t, uint32_t)
     case NET_TYPE_I64: NET_SCATTER_COMBINED(int64_t, uint64_t)
+    case NET_TYPE_I16: NET_SCATTER_COMBINED(int16_t, uint32_t)
+    case NET_TYPE_U16: NET_SCATTER_COMBINED(uint16_t, uint32_t)
+    case NET_TYPE_U32: NET_SCATTER_COMBINED(uint32_t, uint32_t)
+    case NET_TYPE_U64: NET_SCATTER_COMBINED(uint64_t, uint64_t)
     default: NET_SCATTER_COMBINED(uint8_t, uint32_t)
     }
 }

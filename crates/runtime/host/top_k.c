@@ -29,6 +29,14 @@ static int64_t net_top_key(int64_t type, const void *x, int64_t i) {
     case NET_TYPE_I8: return ((const int8_t *)x)[i];
     case NET_TYPE_I32: return ((const int32_t *)x)[i];
     case NET_TYPE_I64: return ((const int64_t *)x)[i];
+    case NET_TYPE_I16: return ((const int16_t *)x)[i];
+    case NET_TYPE_U16: return ((const uint16_t *)x)[i];
+    case NET_TYPE_U32: return ((const uint32_t *)x)[i];
+    case NET_TYPE_U64: {
+        int64_t bits;
+        memcpy(&bits, (const char *)x + 8 * i, 8);
+        return bits ^ INT64_MIN;
+    }
     default: return ((const uint8_t *)x)[i];
     }
 }

@@ -74,6 +74,10 @@ impl HostCall {
             DType::I32 => 6,
             DType::I64 => 7,
             DType::Bool => 8,
+            DType::I16 => 9,
+            DType::U16 => 10,
+            DType::U32 => 11,
+            DType::U64 => 12,
         }
     }
 

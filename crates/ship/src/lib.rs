@@ -343,8 +343,8 @@ fn of_kind(template: &str, is_for_gpu: bool) -> String {
 /// An element type as DLPack has it: a code, and the number of bits.
 fn dlpack(dtype: DType) -> (u8, u64) {
     let code = match dtype {
-        DType::I8 | DType::I32 | DType::I64 => 0,
-        DType::U8 => 1,
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
         DType::F32 | DType::F64 | DType::F16 => 2,
         DType::Bf16 => 4,
         DType::Bool => 6,

@@ -41,9 +41,12 @@ build = json.loads(_library.net_build().decode())
 """All about the library: inputs and outputs with their names, types and shapes."""
 
 # Names of element types, and the format characters of the struct module.
-_FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i8": "b", "u8": "B", "i32": "i", "i64": "q", "bool": "?"}
-_NUMPY = {"f32": "f4", "f64": "f8", "f16": "f2", "i8": "i1", "u8": "u1", "i32": "i4", "i64": "i8", "bool": "?"}
-_BYTES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "i32": 4, "i64": 8, "bool": 1}
+_FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I",
+            "i64": "q", "u64": "Q", "bool": "?"}
+_NUMPY = {"f32": "f4", "f64": "f8", "f16": "f2", "i8": "i1", "u8": "u1", "i16": "i2", "u16": "u2", "i32": "i4",
+          "u32": "u4", "i64": "i8", "u64": "u8", "bool": "?"}
+_BYTES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4,
+          "i64": 8, "u64": 8, "bool": 1}
 
 
 class Error(Exception):

@@ -41,7 +41,7 @@ impl Generator<'_> {
             DType::F32 => Type::F32,
             DType::F64 => Type::F64,
             DType::I32 => Type::I32,
-            DType::I64 => Type::I64,
+            DType::I64 | DType::U64 => Type::I64,
             other => unreachable!("nothing is computed in {}", other.name()),
         }
     }
@@ -58,7 +58,7 @@ impl Generator<'_> {
     /// A number of a type.
     fn number(&self, dtype: DType, v: f64) -> Id {
         let ty = self.value_type(dtype);
-        if dtype.is_float() { self.m.real(ty, v) } else { self.m.integer(ty, dtype.arithmetic().round(v) as i64) }
+        if dtype.is_float() { self.m.real(ty, v) } else { self.m.integer(ty, dtype.arithmetic().literal(v) as i64) }
     }
 
     /// The value in every lane of a vector of `n` lanes; itself where `n` is 0.
@@ -118,8 +118,8 @@ impl Generator<'_> {
         }
         let ty = self.arithmetic_type(of).vector(x.lanes.max(1));
         let value = match of {
-            DType::I8 => self.m.extend(x.value, ty, true),
-            DType::U8 | DType::Bool => self.m.extend(x.value, ty, false),
+            DType::I8 | DType::I16 => self.m.extend(x.value, ty, true),
+            DType::U8 | DType::U16 | DType::U32 | DType::Bool => self.m.extend(x.value, ty, false),
             DType::F16 | DType::Bf16 => self.m.real_to_real(x.value, ty),
             _ => x.value,
         };
@@ -129,7 +129,7 @@ impl Generator<'_> {
     /// A value in the arithmetic of a buffer's type as an element of it.
     fn as_element(&mut self, buffer: BufferId, x: Operand) -> Operand {
         let dtype = self.program.buffer(buffer).dtype;
-        let x = if dtype.is_half() { x } else { self.rounded_to(x, dtype) };
+        let x = if dtype == DType::Bool { self.rounded_to(x, dtype) } else { x };
         let element = self.element_type(buffer);
         if self.m.type_of(x.value).kind == element.kind {
             return x;
@@ -139,13 +139,18 @@ impl Generator<'_> {
         Operand { value, lanes: x.lanes }
     }
 
-    /// The value of a type that a value in its arithmetic becomes.
+    /// The value of a type that a value in its arithmetic becomes: of an integer its low bits.
     fn rounded_to(&mut self, x: Operand, dtype: DType) -> Operand {
         let n = x.lanes.max(1);
         let number = |g: &Self, v: i64| g.m.splat(g.m.integer(g.arithmetic_type(dtype), v), n);
+        let low_bits = |g: &Self, element: Type| {
+            let low = g.m.truncate(x.value, element.vector(n));
+            g.m.extend(low, g.arithmetic_type(dtype).vector(n), !dtype.is_unsigned())
+        };
         let value = match dtype {
-            DType::I8 => self.clamped(x.value, number(self, -128), number(self, 127)),
-            DType::U8 => self.clamped(x.value, number(self, 0), number(self, 255)),
+            DType::I8 | DType::U8 => low_bits(self, Type::I8),
+            DType::I16 | DType::U16 => low_bits(self, Type::I16),
+            DType::U32 => low_bits(self, Type::I32),
             DType::Bool => {
                 let holds = self.m.compare(Compare::NotEqual, x.value, number(self, 0));
                 self.m.select(holds, number(self, 1), number(self, 0))
@@ -154,7 +159,7 @@ impl Generator<'_> {
                 let rounded = self.m.real_to_real(x.value, self.value_type(dtype).vector(n));
                 self.m.real_to_real(rounded, Type::F32.vector(n))
             }
-            _ => x.value,
+            DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U64 => x.value,
         };
         Operand { value, lanes: x.lanes }
     }
@@ -174,16 +179,40 @@ impl Generator<'_> {
         let ty = self.arithmetic_type(to).vector(n);
         let value = match (from.is_float(), to.is_float()) {
             (true, true) => self.m.real_to_real(x.value, ty),
+            (true, false) if to == DType::U64 => self.unsigned_of_real(x.value, n),
             (true, false) => self.m.real_to_int(x.value, ty),
+            (false, true) if from == DType::U64 => self.real_of_unsigned(x.value, ty),
             (false, true) => self.m.int_to_real(x.value, ty),
-            (false, false) if to == DType::I64 => self.m.extend(x.value, ty, true),
-            (false, false) => {
-                let bound = |g: &Self, v: i32| g.m.splat(g.m.int(v.into()), n);
-                let inside = self.clamped(x.value, bound(self, i32::MIN), bound(self, i32::MAX));
-                self.m.truncate(inside, ty)
-            }
+            (false, false) if from == DType::I32 => self.m.extend(x.value, ty, true),
+            (false, false) if to == DType::I32 => self.m.truncate(x.value, ty),
+            (false, false) => x.value,
         };
         Operand { value, lanes: x.lanes }
+    }
+
+    /// A floating-point number of an unsigned one of 64 bits, rounded once: of what has the highest bit set,
+    /// twice that of its half, whose last bit says whether anything was cut off.
+    fn real_of_unsigned(&self, x: Id, ty: Type) -> Id {
+        let m = &self.m;
+        let [zero, one] = [0, 1].map(|v| m.splat(m.int(v), ty.lanes));
+        let half = m.binary(Op::Or, m.binary(Op::ShiftUnsigned, x, one), m.binary(Op::And, x, one));
+        let half = m.int_to_real(half, ty);
+        let is_large = m.compare(Compare::Less, x, zero);
+        m.select(is_large, m.binary(Op::FAdd, half, half), m.int_to_real(x, ty))
+    }
+
+    /// A floating-point number as an unsigned one of 64 bits, as [`Op::ToInteger`] has it.
+    fn unsigned_of_real(&self, x: Id, n: usize) -> Id {
+        let m = &self.m;
+        let ty = Type::I64.vector(n);
+        let kind = m.type_of(x).element();
+        let real = |v: f64| m.splat(m.real(kind, v), n);
+        // The next number below half of what is beyond the range.
+        let below = if kind == Type::F32 { 2f64.powi(63) - 2f64.powi(39) } else { 2f64.powi(63) - 1024.0 };
+        let low = m.binary(Op::SignedMax, m.real_to_int(x, ty), m.splat(m.int(0), n));
+        let high = m.real_to_int(m.binary(Op::FSub, x, real(2f64.powi(63))), ty);
+        let high = m.binary(Op::Xor, high, m.splat(m.int(i64::MIN), n));
+        m.select(m.fless(real(below), x), high, low)
     }
 
     fn binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> Operand {
@@ -229,21 +258,65 @@ impl Generator<'_> {
         }
     }
 
-    /// A function of two whole numbers. What is no whole number on the way is computed as a number.
+    /// A function of two integers. A power is computed as a floating-point number.
     fn integer_binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> Operand {
         let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
-        if let BinaryOp::Div | BinaryOp::Pow = op {
-            let [a, b] = [a, b].map(|x| self.convert(x, dtype, DType::F64));
-            let value = match op {
-                BinaryOp::Div => self.combine(op, a, b),
-                _ => {
-                    let (a, b, lanes) = self.pair(a, b);
-                    Operand { value: self.library_call("pow", &[a, b], lanes, DType::F64), lanes }
-                }
-            };
-            return self.convert(value, DType::F64, dtype);
+        match op {
+            BinaryOp::Div => self.quotient(a, b, dtype),
+            BinaryOp::Pow => {
+                let [a, b] = [a, b].map(|x| self.convert(x, dtype, DType::F64));
+                let (a, b, lanes) = self.pair(a, b);
+                let value = Operand { value: self.library_call("pow", &[a, b], lanes, DType::F64), lanes };
+                self.convert(value, DType::F64, dtype)
+            }
+            BinaryOp::Min | BinaryOp::Max => self.extreme(op, a, b, dtype),
+            BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul => self.combine(op, a, b),
         }
-        self.combine(op, a, b)
+    }
+
+    /// The quotient of integers, which divides by nothing that machines refuse: by zero it is zero, and by −1
+    /// the negative.
+    fn quotient(&mut self, a: Operand, b: Operand, dtype: DType) -> Operand {
+        let ty = self.m.type_of(b.value);
+        let number = |g: &Self, v: i64| g.m.splat(g.m.integer(ty.element(), v), ty.lanes);
+        let is = |g: &Self, v: i64| g.m.compare(Compare::Equal, b.value, number(g, v));
+        let (is_zero, is_negative) = (is(self, 0), is(self, -1));
+        let is_never = |g: &Self, cond: Id| g.m.as_const_bool(cond) == Some(false);
+        let one = number(self, 1);
+        let mut divisor = self.m.select(is_zero, one, b.value);
+        if !dtype.is_unsigned() {
+            divisor = self.m.select(is_negative, one, divisor);
+        }
+        let (x, y, lanes) = self.pair(a, Operand { value: divisor, lanes: b.lanes });
+        let op = if dtype.is_unsigned() { Op::UnsignedDiv } else { Op::SignedDiv };
+        let mut value = self.m.binary(op, x, y);
+        let zero = self.m.splat(self.m.integer(ty.element(), 0), lanes.max(1));
+        let spread = |g: &mut Self, cond: Id| g.widen(Operand { value: cond, lanes: b.lanes }, lanes);
+        if !dtype.is_unsigned() && !is_never(self, is_negative) {
+            let (cond, negative) = (spread(self, is_negative), self.m.binary(Op::SubWrapping, zero, x));
+            value = self.m.select(cond, negative, value);
+        }
+        if !is_never(self, is_zero) {
+            let cond = spread(self, is_zero);
+            value = self.m.select(cond, zero, value);
+        }
+        Operand { value, lanes }
+    }
+
+    /// The smaller or larger integer. Unsigned ones are compared with their highest bits turned.
+    fn extreme(&mut self, op: BinaryOp, a: Operand, b: Operand, dtype: DType) -> Operand {
+        if dtype.arithmetic() != DType::U64 {
+            return self.combine(op, a, b);
+        }
+        let [a, b] = [a, b].map(|x| self.turned(x));
+        let value = self.combine(op, a, b);
+        self.turned(value)
+    }
+
+    /// An integer of 64 bits with its highest bit turned.
+    fn turned(&self, x: Operand) -> Operand {
+        let bit = self.m.splat(self.m.int(i64::MIN), x.lanes.max(1));
+        Operand { value: self.m.binary(Op::Xor, x.value, bit), lanes: x.lanes }
     }
 
     /// `x · y + z`, or `z − x · y`, rounded once where the machine can.
@@ -291,6 +364,7 @@ impl Generator<'_> {
             let zero = Operand::scalar(self.number(dtype, 0.0));
             return match op {
                 UnaryOp::Neg => self.combine(BinaryOp::Sub, zero, x),
+                UnaryOp::Abs if dtype.arithmetic() == DType::U64 => x,
                 UnaryOp::Abs => {
                     let negative = self.combine(BinaryOp::Sub, zero, x);
                     self.combine(BinaryOp::Max, x, negative)
@@ -458,7 +532,10 @@ impl Generator<'_> {
             Cond::Less(a, b) => {
                 let program = self.program;
                 let dtype = Expr::arithmetic_of([a, b], &|b| program.buffer(b).dtype).unwrap_or(DType::F64);
-                let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
+                let (mut a, mut b) = (self.eval(a, dtype), self.eval(b, dtype));
+                if dtype.arithmetic() == DType::U64 {
+                    (a, b) = (self.turned(a), self.turned(b));
+                }
                 let (a, b) = (self.widen(a, n), self.widen(b, n));
                 if dtype.is_float() { self.m.fless(a, b) } else { self.compare(false, a, b) }
             }
@@ -566,7 +643,10 @@ impl Generator<'_> {
             }
             (ReduceOp::Sum | ReduceOp::Product, _) => {
                 let value = self.eval(value, dtype);
-                self.combine(op.combine(), old, value)
+                match op {
+                    ReduceOp::Max | ReduceOp::Min => self.extreme(op.combine(), old, value, dtype),
+                    ReduceOp::Sum | ReduceOp::Product => self.combine(op.combine(), old, value),
+                }
             }
         };
         let new = self.as_element(buffer, new);

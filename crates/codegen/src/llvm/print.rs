@@ -163,6 +163,7 @@ impl Printer<'_> {
         llvm!(match kind {
             Kind::I1 => LLVMInt1TypeInContext(self.context),
             Kind::I8 => LLVMInt8TypeInContext(self.context),
+            Kind::I16 => LLVMInt16TypeInContext(self.context),
             Kind::I32 => LLVMInt32TypeInContext(self.context),
             Kind::I64 => LLVMInt64TypeInContext(self.context),
             // CPUs move them as bits.
@@ -423,7 +424,7 @@ impl Printer<'_> {
                 assert_eq!(bits, 0, "the only constant address is none");
                 LLVMConstNull(ty)
             }
-            Kind::I1 | Kind::I8 | Kind::I32 | Kind::I64 => LLVMConstInt(ty, bits, 0),
+            Kind::I1 | Kind::I8 | Kind::I16 | Kind::I32 | Kind::I64 => LLVMConstInt(ty, bits, 0),
         })
     }
 

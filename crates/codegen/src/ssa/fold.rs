@@ -32,6 +32,7 @@ fn signed(kind: Kind, bits: u64) -> i64 {
     match kind {
         Kind::I1 => -(bits as i64 & 1),
         Kind::I8 => i64::from(bits as i8),
+        Kind::I16 => i64::from(bits as i16),
         Kind::I32 => i64::from(bits as i32),
         _ => bits as i64,
     }

@@ -11,6 +11,7 @@ impl Display for Type {
         let kind = match self.kind {
             Kind::I1 => "i1",
             Kind::I8 => "i8",
+            Kind::I16 => "i16",
             Kind::I32 => "i32",
             Kind::I64 => "i64",
             Kind::F16 => "f16",

@@ -104,7 +104,7 @@ impl Function {
         let given = result.as_ref().map(of);
         let is_real = |ty: Type| matches!(ty.kind, Kind::F32 | Kind::F64);
         let is_number = |ty: Type| is_real(ty) || matches!(ty.kind, Kind::F16 | Kind::Bf16);
-        let is_integer = |ty: Type| matches!(ty.kind, Kind::I1 | Kind::I8 | Kind::I32 | Kind::I64);
+        let is_integer = |ty: Type| matches!(ty.kind, Kind::I1 | Kind::I8 | Kind::I16 | Kind::I32 | Kind::I64);
         let masks = |mask: Type, lanes: Type| mask == Type::I1.vector(lanes.lanes);
         let is_address = |ty: Type| matches!(ty.kind, Kind::Pointer(_)) && ty.lanes == 1;
         let are_addresses = |ty: Type, lanes: Type| matches!(ty.kind, Kind::Pointer(_)) && ty.lanes == lanes.lanes;

@@ -48,7 +48,7 @@ pub fn select(
     let mut place = vec![usize::MAX; f.blocks.len()];
     order.iter().enumerate().for_each(|(at, b)| place[b.at()] = at);
     let n = f.values.len();
-    if f.values.iter().any(|value| matches!(value.ty.kind, Kind::F16 | Kind::Bf16)) {
+    if f.values.iter().any(|value| matches!(value.ty.kind, Kind::I16 | Kind::F16 | Kind::Bf16)) {
         return Err("numbers of 16 bits".into());
     }
     let mut s = Selector {

@@ -211,14 +211,14 @@ impl Guarded {
         }
     }
 
-    pub fn fill(&self, dtype: DType, values: &[f64]) {
+    pub fn fill(&self, bytes: &[u8]) {
         // SAFETY: the memory, which nobody else uses meanwhile.
-        dtype.write(values, unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) });
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }.copy_from_slice(bytes);
     }
 
-    pub fn read(&self, dtype: DType) -> Vec<f64> {
+    pub fn read(&self) -> Vec<u8> {
         // SAFETY: the memory, which nobody writes to meanwhile.
-        dtype.read(unsafe { std::slice::from_raw_parts(self.start, self.bytes) })
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }.to_vec()
     }
 }
 
@@ -279,22 +279,41 @@ pub fn two_threads() -> Runtime {
 
 /// Runs a kernel on guarded memory and returns all arguments after it.
 pub fn run(p: &Program, kernel: &Kernel, arguments: &[Vec<f64>], runtime: &Runtime, n_threads: usize) -> Vec<Vec<f64>> {
-    let held: Vec<(DType, Guarded)> = p
+    let dtypes = || p.arguments().map(|(_, b)| b.dtype);
+    let in_memory = |(dtype, values): (DType, &Vec<f64>)| {
+        let mut bytes = vec![0; values.len() * dtype.bytes() as usize];
+        dtype.write(values, &mut bytes);
+        bytes
+    };
+    let arguments: Vec<Vec<u8>> = dtypes().zip(arguments).map(in_memory).collect();
+    let after = run_bytes(p, kernel, &arguments, runtime, n_threads);
+    dtypes().zip(&after).map(|(dtype, bytes)| dtype.read(bytes)).collect()
+}
+
+/// The same of arguments as they lie in memory.
+pub fn run_bytes(
+    p: &Program,
+    kernel: &Kernel,
+    arguments: &[Vec<u8>],
+    runtime: &Runtime,
+    n_threads: usize,
+) -> Vec<Vec<u8>> {
+    let held: Vec<Guarded> = p
         .arguments()
         .zip(arguments)
-        .map(|((_, b), values)| {
+        .map(|((_, b), bytes)| {
             let n_bytes = b.size_bytes().unwrap() as usize;
             let memory = match kernel.argument_align() {
                 ArgumentAlign::Lines => Guarded::new(n_bytes),
                 ArgumentAlign::Elements => Guarded::barely_aligned(n_bytes, b.dtype.bytes() as usize),
             };
-            memory.fill(b.dtype, values);
-            (b.dtype, memory)
+            memory.fill(bytes);
+            memory
         })
         .collect();
     let kept: Vec<Guarded> = kernel.kept_bytes().iter().map(|b| Guarded::new(*b as usize)).collect();
     let scratch = Guarded::new((kernel.scratch_bytes(n_threads)).next_multiple_of(SCRATCH_ALIGN) as usize);
-    let pointers: Vec<*mut u8> = held.iter().map(|(_, m)| m.ptr()).collect();
+    let pointers: Vec<*mut u8> = held.iter().map(Guarded::ptr).collect();
     let kept_pointers: Vec<*mut u8> = kept.iter().map(Guarded::ptr).collect();
     // SAFETY: memory of the sizes asked for.
     unsafe {
@@ -302,9 +321,9 @@ pub fn run(p: &Program, kernel: &Kernel, arguments: &[Vec<f64>], runtime: &Runti
         kernel.run(&pointers, &kept_pointers, scratch.ptr(), runtime);
         kernel.finish(&pointers, &kept_pointers, scratch.ptr(), runtime);
     }
-    assert!(held.iter().all(|(_, m)| m.is_intact()), "{}: wrote around an argument", p.name);
+    assert!(held.iter().all(Guarded::is_intact), "{}: wrote around an argument", p.name);
     assert!(kept.iter().chain([&scratch]).all(Guarded::is_intact), "{}: wrote around a temporary", p.name);
-    held.iter().map(|(dtype, m)| m.read(*dtype)).collect()
+    held.iter().map(Guarded::read).collect()
 }
 
 /// Compares a kernel's arguments with expected ones.

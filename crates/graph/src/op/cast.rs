@@ -54,11 +54,22 @@ impl Operation for Cast {
         Ok(vec![if x.dtype() == ty.dtype {
             x.clone()
         } else if x.dtype().is_float() {
-            Tensor::from_floats(ty.dtype, ty.shape, &x.floats())
+            // Of what is beyond a short integer the low bits stay, as those of a longer one.
+            match ty.dtype {
+                DType::I8 | DType::U8 | DType::I16 | DType::U16 => low_bits(x, DType::I32, ty),
+                DType::U32 => low_bits(x, DType::I64, ty),
+                _ => Tensor::from_floats(ty.dtype, ty.shape, &x.floats()),
+            }
         } else {
             Tensor::from_integers(ty.dtype, ty.shape, &x.integers())
         }])
     }
+}
+
+/// Floating-point numbers as integers of a type, of which another has the low bits.
+fn low_bits(x: &Tensor, longer: DType, ty: TensorType) -> Tensor {
+    let integers = Tensor::from_floats(longer, x.shape(), &x.floats()).integers();
+    Tensor::from_integers(ty.dtype, ty.shape, &integers)
 }
 
 impl Operation for BitCast {

@@ -125,7 +125,6 @@ impl Operation for Einsum {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let ty = self.infer(inputs)?.remove(0);
         let Indices { sizes, n_out, inputs: of_inputs } = self.indices(inputs)?;
-        let mut numbers = Vec::new();
         // For each input: how much further each index leads.
         let mut steps = Vec::new();
         for (at, indices) in of_inputs.iter().enumerate() {
@@ -134,27 +133,53 @@ impl Operation for Einsum {
             for ((&index, stride), &n) in indices.iter().zip(strides(x.shape())).zip(x.shape()) {
                 step[index] += if n == 1 { 0 } else { stride };
             }
-            numbers.push(x.floats());
             steps.push(step);
         }
         let n_inner = product(&sizes[n_out..]);
-        let mut out = vec![0.0; ty.n_elements()];
-        let mut index = vec![0; sizes.len()];
-        let mut places = vec![0; numbers.len()];
-        for sum in &mut out {
-            for _ in 0..n_inner {
-                *sum += numbers.iter().zip(&places).map(|(x, &place)| x[place]).product::<f64>();
-                for d in (0..sizes.len()).rev() {
-                    index[d] += 1;
-                    places.iter_mut().zip(&steps).for_each(|(place, step)| *place += step[d]);
-                    if index[d] < sizes[d] {
-                        break;
-                    }
-                    places.iter_mut().zip(&steps).for_each(|(place, step)| *place -= step[d] * sizes[d]);
-                    index[d] = 0;
+        let tensors: Vec<&Tensor> = (0..of_inputs.len()).map(|at| inputs.tensor(at)).collect::<Result<_, _>>()?;
+        let (sizes, steps, n) = (&sizes[..], &steps[..], ty.n_elements());
+        if ty.dtype.is_float() {
+            let numbers: Vec<Vec<f64>> = tensors.iter().map(|x| x.floats()).collect();
+            let out = sums(sizes, steps, n_inner, vec![0.0; n], |sum, places| {
+                *sum += numbers.iter().zip(places).map(|(x, &place)| x[place]).product::<f64>();
+            });
+            return Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &out)]);
+        }
+        // Integers wrap around.
+        let numbers: Vec<Vec<i64>> = tensors.iter().map(|x| x.i64s()).collect();
+        let out = sums(sizes, steps, n_inner, vec![0_i64; n], |sum, places| {
+            let product = numbers.iter().zip(places).fold(1_i64, |all, (x, &place)| all.wrapping_mul(x[place]));
+            *sum = sum.wrapping_add(product);
+        });
+        let out: Vec<i128> = out.into_iter().map(i128::from).collect();
+        Ok(vec![Tensor::from_integers(ty.dtype, ty.shape, &out)])
+    }
+}
+
+/// Adds to each element of an output, which come first in the indices, so many products: `add` is told the
+/// places of their factors.
+fn sums<T>(
+    sizes: &[usize],
+    steps: &[Vec<usize>],
+    n_inner: usize,
+    mut out: Vec<T>,
+    mut add: impl FnMut(&mut T, &[usize]),
+) -> Vec<T> {
+    let mut index = vec![0; sizes.len()];
+    let mut places = vec![0; steps.len()];
+    for sum in &mut out {
+        for _ in 0..n_inner {
+            add(sum, &places);
+            for d in (0..sizes.len()).rev() {
+                index[d] += 1;
+                places.iter_mut().zip(steps).for_each(|(place, step)| *place += step[d]);
+                if index[d] < sizes[d] {
+                    break;
                 }
+                places.iter_mut().zip(steps).for_each(|(place, step)| *place -= step[d] * sizes[d]);
+                index[d] = 0;
             }
         }
-        Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &out)])
     }
+    out
 }

@@ -122,10 +122,34 @@ pub fn product_shape(a: &[usize], b: &[usize]) -> Result<ProductShape, OpError> 
     Ok(ProductShape { sizes: [*m, *n, *k], batch, batches, out })
 }
 
+/// Adds the product of `[m, k]` and `[k, n]` to `[m, n]`, all row-major, modulo 2⁶⁴.
+fn add_integer_product([_, n, k]: [usize; 3], a: &[i64], b: &[i64], c: &mut [i64]) {
+    for (c, a) in c.chunks_mut(n).zip(a.chunks(k)) {
+        for (&x, b) in a.iter().zip(b.chunks(n)) {
+            c.iter_mut().zip(b).for_each(|(c, &y)| *c = c.wrapping_add(x.wrapping_mul(y)));
+        }
+    }
+}
+
+/// Integers of a type of those of 64 bits that are the same modulo two to its number of bits.
+fn wrapped(dtype: DType, shape: &[usize], numbers: &[i64]) -> Tensor {
+    let numbers: Vec<i128> = numbers.iter().map(|&x| x.into()).collect();
+    Tensor::from_integers(dtype, shape, &numbers)
+}
+
 /// The product of matrices, with leading dimensions that broadcast.
 pub(super) fn batched_product(shape: &ProductShape, a: &[f64], b: &[f64]) -> Vec<f64> {
+    batched(shape, a, b, add_product)
+}
+
+fn batched<T: Copy + Default>(
+    shape: &ProductShape,
+    a: &[T],
+    b: &[T],
+    add_product: impl Fn([usize; 3], &[T], &[T], &mut [T]),
+) -> Vec<T> {
     let [m, n, k] = shape.sizes;
-    let mut out = vec![0.0; product(&shape.batch) * m * n];
+    let mut out = vec![T::default(); product(&shape.batch) * m * n];
     let by = [0, 1].map(|i| broadcast_strides(&shape.batches[i], &shape.batch));
     for_each(&shape.batch, [&by[0], &by[1]], |at, [i, j]| {
         let (a, b) = (&a[i * m * k..(i + 1) * m * k], &b[j * k * n..(j + 1) * k * n]);
@@ -148,6 +172,10 @@ impl Operation for MatMul {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let (a, b) = (inputs.tensor(0)?, inputs.tensor(1)?);
         let shape = product_shape(a.shape(), b.shape())?;
+        if !a.dtype().is_float() {
+            let numbers = batched(&shape, &a.i64s(), &b.i64s(), add_integer_product);
+            return Ok(vec![wrapped(a.dtype(), &shape.out, &numbers)]);
+        }
         let numbers = batched_product(&shape, &a.floats(), &b.floats());
         Ok(vec![Tensor::from_floats(a.dtype(), shape.out, &numbers)])
     }
@@ -182,7 +210,8 @@ impl Operation for MatMulInteger {
         let x = centred(a, inputs.optional_tensor(2)?, rows)?;
         let y = centred(b, inputs.optional_tensor(3)?, b.shape().len() - 1)?;
         // Sums of products of bytes are exact in double precision.
-        Ok(vec![Tensor::from_floats(DType::I32, shape.out.clone(), &batched_product(&shape, &x, &y))])
+        let sums: Vec<i64> = batched_product(&shape, &x, &y).into_iter().map(|sum| sum as i64).collect();
+        Ok(vec![wrapped(DType::I32, &shape.out, &sums)])
     }
 }
 
@@ -201,8 +230,32 @@ impl Gemm {
     }
 }
 
+impl Gemm {
+    /// The same of integers, where factors are integers too, modulo two to their number of bits.
+    fn evaluate_integers(&self, inputs: Inputs<'_>, ty: TensorType, sizes: [usize; 3]) -> Result<Tensor, OpError> {
+        let [m, n, k] = sizes;
+        let matrix = |at: usize, is_turned: bool| {
+            let x = inputs.tensor(at)?;
+            Ok(turned(x.i64s(), x.shape(), is_turned))
+        };
+        let (a, b) = (matrix(0, self.transposes_a)?, matrix(1, self.transposes_b)?);
+        let mut sums = vec![0; m * n];
+        if m * n * k > 0 {
+            add_integer_product(sizes, &a, &b, &mut sums);
+        }
+        sums.iter_mut().for_each(|sum| *sum = sum.wrapping_mul(self.alpha as i64));
+        if let Some(c) = inputs.optional_tensor(2)? {
+            let numbers = c.i64s();
+            for_each(&[m, n], [&broadcast_strides(c.shape(), &[m, n])], |at, [from]| {
+                sums[at] = sums[at].wrapping_add(numbers[from].wrapping_mul(self.beta as i64));
+            });
+        }
+        Ok(wrapped(ty.dtype, &ty.shape, &sums))
+    }
+}
+
 /// A matrix turned around its diagonal.
-pub(super) fn turned(x: Vec<f64>, shape: &[usize], is_turned: bool) -> Vec<f64> {
+pub(super) fn turned<T: Copy>(x: Vec<T>, shape: &[usize], is_turned: bool) -> Vec<T> {
     if !is_turned {
         return x;
     }
@@ -226,6 +279,9 @@ impl Operation for Gemm {
         let ty = self.infer(inputs)?.remove(0);
         let (a, b) = (inputs.tensor(0)?, inputs.tensor(1)?);
         let [m, n, k] = self.sizes(a.shape(), b.shape())?;
+        if !ty.dtype.is_float() && self.alpha.fract() == 0.0 && self.beta.fract() == 0.0 {
+            return self.evaluate_integers(inputs, ty, [m, n, k]).map(|c| vec![c]);
+        }
         let left = turned(a.floats(), a.shape(), self.transposes_a);
         let mut sums = vec![0.0; m * n];
         if self.transposes_b && m == 1 {

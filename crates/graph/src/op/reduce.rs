@@ -162,7 +162,8 @@ impl Operation for Reduce {
                 };
             });
             if self.kind == K::Mean {
-                sums.iter_mut().for_each(|sum| *sum /= n_each.max(1) as i128);
+                // As ONNX Runtime and NumPy have it: the quotient of doubles, cut off.
+                sums.iter_mut().for_each(|sum| *sum = (*sum as f64 / n_each.max(1) as f64) as i128);
             }
             return Ok(vec![Tensor::from_integers(ty.dtype, ty.shape, &sums)]);
         }
@@ -218,6 +219,11 @@ impl Reduce {
         if matches!(self.kind, K::LogSumExp | K::Max | K::Mean | K::Min | K::Prod | K::Sum) {
             return Ok(vec![x.clone()]);
         }
+        if !x.dtype().is_float() && self.kind != K::LogSum {
+            let of_one = |&x: &i128| if self.kind == K::SumSquare { x.wrapping_mul(x) } else { x.abs() };
+            let numbers: Vec<i128> = x.integers().iter().map(of_one).collect();
+            return Ok(vec![Tensor::from_integers(x.dtype(), x.shape(), &numbers)]);
+        }
         let numbers: Vec<f64> = x.floats().into_iter().map(of_one).collect();
         Ok(vec![Tensor::from_floats(x.dtype(), x.shape(), &numbers)])
     }
@@ -242,22 +248,31 @@ impl Operation for ArgReduce {
         let ty = self.infer(inputs)?.remove(0);
         let x = inputs.tensor(0)?;
         let (outer, n, inner) = around(x.shape(), axis(self.axis, x.shape().len())?);
-        let numbers = x.floats();
+        let (floats, integers) = match x.dtype().is_float() {
+            true => (x.floats(), Vec::new()),
+            false => (Vec::new(), x.integers()),
+        };
+        let is_more = |order: std::cmp::Ordering| if self.is_min { order.is_lt() } else { order.is_gt() };
+        let is_better = |x: usize, than: usize| {
+            if !integers.is_empty() {
+                let order = integers[x].cmp(&integers[than]);
+                return is_more(order) || self.takes_last && order.is_eq();
+            }
+            // NaN is both the largest and the smallest.
+            let (x, than) = (floats[x], floats[than]);
+            match x.partial_cmp(&than) {
+                Some(order) => is_more(order) || self.takes_last && order.is_eq(),
+                None if than.is_nan() => x.is_nan() && self.takes_last,
+                None => true,
+            }
+        };
         let mut places = Vec::with_capacity(outer * inner);
         for o in 0..outer {
             for i in 0..inner {
-                let at = |k: usize| numbers[(o * n + k) * inner + i];
+                let at = |k: usize| (o * n + k) * inner + i;
                 let mut best = 0;
                 for k in 1..n {
-                    // NaN is both the largest and the smallest.
-                    let (x, than) = (at(k), at(best));
-                    let is_more = if self.is_min { x < than } else { x > than };
-                    let is_better = match (x.is_nan(), than.is_nan()) {
-                        (true, true) => self.takes_last,
-                        (x_is_nan, false) => x_is_nan || is_more || self.takes_last && x == than,
-                        (false, true) => false,
-                    };
-                    if is_better {
+                    if is_better(at(k), at(best)) {
                         best = k;
                     }
                 }

@@ -148,11 +148,16 @@ impl Operation for Unique {
         let at = self.axis.map(|at| axis(at, x.shape().len())).transpose()?;
         let shape = if at.is_some() { x.shape().to_vec() } else { vec![x.n_elements()] };
         let (outer, n, inner) = around(&shape, at.unwrap_or(0));
-        let numbers = x.floats();
-        let slice = |k: usize| (0..outer * inner).map(move |j| (j / inner * n + k) * inner + j % inner);
-        let compare = |a: usize, b: usize| {
-            slice(a).zip(slice(b)).map(|(i, j)| numbers[i].total_cmp(&numbers[j])).find(|o| o.is_ne())
+        let (floats, integers) = match x.dtype().is_float() {
+            true => (x.floats(), Vec::new()),
+            false => (Vec::new(), x.integers()),
         };
+        let order_of = |i: usize, j: usize| match integers.is_empty() {
+            true => floats[i].total_cmp(&floats[j]),
+            false => integers[i].cmp(&integers[j]),
+        };
+        let slice = |k: usize| (0..outer * inner).map(move |j| (j / inner * n + k) * inner + j % inner);
+        let compare = |a: usize, b: usize| slice(a).zip(slice(b)).map(|(i, j)| order_of(i, j)).find(|o| o.is_ne());
         // Equal ones stand together, the first one first.
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|&a, &b| compare(a, b).unwrap_or(std::cmp::Ordering::Equal));

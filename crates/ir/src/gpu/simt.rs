@@ -16,7 +16,7 @@
 use crate::gpu::{GpuProgram, Kernel};
 use crate::interp::{
     Block, Compiler, Condition, Fault, Linear, MAX_ITERATIONS, Machine, Memory, Rounding, Stopped, check_length,
-    check_written, defined, list, subscripts_of, undefined,
+    check_written, defined_in, hold, list, release, subscripts_of, undefined,
 };
 use crate::program::{Buffer, BufferId, LoopId, Program, Role, Scope, Stmt};
 use crate::text::cond_to_string;
@@ -130,6 +130,17 @@ pub enum SimtFault {
 /// # Cost
 /// Some 10 million simple updates a second.
 pub fn run(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: Order) -> Result<(), SimtFault> {
+    hold(&gpu.program, arguments);
+    run_held(gpu, arguments, order)?;
+    release(&gpu.program, arguments);
+    Ok(())
+}
+
+/// [`run`] on arguments that are held as memory holds them, as in [`interp::run_held`](crate::interp::run_held).
+///
+/// # Errors
+/// As [`run`].
+pub fn run_held(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: Order) -> Result<(), SimtFault> {
     let program = &gpu.program;
     let expected = program.arguments().count();
     if arguments.len() != expected {
@@ -139,7 +150,7 @@ pub fn run(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: Order) -> Result
     for ((id, buffer), argument) in program.arguments().zip(arguments.iter()) {
         check_length(buffer, argument.len())?;
         if buffer.role != Role::Output {
-            memory.common[id.0 as usize] = argument.iter().map(|x| buffer.dtype.round(defined(*x))).collect();
+            memory.common[id.0 as usize] = argument.iter().map(|x| defined_in(buffer.dtype, *x)).collect();
         }
     }
     let mut random = Random(match order {

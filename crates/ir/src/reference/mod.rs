@@ -1,5 +1,5 @@
-//! Trusted results: what an untransformed program yields in `f64`, whatever its element types, but for what
-//! is beyond the range of these.
+//! Trusted results: what an untransformed program yields in `f64` where its elements are floating-point
+//! numbers, whatever their types, but for what is beyond the range of these; integers exactly.
 //!
 //! [`evaluate`] knows nothing of schedules or code generation. It recognises the nests that operators
 //! produce (loops of constant extent around one store or update): sums of products of matrices it evaluates
@@ -26,7 +26,7 @@ pub use work::Watch;
 
 /// Evaluates a program: `inputs` are its inputs in argument order, the result its outputs in argument order.
 ///
-/// Every operation is carried out in `f64`, and sums in an order of their own.
+/// Every operation on floating-point numbers is carried out in `f64`, and sums in an order of their own.
 ///
 /// # Errors
 /// As [`interp::run`]; a fault names one of the iterations that have it, not always the first.
@@ -38,10 +38,20 @@ pub use work::Watch;
 /// memory bounds, some 3 to 5 thousand million a second on each thread, and anything else some hundred
 /// million operations a second.
 pub fn evaluate(program: &Program, inputs: &[Vec<f64>], n_threads: usize) -> Result<Vec<Vec<f64>>, Fault> {
-    evaluate_watched(program, inputs.to_vec(), n_threads, &|_| ControlFlow::Continue(()))
+    let role = |role: fn(Role) -> bool| program.arguments().filter(move |(_, b)| role(b.role)).map(|(_, b)| b.dtype);
+    let mut inputs = inputs.to_vec();
+    for (values, dtype) in inputs.iter_mut().zip(role(|role| role != Role::Output)).filter(|(_, d)| d.is_wide()) {
+        values.iter_mut().for_each(|x| *x = dtype.held(*x));
+    }
+    let mut outputs = evaluate_watched(program, inputs, n_threads, &|_| ControlFlow::Continue(()))?;
+    for (values, dtype) in outputs.iter_mut().zip(role(|role| role == Role::Output)).filter(|(_, d)| d.is_wide()) {
+        values.iter_mut().for_each(|x| *x = dtype.number(*x));
+    }
+    Ok(outputs)
 }
 
-/// The same with somebody told, now and then and by any thread, how far it is, who may have it end.
+/// The same of elements as they are [held](DType::held), with somebody told, now and then and by any thread,
+/// how far it is, who may have it end.
 ///
 /// # Errors
 /// As [`evaluate`], and [`Fault::GivenUp`].
@@ -63,7 +73,7 @@ pub fn evaluate_watched(
         } else {
             let mut input = given.next().expect("as many inputs as the program has");
             interp::check_length(buffer, input.len())?;
-            input.iter_mut().for_each(|x| *x = interp::defined(*x));
+            input.iter_mut().for_each(|x| *x = interp::defined_in(buffer.dtype, *x));
             input
         };
     }

@@ -131,6 +131,9 @@ impl<'a> Nest<'a> {
     /// The statement as a nest, where it is one and everything it may read was written.
     pub(super) fn of(program: &'a Program, stmt: &Stmt, memory: &[Vec<f64>]) -> Option<Nest<'a>> {
         let nest = Nest::parse(program, stmt)?;
+        if !program.buffer(nest.to).dtype.is_float() && !nest.is_copy() && nest.most(memory) >= 2f64.powi(31) {
+            return None;
+        }
         let is_known = |id: &BufferId| {
             let values = memory.get(id.0 as usize);
             *id != nest.to && values.is_some_and(|v| !v.is_empty() && !v.iter().any(|x| is_undefined(*x)))
@@ -160,7 +163,7 @@ impl<'a> Nest<'a> {
                 return None;
             }
         };
-        if !is_exact(program, program.buffers.get(to.0 as usize)?.dtype, value) {
+        if !is_exact(program, program.buffers.get(to.0 as usize)?.dtype, value, update.is_some()) {
             return None;
         }
         let build = Build { program, axes: &axes };
@@ -211,6 +214,25 @@ impl<'a> Nest<'a> {
         };
         nest.arrange();
         Some(nest)
+    }
+
+    /// Whether elements are moved as they are.
+    fn is_copy(&self) -> bool {
+        let (Node::Load(Load { buffer, .. }) | Node::CheckedLoad(buffer, _)) = &self.value else { return false };
+        self.reduce.is_none() && self.program.buffer(*buffer).dtype == self.program.buffer(self.to).dtype
+    }
+
+    /// The largest magnitude, or more, of all that is computed on the way to an element.
+    fn most(&self, memory: &[Vec<f64>]) -> f64 {
+        let (value, on_the_way) = self.value.most(memory);
+        let n = self.n_of(&self.reduction) as f64;
+        on_the_way.max(match self.reduce {
+            None => value,
+            Some(Reduce { op: ReduceOp::Max | ReduceOp::Min, .. }) => value,
+            Some(Reduce { op: ReduceOp::Sum, afresh: true }) => value * n,
+            Some(Reduce { op: ReduceOp::Product, afresh: true }) => value.max(1.0).powf(n),
+            Some(Reduce { op: ReduceOp::Sum | ReduceOp::Product, afresh: false }) => f64::INFINITY,
+        })
     }
 
     /// Chooses the axes along and across the rows.
@@ -435,16 +457,24 @@ struct Build<'a> {
     axes: &'a [Axis],
 }
 
-/// Whether a value for a buffer of this type is the same without any rounding: whole numbers stay whole, and
-/// floating-point numbers are not rounded by the trusted evaluation.
-fn is_exact(program: &Program, to: DType, value: &Expr) -> bool {
+/// Whether a value for a buffer of this type is the same without any rounding: integers stay integers, as long
+/// as they are small (see [`Nest::most`]), and floating-point numbers are not rounded by the trusted
+/// evaluation. Integers of 64 bits are moved only.
+fn is_exact(program: &Program, to: DType, value: &Expr, is_reduced: bool) -> bool {
     let dtype_of = |b: &BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
-    let is_wide = |dtype: DType| dtype.is_float() || dtype.arithmetic() == dtype;
+    let is_wide = |dtype: DType| dtype.is_float() || dtype == DType::I32;
+    // A copy of what is only stored stays within the type.
+    if !is_reduced && matches!(value, Expr::Load(b, _) if dtype_of(b) == Some(to)) {
+        return true;
+    }
     let mut has_floats = false;
     let mut is_exact = true;
     expr::Node::Expr(value).walk(&mut |node| match node {
         expr::Node::Expr(Expr::Const(x)) => has_floats |= x.fract() != 0.0,
-        expr::Node::Expr(Expr::Load(b, _)) => has_floats |= dtype_of(b).is_none_or(DType::is_float),
+        expr::Node::Expr(Expr::Load(b, _)) => {
+            has_floats |= dtype_of(b).is_none_or(DType::is_float);
+            is_exact &= !dtype_of(b).is_some_and(DType::is_wide);
+        }
         expr::Node::Expr(Expr::Gather(..)) => is_exact = false,
         // It is made in a type of its own, in which constants may be others.
         expr::Node::Cond(Cond::Less(a, b)) => {
@@ -458,9 +488,7 @@ fn is_exact(program: &Program, to: DType, value: &Expr) -> bool {
         expr::Node::Expr(Expr::Cast(dtype, _)) => is_exact &= is_wide(*dtype) && dtype.is_float() == to.is_float(),
         expr::Node::Expr(Expr::FromIndex(_) | Expr::Select(..)) | expr::Node::Cond(_) => {}
     });
-    // A copy of what is only stored stays within the type.
-    let is_copy = matches!(value, Expr::Load(b, _) if dtype_of(b) == Some(to));
-    is_exact && (to.is_float() || is_copy || is_wide(to) && !has_floats)
+    is_exact && (to.is_float() || is_wide(to) && !has_floats)
 }
 
 impl Build<'_> {
@@ -541,6 +569,37 @@ impl Build<'_> {
 }
 
 impl Node {
+    /// The largest magnitudes, or more, that a value has and that are met on the way to it.
+    fn most(&self, memory: &[Vec<f64>]) -> (f64, f64) {
+        let of = |buffer: BufferId| {
+            let values = memory.get(buffer.0 as usize).map_or(&[][..], Vec::as_slice);
+            values.iter().fold(0.0, |most, x| x.abs().max(most))
+        };
+        let (value, parts) = match self {
+            Node::Const(x) => (x.abs(), 0.0),
+            Node::Load(load) => (of(load.buffer), 0.0),
+            Node::CheckedLoad(buffer, _) => (of(*buffer), 0.0),
+            // Indices among integers are left to the interpreter.
+            Node::FromIndex(_) => (f64::INFINITY, 0.0),
+            Node::Unary(_, x) => x.most(memory),
+            Node::Binary(op, sides) => {
+                let ((a, on_a), (b, on_b)) = (sides.0.most(memory), sides.1.most(memory));
+                let value = match op {
+                    BinaryOp::Add | BinaryOp::Sub => a + b,
+                    BinaryOp::Mul => a * b,
+                    BinaryOp::Min | BinaryOp::Max => a.max(b),
+                    BinaryOp::Div | BinaryOp::Pow => f64::INFINITY,
+                };
+                (value, on_a.max(on_b))
+            }
+            Node::Select(parts) => {
+                let ((a, on_a), (b, on_b)) = (parts.1.most(memory), parts.2.most(memory));
+                (a.max(b), on_a.max(on_b).max(parts.0.most(memory)))
+            }
+        };
+        (value, parts.max(value))
+    }
+
     /// Gathers the loads whose positions are linear in the axes.
     fn loads<'n>(&'n self, loads: &mut Vec<&'n Load>) {
         match self {
@@ -555,6 +614,18 @@ impl Node {
                 parts.1.loads(loads);
                 parts.2.loads(loads);
             }
+        }
+    }
+}
+
+impl Test {
+    /// The largest magnitude, or more, that is met on the way to it.
+    fn most(&self, memory: &[Vec<f64>]) -> f64 {
+        match self {
+            Test::True | Test::Lt(..) | Test::Eq(..) => 0.0,
+            Test::Less(sides) => sides.0.most(memory).1.max(sides.1.most(memory).1),
+            Test::And(sides) => sides.0.most(memory).max(sides.1.most(memory)),
+            Test::Not(c) => c.most(memory),
         }
     }
 }

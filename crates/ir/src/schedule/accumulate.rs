@@ -98,7 +98,8 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
         let each = |stmt: Stmt| nest(spatial.iter().cloned(), vec![stmt]);
         // Outside loops of the reduction at their first iteration: the tile starts afresh, else from memory.
         let op = op_of(stmt);
-        let fresh = each(Stmt::Store { buffer: tile, index: place_in_tile.clone(), value: Expr::Const(op.identity()) });
+        let identity = Expr::Const(dtype.round(op.identity()));
+        let fresh = each(Stmt::Store { buffer: tile, index: place_in_tile.clone(), value: identity });
         let resumed =
             each(Stmt::Store { buffer: tile, index: place_in_tile.clone(), value: Expr::Load(result, index.clone()) });
         let starts = first.map_index(&mut |i| at_start(i, loops.iter().map(|l| l.0)));

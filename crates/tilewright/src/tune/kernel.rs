@@ -5,6 +5,7 @@ mod t1;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -19,7 +20,7 @@ use tilewright_device::host;
 use tilewright_device::kernel::{Argument, ENTRY, GpuJob, Job};
 use tilewright_device::opencl;
 use tilewright_ir::op::Workload;
-use tilewright_ir::reference::{evaluate, random_elements};
+use tilewright_ir::reference::{evaluate_watched, random_elements};
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_ir::{DType, Role, Target};
 use tilewright_tune::Space;
@@ -669,8 +670,8 @@ impl Bench<'_> {
         self.ports.iter().enumerate().map(of).collect()
     }
 
-    /// A job on data of these contents and answers, which are of outputs, in order; without answers it gives
-    /// them.
+    /// A job on data of these contents and answers, which are of outputs, in order, as they are
+    /// [held](DType::held); without answers it gives them.
     fn job(
         &self,
         name: &str,
@@ -826,7 +827,7 @@ impl Bench<'_> {
                 let name = format!("{}.bin", port.name);
                 let bytes = fs::read(self.folder.path().join(&name));
                 let bytes = bytes.map_err(|error| Error::input(format!("the reference's {name}: {error}")))?;
-                let values = port.dtype.read(&bytes);
+                let values = port.dtype.read_held(&bytes);
                 let n = port.n.unwrap_or(0) as usize;
                 let reason = || Error::input(format!("the reference's {name} has {} elements, not {n}", values.len()));
                 if values.len() == n { Ok(values) } else { Err(reason()) }
@@ -880,8 +881,9 @@ impl Bench<'_> {
             })
             .collect();
         let inputs = self.ports.iter().zip(&contents).filter(|(port, _)| port.n.is_some() && port.role == RoleForm::In);
-        let inputs: Vec<Vec<f64>> = inputs.map(|(_, contents)| contents.clone()).collect();
-        let answers = evaluate(&program, &inputs, host::most_threads())
+        let held = |port: &Port, values: &[f64]| values.iter().map(|x| port.dtype.held(*x)).collect::<Vec<_>>();
+        let inputs: Vec<Vec<f64>> = inputs.map(|(port, contents)| held(port, contents)).collect();
+        let answers = evaluate_watched(&program, inputs, host::most_threads(), &|_| ControlFlow::Continue(()))
             .map_err(|error| Error::failed("the reference").because(error))?;
         Ok((contents, answers))
     }
@@ -901,7 +903,7 @@ fn npy(bytes: &[u8], port: &Port) -> Result<Vec<f64>, String> {
     let header = String::from_utf8_lossy(header).replace(' ', "");
     let letter = if port.dtype.is_float() {
         "f"
-    } else if port.dtype == DType::U8 {
+    } else if port.dtype.is_unsigned() {
         "u"
     } else {
         "i"
@@ -917,7 +919,7 @@ fn npy(bytes: &[u8], port: &Port) -> Result<Vec<f64>, String> {
     if data.len() as u64 != n * port.dtype.bytes() {
         return Err(format!("it has {} elements, not {n}", data.len() as u64 / port.dtype.bytes()));
     }
-    Ok(port.dtype.read(data))
+    Ok(port.dtype.read_held(data))
 }
 
 /// Tunes a kernel.

@@ -22,7 +22,7 @@ impl Selector<'_> {
                 };
                 self.emit(inst);
             }
-            Kind::F16 | Kind::Bf16 => unreachable!("there is no code for numbers of 16 bits"),
+            Kind::I16 | Kind::F16 | Kind::Bf16 => unreachable!("there is no code for numbers of 16 bits"),
             Kind::I8 | Kind::Pointer(_) => return Err("bytes or addresses in lanes".into()),
             Kind::I1 | Kind::I32 | Kind::I64 => {
                 let mut bits = self.reg(x)?;

@@ -1,0 +1,245 @@
+//! Graphs of integers, to the last bit: kernels, the evaluator and what is folded against arithmetic written
+//! here.
+
+use tilewright_device::host;
+use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+use tilewright_graph::{Bindings, DType, Dim, Graph, Tensor, evaluate, onnx, specialise};
+use tilewright_ir::Target;
+use tilewright_model::Runner;
+use tilewright_runtime::Threads;
+
+use crate::common::no_files;
+use crate::{compiled_for, device};
+
+const SIDE: usize = 6;
+
+/// Numbers of splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    /// Of all sizes, most of 58 bits and more.
+    fn integer(&mut self, dtype: DType) -> i128 {
+        let size = if self.below(4) == 0 { self.below(60) } else { self.below(6) };
+        let magnitude = i128::from(self.next() >> size);
+        let ends = [0, 1, -1, i128::from(i64::MIN), i128::from(i64::MAX)];
+        cut(dtype, if self.below(8) == 0 { ends[self.below(5) as usize] } else { magnitude })
+    }
+
+    fn tensor(&mut self, dtype: DType, n: usize) -> Vec<i128> {
+        (0..n).map(|_| self.integer(dtype)).collect()
+    }
+}
+
+/// The integer of a type with the low bits of another.
+fn cut(dtype: DType, x: i128) -> i128 {
+    match dtype {
+        DType::I8 => (x as i8).into(),
+        DType::U8 => (x as u8).into(),
+        DType::I16 => (x as i16).into(),
+        DType::U16 => (x as u16).into(),
+        DType::I32 => (x as i32).into(),
+        DType::U32 => (x as u32).into(),
+        DType::I64 => (x as i64).into(),
+        DType::U64 => (x as u64).into(),
+        other => unreachable!("{other} is no type of integers"),
+    }
+}
+
+/// A model of nodes in a row, and what it makes of its input.
+struct Chain {
+    dtype: DType,
+    model: ModelFile,
+    input: Vec<i128>,
+    last: String,
+    values: Vec<i128>,
+}
+
+impl Chain {
+    fn new(random: &mut Random, dtype: DType) -> Chain {
+        let port = |name: &str, rows: usize| Port {
+            name: name.to_owned(),
+            dtype,
+            dims: vec![Dim::Size(rows), Dim::Size(SIDE)],
+        };
+        let model = ModelFile {
+            name: "integers".to_owned(),
+            opset: 17,
+            inputs: vec![port("x", SIDE)],
+            outputs: vec![port("y", SIDE + 1)],
+            weights: Vec::new(),
+            nodes: Vec::new(),
+        };
+        let input = random.tensor(dtype, SIDE * SIDE);
+        Chain { dtype, model, values: input.clone(), input, last: "x".to_owned() }
+    }
+
+    fn constant(&mut self, shape: &[usize], numbers: &[i128], dtype: DType) -> String {
+        let name = format!("c{}", self.model.weights.len());
+        self.model.weights.push((name.clone(), Tensor::from_integers(dtype, shape, numbers)));
+        name
+    }
+
+    fn push(&mut self, op: &str, inputs: &[&str], output: &str) {
+        self.model.nodes.push(NodeFile {
+            op: op.to_owned(),
+            inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
+            outputs: vec![output.to_owned()],
+            attributes: Vec::new(),
+        });
+    }
+
+    /// A node, with what it makes of each element.
+    fn step(&mut self, op: &str, more: &[&str], of: impl Fn(usize, i128) -> i128) {
+        let (last, next) = (self.last.clone(), format!("v{}", self.model.nodes.len()));
+        self.push(op, &[&[last.as_str()], more].concat(), &next);
+        self.last = next;
+        self.values = self.values.iter().enumerate().map(|(at, x)| cut(self.dtype, of(at, *x))).collect();
+    }
+
+    /// A function of the last value and a known tensor, or a known number.
+    fn with_known(&mut self, random: &mut Random, op: &str, of: impl Fn(i128, i128) -> i128) {
+        let dtype = self.dtype;
+        let is_number = random.below(2) == 0;
+        let known = random.tensor(dtype, if is_number { 1 } else { SIDE * SIDE });
+        let shape: &[usize] = if is_number { &[] } else { &[SIDE, SIDE] };
+        let name = self.constant(shape, &known, dtype);
+        self.step(op, &[&name], |at, x| of(x, known[at % known.len()]));
+    }
+
+    fn random_step(&mut self, random: &mut Random) {
+        let dtype = self.dtype;
+        let is_signed = matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64);
+        match random.below(10) {
+            0 => self.with_known(random, "Add", |x, c| x + c),
+            1 => self.with_known(random, "Sub", |x, c| x - c),
+            2 => self.with_known(random, "Mul", i128::wrapping_mul),
+            3 => self.with_known(random, "Div", |x, c| if c == 0 { 0 } else { x / c }),
+            4 => self.with_known(random, "Max", i128::max),
+            5 => self.with_known(random, "Min", i128::min),
+            6 if is_signed => self.step("Neg", &[], |_, x| -x),
+            7 if is_signed => self.step("Abs", &[], |_, x| x.abs()),
+            8 => {
+                let [low, high] = [0; 2].map(|_| random.integer(dtype));
+                let [of_low, of_high] = [low, high].map(|bound| self.constant(&[], &[bound], dtype));
+                self.step("Clip", &[&of_low, &of_high], |_, x| x.max(low).min(high));
+            }
+            9 => {
+                let [limit, other] = [0; 2].map(|_| random.integer(dtype));
+                let [of_limit, of_other] = [limit, other].map(|number| self.constant(&[], &[number], dtype));
+                let (last, is) = (self.last.clone(), format!("is{}", self.model.nodes.len()));
+                self.push("Greater", &[&last, &of_limit], &is);
+                let next = format!("v{}", self.model.nodes.len());
+                self.push("Where", &[&is, &last, &of_other], &next);
+                self.last = next;
+                self.values.iter_mut().filter(|x| **x <= limit).for_each(|x| *x = other);
+            }
+            _ => self.multiply(random),
+        }
+    }
+
+    fn multiply(&mut self, random: &mut Random) {
+        let known = random.tensor(self.dtype, SIDE * SIDE);
+        let name = self.constant(&[SIDE, SIDE], &known, self.dtype);
+        let of = |at: usize| {
+            let product = |k: usize| self.values[at / SIDE * SIDE + k].wrapping_mul(known[k * SIDE + at % SIDE]);
+            (0..SIDE).fold(0_i128, |sum, k| sum.wrapping_add(product(k)))
+        };
+        let sums: Vec<i128> = (0..SIDE * SIDE).map(of).collect();
+        self.step("MatMul", &[&name], |at, _| sums[at]);
+    }
+
+    /// Ends with a row of a known number in front.
+    fn pad(&mut self, random: &mut Random) {
+        let fill = random.integer(self.dtype);
+        let borders = self.constant(&[4], &[1, 0, 0, 0], DType::I64);
+        let filled = self.constant(&[], &[fill], self.dtype);
+        let last = self.last.clone();
+        self.push("Pad", &[&last, &borders, &filled], "y");
+        self.values.splice(0..0, vec![fill; SIDE]);
+    }
+
+    fn graph(&self) -> Graph {
+        onnx::read(&onnx::write(&self.model).into(), &mut no_files).unwrap().graph
+    }
+
+    fn tensor(&self) -> Tensor {
+        Tensor::from_integers(self.dtype, [SIDE, SIDE], &self.input)
+    }
+
+    fn text(&self) -> String {
+        let nodes = self.model.nodes.iter().map(|node| format!("{}({})", node.op, node.inputs.join(", ")));
+        let known = self.model.weights.iter().map(|(name, x)| format!("{name} = {:?}", x.integers()));
+        format!("{} {} {}", self.dtype, nodes.collect::<Vec<_>>().join(" "), known.collect::<Vec<_>>().join(" "))
+    }
+
+    fn run(&self, target: &Target) -> Vec<i128> {
+        let special = specialise(&self.graph(), &Bindings::default());
+        assert!(special.problems.is_empty(), "{}", special.problems[0]);
+        let compiled = compiled_for(&special.graph, target).unwrap_or_else(|e| panic!("{e}: {}", self.text()));
+        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+        runner.set("x", &self.tensor()).unwrap();
+        runner.run().unwrap();
+        runner.outputs()[0].1.integers()
+    }
+
+    fn evaluated(&self) -> Vec<i128> {
+        let special = specialise(&self.graph(), &Bindings::default());
+        evaluate(&special.graph, &[("x", self.tensor())]).unwrap()[0].integers()
+    }
+
+    fn folded(&self) -> Vec<i128> {
+        let mut model = self.model.clone();
+        model.inputs.clear();
+        model.weights.push(("x".to_owned(), self.tensor()));
+        let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+        let special = specialise(&graph, &Bindings::default());
+        special.graph.value(special.graph.outputs[0]).constant.as_ref().expect("all is known").integers()
+    }
+}
+
+const TYPES: [DType; 8] =
+    [DType::I64, DType::U64, DType::I32, DType::U32, DType::I16, DType::U16, DType::I8, DType::U8];
+
+fn chains(seed: u64, each: usize) -> Vec<Chain> {
+    let mut random = Random(seed);
+    let mut chains = Vec::new();
+    for dtype in TYPES {
+        for _ in 0..if dtype == DType::I64 { 3 * each } else { each } {
+            let mut chain = Chain::new(&mut random, dtype);
+            (0..4).for_each(|_| chain.random_step(&mut random));
+            chain.pad(&mut random);
+            chains.push(chain);
+        }
+    }
+    chains
+}
+
+#[test]
+fn integers_are_exact_run_evaluated_and_folded() {
+    let target = host::target();
+    for chain in chains(1, 3) {
+        assert_eq!(chain.evaluated(), chain.values, "evaluated: {}", chain.text());
+        assert_eq!(chain.folded(), chain.values, "folded: {}", chain.text());
+        assert_eq!(chain.run(&target), chain.values, "run: {}", chain.text());
+    }
+}
+
+#[test]
+fn integers_are_exact_on_a_device() {
+    let Some((target, _one)) = device() else { return };
+    for chain in chains(2, 1) {
+        assert_eq!(chain.run(&target), chain.values, "run: {}", chain.text());
+    }
+}
