@@ -328,7 +328,8 @@ fn absorb_map(net: &mut Net, epilogues: &mut Vec<Operations>, at: usize) -> Opti
     }
     let (node, value) = (node.clone(), value.clone());
     let slot = node.inputs.iter().position(|id| *id == Some(x))?;
-    let operands = |slot: usize| operand_of(net, node.inputs[slot]?, &out, axis);
+    // The result itself is nowhere but in the kernel.
+    let operands = |slot: usize| operand_of(net, node.inputs[slot].filter(|id| *id != x)?, &out, axis);
     let (found, part) = epilogue::largest(&value, slot, &operands)?;
     let own: Operations = found
         .into_iter()

@@ -193,7 +193,8 @@ fn drop_identities(net: &mut Net) -> usize {
     n_dropped
 }
 
-/// Views of views become one, views of the same shape none, and views of constants constants.
+/// Views of views become one, views of the same shape none, and views of constants constants. Maps read what
+/// they read several times, by way of such views perhaps, in one place.
 fn drop_views(net: &mut Net) {
     let producers = net.producers();
     let mut is_output = vec![false; net.values.len()];
@@ -202,6 +203,7 @@ fn drop_views(net: &mut Net) {
     let mut read: Vec<ValueId> = (0..net.values.len()).map(ValueId).collect();
     for at in 0..net.nodes.len() {
         net.nodes[at].inputs.iter_mut().flatten().for_each(|id| *id = read[id.0]);
+        join_reads(&mut net.nodes[at]);
         if !matches!(net.nodes[at].kind, Kind::View) {
             continue;
         }
@@ -445,6 +447,17 @@ fn merged(net: &Net, node: &Node, outer: &Expr, inner: &Node, value: &Expr) -> N
 /// The names of the model's nodes that two nodes come from.
 pub fn joined(a: &str, b: &str) -> String {
     if a == b || b.split(" + ").any(|part| part == a) { b.to_owned() } else { format!("{a} + {b}") }
+}
+
+/// Has a map read each value in one place.
+fn join_reads(node: &mut Node) {
+    let Kind::Map(value) = &node.kind else { return };
+    let first = |slot: usize| node.inputs.iter().position(|id| *id == node.inputs[slot]).expect("it is itself");
+    if (0..node.inputs.len()).all(|slot| first(slot) == slot) {
+        return;
+    }
+    node.kind = Kind::Map(substitute(value, &|at| input(first(at))));
+    drop_unread(node);
 }
 
 /// Leaves out inputs that a map does not read.

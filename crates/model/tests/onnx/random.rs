@@ -222,6 +222,24 @@ fn random_graphs_with_dimensions_of_one_compute_what_the_reference_says() {
     }));
 }
 
+/// The result of a product that a map reads twice, by way of a view perhaps.
+#[test]
+fn a_product_may_be_read_twice() {
+    let file = |(op, n, has_view): (&str, usize, bool)| {
+        let mut writer = Writer::new(0);
+        writer.values = vec![("x".to_owned(), vec![3, 4])];
+        writer.file.inputs = vec![port("x", &[3, 4])];
+        let w = writer.weights(&[4, n]);
+        writer.push("MatMul", &["x", &w], &[], vec![3, n]);
+        writer.push(if has_view { "Flatten" } else { "Sigmoid" }, &["v0"], &[], vec![3, n]);
+        writer.push(op, &["v1", if has_view { "v0" } else { "v1" }], &[], vec![3, n]);
+        writer.file.outputs = vec![port("v2", &[3, n])];
+        (format!("{op} of {n} columns, {has_view}"), writer.file)
+    };
+    let all = ["Add", "Mul", "Sub"].into_iter().flat_map(|op| [(op, 1, true), (op, 5, false), (op, 5, true)]);
+    within_time(all.map(file).collect::<Vec<_>>().into_iter());
+}
+
 /// A single score behind a view, as networks end at batch 1: the view goes round no more.
 #[test]
 fn a_view_of_one_element_between_maps_is_passed_once() {
