@@ -62,6 +62,13 @@ pub fn read(file: &Bytes, external: &mut External<'_>) -> Result<Model, ReadErro
     })
 }
 
+/// Whether there is an operator of this name, apart from a model's own functions.
+fn is_known(domain: &str, name: &str) -> bool {
+    let plain = plain_domain(domain);
+    let is_value = plain.is_empty() && name == "Constant";
+    is_value || find(plain, name).is_some() || functions::has(plain, name) || ml::is_known(domain, name)
+}
+
 /// ONNX's own domain has two names.
 fn plain_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
@@ -98,7 +105,10 @@ impl<'a> Importer<'a, '_> {
         if self.scopes.len() >= DEEPEST {
             return Err(ReadError::NoModel(format!("graphs lie in graphs more than {DEEPEST} deep")));
         }
-        let proto = GraphProto::read(message, self.source.budget)?;
+        let functions = self.functions;
+        let is_own = |domain: &str, name: &str| functions.iter().any(|f| f.name == name && f.domain == domain);
+        let is_read = |domain: &str, name: &str| is_known(domain, name) || is_own(domain, name);
+        let proto = GraphProto::read(message, self.source.budget, &is_read)?;
         self.scopes.push(Scope::default());
         self.scope().graph.name = proto.name.to_owned();
         if proto.n_sparse > 0 {

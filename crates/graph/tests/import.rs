@@ -228,6 +228,20 @@ fn what_is_not_supported_says_where() {
 
 /// What ONNX Runtime's tools write in the place of several operators computes what these do.
 #[test]
+fn unknown_operators_are_told_before_their_attributes_are_read() {
+    // Whole numbers of a byte each, which would be more than reading may take.
+    let numbers = field(5, [field(1, "a"), field(8, vec![1_u8; 16 << 20]), int(20, 7)].concat());
+    let of = |domain: &str, name: &str| {
+        let call = [field(2, "y"), numbers.clone(), field(4, name), field(7, domain)].concat();
+        let file = model(17, [field(1, call), field(12, field(1, "y"))].concat());
+        read(&file).map(|graph| specialise(&graph, &Bindings::default()).problems[0].to_string())
+    };
+    let wanted = "node `y` (some.where.Forest, opset 0): this operator is not supported";
+    assert_eq!(of("some.where", "Forest").as_deref(), Ok(wanted));
+    assert!(of("", "Relu").is_err(), "those of known ones are read");
+}
+
+#[test]
 fn operators_of_onnx_runtime_are_functions() {
     let numbers = |shape: &[usize], seed: usize| {
         let n: usize = shape.iter().product();

@@ -633,6 +633,7 @@ impl Job<'_> {
             }
             Op::Resize(resize) => self.resized(resize),
             Op::ArgReduce(reduce) => self.arg_reduce(reduce),
+            Op::TreeEnsemble(trees) => self.trees(trees),
             Op::OneHot(one_hot) => self.one_hot(one_hot),
             Op::Cumulative(running) => self.running(running),
             Op::GroupNormalization(norm) => self.group_normalization(norm),

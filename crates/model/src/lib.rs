@@ -26,6 +26,7 @@ mod runner;
 mod scalar;
 mod schedule;
 mod simplify;
+mod trees;
 
 pub use compile::{CompileError, Compiled, Making, Schedule, compile, compile_as, compile_quickly, lay_out};
 pub use fuse::{Fused, Kernel, Moving, Step, Steps, fuse, lower};

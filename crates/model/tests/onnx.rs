@@ -170,6 +170,11 @@ fn small_models_compute_what_onnx_says() {
     check_file("suite.cases.gz", 80, 95);
 }
 
+#[test]
+fn trees_machines_and_scalers_compute_what_onnx_runtime_does() {
+    check_file("ml.cases.gz", 130, 130);
+}
+
 fn check_file(file: &str, at_least: usize, by_kernels: usize) {
     let n_host = check_cases(file, at_least, |case| check(case, &host::target()));
     let found = n_host.iter().filter(|&&n| n == 0).count();

@@ -83,19 +83,24 @@ const FUNCTIONS: &[&str] = &[
      s = Mul(sa, sb); t = Mul(f, s); y = Add(t, c)",
 ];
 
+/// Whether an operator is one of these functions.
+pub fn has(domain: &str, name: &str) -> bool {
+    // One of them has no domain in the models that have it.
+    let is_plain = domain.is_empty() && name == "SimplifiedLayerNormalization";
+    let is_named = |row: &&str| row.strip_prefix(name).is_some_and(|rest| rest.starts_with('('));
+    (domain == DOMAIN || is_plain) && FUNCTIONS.iter().any(is_named)
+}
+
 /// The function that a node of ONNX Runtime's domain calls; none where it has none of that name.
 ///
 /// # Errors
 /// Where it is given something else than is known here.
 pub fn known<'a>(node: &NodeProto<'a>) -> Option<Result<FunctionProto<'a>, OpError>> {
-    // One of them has no domain in the models that have it.
-    let is_plain = plain_domain(node.domain).is_empty() && node.op_type == "SimplifiedLayerNormalization";
-    if node.domain != DOMAIN && !is_plain {
+    if !has(plain_domain(node.domain), node.op_type) {
         return None;
     }
     let rows = FUNCTIONS.iter().filter_map(|row| row.strip_prefix(node.op_type)?.strip_prefix('('));
-    let mut functions = rows.map(|row| read(node, row)).peekable();
-    functions.peek()?;
+    let mut functions = rows.map(|row| read(node, row));
     let fits = |function: &FunctionProto<'_>| {
         let is_given = |at: usize| node.inputs.get(at).is_some_and(|name| !name.is_empty());
         let n = function.inputs.len().max(node.inputs.len());

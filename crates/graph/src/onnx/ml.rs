@@ -62,6 +62,11 @@ pub const ROWS: &[Row] = &[
     }),
 ];
 
+/// Whether the domain is this one, and has an operator of this name.
+pub fn is_known(domain: &str, name: &str) -> bool {
+    domain == DOMAIN && ROWS.iter().any(|row| row.name == name)
+}
+
 /// What a node of a draft reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Port {

@@ -137,13 +137,17 @@ fn read_opset(message: Message<'_>) -> Result<(&str, i64), ReadError> {
     Ok((domain, version))
 }
 
+/// Whether the attributes of an operator of a domain are read.
+pub type IsRead<'a> = dyn Fn(&str, &str) -> bool + 'a;
+
 impl<'a> GraphProto<'a> {
-    pub fn read(message: Message<'a>, budget: &Budget) -> Result<GraphProto<'a>, ReadError> {
+    /// Reads a graph, with the attributes of those operators alone for which they are of use.
+    pub fn read(message: Message<'a>, budget: &Budget, is_read: &IsRead<'_>) -> Result<GraphProto<'a>, ReadError> {
         let mut graph = GraphProto::default();
         for field in message {
             let field = field?;
             match field.number {
-                1 => push(&mut graph.nodes, NodeProto::read(field.message()?, budget)?, budget)?,
+                1 => push(&mut graph.nodes, NodeProto::read(field.message()?, budget, is_read)?, budget)?,
                 2 => graph.name = field.text()?,
                 5 => push(&mut graph.initializers, TensorProto::read(field.message()?, budget)?, budget)?,
                 11 => push(&mut graph.inputs, ValueInfo::read(field.message()?, budget)?, budget)?,
@@ -158,8 +162,9 @@ impl<'a> GraphProto<'a> {
 }
 
 impl<'a> NodeProto<'a> {
-    fn read(message: Message<'a>, budget: &Budget) -> Result<NodeProto<'a>, ReadError> {
+    fn read(message: Message<'a>, budget: &Budget, is_read: &IsRead<'_>) -> Result<NodeProto<'a>, ReadError> {
         let mut node = NodeProto::default();
+        // Its domain stands behind its attributes, which may be larger than all else.
         for field in message {
             let field = field?;
             match field.number {
@@ -167,9 +172,16 @@ impl<'a> NodeProto<'a> {
                 2 => push(&mut node.outputs, field.text()?, budget)?,
                 3 => node.name = field.text()?,
                 4 => node.op_type = field.text()?,
-                5 => push(&mut node.attributes, AttributeProto::read(field.message()?, budget)?, budget)?,
                 7 => node.domain = field.text()?,
                 _ => {}
+            }
+        }
+        if is_read(node.domain, node.op_type) {
+            for field in message {
+                let field = field?;
+                if field.number == 5 {
+                    push(&mut node.attributes, AttributeProto::read(field.message()?, budget)?, budget)?;
+                }
             }
         }
         Ok(node)
@@ -185,7 +197,7 @@ impl<'a> FunctionProto<'a> {
                 1 => function.name = field.text()?,
                 4 => push(&mut function.inputs, field.text()?, budget)?,
                 5 => push(&mut function.outputs, field.text()?, budget)?,
-                7 => push(&mut function.nodes, NodeProto::read(field.message()?, budget)?, budget)?,
+                7 => push(&mut function.nodes, NodeProto::read(field.message()?, budget, &|_, _| true)?, budget)?,
                 9 => push(&mut function.opsets, read_opset(field.message()?)?, budget)?,
                 10 => function.domain = field.text()?,
                 11 => push(&mut function.defaults, AttributeProto::read(field.message()?, budget)?, budget)?,

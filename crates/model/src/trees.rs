@@ -1,0 +1,482 @@
+//! Ensembles of decision trees as look-ups: one for each branch on the way, of all trees and rows together.
+//!
+//! All trees go down by one branch at a time. A branch goes right where its feature is above its threshold,
+//! and the right child stands behind the left one, so that no way depends on a jump. Where the trees are
+//! nearly full, each level is a table of its own, in which a node at `i` has its children at `2i` and `2i +
+//! 1`. Otherwise all nodes are in one table that says where the left child is; leaves lead to themselves.
+
+use std::collections::HashMap;
+
+use tilewright_graph::op::{Aggregate, Forest, Test, TreeEnsemble, TreeNode, Unary};
+use tilewright_graph::{DType, Tensor};
+use tilewright_ir::Expr;
+use tilewright_ir::expr::ReduceOp;
+
+use crate::import::Job;
+use crate::net::{Kind, ValueId};
+use crate::scalar::{self, add, input, mul, number, where_less};
+
+/// Branches on a way, at most: each is a stage of the nest.
+const DEEPEST: usize = 64;
+/// A level for itself has so many times as many places as nodes, at most.
+const MOST_PADDED: usize = 4;
+/// Targets of which each tree gives one, at most, for a nest each.
+const MOST_APART: usize = 32;
+
+/// Forms of the features, side by side: what is not a number is above all, below all, or is all that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Form {
+    /// Goes right where it is not a number.
+    Right,
+    /// Goes left where it is not a number.
+    Left,
+    /// Goes right where it is not a number, and nowhere else.
+    Missing,
+}
+
+/// A node as all are after their tests are one.
+#[derive(Debug, Clone, Copy)]
+enum Cell {
+    /// Goes right, to the second of the children, where the feature's form is above the threshold.
+    Branch { form: Form, feature: usize, threshold: f64, children: [usize; 2] },
+    /// Adds weights.
+    Leaf(usize, usize),
+}
+
+/// Nodes whose tests are all `x > threshold`, as those of a forest are, from as many roots.
+struct Cells {
+    all: Vec<Cell>,
+    roots: Vec<usize>,
+    /// Branches on the longest way.
+    depth: usize,
+}
+
+impl Cells {
+    fn new(forest: &Forest, dtype: DType) -> Cells {
+        let below = |x: f64| match dtype {
+            DType::F64 => x.next_down(),
+            _ => f64::from((x as f32).next_down()),
+        };
+        // Those that are more than one come behind the others.
+        let mut all: Vec<Cell> = Vec::with_capacity(forest.nodes().len());
+        let mut more = Vec::new();
+        for node in forest.nodes() {
+            let cell = match *node {
+                TreeNode::Leaf(first, end) => Cell::Leaf(first, end),
+                TreeNode::Branch { feature, test, threshold, missing_holds, children: [holds, fails] } => {
+                    let missing = if missing_holds || test == Test::NotEqual { holds } else { fails };
+                    let lower = below(threshold);
+                    let never = threshold == f64::NEG_INFINITY;
+                    let of = |threshold: f64, left: usize, right: usize| {
+                        Cells::branch(feature, threshold, [left, right], missing)
+                    };
+                    match test {
+                        _ if threshold.is_nan() => {
+                            let other = if test == Test::NotEqual { holds } else { fails };
+                            Cells::of_missing(feature, other, missing)
+                        }
+                        Test::AtMost => of(threshold, holds, fails),
+                        Test::Greater => of(threshold, fails, holds),
+                        Test::Less if never => Cells::of_missing(feature, fails, missing),
+                        Test::AtLeast if never => Cells::of_missing(feature, holds, missing),
+                        Test::Less => of(lower, holds, fails),
+                        Test::AtLeast => of(lower, fails, holds),
+                        Test::Equal | Test::NotEqual => {
+                            let (same, other) = if test == Test::Equal { (holds, fails) } else { (fails, holds) };
+                            // Nothing is below, so that what is not above is it.
+                            let inner = match never {
+                                true => Cells::of_missing(feature, same, missing),
+                                false => of(lower, other, same),
+                            };
+                            more.push(inner);
+                            // What is not a number goes on if it has to be tested by the inner one.
+                            let behind = forest.nodes().len() + more.len() - 1;
+                            let missing = if missing == other { other } else { behind };
+                            Cells::branch(feature, threshold, [behind, other], missing)
+                        }
+                    }
+                }
+            };
+            all.push(cell);
+        }
+        all.extend(more);
+        let mut cells = Cells { all, roots: forest.roots().to_vec(), depth: 0 };
+        cells.depth = cells.measured();
+        cells
+    }
+
+    /// A branch, of which one child is that of what is not a number.
+    fn branch(feature: usize, threshold: f64, children: [usize; 2], missing: usize) -> Cell {
+        let [left, right] = children;
+        match (missing == right && left != right, threshold == f64::INFINITY) {
+            // Nothing is above.
+            (true, true) => Cells::of_missing(feature, left, right),
+            (true, false) => Cell::Branch { form: Form::Right, feature, threshold, children },
+            (false, _) => Cell::Branch { form: Form::Left, feature, threshold, children },
+        }
+    }
+
+    /// A branch for what is not a number alone.
+    fn of_missing(feature: usize, other: usize, missing: usize) -> Cell {
+        Cell::Branch { form: Form::Missing, feature, threshold: 0.0, children: [other, missing] }
+    }
+
+    fn measured(&self) -> usize {
+        let mut heights: Vec<Option<usize>> = vec![None; self.all.len()];
+        let mut stack = self.roots.clone();
+        while let Some(&at) = stack.last() {
+            let height = match self.all[at] {
+                Cell::Leaf(..) => Some(0),
+                Cell::Branch { children, .. } => match children.map(|child| heights[child]) {
+                    [Some(a), Some(b)] => Some(a.max(b) + 1),
+                    below => {
+                        stack.extend(children.iter().zip(below).filter(|(_, known)| known.is_none()).map(|(c, _)| c));
+                        None
+                    }
+                },
+            };
+            if height.is_some() {
+                heights[at] = height;
+                stack.pop();
+            }
+        }
+        self.roots.iter().filter_map(|&root| heights[root]).max().unwrap_or(0)
+    }
+
+    /// The forms of features that are read.
+    fn forms(&self) -> Vec<Form> {
+        let forms = self.all.iter().filter_map(|cell| match cell {
+            Cell::Branch { form, .. } => Some(*form),
+            Cell::Leaf(..) => None,
+        });
+        let mut forms: Vec<Form> = forms.collect();
+        forms.sort_unstable();
+        forms.dedup();
+        forms
+    }
+}
+
+/// What the branches of one level look up.
+#[derive(Default)]
+struct Table {
+    features: Vec<i64>,
+    thresholds: Vec<f64>,
+    /// Where the left child is; none where that is twice the place.
+    lefts: Option<Vec<i64>>,
+}
+
+/// Tables of trees, and the leaves that they lead to.
+struct Tables {
+    /// One for each level, or one for all.
+    levels: Vec<Table>,
+    /// The root of each tree in the first one.
+    roots: Vec<i64>,
+    /// The weights of each place behind the last level.
+    leaves: Vec<(usize, usize)>,
+}
+
+impl Tables {
+    fn new(cells: &Cells, roots: &[usize], place_of: &dyn Fn(Form, usize) -> i64) -> Tables {
+        let padded = roots.len() << cells.depth.min(24);
+        if cells.depth <= 16 && padded <= MOST_PADDED * cells.all.len() {
+            Tables::by_level(cells, roots, place_of)
+        } else {
+            Tables::linked(cells, roots, place_of)
+        }
+    }
+
+    fn by_level(cells: &Cells, roots: &[usize], place_of: &dyn Fn(Form, usize) -> i64) -> Tables {
+        let mut nodes = roots.to_vec();
+        let mut levels = Vec::new();
+        for _ in 0..cells.depth {
+            let mut table = Table::default();
+            let mut below = Vec::with_capacity(2 * nodes.len());
+            for &at in &nodes {
+                let (feature, threshold, children) = match cells.all[at] {
+                    Cell::Branch { form, feature, threshold, children } => {
+                        (place_of(form, feature), threshold, children)
+                    }
+                    Cell::Leaf(..) => (0, f64::INFINITY, [at; 2]),
+                };
+                table.features.push(feature);
+                table.thresholds.push(threshold);
+                below.extend(children);
+            }
+            levels.push(table);
+            nodes = below;
+        }
+        let leaves = nodes.iter().map(|&at| match cells.all[at] {
+            Cell::Leaf(first, end) => (first, end),
+            Cell::Branch { .. } => unreachable!("no way is longer than the longest"),
+        });
+        Tables { levels, roots: (0..roots.len() as i64).collect(), leaves: leaves.collect() }
+    }
+
+    fn linked(cells: &Cells, roots: &[usize], place_of: &dyn Fn(Form, usize) -> i64) -> Tables {
+        // The nodes at each place; both children of a branch stand next to each other, once for it.
+        let mut nodes = roots.to_vec();
+        let mut pairs: HashMap<usize, i64> = HashMap::new();
+        let (mut table, mut lefts) = (Table::default(), Vec::new());
+        let mut leaves = Vec::new();
+        let mut at = 0;
+        while at < nodes.len() {
+            match cells.all[nodes[at]] {
+                Cell::Branch { form, feature, threshold, children } => {
+                    table.features.push(place_of(form, feature));
+                    table.thresholds.push(threshold);
+                    lefts.push(*pairs.entry(nodes[at]).or_insert_with(|| {
+                        nodes.extend(children);
+                        nodes.len() as i64 - 2
+                    }));
+                    leaves.push((0, 0));
+                }
+                Cell::Leaf(first, end) => {
+                    table.features.push(0);
+                    table.thresholds.push(f64::INFINITY);
+                    lefts.push(at as i64);
+                    leaves.push((first, end));
+                }
+            }
+            at += 1;
+        }
+        table.lefts = Some(lefts);
+        Tables { levels: vec![table], roots: (0..roots.len() as i64).collect(), leaves }
+    }
+}
+
+impl Job<'_> {
+    /// Trees as look-ups: a nest for all targets, or one for each where each tree has a single one.
+    pub(crate) fn trees(&mut self, op: &TreeEnsemble) -> Option<()> {
+        let (mut x, to) = (self.try_input(0)?, self.output()?);
+        let mut shape = self.shape(0)?;
+        if !matches!(self.net.value(x).dtype, DType::F32 | DType::F64) {
+            let single = self.value("single", DType::F32, &shape);
+            x = self.push(Kind::Map(input(0)), &[x], single);
+        }
+        if shape.len() == 1 {
+            shape.insert(0, 1);
+            x = self.step("row", Kind::View, &[x], &shape);
+        }
+        let [n, n_features] = [shape[0], shape[1]];
+        let dtype = self.net.value(x).dtype;
+        let is_exact = |node: &TreeNode| match node {
+            TreeNode::Branch { threshold, .. } => {
+                dtype == DType::F64 || threshold.is_nan() || f64::from(*threshold as f32) == *threshold
+            }
+            TreeNode::Leaf(..) => true,
+        };
+        op.forest.nodes().iter().all(is_exact).then_some(())?;
+        let cells = Cells::new(&op.forest, dtype);
+        (0 < cells.depth && cells.depth <= DEEPEST && n_features > 0).then_some(())?;
+        let forms = cells.forms();
+        let x = self.forms(x, &forms, [n, n_features]);
+        let place_of = |form: Form, feature: usize| {
+            let at = forms.iter().position(|own| *own == form).expect("each form that is read is there");
+            at as i64 * n_features + feature as i64
+        };
+        let targets = Targets::of(&op.forest)?;
+        let parts: Vec<(Vec<usize>, Option<usize>)> = match targets {
+            Targets::Each(of_trees) => {
+                let trees = |target: usize| {
+                    let own = cells.roots.iter().zip(&of_trees).filter(|(_, of)| **of == target);
+                    own.map(|(root, _)| *root).collect::<Vec<_>>()
+                };
+                (0..op.forest.n_targets()).map(|target| (trees(target), Some(target))).collect()
+            }
+            Targets::All => vec![(cells.roots.clone(), None)],
+        };
+        let mut columns = Vec::new();
+        for (roots, target) in parts {
+            let tables = Tables::new(&cells, &roots, &place_of);
+            columns.push(self.walked(&op.forest, &tables, cells.depth, x, n, target));
+        }
+        let [column] = columns[..] else {
+            self.push(Kind::Concat(1), &columns, to);
+            return Some(());
+        };
+        self.push(Kind::View, &[column], to);
+        Some(())
+    }
+
+    /// The forms of features next to each other.
+    fn forms(&mut self, x: ValueId, forms: &[Form], [n, n_features]: [i64; 2]) -> ValueId {
+        // As it is, what is not a number is above nothing.
+        if let [Form::Left] = forms {
+            return x;
+        }
+        let is_missing = scalar::unary(Unary::IsNan, input(0)).expect("there is code for it");
+        let either = |missing: Expr, other: Expr| where_less(number(0.0), is_missing.clone(), missing, other);
+        let mut all = Vec::new();
+        for form in forms {
+            let value = match form {
+                Form::Right => either(number(f64::INFINITY), input(0)),
+                Form::Left => either(number(f64::NEG_INFINITY), input(0)),
+                Form::Missing => either(number(1.0), number(0.0)),
+            };
+            all.push(self.step("form", Kind::Map(value), &[x], &[n, n_features]));
+        }
+        match all[..] {
+            [only] => only,
+            _ => self.step("forms", Kind::Concat(1), &all, &[n, n_features * forms.len() as i64]),
+        }
+    }
+
+    /// What trees give to one target, `[n, 1]`, or to all, `[n, targets]`.
+    fn walked(
+        &mut self,
+        forest: &Forest,
+        tables: &Tables,
+        depth: usize,
+        x: ValueId,
+        n: i64,
+        target: Option<usize>,
+    ) -> ValueId {
+        let n_trees = tables.roots.len() as i64;
+        let all = [n, n_trees];
+        let of = self.net.value(x).dtype;
+        let mut at: Option<ValueId> = None;
+        let mut constants: Option<[ValueId; 3]> = None;
+        let look_up = Kind::Gather { axis: 0, by_element: false };
+        for level in 0..depth {
+            let table = tables.levels.get(level).unwrap_or(&tables.levels[0]);
+            let (found, threshold, left);
+            if let Some(at) = at {
+                let known = constants.take().filter(|_| table.lefts.is_some());
+                let [features, thresholds, lefts] = known.unwrap_or_else(|| self.tables(table, of));
+                constants = Some([features, thresholds, lefts]);
+                let feature = self.step("feature", look_up.clone(), &[features, at], &all);
+                found = self.step("found", Kind::Gather { axis: 1, by_element: true }, &[x, feature], &all);
+                threshold = self.step("threshold", look_up.clone(), &[thresholds, at], &all);
+                left = match table.lefts {
+                    Some(_) => self.step("left", look_up.clone(), &[lefts, at], &all),
+                    None => at,
+                };
+            } else {
+                // The first branches are known.
+                let roots = tables.roots.iter().map(|&root| root as usize);
+                let of_roots = |list: &[i64]| roots.clone().map(|root| list[root]).collect::<Vec<_>>();
+                let features = self.whole_constant("feature0", DType::I32, &[n_trees], &of_roots(&table.features));
+                found = self.step("found", Kind::Gather { axis: 1, by_element: false }, &[x, features], &all);
+                let thresholds: Vec<f64> = roots.clone().map(|root| table.thresholds[root]).collect();
+                threshold = self.numbers("threshold0", of, &[n_trees], &thresholds);
+                let firsts = table.lefts.as_ref().map_or_else(|| tables.roots.clone(), |lefts| of_roots(lefts));
+                left = self.whole_constant("left0", DType::I32, &[n_trees], &firsts);
+            }
+            let first = if table.lefts.is_some() { input(0) } else { mul(input(0), number(2.0)) };
+            let next = add(first, where_less(input(1), input(2), number(1.0), number(0.0)));
+            let place = self.value("place", DType::I32, &all);
+            at = Some(self.push(Kind::Map(next), &[left, threshold, found], place));
+        }
+        let at = at.expect("a way has a branch");
+        self.weighed(forest, tables, at, all, target)
+    }
+
+    /// The tables of a level as constants.
+    fn tables(&mut self, table: &Table, of: DType) -> [ValueId; 3] {
+        let n = table.features.len() as i64;
+        let features = self.whole_constant("features", DType::I32, &[n], &table.features);
+        let thresholds = self.numbers("thresholds", of, &[n], &table.thresholds);
+        let lefts = table.lefts.as_ref().map(|lefts| self.whole_constant("lefts", DType::I32, &[n], lefts));
+        [features, thresholds, lefts.unwrap_or(features)]
+    }
+
+    /// The weights of leaves at places, made one number of each target.
+    fn weighed(
+        &mut self,
+        forest: &Forest,
+        tables: &Tables,
+        at: ValueId,
+        [n, n_trees]: [i64; 2],
+        target: Option<usize>,
+    ) -> ValueId {
+        let (reduce, none) = match forest.aggregate() {
+            Aggregate::Sum | Aggregate::Average => (ReduceOp::Sum, 0.0),
+            Aggregate::Min => (ReduceOp::Min, f64::INFINITY),
+            Aggregate::Max => (ReduceOp::Max, f64::NEG_INFINITY),
+        };
+        let n_targets = if target.is_some() { 1 } else { forest.n_targets() };
+        let mut weights: Vec<Option<f64>> = vec![None; tables.leaves.len() * n_targets];
+        for (leaf, &(first, end)) in tables.leaves.iter().enumerate() {
+            for (of, weight) in &forest.weights()[first..end] {
+                let to = &mut weights[leaf * n_targets + if target.is_some() { 0 } else { *of }];
+                *to = Some(match (forest.aggregate(), *to) {
+                    (_, None) => *weight,
+                    (Aggregate::Sum | Aggregate::Average, Some(x)) => x + weight,
+                    (Aggregate::Min, Some(x)) => x.min(*weight),
+                    (Aggregate::Max, Some(x)) => x.max(*weight),
+                });
+            }
+        }
+        let weights: Vec<f64> = weights.into_iter().map(|weight| weight.unwrap_or(none)).collect();
+        let dtype = self.output().map_or(DType::F32, |to| self.net.value(to).dtype);
+        let (n_leaves, k) = (tables.leaves.len() as i64, n_targets as i64);
+        let look_up = Kind::Gather { axis: 0, by_element: false };
+        let (table, found) = match n_targets {
+            1 => (vec![n_leaves], vec![n, n_trees]),
+            _ => (vec![n_leaves, k], vec![n, n_trees, k]),
+        };
+        let table = self.numbers("weights", dtype, &table, &weights);
+        let found = self.step("weight", look_up, &[table, at], &found);
+        let kept = if n_targets == 1 { vec![n, 1] } else { vec![n, 1, k] };
+        let sum = self.step("sum", Kind::Reduce(reduce, vec![1]), &[found], &kept);
+        let sum = match forest.aggregate() {
+            Aggregate::Average => {
+                let share = mul(input(0), number(1.0 / forest.roots().len() as f64));
+                self.step("mean", Kind::Map(share), &[sum], &kept)
+            }
+            _ => sum,
+        };
+        if n_targets == 1 { sum } else { self.step("targets", Kind::View, &[sum], &[n, k]) }
+    }
+
+    /// A constant of numbers.
+    fn numbers(&mut self, what: &str, dtype: DType, shape: &[i64], numbers: &[f64]) -> ValueId {
+        let id = self.value(what, dtype, shape);
+        let shape: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
+        self.net.values[id.0].constant = Some(Tensor::from_floats(dtype, shape, numbers));
+        id
+    }
+}
+
+/// Which targets trees have weights for.
+enum Targets {
+    /// Each tree has weights of one, this one.
+    Each(Vec<usize>),
+    /// Any.
+    All,
+}
+
+impl Targets {
+    /// The targets of a forest; none where an extreme may be one of no weights.
+    fn of(forest: &Forest) -> Option<Targets> {
+        let n = forest.n_targets();
+        let mut of_trees: Vec<Option<usize>> = Vec::new();
+        // Targets for which some tree has a weight at each of its leaves.
+        let mut is_certain = vec![false; n];
+        let (mut seen, mut is_single) = (vec![usize::MAX; forest.nodes().len()], n <= MOST_APART);
+        for (tree, &root) in forest.roots().iter().enumerate() {
+            let (mut own, mut is_on_all, mut stack) = (None, vec![true; n], vec![root]);
+            while let Some(at) = stack.pop() {
+                match forest.nodes()[at] {
+                    _ if std::mem::replace(&mut seen[at], tree) == tree => {}
+                    TreeNode::Branch { children, .. } => stack.extend(children),
+                    TreeNode::Leaf(first, end) => {
+                        let mut has = vec![false; n];
+                        for (target, _) in &forest.weights()[first..end] {
+                            has[*target] = true;
+                            is_single &= *own.get_or_insert(*target) == *target;
+                        }
+                        is_on_all.iter_mut().zip(has).for_each(|(all, has)| *all &= has);
+                    }
+                }
+            }
+            of_trees.push(own);
+            is_certain.iter_mut().zip(is_on_all).for_each(|(is, on_all)| *is |= on_all);
+        }
+        let is_sum = matches!(forest.aggregate(), Aggregate::Sum | Aggregate::Average);
+        (is_sum || is_certain.iter().all(|&is| is)).then_some(())?;
+        let of_trees: Vec<usize> = of_trees.into_iter().map(|own| own.unwrap_or(0)).collect();
+        let has_all = (0..n).all(|target| of_trees.contains(&target));
+        Some(if is_single && has_all { Targets::Each(of_trees) } else { Targets::All })
+    }
+}
