@@ -639,14 +639,11 @@ impl Generator<'_> {
             (ReduceOp::Max | ReduceOp::Min, _) => {
                 // Steps wait for each other by their second operand alone.
                 let value = self.eval(value, dtype);
-                self.combine(op.combine(), value, old)
+                self.extreme(op.combine(), value, old, dtype)
             }
             (ReduceOp::Sum | ReduceOp::Product, _) => {
                 let value = self.eval(value, dtype);
-                match op {
-                    ReduceOp::Max | ReduceOp::Min => self.extreme(op.combine(), old, value, dtype),
-                    ReduceOp::Sum | ReduceOp::Product => self.combine(op.combine(), old, value),
-                }
+                self.combine(op.combine(), old, value)
             }
         };
         let new = self.as_element(buffer, new);

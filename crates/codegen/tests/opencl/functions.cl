@@ -11,9 +11,13 @@ run {
   }
 }
 */
+float min_float(float a, float b) { return a < b | isnan(a) ? a : b; }
+
+float max_float(float a, float b) { return a > b | isnan(a) ? a : b; }
+
 __attribute__((reqd_work_group_size(64, 1, 1)))
 kernel void run_0(global const float *restrict x, global float *restrict y) {
     const int i = get_group_id(0);
     const int thread_x = get_local_id(0);
-    y[64 * i + thread_x] = fma(fmax(fmin(x[64 * i + thread_x], 1.0f), 0x1.99999ap-4f), (x[64 * i + thread_x] < 0x1p-1f ? 2.0f : x[64 * i + thread_x]), erf(tanh(exp(x[64 * i + thread_x]))));
+    y[64 * i + thread_x] = fma(max_float(0x1.99999ap-4f, min_float(1.0f, x[64 * i + thread_x])), (x[64 * i + thread_x] < 0x1p-1f ? 2.0f : x[64 * i + thread_x]), erf(tanh(exp(x[64 * i + thread_x]))));
 }

@@ -23,5 +23,5 @@ kernel void run_0(global const long *restrict ids, global const double *restrict
     const int i = get_group_id(0);
     const int thread_x = get_local_id(0);
     out[8 * i + thread_x] = (table[8 * place_of(ids[i], 100) + (thread_x)] + (double)(i));
-    bytes[8 * i + thread_x] = convert_char_sat((convert_int_sat(ids[i]) * 3));
+    bytes[8 * i + thread_x] = convert_char(as_int(as_uint((int)ids[i]) * as_uint(3)));
 }
