@@ -10,12 +10,10 @@ use tilewright_ir::expr::{BinaryOp, Cond, ReduceOp, UnaryOp};
 
 use crate::import::Job;
 use crate::net::{Kind, Line, ValueId, Windows};
-use crate::scalar::{add, clip, input, less, max, min, mul, number, of, quantized, sub, where_less, whole};
+use crate::scalar::{add, choose_if, clip, input, less, max, min, mul, number, of, quantized, sub, where_less};
 
-/// Numbers that a running sum adds for each of its own, at most.
-const MOST_RUNNING: i64 = 1024;
 /// Pixels that each pixel of a resized image is made of along a dimension, at most.
-const MOST_TAPS: usize = 4;
+const MOST_TAPS: usize = 32;
 /// Single precision counts so far.
 const MOST_COUNTED: i64 = 1 << 24;
 
@@ -30,7 +28,7 @@ impl Job<'_> {
     }
 
     /// A constant of numbers of single precision.
-    fn constant(&mut self, what: &str, shape: &[i64], numbers: &[f32]) -> ValueId {
+    pub(crate) fn constant(&mut self, what: &str, shape: &[i64], numbers: &[f32]) -> ValueId {
         let name = format!("{}.{what}", self.node.place.node);
         self.net.add_constant(&name, shape, numbers)
     }
@@ -66,20 +64,19 @@ impl Job<'_> {
     /// One of two numbers at the place that an index says along a new dimension, the other elsewhere.
     pub(crate) fn one_hot(&mut self, op: &OneHot) -> Option<()> {
         let (index, values, to) = (self.try_input(0)?, self.try_input(2)?, self.output()?);
-        (self.is_whole(index) && self.has_code(to)).then_some(())?;
-        let values = self.net.value(values).constant.as_ref().filter(|values| values.n_elements() == 2)?;
-        let dtype = self.net.element_type(to)?;
-        let of = |at: usize| match dtype.is_float() {
-            true => number(values.floats()[at]),
-            false => whole(dtype, values.integers()[at]),
-        };
-        let (off, on) = (of(0), of(1));
+        (self.has_code(index) && self.has_code(to) && self.has_code(values)).then_some(())?;
+        let (mut inputs, mut parts) = (Vec::new(), Vec::new());
+        for at in 0..2 {
+            parts.push(self.net.literal_at(values, at).unwrap_or_else(|| input(2 + at)));
+            let part = self.step("value", Kind::Slice(vec![(at as i64, 1)]), &[values], &[1]);
+            inputs.push(self.viewed("value", part, &[]));
+        }
         let shape = self.net.shape(to).to_vec();
         let axis = axis(op.axis, shape.len()).ok()?;
         let (mut column, mut along) = (shape.clone(), vec![1; shape.len()]);
         (column[axis], along[axis]) = (1, shape[axis]);
-        let dtype = self.net.value(index).dtype;
-        let places = self.whole_constant("places", dtype, &along, &(0..shape[axis]).collect::<Vec<_>>());
+        let index = self.whole_map("index", input(0), &[index], &self.net.shape(index).to_vec());
+        let places = self.whole_constant("places", DType::I64, &along, &(0..shape[axis]).collect::<Vec<_>>());
         let column = self.step("column", Kind::View, &[index], &column);
         // Negative numbers count from the end.
         let differs = |index: Expr| {
@@ -87,19 +84,15 @@ impl Job<'_> {
             not(not(less(index.clone(), input(1))).and(not(less(input(1), index))))
         };
         let is_other = differs(input(0)).and(differs(add(input(0), number(shape[axis] as f64))));
-        let value = Expr::Select(Box::new(is_other), Box::new(off), Box::new(on));
-        self.push(Kind::Map(value), &[column, places], to);
+        let value = choose_if(is_other, parts[0].clone(), parts[1].clone());
+        self.push(Kind::Map(value), &[column, places, inputs[0], inputs[1]], to);
         Some(())
     }
 
-    /// Running sums or products, as windows that end or begin at each place.
-    pub(crate) fn running(&mut self, op: &Cumulative) -> Option<()> {
-        let (x, along, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+    /// Running sums or products along a dimension, as windows that end or begin at each place.
+    pub(crate) fn running_windows(&mut self, op: &Cumulative, x: ValueId, axis: usize, to: ValueId) -> Option<()> {
         let shape = self.net.shape(x).to_vec();
-        let along = *self.net.value(along).constant.as_ref()?.i64s().first()?;
-        let axis = axis(along, shape.len()).ok()?;
         let n = shape[axis];
-        (self.has_code(x) && n <= MOST_RUNNING).then_some(())?;
         let ones = vec![1; shape.len()];
         let (mut kernel, mut before) = (ones.clone(), vec![0; shape.len()]);
         kernel[axis] = n;
@@ -230,16 +223,84 @@ impl Job<'_> {
         Some(())
     }
 
-    /// The scale or zero point of an input's elements, in the shape that maps read it in; none where blocks
-    /// have their own.
+    /// Sums of products of tensors by any indices, as sums over all of these.
+    pub(crate) fn sums_by_indices(&mut self, op: &Einsum) -> Option<()> {
+        let to = self.output()?;
+        let indices = op.indices(Inputs(&self.facts())).ok()?;
+        let sizes: Vec<i64> = indices.sizes.iter().map(|&n| n as i64).collect();
+        let mut factors = Vec::new();
+        for (at, own) in indices.inputs.iter().enumerate() {
+            let x = self.try_input(at)?;
+            self.has_code(x).then_some(())?;
+            let shape = self.net.shape(x).to_vec();
+            // Each index once, in order; along one that is there twice lies a diagonal.
+            let mut once = own.clone();
+            once.sort_unstable();
+            once.dedup();
+            let stride = |d: usize| shape[d + 1..].iter().product::<i64>();
+            let of_index = |index: usize| (0..own.len()).filter(move |&d| own[d] == index);
+            let extent = |index: usize| of_index(index).map(|d| shape[d]).max().unwrap_or(1);
+            let extents: Vec<i64> = once.iter().map(|&index| extent(index)).collect();
+            let along: Vec<i64> = (0..sizes.len())
+                .map(|index| once.iter().position(|own| *own == index).map_or(1, |at| extents[at]))
+                .collect();
+            let turned = if once.len() == own.len() {
+                let order: Vec<usize> =
+                    once.iter().map(|index| own.iter().position(|d| d == index)).collect::<Option<_>>()?;
+                self.step("turned", Kind::Transpose(order), &[x], &extents)
+            } else {
+                let n: i64 = extents.iter().product();
+                (n < MOST_COUNTED).then_some(())?;
+                let place = |at: i64| {
+                    let digit = |k: usize| at / extents[k + 1..].iter().product::<i64>() % extents[k];
+                    let step = |k: usize| of_index(once[k]).filter(|&d| shape[d] > 1).map(stride).sum::<i64>();
+                    (0..once.len()).map(|k| digit(k) * step(k)).sum::<i64>()
+                };
+                let places = self.whole_constant("diagonal", DType::I64, &[n], &(0..n).map(place).collect::<Vec<_>>());
+                let list = self.step("list", Kind::View, &[x], &[shape.iter().product()]);
+                self.step("diagonal", Kind::Gather { axis: 0, by_element: false }, &[list, places], &[n])
+            };
+            factors.push(self.viewed("factor", turned, &along));
+        }
+        let value = (0..factors.len()).map(input).reduce(mul)?;
+        let terms = self.step("terms", Kind::Map(value), &factors, &sizes);
+        let mut kept = sizes.clone();
+        kept[indices.n_out..].fill(1);
+        let summed: Vec<usize> = (indices.n_out..sizes.len()).collect();
+        let sums = match summed.is_empty() {
+            true => terms,
+            false => self.step("sums", Kind::Reduce(ReduceOp::Sum, summed), &[terms], &kept),
+        };
+        self.push(Kind::View, &[sums], to);
+        Some(())
+    }
+
+    /// The scale or zero point of an input's elements, in the shape that maps read it in.
     fn scaling(&mut self, at: usize, op: Scaling) -> Option<ValueId> {
         let id = self.try_input(at)?;
-        (op.block == 0).then_some(())?;
-        let n = self.net.value(id).n_elements();
         let shape = self.shape(0)?;
+        let n = self.net.value(id).n_elements();
+        if op.block > 0 {
+            let axis = axis(op.axis, shape.len()).ok()?;
+            return self.scaling_of_blocks(id, &shape, axis, op.block as i64);
+        }
         let mut along = vec![1; if n == 1 { 0 } else { shape.len() - axis(op.axis, shape.len()).ok()? }];
         along.first_mut().into_iter().for_each(|first| *first = n);
         Some(self.step("scaling", Kind::View, &[id], &along))
+    }
+
+    /// The scales or zero points of blocks along a dimension, each as often as a block has elements.
+    fn scaling_of_blocks(&mut self, id: ValueId, shape: &[i64], axis: usize, block: i64) -> Option<ValueId> {
+        self.has_code(id).then_some(())?;
+        let n_blocks = self.net.shape(id)[axis];
+        let around = |along: &[i64]| [&shape[..axis], along, &shape[axis + 1..]].concat();
+        let single = self.step("single", Kind::View, &[id], &around(&[n_blocks, 1]));
+        let blocks = self.repeated("blocks", single, &around(&[n_blocks, block]));
+        let all = self.step("scaling", Kind::View, &[blocks], &around(&[n_blocks * block]));
+        if self.net.shape(all) == shape {
+            return Some(all);
+        }
+        Some(self.step("scaling", Kind::Slice(vec![(0, 1); shape.len()]), &[all], shape))
     }
 
     /// A tensor in single precision.

@@ -1,9 +1,12 @@
 //! Operators that no kernel computes as functions in C, with kernels around them that find places.
 
-use tilewright_graph::op::{Scatter, TopK, axis};
+use tilewright_graph::op::{
+    Binary, Col2Im, Geometry, Inputs, MaxUnpool, Operation, RoiAlign, Scatter, TopK, Unary, axis,
+};
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::Expr;
-use tilewright_runtime::host::{HostCall, HostOperator, SCATTER, TOP_K};
+use tilewright_ir::expr::BinaryOp;
+use tilewright_runtime::host::{BINARY, COPY, DET, HostCall, HostOperator, MAX_POOL, ROI_ALIGN, SCATTER, TOP_K, UNARY};
 
 use crate::import::Job;
 use crate::net::{Kind, ValueId};
@@ -54,13 +57,13 @@ impl Job<'_> {
     }
 
     /// Whole numbers of i64 that an expression makes of others.
-    fn whole_map(&mut self, what: &str, value: Expr, inputs: &[ValueId], shape: &[i64]) -> ValueId {
+    pub(crate) fn whole_map(&mut self, what: &str, value: Expr, inputs: &[ValueId], shape: &[i64]) -> ValueId {
         let to = self.value(what, DType::I64, shape);
         self.push(Kind::Map(value), inputs, to)
     }
 
     /// Multiples of a number along one of so many dimensions.
-    fn counted(&mut self, rank: usize, axis: usize, n: i64, stride: i64) -> ValueId {
+    pub(crate) fn counted(&mut self, rank: usize, axis: usize, n: i64, stride: i64) -> ValueId {
         let mut along = vec![1; rank];
         along[axis] = n;
         self.whole_constant("counted", DType::I64, &along, &(0..n).map(|at| at * stride).collect::<Vec<_>>())
@@ -70,6 +73,17 @@ impl Job<'_> {
     /// is −1 where an index leads out of the tensor.
     pub(crate) fn scattered(&mut self, how: Scatter, from: ValueId, places: ValueId, updates: ValueId) -> Option<()> {
         let to = self.output()?;
+        self.scattered_to(how, from, places, updates, to)
+    }
+
+    fn scattered_to(
+        &mut self,
+        how: Scatter,
+        from: ValueId,
+        places: ValueId,
+        updates: ValueId,
+        to: ValueId,
+    ) -> Option<()> {
         let how = match how {
             Scatter::Replace => 0,
             // A truth that is added or multiplied is `or` and `and`.
@@ -132,7 +146,173 @@ impl Job<'_> {
         self.scattered(how, from, places, updates)
     }
 
-    /// The columns of `n` rows of so many whole numbers each.
+    /// A function of each element that kernels do not have.
+    pub(crate) fn unary_in_c(&mut self, f: Unary) -> Option<()> {
+        let (x, to) = (self.try_input(0)?, self.output()?);
+        if f == Unary::BitwiseNot {
+            let ones = self.whole_constant("ones", self.net.value(x).dtype, &[], &[-1]);
+            return self.binary_of(2, x, ones, to);
+        }
+        self.is_real(x).then_some(())?;
+        let functions = [Unary::Acos, Unary::Acosh, Unary::Asin, Unary::Asinh, Unary::Atan, Unary::Atanh];
+        let function = functions.iter().position(|known| *known == f)? as i64;
+        let n = self.net.value(x).n_elements();
+        self.call(UNARY, vec![self.type_number(x)?, n, function], 0, &[x], &[to]);
+        Some(())
+    }
+
+    /// A function of two elements that kernels do not have.
+    pub(crate) fn binary_in_c(&mut self, f: Binary) -> Option<()> {
+        let (a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+        let function = match f {
+            Binary::BitwiseAnd => 0,
+            Binary::BitwiseOr => 1,
+            Binary::BitwiseXor => 2,
+            Binary::BitShift { to_left: true } => 3,
+            Binary::BitShift { to_left: false } => 4,
+            Binary::Mod { of_dividend: true } => 5,
+            Binary::Mod { of_dividend: false } => 6,
+            _ => return None,
+        };
+        self.binary_of(function, a, b, to)
+    }
+
+    fn binary_of(&mut self, function: i64, a: ValueId, b: ValueId, to: ValueId) -> Option<()> {
+        let dtype = self.net.value(a).dtype;
+        (self.has_code(a) && dtype != DType::Bool && self.net.value(b).dtype == dtype).then_some(())?;
+        let shape = self.net.shape(to).to_vec();
+        let (a, b) = (self.repeated("left", a, &shape), self.repeated("right", b, &shape));
+        let n = shape.iter().product();
+        self.call(BINARY, vec![self.type_number(a)?, n, function], 0, &[a, b], &[to]);
+        Some(())
+    }
+
+    /// The same bits as elements of another type.
+    pub(crate) fn bits_as(&mut self) -> Option<()> {
+        let (x, to) = (self.try_input(0)?, self.output()?);
+        let n_bytes = self.net.value(x).n_bytes();
+        (n_bytes == self.net.value(to).n_bytes()).then_some(())?;
+        self.call(COPY, vec![n_bytes as i64], 0, &[x], &[to]);
+        Some(())
+    }
+
+    /// Determinants of matrices.
+    pub(crate) fn determinants(&mut self) -> Option<()> {
+        let (x, to, shape) = (self.try_input(0)?, self.output()?, self.shape(0)?);
+        self.is_real(x).then_some(())?;
+        let &[ref outer @ .., n, _] = &shape[..] else { return None };
+        let parameters = vec![self.type_number(x)?, outer.iter().product(), n];
+        self.call(DET, parameters, 8 * (n * n) as usize, &[x], &[to]);
+        Some(())
+    }
+
+    /// Regions of images, divided into bins.
+    pub(crate) fn regions(&mut self, op: &RoiAlign) -> Option<()> {
+        let (x, regions, images, to) = (self.try_input(0)?, self.try_input(1)?, self.try_input(2)?, self.output()?);
+        (self.is_f32(x) && self.is_f32(regions) && self.is_whole(images)).then_some(())?;
+        let n = self.net.value(images).n_elements();
+        let images = self.whole_map("images", input(0), &[images], &[n]);
+        let [rows, columns, samples] = [op.out[0], op.out[1], op.n_samples].map(|size| size as i64);
+        let (is_max, is_half) = (i64::from(op.is_max), i64::from(op.is_half_pixel));
+        let rest = [n, rows, columns, samples, is_max, is_half, op.scale.to_bits() as i64];
+        let parameters = [&self.shape(0)?[..], &rest].concat();
+        self.call(ROI_ALIGN, parameters, 0, &[x, regions, images], &[to]);
+        Some(())
+    }
+
+    /// The largest number of each window, and where it is.
+    pub(crate) fn pooled_places(&mut self, geometry: &Geometry, columns_first: bool) -> Option<()> {
+        let (x, shape) = (self.try_input(0)?, self.shape(0)?);
+        self.is_f32(x).then_some(())?;
+        let rank = geometry.kernel.len();
+        let mut parameters = vec![shape[..2].iter().product(), rank as i64, i64::from(columns_first)];
+        for d in 0..rank {
+            let sizes = [geometry.out[d], geometry.kernel[d], geometry.strides[d], geometry.dilations[d]];
+            parameters.push(shape[2 + d]);
+            parameters.extend(sizes.map(|size| size as i64));
+            parameters.push(geometry.begins[d]);
+        }
+        let out: Vec<i64> = geometry.out.iter().map(|&n| n as i64).collect();
+        let out = [&shape[..2], &out].concat();
+        let (values, places) = (self.output_or(0, DType::F32, &out), self.output_or(1, DType::I64, &out));
+        self.call(MAX_POOL, parameters, 0, &[x], &[values, places]);
+        Some(())
+    }
+
+    /// A tensor of zeros.
+    fn zeros(&mut self, dtype: DType, shape: &[i64]) -> ValueId {
+        let zero = self.value("zero", dtype, &[]);
+        self.net.values[zero.0].constant = Some(Tensor::scalar(dtype, 0.0));
+        self.repeated("zeros", zero, shape)
+    }
+
+    /// Numbers back at places of the image that a pool found them in.
+    pub(crate) fn unpooled(&mut self, op: &MaxUnpool) -> Option<()> {
+        let (x, places, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+        let inferred = op.infer(Inputs(self.facts().get(..2)?)).ok()?.remove(0).shape;
+        let inferred: Vec<i64> = inferred.iter().map(|&d| d as i64).collect();
+        let out = self.net.shape(to).to_vec();
+        let shape = self.net.shape(places).to_vec();
+        let mut place = input(0);
+        if inferred != out {
+            // Each digit of a place counts more in a larger image.
+            let over = |x: Expr, n: i64| Expr::binary(BinaryOp::Div, x, number(n as f64));
+            let behind = |shape: &[i64], d: usize| shape[d + 1..].iter().product::<i64>();
+            let digit = |d: usize| {
+                let from = over(input(0), behind(&inferred, d));
+                let rounds = mul(over(from.clone(), inferred[d]), number(inferred[d] as f64));
+                mul(Expr::binary(BinaryOp::Sub, from, rounds), number(behind(&out, d) as f64))
+            };
+            place = (0..out.len()).map(digit).reduce(add)?;
+        }
+        let n: i64 = inferred.iter().product();
+        let is_inside = less(input(0), number(n as f64)).and(less(number(-1.0), input(0)));
+        let place = choose_if(is_inside, place, number(-1.0));
+        let places = self.whole_map("places", place, &[places], &shape);
+        let zeros = self.zeros(self.net.value(x).dtype, &out);
+        self.scattered(Scatter::Replace, zeros, places, x)
+    }
+
+    /// Sums of overlapping blocks, in an image with a border, which is then cut off.
+    pub(crate) fn blocks_added(&mut self, op: &Col2Im) -> Option<()> {
+        let (x, to) = (self.try_input(0)?, self.output()?);
+        self.has_code(x).then_some(())?;
+        let list = |job: &Self, at: usize| Some(job.net.value(job.try_input(at)?).constant.as_ref()?.i64s());
+        let (image, block) = (list(self, 1)?, list(self, 2)?);
+        let rank = image.len();
+        let dilations = op.dilations.clone().unwrap_or_else(|| vec![1; rank]);
+        let strides = op.strides.clone().unwrap_or_else(|| vec![1; rank]);
+        let pads = op.pads.clone().unwrap_or_else(|| vec![0; 2 * rank]);
+        let reach = |d: usize| dilations[d] * (block[d] - 1) + 1;
+        let count = |d: usize| (image[d] + pads[d] + pads[d + rank] - reach(d)) / strides[d] + 1;
+        let counts: Vec<i64> = (0..rank).map(count).collect();
+        let wide: Vec<i64> = (0..rank).map(|d| (counts[d] - 1) * strides[d] + reach(d)).collect();
+        let out = self.net.shape(to).to_vec();
+        let (planes, area): (i64, i64) = (out[..2].iter().product(), wide.iter().product());
+        let digit = |at: i64, shape: &[i64], d: usize| at / shape[d + 1..].iter().product::<i64>() % shape[d];
+        let (n_inside, n_windows): (i64, i64) = (block.iter().product(), counts.iter().product());
+        let mut places = Vec::new();
+        for inside in 0..n_inside {
+            for window in 0..n_windows {
+                let at = |d: usize| digit(window, &counts, d) * strides[d] + digit(inside, &block, d) * dilations[d];
+                places.push((0..rank).fold(0, |place, d| place * wide[d] + at(d)));
+            }
+        }
+        let n = places.len() as i64;
+        let of_block = self.whole_constant("blocks", DType::I64, &[n], &places);
+        let of_plane = self.counted(2, 0, planes, area);
+        let places = self.whole_map("places", add(input(0), input(1)), &[of_plane, of_block], &[planes, n]);
+        let all = [&out[..2], &wide[..]].concat();
+        let dtype = self.net.value(x).dtype;
+        let zeros = self.zeros(dtype, &all);
+        let sums = self.value("sums", dtype, &all);
+        self.scattered_to(Scatter::Add, zeros, places, x, sums)?;
+        let before: Vec<i64> = [0, 0].into_iter().chain((0..rank).map(|d| -pads[d])).collect();
+        self.push(Kind::Pad(before, 0.0), &[sums], to);
+        Some(())
+    }
+
+    /// The columns of `n` rows of so many numbers each.
     pub(crate) fn tuple_columns(&mut self, rows: ValueId, n: i64, depth: i64) -> Vec<ValueId> {
         let table = self.step("tuples", Kind::View, &[rows], &[n, depth]);
         let column = |k: i64| {

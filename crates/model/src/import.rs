@@ -1,7 +1,10 @@
 //! From a graph of many operators to a net of few kinds.
 
+use bytes::Bytes;
 use tilewright_codegen::llvm_version;
-use tilewright_graph::op::{Fact, Inputs, PadMode, PoolKind, ReduceKind, Scatter, SoftmaxKind, axis, product_shape};
+use tilewright_graph::op::{
+    Fact, Inputs, Pad, PadMode, PoolKind, ReduceKind, Scatter, SoftmaxKind, Unary, axis, product_shape,
+};
 use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{self, BinaryOp, ReduceOp, UnaryOp};
@@ -69,7 +72,7 @@ pub(crate) struct Job<'a> {
     graph: &'a Graph,
     pub(crate) node: &'a GraphNode,
     pub(crate) net: &'a mut Net,
-    inputs: Vec<Option<ValueId>>,
+    pub(crate) inputs: Vec<Option<ValueId>>,
     pub(crate) outputs: Vec<Option<ValueId>>,
 }
 
@@ -179,6 +182,26 @@ impl Job<'_> {
         Some(())
     }
 
+    /// Which elements are infinite.
+    fn infinite(&mut self) -> Option<()> {
+        let Op::Unary(Unary::IsInf { positive, negative }) = self.node.op else { return None };
+        let most = match self.net.value(self.try_input(0)?).dtype {
+            DType::F32 => f64::from(f32::MAX),
+            DType::F64 => f64::MAX,
+            _ => return None,
+        };
+        self.map(|x| {
+            let high = scalar::where_less(number(most), x[0].clone(), number(1.0), number(0.0));
+            let low = scalar::where_less(x[0].clone(), number(-most), number(1.0), number(0.0));
+            Some(match (positive, negative) {
+                (true, true) => scalar::max(high, low),
+                (true, false) => high,
+                (false, true) => low,
+                (false, false) => number(0.0),
+            })
+        })
+    }
+
     /// The same elements in the output's shape.
     fn view(&mut self) -> Option<()> {
         let (from, to) = (self.try_input(0)?, self.output()?);
@@ -187,23 +210,43 @@ impl Job<'_> {
     }
 
     fn lower(&mut self) -> Option<()> {
-        let has_several =
-            matches!(self.node.op, Op::Split(_) | Op::Recurrent(_) | Op::DynamicQuantizeLinear(_) | Op::TopK(_));
+        let has_several = matches!(
+            self.node.op,
+            Op::Attention(_)
+                | Op::BatchNormalization(_)
+                | Op::Dropout(_)
+                | Op::DynamicQuantizeLinear(_)
+                | Op::LayerNormalization(_)
+                | Op::Pool(_)
+                | Op::Recurrent(_)
+                | Op::SoftmaxCrossEntropyLoss(_)
+                | Op::Split(_)
+                | Op::TopK(_)
+        );
         if self.outputs.iter().skip(1).any(Option::is_some) && !has_several {
             return None;
         }
         // There is nothing to compute of what has no elements.
-        let given = self.inputs.iter().take(1).chain(&self.outputs).flatten();
-        if given.into_iter().any(|id| self.net.value(*id).n_elements() == 0) {
+        for to in &mut self.outputs {
+            if let Some(id) = to.filter(|id| self.net.value(*id).n_elements() == 0) {
+                self.net.values[id.0].constant = Tensor::new(self.net.value(id).ty(), Bytes::new());
+                *to = None;
+            }
+        }
+        let is_empty = |id: &ValueId| self.net.value(*id).n_elements() == 0;
+        if !matches!(self.node.op, Op::Concat(_)) && self.try_input(0).is_some_and(|id| is_empty(&id)) {
             return None;
         }
         let node = self.node;
         match &node.op {
-            Op::Unary(tilewright_graph::op::Unary::Identity) | Op::Dropout(_) => self.view(),
+            Op::Unary(Unary::Identity) => self.view(),
+            Op::Dropout(_) => self.dropout(),
+            Op::Unary(Unary::IsInf { .. }) => self.infinite(),
             Op::Unary(f) => {
-                let is_fitting = scalar::is_whole(*f) || !self.is_whole(self.try_input(0)?);
-                is_fitting.then_some(())?;
-                self.map(|x| scalar::unary(*f, x[0].clone()))
+                if !scalar::is_whole(*f) && self.is_whole(self.try_input(0)?) {
+                    return self.unary_in_c(*f);
+                }
+                self.map(|x| scalar::unary(*f, x[0].clone())).or_else(|| self.unary_in_c(*f))
             }
             Op::Binary(f) => {
                 let are_whole = [0, 1].map(|at| self.try_input(at).map(|id| self.is_whole(id)));
@@ -215,6 +258,7 @@ impl Job<'_> {
                     f if is_whole => scalar::binary_of_whole(*f, x[0].clone(), x[1].clone()),
                     f => scalar::binary(*f, x[0].clone(), x[1].clone()),
                 })
+                .or_else(|| self.binary_in_c(*f))
             }
             Op::Variadic(f) => {
                 use tilewright_graph::op::Variadic as V;
@@ -230,30 +274,7 @@ impl Job<'_> {
                     })
                 })
             }
-            Op::Clip(_) if self.is_whole(self.try_input(0)?) => {
-                let bound = |at: usize| match self.try_input(at) {
-                    Some(id) => Some(Some(self.net.literal(id)?)),
-                    None => Some(None),
-                };
-                let (low, high) = (bound(1)?, bound(2)?);
-                self.inputs.truncate(1);
-                self.map(|x| {
-                    let above = low.into_iter().fold(x[0].clone(), scalar::max);
-                    Some(high.into_iter().fold(above, scalar::min))
-                })
-            }
-            Op::Clip(clip) => {
-                let bound = |at: usize, given: Option<f64>, none: f64| match (given, self.try_input(at)) {
-                    (Some(x), _) => Some(x),
-                    (None, None) => Some(none),
-                    // NaN is no bound.
-                    (None, Some(id)) => self.net.scalar(id).map(|x| if x.is_nan() { none } else { x }),
-                };
-                let low = bound(1, clip.min, f64::NEG_INFINITY)?;
-                let high = bound(2, clip.max, f64::INFINITY)?;
-                self.inputs.truncate(1);
-                self.map(|x| Some(scalar::clip(x[0].clone(), low, high)))
-            }
+            Op::Clip(clip) => self.clipped(clip),
             Op::Where(_) => self.map(|x| Some(scalar::choose(x[0].clone(), x[1].clone(), x[2].clone()))),
             Op::Cast(_) => {
                 // What it may be like is not read.
@@ -299,7 +320,9 @@ impl Job<'_> {
                 let axis = axis(gather.axis, self.shape(0)?.len()).ok()?;
                 self.gathered(from, index, axis, true, to)
             }
-            Op::GatherNd(gather) => self.gathered_by_tuples(gather.n_batch_dims),
+            Op::GatherNd(gather) => {
+                self.gathered_by_tuples(gather.n_batch_dims).or_else(|| self.gathered_at(gather.n_batch_dims))
+            }
             Op::ScatterNd(scatter) => match scatter.reduction {
                 Scatter::Replace => self.box_replaced().or_else(|| self.scatter_nd(Scatter::Replace)),
                 how => self.scatter_nd(how),
@@ -310,12 +333,14 @@ impl Job<'_> {
                 let (from, rank) = (self.try_input(0)?, self.shape(0)?.len());
                 let axis = axis(split.axis, rank).ok()?;
                 let mut start = 0;
-                for to in self.outputs.clone() {
-                    let to = to?;
+                for (at, to) in self.outputs.clone().into_iter().enumerate() {
+                    let n = self.graph.ty(self.node.outputs[at]?).shape[axis] as i64;
                     let mut parts = vec![(0, 1); rank];
                     parts[axis].0 = start;
-                    start += self.net.shape(to)[axis];
-                    self.moved(Kind::Slice(parts), from, to)?;
+                    start += n;
+                    if let Some(to) = to {
+                        self.moved(Kind::Slice(parts), from, to)?;
+                    }
                 }
                 Some(())
             }
@@ -328,43 +353,13 @@ impl Job<'_> {
                 self.push(Kind::Concat(axis), &inputs, to);
                 Some(())
             }
-            Op::Pad(pad) => {
-                let borders = pad.borders(Inputs(&self.facts())).ok()?;
-                let fill = match &pad.attributes {
-                    Some((_, fill)) => *fill,
-                    None if self.try_input(2).is_some() => match self.net.literal(self.try_input(2)?)? {
-                        Expr::Const(fill) => fill,
-                        _ => return None,
-                    },
-                    None => 0.0,
-                };
-                let (from, to) = (self.try_input(0)?, self.output()?);
-                match pad.mode {
-                    PadMode::Constant => self.moved(Kind::Pad(borders.iter().map(|b| b.0).collect(), fill), from, to),
-                    PadMode::Reflect => self.reflected(from, &borders, to),
-                    mode => {
-                        let from_shape = self.shape(0)?;
-                        let to_shape = self.net.shape(to).to_vec();
-                        let place = |d: usize, at: i64| {
-                            let n = from_shape[d];
-                            let at = at - borders[d].0;
-                            match mode {
-                                PadMode::Edge => at.clamp(0, n - 1),
-                                _ => at.rem_euclid(n),
-                            }
-                        };
-                        let line = |d: usize| match borders[d] {
-                            (0, 0) => Some(Line::SAME),
-                            _ => Line::through(&(0..to_shape[d]).map(|at| place(d, at)).collect::<Vec<_>>()),
-                        };
-                        let lines = (0..to_shape.len()).map(line).collect::<Option<Vec<_>>>()?;
-                        self.moved(Kind::Pick(lines), from, to)
-                    }
-                }
-            }
+            Op::Pad(pad) => self.padded(pad).or_else(|| self.bordered(pad)),
             Op::BatchNormalization(norm) => {
-                norm.training_momentum.is_none().then_some(())?;
                 let [scale, offset, mean, variance] = [1, 2, 3, 4].map(|at| self.net.numbers(self.try_input(at)?));
+                let is_known = [&scale, &offset, &mean, &variance].iter().all(|numbers| numbers.is_some());
+                if !is_known || norm.training_momentum.is_some() {
+                    return self.batch_normalization(norm);
+                }
                 let (scale, offset, mean, variance) = (scale?, offset?, mean?, variance?);
                 let factor: Vec<f32> = (0..scale.len())
                     .map(|c| (f64::from(scale[c]) / (f64::from(variance[c]) + norm.epsilon).sqrt()) as f32)
@@ -387,14 +382,17 @@ impl Job<'_> {
             }
             Op::Conv(conv) => {
                 let found = conv.shape(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
-                self.convolution(&found, false)
+                self.convolution(&found, false).or_else(|| self.convolution_by_products(&found))
             }
             Op::ConvTranspose(conv) => {
                 let found = conv.shape(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
-                (found.groups == 1).then_some(())?;
-                self.convolution(&found, true)
+                let plain = if found.groups == 1 { self.convolution(&found, true) } else { None };
+                plain.or_else(|| self.transposed_convolution(&found))
             }
-            Op::MatMul(_) => self.product_of(self.try_input(0)?, self.try_input(1)?, self.output()?),
+            Op::MatMul(_) => {
+                let (a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+                self.product_of(a, b, to).or_else(|| self.product_of_others())
+            }
             Op::Gemm(gemm) => {
                 let [m, n, k] = gemm.sizes(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
                 let (m, n, k) = (m as i64, n as i64, k as i64);
@@ -421,9 +419,14 @@ impl Job<'_> {
                 Some(())
             }
             Op::Pool(pool) => {
-                let (x, to) = (self.try_input(0)?, self.output()?);
-                self.is_f32(x).then_some(())?;
+                let x = self.try_input(0)?;
                 let geometry = pool.geometry(self.graph_shape(0)?).ok()?;
+                if let (PoolKind::Max { columns_first }, Some(Some(_))) = (pool.kind, self.outputs.get(1)) {
+                    return self.pooled_places(&geometry, columns_first);
+                }
+                let to = self.output()?;
+                let is_fitting = matches!(pool.kind, PoolKind::Max { .. }) && self.has_code(x) || self.is_f32(x);
+                is_fitting.then_some(())?;
                 let with = |image: &[i64], rest: i64| [&[rest, rest][..], image].concat();
                 let windows = Windows {
                     kernel: with(&ints(&geometry.kernel), 1),
@@ -469,7 +472,11 @@ impl Job<'_> {
                             self.push(Kind::Map(mul(input(0), input(1))), &[sum, factors], to);
                         }
                     }
-                    PoolKind::Lp { .. } => return None,
+                    PoolKind::Lp { p } => {
+                        let shape = self.net.shape(to).to_vec();
+                        let norm = self.norm(x, Kind::Window(ReduceOp::Sum, windows), p, &shape)?;
+                        self.push(Kind::View, &[norm], to);
+                    }
                 }
                 Some(())
             }
@@ -488,7 +495,11 @@ impl Job<'_> {
                         let sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, axes), &[x], &out);
                         self.push(Kind::Map(mul(input(0), number(1.0 / n as f64))), &[sum], to);
                     }
-                    PoolKind::Lp { .. } => return None,
+                    PoolKind::Lp { p } => {
+                        let out = self.net.shape(to).to_vec();
+                        let norm = self.norm(x, Kind::Reduce(ReduceOp::Sum, axes), p, &out)?;
+                        self.push(Kind::View, &[norm], to);
+                    }
                 }
                 Some(())
             }
@@ -496,8 +507,8 @@ impl Job<'_> {
                 let (x, to) = (self.try_input(0)?, self.output()?);
                 let is_exact =
                     matches!(reduce.kind, ReduceKind::Max | ReduceKind::Min | ReduceKind::Sum | ReduceKind::Prod);
-                (self.is_f32(x) || is_exact && self.has_code(x)).then_some(())?;
-                let axes = reduce.axes(Inputs(&self.facts())).ok()??;
+                (self.is_real(x) || is_exact && self.has_code(x)).then_some(())?;
+                let Some(axes) = reduce.axes(Inputs(&self.facts())).ok()? else { return self.view() };
                 let shape = self.net.shape(x).to_vec();
                 if axes.is_empty() {
                     return None;
@@ -548,7 +559,10 @@ impl Job<'_> {
             }
             Op::Softmax(softmax) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
-                (self.is_f32(x) && softmax.kind != SoftmaxKind::Hard).then_some(())?;
+                if softmax.kind == SoftmaxKind::Hard {
+                    return self.hardmax(softmax);
+                }
+                self.is_real(x).then_some(())?;
                 let (outer, n, inner) = softmax.split(self.graph_shape(0)?).ok()?;
                 let shape = self.net.shape(x).to_vec();
                 let same = [outer as i64, n as i64, inner as i64];
@@ -578,7 +592,8 @@ impl Job<'_> {
             }
             Op::LayerNormalization(norm) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
-                self.is_f32(x).then_some(())?;
+                self.is_real(x).then_some(())?;
+                self.layer_statistics(norm)?;
                 let rank = self.shape(0)?.len();
                 let axis = axis(norm.axis, rank).ok()?;
                 let normal = self.normalised(x, (axis..rank).collect(), norm.epsilon)?;
@@ -635,13 +650,43 @@ impl Job<'_> {
             Op::ArgReduce(reduce) => self.arg_reduce(reduce),
             Op::TreeEnsemble(trees) => self.trees(trees),
             Op::OneHot(one_hot) => self.one_hot(one_hot),
-            Op::Cumulative(running) => self.running(running),
+            Op::Cumulative(running) => self.running_along(running),
+            Op::Attention(attention) => self.attention(attention),
+            Op::RotaryEmbedding(rotary) => self.rotated(rotary),
+            Op::Trilu(trilu) => self.trilu(trilu),
+            Op::Tile(_) => self.tiled(),
+            Op::CenterCropPad(crop) => self.centred(crop),
+            Op::LpNormalization(norm) => self.lp_normalization(norm),
+            Op::MeanVarianceNormalization(norm) => self.mean_variance(norm),
+            Op::ReverseSequence(reverse) => self.reversed(reverse),
+            Op::TensorScatter(scatter) => self.cached(scatter),
+            Op::Compress(compress) => self.compressed(compress.axis),
+            Op::NegativeLogLikelihoodLoss(loss) => self.loss(loss, false),
+            Op::SoftmaxCrossEntropyLoss(loss) => self.loss(&loss.0, true),
+            Op::GridSample(sample) => self.grid_sample(sample),
+            Op::AffineGrid(grid) => self.affine_grid(grid),
+            Op::Dft(dft) => self.fourier(dft),
+            Op::Stft(stft) => self.windows_of_fourier(stft),
+            Op::RoiAlign(align) => self.regions(align),
+            Op::Det(_) => self.determinants(),
+            Op::BitCast(_) => self.bits_as(),
+            Op::MaxUnpool(unpool) => self.unpooled(unpool),
+            Op::Col2Im(blocks) => self.blocks_added(blocks),
+            Op::ConvInteger(conv) => {
+                let found = conv.0.shape(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
+                self.whole_convolution(&found)
+            }
+            Op::QLinearMatMul(_) => self.quantized_matrices(),
+            Op::QLinearConv(conv) => {
+                let found = conv.0.shape(self.graph_shape(0)?, self.graph_shape(3)?).ok()?;
+                self.quantized_convolution(&found)
+            }
             Op::GroupNormalization(norm) => self.group_normalization(norm),
-            Op::Einsum(einsum) => self.einsum(einsum),
+            Op::Einsum(einsum) => self.einsum(einsum).or_else(|| self.sums_by_indices(einsum)),
             Op::QuantizeLinear(quantize) => self.quantize(*quantize),
             Op::DequantizeLinear(dequantize) => self.dequantize(dequantize.0),
             Op::DynamicQuantizeLinear(_) => self.quantize_by_range(),
-            Op::MatMulInteger(_) => self.quantized_product(),
+            Op::MatMulInteger(_) => self.quantized_product().or_else(|| self.whole_product()),
             Op::DepthToSpace(depth) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
                 self.is_f32(x).then_some(())?;
@@ -655,12 +700,49 @@ impl Job<'_> {
             }
             Op::SpaceToDepth(depth) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
-                (self.is_f32(x) && !depth.channels_first).then_some(())?;
+                self.has_code(x).then_some(())?;
                 let &[n, c, h, w] = &self.shape(0)?[..] else { return None };
                 let b = depth.block as i64;
-                self.regrouped(x, &[n, c, h / b, b, w / b, b], vec![0, 3, 5, 1, 2, 4], to)
+                let order = if depth.channels_first { vec![0, 1, 3, 5, 2, 4] } else { vec![0, 3, 5, 1, 2, 4] };
+                self.regrouped(x, &[n, c, h / b, b, w / b, b], order, to)
             }
             _ => None,
+        }
+    }
+
+    /// Borders of a known number, or of elements that lie on a line.
+    fn padded(&mut self, pad: &Pad) -> Option<()> {
+        let borders = pad.borders(Inputs(&self.facts())).ok()?;
+        let fill = match &pad.attributes {
+            Some((_, fill)) => *fill,
+            None if self.try_input(2).is_some() => match self.net.literal(self.try_input(2)?)? {
+                Expr::Const(fill) => fill,
+                _ => return None,
+            },
+            None => 0.0,
+        };
+        let (from, to) = (self.try_input(0)?, self.output()?);
+        match pad.mode {
+            PadMode::Constant => self.moved(Kind::Pad(borders.iter().map(|b| b.0).collect(), fill), from, to),
+            PadMode::Reflect => self.reflected(from, &borders, to),
+            mode => {
+                let from_shape = self.shape(0)?;
+                let to_shape = self.net.shape(to).to_vec();
+                let place = |d: usize, at: i64| {
+                    let n = from_shape[d];
+                    let at = at - borders[d].0;
+                    match mode {
+                        PadMode::Edge => at.clamp(0, n - 1),
+                        _ => at.rem_euclid(n),
+                    }
+                };
+                let line = |d: usize| match borders[d] {
+                    (0, 0) => Some(Line::SAME),
+                    _ => Line::through(&(0..to_shape[d]).map(|at| place(d, at)).collect::<Vec<_>>()),
+                };
+                let lines = (0..to_shape.len()).map(line).collect::<Option<Vec<_>>>()?;
+                self.moved(Kind::Pick(lines), from, to)
+            }
         }
     }
 
@@ -795,7 +877,7 @@ impl Job<'_> {
 
     /// Logarithms of sums of powers along dimensions, without overflow.
     fn log_of_sum(&mut self, x: ValueId, axes: Vec<usize>, kept: &[i64], to: ValueId) -> Option<()> {
-        self.is_f32(x).then_some(())?;
+        self.is_real(x).then_some(())?;
         let shape = self.net.shape(x).to_vec();
         let largest = self.step("largest", Kind::Reduce(ReduceOp::Max, axes.clone()), &[x], kept);
         // Where all are minus infinity, so is the result; where one is infinite, too.
@@ -811,7 +893,7 @@ impl Job<'_> {
 
     /// Mean 0 and variance 1 along dimensions.
     pub(crate) fn normalised(&mut self, x: ValueId, axes: Vec<usize>, epsilon: f64) -> Option<ValueId> {
-        self.is_f32(x).then_some(())?;
+        self.is_real(x).then_some(())?;
         let shape = self.net.shape(x).to_vec();
         let mut kept = shape.clone();
         axes.iter().for_each(|&axis| kept[axis] = 1);

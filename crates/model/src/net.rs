@@ -311,9 +311,17 @@ impl Net {
 
     /// The same as an expression, exactly.
     pub fn literal(&self, id: ValueId) -> Option<Expr> {
+        if self.value(id).n_elements() == 1 { self.literal_at(id, 0) } else { None }
+    }
+
+    /// An element of a constant as an expression, exactly.
+    pub fn literal_at(&self, id: ValueId, at: usize) -> Option<Expr> {
         let dtype = self.element_type(id)?;
-        let tensor = self.value(id).constant.as_ref().filter(|tensor| tensor.n_elements() == 1)?;
-        Some(if dtype.is_float() { number(tensor.floats()[0]) } else { whole(dtype, tensor.integers()[0]) })
+        let tensor = self.value(id).constant.as_ref()?;
+        Some(match dtype.is_float() {
+            true => number(*tensor.floats().get(at)?),
+            false => whole(dtype, *tensor.integers().get(at)?),
+        })
     }
 
     /// The type of a value's elements in code, where kernels of models have it.

@@ -80,14 +80,44 @@ impl Way<'_> {
 type State = (ValueId, Option<ValueId>);
 
 impl Job<'_> {
-    /// A recurrent network, where its weights are known. Behind the end of a sequence states stay, and what
-    /// is given for all steps is zero.
+    /// A recurrent network. Behind the end of a sequence states stay, and what is given for all steps is zero.
     pub(crate) fn recurrent(&mut self, op: &Recurrent) -> Option<()> {
+        if op.batch_first { self.batch_first(op) } else { self.steps_first(op) }
+    }
+
+    /// A recurrent network whose tensors begin with the batch.
+    fn batch_first(&mut self, op: &Recurrent) -> Option<()> {
+        for slot in [0, 5, 6] {
+            let Some(id) = self.try_input(slot) else { continue };
+            let &[batch, steps, n] = &self.net.shape(id).to_vec()[..] else { return None };
+            let turned = self.step("turned", Kind::Transpose(vec![1, 0, 2]), &[id], &[steps, batch, n]);
+            self.inputs[slot] = Some(turned);
+        }
+        let outputs = self.outputs.clone();
+        // The batch is in front: of all states ahead of steps and directions, of the last ones of directions.
+        let orders = [vec![2, 0, 1, 3], vec![1, 0, 2], vec![1, 0, 2]];
+        for (at, order) in orders.iter().enumerate() {
+            let Some(to) = self.outputs.get(at).copied().flatten() else { continue };
+            let shape = self.net.shape(to).to_vec();
+            let mut plain = vec![0; shape.len()];
+            order.iter().zip(&shape).for_each(|(&from, &n)| plain[from] = n);
+            self.outputs[at] = Some(self.value("plain", DType::F32, &plain));
+        }
+        self.steps_first(&Recurrent { batch_first: false, ..op.clone() })?;
+        for ((to, plain), order) in outputs.into_iter().zip(self.outputs.clone()).zip(orders) {
+            if let (Some(to), Some(plain)) = (to, plain) {
+                self.push(Kind::Transpose(order), &[plain], to);
+            }
+        }
+        Some(())
+    }
+
+    fn steps_first(&mut self, op: &Recurrent) -> Option<()> {
         let x = self.try_input(0)?;
         let &[steps, batch, n] = &self.shape(0)?[..] else { return None };
         let n_directions = if op.direction == Direction::Both { 2 } else { 1 };
         let hidden = op.hidden as i64;
-        let fits = !op.batch_first && steps > 0 && steps * n_directions <= MOST_STEPS && self.is_f32(x);
+        let fits = steps > 0 && steps * n_directions <= MOST_STEPS && self.is_f32(x);
         fits.then_some(())?;
         let inside = self.inside(steps, batch)?;
         let flat = self.step("steps", Kind::View, &[x], &[steps * batch, n]);
@@ -136,6 +166,22 @@ impl Job<'_> {
             Cell::Lstm { .. } => 4,
         };
         let rows = gates * hidden;
+        let is_known = |slot: &usize| self.try_input(*slot).is_none_or(|id| self.net.numbers(id).is_some());
+        let (weights, both, known) = match [1, 2, 3, 7].iter().all(is_known) {
+            true => self.known_weights(op, at, [rows, n])?,
+            false => self.given_weights(op, at, [rows, n])?,
+        };
+        let shape = [rows_of_inputs, rows];
+        let product = self.step("inputs", Kind::Product { turned: true, heads: None }, &[flat, weights], &shape);
+        let inputs = self.step("gates", Kind::Map(add(input(0), input(1))), &[product, both], &shape);
+        let is_reverse = op.direction == Direction::Reverse || at == 1;
+        Some(Way { op, at, is_reverse, sizes: [batch, hidden], inputs, inside: None, known })
+    }
+
+    /// What a direction multiplies inputs by, what it adds to them, and what its steps know, all constants.
+    fn known_weights(&mut self, op: &Recurrent, at: usize, [rows, n]: [i64; 2]) -> Option<(ValueId, ValueId, Known)> {
+        let hidden = op.hidden as i64;
+        let gates = rows / hidden;
         // A direction's part of an input.
         let part = |job: &Self, slot: usize, n: i64| {
             let numbers = job.net.numbers(job.try_input(slot)?)?;
@@ -174,11 +220,54 @@ impl Job<'_> {
         let peepholes =
             peepholes.chunks(hidden as usize).map(|p| self.net.add_constant(&format!("{name}.p{at}"), &[hidden], p));
         let known = Known { weights: of_state, bias: own, peepholes: peepholes.collect() };
-        let shape = [rows_of_inputs, rows];
-        let product = self.step("inputs", Kind::Product { turned: true, heads: None }, &[flat, weights], &shape);
-        let inputs = self.step("gates", Kind::Map(add(input(0), input(1))), &[product, both], &shape);
-        let is_reverse = op.direction == Direction::Reverse || at == 1;
-        Some(Way { op, at, is_reverse, sizes: [batch, hidden], inputs, inside: None, known })
+        Some((weights, both, known))
+    }
+
+    /// The same of weights that come with a run.
+    fn given_weights(&mut self, op: &Recurrent, at: usize, [rows, n]: [i64; 2]) -> Option<(ValueId, ValueId, Known)> {
+        let hidden = op.hidden as i64;
+        let at = at as i64;
+        let weights = self.of_direction(1, at, &[rows, n])?;
+        let of_state = self.of_direction(2, at, &[rows, hidden])?;
+        let bias = match self.try_input(3) {
+            Some(_) => self.of_direction(3, at, &[2 * rows])?,
+            None => self.constant("b", &[2 * rows], &vec![0.0; 2 * rows as usize]),
+        };
+        let (of_inputs, own) = (self.stretch(bias, 0, rows), self.stretch(bias, rows, rows));
+        // As of what is known: the last part of a GRU that is reset behind the product comes with that product.
+        let is_own = |row: i64| matches!(op.cell, Cell::Gru { resets_behind: true }) && row >= 2 * hidden;
+        let shares: Vec<f32> = (0..rows).map(|row| if is_own(row) { 0.0 } else { 1.0 }).collect();
+        let shares = self.constant("shares", &[rows], &shares);
+        let both = add(input(0), mul(input(1), input(2)));
+        let both = self.step("b", Kind::Map(both), &[of_inputs, own, shares], &[rows]);
+        let parts = match op.cell {
+            Cell::Gru { resets_behind: false } => vec![(0, 2 * hidden), (2 * hidden, hidden)],
+            _ => vec![(0, rows)],
+        };
+        let weights_of_state = parts.into_iter().map(|(first, n)| self.rows(of_state, first, n)).collect();
+        let bias = matches!(op.cell, Cell::Gru { .. }).then(|| self.stretch(own, 2 * hidden, hidden));
+        let peepholes = match self.try_input(7) {
+            Some(_) => {
+                let all = self.of_direction(7, at, &[3 * hidden])?;
+                (0..3).map(|part| self.stretch(all, part * hidden, hidden)).collect()
+            }
+            None => Vec::new(),
+        };
+        Some((weights, both, Known { weights: weights_of_state, bias, peepholes }))
+    }
+
+    /// A direction's part of an input.
+    fn of_direction(&mut self, slot: usize, at: i64, shape: &[i64]) -> Option<ValueId> {
+        let x = self.try_input(slot)?;
+        self.is_f32(x).then_some(())?;
+        let parts = std::iter::once((at, 1)).chain(shape.iter().map(|_| (0, 1))).collect();
+        let part = self.step("direction", Kind::Slice(parts), &[x], &[&[1], shape].concat());
+        Some(self.step("direction", Kind::View, &[part], shape))
+    }
+
+    /// A part of numbers in one dimension.
+    fn stretch(&mut self, x: ValueId, first: i64, n: i64) -> ValueId {
+        if self.net.shape(x) == [n] { x } else { self.step("part", Kind::Slice(vec![(first, 1)]), &[x], &[n]) }
     }
 
     /// A step of a direction, of the net around sequences.
@@ -286,7 +375,10 @@ impl Job<'_> {
             lasts.push([Some(state), cell]);
         }
         let sequence = Sequence { n_steps, body, reads, writes, constants };
-        let inputs = inputs.into_iter().map(Some).collect();
+        // Weights that come with a run are read as well.
+        let given = sequence.constants.iter().map(|(_, outer)| *outer);
+        let given = given.filter(|id| self.net.value(*id).constant.is_none()).collect::<Vec<_>>();
+        let inputs = inputs.into_iter().chain(given).map(Some).collect();
         let origin = self.node.place.node.clone();
         self.net.nodes.push(Node { kind: Kind::Sequence(Box::new(sequence)), inputs, outputs, origin });
         let mut last =

@@ -15,5 +15,12 @@ typedef struct net_runtime {
 
 #include "host.h"
 
+#include "binary.c"
+#include "copy.c"
+#include "cumulative.c"
+#include "det.c"
+#include "max_pool.c"
+#include "roi_align.c"
 #include "scatter.c"
 #include "top_k.c"
+#include "unary.c"

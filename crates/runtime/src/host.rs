@@ -46,8 +46,15 @@ macro_rules! operators {
 }
 
 operators! {
+    BINARY: "binary", net_host_binary, "A function of two elements that kernels do not have.";
+    COPY: "copy", net_host_copy, "The same bits as elements of another type.";
+    CUMULATIVE: "cumulative", net_host_cumulative, "Running sums or products.";
+    DET: "det", net_host_det, "Determinants of matrices.";
+    MAX_POOL: "max_pool", net_host_max_pool, "The largest number of each window, and where it is.";
+    ROI_ALIGN: "roi_align", net_host_roi_align, "Regions of images.";
     SCATTER: "scatter", net_host_scatter, "A tensor with updates at some places.";
     TOP_K: "top_k", net_host_top_k, "The largest or smallest elements along a dimension.";
+    UNARY: "unary", net_host_unary, "A function of each element that kernels do not have.";
 }
 
 /// A call of a host operator, but for its buffers.
