@@ -111,6 +111,7 @@ impl Job<'_> {
         self.is_whole(index).then_some(())?;
         let (shape, places) = (self.shape(0)?, self.shape(1)?);
         let axis = axis(along, shape.len()).ok()?;
+        let (index, places) = self.before_expansion(index, axis, &shape).unwrap_or((index, places));
         let fits = |d: usize| d == axis || places[d] <= shape[d];
         (shape.len() == places.len() && (0..shape.len()).all(fits)).then_some(())?;
         let stride = |d: usize| shape[d + 1..].iter().product::<i64>();
@@ -123,6 +124,17 @@ impl Job<'_> {
         let place = or_outside(place, &[(input(0), shape[axis])]);
         let places = self.whole_map("places", place, &inputs, &places);
         self.scattered(how, from, places, updates)
+    }
+
+    /// What was expanded to the indices along all dimensions behind one, which are as in the data: whole rows
+    /// are scattered then, as where messages along the edges of a graph are added up.
+    fn before_expansion(&self, index: ValueId, axis: usize, data: &[i64]) -> Option<(ValueId, Vec<i64>)> {
+        let maker = self.net.nodes.iter().rev().find(|node| node.outputs.contains(&index))?;
+        let Kind::Map(Expr::Load(_, _)) = &maker.kind else { return None };
+        let (from, full) = (maker.input(0), self.net.shape(index));
+        let small = self.net.shape(from);
+        let is_row = |d: usize| if d > axis { small[d] == 1 && full[d] == data[d] } else { small[d] == full[d] };
+        (small.len() == full.len() && (0..full.len()).all(is_row)).then(|| (from, small.to_vec()))
     }
 
     /// Slices at tuples of indices.

@@ -32,7 +32,7 @@ use tilewright_graph::{Bindings, DType, Dim, Graph, Tensor, Value, ValueId, eval
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Target};
 use tilewright_model::{
-    CompileError, Compiled, Costs, Fused, Outline, ProfiledStep, Runner, Step, compile_quickly, lower,
+    CompileError, Compiled, Costs, Fused, Kind, Outline, ProfiledStep, Runner, Step, compile_quickly, lower,
 };
 use tilewright_runtime::Threads;
 use tilewright_tune::{Setting, Task};
@@ -312,6 +312,35 @@ fn check_attention(ids: &[i64], n_kernels: usize) {
     check_tokens(&known, nodes, ids, n_kernels);
 }
 
+/// What is expanded to rows of indices has rows of updates added up in C, and refuses what leads nowhere.
+#[test]
+fn rows_are_scattered_as_a_whole() {
+    let known = [("x", weights(&[11, 8])), ("u", weights(&[6, 8])), ("rows", whole(&[2], &[6, 8]))];
+    let nodes: &[Node] = &[
+        ("index", "Expand", &["ids", "rows"], None),
+        ("y", "ScatterElements", &["x", "index", "u"], Some(("reduction", Attribute::Text("add".to_owned())))),
+    ];
+    let ids = whole(&[6, 1], &[3, 10, 0, -1, 3, 7]);
+    let graph = graph_of(("ids", &ids), ("y", &[11, 8]), &known, nodes);
+    let compiled = compiled(&specialise(&graph, &Bindings::default()).graph).unwrap_or_else(|e| panic!("{e}"));
+    let width = |step: &Step| match step {
+        Step::Host(node) => match &node.kind {
+            Kind::Call(call) => Some(call.parameters[3]),
+            _ => None,
+        },
+        _ => None,
+    };
+    assert_eq!(compiled.fused.steps.iter().filter_map(width).collect::<Vec<_>>(), [8]);
+    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    runner.set("ids", &ids).unwrap();
+    runner.run().unwrap();
+    agree(&runner.outputs()[0].1, &evaluate(&graph, &[("ids", ids)]).unwrap()[0]).unwrap_or_else(|e| panic!("{e}"));
+    for outside in [11, -12] {
+        runner.set("ids", &whole(&[6, 1], &[0, 0, 0, 0, 0, outside])).unwrap();
+        assert!(runner.run().unwrap_err().to_string().contains("an index is outside"));
+    }
+}
+
 /// Whatever the numbers are: what is none of the places has no 1 in its row.
 #[test]
 fn one_hot_rows_times_a_matrix_are_looked_up() {
@@ -559,8 +588,8 @@ fn a_small_network_runs_on_a_device() {
         ("c", "Conv", &["b", "w2"], None),
         ("both", "Concat", &["b", "c"], along(1)),
         ("d", "Conv", &["both", "w3"], pads),
-        ("lengths", "LpNormalization", &["d"], None),
-        ("more", "MatMul", &["lengths", "w4"], None),
+        ("angles", "Atan", &["d"], None),
+        ("more", "MatMul", &["angles", "w4"], None),
         ("y", "Softmax", &["more"], along(-1)),
     ];
     let x = weights(&[1, 3, 9, 9]);

@@ -4,18 +4,20 @@
  * 1 adds, 2 multiplies, 3 takes the larger, 4 the smaller one. NaN stays NaN. */
 
 #define NET_SCATTER(T, RESULT)                                            \
-    for (int64_t row = 0; row < p[2]; row++) {                            \
-        int64_t place = places[row];                                      \
-        if (place < 0 || place > p[1] - width) return NET_HOST_OUTSIDE;   \
-        T *to = (T *)buffers[3] + place;                                  \
-        const T *from = (const T *)buffers[2] + row * width;              \
-        for (int64_t i = 0; i < width; i++) {                             \
-            T a = to[i], b = from[i];                                     \
-            (void)a;                                                      \
-            to[i] = (T)(RESULT);                                          \
+    do {                                                                  \
+        T *restrict out = (T *)buffers[3];                                \
+        const T *restrict from = (const T *)buffers[2];                   \
+        for (int64_t row = 0; row < rows; row++) {                        \
+            int64_t place = places[row];                                  \
+            if (place < 0 || place > last) return NET_HOST_OUTSIDE;       \
+            for (int64_t i = 0; i < width; i++) {                         \
+                T a = out[place + i], b = *from++;                        \
+                (void)a;                                                  \
+                out[place + i] = (T)(RESULT);                             \
+            }                                                             \
         }                                                                 \
-    }                                                                     \
-    return 0
+        return 0;                                                         \
+    } while (0)
 
 /* Integers wrap around: U is unsigned and no smaller than an int. */
 #define NET_SCATTER_COMBINED(T, U)                                        \
@@ -28,8 +30,8 @@
     }
 
 NET_HOST int net_host_scatter(void *const *buffers, void *scratch, const net_runtime *runtime, const int64_t *p) {
-    const int64_t *places = buffers[1];
-    int64_t width = p[3];
+    const int64_t *restrict places = buffers[1];
+    int64_t rows = p[2], width = p[3], last = p[1] - width;
     (void)scratch;
     (void)runtime;
     memcpy(buffers[3], buffers[0], (size_t)p[1] * net_type_bytes(p[0]));
