@@ -69,8 +69,8 @@ impl Job<'_> {
         self.whole_constant("counted", DType::I64, &along, &(0..n).map(|at| at * stride).collect::<Vec<_>>())
     }
 
-    /// Elements or slices of a tensor replaced by updates, or combined with them, from these places on; a place
-    /// is −1 where an index leads out of the tensor.
+    /// Elements or slices of a tensor replaced by updates, or combined with them, from these places on. A
+    /// place is −1 where an index leads out of the tensor.
     pub(crate) fn scattered(&mut self, how: Scatter, from: ValueId, places: ValueId, updates: ValueId) -> Option<()> {
         let to = self.output()?;
         self.scattered_to(how, from, places, updates, to)

@@ -1,4 +1,5 @@
-//! Products and convolutions of whole numbers or of double precision, as sums of products; quantized operators.
+//! Products and convolutions of whole numbers or of double precision, as sums of products, and quantized
+//! operators.
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{ConvShape, product_shape};
@@ -116,7 +117,7 @@ impl Job<'_> {
         Some(())
     }
 
-    /// A transposed convolution: one of the image with zeros between its elements, by the weights turned round.
+    /// A transposed convolution: one of the image with zeros between its elements, by weights turned round.
     pub(crate) fn transposed_convolution(&mut self, found: &ConvShape) -> Option<()> {
         let (x, w, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
         (self.is_real(x) && self.is_real(w)).then_some(())?;

@@ -80,7 +80,8 @@ impl Way<'_> {
 type State = (ValueId, Option<ValueId>);
 
 impl Job<'_> {
-    /// A recurrent network. Behind the end of a sequence states stay, and what is given for all steps is zero.
+    /// A recurrent network. Behind the end of a sequence states stay, and what is given for all steps is
+    /// zero.
     pub(crate) fn recurrent(&mut self, op: &Recurrent) -> Option<()> {
         if op.batch_first { self.batch_first(op) } else { self.steps_first(op) }
     }
@@ -234,7 +235,7 @@ impl Job<'_> {
             None => self.constant("b", &[2 * rows], &vec![0.0; 2 * rows as usize]),
         };
         let (of_inputs, own) = (self.stretch(bias, 0, rows), self.stretch(bias, rows, rows));
-        // As of what is known: the last part of a GRU that is reset behind the product comes with that product.
+        // As of what is known: the last part of a GRU that is reset behind the product comes with that.
         let is_own = |row: i64| matches!(op.cell, Cell::Gru { resets_behind: true }) && row >= 2 * hidden;
         let shares: Vec<f32> = (0..rows).map(|row| if is_own(row) { 0.0 } else { 1.0 }).collect();
         let shares = self.constant("shares", &[rows], &shares);

@@ -186,7 +186,7 @@ impl Job<'_> {
         (rows.checked_mul(columns)? <= MOST_OF_TRANSFORM && n > 0).then_some(())?;
         let (sign, share) = if is_inverse { (1.0, 1.0 / n as f64) } else { (-1.0, 1.0) };
         let mut numbers = vec![0.0f32; rows * columns];
-        // Of numbers the other half of their transform is this one turned round, with the other sign of sines.
+        // Of numbers the other half of their transform is this one turned round, with other signs of sines.
         let n_given = if out_parts == 1 { n_in.min(n / 2 + 1) } else { n_in.min(n) };
         for t in 0..n_given {
             let times = if out_parts == 1 && t > 0 && 2 * t != n { 2.0 } else { 1.0 };

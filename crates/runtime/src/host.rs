@@ -94,8 +94,8 @@ impl HostCall {
     /// Where an index among the inputs leads out of a tensor.
     ///
     /// # Safety
-    /// Buffers and scratch memory are as large as the parameters say, aligned to their elements, and borrowed;
-    /// outputs overlap nothing.
+    /// Buffers and scratch memory are as large as the parameters say, aligned to their elements, and
+    /// borrowed; outputs overlap nothing.
     pub unsafe fn call(&self, buffers: &[*mut u8], scratch: *mut u8, runtime: &Runtime) -> Result<(), String> {
         let (buffers, parameters) = (buffers.as_ptr().cast(), self.parameters.as_ptr());
         // SAFETY: the caller's promise; the function reads as many parameters as it takes.

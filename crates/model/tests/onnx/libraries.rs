@@ -51,8 +51,8 @@ static void *fill(FILE *file, size_t bytes) {
 } while (0)
 "#;
 
-/// Writes the library of a case into a folder, with its inputs; nothing where a run refuses the case, an error
-/// where the library alone does.
+/// Writes the library of a case into a folder, with its inputs; nothing where a run refuses the case, an
+/// error where the library alone does.
 fn write_case(case: &Case, name: &str, folder: &Path) -> Result<Option<Expected>, String> {
     let Some((inputs, outputs)) = case.sets.first() else { return Ok(None) };
     let Some((compiled, given)) = compiled_case(case, inputs, &host::target())? else { return Ok(None) };
@@ -143,5 +143,5 @@ fn what_runs_is_shipped_in_c() {
     refused.iter().for_each(|why| println!("{why}"));
     println!("{n_shipped} shipped, {} refused, {} wrong", refused.len(), wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(refused.len() <= chosen.len() / 8, "{} of {} are refused", refused.len(), chosen.len());
+    assert!(refused.len() <= 1 + chosen.len() / 100, "{} of {} are refused", refused.len(), chosen.len());
 }
