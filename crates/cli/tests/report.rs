@@ -176,6 +176,19 @@ fn a_page_on_a_model_shows_every_step_once() {
         }
     }
     stands_alone(&html);
+    // The profile comes first; a step is told with its nodes, and with its part of the peak.
+    let place = |text: &str| html.find(text).unwrap_or_else(|| panic!("no {text}"));
+    assert!(place("<h2 id=\"profile\">") < place("<h2 id=\"graph\">"));
+    let peak = number(&facts["peak_gflops"]);
+    for step in steps.iter().filter(|step| step["kind"] == "kernel") {
+        let name = step["name"].as_str().unwrap();
+        assert!(html.contains(&format!("<div class=\"names\">{name}</div>")), "{name}");
+        let start: String = name.chars().take(39).collect();
+        assert!(html.contains(&format!("opacity=\".8\">{start}")), "{name}");
+        if let Some(gflops) = step["gflops"].as_f64() {
+            assert!(html.contains(&format!("<td>{:.1} %</td>", 100.0 * gflops / peak)), "{step} of {peak}");
+        }
+    }
 
     check_refused(&["report", model, "matmul-64", "--db", db, "-o", page], "told of alone");
     check_refused(&["report", "matmul-64", "--db", db, "-o", page, "--exact"], "are for a model");

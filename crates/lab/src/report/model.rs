@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use serde::Serialize;
 use serde_json::Value as Json;
 use tilewright::{Choice, Database, Error, Source, gflops, judges, target_name};
-use tilewright_device::{Caches, host};
+use tilewright_device::{Caches, host, peak};
 use tilewright_graph::{Tensor, Value};
-use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
+use tilewright_ir::{DType, Target};
 use tilewright_model::{Compiled, Kernel, Places, ProfiledStep, Runner, Step, ValueId};
 use tilewright_runtime::Threads;
 use tilewright_tune::{Record, Store, StoreError};
@@ -51,6 +51,8 @@ pub struct ModelFacts {
     pub ms_median: f64,
     /// The sum of its steps' medians, in milliseconds.
     pub ms_steps: f64,
+    /// The measured peak of a CPU's threads in f32, where it is known.
+    pub peak_gflops: Option<f64>,
     /// Bytes for what is computed on the way.
     pub arena_bytes: usize,
     /// What a run does, in order.
@@ -219,6 +221,7 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
         threads,
         ms_median,
         ms_steps,
+        peak_gflops: peak::gflops(target, DType::F32, threads).ok(),
         arena_bytes: compiled.memory.total,
         steps,
         tasks,

@@ -12,7 +12,7 @@ use crate::plot::{Axis, Layer, Marks, Plot, Scale, colours, escape};
 
 /// Width of a step, and heights of nodes.
 const WIDE: f64 = 256.0;
-const HIGH: f64 = 62.0;
+const HIGH: f64 = 78.0;
 const LOW: f64 = 24.0;
 /// Between layers, with room for a tensor's type.
 const BETWEEN: f64 = 40.0;
@@ -41,18 +41,18 @@ pub fn model_page(facts: &ModelFacts) -> String {
         facts.db
     );
     let mut body =
-        "<p><a href=\"#graph\">Graph</a> · <a href=\"#profile\">Profile</a> · <a href=\"#kernels\">Kernels</a> · \
+        "<p><a href=\"#profile\">Profile</a> · <a href=\"#kernels\">Kernels</a> · <a href=\"#graph\">Graph</a> · \
                     <a href=\"#search\">Search</a></p>\n"
             .to_owned();
     body += &summary(facts);
-    body += "<h2 id=\"graph\">Graph</h2>\n<p class=\"note\">What a run does, from inputs above to outputs below: each box is \
-             a step with its place in the order, what it reads and computes, its time, its speed and its share of the \
-             whole, which the bar and the colour show as well. Lines are tensors. Weights are not drawn.</p>\n";
-    body += &graph(facts);
     body += "<h2 id=\"profile\">Profile</h2>\n";
     body += &profile(facts);
     body += "<h2 id=\"kernels\">Kernels</h2>\n";
     body += &kernels(facts);
+    body += "<h2 id=\"graph\">Graph</h2>\n<p class=\"note\">What a run does, from inputs above to outputs below: each box is \
+             a step with its place in the order, the model's nodes that it is, what it reads and computes, its time, its speed and its share of the \
+             whole, which the bar and the colour show as well. Lines are tensors. Weights are not drawn.</p>\n";
+    body += &graph(facts);
     body += "<h2 id=\"search\">Search</h2>\n";
     body += &search(facts);
     document(&facts.model, &line, &body)
@@ -66,6 +66,8 @@ fn summary(facts: &ModelFacts) -> String {
     let ms = |ms: Option<f64>| ms.map_or("unknown".to_owned(), |ms| duration(ms * 1e6));
     let (before, after) = (whole(|task| task.ms_before), whole(|task| task.ms_after));
     let n_steps = |kind: &str| facts.steps.iter().filter(|step| step.step.kind == kind).count().to_string();
+    // Some copies are kernels, which bring what they copy into another order.
+    let n_copies = facts.steps.iter().filter(|step| title(step) == "copy").count();
     let n_guessed = facts.tasks.iter().filter(|task| !task.is_recorded).count();
     let items = [
         ("a run", duration(facts.ms_median * 1e6)),
@@ -75,7 +77,7 @@ fn summary(facts: &ModelFacts) -> String {
         ("faster than at first", before.zip(after).map_or("–".to_owned(), |(b, a)| format!("{:.2} times", b / a))),
         ("kernels not tuned", n_guessed.to_string()),
         ("operators without code", n_steps("host")),
-        ("copies", n_steps("copy")),
+        ("copies", n_copies.to_string()),
         ("memory on the way", format!("{} bytes", grouped(facts.arena_bytes as u64))),
         ("time of the search", format!("{:.0} s", facts.search.seconds)),
     ];
@@ -272,6 +274,7 @@ impl Drawn<'_> {
              <rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"4\" fill=\"{HOT}\"/>\
              <text x=\"{:.1}\" y=\"{:.1}\" font-weight=\"600\">{}</text>\
              <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\" font-size=\"10.5\"><a href=\"#s{at}\">{}</a></text>\
+             <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"10.5\" opacity=\".8\">{}</text>\
              <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"10.5\">{}</text><text x=\"{:.1}\" y=\"{:.1}\">{}</text>\
              <title>{}\n{}\n{}</title></g>",
             0.04 + 0.46 * heat,
@@ -285,10 +288,13 @@ impl Drawn<'_> {
             top + 17.0,
             at + 1,
             left + 8.0,
-            top + 33.0,
+            top + 32.0,
+            escape(&brief(&step.step.name, LINE)),
+            left + 8.0,
+            top + 48.0,
             escape(&brief(&shapes, LINE)),
             left + 8.0,
-            top + 50.0,
+            top + 65.0,
             escape(&time),
             escape(&step.step.name),
             escape(&step.step.label),
@@ -299,7 +305,7 @@ impl Drawn<'_> {
 
 /// A bar of a part of a whole.
 fn bar(part: f64) -> String {
-    format!("<span class=\"bar\" style=\"width:{:.2}rem\"></span>", 12.0 * part.clamp(0.0, 1.0))
+    format!("<span class=\"bar\" style=\"width:{:.2}rem\"></span>", 8.0 * part.clamp(0.0, 1.0))
 }
 
 fn profile(facts: &ModelFacts) -> String {
@@ -310,20 +316,25 @@ fn profile(facts: &ModelFacts) -> String {
         let StepFacts { step, share, .. } = &facts.steps[at];
         vec![
             format!("<a href=\"#n{at}\" id=\"s{at}\">{}</a>", at + 1),
-            escape(&title(&facts.steps[at])),
-            format!("<span title=\"{}\">{}</span>", escape(&step.name), escape(&brief(&step.name, 60))),
+            escape(&brief(&title(&facts.steps[at]), LINE)),
             duration(step.us * 1e3),
             percent(*share),
             bar(share / most),
             step.gflops.map_or("–".to_owned(), digits),
+            step.gflops.zip(facts.peak_gflops).map_or("–".to_owned(), |(gflops, peak)| percent(gflops / peak)),
+            format!("<div class=\"names\">{}</div>", escape(&step.name)),
         ]
     };
     let mut rows: Vec<Vec<String>> = by_time.into_iter().map(row).collect();
     let sum = duration(facts.ms_steps * 1e6);
-    rows.push(["", "all steps", "", &sum, "100.0 %", "", ""].map(str::to_owned).to_vec());
+    rows.push(["", "all steps", &sum, "100.0 %", "", "", "", ""].map(str::to_owned).to_vec());
+    let peak = facts.peak_gflops.map_or(String::new(), |peak| {
+        let threads = count(facts.threads as u64, "thread");
+        format!(" The peak is what {threads} can do in f32, as measured here: {} GFLOP/s.", digits(peak))
+    });
     let text = "The median of each step over runs, the slowest first.";
-    format!("<p class=\"note\">{text}</p>\n")
-        + &table(&["step", "<what", "<the model's nodes", "time", "share", "<", "GFLOP/s"], &rows)
+    let head = ["step", "<what", "time", "share", "<", "GFLOP/s", "of peak", "<the model's nodes"];
+    format!("<p class=\"note\">{text}{peak}</p>\n") + &table(&head, &rows)
 }
 
 fn kernels(facts: &ModelFacts) -> String {

@@ -36,7 +36,8 @@ dd{margin:0;text-align:right;overflow-wrap:anywhere}
 pre{overflow-x:auto;background:var(--soft);padding:.7rem;border-radius:4px;font-size:.82rem}
 summary{cursor:pointer}
 a{color:inherit}
-.graph{overflow:auto;max-height:90vh;resize:vertical;border:1px solid var(--line);border-radius:4px;margin:1rem 0}
+.names{white-space:normal;overflow-wrap:anywhere;min-width:12rem;max-width:26rem;text-align:left}
+.graph{overflow:auto;max-height:80vh;resize:vertical;border:1px solid var(--line);border-radius:4px;margin:1rem 0}
 .graph svg{display:block;margin:0 auto;padding:12px}
 .graph a{text-decoration:none}
 .step:target rect:first-child{stroke-width:3}
