@@ -90,7 +90,89 @@ fn what_is_not_supported_is_listed() {
     let line = found["unsupported"][0].as_str().unwrap();
     assert!(line.starts_with("node `y` (Frobnicate, opset 17): "), "{line}");
     assert_eq!(found["tasks"][0]["sizes"], "m=1 n=2 k=3");
-    assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+    let kind = &found["unsupported_operators"][0];
+    assert_eq!((&kind["operator"], &kind["count"]), (&"Frobnicate".into(), &1.into()));
+    let said = stderr(&output);
+    assert!(said.lines().count() == 1 && said.contains("not supported: 1 × Frobnicate"), "{said}");
+    check_refused(&["run", text(&path), "--dim", "N=1"], "node `y` (Frobnicate, opset 17): this operator");
+}
+
+/// An array of `f32` ones as NumPy writes it.
+fn array(path: &std::path::Path, shape: &[usize]) {
+    let sizes: String = shape.iter().map(|size| format!("{size}, ")).collect();
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({sizes}), }}");
+    let ones = 1_f32.to_le_bytes().repeat(shape.iter().product());
+    std::fs::write(path, [b"\x93NUMPY\x01\0v\0", format!("{header:117}\n").as_bytes(), &ones].concat()).unwrap();
+}
+
+#[test]
+fn what_is_fed_is_compared_with_what_is_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| text(&folder.path().join(name)).to_owned();
+    std::fs::write(at("m.onnx"), model("Sigmoid")).unwrap();
+    let (model, db) = (at("m.onnx"), at("none.db"));
+    let input = |name: &str, shape: &[usize]| {
+        array(at(name).as_ref(), shape);
+        format!("x={}", at(name))
+    };
+    let (fits, wide, flat) = (input("2x3.npy", &[2, 3]), input("2x4.npy", &[2, 4]), input("3.npy", &[3]));
+    let refused = |options: &[&str], expected: &str| {
+        let arguments = [&["run", &model, "--db", &db], options].concat();
+        check_refused(&arguments, &format!("input x: the file has f32{expected}"));
+    };
+    let dim = "[2,3], and --dim N=5 is given, which its dimension 0 of 2 is not (leave that out";
+    refused(&["--input", &fits, "--dim", "N=5"], dim);
+    refused(&["--input", &fits, "--shape", "x=5,3"], "[2,3], and --shape x=5,3 is given (leave that out");
+    refused(&["--input", &wide], "[2,4], and the model takes f32[N,3] (its dimension 1 has to be 3, not 4)");
+    refused(&["--input", &flat], "[3], and the model takes f32[N,3] (give an array of 2 dimensions)");
+    refused(&["--input", &fits, "--set", "x=1"], "[2,3], and --set x gives it as well");
+    // The hint binds what nothing else does, once.
+    for (options, bound) in
+        [(&["--shape", "x=2,3"][..], "--shape x=2,3` or"), (&["--dim", "N=2"], "--dim N=2"), (&[], "--shape x=2,3")]
+    {
+        let bound = bound.trim_end_matches("` or");
+        let output = run(&[&["run", &model, "--db", &db, "--runs", "1", "--input", &fits], options].concat());
+        let said = stderr(&output);
+        assert!(output.status.success() && said.contains(&format!("m.onnx {bound} --db")), "{said}");
+    }
+}
+
+#[test]
+fn an_initializer_that_is_an_input_may_be_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| text(&folder.path().join(name)).to_owned();
+    // y = x · w, where w is 0 unless it is given.
+    let weights = [number(1, 3), number(1, 2), number(2, 1), field(8, b"w"), field(9, &[0; 24])].concat();
+    let graph = [
+        field(1, &node("MatMul", &["x", "w"], "y")),
+        field(5, &weights),
+        field(11, &tensor("x", &["2", "3"])),
+        field(11, &tensor("w", &["3", "2"])),
+        field(12, &tensor("y", &["2", "2"])),
+    ];
+    let bytes = [number(1, 8), field(7, &graph.concat()), field(8, &number(2, 17))].concat();
+    std::fs::write(at("d.onnx"), bytes).unwrap();
+    let (model, db) = (at("d.onnx"), at("none.db"));
+    let found = run_json(&["check", &model]);
+    assert_eq!(found["inputs"].as_array().unwrap().len(), 1);
+    let optional = serde_json::json!([{"name": "w", "dtype": "f32", "shape": [3, 2]}]);
+    assert_eq!(found["optional_inputs"], optional);
+    array(at("x.npy").as_ref(), &[2, 3]);
+    array(at("w.npy").as_ref(), &[3, 2]);
+    let (x, w) = (format!("x={}", at("x.npy")), format!("w={}", at("w.npy")));
+    let y = |options: &[&str]| {
+        let run = ["run", &model, "--db", &db, "--runs", "1", "--input", &x, "-o", text(folder.path())];
+        run_json(&[&run, options].concat());
+        let bytes = std::fs::read(at("y.npy")).unwrap();
+        let (elements, _) = bytes[bytes.len() - 16..].as_chunks::<4>();
+        elements.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<_>>()
+    };
+    assert_eq!(y(&[]), [0.0; 4]);
+    assert_eq!(y(&["--input", &w]), [3.0; 4]);
+    assert_eq!(y(&["--set", "w=1,2,1,2,1,2"]), [3.0, 6.0, 3.0, 6.0]);
+    check_refused(&["run", &model, "--input", &format!("w={}", at("x.npy"))], "and the model takes f32[3,2]");
+    check_refused(&["run", &model, "--input", &format!("v={}", at("x.npy"))], "no input `v` (there are x, w)");
+    check_refused(&["bench", &model, "--input", &w], "input w: peers run with the model's default");
 }
 
 #[test]
@@ -104,10 +186,20 @@ fn what_is_no_model_is_refused() {
     let whole = model("Sigmoid");
     let good = at("good.onnx", &whole);
     check_refused(&["check", "/no/such/file"], "give an ONNX model");
-    check_refused(&["check", &at("empty", &[])], "no graph");
+    check_refused(&["check", &at("empty", &[])], "it is empty");
     check_refused(&["check", &at("text", b"this is no model at all")], "no ONNX model");
-    check_refused(&["check", &at("half", &whole[..whole.len() / 2])], "cut off");
-    check_refused(&["check", &good], "dimension 0 of input `x` has no size (give --dim N=SIZE");
+    check_refused(&["check", &at("half", &whole[..whole.len() / 2])], "it is cut off: its graph ends at byte");
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+    check_refused(&["check", &at("pointer.onnx", pointer.as_bytes())], "(run `git lfs pull`");
+    check_refused(&["check", &at("page.onnx", b"<!DOCTYPE html>\n<html></html>")], "an HTML page");
+    let given = format!("x={}", at("pointer.npy", pointer.as_bytes()));
+    check_refused(&["run", &good, "--input", &given], "(run `git lfs pull`");
+    let digit = at("3d-net.onnx", &whole);
+    let output = text(folder.path());
+    check_refused(&["compile", &digit, "--dim", "N=2", "-o", output], "`3d-net` makes no C identifier");
+    check_refused(&["compile", &digit, "--dim", "N=2", "-o", output], "(give --name NAME: ");
+    check_refused(&["compile", &digit, "--dim", "N=2", "-o", output, "--name", "3d"], "--name `3d` is no C");
+    check_refused(&["check", &good], "sizes of inputs are missing: N (give all, such as --dim N=1)");
     check_refused(&["check", &good, "--dim", "M=1"], "no input has a dimension `M` (there are N)");
     check_refused(&["check", &good, "--dim", "N"], "--dim N=1");
     check_refused(&["check", &good, "--shape", "x=1,4"], "does not fit the model's [N,3]");

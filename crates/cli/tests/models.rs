@@ -111,7 +111,7 @@ fn what_does_not_fit_a_model_is_refused() {
     check_refused(&["bench", path, "matmul-64"], "measured alone");
     check_refused(&["bench", path, "--dim", "steps=2", "--against", "gemm"], "no peer for models is called `gemm`");
     check_refused(&["bench", path, "--input", array], "--input needs a name");
-    check_refused(&["bench", path, "--input", &format!("tokens={array}")], "f64[3], and the model takes i64[3]");
+    check_refused(&["bench", path, "--input", &format!("tokens={array}")], "f64[3], and the model takes i64[steps]");
     check_refused(&["bench", path, "--input", &format!("tokens={path}")], ".npy file");
     check_refused(&["bench", path, "--dim", "steps=2", "--input", &format!("words={array}")], "no input `words`");
     check_refused(&["bench", "none.onnx"], "cannot read none.onnx");

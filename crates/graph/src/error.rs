@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::Dim;
+
 /// Why an operator cannot be had, inferred or evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
@@ -64,22 +66,9 @@ pub enum Reason {
     /// An operator refuses.
     #[error(transparent)]
     Op(#[from] OpError),
-    /// A dimension of an input has no size.
-    #[error("dimension {axis} of input `{input}` has no size (give --dim {}=SIZE or --shape {input}={})",
-        .dim.as_deref().unwrap_or("NAME"), .example)]
-    Unbound {
-        /// The input.
-        input: String,
-        /// Which of its dimensions.
-        axis: usize,
-        /// The dimension's name, where it has one.
-        dim: Option<String>,
-        /// The shape, with letters for sizes that are missing.
-        example: String,
-    },
-    /// An input has no shape at all.
-    #[error("input `{0}` has no shape (give --shape {0}=…)")]
-    NoShape(String),
+    /// Sizes of inputs are missing.
+    #[error("{} (give all, such as{})", .0.missing(), .0.options())]
+    Unbound(Unbound),
     /// The shape of an output depends on an input's value.
     #[error("{error}{}", set_hint(.inputs))]
     NeedsInput {
@@ -91,6 +80,72 @@ pub enum Reason {
     /// An option does not fit the model.
     #[error("{0}")]
     Binding(String),
+}
+
+/// Inputs that lack sizes, each with its dimensions, or none where not even their number is known; those that
+/// have a size have it here.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unbound(pub Vec<(String, Option<Vec<Dim>>)>);
+
+impl Unbound {
+    /// Names every size that is missing, each once.
+    pub fn missing(&self) -> String {
+        let mut missing: Vec<String> = Vec::new();
+        for (input, dims) in &self.0 {
+            let Some(dims) = dims else {
+                missing.push(format!("the shape of `{input}`"));
+                continue;
+            };
+            for (axis, dim) in dims.iter().enumerate() {
+                match dim {
+                    Dim::Size(_) => {}
+                    Dim::Named(name) if missing.contains(name) => {}
+                    Dim::Named(name) => missing.push(name.clone()),
+                    Dim::Unknown => missing.push(format!("dimension {axis} of `{input}`")),
+                }
+            }
+        }
+        format!("sizes of inputs are missing: {}", missing.join(", "))
+    }
+
+    /// Named dimensions that would have to be bound, each with 1: of inputs whose other dimensions are known.
+    pub fn dims(&self) -> Vec<(&str, usize)> {
+        let mut names: Vec<(&str, usize)> = Vec::new();
+        for dim in self.0.iter().filter(|(_, dims)| !needs_shape(dims.as_deref())).flat_map(|(_, dims)| dims).flatten()
+        {
+            if let Dim::Named(name) = dim
+                && !names.iter().any(|(known, _)| known == name)
+            {
+                names.push((name, 1));
+            }
+        }
+        names
+    }
+
+    /// Shapes of those inputs that names alone do not bind, with 1 for each size that is missing.
+    pub fn shapes(&self) -> Vec<(&str, Vec<usize>)> {
+        let size = |dim: &Dim| if let Dim::Size(size) = dim { *size } else { 1 };
+        let sizes = |dims: &Option<Vec<Dim>>| dims.as_ref().map_or(vec![1], |dims| dims.iter().map(size).collect());
+        let inputs = self.0.iter().filter(|(_, dims)| needs_shape(dims.as_deref()));
+        inputs.map(|(input, dims)| (input.as_str(), sizes(dims))).collect()
+    }
+
+    /// Options that bind all of them, as a shell takes them.
+    fn options(&self) -> String {
+        let quoted = |text: &str| {
+            let is_plain = |c: char| c.is_alphanumeric() || "_@%+=:,./-".contains(c);
+            if text.chars().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+        };
+        let sizes = |sizes: &[usize]| sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let dims = self.dims().into_iter().map(|(name, size)| format!(" --dim {}={size}", quoted(name)));
+        let shapes = self.shapes().into_iter();
+        dims.chain(shapes.map(|(input, shape)| format!(" --shape {}={}", quoted(input), sizes(&shape)))).collect()
+    }
+}
+
+/// Whether only a whole shape binds an input.
+fn needs_shape(dims: Option<&[Dim]>) -> bool {
+    dims.is_none_or(|dims| dims.contains(&Dim::Unknown))
 }
 
 /// How to make known what inputs decide, where they are few.
@@ -117,7 +172,7 @@ impl Problem {
     pub fn needed_inputs(&self) -> &[String] {
         match &self.reason {
             Reason::NeedsInput { inputs, .. } => inputs,
-            Reason::Op(_) | Reason::Unbound { .. } | Reason::NoShape(_) | Reason::Binding(_) => &[],
+            Reason::Op(_) | Reason::Unbound(_) | Reason::Binding(_) => &[],
         }
     }
 
@@ -126,7 +181,7 @@ impl Problem {
         match &self.reason {
             Reason::Op(error) => error.is_unsupported(),
             Reason::NeedsInput { .. } => true,
-            Reason::Unbound { .. } | Reason::NoShape(_) | Reason::Binding(_) => false,
+            Reason::Unbound(_) | Reason::Binding(_) => false,
         }
     }
 }
@@ -138,6 +193,62 @@ impl fmt::Display for Problem {
             None => write!(f, "{}", self.reason),
         }
     }
+}
+
+/// Nodes of one operator that are refused for the same reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The operator, with its domain before it where that is not ONNX's own.
+    pub operator: String,
+    /// The reason.
+    pub reason: String,
+    /// Names of the nodes, in the model's order.
+    pub nodes: Vec<String>,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = self.nodes.len();
+        match self.operator.rsplit_once('.') {
+            Some((domain, name)) => write!(f, "{n} × {name} (domain {domain})"),
+            None => write!(f, "{n} × {}", self.operator),
+        }
+    }
+}
+
+/// Sorts problems of nodes by operator and reason, in the order of their first nodes.
+pub fn refused(problems: &[Problem]) -> Vec<Refused> {
+    let mut kinds: Vec<Refused> = Vec::new();
+    for problem in problems {
+        let Some(place) = &problem.place else { continue };
+        let (operator, reason) = (&place.operator, problem.reason.to_string());
+        let known = kinds.iter_mut().find(|kind| kind.operator == *operator && kind.reason == reason);
+        match known {
+            Some(kind) => kind.nodes.push(place.node.clone()),
+            None => kinds.push(Refused { operator: operator.clone(), reason, nodes: vec![place.node.clone()] }),
+        }
+    }
+    kinds
+}
+
+/// Tells problems in one text: a single one with its node, several by kind with counts.
+pub fn problems_text(problems: &[Problem]) -> String {
+    if let [problem] = problems {
+        return problem.to_string();
+    }
+    let kinds = refused(problems);
+    let mut reasons: Vec<&str> = Vec::new();
+    for kind in &kinds {
+        if !reasons.contains(&kind.reason.as_str()) {
+            reasons.push(&kind.reason);
+        }
+    }
+    let of_reason = |reason: &&str| {
+        let alike: Vec<String> = kinds.iter().filter(|kind| kind.reason == **reason).map(Refused::to_string).collect();
+        format!("{}: {reason}", alike.join(", "))
+    };
+    let elsewhere = problems.iter().filter(|problem| problem.place.is_none()).map(Problem::to_string);
+    elsewhere.chain(reasons.iter().map(of_reason)).collect::<Vec<_>>().join("; ")
 }
 
 /// Why a file is no model that can be used.

@@ -83,6 +83,8 @@ pub struct Graph {
     nodes: Vec<Node>,
     /// What it takes; constants are not among these.
     pub inputs: Vec<ValueId>,
+    /// Constants that whoever runs it may give in their place: initializers that are inputs as well.
+    pub defaults: Vec<ValueId>,
     /// What it gives.
     pub outputs: Vec<ValueId>,
 }
@@ -117,6 +119,11 @@ impl Graph {
     /// A value, to change its name or what is known of it.
     pub fn value_mut(&mut self, id: ValueId) -> &mut Value {
         &mut self.values[id.0 as usize]
+    }
+
+    /// Names of what it takes, and then of what it takes or has.
+    pub fn input_names(&self) -> Vec<&str> {
+        self.inputs.iter().chain(&self.defaults).map(|&id| self.value(id).name.as_str()).collect()
     }
 
     /// A node.

@@ -3,6 +3,7 @@
 mod data;
 mod functions;
 mod ml;
+mod other;
 mod proto;
 mod reweight;
 mod wire;
@@ -21,6 +22,7 @@ use proto::{AttributeProto, DimProto, FunctionProto, GraphProto, ModelProto, Nod
 use wire::{Budget, Message};
 
 pub use data::External;
+pub use other::kind_of_other;
 pub use reweight::reweight;
 pub use write::{ModelFile, NodeFile, Port, write};
 
@@ -42,8 +44,14 @@ const DEEPEST: usize = 16;
 /// says.
 pub fn read(file: &Bytes, external: &mut External<'_>) -> Result<Model, ReadError> {
     let budget = Budget::of_file(file.len());
-    let proto = ModelProto::read(Message { bytes: file, at: 0 }, &budget)?;
-    let graph = proto.graph.ok_or_else(|| ReadError::NoModel("it has no graph: it is no ONNX model".to_owned()))?;
+    let message = Message { bytes: file, at: 0 };
+    let no_graph = || ReadError::NoModel("it has no graph: it is no ONNX model".to_owned());
+    let proto = ModelProto::read(message, &budget);
+    let read = proto.and_then(|mut proto| Ok((proto.graph.take().ok_or_else(no_graph)?, proto)));
+    let (graph, proto) = read.map_err(|error| {
+        let kind = kind_of_other(file).map(str::to_owned).or_else(|| other::cut_off(message));
+        kind.map_or(error, ReadError::NoModel)
+    })?;
     let mut opsets = proto.opsets;
     if opsets.is_empty() && proto.ir_version < 3 {
         opsets.push(("", 1));
@@ -53,7 +61,13 @@ pub fn read(file: &Bytes, external: &mut External<'_>) -> Result<Model, ReadErro
         return Err(ReadError::NoModel(what.to_owned()));
     }
     let source = Source { file, external, opened: Vec::new(), budget: &budget };
-    let mut importer = Importer { source, functions: &proto.functions, scopes: Vec::new() };
+    let mut importer = Importer {
+        source,
+        functions: &proto.functions,
+        scopes: Vec::new(),
+        // Until then every weight had to be listed among the inputs.
+        has_defaults: proto.ir_version >= 4,
+    };
     let graph = importer.graph(graph, &opsets)?.0;
     Ok(Model {
         graph,
@@ -91,6 +105,8 @@ struct Importer<'a, 'b> {
     source: Source<'b>,
     functions: &'b [FunctionProto<'a>],
     scopes: Vec<Scope<'a>>,
+    /// Whether initializers that are inputs as well are defaults.
+    has_defaults: bool,
 }
 
 type Opsets<'a> = [(&'a str, i64)];
@@ -134,7 +150,16 @@ impl<'a> Importer<'a, '_> {
             let known = self.scope().names.get(input.name).copied();
             // Older models list their weights among the inputs.
             let id = match known {
-                Some(id) if !self.scope().graph.inputs.contains(&id) => id,
+                Some(id) if !self.scope().graph.inputs.contains(&id) => {
+                    let is_default = self.has_defaults && self.scopes.len() == 1;
+                    let graph = &mut self.scope().graph;
+                    let value = graph.value(id);
+                    let is_default = is_default && value.constant.is_some() && value.texts.is_none();
+                    if is_default && !graph.defaults.contains(&id) {
+                        graph.defaults.push(id);
+                    }
+                    id
+                }
                 _ => {
                     let id = self.declare(input.name)?;
                     self.scope().graph.inputs.push(id);
@@ -216,8 +241,12 @@ impl<'a> Importer<'a, '_> {
             return None;
         }
         let outer = self.resolve_at(level - 1, name)?;
-        let value = self.scopes[level - 1].graph.value(outer);
-        let (ty, constant, declared) = (value.ty.clone(), value.constant.clone(), value.declared.clone());
+        let around = &self.scopes[level - 1].graph;
+        let (value, is_default) = (around.value(outer), around.defaults.contains(&outer));
+        // Another may come in the place of a default.
+        let known = |value: &Value| (value.ty.clone(), value.constant.clone());
+        let (ty, constant) = if is_default { (None, None) } else { known(value) };
+        let declared = value.declared.clone();
         let texts = value.texts.clone();
         let scope = &mut self.scopes[level];
         let inner = scope.graph.add_value(Value { name: name.to_owned(), ty, declared, texts, ..Value::default() });

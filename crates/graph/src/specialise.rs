@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::error::invalid;
+use crate::error::{Unbound, invalid};
 use crate::evaluate::check_types;
 use crate::op::{Fact, Inputs, Op, Texts};
 use crate::tensor::shape_text;
@@ -36,6 +36,23 @@ fn halves<'a>(option: &str, text: &'a str, example: &str) -> Result<(&'a str, &'
 }
 
 impl Bindings {
+    /// A shape with its names bound.
+    ///
+    /// # Errors
+    /// Where a size is missing: the dimensions, with sizes where they are bound.
+    pub fn bound(&self, dims: &[Dim]) -> Result<Vec<usize>, Vec<Dim>> {
+        let bound = |dim: &Dim| match dim {
+            Dim::Named(name) => {
+                let size = self.dims.iter().rfind(|(known, _)| known == name);
+                size.map_or_else(|| dim.clone(), |(_, size)| Dim::Size(*size))
+            }
+            _ => dim.clone(),
+        };
+        let dims: Vec<Dim> = dims.iter().map(bound).collect();
+        let size = |dim: &Dim| if let Dim::Size(size) = dim { Some(*size) } else { None };
+        dims.iter().map(size).collect::<Option<_>>().ok_or(dims)
+    }
+
     /// Binds a dimension, as `N=1`.
     ///
     /// # Errors
@@ -89,7 +106,7 @@ pub struct Specialised {
 /// # Cost
 /// Linear in nodes, and what is folded is computed.
 pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
-    let mut job = Job { graph: Graph::default(), problems: Vec::new(), fold_bytes: bindings.fold_bytes };
+    let mut job = Job::new(bindings.fold_bytes);
     job.graph.name.clone_from(&graph.name);
     job.check_names(graph, bindings);
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
@@ -102,6 +119,11 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
                 job.graph.inputs.push(new);
             }
         }
+    }
+    job.tell_unbound();
+    for &id in &graph.defaults {
+        let given = bindings.values.iter().rfind(|(name, _)| *name == graph.value(id).name);
+        map[id.0 as usize] = given.and_then(|(_, text)| job.in_place_of_default(graph.value(id), text));
     }
     job.walk(graph, &mut map);
     for &id in &graph.outputs {
@@ -119,9 +141,10 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
 /// # Errors
 /// The first problem.
 pub fn bind_inputs(graph: &Graph, bindings: &Bindings) -> Result<Vec<Value>, Box<Problem>> {
-    let mut job = Job { graph: Graph::default(), problems: Vec::new(), fold_bytes: bindings.fold_bytes };
+    let mut job = Job::new(bindings.fold_bytes);
     job.check_names(graph, bindings);
     let values = graph.inputs.iter().filter_map(|&id| job.input(graph.value(id), bindings)).collect();
+    job.tell_unbound();
     job.problems.into_iter().next().map_or(Ok(values), |problem| Err(Box::new(problem)))
 }
 
@@ -130,8 +153,7 @@ pub fn bind_inputs(graph: &Graph, bindings: &Bindings) -> Result<Vec<Value>, Box
 /// # Errors
 /// The first problem.
 pub(crate) fn infer_graph(graph: &Graph, inputs: &[Option<Fact<'_>>]) -> Result<Vec<TensorType>, OpError> {
-    let fold_bytes = Bindings::default().fold_bytes;
-    let mut job = Job { graph: Graph::default(), problems: Vec::new(), fold_bytes };
+    let mut job = Job::new(Bindings::default().fold_bytes);
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
     for (&id, fact) in graph.inputs.iter().zip(inputs) {
         let fact = fact.ok_or_else(|| invalid!("a graph reads what is not there"))?;
@@ -158,10 +180,37 @@ pub(crate) fn infer_graph(graph: &Graph, inputs: &[Option<Fact<'_>>]) -> Result<
 struct Job {
     graph: Graph,
     problems: Vec<Problem>,
+    /// Inputs that lack sizes, which are told together.
+    unbound: Unbound,
     fold_bytes: usize,
 }
 
 impl Job {
+    fn new(fold_bytes: usize) -> Job {
+        Job { graph: Graph::default(), problems: Vec::new(), unbound: Unbound::default(), fold_bytes }
+    }
+
+    fn tell_unbound(&mut self) {
+        if !self.unbound.0.is_empty() {
+            let unbound = std::mem::take(&mut self.unbound);
+            self.refuse(Reason::Unbound(unbound));
+        }
+    }
+
+    /// A constant of text for one that a model has.
+    fn in_place_of_default(&mut self, default: &Value, text: &str) -> Option<ValueId> {
+        let constant = match parsed(default.ty.as_ref()?, text) {
+            Ok(constant) => constant,
+            Err(what) => {
+                self.refuse(Reason::Binding(format!("--set {}: {what}", default.name)));
+                return None;
+            }
+        };
+        let ty = Some(constant.ty().clone());
+        let new = Value { name: default.name.clone(), ty, constant: Some(constant), ..Value::default() };
+        Some(self.graph.add_value(new))
+    }
+
     fn refuse(&mut self, reason: Reason) {
         self.problems.push(Problem { place: None, reason });
     }
@@ -169,11 +218,17 @@ impl Job {
     /// Names that are bound, and that the model does not have.
     fn check_names(&mut self, graph: &Graph, bindings: &Bindings) {
         let inputs: Vec<&Value> = graph.inputs.iter().map(|&id| graph.value(id)).collect();
-        let names: Vec<&str> = inputs.iter().map(|value| value.name.as_str()).collect();
+        let names = graph.input_names();
         let all_dims = inputs.iter().filter_map(|value| value.declared.as_ref()?.dims.as_ref()).flatten();
         let dims: Vec<&str> =
             all_dims.filter_map(|dim| if let Dim::Named(name) = dim { Some(&**name) } else { None }).collect();
         let shapes = bindings.shapes.iter().map(|(name, _)| name);
+        let is_default = |name: &&String| names[inputs.len()..].contains(&name.as_str());
+        if let Some(name) = shapes.clone().find(is_default) {
+            self.refuse(Reason::Binding(format!(
+                "input `{name}` has the shape of its default (leave --shape {name} out)"
+            )));
+        }
         for name in shapes.chain(bindings.values.iter().map(|(name, _)| name)) {
             if !names.contains(&name.as_str()) {
                 let what = format!("there is no input `{name}` (there are {})", names.join(", "));
@@ -214,18 +269,18 @@ impl Job {
                 shape.clone()
             }
             (Some(shape), None) => shape.clone(),
-            (None, Some(dims)) => match self.bound(&name, dims, bindings) {
-                Some(shape) => shape,
+            (None, Some(dims)) => match bindings.bound(dims) {
+                Ok(shape) => shape,
                 // One number needs no shape.
-                None if given_value.is_some_and(|text| !text.contains(',')) => {
-                    self.problems.pop();
-                    vec![1; dims.len()]
+                Err(_) if given_value.is_some_and(|text| !text.contains(',')) => vec![1; dims.len()],
+                Err(dims) => {
+                    self.unbound.0.push((name, Some(dims)));
+                    return None;
                 }
-                None => return None,
             },
             (None, None) if given_value.is_some() => Vec::new(),
             (None, None) => {
-                self.refuse(Reason::NoShape(name));
+                self.unbound.0.push((name, None));
                 return None;
             }
         };
@@ -242,23 +297,6 @@ impl Job {
             }
         };
         Some(Value { name, declared: value.declared.clone(), ty: Some(ty), constant, ..Value::default() })
-    }
-
-    /// A shape with its names bound.
-    fn bound(&mut self, input: &str, dims: &[Dim], bindings: &Bindings) -> Option<Vec<usize>> {
-        let size = |dim: &Dim| match dim {
-            Dim::Size(size) => Some(*size),
-            Dim::Named(name) => bindings.dims.iter().rfind(|(n, _)| n == name).map(|(_, size)| *size),
-            Dim::Unknown => None,
-        };
-        let sizes: Vec<Option<usize>> = dims.iter().map(size).collect();
-        if let Some(axis) = sizes.iter().position(Option::is_none) {
-            let dim = if let Dim::Named(name) = &dims[axis] { Some(name.clone()) } else { None };
-            let texts = sizes.iter().enumerate().map(|(at, size)| size.map_or(format!("D{at}"), |s| s.to_string()));
-            let example = texts.collect::<Vec<_>>().join(",");
-            self.refuse(Reason::Unbound { input: input.to_owned(), axis, dim, example });
-        }
-        sizes.into_iter().collect()
     }
 
     /// The new value of an old one; constants come over when they are first read.

@@ -5,7 +5,9 @@ mod common;
 use bytes::Bytes;
 use common::build::{Attr, declared, field, int, model, node, node_of, single, tensor, varint};
 use common::{agree, no_files};
-use tilewright_graph::{Bindings, DType, Graph, Tensor, TensorType, evaluate, onnx, specialise, summarise};
+use tilewright_graph::{
+    Bindings, DType, Graph, Tensor, TensorType, evaluate, onnx, problems_text, refused, specialise, summarise,
+};
 
 fn read(file: &Bytes) -> Result<Graph, String> {
     onnx::read(file, &mut no_files).map(|model| model.graph).map_err(|e| e.to_string())
@@ -153,7 +155,7 @@ fn shapes_that_are_computed_are_known() {
     let graph = read(&model(17, graph.concat())).unwrap();
     let special = specialise(&graph, &Bindings::default());
     let text = special.problems[0].to_string();
-    assert_eq!(text, "dimension 0 of input `x` has no size (give --dim N=SIZE or --shape x=D0,3,4)");
+    assert_eq!(text, "sizes of inputs are missing: N (give all, such as --dim N=1)");
     let mut bindings = Bindings::default();
     bindings.bind_dim("N=5").unwrap();
     let special = specialise(&graph, &bindings);
@@ -326,4 +328,84 @@ fn small_files_do_not_take_much_memory() {
     graph.extend(field(11, declared("x", DType::Bool, &[])));
     let error = read(&model(17, graph)).unwrap_err();
     assert!(error.contains("deep"), "{error}");
+}
+
+#[test]
+fn all_sizes_that_are_missing_are_told_at_once() {
+    let named = |name: &str, dims: &[&str]| {
+        let dim = |dim: &&str| field(1, if dim.is_empty() { vec![] } else { field(2, dim) });
+        let shape: Vec<u8> = dims.iter().flat_map(dim).collect();
+        let ty = field(1, [int(1, DType::F32.to_onnx().into()), field(2, shape)].concat());
+        field(11, [field(1, name), field(2, ty)].concat())
+    };
+    let without = field(11, [field(1, "q"), field(2, field(1, int(1, 1)))].concat());
+    let inputs = [named("x", &["N", "", "a b"]), named("z", &["N", "h"]), named("u:0", &["N", ""]), without];
+    let graph = [inputs.concat(), node("Relu", &["x"], &["y"], &[]), field(12, field(1, "y"))].concat();
+    let graph = read(&model(17, graph)).unwrap();
+    let said = |bindings: &Bindings| specialise(&graph, bindings).problems.iter().map(ToString::to_string).collect();
+    let mut bindings = Bindings::default();
+    let all: Vec<String> = said(&bindings);
+    let missing = "N, dimension 1 of `x`, a b, h, dimension 1 of `u:0`, the shape of `q`";
+    let options = "--dim N=1 --dim h=1 --shape x=1,1,1 --shape u:0=1,1 --shape q=1";
+    assert_eq!(all, [format!("sizes of inputs are missing: {missing} (give all, such as {options})")]);
+    // What the line says binds all of them.
+    for text in ["N=1", "h=1"] {
+        bindings.bind_dim(text).unwrap();
+    }
+    for text in ["x=1,1,1", "u:0=1,1", "q=1"] {
+        bindings.bind_shape(text).unwrap();
+    }
+    let none: Vec<String> = said(&bindings);
+    assert_eq!(none, [""; 0]);
+}
+
+#[test]
+fn what_is_not_supported_is_counted_by_kind() {
+    let foo = |from: &str, to: &str| [field(1, from), field(2, to), field(4, "Foo"), field(7, "my.domain")].concat();
+    let nodes = [
+        field(1, foo("x", "a")),
+        field(1, foo("a", "b")),
+        node("Bar", &["b"], &["c"], &[]),
+        node("Relu", &["x"], &["d"], &[("speed", Attr::Int(1))]),
+    ];
+    let ends = [field(11, declared("x", DType::F32, &[2])), field(12, field(1, "c")), field(12, field(1, "d"))];
+    let graph = read(&model(17, [nodes.concat(), ends.concat()].concat())).unwrap();
+    let problems = specialise(&graph, &Bindings::default()).problems;
+    let kinds = "2 × Foo (domain my.domain), 1 × Bar: this operator is not supported";
+    let relu = "1 × Relu: attribute `speed` is not supported at this opset";
+    assert_eq!(problems_text(&problems), format!("{kinds}; {relu}"));
+    assert_eq!(problems_text(&problems[..1]), "node `a` (my.domain.Foo, opset 0): this operator is not supported");
+    assert_eq!(refused(&problems)[0].nodes, ["a", "b"]);
+}
+
+#[test]
+fn weights_that_are_inputs_are_defaults() {
+    let w = Tensor::from_floats(DType::F32, vec![2], &[1.0, 2.0]);
+    let graph = |version: i64| {
+        let graph = [
+            field(5, tensor("w", &w)),
+            field(11, declared("x", DType::F32, &[2])),
+            field(11, declared("w", DType::F32, &[2])),
+            node("Add", &["x", "w"], &["y"], &[]),
+            field(12, field(1, "y")),
+        ];
+        read(&[int(1, version), field(7, graph.concat()), field(8, int(2, 17))].concat().into()).unwrap()
+    };
+    let old = graph(3);
+    assert_eq!((old.input_names(), old.defaults.len()), (vec!["x"], 0));
+    let new = graph(4);
+    assert_eq!((new.input_names(), new.inputs.len()), (vec!["x", "w"], 1));
+    let sum = |bindings: &Bindings| {
+        let special = specialise(&new, bindings);
+        assert!(special.problems.is_empty(), "{}", special.problems[0]);
+        let x = Tensor::from_floats(DType::F32, vec![2], &[10.0, 20.0]);
+        evaluate(&special.graph, &[("x", x)]).unwrap()[0].floats()
+    };
+    let mut bindings = Bindings::default();
+    assert_eq!(sum(&bindings), [11.0, 22.0]);
+    bindings.bind_value("w=3,4").unwrap();
+    assert_eq!(sum(&bindings), [13.0, 24.0]);
+    bindings.bind_shape("w=2").unwrap();
+    let said = specialise(&new, &bindings).problems[0].to_string();
+    assert_eq!(said, "input `w` has the shape of its default (leave --shape w out)");
 }

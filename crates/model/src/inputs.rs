@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use tilewright::{Error, file, one_line};
-use tilewright_graph::{Bindings, Dim, Graph, Model, Random, Tensor, Value, bind_inputs, onnx};
+use tilewright_graph::{Bindings, Declared, Dim, Graph, Model, Random, Tensor, Value, ValueId, bind_inputs, onnx};
 
 /// Reads an ONNX model. Its weights stay in the file and in those beside it, which are mapped: they must not
 /// become shorter as long as the model is there.
@@ -26,6 +26,92 @@ pub fn weights_beside(model: &Path) -> impl FnMut(&str) -> Result<Bytes, String>
     }
 }
 
+/// Tensors that are given for a model, which fit it.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// Those for its inputs.
+    pub inputs: Vec<(String, Tensor)>,
+    /// Shapes of inputs that nothing else says.
+    pub shapes: Vec<(String, Vec<usize>)>,
+}
+
+/// Compares tensors with what a model takes and what is bound of it. Those that come in the place of defaults
+/// become the model's.
+///
+/// # Errors
+/// Where there is no such input, or one has another type or shape.
+pub fn feed(graph: &mut Graph, bindings: &Bindings, tensors: Vec<(String, Tensor)>) -> Result<Given, Error> {
+    let mut given = Given::default();
+    for (name, tensor) in tensors {
+        let named = |id: &&ValueId| graph.value(**id).name == name;
+        let Some(&id) = graph.inputs.iter().chain(&graph.defaults).find(named) else {
+            let names = graph.input_names().join(", ");
+            return Err(Error::input(format!("there is no input `{}` (there are {names})", one_line(&name))));
+        };
+        let refuse =
+            |why: String| Error::input(one_line(&format!("input {name}: the file has {}, {why}", tensor.ty())));
+        if bindings.values.iter().any(|(bound, _)| *bound == name) {
+            return Err(refuse(format!("and --set {name} gives it as well (leave one of them out)")));
+        }
+        let value = graph.value(id);
+        let is_default = value.constant.is_some();
+        if let Some(declared) = &value.declared {
+            fits(declared, &tensor).map_err(refuse)?;
+            let is_bound = !is_default && matches_bound(&name, declared, bindings, tensor.shape()).map_err(refuse)?;
+            // There is nothing to bind of a scalar.
+            if !is_default && !is_bound && !tensor.shape().is_empty() {
+                given.shapes.push((name.clone(), tensor.shape().to_vec()));
+            }
+        }
+        if is_default {
+            let value = graph.value_mut(id);
+            (value.ty, value.constant) = (Some(tensor.ty().clone()), Some(tensor));
+        } else {
+            given.inputs.push((name, tensor));
+        }
+    }
+    Ok(given)
+}
+
+/// Compares a tensor with what a model declares.
+fn fits(declared: &Declared, tensor: &Tensor) -> Result<(), String> {
+    let (dims, shape) = (declared.dims.as_deref(), tensor.shape());
+    let texts = dims.map(|dims| dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(","));
+    let wanted = format!("{}{}", declared.dtype, texts.map_or(String::new(), |texts| format!("[{texts}]")));
+    if declared.dtype != tensor.dtype() {
+        return Err(format!("and the model takes {wanted} (convert it with .astype)"));
+    }
+    let Some(dims) = dims else { return Ok(()) };
+    if dims.len() != shape.len() {
+        return Err(format!("and the model takes {wanted} (give an array of {} dimensions)", dims.len()));
+    }
+    let mut both = dims.iter().zip(shape).enumerate();
+    match both.find(|(_, (dim, size))| matches!(dim, Dim::Size(wanted) if wanted != *size)) {
+        Some((axis, (dim, size))) => {
+            Err(format!("and the model takes {wanted} (its dimension {axis} has to be {dim}, not {size})"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Compares a tensor's shape with what is bound, and says whether that binds all of it.
+fn matches_bound(name: &str, declared: &Declared, bindings: &Bindings, shape: &[usize]) -> Result<bool, String> {
+    if let Some((_, bound)) = bindings.shapes.iter().rfind(|(input, _)| input == name) {
+        let sizes = bound.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let why = || format!("and --shape {name}={sizes} is given (leave that out, or give another file)");
+        return if bound == shape { Ok(true) } else { Err(why()) };
+    }
+    let Some(dims) = &declared.dims else { return Ok(false) };
+    for (axis, (dim, &size)) in dims.iter().zip(shape).enumerate() {
+        let Dim::Named(dim) = dim else { continue };
+        if let Some((_, bound)) = bindings.dims.iter().rfind(|(known, bound)| known == dim && *bound != size) {
+            let why = format!("and --dim {dim}={bound} is given, which its dimension {axis} of {size} is not");
+            return Err(format!("{why} (leave that out, or give another file)"));
+        }
+    }
+    Ok(bindings.bound(dims).is_ok())
+}
+
 /// A tensor for each input of a model: a given one, what is bound, or random numbers of a seed (ones where it
 /// is integers).
 ///
@@ -37,10 +123,6 @@ pub fn all_inputs(
     given: &[(String, Tensor)],
     seed: u64,
 ) -> Result<Vec<(Value, Tensor)>, Error> {
-    let names: Vec<&str> = graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect();
-    if let Some((name, _)) = given.iter().find(|(name, _)| !names.contains(&name.as_str())) {
-        return Err(Error::input(format!("there is no input `{}` (there are {})", one_line(name), names.join(", "))));
-    }
     let values = bind_inputs(graph, bindings);
     let values = values.map_err(|problem| Error::input(one_line(&problem.to_string())))?;
     let mut random = Random::new(seed);

@@ -36,7 +36,7 @@ pub use compile::{CompileError, Compiled, Making, Schedule, compile, compile_as,
 pub use fuse::{Fused, Kernel, Moving, Step, Steps, fuse, lower};
 pub use halves::count_halves;
 pub use import::import;
-pub use inputs::{all_inputs, named_dims, read_model, weights_beside};
+pub use inputs::{Given, all_inputs, feed, named_dims, read_model, weights_beside};
 pub use layouts::Costs;
 pub use net::{AsHeads, Convolution, Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId, Windows};
 pub use place::{Copy, Location, Places};

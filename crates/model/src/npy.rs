@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use tilewright::file::{self, write_into_folder};
+use tilewright_graph::onnx::kind_of_other;
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::{Buffer, Program, Role};
 
@@ -150,12 +151,20 @@ pub fn read_npz(file: &Bytes) -> Result<Vec<(String, Tensor)>, NpyError> {
 /// Where it cannot be read, or is neither.
 pub fn read_tensors(path: &Path) -> Result<Vec<(Option<String>, Tensor)>, tilewright::Error> {
     let bytes = Bytes::from(file::read(path, "a .npy or .npz file")?);
-    let read = if bytes.starts_with(b"PK") {
+    let is_archive = bytes.starts_with(b"PK");
+    let read = if is_archive {
         read_npz(&bytes).map(|all| all.into_iter().map(|(name, tensor)| (Some(name), tensor)).collect())
     } else {
         read_npy(&bytes).map(|tensor| vec![(None, tensor)])
     };
-    read.map_err(|error| tilewright::Error::input(format!("{}: {error}", path.display())))
+    read.map_err(|error| {
+        let kind = kind_of_other(&bytes).filter(|_| !is_archive);
+        tilewright::Error::input(format!(
+            "{}: {}",
+            path.display(),
+            kind.map_or_else(|| error.to_string(), str::to_owned)
+        ))
+    })
 }
 
 /// The elements of a file for a kernel's buffer: a `.npy` file of its type, or nothing but elements.

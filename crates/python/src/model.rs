@@ -8,7 +8,7 @@ use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tilewright::{CPU, Cache, Database, Error, HOST, Place, one_line};
-use tilewright_graph::{Bindings, specialise};
+use tilewright_graph::{Bindings, Problem, Reason, problems_text, specialise};
 use tilewright_model::{Making, ValueId, compile_known, lower, read_model};
 use tilewright_runtime::AnyModel;
 
@@ -43,8 +43,7 @@ impl Request {
         let special = specialise(&read_model(&self.file)?.graph, &self.bindings);
         match &special.problems[..] {
             [] => {}
-            [problem] => return Err(input(problem)),
-            [problem, rest @ ..] => return Err(input(&format!("{problem}; and {} problems more", rest.len()))),
+            problems => return Err(input(&told(problems))),
         }
         let mut fused = lower(&special.graph).map_err(|error| input(&error))?;
         drop(special);
@@ -67,6 +66,23 @@ impl Request {
         let contexts = Contexts::new(model, self.threads);
         let contexts = contexts.map_err(|error| failed(&format!("no memory or threads for a run: {error}")))?;
         Ok(Loaded { contexts, inputs, outputs, n_untuned: compiled.n_guessed })
+    }
+}
+
+/// Problems in one text: what has to be mended first, or all that is not supported.
+fn told(problems: &[Problem]) -> String {
+    match problems.iter().find(|problem| !problem.is_unsupported()) {
+        Some(Problem { reason: Reason::Unbound(unbound), .. }) => {
+            let list = |pairs: Vec<String>| format!("{{{}}}", pairs.join(", "));
+            let (dims, shapes) = (unbound.dims(), unbound.shapes());
+            let dims: Vec<String> = dims.iter().map(|(name, size)| format!("{name:?}: {size}")).collect();
+            let shapes: Vec<String> = shapes.iter().map(|(name, shape)| format!("{name:?}: {shape:?}")).collect();
+            let named = [("dims", dims), ("shapes", shapes)].into_iter().filter(|(_, pairs)| !pairs.is_empty());
+            let keywords: Vec<String> = named.map(|(keyword, pairs)| format!("{keyword}={}", list(pairs))).collect();
+            format!("{} (give all, such as {})", unbound.missing(), keywords.join(", "))
+        }
+        Some(problem) => problem.to_string(),
+        None => problems_text(problems),
     }
 }
 

@@ -77,7 +77,7 @@ class Models(unittest.TestCase):
             (TypeError, "takes float32, not float64 (convert it with .astype('float32'))", lambda: model(x.astype("f8"), K)),
             (TypeError, "'x' takes float32, not <U1", lambda: model("a", K)),
             (ValueError, "'x' takes the shape (16, 64), not (64, 16)", lambda: model(x.T, K)),
-            (ValueError, "(give dims={\"batch\": SIZE} or shapes={\"x\": [", lambda: self.load(dims={})),
+            (ValueError, "sizes of inputs are missing: batch (give all, such as dims={\"batch\": 1})", lambda: self.load(dims={})),
             (ValueError, "no input has a dimension `n`", lambda: self.load(dims={"n": 3, "batch": 1})),
             (ValueError, "cannot read", lambda: tw.load(self.path.parent / "none.onnx")),
             (ValueError, "no ONNX model", lambda: tw.load(__file__)),

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tilewright_codegen::{CompileError, host_arch};
+use tilewright_codegen::{CompileError, Interface, host_arch};
 use tilewright_device::cuda::Assembler;
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
@@ -53,7 +53,7 @@ pub fn library(
     weights: Weights,
     origin: &[String],
 ) -> Result<Library, Error> {
-    let name = name.map_or_else(|| name_of(text), str::to_owned);
+    let name = library_name(name, text)?;
     let made = match model {
         AnyModel::Cpu(model) => Library::new(&name, model, target, n_threads, weights, origin),
         AnyModel::Gpu(_) if weights == Weights::Ready => {
@@ -141,6 +141,22 @@ fn write_file(folder: &Path, file: &File) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
+/// The name of the library of a workload or model: the given one, or one made of a text.
+///
+/// # Errors
+/// Bad input where it is no C identifier.
+pub fn library_name(name: Option<&str>, text: &str) -> Result<String, Error> {
+    let made = name.map_or_else(|| name_of(text), str::to_owned);
+    if Interface::is_prefix(&made) {
+        return Ok(made);
+    }
+    let rules = "letters, digits and underscores, no digit first";
+    Err(Error::input(one_line(&match name {
+        Some(name) => format!("--name `{name}` is no C identifier (give {rules})"),
+        None => format!("`{text}` makes no C identifier to name the library with (give --name NAME: {rules})"),
+    })))
+}
+
 /// A name for the library of a workload.
 fn name_of(text: &str) -> String {
     let mut name = String::new();
@@ -162,5 +178,11 @@ mod tests {
     fn libraries_are_named_after_workloads() {
         let name = name_of("matmul:m=64,n=64,k=64,const=b,epilogue=bias+relu");
         assert_eq!(name, "matmul_m64_n64_k64_constb_epiloguebias_relu");
+        assert_eq!(library_name(None, "my-net").unwrap(), "my_net");
+        assert_eq!(library_name(Some("net3d"), "3d-net").unwrap(), "net3d");
+        for text in ["3d-net", "模型", ""] {
+            assert!(library_name(None, text).unwrap_err().to_string().contains("(give --name NAME: "), "{text}");
+        }
+        assert!(library_name(Some("3d"), "net").unwrap_err().to_string().contains("--name `3d`"));
     }
 }

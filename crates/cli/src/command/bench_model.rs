@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
 use tilewright::{CPU, bench::OURS};
+use tilewright_graph::problems_text;
 use tilewright_model::Making;
 use tilewright_model::bench::{ModelBenchRequest, bench_model};
 use tilewright_peers::MODEL_PEERS;
 
 use super::bench::{self, BenchArgs};
-use super::model::{ModelArgs, problem_line};
-use crate::error::bad_input;
+use super::model::ModelArgs;
+use crate::error::{bad_input, one_line};
 use crate::output::{message, write_result};
 
 /// The runtimes, for the help text.
@@ -31,21 +32,22 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let all = if args.machine.device == CPU { MODEL_PEERS } else { &[] };
     let peers = named.unwrap_or_else(|| all.iter().collect()).into_iter();
     let file = ModelArgs::new(&path.display().to_string(), &args.bindings);
-    let model = file.read()?;
+    let mut model = file.read()?;
     let given = args.inputs.given(&model.graph)?;
-    let file = file.with_inputs(&model, &given)?;
+    file.refuse_defaults(&model.graph, &given)?;
+    let (file, given) = file.fed(&mut model, given)?;
     let inputs = file.inputs(&model, &given)?;
     bench::prepare(args)?;
     let special = file.specialise(&model, usize::MAX)?;
     drop(model);
     let machine = (&args.machine, &args.machine.place().runnable_target()?);
-    let compiled = match special.problems.first() {
-        None => Some(args.cache.with(|cache| {
+    let compiled = match special.problems.is_empty() {
+        true => Some(args.cache.with(|cache| {
             let making = Making { cache, for_runs: true };
             file.compiled(file.fused(&special, args.exact)?, args.exact, machine, &args.records, making)
         })?),
-        Some(problem) => {
-            message(&format!("{OURS}: {}", problem_line(problem)));
+        false => {
+            message(&format!("{OURS}: {}", one_line(&problems_text(&special.problems))));
             None
         }
     };

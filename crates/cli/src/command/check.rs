@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright_graph::{Bindings, Model, TensorType, count_operators, summarise};
+use tilewright_graph::{Bindings, Graph, Model, Refused, TensorType, ValueId, count_operators, refused, summarise};
 use tilewright_model::{Layouts, Outline, count_halves, laid_out};
 
 use super::model::{ModelArgs, problem_line};
@@ -41,6 +41,8 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     let mut operators = BTreeMap::new();
     count_operators(&model.graph, &mut operators);
     let problems: Vec<String> = special.problems.iter().map(problem_line).collect();
+    let kinds = refused(&special.problems);
+    let optional = defaults(&model.graph);
     let (gflop, n_nodes) = (summary.flops() as f64 / 1e9, special.graph.nodes().len());
 
     let tensors = |list: &[(String, TensorType)]| -> Json {
@@ -60,7 +62,11 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
         "opsets": model.opsets.iter().map(|(domain, n)| (domain.clone(), Json::from(*n))).collect::<serde_json::Map<_, _>>(),
         "supported": problems.is_empty(),
         "unsupported": problems,
+        "unsupported_operators": kinds.iter().map(|kind| json!({
+            "operator": kind.operator, "count": kind.nodes.len(), "reason": kind.reason, "nodes": kind.nodes,
+        })).collect::<Vec<_>>(),
         "inputs": tensors(&summary.inputs),
+        "optional_inputs": tensors(&optional),
         "outputs": tensors(&summary.outputs),
         "operators": operators,
         "nodes": n_nodes,
@@ -84,7 +90,9 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     }
     text += &format!("parameters  {} bytes\n", grouped(summary.parameter_bytes));
     text += &format!("work        {} GFLOP in convolutions and products\n", digits(gflop));
-    for (title, list) in [("inputs", &summary.inputs), ("outputs", &summary.outputs)] {
+    let optional_title = "optional inputs, which have defaults";
+    let lists = [("inputs", &summary.inputs), (optional_title, &optional), ("outputs", &summary.outputs)];
+    for (title, list) in lists.into_iter().filter(|(title, list)| *title != optional_title || !list.is_empty()) {
         text += &format!("\n{title}\n");
         list.iter().for_each(|(name, ty)| text += &format!("  {}  {ty}\n", one_line(name)));
     }
@@ -110,14 +118,36 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     }
     if !problems.is_empty() {
         text += "\nnot supported\n";
-        problems.iter().for_each(|problem| text += &format!("  {problem}\n"));
+        let others = special.problems.iter().filter(|problem| problem.place.is_none());
+        others.for_each(|problem| text += &format!("  {}\n", problem_line(problem)));
+        kinds.iter().for_each(|kind| text += &format!("  {}\n", one_line(&kind_line(kind))));
     }
     write_result(as_json, &json, &text)?;
     if problems.is_empty() {
         return Ok(());
     }
     let n = count(problems.len() as u64, "thing");
-    Err(anyhow::anyhow!("{n} of {} not supported (see above)", args.model.name()))
+    let kinds: Vec<String> = kinds.iter().map(Refused::to_string).collect();
+    let listed = if kinds.is_empty() { "see above".to_owned() } else { one_line(&kinds.join(", ")) };
+    Err(anyhow::anyhow!("{n} of {} not supported: {listed}", args.model.name()))
+}
+
+/// What a model takes or has.
+fn defaults(graph: &Graph) -> Vec<(String, TensorType)> {
+    let typed = |&id: &ValueId| {
+        let value = graph.value(id);
+        Some((value.name.clone(), value.ty.clone()?))
+    };
+    graph.defaults.iter().filter_map(typed).collect()
+}
+
+/// An operator that is refused, with its first nodes.
+fn kind_line(kind: &Refused) -> String {
+    const SHOWN: usize = 5;
+    let shown = kind.nodes[..kind.nodes.len().min(SHOWN)].join(", ");
+    let more = kind.nodes.len().saturating_sub(SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{kind}: {} (nodes {shown}{more})", kind.reason)
 }
 
 /// What a run of a supported model does; with a database as it would be run with that, and how much of it is

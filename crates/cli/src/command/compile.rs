@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright::library::{Form, Weights, library, write_library};
+use tilewright::library::{Form, Weights, library, library_name, write_library};
 use tilewright::version::BUILD;
 use tilewright::{Caches, Source};
 use tilewright_ir::{Program, Target};
@@ -14,7 +14,7 @@ use tilewright_model::npy::read_constants;
 use tilewright_runtime::AnyModel;
 
 use super::model::{BindingArgs, ModelArgs};
-use super::{CacheArgs, DatabaseArgs, WorkloadArgs, check_identifier, check_template, count, named, tell_passed_over};
+use super::{CacheArgs, DatabaseArgs, WorkloadArgs, check_template, count, named, tell_passed_over};
 use crate::error::{bad_input, one_line};
 use crate::output::{message, write_result};
 
@@ -61,6 +61,7 @@ pub fn run(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     }
     args.bindings.refuse(&args.of.workload)?;
     let workload = args.of.workload()?;
+    library_name(args.name.as_deref(), &workload.to_string())?;
     let machine = &args.of.machine;
     let (target, threads) = (machine.place().code_target()?, machine.threads);
     let template = args.template.as_deref();
@@ -92,6 +93,8 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     if let Some(constant) = args.constants.first() {
         return Err(bad_input(format!("--constant {constant}: a model has its constants (leave it out)")));
     }
+    let stem = Path::new(&args.of.workload).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    library_name(args.name.as_deref(), &stem)?;
     let machine = &args.of.machine;
     let (target, file) = (machine.place().code_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
     let fused = file.fused(&file.supported(&file.read()?)?, args.of.exact)?;
@@ -99,7 +102,6 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
         let making = Making { cache, for_runs: false };
         file.compiled(fused, args.of.exact, (machine, &target), &args.records, making)
     })?;
-    let stem = Path::new(&args.of.workload).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let json = json!({"model": file.name(), "untuned_kernels": compiled.n_guessed});
     args.write(&stem, &compiled.model, &target, &[], json, as_json)
 }
@@ -116,9 +118,6 @@ impl CompileArgs {
         mut json: Json,
         as_json: bool,
     ) -> anyhow::Result<()> {
-        if let Some(name) = &self.name {
-            check_identifier("--name", name)?;
-        }
         let threads = self.of.machine.threads;
         let on = if target.gpu.is_some() { String::new() } else { format!(", {}", count(threads as u64, "thread")) };
         let mut origin = vec![format!("{text} for {}{on}", target.name())];

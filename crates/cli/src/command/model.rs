@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tilewright_device::mapped::tell_of_shrinking;
-use tilewright_graph::{Bindings, Graph, Model, Problem, Specialised, Tensor, Value, specialise};
+use tilewright_graph::{Bindings, Graph, Model, Problem, Specialised, Tensor, Value, problems_text, specialise};
 use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
-use tilewright_model::{Compiled, Fused, Making, all_inputs, compile_known, read_model};
+use tilewright_model::{Compiled, Fused, Given, Making, all_inputs, compile_known, feed, read_model};
 
 use super::{DatabaseArgs, MachineArgs, count, tune_command};
 use crate::error::{bad_input, one_line};
@@ -46,16 +46,6 @@ impl BindingArgs {
     /// Whether nothing is bound.
     pub fn is_empty(&self) -> bool {
         self.dim.is_empty() && self.shape.is_empty() && self.set.is_empty()
-    }
-
-    /// The same with the shape of a tensor that is given for an input.
-    pub fn with_input(mut self, name: &str, tensor: &Tensor) -> BindingArgs {
-        // There is nothing to bind of a scalar.
-        if !tensor.shape().is_empty() {
-            let sizes: Vec<String> = tensor.shape().iter().map(usize::to_string).collect();
-            self.shape.push(format!("{name}={}", sizes.join(",")));
-        }
-        self
     }
 
     /// Refuses bindings of what is no model.
@@ -107,30 +97,58 @@ impl ModelArgs {
         Ok(read_model(&self.path)?)
     }
 
-    /// The same model with the shapes of tensors that are given for inputs, and the values of those that
-    /// shapes depend on.
+    /// The same model with tensors that are given for it: what comes in the place of defaults becomes the
+    /// model's, the others are left; shapes that nothing else says are bound, and values that shapes depend on.
     ///
     /// # Errors
-    /// As [`BindingArgs::bindings`].
-    pub fn with_inputs(&self, model: &Model, given: &[(String, Tensor)]) -> anyhow::Result<ModelArgs> {
-        let shapes = given.iter().fold(self.bindings.clone(), |all, (name, tensor)| all.with_input(name, tensor));
-        let mut file = ModelArgs { path: self.path.clone(), bindings: shapes };
+    /// Bad input where a tensor does not fit the model or what is bound.
+    pub fn fed(
+        &self,
+        model: &mut Model,
+        tensors: Vec<(String, Tensor)>,
+    ) -> anyhow::Result<(ModelArgs, Vec<(String, Tensor)>)> {
+        let Given { inputs, shapes } = feed(&mut model.graph, &self.bindings.bindings()?, tensors)?;
+        let mut bindings = self.bindings.clone();
+        for (name, shape) in shapes {
+            let sizes: Vec<String> = shape.iter().map(usize::to_string).collect();
+            bindings.shape.push(format!("{name}={}", sizes.join(",")));
+        }
+        let file = ModelArgs { path: self.path.clone(), bindings }.with_needed(model, &inputs)?;
+        Ok((file, inputs))
+    }
+
+    /// The same model with the values of those given tensors that shapes depend on.
+    fn with_needed(mut self, model: &Model, given: &[(String, Tensor)]) -> anyhow::Result<ModelArgs> {
         let mut rest: Vec<&(String, Tensor)> = given.iter().filter(|(_, x)| x.n_elements() <= MOST_SET).collect();
         while !rest.is_empty() {
-            let special = specialise(&model.graph, &file.bindings.bindings()?);
+            let special = specialise(&model.graph, &self.bindings.bindings()?);
             let wanted = special.problems.iter().flat_map(|problem| problem.needed_inputs());
             let wanted: Vec<&String> = wanted.collect();
             let n_before = rest.len();
             rest.retain(|(name, tensor)| {
                 let is_wanted = wanted.contains(&name);
-                file.bindings.set.extend(is_wanted.then(|| format!("{name}={}", numbers_text(tensor))));
+                self.bindings.set.extend(is_wanted.then(|| format!("{name}={}", numbers_text(tensor))));
                 !is_wanted
             });
             if rest.len() == n_before {
                 break;
             }
         }
-        Ok(file)
+        Ok(self)
+    }
+
+    /// Refuses tensors and values in the place of a model's defaults, for peers have these.
+    ///
+    /// # Errors
+    /// Bad input where there is one.
+    pub fn refuse_defaults(&self, graph: &Graph, given: &[(String, Tensor)]) -> anyhow::Result<()> {
+        let bindings = self.bindings.bindings()?;
+        let names = given.iter().map(|(name, _)| name).chain(bindings.values.iter().map(|(name, _)| name));
+        let default = |name: &&String| graph.defaults.iter().any(|&id| graph.value(id).name == **name);
+        match names.clone().find(default) {
+            Some(name) => Err(bad_input(format!("input {name}: peers run with the model's default (leave it out)"))),
+            None => Ok(()),
+        }
     }
 
     /// A tensor for each input: one of these, what is bound, or a random one.
@@ -150,7 +168,10 @@ impl ModelArgs {
         if let Some(problem) = special.problems.iter().find(|problem| !problem.is_unsupported()) {
             // What is not supported is worth knowing all the same.
             let unsupported = special.problems.iter().filter(|problem| problem.is_unsupported());
-            unsupported.for_each(|problem| message(&problem_line(problem)));
+            let unsupported: Vec<Problem> = unsupported.cloned().collect();
+            if !unsupported.is_empty() {
+                message(&one_line(&format!("not supported: {}", problems_text(&unsupported))));
+            }
             return Err(bad_input(format!("{}: {problem}", self.name())));
         }
         Ok(special)
@@ -162,12 +183,11 @@ impl ModelArgs {
     /// Bad input where something is not.
     pub fn supported(&self, model: &Model) -> anyhow::Result<Specialised> {
         let special = self.specialise(model, usize::MAX)?;
-        match special.problems.first() {
-            None => Ok(special),
-            Some(problem) => {
-                special.problems.iter().skip(1).for_each(|problem| message(&problem_line(problem)));
-                Err(bad_input(format!("{}: {}", self.name(), problem_line(problem))))
-            }
+        let text = one_line(&problems_text(&special.problems));
+        match special.problems.len() {
+            0 => Ok(special),
+            1 => Err(bad_input(format!("{}: {text}", self.name()))),
+            _ => Err(bad_input(format!("{}: not supported: {text} (`check` names the nodes)", self.name()))),
         }
     }
 
@@ -263,7 +283,7 @@ impl InputArgs {
                     (Some(name), _) => name,
                     (None, [name]) => name,
                     (None, _) => {
-                        let names = names.join(", ");
+                        let names = graph.input_names().join(", ");
                         return Err(bad_input(format!("--input needs a name (give NAME=FILE; there are {names})")));
                     }
                 };

@@ -104,12 +104,14 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
 fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json: bool) -> anyhow::Result<()> {
     let OfModelArgs { bindings, inputs, exact, runs, machine } = &args.model;
     let file = ModelArgs::new(&path.display().to_string(), bindings);
-    let model = file.read()?;
+    let mut model = file.read()?;
     let given = inputs.given(&model.graph)?;
-    let file = file.with_inputs(&model, &given)?;
+    let (file, given) = file.fed(&mut model, given)?;
+    let special = file.supported(&model)?;
     let inputs = file.inputs(&model, &given)?;
     let target = machine.place().runnable_target()?;
-    let fused = file.fused(&file.supported(&model)?, *exact)?;
+    let fused = file.fused(&special, *exact)?;
+    drop(special);
     drop(model);
     let compiled = file.compiled(fused, *exact, (machine, &target), &args.records, Making::default())?;
     let facts = report::model_facts(&ModelSubject {

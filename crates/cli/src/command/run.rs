@@ -46,12 +46,14 @@ pub struct RunArgs {
 /// Bad input where the model or an input does not fit; else where it has no code, or an output cannot be
 /// written.
 pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
-    let model = args.model.read()?;
+    let mut model = args.model.read()?;
     let given = args.inputs.given(&model.graph)?;
-    let file = args.model.with_inputs(&model, &given)?;
+    let (file, given) = args.model.fed(&mut model, given)?;
+    let special = file.supported(&model)?;
     let inputs = file.inputs(&model, &given)?;
     let machine = (&args.machine, &args.machine.place().runnable_target()?);
-    let fused = file.fused(&file.supported(&model)?, args.exact)?;
+    let fused = file.fused(&special, args.exact)?;
+    drop(special);
     drop(model);
     let compiled = args.cache.with(|cache| {
         let making = Making { cache, for_runs: true };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::other::kind_of_other;
 use super::proto::TensorProto;
 use super::wire::{Budget, Message};
 use crate::{DType, ReadError, Tensor, TensorType};
@@ -152,6 +153,9 @@ impl Source<'_> {
             }
         };
         let end = offset.checked_add(length).filter(|&end| end <= bytes.len()).ok_or_else(|| {
+            if let Some(kind) = kind_of_other(&bytes) {
+                return format!("its file `{location}`: {kind}");
+            }
             let found = bytes.len();
             format!("bytes {offset} to {offset}+{length} of `{location}` are beyond its {found} bytes (get it anew)")
         })?;

@@ -94,6 +94,34 @@ impl<'a> Message<'a> {
         Err(self.malformed("an integer is too long"))
     }
 
+    /// Reads the head of a field: its number, and how many bytes its payload has.
+    ///
+    /// # Errors
+    /// Where it is no field.
+    pub fn head(&mut self) -> Result<(u64, usize), ReadError> {
+        let at = self.at;
+        let key = self.varint()?;
+        let wanted = match key & 7 {
+            0 => {
+                self.varint()?;
+                0
+            }
+            1 => 8,
+            2 => usize::try_from(self.varint()?).map_err(|_| self.malformed("a field is too long"))?,
+            5 => 4,
+            _ => return Err(ReadError::Malformed { at, what: "a field has an unknown wire type" }),
+        };
+        Ok((key >> 3, wanted))
+    }
+
+    /// Goes on behind so many bytes.
+    ///
+    /// # Errors
+    /// Where there are fewer.
+    pub fn pass(&mut self, n: usize) -> Result<(), ReadError> {
+        self.take(n).map(drop)
+    }
+
     fn field(&mut self) -> Result<Field<'a>, ReadError> {
         let at = self.at;
         let key = self.varint()?;

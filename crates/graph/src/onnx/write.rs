@@ -203,10 +203,10 @@ mod tests {
         let budget = Budget::of_file(file.len());
         let proto = ModelProto::read(Message { bytes: file, at: 0 }, &budget).expect("a model");
         assert_eq!((proto.ir_version, proto.producer.0), (IR_VERSION, "tilewright"));
-        let graph = GraphProto::read(proto.graph.expect("a graph"), &budget).expect("a graph");
+        let graph = GraphProto::read(proto.graph.expect("a graph"), &budget, &|_, _| true).expect("a graph");
         let mut external = |_: &str| Err("no file".to_owned());
         let source = Source { file, external: &mut external, opened: Vec::new(), budget: &budget };
-        let mut importer = Importer { source, functions: &[], scopes: Vec::new() };
+        let mut importer = Importer { source, functions: &[], scopes: Vec::new(), has_defaults: true };
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
         let mut model = ModelFile {
             name: graph.name.to_owned(),
