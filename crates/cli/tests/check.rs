@@ -44,6 +44,24 @@ fn model(op: &str) -> Vec<u8> {
 }
 
 #[test]
+fn labels_that_are_texts_are_listed() {
+    let texts = [field(6, b"ant"), field(6, b"bee")].concat();
+    let names = [number(1, 2), number(2, 8), field(8, b"names"), texts].concat();
+    let shape = field(1, &number(1, 5));
+    let place = [field(1, b"i"), field(2, &field(1, &[number(1, 7), field(2, &shape)].concat()))].concat();
+    let call = node("Gather", &["names", "i"], "label");
+    let graph = [field(1, &call), field(5, &names), field(11, &place), field(12, &field(1, b"label"))].concat();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("labels.onnx");
+    let model = [number(1, 8), field(7, &graph), field(8, &number(2, 17))].concat();
+    std::fs::write(&path, model).unwrap();
+    let found = run_json(&["check", text(&path)]);
+    assert_eq!(found["labels"], serde_json::json!({"label": ["ant", "bee"]}));
+    let said = run(&["check", text(&path)]);
+    assert!(String::from_utf8_lossy(&said.stdout).contains("labels of label, by place\n  0  ant\n  1  bee\n"));
+}
+
+#[test]
 fn a_model_is_described() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.onnx");

@@ -56,6 +56,10 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
         true => outline(args, &model)?,
         false => (None, None),
     };
+    // Texts that outputs are the places of.
+    let outputs = special.graph.outputs.iter().map(|&id| special.graph.value(id));
+    let labels: Vec<(&str, &[String])> =
+        outputs.filter_map(|value| Some((value.name.as_str(), &value.texts.as_ref()?[..]))).collect();
     let json = json!({
         "model": args.model.name(),
         "producer": model.producer,
@@ -68,6 +72,7 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
         "inputs": tensors(&summary.inputs),
         "optional_inputs": tensors(&optional),
         "outputs": tensors(&summary.outputs),
+        "labels": labels.iter().map(|(name, texts)| ((*name).to_owned(), json!(texts))).collect::<serde_json::Map<_, _>>(),
         "operators": operators,
         "nodes": n_nodes,
         "half_nodes": n_halves,
@@ -95,6 +100,10 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     for (title, list) in lists.into_iter().filter(|(title, list)| *title != optional_title || !list.is_empty()) {
         text += &format!("\n{title}\n");
         list.iter().for_each(|(name, ty)| text += &format!("  {}  {ty}\n", one_line(name)));
+    }
+    for (name, texts) in &labels {
+        text += &format!("\nlabels of {}, by place\n", one_line(name));
+        texts.iter().enumerate().for_each(|(at, label)| text += &format!("  {at}  {}\n", one_line(label)));
     }
     let mut by_count: Vec<(&String, &usize)> = operators.iter().collect();
     by_count.sort_by_key(|(_, n)| std::cmp::Reverse(**n));
