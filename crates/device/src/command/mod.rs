@@ -313,7 +313,10 @@ impl Shared {
         };
         match known.map(take) {
             Some((run, false)) => run,
-            _ => Helper::start(words, setting).map_or_else(|run| run, |helper| take(helper).0),
+            _ => match Helper::start(words, setting) {
+                Ok(helper) => take(helper).0,
+                Err(error) => Run::not_started(words, error),
+            },
         }
     }
 

@@ -66,7 +66,8 @@ pub struct Run {
 }
 
 impl Run {
-    fn not_started(words: &[String], error: io::Error) -> Run {
+    /// A run of these words that the system did not start.
+    pub fn not_started(words: &[String], error: io::Error) -> Run {
         Run {
             end: End::NotStarted(words[0].clone(), error),
             wall_s: 0.0,
@@ -254,9 +255,8 @@ impl Helper {
     ///
     /// # Errors
     /// Where the system does not.
-    pub fn start(words: &[String], setting: &Setting) -> Result<Helper, Run> {
-        let mut process =
-            Process::start(words, &[], Stdio::piped(), setting).map_err(|error| Run::not_started(words, error))?;
+    pub fn start(words: &[String], setting: &Setting) -> io::Result<Helper> {
+        let mut process = Process::start(words, &[], Stdio::piped(), setting)?;
         let requests = process.child.stdin.take().expect("invariant: it was asked for");
         Ok(Helper { process, requests, n_taken: 0 })
     }
