@@ -6,11 +6,13 @@ use tilewright_graph::op::{
 };
 use tilewright_graph::{DType, Op, Tensor};
 use tilewright_ir::Expr;
-use tilewright_ir::expr::{BinaryOp, Cond, ReduceOp, UnaryOp};
+use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
 use crate::import::Job;
 use crate::net::{Kind, Line, ValueId, Windows};
-use crate::scalar::{add, choose_if, clip, input, less, max, min, mul, number, of, quantized, sub, where_less};
+use crate::scalar::{
+    add, choose_if, clip, input, is_extreme, less, max, min, mul, not, number, of, quantized, sub, where_less,
+};
 
 /// Pixels that each pixel of a resized image is made of along a dimension, at most.
 const MOST_TAPS: usize = 32;
@@ -46,13 +48,8 @@ impl Job<'_> {
         let places = self.constant("places", &along, &counted);
         let extreme = if op.is_min { ReduceOp::Min } else { ReduceOp::Max };
         let best = self.step("best", Kind::Reduce(extreme, vec![axis]), &[x], &kept);
-        let (worse, better) = if op.is_min { (input(1), input(0)) } else { (input(0), input(1)) };
         let (order, none) = if op.takes_last { (ReduceOp::Max, -1) } else { (ReduceOp::Min, n) };
-        // Where the best is NaN, numbers are worse though no comparison says so.
-        let not = |cond: Cond| Cond::Not(Box::new(cond));
-        let is_nan = |x: Expr| not(less(x.clone(), number(1.0))).and(not(less(number(0.0), x)));
-        let is_candidate = not(less(worse, better)).and(not(is_nan(input(1)).and(not(is_nan(input(0))))));
-        let place = Expr::Select(Box::new(is_candidate), Box::new(input(2)), Box::new(number(none as f64)));
+        let place = choose_if(is_extreme(input(0), input(1), op.is_min), input(2), number(none as f64));
         let place = self.step("place", Kind::Map(place), &[x, best, places], &shape);
         let found = self.step("found", Kind::Reduce(order, vec![axis]), &[place], &kept);
         let whole = self.value("whole", DType::I64, &kept);
@@ -75,14 +72,12 @@ impl Job<'_> {
         let axis = axis(op.axis, shape.len()).ok()?;
         let (mut column, mut along) = (shape.clone(), vec![1; shape.len()]);
         (column[axis], along[axis]) = (1, shape[axis]);
-        let index = self.whole_map("index", input(0), &[index], &self.net.shape(index).to_vec());
+        let of_index = self.net.shape(index).to_vec();
+        let index = self.whole_map("index", input(0), &[index], &of_index);
         let places = self.whole_constant("places", DType::I64, &along, &(0..shape[axis]).collect::<Vec<_>>());
         let column = self.step("column", Kind::View, &[index], &column);
         // Negative numbers count from the end.
-        let differs = |index: Expr| {
-            let not = |cond: Cond| Cond::Not(Box::new(cond));
-            not(not(less(index.clone(), input(1))).and(not(less(input(1), index))))
-        };
+        let differs = |index: Expr| not(not(less(index.clone(), input(1))).and(not(less(input(1), index))));
         let is_other = differs(input(0)).and(differs(add(input(0), number(shape[axis] as f64))));
         let value = choose_if(is_other, parts[0].clone(), parts[1].clone());
         self.push(Kind::Map(value), &[column, places, inputs[0], inputs[1]], to);

@@ -13,7 +13,7 @@ use tilewright_runtime::host::CUMULATIVE;
 use crate::host::from_start;
 use crate::import::Job;
 use crate::net::{Kind, ValueId};
-use crate::scalar::{add, choose_if, div, input, less, max, min, mul, number, of, sub, where_less};
+use crate::scalar::{add, choose_if, div, input, is_extreme, less, max, min, mul, not, number, of, sub, where_less};
 
 /// Numbers that a running sum adds for each of its own by windows, at most.
 const MOST_RUNNING: i64 = 1024;
@@ -21,11 +21,6 @@ const MOST_RUNNING: i64 = 1024;
 /// Whether a whole number is another one.
 pub(crate) fn is_number(x: Expr, n: i64) -> Cond {
     less(number(n as f64 - 1.0), x.clone()).and(less(x, number(n as f64 + 1.0)))
-}
-
-/// Does not hold.
-fn not(cond: Cond) -> Cond {
-    Cond::Not(Box::new(cond))
 }
 
 impl Job<'_> {
@@ -143,7 +138,7 @@ impl Job<'_> {
         let counted: Vec<f32> = (0..n).map(|at| at as f32).collect();
         let places = self.constant("places", &[n as i64, 1], &counted);
         let best = self.step("best", Kind::Reduce(ReduceOp::Max, vec![1]), &[x], &kept);
-        let place = where_less(input(0), input(1), number(n as f64), input(2));
+        let place = choose_if(is_extreme(input(0), input(1), false), input(2), number(n as f64));
         let place = self.step("place", Kind::Map(place), &[x, best, places], &flat);
         let first = self.step("first", Kind::Reduce(ReduceOp::Min, vec![1]), &[place], &kept);
         let is_other = not(not(less(input(0), input(1))).and(not(less(input(1), input(0)))));

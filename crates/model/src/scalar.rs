@@ -136,6 +136,19 @@ pub fn less(a: Expr, b: Expr) -> Cond {
     Cond::Less(Box::new(a), Box::new(b))
 }
 
+/// Whether a condition does not hold.
+pub fn not(cond: Cond) -> Cond {
+    Cond::Not(Box::new(cond))
+}
+
+/// Whether `x` is the extreme that was found of it and others: the least one, or the largest.
+pub fn is_extreme(x: Expr, extreme: Expr, is_min: bool) -> Cond {
+    let is_nan = |x: Expr| not(less(x.clone(), number(1.0))).and(not(less(number(0.0), x)));
+    let (worse, better) = if is_min { (extreme.clone(), x.clone()) } else { (x.clone(), extreme.clone()) };
+    // Where the extreme is NaN, numbers are worse though no comparison says so.
+    not(less(worse, better)).and(not(is_nan(extreme).and(not(is_nan(x)))))
+}
+
 /// 1 where something holds, else 0.
 fn truth(is: Cond) -> Expr {
     Expr::Select(Box::new(is), Box::new(number(1.0)), Box::new(number(0.0)))
