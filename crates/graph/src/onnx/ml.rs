@@ -259,7 +259,7 @@ fn probit(scores: Port, draft: &mut Draft) -> Port {
     let log = draft.op(Unary::Log, &[product]);
     let half = draft.number(0.5);
     let half = draft.op(Binary::Mul, &[log, half]);
-    let first = draft.number(2.0 / (3.14159 * 0.147));
+    let first = draft.number(2.0 / (std::f64::consts::PI * 0.147));
     let v = draft.op(Binary::Add, &[half, first]);
     let share = draft.number(1.0 / 0.147);
     let w = draft.op(Binary::Mul, &[log, share]);

@@ -32,7 +32,7 @@ const FUNCTIONS: &[Function] = &[
     // A product with the gate, which is NaN where that is zero and the value infinite.
     Function("HardSwish", 4.0, 1e-6, |x| if x == -INF { NAN } else { x * (x / 6.0 + 0.5).clamp(0.0, 1.0) }),
     Function("ThresholdedRelu[alpha=1.0]", 0.0, 0.0, |x| if x > 1.0 { x } else { 0.0 }),
-    Function("Shrink[bias=0.0,lambd=0.5]", 0.0, 0.0, |x| if x < -0.5 || x > 0.5 { x } else { 0.0 }),
+    Function("Shrink[bias=0.0,lambd=0.5]", 0.0, 0.0, |x| if x.abs() > 0.5 { x } else { 0.0 }),
     Function("Sign", 0.0, 0.0, |x| if x == 0.0 || x.is_nan() { x } else { x.signum() }),
     Function("Floor", 0.0, 0.0, f64::floor),
     Function("Ceil", 0.0, 0.0, f64::ceil),
@@ -319,8 +319,11 @@ fn nan_passes_behind_products_and_convolutions() {
     }
 }
 
+/// A function of two numbers.
+type OfTwo = fn(f64, f64) -> f64;
+
 /// Operators of two elements `x` and `t`, as statements that give `y`, and what they mean.
-const OF_TWO: &[(&str, fn(f64, f64) -> f64)] = &[
+const OF_TWO: &[(&str, OfTwo)] = &[
     ("y = Add(x, t)", |a, b| a + b),
     ("y = Sub(x, t)", |a, b| a - b),
     ("y = Mul(x, t)", |a, b| a * b),

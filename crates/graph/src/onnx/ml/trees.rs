@@ -122,6 +122,9 @@ impl Listed {
     }
 }
 
+/// Pairs of target and weight, and by node the first of its pairs; one more says where the last ones end.
+type LeafWeights = (Vec<(usize, f64)>, Vec<usize>);
+
 /// Weights sorted by their nodes, and where those of each of `n` nodes begin, with the end of the last.
 fn leaf_weights(
     node: &Import,
@@ -129,7 +132,7 @@ fn leaf_weights(
     n: usize,
     n_targets: usize,
     find: impl Fn(i64, i64) -> Result<usize, OpError>,
-) -> Result<(Vec<(usize, f64)>, Vec<usize>), OpError> {
+) -> Result<LeafWeights, OpError> {
     let [targets, trees, ids] = ["ids", "treeids", "nodeids"].map(|name| ints(node, &format!("{what}_{name}")));
     let (targets, trees, ids, weights) = (targets?, trees?, ids?, numbers(node, &format!("{what}_weights"))?);
     if [targets.len(), trees.len(), ids.len()] != [weights.len(); 3] {
