@@ -6,9 +6,9 @@
 /// not hold all numbers of the type its bits, see [`DType::held`]. An element is aligned to its size.
 ///
 /// Integer arithmetic wraps around: sums, differences and products are those of mathematics modulo two to the
-/// number of bits. A quotient is cut off towards zero; divided by zero it is zero. Conversions between integer
-/// types keep the low bits; those from floating-point numbers [round](DType::round) to the arithmetic of the
-/// type and keep its low bits.
+/// number of bits. A quotient is cut off towards zero; divided by zero it is zero. Conversions between
+/// integer types keep the low bits; those from floating-point numbers [round](DType::round) to the arithmetic
+/// of the type and keep its low bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE binary32

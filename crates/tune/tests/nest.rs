@@ -117,7 +117,8 @@ fn longest_sum(program: &Program) -> i64 {
                     walk(program, otherwise, around, ranges, most);
                 }
                 Stmt::Update { buffer, index, op: ReduceOp::Sum, .. } => {
-                    // From where the place is made, each round of a loop that it does not move with adds to it.
+                    // From where the place is made, each round of a loop that it does not move with adds to
+                    // it.
                     let made = allocated_in(program, *buffer);
                     let inside = around.iter().skip_while(|(var, _)| made.contains(var));
                     let n = inside.filter(|(var, _)| !index.iter().any(|i| i.uses(*var))).map(|(_, n)| n).product();

@@ -98,7 +98,8 @@ impl ModelArgs {
     }
 
     /// The same model with tensors that are given for it: what comes in the place of defaults becomes the
-    /// model's, the others are left; shapes that nothing else says are bound, and values that shapes depend on.
+    /// model's, the others are left; shapes that nothing else says are bound, and values that shapes depend
+    /// on.
     ///
     /// # Errors
     /// Bad input where a tensor does not fit the model or what is bound.

@@ -310,8 +310,8 @@ impl Math<'_, '_> {
     }
 
     /// ln x = e·ln 2 + ln(1 + f) with 1 + f in √½..√2, and s = f / (2 + f): ln(1 + f) = 2·atanh(s) = f − s·(f
-    /// − 2s²·…), where an error of `s` counts little. Of an argument that is a rounded sum, `lost` is what the
-    /// exact one has besides.
+    /// − 2s²·…), where an error of `s` counts little. Of an argument that is a rounded sum, `lost` is what
+    /// the exact one has besides.
     fn log(&self, x: Id, lost: Option<Id>) -> Id {
         let m = &self.g.m;
         let fraction_bits = self.format.fraction_bits;

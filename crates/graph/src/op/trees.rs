@@ -216,8 +216,8 @@ fn depth(nodes: &[TreeNode], roots: &[usize]) -> Result<usize, OpError> {
     Ok(roots.iter().map(|&root| heights[root] as usize).max().unwrap_or(0))
 }
 
-/// Scores of decision trees for rows of features: `[n, n_targets]` of `[n, n_features]`, one row where the input
-/// has one dimension. Whole numbers are compared as numbers of single precision.
+/// Scores of decision trees for rows of features: `[n, n_targets]` of `[n, n_features]`, one row where the
+/// input has one dimension. Whole numbers are compared as numbers of single precision.
 #[derive(Debug, Clone)]
 pub struct TreeEnsemble {
     /// The trees.

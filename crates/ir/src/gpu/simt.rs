@@ -136,7 +136,8 @@ pub fn run(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: Order) -> Result
     Ok(())
 }
 
-/// [`run`] on arguments that are held as memory holds them, as in [`interp::run_held`](crate::interp::run_held).
+/// [`run`] on arguments that are held as memory holds them, as in
+/// [`interp::run_held`](crate::interp::run_held).
 ///
 /// # Errors
 /// As [`run`].

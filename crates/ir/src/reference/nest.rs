@@ -457,8 +457,8 @@ struct Build<'a> {
     axes: &'a [Axis],
 }
 
-/// Whether a value for a buffer of this type is the same without any rounding: integers stay integers, as long
-/// as they are small (see [`Nest::most`]), and floating-point numbers are not rounded by the trusted
+/// Whether a value for a buffer of this type is the same without any rounding: integers stay integers, as
+/// long as they are small (see [`Nest::most`]), and floating-point numbers are not rounded by the trusted
 /// evaluation. Integers of 64 bits are moved only.
 fn is_exact(program: &Program, to: DType, value: &Expr, is_reduced: bool) -> bool {
     let dtype_of = |b: &BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);

@@ -229,8 +229,8 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// The machine's minimum gives its second operand where one is NaN: right where that one is, or the first is
-    /// a number.
+    /// The machine's minimum gives its second operand where one is NaN: right where that one is, or the first
+    /// is a number.
     pub(super) fn extremum_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
         let op = Op::Binary(arithmetic(if inst.op == Ssa::FMin { MINIMUM } else { MAXIMUM }, ty));
         let (a, b) = (inst.operands[0], inst.operands[1]);
