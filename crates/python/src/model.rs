@@ -45,7 +45,7 @@ impl Request {
             [] => {}
             problems => return Err(input(&told(problems))),
         }
-        let mut fused = lower(&special.graph).map_err(|error| input(&error))?;
+        let mut fused = lower(&special.graph, self.exact).map_err(|error| input(&error))?;
         drop(special);
         fused.workloads_mut().for_each(|workload| workload.exact |= self.exact);
         let target = Place { device: CPU, target: HOST, threads: self.threads }.runnable_target()?;
