@@ -66,7 +66,7 @@ fn all_helpers() -> impl DoubleEndedIterator<Item = (String, String)> {
     let extrema = types.flat_map(|ty| {
         [("min", '<'), ("max", '>')].map(|(what, sign)| {
             let name = format!("{what}_{ty}");
-            let source = format!("{ty} {name}({ty} a, {ty} b) {{ return a {sign} b | isnan(a) ? a : b; }}");
+            let source = format!("{ty} {name}({ty} a, {ty} b) {{ return (a {sign} b) | isnan(a) ? a : b; }}");
             (name, source)
         })
     });

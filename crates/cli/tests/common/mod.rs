@@ -17,6 +17,8 @@ pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(TILEWRIGHT);
     command
         .env("XDG_CACHE_HOME", "/dev/null")
+        // PoCL would have no place for what it compiles, and so no device.
+        .env("POCL_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/pocl"))
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -11,9 +11,9 @@ run {
   }
 }
 */
-float min_float(float a, float b) { return a < b | isnan(a) ? a : b; }
+float min_float(float a, float b) { return (a < b) | isnan(a) ? a : b; }
 
-float max_float(float a, float b) { return a > b | isnan(a) ? a : b; }
+float max_float(float a, float b) { return (a > b) | isnan(a) ? a : b; }
 
 __attribute__((reqd_work_group_size(64, 1, 1)))
 kernel void run_0(global const float *restrict x, global float *restrict y) {

@@ -42,7 +42,7 @@ const FUNCTIONS: &[Function] = &[
     Function("Exp", 2.5, 0.0, f64::exp),
     Function("Log", 2.5, 0.0, f64::ln),
     Function("Tanh", 2.5, 0.0, f64::tanh),
-    Function("Erf", 2.5, 0.0, |x| erf(x)),
+    Function("Erf", 2.5, 0.0, libm::erf),
     Function("Sin", 2.5, 0.0, f64::sin),
     Function("Cos", 2.5, 0.0, f64::cos),
     Function("Tan", 4.0, 0.0, f64::tan),
@@ -61,13 +61,8 @@ const FUNCTIONS: &[Function] = &[
     // The power has few digits where it is below that number.
     Function("Mish", 4.0, 3e-37, |x| if x == -INF { NAN } else { x * x.exp().ln_1p().min(1e3).tanh() }),
     // Below −1 the sum cancels: an error of the error function, times x.
-    Function("Gelu", 4.0, 6e-7, |x| if x == -INF { NAN } else { x * 0.5 * erfc(-x / 2f64.sqrt()) }),
+    Function("Gelu", 4.0, 6e-7, |x| if x == -INF { NAN } else { x * 0.5 * libm::erfc(-x / 2f64.sqrt()) }),
 ];
-
-unsafe extern "C" {
-    safe fn erf(x: f64) -> f64;
-    safe fn erfc(x: f64) -> f64;
-}
 
 /// Numbers of all magnitudes and signs, those around 1 more densely, the ends of the type, and what is none.
 fn arguments() -> Vec<f64> {
