@@ -261,7 +261,7 @@ fn code(opcode: &str) -> Option<Code> {
         spaces.into_iter().find(|(name, _)| has(name)).map_or(Space::Any, |(_, space)| space)
     };
     let compute = |what: Compute| {
-        let ty = last.filter(|_| is_exact(&["rn"]))?;
+        let ty = last.filter(|_| is_exact(&["rn", "NaN"]))?;
         Some(if types.len() == 1 { Code::Compute(what, ty) } else { Code::Mixed(what, ty) })
     };
     match words[0] {
