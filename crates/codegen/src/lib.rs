@@ -242,7 +242,7 @@ impl Compiler {
         &self.target
     }
 
-    /// What arguments of its kernels are aligned to.
+    /// Alignment of the arguments of its kernels.
     pub fn arguments(&self) -> ArgumentAlign {
         self.arguments
     }

@@ -99,7 +99,7 @@ fn expression(random: &mut Random, dtype: DType, leaves: &[Expr], depth: u32) ->
     }
 }
 
-/// What an expression is in an arithmetic, where elements of buffers are these.
+/// Value of an expression in an arithmetic, with these elements of buffers.
 fn value(e: &Expr, of: DType, elements: [i128; 2]) -> i128 {
     let inner = |e: &Expr| value(e, of, elements);
     let exact = match e {

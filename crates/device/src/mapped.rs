@@ -8,14 +8,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-/// Where mappings begin, and their bytes.
+/// Start and length in bytes of each mapping.
 static MAPPINGS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
 fn mappings() -> MutexGuard<'static, Vec<(usize, usize)>> {
     MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a process says that touches a mapping behind the end of its file.
+/// Message of a process that touches a mapping behind the end of its file.
 const SHRUNK: &[u8] = b"error: a file became shorter while it was read (run this again once it is whole)\n";
 /// The exit code of bad input.
 const BAD_INPUT: i32 = 2;

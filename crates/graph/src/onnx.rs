@@ -538,7 +538,7 @@ fn make_op(
     Ok(op)
 }
 
-/// What an operator of `ai.onnx.ml` computes, as a draft with its outputs.
+/// Draft of the nodes that compute an operator of `ai.onnx.ml`, with its outputs.
 fn draw(
     node: &NodeProto<'_>,
     opsets: &Opsets<'_>,

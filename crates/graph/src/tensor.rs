@@ -187,7 +187,7 @@ impl Tensor {
         self.integers().iter().map(|&x| x as i64).collect()
     }
 
-    /// The same numbers in single precision, where they are of 16 bits; else itself.
+    /// Widens elements of 16 bits to f32; gives others as they are.
     pub fn widened(&self) -> Tensor {
         let bytes = match self.ty.dtype {
             DType::F16 => singles_of(&self.bytes, |b| f16::from_le_bytes(b).to_f32()),

@@ -100,7 +100,7 @@ const INTEGER: Row = Row {
     random_size: RandomSize { rms: 9.670, most: 16.0, is_symmetric: true },
 };
 
-/// What unsigned types of more than a byte have in common.
+/// Row that unsigned types of more than a byte share.
 const NATURAL: Row = Row {
     random: |bits| random_whole(bits, 16).abs(),
     random_size: RandomSize { rms: 9.670, most: 16.0, is_symmetric: false },
@@ -399,7 +399,7 @@ impl DType {
         self.read_as(bytes, self.row().decode)
     }
 
-    /// The same as they are [held](DType::held).
+    /// Reads elements from memory as they are [held](DType::held).
     pub fn read_held(self, bytes: &[u8]) -> Vec<f64> {
         self.read_as(bytes, if self.is_wide() { f64::from_bits } else { self.row().decode })
     }

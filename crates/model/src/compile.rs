@@ -71,7 +71,7 @@ pub type Schedule<'a> = &'a dyn Fn(&Workload) -> Result<Program, String>;
 /// How a model is compiled, and what for.
 #[derive(Clone, Copy)]
 pub struct Making<'a> {
-    /// Where code and schedules are kept.
+    /// Cache of code and schedules.
     pub cache: &'a Cache,
     /// Whether it is to be run and nothing else: weights that kernels have packed are given back, and
     /// constants of [`Compiled::fused`] with them.
@@ -115,7 +115,7 @@ pub fn compile_quickly(fused: Fused, target: &Target, schedule: Schedule) -> Res
     compiled(fused, target, schedule, &code, false)
 }
 
-/// What makes code of a lowered program.
+/// Compiler of lowered programs.
 type MakeCode<'a> =
     &'a (dyn Fn(&mut Compiler, Program) -> Result<runtime::Code, tilewright_codegen::CompileError> + Sync);
 

@@ -47,7 +47,7 @@ struct Job<'a> {
     new: Graph,
     /// The new value for each old one, of its own type.
     plain: Vec<Option<ValueId>>,
-    /// The same in single precision, of those of 16 bits.
+    /// Counterparts in f32 of values of 16 bits.
     wide: Vec<Option<ValueId>>,
 }
 
@@ -80,7 +80,7 @@ impl Job<'_> {
         self.new.add_node(Node { op, place, inputs: vec![Some(from)], outputs: vec![Some(to)] });
     }
 
-    /// What an old value is, in its own type.
+    /// Counterpart of an old value, in its own type.
     fn plain(&mut self, id: ValueId) -> ValueId {
         if let Some(known) = self.plain[id.0 as usize] {
             return known;
@@ -93,7 +93,7 @@ impl Job<'_> {
         new
     }
 
-    /// What an old value is, in single precision where it has 16 bits.
+    /// Counterpart of an old value, in f32 where it has 16 bits.
     fn wide(&mut self, id: ValueId) -> ValueId {
         if !self.is_half(id) {
             return self.plain(id);

@@ -56,7 +56,7 @@ impl Job<'_> {
         Some(self.step("matrices", Kind::View, &[repeated], &[b * h * repeats, t, d]))
     }
 
-    /// What a mask adds to products, `[.., total]`.
+    /// Addend of a mask to products, `[.., total]`.
     fn mask(&mut self, total: i64) -> Option<Option<ValueId>> {
         let Some(mask) = self.try_input(3) else { return Some(None) };
         self.has_code(mask).then_some(())?;

@@ -199,7 +199,7 @@ impl Job<'_> {
         Some(())
     }
 
-    /// The same bits as elements of another type.
+    /// Reinterprets the bits as elements of another type.
     pub(crate) fn bits_as(&mut self) -> Option<()> {
         let (x, to) = (self.try_input(0)?, self.output()?);
         let n_bytes = self.net.value(x).n_bytes();

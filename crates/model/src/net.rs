@@ -309,7 +309,7 @@ impl Net {
         self.element_type(id).map(|_| tensor.floats()[0])
     }
 
-    /// The same as an expression, exactly.
+    /// Gives the exact value as an expression.
     pub fn literal(&self, id: ValueId) -> Option<Expr> {
         if self.value(id).n_elements() == 1 { self.literal_at(id, 0) } else { None }
     }

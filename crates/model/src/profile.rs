@@ -90,7 +90,7 @@ pub struct ProfiledStep {
     pub gflops: Option<f64>,
 }
 
-/// What people read of a step that is no kernel.
+/// Label of a step that is no kernel.
 fn host_label(node: &Node) -> String {
     let how = if matches!(node.kind, Kind::Call(_)) { "in C" } else { "without code" };
     format!("{} {how}", node.operator())

@@ -141,7 +141,7 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     Err(anyhow::anyhow!("{n} of {} not supported: {listed}", args.model.name()))
 }
 
-/// What a model takes or has.
+/// Initializers that are inputs as well, with their types: defaults that may be replaced.
 fn defaults(graph: &Graph) -> Vec<(String, TensorType)> {
     let typed = |&id: &ValueId| {
         let value = graph.value(id);

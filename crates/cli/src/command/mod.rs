@@ -126,7 +126,7 @@ impl DatabaseArgs {
     }
 }
 
-/// Where compiled kernels are kept.
+/// Folder of compiled kernels.
 #[derive(Args, Debug)]
 pub struct CacheArgs {
     /// Folder that keeps compiled kernels for the next time, at most 256 MiB of them [default: tilewright in

@@ -29,7 +29,7 @@ pub struct Setting<'a> {
     pub input: Option<&'a [u8]>,
     /// What is kept of its output, in bytes from the end.
     pub most_output: usize,
-    /// What is looked for in the output that is not kept.
+    /// Pattern looked for in output that is not kept.
     pub metric: Option<&'a Metric>,
     /// Whether it is to be given up.
     pub is_over: &'a dyn Fn() -> bool,
@@ -127,9 +127,9 @@ pub fn run(invocation: &Invocation, setting: &Setting) -> Run {
 
 /// A program that is under way. With this it ends, and all that it started.
 struct Process {
-    /// Its keeper.
+    /// Keeper of the process.
     child: Child,
-    /// Where the keeper says when the program has ended.
+    /// Pipe on which the keeper says when the program has ended.
     told: File,
     /// Standard output and standard error.
     pipes: [Pipe; 2],

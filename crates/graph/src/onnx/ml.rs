@@ -67,14 +67,14 @@ pub fn is_known(domain: &str, name: &str) -> bool {
     domain == DOMAIN && ROWS.iter().any(|row| row.name == name)
 }
 
-/// What a node of a draft reads.
+/// Operand of a node of a draft.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Port {
     /// An input of the operator.
     Input(usize),
     /// A constant of the draft.
     Constant(usize),
-    /// What a node of the draft computes.
+    /// Output of a node of the draft.
     Node(usize),
 }
 
@@ -192,7 +192,7 @@ impl Labels {
     }
 }
 
-/// What scores become.
+/// Function of the scores, `post_transform`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Transform {
     None,

@@ -52,7 +52,7 @@ pub enum TreeNode {
     Leaf(usize, usize),
 }
 
-/// What becomes of the weights that the trees give to a target.
+/// Aggregation of the weights that the trees give to a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Aggregate {
@@ -133,7 +133,7 @@ impl Forest {
         &self.weights
     }
 
-    /// What becomes of the weights.
+    /// Aggregation of the weights.
     pub fn aggregate(&self) -> Aggregate {
         self.aggregate
     }
@@ -163,7 +163,7 @@ impl Forest {
         }
     }
 
-    /// What a row gives, by target; 0 where no leaf has a weight for one.
+    /// Scores of a row by target; 0 where no leaf has a weight for one.
     fn scores(&self, row: &[f64]) -> Vec<f64> {
         let mut scores: Vec<Option<f64>> = vec![None; self.n_targets];
         for (target, weight) in self.roots.iter().flat_map(|&root| self.leaf(root, row)) {

@@ -217,7 +217,7 @@ pub(super) fn classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, 
 
 /// Which classes have a score whatever the row is.
 struct Ranks {
-    /// They have a base value.
+    /// Whether they have a base value.
     is_based: Vec<bool>,
     /// Each leaf of a tree has a weight for them.
     is_certain: Vec<bool>,
