@@ -175,7 +175,7 @@ fn are_unequal(a: (&[Index], &Ranges), b: (&[Index], &Ranges), var: LoopId) -> b
     }
 }
 
-/// What is known to have the same value in two iterations.
+/// Values known to be equal in two iterations.
 struct Equal {
     vars: Vec<LoopId>,
     atoms: Vec<Atom>,

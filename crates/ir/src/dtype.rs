@@ -44,7 +44,8 @@ struct Row {
     dtype: DType,
     name: &'static str,
     bytes: u64,
-    /// What expressions for buffers of this type are computed in; storing rounds their result.
+    /// Element type in which expressions stored to buffers of this type are computed; the store rounds the
+    /// result.
     arithmetic: DType,
     /// Half the distance of 1 to the next value; zero where all values are whole numbers.
     unit: f64,
@@ -60,7 +61,7 @@ struct Row {
     random_size: RandomSize,
 }
 
-/// What is known of random inputs.
+/// Statistics of the random inputs of a type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RandomSize {
     /// Root mean square.
@@ -308,7 +309,7 @@ impl DType {
         self.unit() > 0.0
     }
 
-    /// Whether it is a floating-point number of 16 bits: stored so, and computed with in single precision.
+    /// Whether this is a floating-point type of 16 bits: stored so, computed with in f32.
     pub fn is_half(self) -> bool {
         self.is_float() && self.arithmetic() != self
     }
@@ -319,13 +320,13 @@ impl DType {
         self.row().arithmetic
     }
 
-    /// Half the distance of 1 to the next value; zero where all values are whole numbers.
+    /// Half the distance of 1 to the next value (unit roundoff); zero for integers.
     pub fn unit(self) -> f64 {
         self.row().unit
     }
 
-    /// The value that a number becomes: the nearest floating-point number; the next whole number towards
-    /// zero, the extremes for what is beyond them, zero for NaN; for `bool` whether it is not zero.
+    /// Rounds a number to the type: floats to the nearest, integers towards zero and saturating, NaN to zero;
+    /// for `bool` whether it is nonzero.
     pub fn round(self, x: f64) -> f64 {
         (self.row().round)(x)
     }
@@ -350,8 +351,8 @@ impl DType {
         if self.is_unsigned() { ((x << beyond).cast_unsigned() >> beyond).cast_signed() } else { x << beyond >> beyond }
     }
 
-    /// The integer of an arithmetic that a literal is: the extremes for what is infinite, else the next
-    /// integer towards zero, wrapped.
+    /// Integer value of a literal in this arithmetic: saturated where it is infinite, else truncated and
+    /// wrapped.
     pub fn literal(self, x: f64) -> i128 {
         if x.is_infinite() { self.whole(self.held(x)) } else { self.wrap(x as i128) }
     }
@@ -382,7 +383,7 @@ impl DType {
         if self.is_wide() { self.whole(held) as f64 } else { held }
     }
 
-    /// Values as bytes in memory, lowest first, each rounded.
+    /// Encodes values in little-endian bytes, each rounded to the type.
     ///
     /// # Panics
     /// Where there is another number of bytes than the values take.

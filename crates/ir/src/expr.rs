@@ -12,9 +12,9 @@ use crate::program::{BufferId, LoopId};
 pub enum Expr {
     /// A literal.
     Const(f64),
-    /// One element of a buffer.
+    /// Load of an element of a buffer.
     Load(BufferId, Vec<Index>),
-    /// One element of an input, at a place that is computed: see [`Subscript`].
+    /// Load of an element of an input at a computed subscript: see [`Subscript`].
     Gather(BufferId, Vec<Subscript>),
     /// An integer index as a number.
     FromIndex(Index),
@@ -32,10 +32,10 @@ pub enum Expr {
 /// A subscript of a gathered element.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Subscript {
-    /// One that is known from the loops.
+    /// Affine subscript, known from the loop variables.
     Index(Index),
-    /// A whole number, computed in the arithmetic of `i64`, that counts from the end where it is negative.
-    /// What is then still outside is the first or the last place, so that no value leads out of the buffer.
+    /// Integer expression, computed as `i64`, that counts from the end where it is negative. It is clamped to
+    /// the dimension, so that no value leads out of the buffer.
     Value(Box<Expr>),
 }
 
@@ -198,7 +198,7 @@ pub enum Cond {
     Less(Box<Expr>, Box<Expr>),
     /// Both hold.
     And(Box<Cond>, Box<Cond>),
-    /// Does not hold.
+    /// Negation.
     Not(Box<Cond>),
 }
 
@@ -349,19 +349,19 @@ impl<'a> Node<'a> {
     }
 }
 
-/// What becomes of the parts of an expression; by default they stay, with their own parts rewritten.
+/// Rewriting of an expression; by default each part is kept, with its own parts rewritten.
 pub trait Rewrite {
-    /// What becomes of an index.
+    /// Rewrites an index.
     fn index(&mut self, index: &Index) -> Index {
         index.clone()
     }
 
-    /// What becomes of a value.
+    /// Rewrites a value.
     fn expr(&mut self, expr: &Expr) -> Expr {
         expr.map_parts(self)
     }
 
-    /// What becomes of a condition.
+    /// Rewrites a condition.
     fn cond(&mut self, cond: &Cond) -> Cond {
         cond.map_parts(self)
     }
@@ -439,8 +439,8 @@ impl Expr {
         }
     }
 
-    /// The arithmetic in which two values are compared: the same of both, but whole numbers and constants
-    /// that are none are compared in `f64`.
+    /// Arithmetic in which two values are compared: their common one, but `f64` for an integer and a constant
+    /// that is not one.
     pub fn arithmetic_of(both: [&Expr; 2], dtype_of: &dyn Fn(BufferId) -> DType) -> Option<DType> {
         let of_each = both.into_iter().filter_map(|e| e.arithmetic(dtype_of));
         let widest = of_each.max_by_key(|dtype| (dtype.is_float(), dtype.bytes()))?;

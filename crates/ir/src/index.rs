@@ -407,8 +407,7 @@ fn floor_div(a: i64, b: i64) -> Option<i64> {
     Some(if a % b != 0 && ((a < 0) != (b < 0)) { q - 1 } else { q })
 }
 
-/// The loops around a point of a program, outermost first, each with its extent: what is known about
-/// the variables.
+/// The loops around a point of a program, outermost first, each with its extent, which bounds its variable.
 ///
 /// A variable `v` lies in `0..extent(v)`, where the extent may mention outer variables.
 #[derive(Clone, Debug, Default)]
@@ -425,7 +424,7 @@ impl Ranges {
         self.loops.push((var, extent));
     }
 
-    /// What `inner` gives with a further loop around.
+    /// Runs `inner` with a further loop in scope.
     pub fn inside<T>(&mut self, var: LoopId, extent: &Index, inner: impl FnOnce(&mut Ranges) -> T) -> T {
         self.push(var, extent.clone());
         let result = inner(self);
@@ -633,7 +632,7 @@ impl Ranges {
     }
 }
 
-/// What a minimum of minima (or a maximum of maxima) is the smallest (the largest) of.
+/// Collects the operands of nested minima (or maxima) into `sides`.
 fn sides_of(e: &Index, is_min: bool, sides: &mut Vec<Index>) {
     match (e.terms.as_slice(), is_min) {
         ([(Atom::Min(a, b), 1)], true) | ([(Atom::Max(a, b), 1)], false) => {
@@ -644,7 +643,7 @@ fn sides_of(e: &Index, is_min: bool, sides: &mut Vec<Index>) {
     }
 }
 
-/// The smallest of several, where there are any.
+/// The smallest of several indices; `None` where there are none.
 pub fn smallest(of: &[Index]) -> Option<Index> {
     of.iter().cloned().reduce(|a, b| a.smaller(&b))
 }

@@ -63,8 +63,8 @@ pub(crate) fn list(values: &[i64]) -> String {
     values.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Why a program has no meaning on these arguments. The fault is the program's, save for the two argument
-/// variants, which are the caller's.
+/// Reason why a program has no meaning on these arguments. The fault is the program's, save for the two
+/// argument variants, which are the caller's.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Fault {
     /// An access outside its buffer.
@@ -76,7 +76,7 @@ pub enum Fault {
         subscripts: Vec<i64>,
         /// The buffer's extents.
         shape: Vec<i64>,
-        /// Where it happened.
+        /// Place in the program.
         place: Place,
     },
     /// A read of an element that was not written since its buffer came to be.
@@ -86,7 +86,7 @@ pub enum Fault {
         buffer: String,
         /// The subscripts of the read.
         subscripts: Vec<i64>,
-        /// Where it happened.
+        /// Place in the program.
         place: Place,
     },
     /// An access to a temporary outside its life.
@@ -94,7 +94,7 @@ pub enum Fault {
     NotAllocated {
         /// The buffer's name.
         buffer: String,
-        /// Where it happened.
+        /// Place in the program.
         place: Place,
     },
     /// An element of an output that the program left unwritten.
@@ -110,7 +110,7 @@ pub enum Fault {
     DivisionByZero {
         /// The index.
         index: String,
-        /// Where it happened.
+        /// Place in the program.
         place: Place,
     },
     /// An index that does not fit 64 bits.
@@ -118,7 +118,7 @@ pub enum Fault {
     Overflow {
         /// The index.
         index: String,
-        /// Where it happened.
+        /// Place in the program.
         place: Place,
     },
     /// Whoever watches an evaluation had it end.
@@ -138,7 +138,7 @@ pub enum Fault {
         /// The buffer's extents.
         shape: Vec<i64>,
     },
-    /// Not as many arguments as the program has.
+    /// Wrong number of arguments.
     #[error("the program takes {expected} arguments, {got} were given")]
     ArgumentCount {
         /// Number the program has.
@@ -165,7 +165,7 @@ pub enum Fault {
     /// A loop variable used outside its loop.
     #[error("loop variable {name} is used outside its loop")]
     Unbound {
-        /// Its name.
+        /// Name of the argument.
         name: String,
     },
     /// An access with too few or too many subscripts.
@@ -219,8 +219,8 @@ pub(crate) fn release(program: &Program, arguments: &mut [Vec<f64>]) {
     }
 }
 
-/// [`run_limited`] on arguments that are [held](DType::held) as memory holds them. The integer whose bits are
-/// those of an element that was never written is taken for one.
+/// Runs a program as [`run_limited`] does, on arguments that are [held](DType::held) as memory holds them.
+/// The integer with the bits of a never written element counts as unwritten.
 ///
 /// # Errors
 /// As [`run_limited`].
@@ -310,7 +310,7 @@ pub(crate) fn defined(x: f64) -> f64 {
     if x.is_nan() { f64::NAN } else { x }
 }
 
-/// The same of an element of a type: what are no numbers, but bits, stays.
+/// Value as data of a type: in float types, a NaN of any bits becomes the usual one.
 pub(crate) fn defined_in(dtype: DType, x: f64) -> f64 {
     if dtype.is_float() { defined(x) } else { x }
 }
@@ -434,7 +434,7 @@ pub(crate) fn run_block(
     }
 }
 
-/// What a machine reads and writes, by buffer.
+/// Memory that a machine reads and writes, by buffer.
 pub(crate) trait Memory {
     /// An element; nothing where there is none, as while the buffer is not allocated.
     fn read(&mut self, buffer: u32, at: usize) -> Option<f64>;
@@ -481,7 +481,7 @@ pub(crate) struct Linear {
     is_small: bool,
     /// The terms, where they are at most two and all of a small sum: the usual case, made fast.
     two: Option<[(u32, i64); 2]>,
-    /// Where the expression itself is kept, for messages.
+    /// Number of the source expression, for messages.
     source: u32,
 }
 
@@ -532,7 +532,7 @@ pub(crate) fn floor_div(a: i64, b: i64) -> Option<i64> {
 
 /// A subscript that loops change.
 struct Dim {
-    /// Which one it is.
+    /// Position of the dimension.
     at: usize,
     index: Linear,
     extent: u64,
@@ -608,7 +608,7 @@ pub(crate) struct Block {
 pub(crate) struct Compiler<'a> {
     program: &'a Program,
     rounding: Rounding,
-    /// Loops around what is compiled.
+    /// Loops around the compiled statements.
     pub bound: Vec<LoopId>,
     pub sources: Vec<Index>,
 }
@@ -803,7 +803,7 @@ pub(crate) struct Machine<'a, M> {
 }
 
 impl<'a, M: Memory> Machine<'a, M> {
-    /// A machine outside of all loops that may run so many iterations.
+    /// Makes a machine outside all loops that may run `limit` iterations.
     pub fn new(program: &'a Program, sources: &'a [Index], memory: M, limit: u64) -> Machine<'a, M> {
         Machine {
             program,
@@ -818,7 +818,7 @@ impl<'a, M: Memory> Machine<'a, M> {
         }
     }
 
-    /// Why it stopped.
+    /// Takes the reason why the machine stopped.
     pub fn take_fault(&mut self) -> Fault {
         *self.fault.take().expect("a machine stops with a fault")
     }
@@ -944,7 +944,7 @@ impl<'a, M: Memory> Machine<'a, M> {
     }
 
     #[inline]
-    /// Whether evaluation goes on.
+    /// Checks that no fault has ended the evaluation.
     pub fn check(&self) -> Result<(), Stopped> {
         if self.fault.is_some() { Err(Stopped) } else { Ok(()) }
     }

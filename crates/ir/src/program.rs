@@ -12,7 +12,7 @@ pub struct LoopId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferId(pub u32);
 
-/// Where a buffer lives.
+/// Memory that a buffer lives in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// Main memory.
@@ -24,13 +24,14 @@ pub enum Scope {
     Register,
     /// GPU memory shared by the threads of a block.
     Shared,
-    /// The same, but what a thread copies there is on its way while the thread goes on: it is there once the
+    /// Shared memory that threads fill by asynchronous copies (`cp.async`): an element is there once the
     /// thread has waited for it, see [`Stmt::Wait`].
     Async,
-    /// The same, of what one thread copies for the whole block: where a GPU can, a box of an array at once,
-    /// see [`BoxCopy`](crate::gpu::bulk::BoxCopy).
+    /// Shared memory that one thread fills for the whole block by bulk copies: on a GPU with TMA a box of an
+    /// array at once, see [`BoxCopy`](crate::gpu::bulk::BoxCopy).
     Bulk,
-    /// The same, where a GPU can of a warp that does nothing else, see [`copier`](crate::gpu::copier).
+    /// Shared memory that, on a GPU with TMA, a producer warp fills by bulk copies, see
+    /// [`copier`](crate::gpu::copier).
     Fed,
 }
 
@@ -51,18 +52,18 @@ impl Scope {
         matches!(self, Scope::Shared | Scope::Async | Scope::Bulk | Scope::Fed)
     }
 
-    /// Whether what is stored there is on its way until it is waited for.
+    /// Whether stores arrive only once they are waited for (asynchronous copies).
     pub fn is_on_its_way(self) -> bool {
         matches!(self, Scope::Async | Scope::Bulk | Scope::Fed)
     }
 
-    /// Whether one thread copies there for the whole block.
+    /// Whether one thread fills the memory for the whole block, by bulk copies.
     pub fn is_for_boxes(self) -> bool {
         matches!(self, Scope::Bulk | Scope::Fed)
     }
 }
 
-/// What a buffer is to the caller.
+/// Relation of a buffer to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Read-only argument.
@@ -97,9 +98,9 @@ pub struct Buffer {
     pub dtype: DType,
     /// Extents, outermost first; the last dimension is contiguous.
     pub shape: Vec<i64>,
-    /// Where it lives.
+    /// Memory that holds the buffer.
     pub scope: Scope,
-    /// What it is to the caller.
+    /// Relation to the caller.
     pub role: Role,
 }
 
@@ -127,11 +128,11 @@ impl Buffer {
 /// How the iterations of a loop are carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LoopKind {
-    /// One after the other.
+    /// Sequential.
     Serial,
     /// Spread over the threads of the pool.
     Parallel,
-    /// As the lanes of vector operations.
+    /// Lanes of vector operations.
     Vectorized,
     /// Repeated in the code.
     Unrolled,
@@ -139,25 +140,24 @@ pub enum LoopKind {
     Block(u8),
     /// GPU thread axis 0 to 2.
     Thread(u8),
-    /// One after the other, or as steps of a product of tiles that the threads of a warp compute together in
-    /// a tensor core, where there is one: see [`TileProduct`](crate::gpu::TileProduct).
+    /// Sequential, or the steps of a tile product that the threads of a warp compute together in a tensor
+    /// core, where there is one: see [`TileProduct`](crate::gpu::TileProduct).
     Tensor(Tensor),
 }
 
-/// How tensor cores multiply numbers, which they add in single precision.
+/// Kind of tensor core product; sums are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tensor {
     /// Factors are rounded to 11 bits.
     Tf32,
-    /// Factors are sums of two numbers of 11 bits each, of whose four products the three largest are added:
-    /// nearly as exact as single precision.
+    /// Products of f32 as sums of two TF32 numbers, of whose four products the three largest are added
+    /// (3xTF32): nearly as exact as f32.
     Tf32x3,
-    /// Four warps together, of factors that they read from shared memory: see
-    /// [`GroupProduct`](crate::gpu::GroupProduct). They are halves, or numbers in single precision of which
-    /// the first 11 bits count.
+    /// Products of a warpgroup, with factors in shared memory: see
+    /// [`GroupProduct`](crate::gpu::GroupProduct). Factors are f16, bf16, or f32 rounded to TF32.
     Wgmma,
-    /// The same of numbers in single precision as sums of two parts, as with [`Tensor::Tf32x3`]: both parts
-    /// of each factor are in shared memory.
+    /// Warpgroup product of f32 as sums of two parts, as with [`Tensor::Tf32x3`]: both parts of each factor
+    /// are in shared memory.
     Wgmmax3,
     /// Factors have 16 bits and are multiplied as they are.
     Halves,
@@ -199,13 +199,13 @@ impl LoopKind {
 /// A loop over `0..extent`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loop {
-    /// Its variable.
+    /// Loop variable.
     pub var: LoopId,
     /// Number of iterations, may mention outer variables; none where negative.
     pub extent: Index,
     /// How iterations are carried out.
     pub kind: LoopKind,
-    /// What each iteration does.
+    /// Statements of an iteration.
     pub body: Vec<Stmt>,
 }
 
@@ -229,20 +229,20 @@ pub enum Stmt {
     Store {
         /// Written buffer.
         buffer: BufferId,
-        /// One subscript a dimension.
+        /// Subscripts, one for each dimension.
         index: Vec<Index>,
-        /// What is stored.
+        /// Value to store.
         value: Expr,
     },
     /// `buffer[index] = op(first ? identity : buffer[index], value)`
     Update {
         /// Reduced-into buffer.
         buffer: BufferId,
-        /// One subscript a dimension.
+        /// Subscripts, one for each dimension.
         index: Vec<Index>,
         /// How old and new are combined.
         op: ReduceOp,
-        /// What is combined in.
+        /// Value to combine with the element.
         value: Expr,
         /// Holds in the first iteration of the reduction, which starts from the identity.
         /// `Not(True)` never holds.
@@ -253,7 +253,7 @@ pub enum Stmt {
     Prefetch {
         /// Buffer read or written soon.
         buffer: BufferId,
-        /// One subscript a dimension.
+        /// Subscripts, one for each dimension.
         index: Vec<Index>,
         /// Whether it will be written.
         for_write: bool,
@@ -261,9 +261,9 @@ pub enum Stmt {
     /// Waits until all threads of a GPU block are here, and sees what they wrote. Where iterations run in
     /// order it does nothing.
     Barrier,
-    /// Ends a group of a thread's stores to memory [where they are on their way](Scope::is_on_its_way), and
-    /// waits until all groups are there but for the last ones, so many at most. Where iterations run in order
-    /// it does nothing.
+    /// Ends a group of the thread's [asynchronous](Scope::is_on_its_way) copies (`cp.async.commit_group`),
+    /// and waits until at most this many of the latest groups are pending (`cp.async.wait_group`). Where
+    /// iterations run in order it does nothing.
     Wait(u8),
 }
 
@@ -430,7 +430,7 @@ impl Stmt {
         }
     }
 
-    /// The same with blocks that may be changed.
+    /// Visits the blocks as [`Stmt::each_block`] does, for changing them.
     pub fn each_block_mut(&mut self, ranges: &mut Ranges, mut visit: impl FnMut(&mut Vec<Stmt>, &mut Ranges)) {
         match self {
             Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| visit(&mut l.body, ranges)),

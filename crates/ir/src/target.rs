@@ -1,4 +1,4 @@
-//! What schedules and code generation need to know of a machine.
+//! Facts about a machine for schedules and code generation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,11 +18,11 @@ pub enum Arch {
 /// The way in which code is given to a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GpuApi {
-    /// As OpenCL C, to any device that has a driver for it.
+    /// OpenCL C, for any device with a driver for it.
     OpenCl,
-    /// As PTX, to NVIDIA's.
+    /// PTX, for NVIDIA's GPUs.
     Cuda,
-    /// As machine code, to AMD's.
+    /// Machine code, for AMD's GPUs.
     AmdGpu,
 }
 
@@ -42,7 +42,7 @@ impl Arch {
     }
 }
 
-/// A machine to generate code for: the template's source for widths, register counts and cache sizes.
+/// A machine to generate code for: the templates' source of vector widths, register counts and cache sizes.
 ///
 /// Its text says all of it and reads back, as
 /// `x86_64/znver4/512:registers=32,fma=1,l1d=32768,l2=1048576,l3=33554432,features=+avx512f,-sse4a` or
@@ -69,11 +69,11 @@ pub struct Target {
     pub l2_bytes: u64,
     /// Last-level cache in bytes.
     pub l3_bytes: u64,
-    /// What there is to know of a GPU; there where `arch` is one.
+    /// Facts about the GPU, where `arch` is one.
     pub gpu: Option<Gpu>,
 }
 
-/// What schedules need to know of a GPU.
+/// Facts about a GPU for schedules and code generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gpu {
     /// Threads that run in step.
@@ -96,16 +96,16 @@ pub struct Gpu {
     pub n_units: u32,
     /// Most threads that a unit holds.
     pub unit_threads: u32,
-    /// Multiply-adds in single precision that the threads of a unit do in a cycle.
+    /// f32 multiply-adds of a multiprocessor in a cycle.
     pub unit_fmas: u32,
-    /// Multiply-adds of numbers in TF32 that a unit does in a cycle where its warps multiply small matrices,
-    /// of halves twice as many; none where it has no tensor cores.
+    /// TF32 multiply-adds of a multiprocessor's tensor cores in a cycle, of f16 twice as many; 0 without
+    /// tensor cores.
     pub tensor_fmas: u32,
     /// Whether it computes with 64-bit floating-point numbers.
     pub has_f64: bool,
     /// Whether it computes with 16-bit floating-point numbers; all can load and store them.
     pub has_f16: bool,
-    /// Which one it is of the devices of its kind that a machine has.
+    /// Number of the device among those of its kind in the machine.
     pub number: u32,
 }
 
@@ -113,9 +113,9 @@ pub struct Gpu {
 pub struct Generic {
     /// The name.
     pub name: &'static str,
-    /// What it stands for, in a few words.
+    /// Description in a few words.
     pub text: &'static str,
-    /// What runs its code.
+    /// Architecture that runs the code.
     pub arch: Arch,
     cpu: &'static str,
     vector_bits: u32,
@@ -123,14 +123,14 @@ pub struct Generic {
     has_fma: bool,
     caches_kib: [u64; 3],
     gpu: Option<Gpu>,
-    /// What code for it may use beyond what every CPU of its family has, in LLVM's words.
+    /// Features, as LLVM names them, beyond what every CPU of the family has.
     features: &'static str,
     /// The number by which an Arm CPU says in `/proc/cpuinfo` what it is.
     pub part: Option<&'static str>,
     core: Core,
 }
 
-/// What a core does in a cycle, as far as first guesses need to know.
+/// Throughput of a core in a cycle, as far as first guesses need it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Core {
     /// Instructions that begin.
@@ -141,7 +141,7 @@ pub struct Core {
     pub loads: f64,
     /// Cycles until what was added to can be added to again.
     pub sum_latency: f64,
-    /// Whether loads go on beside multiply-adds.
+    /// Whether loads overlap with multiply-adds.
     pub overlaps: bool,
 }
 
@@ -202,7 +202,7 @@ const fn arm(
     Generic { name, text, cpu: name, part: Some(part), features, caches_kib, core, ..AARCH64 }
 }
 
-/// What every OpenCL device of today's has; what it really has, its driver says.
+/// Lower bounds for today's OpenCL devices; a driver tells the real numbers.
 const SMALL_GPU: Gpu = Gpu {
     warp_size: 32,
     most_threads: 1024,
@@ -222,7 +222,8 @@ const SMALL_GPU: Gpu = Gpu {
 };
 
 impl Gpu {
-    /// What all of NVIDIA's GPUs of a compute capability have, ten times that: 89 of RTX 4090.
+    /// Facts common to NVIDIA's GPUs of a compute capability, given as ten times its value: 89 for the RTX
+    /// 4090.
     ///
     /// # Source
     /// NVIDIA, "CUDA C++ Programming Guide", version 12.9, tables of arithmetic instructions and of compute
@@ -382,7 +383,7 @@ impl Target {
         GENERIC.iter().find(|generic| generic.name == name).map(Generic::target)
     }
 
-    /// Its name in records: family, CPU and vector width; of a GPU without the width.
+    /// Name in records: family, CPU and vector width; of a GPU without the width.
     pub fn name(&self) -> String {
         match self.arch {
             Arch::X86_64 | Arch::Aarch64 => format!("{}/{}/{}", self.arch.name(), self.cpu, self.vector_bits),
@@ -390,7 +391,7 @@ impl Target {
         }
     }
 
-    /// What a core does in a cycle; that of the first of its family where its CPU is not known.
+    /// Throughput of the core; that of the family's first CPU where the own one is not known.
     pub fn core(&self) -> Core {
         match self.arch {
             Arch::X86_64 | Arch::Gpu(_) => X86_CORE,
@@ -401,18 +402,17 @@ impl Target {
         }
     }
 
-    /// Whether it is a GPU of NVIDIA's that multiplies tiles of numbers in single precision.
+    /// Whether this is a GPU of NVIDIA's with TF32 tensor cores.
     pub fn has_tf32(&self) -> bool {
         self.is_since(80)
     }
 
-    /// Whether it is a GPU of NVIDIA's whose copies into shared memory may be on their way while threads go
-    /// on.
+    /// Whether this is a GPU of NVIDIA's with asynchronous copies to shared memory (`cp.async`).
     pub fn has_async_copies(&self) -> bool {
         self.is_since(80)
     }
 
-    /// Whether it is a GPU of NVIDIA's whose tensor cores read factors from shared memory by themselves.
+    /// Whether this is a GPU of NVIDIA's whose tensor cores read factors from shared memory (`wgmma`).
     pub fn has_wgmma(&self) -> bool {
         self.arch == Arch::Gpu(GpuApi::Cuda) && self.cpu == "sm_90a"
     }
@@ -423,7 +423,7 @@ impl Target {
         self.arch == Arch::Gpu(GpuApi::Cuda) && version.and_then(|v| v.parse().ok()).is_some_and(|v: u32| v >= least)
     }
 
-    /// Elements of a type in one vector register; of halves, as numbers in single precision.
+    /// Elements of a type in a vector register; f16 and bf16 count as f32.
     pub fn lanes(&self, dtype: crate::DType) -> i64 {
         let held = if dtype.is_half() { dtype.arithmetic() } else { dtype };
         i64::from(self.vector_bits / 8) / held.bytes() as i64
@@ -510,7 +510,7 @@ impl Gpu {
 pub struct TargetError {
     /// The text.
     pub given: String,
-    /// What should be there.
+    /// Text that was expected.
     pub expected: &'static str,
 }
 

@@ -30,7 +30,7 @@ use crate::program::{BufferId, Loop, LoopKind, Part, Program, Role, Stmt};
 use crate::text::{index_to_string, is_name, loop_name};
 use thiserror::Error;
 
-/// Which rule a program breaks, and where. The fault of the pass or the hand that wrote the program.
+/// Rule that a program breaks, and where. The fault of the pass or the person that wrote the program.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum VerifyError {
     /// Rule 1.
@@ -50,7 +50,7 @@ pub enum VerifyError {
     Size {
         /// The buffer's name.
         buffer: String,
-        /// Its extents.
+        /// Extents of the buffer.
         shape: Vec<i64>,
     },
     /// Rule 3.
@@ -120,7 +120,7 @@ pub enum VerifyError {
     AllocOfArgument {
         /// The buffer's name.
         buffer: String,
-        /// What it is instead of a temporary.
+        /// Role of the buffer, which should be a temporary.
         role: Role,
     },
     /// Rule 6.
@@ -140,7 +140,7 @@ pub enum VerifyError {
     Write {
         /// The buffer's name.
         buffer: String,
-        /// What it is to the caller.
+        /// Role of the buffer.
         role: Role,
         /// `prepare`, `run` or `finish`.
         part: &'static str,
@@ -150,7 +150,7 @@ pub enum VerifyError {
     Read {
         /// The buffer's name.
         buffer: String,
-        /// What it is to the caller.
+        /// Role of the buffer.
         role: Role,
         /// `prepare` or `finish`.
         part: &'static str,
@@ -160,7 +160,7 @@ pub enum VerifyError {
     Gathered {
         /// The buffer's name.
         buffer: String,
-        /// What it is to the caller.
+        /// Role of the buffer.
         role: Role,
     },
     /// Rule 7.
@@ -188,7 +188,7 @@ pub enum VerifyError {
     TileProduct {
         /// The loop variable.
         var: String,
-        /// What is in the way.
+        /// Reason why it is not such a product.
         why: &'static str,
     },
     /// Rule 10.
@@ -196,7 +196,7 @@ pub enum VerifyError {
     Race {
         /// The loop variable.
         var: String,
-        /// Its kind.
+        /// Kind of the loop.
         kind: &'static str,
         /// The buffer's name.
         buffer: String,
@@ -283,7 +283,7 @@ const MAX_MAGNITUDE: i128 = 1 << 50;
 /// Iterations tried at most to prove or refute an access.
 const MAX_TRIES: u64 = 1 << 14;
 
-/// What is known around a point: the loops, and indices that are not negative because a condition says so.
+/// Facts that hold at a point: the loops, and indices that a condition shows not to be negative.
 #[derive(Default)]
 struct Known {
     ranges: Ranges,
@@ -356,17 +356,17 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// What stands around a point, outermost first.
+/// Loop or condition around a point, outermost first.
 #[derive(Clone, Copy)]
 enum Around<'a> {
     Loop(&'a Loop),
-    /// A condition that holds there, or does not.
+    /// A condition, and whether it holds.
     Cond(&'a Cond, bool),
 }
 
 struct Checker<'a> {
     program: &'a Program,
-    /// What is being checked.
+    /// Part that is being checked.
     part: Part,
     /// By buffer: whether `prepare` writes it.
     prepared: Vec<bool>,
@@ -660,9 +660,9 @@ fn bad_divisor(e: &Index) -> Option<i64> {
     })
 }
 
-/// What trying iterations of the loops around an access has shown.
+/// Result of trying iterations of the loops around an access.
 enum Tried {
-    /// The subscripts are outside, there.
+    /// The subscripts are out of bounds there.
     Counterexample(Vec<i64>, Place),
     /// Every iteration was tried.
     AllFine,

@@ -107,7 +107,7 @@ fn check(program: &Program, what: &str, expected: &[Vec<f64>], tolerance: f64) -
     difference(&got, expected, tolerance).map_or(Ok(()), |how| Err(format!("after {what}: {how}\n{program}")))
 }
 
-/// What a case gives: the text of the last section, and the refusal where there is one.
+/// Result of a case: the text of the last section, and the refusal where there is one.
 fn outcome(case: &Case) -> Result<(String, Option<Illegal>), String> {
     let mut program = start(case.program)?;
     verify::verify(&program).map_err(|e| e.to_string())?;

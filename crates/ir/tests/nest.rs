@@ -30,7 +30,7 @@ fn equal_computations_are_one_workload() {
     assert!(matches!(a.structure(), Structure::Nest(_)));
 }
 
-/// What one access walks in another way stays two loops, in every stage.
+/// Two loops that some access walks in another way stay two loops, in every stage.
 #[test]
 fn loops_that_something_tells_apart_stay() {
     let loops = |text: &str| nest(text).program().loops.len();

@@ -54,7 +54,7 @@ fn each(shape: &[i64]) -> Vec<Vec<i64>> {
     all
 }
 
-/// What a workload computes before its epilogue, by the operator's formula.
+/// Computes a workload before its epilogue, by the operator's formula.
 fn naive(w: &Workload, a: &Tensor, b: &Tensor) -> Tensor {
     let size = |name: &str| w.size(name);
     let name = w.operator().name;
@@ -148,7 +148,7 @@ fn naive(w: &Workload, a: &Tensor, b: &Tensor) -> Tensor {
     }
 }
 
-/// What operations make of a tensor; `names` are those of their further inputs.
+/// Applies operations to a tensor; `names` are those of their further inputs.
 fn changed(
     operations: &[Epilogue],
     names: Vec<(usize, String, Operand)>,

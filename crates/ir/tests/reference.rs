@@ -199,8 +199,8 @@ fn random_contractions_agree_with_the_interpreter() {
     assert!(n_checked > 150, "{n_checked}");
 }
 
-/// What a transposed convolution inserts between the elements of its input is not multiplied, and nothing
-/// else is left out.
+/// Zeros that a transposed convolution inserts into its input are not multiplied, and nothing else is left
+/// out.
 #[test]
 fn inserted_zeros_are_left_out_and_nothing_else() {
     for text in [

@@ -38,7 +38,7 @@ fn arguments(program: &Program) -> Vec<Vec<f64>> {
     (0..).zip(program.arguments().map(|(_, b)| b)).map(fill).collect()
 }
 
-/// What a program makes of random inputs.
+/// Runs a program on random inputs.
 fn outputs(program: &Program) -> Vec<Vec<f64>> {
     let mut all = arguments(program);
     run(program, &mut all).unwrap_or_else(|fault| panic!("{fault}\n{program}"));

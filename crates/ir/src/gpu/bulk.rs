@@ -1,7 +1,7 @@
-//! Copies of boxes of arrays, which one thread begins and the GPU makes by itself.
+//! Bulk copies of boxes of arrays, which one thread starts and the GPU's TMA unit carries out.
 //!
-//! Memory of the scopes `bulk` and `fed` is filled by one thread of a block: a nest of loops around one
-//! store, whose subscripts in the array in the device's memory follow those in shared memory:
+//! Buffers of the scopes `bulk` and `fed` are filled by one thread of a block: by a loop nest around a store,
+//! whose subscripts in global memory follow those in shared memory:
 //!
 //! ```text
 //! for r in 128 {
@@ -9,8 +9,8 @@
 //! }
 //! ```
 //!
-//! NVIDIA's GPUs from sm_90 on copy such a box in one instruction, which takes a description of the array
-//! from the host: a [`Map`].
+//! NVIDIA's GPUs from sm_90 on copy such a box in one instruction (`cp.async.bulk.tensor`), which takes a
+//! description of the array from the host, the tensor map: a [`Map`].
 
 use super::copier::has_copier;
 use super::warpgroup::{ROW_BYTES, matrices};
@@ -19,17 +19,17 @@ use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopKind, Program, Role, Scope, Stmt};
 
-/// Bytes in shared memory of what counts the bytes that have come to a place of a ring.
+/// Bytes of an mbarrier, which counts the bytes that have arrived in a pipeline stage.
 pub const BARRIER_BYTES: u64 = 8;
 
-/// Dimensions that an array has at most.
+/// Most dimensions of an array.
 const MOST_DIMENSIONS: usize = 5;
-/// Elements of a box along each at most.
+/// Most elements of a box along a dimension.
 const MOST_ALONG: i64 = 256;
-/// Bytes that the rows of an array, and a row of a box, are a multiple of.
+/// Divisor of the bytes of an array's rows and of a box's rows.
 const LEAST_BYTES: i64 = 16;
 
-/// What an instruction is told of the array of which it copies boxes.
+/// Tensor map of a TMA copy: the array and the box that one instruction copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Map {
     /// The array.
@@ -40,10 +40,11 @@ pub struct Map {
     pub swizzled: bool,
 }
 
-/// What a driver is told of an array and its boxes, innermost dimension first.
+/// Fields of CUDA's `cuTensorMapEncodeTiled` for a [`Map`], innermost dimension first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Described {
-    /// CUDA's code of numbers without sign of so many bytes: zeros are what a box has outside of the array.
+    /// `CUtensorMapDataType` of the unsigned integer as wide as an element; elements outside the array read
+    /// as zeros.
     pub kind: u32,
     /// Elements of the array along each dimension.
     pub extents: Vec<u64>,
@@ -54,7 +55,7 @@ pub struct Described {
 }
 
 impl Map {
-    /// It for a driver.
+    /// Describes the map in the terms of the driver.
     pub fn described(&self, program: &Program) -> Described {
         let array = program.buffer(self.array);
         let kind = match array.dtype.bytes() {
@@ -73,18 +74,19 @@ impl Map {
 /// A copy of a box.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BoxCopy {
-    /// Where it goes.
+    /// Destination in shared memory.
     pub to: BufferId,
-    /// The subscripts of its first element there.
+    /// Subscripts of the box's first element in shared memory.
     pub first: Vec<Index>,
     /// The subscripts of its first element in the array.
     pub place: Vec<Index>,
-    /// What it is a box of.
+    /// Array and box that are copied.
     pub map: Map,
 }
 
 impl BoxCopy {
-    /// That of a nest, where it is one; `swizzled` are buffers whose rows are.
+    /// Recognises a loop nest that copies a box; `None` for any other nest. `swizzled`: buffers in shared
+    /// memory whose rows of 128 bytes are swizzled.
     pub fn of(program: &Program, nest: &Loop, swizzled: &[BufferId], ranges: &Ranges) -> Option<BoxCopy> {
         let (mut loops, mut l) = (Vec::new(), nest);
         let (to, index, value) = loop {
@@ -190,9 +192,9 @@ fn parts<'c>(cond: &'c Cond, out: &mut Vec<&'c Cond>) {
     }
 }
 
-/// What the instructions of a kernel that copy boxes are told of arrays, where all that one thread copies for
-/// a block are boxes; nothing else. Where no warp does nothing but copy, waits are counted to tell places of
-/// rings: one loop waits, and none is around it.
+/// Tensor maps of a kernel whose bulk copies are all boxes; none where one is not, or where no producer warp
+/// exists and the waits cannot be counted to tell the stages apart, as when several loops wait or one is
+/// nested.
 pub fn maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
     let found = all_maps(gpu, kernel);
     let mut n_loops = 0;
@@ -207,7 +209,7 @@ fn waits(stmt: &Stmt) -> bool {
     waits
 }
 
-/// Those where all that one thread copies are boxes.
+/// Tensor maps of all bulk copies of a kernel; none where one of them is not a box.
 pub(super) fn all_maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
     let rings: Vec<BufferId> = kernel.shared.iter().copied().filter(|b| is_ring(&gpu.program, *b)).collect();
     let stages = kernel.n_places(gpu) as i64;

@@ -1,8 +1,8 @@
-//! A warp that only copies, beside groups of warps that only multiply.
+//! A producer warp that only copies, beside consumer warpgroups that only multiply (warp specialization).
 //!
-//! Rings of the scope `fed` are filled and read as those of the scope `bulk`: a program has no further
-//! threads, and its order is that of one iteration after the other. Where [`has_copier`] holds, copies and
-//! products may each go through the places of the rings by themselves:
+//! In the program, the pipeline stages of buffers of the scope `fed` are filled and read as those of the
+//! scope `bulk`: it has no further threads and runs its iterations in order. Where [`has_copier`] holds,
+//! producer and consumers may each go through the stages at their own pace:
 //!
 //! ```text
 //! for k in 8 {                           for k in 8 {                    for k in 8 {
@@ -13,9 +13,8 @@
 //! }
 //! ```
 //!
-//! Nothing waits for all threads of the block then, and copies are as far ahead as there are places. It is
-//! the code generator that gives the copies to another warp; elsewhere such rings are as those of the scope
-//! `bulk`.
+//! Nothing waits for all threads of the block then, and copies run ahead by as many stages as there are. The
+//! code generator moves the copies to the producer warp; elsewhere `fed` means the same as `bulk`.
 
 use super::bulk::{self, BoxCopy};
 use super::warpgroup::{self, Groups};
@@ -24,16 +23,15 @@ use crate::expr::Cond;
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
 
-/// Warps that copy: one behind those of a kernel along z.
+/// Warps that copy (producer warps): one, behind the kernel's own along z.
 pub const WARPS: i64 = 1;
 /// Threads of a warp.
 pub const THREADS: i64 = tensor::WARP[0] * tensor::WARP[1];
 
-/// Whether a warp that does nothing else can make the copies of a kernel:
-/// - All that its threads share are rings of the scope `fed`, which boxes fill and only products of groups of
-///   warps read.
-/// - It reads nothing that it writes to the device's memory, so that barriers are there for the rings alone.
-/// - The products that come n-th read what was copied n-th, and nothing is copied to that place between.
+/// Whether a producer warp can make the copies of a kernel:
+/// - All its shared memory is of the scope `fed`, filled by bulk copies and read by warpgroup products alone.
+/// - It reads nothing that it writes to the device's memory, so that barriers guard the pipeline stages only.
+/// - The n-th products read the n-th copies, and no copy overwrites their stage in between.
 pub fn has_copier(gpu: &GpuProgram, kernel: &Kernel) -> bool {
     let program = &gpu.program;
     let are_fed = kernel.shared.iter().all(|b| program.buffer(*b).scope == Scope::Fed);
@@ -55,7 +53,7 @@ pub fn has_copier(gpu: &GpuProgram, kernel: &Kernel) -> bool {
     turns.follow(&uses).is_some() && turns.are_over()
 }
 
-/// The copies that a block begins with to one place of rings: how many statements there are, and which place.
+/// Copies to one pipeline stage at the beginning of a block: their number of statements, and the stage.
 pub fn copies(program: &Program, block: &[Stmt], matrices: &[BufferId], ranges: &Ranges) -> Option<(usize, Index)> {
     let place_of = |stmt: &Stmt| match stmt {
         Stmt::For(l) => BoxCopy::of(program, l, matrices, ranges).map(|copy| copy.first[0].clone()),
@@ -65,7 +63,8 @@ pub fn copies(program: &Program, block: &[Stmt], matrices: &[BufferId], ranges: 
     Some((block.iter().take_while(|stmt| place_of(stmt).as_ref() == Some(&place)).count(), place))
 }
 
-/// The products of groups of warps that a block begins with of one place of rings, alike.
+/// Warpgroup products of one pipeline stage at the beginning of a block: their number of statements, and the
+/// stage.
 pub fn products(program: &Program, block: &[Stmt]) -> Option<(usize, Index)> {
     let place_of = |stmt: &Stmt| {
         if !is_product(stmt) {
@@ -89,7 +88,7 @@ fn is_product(stmt: &Stmt) -> bool {
     matches!(stmt, Stmt::For(l) if matches!(l.kind, LoopKind::Tensor(how) if how.is_of_groups()))
 }
 
-/// What a kernel does with places of rings.
+/// Access of a kernel to pipeline stages, in program order.
 enum Use<'k> {
     Copy(Index),
     Read(Index),
@@ -107,8 +106,8 @@ impl Use<'_> {
     }
 }
 
-/// That of a block; none where products of one statement read several places, or not all threads come to
-/// them alike.
+/// Lists the accesses of a block; `None` where a statement's products read several stages, or some threads do
+/// not reach them.
 fn uses<'k>(
     program: &Program,
     block: &'k [Stmt],

@@ -20,7 +20,7 @@ use crate::text::{cond_to_string, index_to_string};
 use std::collections::BTreeSet;
 use thiserror::Error;
 
-/// Why a program cannot become kernels. The fault of its schedule.
+/// Reason why a program cannot become kernels. The fault of its schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum MapError {
     /// A block loop inside another loop or beside other statements.
@@ -28,17 +28,17 @@ pub enum MapError {
     BlockInside {
         /// The loop.
         name: String,
-        /// What is around it.
+        /// Kind of the loop around.
         around: String,
     },
-    /// A block loop whose extent varies, or a thread loop without a constant bound.
+    /// A block loop of varying extent, or a thread loop without a constant bound.
     #[error("loop `{name}` is bound to {axis}, but its extent {extent} has no constant bound (split it by a constant)")]
     Extent {
         /// The loop.
         name: String,
         /// The axis.
         axis: &'static str,
-        /// Its extent.
+        /// Extent of the loop.
         extent: String,
     },
     /// A loop with thread loops inside that some threads leave before others.
@@ -49,7 +49,7 @@ pub enum MapError {
     UnevenLoop {
         /// The loop.
         name: String,
-        /// Its extent.
+        /// Extent of the loop.
         extent: String,
     },
     /// A condition with thread loops inside that is not about indices.
@@ -66,7 +66,7 @@ pub enum MapError {
     NotSeparable {
         /// The buffer.
         buffer: String,
-        /// Its memory.
+        /// Scope of the buffer.
         scope: &'static str,
         /// Subscripts of accesses.
         subscripts: String,
@@ -78,7 +78,7 @@ pub enum MapError {
     TileProduct {
         /// The loop over the steps of its sum.
         name: String,
-        /// What is in the way.
+        /// Reason why it is not such a product.
         why: &'static str,
     },
     /// A shared buffer that each thread has one of.
@@ -120,12 +120,12 @@ pub fn lower_gpu(program: &Program) -> Result<GpuProgram, MapError> {
     Ok(out)
 }
 
-/// What stands around a place in a nest.
+/// Context of a statement in a loop nest.
 #[derive(Clone)]
 struct Inside {
     /// The thread axes that loops around are bound to.
     axes: [bool; 3],
-    /// What holds for a thread that is to be here.
+    /// Conditions under which a thread reaches the statement.
     guards: Vec<Cond>,
     /// Tells one entry of a thread loop from another.
     region: usize,
@@ -133,7 +133,7 @@ struct Inside {
     name: String,
 }
 
-/// What one thread does without waiting for others.
+/// Statements that a thread runs between two synchronization points.
 pub(super) struct Region {
     /// The thread axes that it is spread over; of others the first thread runs it.
     pub axes: [bool; 3],
@@ -331,7 +331,7 @@ pub(crate) fn relocate(
     stmt
 }
 
-/// What becomes of one nest.
+/// State of mapping one loop nest to a kernel.
 struct Nest<'m> {
     mapper: &'m mut Mapper,
     extents: [i64; 3],
@@ -496,14 +496,14 @@ impl Age {
     }
 }
 
-/// What becomes of accesses from before on their way through a sequence.
+/// Result of following earlier accesses through a sequence of items.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// They may meet another thread's.
+    /// Earlier accesses may conflict with another thread's access in the sequence.
     Meets,
     /// A barrier ends it.
     Waits,
-    /// They may still be met after it.
+    /// Earlier accesses pass the end of the sequence without a barrier.
     Passes,
 }
 
@@ -606,7 +606,7 @@ impl Barriers<'_> {
         }
     }
 
-    /// What becomes of accesses from before on their way through a sequence that has the barriers it needs.
+    /// Follows earlier accesses through a sequence that has the barriers it needs.
     fn way(&self, items: &[Item], loops: &mut Vec<(LoopId, Index)>, pending: &[Access]) -> Way {
         for item in items {
             let way = match item {

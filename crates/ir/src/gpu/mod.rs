@@ -48,13 +48,13 @@ pub struct GpuProgram {
     pub program: Program,
     /// The kernels of [`Part::Prepare`], in order; each begins when the one before has ended.
     pub prepare: Vec<Kernel>,
-    /// Those of the body.
+    /// Kernels of the body.
     pub body: Vec<Kernel>,
-    /// Those of [`Part::Finish`].
+    /// Kernels of [`Part::Finish`].
     pub finish: Vec<Kernel>,
 }
 
-/// One kernel: its grid, the threads of a block, and what each thread does.
+/// GPU kernel: its grid, the threads of a block, and the code of a thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kernel {
     /// A name that C accepts, unique in the program.
@@ -65,7 +65,7 @@ pub struct Kernel {
     pub threads: [Option<(LoopId, i64)>; 3],
     /// Buffers in shared memory; they live as long as the block.
     pub shared: Vec<BufferId>,
-    /// What each thread runs.
+    /// Code of a thread.
     ///
     /// No block or thread loops are inside. An allocated buffer is the thread's own. A condition on thread
     /// variables is a guard. A [`Stmt::Barrier`] stands where threads may read or overwrite what another one
@@ -80,11 +80,11 @@ pub const SHARED_ALIGN: u64 = 16;
 /// How a kernel uses a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// It reads it.
+    /// Read only.
     Read,
-    /// It writes it.
+    /// Written only.
     Write,
-    /// It does both.
+    /// Read and written.
     ReadWrite,
 }
 
@@ -159,8 +159,8 @@ impl Kernel {
         self.threads.map(|axis| axis.map_or(1, |(_, extent)| extent))
     }
 
-    /// The number of threads of a block along each axis as a launch on a target has them: where a warp that
-    /// does nothing else copies ([`copier`]), those of that warp too.
+    /// Threads of a block along each axis as launched on a target, with those of the producer warp
+    /// ([`copier`]) where there is one.
     pub fn launched(&self, of: &GpuProgram, target: &Target) -> [i64; 3] {
         let [x, y, z] = self.block();
         let more = if target.has_wgmma() && copier::has_copier(of, self) { copier::WARPS } else { 0 };
@@ -180,9 +180,9 @@ impl Kernel {
         self.block().iter().product()
     }
 
-    /// The bytes of shared memory that a block takes: its buffers in order, then what counts the bytes of
-    /// boxes that come, [`bulk::BARRIER_BYTES`] for each that a block waits for, and as many of those who
-    /// read what came to rings that a warp feeds.
+    /// Shared memory of a block, in bytes: its buffers in order, then the mbarriers of bulk copies,
+    /// [`bulk::BARRIER_BYTES`] for each pipeline stage that a block waits for, and as many for the consumers
+    /// of stages that a producer warp fills.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
         let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope == Scope::Fed);
         let n_barriers = self.n_places(of) * if is_fed { 2 } else { 1 };
@@ -202,7 +202,7 @@ impl Kernel {
         })
     }
 
-    /// Places of the rings that one thread copies boxes to; none where there is no such ring.
+    /// Pipeline stages that bulk copies fill; 0 where there are none.
     pub fn n_places(&self, of: &GpuProgram) -> u64 {
         let rings = self.shared.iter().map(|b| of.program.buffer(*b)).filter(|b| b.scope.is_for_boxes());
         rings.map(|b| b.shape[0] as u64).max().unwrap_or(0)

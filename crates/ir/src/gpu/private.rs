@@ -1,4 +1,4 @@
-//! What one thread has of a private buffer that is allocated for all threads of a block.
+//! Private buffers that are allocated once for all threads of a block, reduced to a thread's own elements.
 //!
 //! An accumulator that lives across a loop with barriers is allocated outside of the thread loops, with
 //! subscripts such as `[ty, tx, i, j]` or `[8*ty + i, tx + 16*j]`. Each thread touches its own elements,
@@ -196,8 +196,8 @@ fn slice(
     Ok(())
 }
 
-/// Where the thread's number stands: in one dimension, or its quotient and its remainder by some number in
-/// one each, last dimension first.
+/// Finds the digits of a thread's number among the subscripts: in a single dimension, or quotient and
+/// remainder by some number in a dimension each, last dimension first.
 fn digits(var: LoopId, rank: usize, uses: &[Use]) -> Option<Vec<(usize, Digit)>> {
     let find = |thread: &Atom| (0..rank).find_map(|d| Some((d, Digit::of(thread, d, uses)?)));
     if let Some(whole) = find(&Atom::Var(var)) {

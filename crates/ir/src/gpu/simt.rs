@@ -24,14 +24,14 @@ use std::collections::VecDeque;
 use std::fmt;
 use thiserror::Error;
 
-/// In which order blocks, and threads between barriers, run.
+/// Order in which blocks, and threads between barriers, run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The first first, each as far as it goes.
     Forward,
     /// The last first, each as far as it goes.
     Reverse,
-    /// In an order drawn anew for each statement that all threads reach alike.
+    /// An order drawn anew for each statement that all threads reach in lockstep.
     Shuffled(u64),
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for Thread {
     }
 }
 
-/// What two threads do to an element.
+/// Kinds of conflicting accesses of two threads to an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
     /// Both write it.
@@ -60,7 +60,7 @@ pub enum Conflict {
     ReadAfterWrite,
     /// The first reads it, the second writes it.
     WriteAfterRead,
-    /// The first has not waited for what it has on its way there, the second reads or writes it.
+    /// The first has not waited for its asynchronous copy to arrive, the second reads or writes the element.
     OnItsWay,
 }
 
@@ -75,11 +75,11 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// Why kernels have no meaning on these arguments: the fault of whoever made them, save for
+/// Reason why kernels have no meaning on these arguments: the fault of whoever made them, save for
 /// [`SimtFault::Arguments`].
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum SimtFault {
-    /// Two threads use an element at a time.
+    /// Unsynchronized accesses of two threads to an element.
     #[error("kernel {kernel}: {buffer}[{}] is raced for by {first} and {second}: {conflict}", list(subscripts))]
     Race {
         /// The kernel's name.
@@ -92,7 +92,7 @@ pub enum SimtFault {
         first: Thread,
         /// The other.
         second: Thread,
-        /// What they do to it.
+        /// Accesses that conflict.
         conflict: Conflict,
     },
     /// A barrier that not all threads of a block reach alike.
@@ -104,10 +104,10 @@ pub enum SimtFault {
         what: String,
         /// A thread.
         first: Thread,
-        /// One for which it is otherwise.
+        /// A thread that takes the other way.
         second: Thread,
     },
-    /// What ends any program.
+    /// Fault that a program on a CPU could have too.
     #[error("kernel {kernel}, {thread}: {fault}")]
     Fault {
         /// The kernel's name.
@@ -184,8 +184,8 @@ impl Random {
     }
 }
 
-/// What was last done to an element, by epochs: times between barriers, counted on over all blocks and
-/// kernels. Threads are numbered over all blocks of a kernel.
+/// Last accesses to an element, by epochs: intervals between barriers, numbered across all blocks and
+/// kernels. Threads are numbered across all blocks of a kernel.
 #[derive(Clone, Copy, Default)]
 struct Mark {
     written: u64,
@@ -200,14 +200,14 @@ struct Mark {
     on_its_way: bool,
 }
 
-/// Where a buffer is.
+/// Memory that holds a buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Nothing writes it.
+    /// Read only.
     Constant,
     Device,
     Shared,
-    /// Shared, and what is stored there takes until the thread has waited for it.
+    /// Shared memory filled by asynchronous copies: a value arrives once its thread has waited for it.
     Async,
     Private,
 }
@@ -276,7 +276,7 @@ impl Watched {
         (self.block * self.n_threads + self.thread) as u32
     }
 
-    /// Where the thread has a buffer of its own.
+    /// Index of the thread's own copy of a buffer.
     fn own(&self, buffer: u32) -> usize {
         self.thread * self.places.len() + buffer as usize
     }
@@ -387,9 +387,9 @@ impl Memory for Watched {
 
 /// A piece of a kernel's body.
 enum Piece {
-    /// What each thread runs by itself.
+    /// Code that each thread runs independently.
     Each(Block),
-    /// What all threads run alike, barriers inside.
+    /// Loop that all threads run in lockstep, with barriers inside.
     Loop {
         var: LoopId,
         extent: Linear,
@@ -531,7 +531,7 @@ struct Running<'a> {
     kernel: &'a Kernel,
     machine: Machine<'a, Watched>,
     of_threads: Vec<(usize, LoopId)>,
-    /// Where each thread is in its block.
+    /// Coordinates of each thread in its block.
     places: Vec<[i64; 3]>,
     grid: [i64; 3],
     order: Order,
@@ -622,7 +622,7 @@ impl Running<'_> {
         Ok(value)
     }
 
-    /// What a thread's turn ended with.
+    /// Translates the result of a thread's turn, or the race that it caused, into a fault.
     fn after(&mut self, done: Result<(), Stopped>) -> Result<(), SimtFault> {
         if let Some((buffer, at, other, conflict)) = self.machine.memory.race {
             let b = self.program.buffer(BufferId(buffer));

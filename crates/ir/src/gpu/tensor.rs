@@ -37,12 +37,12 @@ pub fn steps(dtype: DType) -> i64 {
 /// Threads of a warp along x and y.
 pub const WARP: [i64; 2] = [4, 8];
 
-/// What one thread computes of a product of tiles, the loop over the steps of the sum taken together.
+/// Fragment of a tile product that one thread holds, with the whole loop over the steps of the sum.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TileProduct {
     /// The loop over the steps.
     pub var: LoopId,
-    /// How many there are.
+    /// Steps of the sum, the loop's extent.
     pub steps: i64,
     /// The sums, row by row: two columns of two rows.
     pub sums: (BufferId, [Vec<Index>; 4]),
@@ -53,15 +53,15 @@ pub struct TileProduct {
 }
 
 impl TileProduct {
-    /// That of a loop whose body is loops over rows and columns, or what they are once they are repeated.
+    /// Recognises the product in a loop whose body is loops over rows and columns, unrolled or not.
     ///
     /// # Errors
-    /// In which way it is none.
+    /// The reason why the loop is no such product.
     pub fn of(program: &Program, l: &Loop, how: Tensor) -> Result<TileProduct, &'static str> {
         TileProduct::of_updates(program, l, &updates(program, l, 2, how)?, how)
     }
 
-    /// That of a loop of these updates.
+    /// Recognises the product in a loop with these updates.
     pub(super) fn of_updates(
         program: &Program,
         l: &Loop,
@@ -115,10 +115,10 @@ impl TileProduct {
     }
 }
 
-/// Whether a loop is a product that tensor cores compute so.
+/// Checks that a loop is a product for tensor cores of this kind.
 ///
 /// # Errors
-/// In which way it is none.
+/// The reason why the loop is no such product.
 pub fn check(program: &Program, l: &Loop, how: Tensor) -> Result<(), &'static str> {
     match how {
         Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves => TileProduct::of(program, l, how).map(drop),
@@ -136,14 +136,14 @@ pub(super) struct Update {
 }
 
 impl Update {
-    /// The same where the program has the factor of the column first.
+    /// Exchanges the two factors, for programs that write the column's first.
     fn swapped(self) -> Update {
         let Update { buffers: (sum, first, second), sum: index, row, column } = self;
         Update { buffers: (sum, second, first), sum: index, row: column, column: row }
     }
 }
 
-/// What tensor cores multiply so.
+/// Element types of the factors of a kind of tensor core product.
 fn factors(how: Tensor) -> &'static [DType] {
     match how {
         Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 => &[DType::F32],
@@ -225,7 +225,8 @@ pub fn warp(threads: &[Option<(LoopId, i64)>; 3]) -> Option<[LoopId; 2]> {
     }
 }
 
-/// Those of a block; `together`: whether all threads of a warp come to it, and all of a group of warps.
+/// Checks the products of a block; `together`: whether all threads of a warp, and all of a warpgroup, reach
+/// it.
 fn in_block(
     program: &Program,
     kernel: &Kernel,

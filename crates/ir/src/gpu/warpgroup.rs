@@ -1,9 +1,8 @@
-//! Products of tiles that four warps compute together, of factors that tensor cores read from shared memory
-//! by themselves.
+//! Matrix products of a warpgroup, four warps whose tensor cores read factors from shared memory (`wgmma`).
 //!
-//! Four warps multiply a tile of 64 rows by one of up to 256 columns. Each has 16 of the rows, and its
-//! threads have of these, and of each 8 columns, what they have of a [`TileProduct`]. So a schedule divides
-//! rows and columns, and marks the loop over the steps:
+//! A warpgroup multiplies a tile of 64 rows by one of up to 256 columns. Each warp has 16 of the rows, and of
+//! these, and each 8 columns, a thread holds the fragment of a [`TileProduct`]. So a schedule divides rows
+//! and columns, and marks the loop over the steps:
 //!
 //! ```text
 //! thread.z w in 4 {
@@ -23,16 +22,16 @@
 //! }
 //! ```
 //!
-//! Each factor is a [`Matrix`] in shared memory, in rows of 128 bytes, which lie along the sum; those of
-//! halves may lie across it. Of the factors of `wgmmax3` shared memory has the first 11 bits, and behind all
-//! of them what is left of each number; who writes a number writes both.
+//! Each factor is a [`Matrix`] in shared memory, in rows of 128 bytes along the sum (K-major); f16 and bf16
+//! may also be MN-major. Of the factors of `wgmmax3`, shared memory holds the first 11 bits of each number,
+//! and behind all of them the remainders; a store to such a buffer writes both.
 
 use super::Kernel;
 use super::tensor::{self, TileProduct, WARP};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Scope, Stmt, Tensor};
 
-/// Warps that compute a product together: threads next to each other along z.
+/// Warps of a warpgroup, adjacent along z.
 pub const WARPS: i64 = 4;
 /// Rows of a tile.
 pub const ROWS: i64 = 64;
@@ -42,29 +41,29 @@ pub const MOST_COLUMNS: i64 = 256;
 pub const COLUMNS: i64 = 8;
 /// Bytes of a row of a matrix.
 pub const ROW_BYTES: i64 = 128;
-/// Bytes of eight rows, which a matrix begins at a multiple of. The tensor cores take the 16 bytes `n` of row
-/// `r` of these for the 16 bytes `n ^ r`, and so do all who write them: then rows lie in different banks.
+/// Bytes of eight rows, the alignment of a matrix. The 16 bytes `n` of row `r` are stored at `n ^ r` (the
+/// 128-byte swizzle), by all who write them, so that rows lie in different banks.
 pub const SWIZZLED_BYTES: i64 = 8 * ROW_BYTES;
 
-/// What one thread computes of such a product: the same rows with each eight columns.
+/// Fragment of a warpgroup's product that one thread holds: two rows, in each eight columns of the tile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupProduct {
-    /// Its parts, each of two columns.
+    /// Fragments of each eight columns.
     pub tiles: Vec<TileProduct>,
 }
 
 /// How a factor lies in shared memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matrix {
-    /// Its buffer.
+    /// Buffer in shared memory.
     pub buffer: BufferId,
     /// The position of its first element, which is the same for all threads of the four warps.
     pub first: Index,
     /// Elements from eight of its rows of 128 bytes to the next eight: of rows or columns of the tile, or of
     /// steps where these rows lie across the sum.
     pub stride: i64,
-    /// Where they lie across the sum, elements from what a step has in a row of 128 bytes to what it has in
-    /// the next.
+    /// Of an MN-major factor, elements from a step's row of 128 bytes to the step's next row; `None` of a
+    /// K-major one.
     pub across: Option<i64>,
 }
 
@@ -76,7 +75,7 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Those of a kernel, where its threads are in such groups.
+    /// Finds the warpgroups of a kernel; `None` where its threads do not form any.
     pub fn of(threads: &[Option<(LoopId, i64)>; 3]) -> Option<Groups> {
         let [x, y] = tensor::warp(threads)?;
         let (z, n_warps) = threads[2].filter(|(_, n)| n % WARPS == 0)?;
@@ -85,11 +84,10 @@ impl Groups {
 }
 
 impl GroupProduct {
-    /// That of a loop whose body is loops over parts, rows and columns, or what they are once they are
-    /// repeated.
+    /// Recognises the product in a loop whose body is loops over parts, rows and columns, unrolled or not.
     ///
     /// # Errors
-    /// In which way it is none.
+    /// The reason why the loop is no such product.
     pub fn of(program: &Program, l: &Loop, how: Tensor) -> Result<GroupProduct, &'static str> {
         let updates = tensor::updates(program, l, MOST_COLUMNS / COLUMNS, how)?;
         if updates.is_empty() || updates.len() as i64 > 4 * MOST_COLUMNS / COLUMNS {
@@ -252,13 +250,13 @@ pub fn matrices(program: &Program, kernel: &Kernel) -> Vec<BufferId> {
     factors(program, kernel, &Tensor::is_of_groups)
 }
 
-/// Those of which shared memory has two parts of each number: the first ones, and behind all of them the
-/// others.
+/// Shared buffers of 3xTF32 products, which hold each number as two parts: all high parts, then all low
+/// parts.
 pub fn in_parts(program: &Program, kernel: &Kernel) -> Vec<BufferId> {
     factors(program, kernel, &|how| how == Tensor::Wgmmax3)
 }
 
-/// What tensor cores read from shared memory by themselves in products of such kinds.
+/// Shared buffers that tensor cores read directly in products of the kinds that `is` accepts.
 fn factors(program: &Program, kernel: &Kernel, is: &dyn Fn(Tensor) -> bool) -> Vec<BufferId> {
     let mut found = Vec::new();
     for stmt in &kernel.body {

@@ -1,4 +1,4 @@
-//! From a scheduled program to one that code generation takes as it is: one straight list of passes.
+//! Lowering of a scheduled program to the form that code generation takes: a straight list of passes.
 
 mod partition_loops;
 mod promote_registers;
@@ -77,7 +77,8 @@ pub fn lower(program: &Program) -> Program {
     PASSES.into_iter().fold(program.clone(), |program, (_, pass)| run_pass(program, pass))
 }
 
-/// As [`lower`]; verifies what each pass leaves, which takes several times as long. For tests.
+/// Lowers as [`lower`] does, and verifies the program after each pass, which takes several times as long. For
+/// tests.
 ///
 /// # Panics
 /// Where a pass leaves an invalid program: a bug in the pass it names.

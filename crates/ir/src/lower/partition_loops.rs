@@ -98,7 +98,8 @@ fn in_pieces(block: Vec<Stmt>, var: LoopId, ranges: &mut Ranges, versions: u32) 
         .collect()
 }
 
-/// Where to cut a loop of `n` iterations: after the first ones and before the last ones, in order.
+/// Chooses the iterations at which to cut a loop of `n`: behind the first and ahead of the last special ones,
+/// in order.
 fn cuts(l: &Loop, n: i64, ranges: &mut Ranges) -> Vec<i64> {
     if n < 2 {
         return Vec::new();
@@ -119,7 +120,7 @@ struct Search<'r> {
     n: i64,
     /// The loops around the place searched.
     ranges: &'r mut Ranges,
-    /// Those of them inside the one to cut, and whether each is unrolled or vectorized.
+    /// Outer loops that are inside the one to cut, and whether each is unrolled or vectorized.
     inside: Vec<(LoopId, bool)>,
     /// Iterations before this one do not decide some condition.
     front: i64,

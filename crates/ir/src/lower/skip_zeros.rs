@@ -1,4 +1,4 @@
-//! Skips what a reduction would add where it is known to add nothing.
+//! Skips terms of a reduction that are known to add nothing.
 //!
 //! A padded convolution reads `select(inside, X[…], 0) * W[…]`. Where a sum or the like is under way, so that
 //! `first` never holds, the update becomes `if inside { … X[…] * W[…] }`. Each part of the condition is

@@ -136,7 +136,7 @@ fn undecided_min(block: &[Stmt], var: LoopId, ranges: &Ranges) -> Option<Undecid
 struct Search {
     /// The loop at hand.
     var: LoopId,
-    /// It and the loops outside it.
+    /// The loop itself and the loops around it.
     known: Vec<LoopId>,
     /// Unrolled and vectorized loops between it and the place searched: what they decide needs no version.
     repeated: Vec<LoopId>,

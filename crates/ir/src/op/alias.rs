@@ -1,6 +1,6 @@
 //! Short names of workloads.
 
-/// Short names with what they stand for. What stands before a `.` names the set of all that share it.
+/// Aliases of workloads with their texts. The part before a `.` names the set that several share.
 pub const ALIASES: &[(&str, &str)] = &[
     ("matmul-256", "matmul:m=256,n=256,k=256"),
     ("matmul-512", "matmul:m=512,n=512,k=512"),

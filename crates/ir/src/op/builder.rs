@@ -10,11 +10,11 @@ use crate::schedule::nest;
 /// Named axes with their extents.
 pub type Axes<'a> = &'a [(&'a str, i64)];
 
-/// One stage: a tensor, its axes, and what it reduces over.
+/// Specification of a stage: its tensor, axes and reductions.
 pub struct StageSpec<'a> {
     /// Name of the tensor.
     pub name: &'a str,
-    /// Its axes, outermost first; loops are named after them.
+    /// Axes of the tensor, outermost first; loops are named after them.
     pub axes: Axes<'a>,
     /// For a reduction, how and over which axes.
     pub reduce: Option<(ReduceOp, Axes<'a>)>,
@@ -30,8 +30,8 @@ pub struct ProgramBuilder {
 }
 
 impl ProgramBuilder {
-    /// A program without stages, whose tensors have elements of one type. Inputs of these names, whatever
-    /// their case, stay the same from run to run.
+    /// Makes a program without stages, with tensors of one element type. Inputs of these names, in any case,
+    /// are constant from run to run.
     pub fn new(name: impl Into<String>, dtype: DType, constants: Vec<String>) -> ProgramBuilder {
         let program = Program { name: name.into(), ..Program::default() };
         ProgramBuilder { program, dtype, constants }
@@ -143,7 +143,7 @@ impl Operands<'_> {
         }
     }
 
-    /// What the operations make of a value, at an element whose subscript `channel` numbers the channels.
+    /// Applies the operations to `value`, at an element whose subscript `channel` numbers the channels.
     pub(super) fn apply(&self, value: Expr, at: &[Index], channel: usize) -> Expr {
         self.operations.iter().zip(&self.of).fold(value, |x, (e, operand)| {
             let at = if e.operand() == Some(Operand::Channel) { &at[channel..=channel] } else { at };

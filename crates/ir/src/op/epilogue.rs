@@ -1,4 +1,5 @@
-//! What is done to each element of a result before it is stored, or of an input before it is used.
+//! Elementwise operations on each result before it is stored (epilogue), or on each input before it is used
+//! (prologue).
 
 use crate::expr::{BinaryOp, Expr, UnaryOp};
 use crate::interp::{apply_binary, apply_unary};
@@ -42,23 +43,23 @@ pub enum Function {
 /// A further input that a function reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
-    /// One element for each channel or column of the result.
+    /// One-dimensional input with an element for each channel or column of the result.
     Channel,
-    /// Of the result's shape.
+    /// Input of the result's shape.
     Element,
 }
 
-/// Everything about a function.
+/// Description of a function: a row of the table of functions.
 pub struct FunctionSpec {
-    /// Which one.
+    /// Function that the row describes.
     pub function: Function,
-    /// Its name in a workload's text.
+    /// Name in a workload's text.
     pub name: &'static str,
-    /// One line on what it computes, of `x` and the numbers.
+    /// Formula in a line of text, in terms of `x` and the numbers.
     pub text: &'static str,
-    /// Its numbers, with what they are where none are given.
+    /// Numbers that the function takes, with their defaults.
     pub numbers: &'static [(&'static str, f64)],
-    /// Which numbers it accepts.
+    /// Whether the function accepts these numbers.
     accepts: fn([f64; 2]) -> bool,
     /// The further input, with its name.
     pub operand: Option<(Operand, &'static str)>,
@@ -216,7 +217,7 @@ fn sigmoid(x: Expr) -> Expr {
     Expr::binary(BinaryOp::Div, Expr::Const(1.0), add(Expr::Const(1.0), power))
 }
 
-/// One operation of an epilogue: a function with its numbers.
+/// Operation of an epilogue: a function with its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Epilogue {
     function: Function,
@@ -246,7 +247,7 @@ impl Epilogue {
         (spec.accepts)(numbers).then_some(Epilogue { function, numbers })
     }
 
-    /// Which function it is.
+    /// Function of the operation.
     pub fn function(&self) -> Function {
         self.function
     }
@@ -256,8 +257,8 @@ impl Epilogue {
         &self.numbers[..self.spec().numbers.len()]
     }
 
-    /// The same with a half in the place of numbers that scale, or are added, as any other does. One and zero
-    /// stay: there is nothing to do for them.
+    /// Replaces numbers that scale, or are added, by a half, to stand for all others. Zero and one stay: they
+    /// cost no operation.
     pub(super) fn alike(&self) -> Epilogue {
         match self.function {
             Function::Linear | Function::LeakyRelu => {

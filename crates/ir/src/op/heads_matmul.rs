@@ -1,5 +1,5 @@
-//! Many matrix multiplications of one shape, whose factors and results may lie side by side as the heads of
-//! attention do.
+//! Strided batched matmul: products of one shape whose factors and results may lie side by side, as the heads
+//! of attention do.
 
 use super::{Contraction, Factor, Heads, Operator, Size, Structure, Workload};
 

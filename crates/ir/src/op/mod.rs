@@ -27,11 +27,11 @@ pub use workload::{Layout, Workload, WorkloadError};
 /// A named size of an operator.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Its key in a workload's text.
+    /// Key in a workload's text.
     pub name: &'static str,
-    /// What it is.
+    /// Description in a few words.
     pub text: &'static str,
-    /// Its value where it is not given; `None` where it must be.
+    /// Default value; `None` where the size must be given.
     pub default: Option<i64>,
     /// Smallest value accepted.
     pub least: i64,
@@ -68,7 +68,7 @@ impl Size {
         (self.least..=self.most).contains(&n).then_some(n)
     }
 
-    /// What is accepted.
+    /// Describes the accepted values, for messages.
     fn expected(&self) -> String {
         format!("an integer from {} to {}", self.least, self.most)
     }
@@ -78,13 +78,13 @@ impl Size {
     }
 }
 
-/// Everything about an operator.
+/// Description of an operator: a row of the table of operators.
 pub struct Operator {
-    /// Its name in a workload's text.
+    /// Name in a workload's text.
     pub name: &'static str,
-    /// One line on what it computes.
+    /// Description of the computation in a line of text.
     pub text: &'static str,
-    /// Its sizes, in canonical order.
+    /// Sizes, in canonical order.
     pub sizes: &'static [Size],
     /// Inputs that may be constant (`const=…`), by their lower-case names.
     pub constants: &'static [&'static str],
@@ -92,12 +92,12 @@ pub struct Operator {
     pub has_layout: bool,
     /// Whether its first input may be changed element by element before it is used (`prologue=…`).
     pub has_prologue: bool,
-    /// Whether there is an algorithm for it that rounds more than the operator as written.
+    /// Whether some algorithm for a workload rounds more than the operator as written.
     pub has_inexact: fn(&Workload) -> bool,
     /// Whether sizes that are each within their range fit together.
     pub check: fn(&Workload) -> Result<(), WorkloadError>,
-    /// What it computes ahead of its epilogue: its program, and what schedules and libraries need to know,
-    /// follow.
+    /// Structure of the computation ahead of its epilogue; its program, and the facts that schedules and
+    /// libraries need, follow from it.
     pub structure: fn(&Workload) -> Structure,
 }
 

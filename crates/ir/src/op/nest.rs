@@ -30,25 +30,25 @@ pub const NEST: Operator = Operator {
 /// The name of the program of every nest, which says nothing.
 const NAME: &str = "nest";
 
-/// Why a program is no nest. The fault of whoever made it.
+/// Reason why a program cannot be a workload. The fault of whoever made it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NestError {
-    /// The text is none of a program.
+    /// Text that is not a program.
     #[error("{0}")]
     Text(#[from] ParseError),
     /// The program breaks a rule of all programs.
     #[error("{0}")]
     Invalid(#[from] VerifyError),
-    /// It may read or write outside a buffer.
+    /// Subscripts that may lie outside a buffer.
     #[error("{0}")]
     Unproven(Unproven),
-    /// There is not one output.
+    /// A number of outputs other than one.
     #[error("it has {0} outputs instead of one")]
     Outputs(usize),
     /// A buffer that lives between the parts, or in registers.
     #[error("buffer {0} is neither input, output nor temporary in global memory")]
     Buffer(String),
-    /// It has a part besides the body.
+    /// Parts besides the body.
     #[error("it has more than one part")]
     Parts,
     /// A statement that is no stage.
@@ -92,12 +92,12 @@ impl Nest {
         Nest::new(parse(&format!("program \"{NAME}\" {text}"))?)
     }
 
-    /// Its program, untransformed.
+    /// The untransformed program.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// Its text: the program's on one line, without its name.
+    /// The program's text on one line, without its name.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -255,7 +255,7 @@ impl Stage {
         self.loops.iter().map(|l| l.0).filter(|v| !index.iter().any(|i| i.uses(*v))).collect()
     }
 
-    /// Where a reduction starts: at the first iteration of each of its loops.
+    /// Condition under which a reduction starts: the first iteration of each of its loops.
     fn start(&self) -> Cond {
         self.reduction().into_iter().fold(Cond::True, |c, v| c.and(Cond::Eq(v.into(), 0.into())))
     }

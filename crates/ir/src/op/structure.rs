@@ -5,7 +5,7 @@ use super::{Nest, Workload};
 use crate::program::Program;
 use std::sync::Arc;
 
-/// What an operator computes ahead of its epilogue: sizes, and the names of buffers and loops in its program.
+/// Structure of an operator ahead of its epilogue: sizes, and the names of buffers and loops in its program.
 ///
 /// Whoever schedules an operator or hands it to a library reads this, and never the operator's name.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,8 +45,8 @@ impl Structure {
         }
     }
 
-    /// Which share of these operations have two factors: the others meet padding, which a kernel may know to
-    /// be zero. Of a nest none is known that no kernel can do without.
+    /// Share of these operations that meet an element of the input: the others multiply padding, which a
+    /// kernel may skip. For a loop nest it is 0: none of its operations is known to be necessary.
     pub fn share_inside(&self) -> f64 {
         match self {
             Structure::Contraction(_) => 1.0,
@@ -104,9 +104,9 @@ pub struct Contraction {
 /// A factor of a product of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Factor {
-    /// Its buffer.
+    /// Name of the factor's buffer.
     pub name: &'static str,
-    /// Whether what is summed over is stored ahead of the rows or columns of the product.
+    /// Whether the summed dimension is stored ahead of the rows or columns of the product.
     pub k_first: bool,
     /// How those of a batch lie.
     pub heads: Heads,
@@ -117,15 +117,15 @@ pub struct Factor {
 pub struct Heads {
     /// Side by side: the batch is the second dimension rather than the first.
     pub beside: bool,
-    /// Others ahead of those that are used.
+    /// Number of unused heads ahead.
     pub before: i64,
-    /// Others behind them.
+    /// Number of unused heads behind.
     pub after: i64,
 }
 
 impl Factor {
-    /// What goes with the products, where there is a batch, and with rows or columns and the sum, in the
-    /// order of its dimensions.
+    /// Orders `products` (where there is a batch), the rows or columns and the sum as the factor's
+    /// dimensions.
     pub(super) fn in_order<T>(&self, products: Option<T>, [outer, k]: [T; 2]) -> Vec<T> {
         let [first, second] = if self.k_first { [k, outer] } else { [outer, k] };
         match products {
@@ -135,7 +135,7 @@ impl Factor {
         }
     }
 
-    /// One with a dimension for the batch ahead, and nothing else in its buffer.
+    /// A factor whose batch dimension, if any, comes first, alone in its buffer.
     pub(super) fn plain(name: &'static str, k_first: bool) -> Factor {
         Factor { name, k_first, heads: Heads::default() }
     }
@@ -155,8 +155,7 @@ impl Contraction {
         !self.output_beside && [self.a, self.b].iter().all(|factor| factor.heads == Heads::default())
     }
 
-    /// What goes with the products, where there is a batch, and with rows and columns, in the order of the
-    /// dimensions of C.
+    /// Orders `products` (where there is a batch), rows and columns as the dimensions of C.
     pub(super) fn in_order<T>(&self, products: Option<T>, [rows, columns]: [T; 2]) -> Vec<T> {
         match products {
             Some(products) if self.output_beside => vec![rows, products, columns],
@@ -194,7 +193,7 @@ pub struct Window {
     /// Whether channels of Y that belong to different groups take turns: channel `j` of group `g` is
     /// `j · groups + g`, and not `g · k / groups + j`.
     pub interleaved: bool,
-    /// Whether each channel of Y sees one channel of X, over which there is no loop.
+    /// Whether each channel of Y sees one channel of X, without a loop over input channels (depthwise).
     pub depthwise: bool,
     /// Scatter instead of gather.
     pub transposed: bool,
@@ -202,7 +201,7 @@ pub struct Window {
     pub axes: [Axis; 2],
 }
 
-/// One spatial axis of a [`Window`].
+/// Spatial axis of a [`Window`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Axis {
     /// Elements of the input.
@@ -213,9 +212,10 @@ pub struct Axis {
     pub stride: i64,
     /// Distance of the filter's taps.
     pub dilation: i64,
-    /// Zeros ahead of the input, or what is cut off the output there where the window is transposed.
+    /// Padding ahead of the input, in elements, or the part cropped off the output where the window is
+    /// transposed.
     pub before: i64,
-    /// The same at the end; negative where a transposed window extends the output.
+    /// Padding at the end, in elements; negative where a transposed window extends the output.
     pub after: i64,
     /// Elements of the output.
     pub output: i64,
@@ -259,8 +259,8 @@ impl Window {
         }
     }
 
-    /// Which dimension of the weights numbers channels of the output, and which those that are summed over,
-    /// where there is a loop over them.
+    /// Dimensions of the weights: the one over channels of the output and the one over channels that are
+    /// summed, where there is a loop over them.
     pub fn weight_axes(&self) -> [usize; 2] {
         if self.transposed { [1, 0] } else { [0, 1] }
     }

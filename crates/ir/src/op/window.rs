@@ -18,7 +18,7 @@ struct Direction {
     before: &'static str,
     after: &'static str,
     out_pad: &'static str,
-    /// What its elements are called.
+    /// Name of the elements, for messages.
     unit: &'static str,
 }
 
@@ -110,7 +110,7 @@ struct Gather {
     input: i64,
     /// Elements of the padded input.
     padded: i64,
-    /// Where the input begins in the padded one; negative where it is cut off.
+    /// Offset of the input in the padded one, in elements; negative where the input is cropped.
     before: i64,
     /// Elements of the padded input from one of the input to the next.
     spread: i64,
@@ -187,7 +187,7 @@ fn n_within(n: i64, step: i64, offset: i64, end: i64) -> i64 {
 }
 
 impl Window {
-    /// Which share of the products that are counted meet an element of the input.
+    /// Share of the counted products that meet an element of the input.
     pub(super) fn share_inside(&self) -> f64 {
         self.axes.iter().map(|axis| Gather::of(axis, self.transposed).share_inside(self.transposed)).product()
     }
@@ -276,7 +276,7 @@ impl Window {
         program
     }
 
-    /// The layout of images in which so many channels, a block of them, lie next to each other.
+    /// Layout of images in blocks of `channels` adjacent channels (NCHWc).
     pub fn channels_last(channels: i64) -> [LayoutAxis; 5] {
         use LayoutAxis::{Inner, Outer, Whole};
         [Whole(0), Outer(1, channels), Whole(2), Whole(3), Inner(1, channels)]

@@ -14,18 +14,18 @@ const MOST_BYTES: u64 = 1 << 46;
 /// How activations come and go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// As the operator says: batch, channels, rows, columns.
+    /// The operator's own layout: batch, channels, rows, columns.
     #[default]
     Nchw,
-    /// As the template chooses, as between the layers of a network: bringing them there and
-    /// back is not timed.
+    /// Layout of the template's choice, as between the layers of a network: converting to it and back is not
+    /// timed.
     Blocked,
-    /// With blocks of channels next to each other, as the layers of a network have agreed on: the caller
-    /// passes them so, as tensors of five dimensions.
+    /// Blocks of adjacent channels (NCHWc), as the layers of a network have agreed on: the caller passes
+    /// activations so, as tensors of five dimensions.
     Channels {
         /// Channels in a block of the input; 1 where that is as the operator says.
         input: i64,
-        /// The same of the result and of what is as large.
+        /// Block of channels of the result, and of inputs of its shape.
         output: i64,
     },
 }
@@ -37,7 +37,7 @@ impl Layout {
     /// Channels in a block, with the name of that in a workload's text.
     pub const BLOCKS: [(i64, &'static str); 5] = [(1, "nchw"), (4, "c4"), (8, "c8"), (16, "c16"), (32, "c32")];
 
-    /// The layout with so many channels of the input and of the result in a block.
+    /// Layout with blocks of `input` channels of the input and `output` of the result.
     pub fn of_channels([input, output]: [i64; 2]) -> Layout {
         if (input, output) == (1, 1) { Layout::Nchw } else { Layout::Channels { input, output } }
     }
@@ -63,12 +63,12 @@ pub struct Workload {
     layout: Layout,
     prologue: Vec<Epilogue>,
     epilogue: Vec<Epilogue>,
-    /// Whether algorithms that round more than the operator as written, such as Winograd's, are kept out.
-    /// Where there are none, it says nothing, and is left out of the text.
+    /// Whether algorithms that round more than the operator as written, such as Winograd's, are excluded.
+    /// Without effect, and left out of the text, where there are none.
     pub exact: bool,
-    /// Whether factors of products may be rounded to 11 bits, as tensor cores multiply them fastest. Where
-    /// there is no such algorithm, or algorithms are to be exact, it says nothing, and is left out of the
-    /// text.
+    /// Whether factors of products may be rounded to 11 bits (TF32), which tensor cores multiply fastest.
+    /// Without effect, and left out of the text, where there is no such algorithm or only exact ones are
+    /// allowed.
     pub tf32: bool,
     /// The program of a workload that is one of its own.
     pub(super) nest: Option<Arc<Nest>>,
@@ -93,13 +93,13 @@ impl fmt::Debug for Workload {
     }
 }
 
-/// Why a text does not name a workload. The fault is the caller's.
+/// Reason why a text does not name a workload. The fault is the caller's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkloadError {
     /// Neither an operator nor an alias.
     #[error("unknown workload `{given}`; operators: {operators}; aliases: {aliases}; sets of aliases: {sets}")]
     Unknown {
-        /// What was given.
+        /// Text that was given.
         given: String,
         /// The operators there are.
         operators: String,
@@ -118,7 +118,7 @@ pub enum WorkloadError {
         /// The attributes there are.
         known: String,
     },
-    /// The same attribute twice.
+    /// An attribute that is given twice.
     #[error("attribute `{0}` is given twice")]
     Repeated(String),
     /// A required size is missing.
@@ -128,7 +128,7 @@ pub enum WorkloadError {
         operator: &'static str,
         /// The size.
         key: &'static str,
-        /// What it is.
+        /// Description of the size.
         text: &'static str,
     },
     /// A value that is not accepted.
@@ -138,7 +138,7 @@ pub enum WorkloadError {
         key: String,
         /// The value given.
         value: String,
-        /// What is accepted.
+        /// Description of the accepted values.
         expected: String,
     },
     /// Channels that cannot be shared out evenly.
@@ -146,11 +146,11 @@ pub enum WorkloadError {
     Indivisible {
         /// The size that must divide.
         divisor_key: &'static str,
-        /// Its value.
+        /// Value of the divisor.
         divisor: i64,
         /// The size to be divided.
         key: &'static str,
-        /// Its value.
+        /// Value that it should divide.
         value: i64,
     },
     /// A filter that does not fit into the padded input anywhere.
@@ -180,7 +180,7 @@ pub enum WorkloadError {
     OutputPadding {
         /// The size.
         key: &'static str,
-        /// Its value.
+        /// Value that was given.
         value: i64,
         /// The larger of stride and dilation.
         most: i64,
@@ -271,7 +271,7 @@ impl Given {
         Ok(given)
     }
 
-    /// What is given here, else what is given there.
+    /// Fills what is not given here from `other`.
     fn or(self, other: Given) -> Given {
         Given {
             sizes: self.sizes.into_iter().zip(other.sizes).map(|(a, b)| a.or(b)).collect(),
@@ -461,7 +461,7 @@ impl Workload {
         self.constants.iter().any(|c| c.eq_ignore_ascii_case(input))
     }
 
-    /// The same with these inputs constant, by their names in lower case, and no others.
+    /// Replaces the constant inputs by these, by their names in lower case.
     ///
     /// # Errors
     /// [`WorkloadError::Value`] for what is no input that may be constant.
@@ -490,7 +490,7 @@ impl Workload {
         self.operator.constants.iter().map(|name| (*name).to_owned()).chain(operands).collect()
     }
 
-    /// The same with activations that come and go so.
+    /// Replaces the layout of the activations.
     ///
     /// # Errors
     /// [`WorkloadError::UnknownAttribute`] where the operator has no choice of layouts,
@@ -515,7 +515,7 @@ impl Workload {
         Ok(Workload { layout, ..self })
     }
 
-    /// The same with another epilogue; inputs of the old one that were constant are forgotten.
+    /// Replaces the epilogue; constant inputs of the old one are forgotten.
     ///
     /// # Errors
     /// [`WorkloadError`] where it has too many operations, or its tensors do not fit into memory.
@@ -531,7 +531,7 @@ impl Workload {
         Workload { epilogue, ..self }.without_unknown_constants().checked()
     }
 
-    /// The same with another prologue; inputs of the old one that were constant are forgotten.
+    /// Replaces the prologue; constant inputs of the old one are forgotten.
     ///
     /// # Errors
     /// [`WorkloadError`] where the operator has none, it has too many operations or one that reads an input
@@ -548,7 +548,7 @@ impl Workload {
         Workload { prologue, ..self }.without_unknown_constants().checked()
     }
 
-    /// The same without constants that are no inputs of it.
+    /// Drops constants that are not inputs of the workload.
     fn without_unknown_constants(mut self) -> Workload {
         if self.nest.is_none() {
             let known = self.possible_constants();
@@ -557,8 +557,8 @@ impl Workload {
         self
     }
 
-    /// The workload that stands for all that compute the same with other numbers in their prologue and
-    /// epilogue, such as factors that a model has learned: what is fastest for one is so for all of them.
+    /// Representative of all workloads that compute the same with other numbers in prologue and epilogue,
+    /// such as learned factors: the fastest schedule of one is the fastest of all.
     pub fn representative(&self) -> Workload {
         let [prologue, epilogue] =
             [&self.prologue, &self.epilogue].map(|list| list.iter().map(Epilogue::alike).collect());
@@ -570,8 +570,8 @@ impl Workload {
         self.layout
     }
 
-    /// What is done to each element of the first input before it is used, in order: to those inside of an
-    /// image, not to the zeros around it.
+    /// Operations on each element of the first input before it is used, in order: on elements of an image,
+    /// not on the zeros around it.
     pub fn prologue(&self) -> &[Epilogue] {
         &self.prologue
     }
@@ -582,7 +582,7 @@ impl Workload {
         self.epilogue.is_empty() && !self.dtype.is_half()
     }
 
-    /// What is done to each element of the result, in order.
+    /// Operations on each element of the result, in order.
     pub fn epilogue(&self) -> &[Epilogue] {
         &self.epilogue
     }
@@ -609,8 +609,8 @@ impl Workload {
         self.tf32 && !self.exact && self.dtype == DType::F32 && self.fills_tiles()
     }
 
-    /// Whether it is a product, or a convolution as one, for tensor cores, whose sums are rounded more than
-    /// those of single precision.
+    /// Whether tensor cores can compute the workload, a product or a convolution as one, with sums rounded
+    /// more than in f32.
     pub fn fills_tiles(&self) -> bool {
         const LEAST: i64 = 16;
         let sizes = match self.structure() {
@@ -625,8 +625,8 @@ impl Workload {
         self.dtype != DType::F64 && sizes.iter().all(|n| *n >= LEAST)
     }
 
-    /// Whether it is a convolution for Winograd's algorithm, which rounds more than the operator as written:
-    /// one with dense filters of 3 × 3, and not of halves, which have no bits to lose.
+    /// Whether Winograd's algorithm applies, which rounds more than the operator as written: to convolutions
+    /// with dense filters of 3 × 3, but not in f16 or bf16, which have no bits to lose.
     pub fn has_winograd(&self) -> bool {
         let Structure::Window(w) = self.structure() else { return false };
         let has_taps_in_a_row = |axis: &Axis| (axis.filter, axis.stride, axis.dilation) == (3, 1, 1);
@@ -634,7 +634,7 @@ impl Workload {
         is_dense && !self.dtype.is_half() && w.axes.iter().all(has_taps_in_a_row)
     }
 
-    /// The same with another value of a size; `None` where that is no workload.
+    /// Replaces a size; `None` where the result is not a valid workload.
     ///
     /// # Panics
     /// Where the operator has no size of this name.
@@ -645,12 +645,12 @@ impl Workload {
         (self.operator.check)(&other).is_ok().then_some(other)
     }
 
-    /// What it computes between its prologue and its epilogue, in terms that schedules and libraries read.
+    /// Structure of the computation between prologue and epilogue, as schedules and libraries read it.
     pub fn structure(&self) -> Structure {
         (self.operator.structure)(self)
     }
 
-    /// What people read in place of the text: the text, or where that is a program a few words on it.
+    /// Label for people: the text or, for a program, a few words on it.
     pub fn label(&self) -> String {
         self.nest.as_ref().map_or_else(|| self.to_string(), |nest| nest.label())
     }
@@ -671,7 +671,7 @@ impl Workload {
         self.structure().flops()
     }
 
-    /// Those of them that remain where products with padding are left out.
+    /// Floating-point operations that remain where products with padding are left out.
     pub fn flops_inside(&self) -> f64 {
         let structure = self.structure();
         structure.flops() * structure.share_inside()

@@ -50,8 +50,8 @@ pub fn evaluate(program: &Program, inputs: &[Vec<f64>], n_threads: usize) -> Res
     Ok(outputs)
 }
 
-/// The same of elements as they are [held](DType::held), with somebody told, now and then and by any thread,
-/// how far it is, who may have it end.
+/// Evaluates a program on elements as they are [held](DType::held). `watch` is told the progress now and
+/// then, by any thread, and may end the evaluation.
 ///
 /// # Errors
 /// As [`evaluate`], and [`Fault::GivenUp`].
@@ -129,7 +129,7 @@ fn limit(program: &Program, stmt: &Stmt, memory: &mut [Vec<f64>]) {
     }
 }
 
-/// What [`evaluate`] has to do for a program, in multiply-adds of a product of matrices.
+/// Cost of [`evaluate`] for a program, in multiply-adds of a matrix product.
 pub fn work(program: &Program) -> f64 {
     let mut densities = vec![1.0; program.buffers.len()];
     let mut sum = 0.0;

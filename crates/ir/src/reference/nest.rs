@@ -1,4 +1,4 @@
-//! One nest, evaluated row by row, or by blocks where it is a product of matrices.
+//! Evaluation of a loop nest row by row, or by blocks where it is a matrix product.
 
 mod product;
 
@@ -20,8 +20,8 @@ const ROWS: usize = 64;
 /// Iterations of the innermost reduction for which the shared factor is walked row by row: 128 KiB of it.
 const DEPTH: usize = 64;
 
-/// What an iteration of a nest takes that is evaluated row by row, in terms of one of a product of matrices:
-/// where it adds a product, and otherwise.
+/// Cost of an iteration of a nest that is evaluated row by row, in iterations of a matrix product: where it
+/// adds a product, and otherwise.
 const WORK_OF_PRODUCT: u64 = 6;
 const WORK_OF_OTHERS: u64 = 24;
 
@@ -50,7 +50,7 @@ pub(super) struct Nest<'a> {
 }
 
 struct Axis {
-    /// Its variable in the nest's indices.
+    /// Loop variable in the nest's indices.
     var: Option<LoopId>,
     extent: usize,
     /// The program's loop variable that it counts, and by how much.
@@ -76,7 +76,7 @@ impl Flat {
         self.constant + self.part(values)
     }
 
-    /// What these axes alone add.
+    /// Sum of the terms of these axes alone.
     fn part(&self, values: &[i64]) -> i64 {
         self.coefficients.iter().zip(values).map(|(c, v)| c * v).sum()
     }
@@ -95,7 +95,7 @@ impl Flat {
 /// A subscript or a side of a condition.
 enum Sub {
     Flat(Flat),
-    /// With divisions, remainders, minima or maxima.
+    /// An index with divisions, remainders, minima or maxima.
     Other(Index),
 }
 
@@ -110,7 +110,7 @@ enum Node {
     Const(f64),
     /// Within its buffer for all values of the axes.
     Load(Load),
-    /// To be checked when it is reached.
+    /// A load whose subscripts are checked when it is reached.
     CheckedLoad(BufferId, Vec<Sub>),
     FromIndex(Sub),
     Unary(UnaryOp, Box<Node>),
@@ -276,7 +276,8 @@ impl<'a> Nest<'a> {
         axes.iter().map(|a| self.axes[*a].extent).product()
     }
 
-    /// What the values of these axes yield, the last axis innermost and all others at zero.
+    /// Collects the results of `of` over all values of these axes, the last one innermost and all others at
+    /// zero.
     fn each<T>(&self, axes: &[usize], mut of: impl FnMut(&[i64]) -> T) -> Vec<T> {
         let mut values = vec![0; self.axes.len()];
         let n = self.n_of(axes);
@@ -294,8 +295,8 @@ impl<'a> Nest<'a> {
         each.collect()
     }
 
-    /// What it takes to carry it out, in multiply-adds of a product of matrices, where buffers have such
-    /// parts of values other than zero.
+    /// Cost of the nest in multiply-adds of a matrix product; `densities`: share of nonzero elements of each
+    /// buffer.
     pub(super) fn work(&self, densities: &[f64]) -> f64 {
         let n = self.axes.iter().map(|a| a.extent as f64).product::<f64>();
         let Some((a, b)) = &self.product else { return n * WORK_OF_OTHERS as f64 };
@@ -304,8 +305,8 @@ impl<'a> Nest<'a> {
         n * density * if is_blocked { 1.0 } else { WORK_OF_PRODUCT as f64 }
     }
 
-    /// What it writes, and about what part of that is not zero by the form of its value: every so-manieth
-    /// element, where that is a choice by a remainder.
+    /// Buffer that the nest writes, and roughly the share of its elements that are nonzero by the form of the
+    /// value: every n-th element where a remainder decides.
     pub(super) fn density(&self) -> (BufferId, f64) {
         fn of(test: &Test) -> f64 {
             match test {
@@ -963,7 +964,8 @@ impl Worker<'_> {
         of_index.map_or_else(one_by_one, Ok)
     }
 
-    /// The same of an index with divisions and the like; none where one of them has no value.
+    /// Evaluates an index with divisions, remainders, minima or maxima; `None` where one of them has no
+    /// value.
     fn eval_all(&self, index: &Index, span: Span) -> Option<Vec<i64>> {
         let mut sums = vec![index.constant(); span.len];
         for (atom, c) in index.terms() {
@@ -1008,7 +1010,7 @@ impl Worker<'_> {
         Some(sums)
     }
 
-    /// Where the condition holds in a span.
+    /// Evaluates a condition at each element of a span.
     fn test(&mut self, test: &Test, span: Span) -> Done<Vec<bool>> {
         match test {
             Test::True => Ok(vec![true; span.len]),

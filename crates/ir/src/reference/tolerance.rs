@@ -38,7 +38,7 @@ pub struct Tolerance {
     pub rel: f64,
 }
 
-/// Where and by how much a result is wrong.
+/// Position and size of the errors of a wrong result.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[error("{n_wrong} elements are wrong, first number {first}: {got} instead of {expected}; largest error {max_error}")]
 pub struct Mismatch {
@@ -46,7 +46,7 @@ pub struct Mismatch {
     pub n_wrong: usize,
     /// Row-major number of the first one.
     pub first: usize,
-    /// Its value.
+    /// Value computed there.
     pub got: f64,
     /// The trusted value.
     pub expected: f64,
@@ -55,7 +55,7 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// That of both, of which the other is behind this one.
+    /// Merges two mismatches; `later` covers the elements after `self`'s.
     pub fn and(self, later: Mismatch) -> Mismatch {
         let is_nan = self.max_error.is_nan() || later.max_error.is_nan();
         let max_error = if is_nan { f64::NAN } else { self.max_error.max(later.max_error) };
@@ -69,7 +69,7 @@ impl Tolerance {
         Tolerance::for_schedule(program, &[])
     }
 
-    /// The same for what these schedule steps make of the program.
+    /// Tolerance for a program scheduled by these steps.
     pub fn for_schedule(program: &Program, steps: &[Step]) -> Tolerance {
         // Ten bits behind the first, rounded to the nearest, or cut.
         let how = |step: &Step| if let Step::Tensorize { how, .. } = step { Some(*how) } else { None };
@@ -83,9 +83,8 @@ impl Tolerance {
         Tolerance::for_rounded_factors(program, steps, rounded.fold(0.0, f64::max))
     }
 
-    /// The same where inputs are rounded before they are multiplied, by as much as such a part of them:
-    /// tensor cores that take numbers of 19 bits ("tf32") leave away what is behind the tenth bit, so by
-    /// 2⁻¹⁰.
+    /// Tolerance where inputs are rounded by up to `rel` of their value before they are multiplied: tensor
+    /// cores that take TF32 cut behind the tenth bit, so by 2⁻¹⁰.
     pub fn for_rounded_factors(program: &Program, steps: &[Step], rel: f64) -> Tolerance {
         let filtered = |step: &Step| match step {
             Step::Winograd { buffer, tile } => Some((program.buffers.iter().position(|b| b.name == *buffer)?, *tile)),
@@ -112,8 +111,7 @@ impl Tolerance {
         tolerance
     }
 
-    /// Compares a result with the trusted one. What is no number agrees where the trusted one is none either,
-    /// and nowhere else.
+    /// Compares a result with the trusted one. NaN agrees with NaN and nothing else.
     ///
     /// # Errors
     /// [`Mismatch`] where an element does not agree.
@@ -169,7 +167,7 @@ pub fn relative_error<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> f64 
     relative_error_of([squared(out, reference)])
 }
 
-/// The same of all parts of a result together, of each of which there is [what is squared](squared).
+/// Relative error of a whole result from the [squared](squared) errors and norms of its parts.
 pub fn relative_error_of(parts: impl IntoIterator<Item = [f64; 2]>) -> f64 {
     let [error, norm] = parts.into_iter().fold([0.0; 2], |[e, n], [error, norm]| [e + error, n + norm]);
     if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
@@ -219,13 +217,13 @@ pub fn random_input(seed: u64, n: usize) -> impl ExactSizeIterator<Item = f64> {
     random_elements(DType::F32, seed, n)
 }
 
-/// The same for an element type: [random values](DType::random) of it.
+/// Seeded [random values](DType::random) of an element type.
 pub fn random_elements(dtype: DType, seed: u64, n: usize) -> impl ExactSizeIterator<Item = f64> {
     random_bits(seed, n).map(move |bits| dtype.random(bits))
 }
 
-/// Values for an input of a program: [`random_elements`], but where elements are gathered at its numbers,
-/// places all over what is gathered from.
+/// Random values for an input of a program: [`random_elements`], or for subscripts of a gather, places all
+/// over the gathered input.
 pub fn random_argument(program: &Program, id: BufferId, seed: u64) -> Vec<f64> {
     let buffer = program.buffer(id);
     let n = buffer.n_elements().unwrap_or(0) as usize;
@@ -275,7 +273,7 @@ fn random_bits(seed: u64, n: usize) -> impl ExactSizeIterator<Item = u64> {
 /// Extremes of random values lie at most this many times their root mean square from zero, as good as always.
 const PEAK: f64 = 6.0;
 
-/// What is known of the values of a buffer or an expression.
+/// Statistics of the values of a buffer or an expression.
 #[derive(Clone, Copy)]
 struct Size {
     /// Root mean square.
@@ -295,7 +293,7 @@ impl Size {
         Size { rms, symmetric: is_symmetric, abs: 0.0, rel: 0.0 }
     }
 
-    /// The same as a value of a type: of what is not exact, a whole number may be the next one.
+    /// Adds the rounding to a type: an inexact integer may be off by one.
     fn rounded_to(self, dtype: DType) -> Size {
         if dtype.is_float() || self.error() == 0.0 { self } else { Size { abs: self.abs + 1.0, ..self } }
     }
@@ -321,7 +319,7 @@ struct Walk<'a> {
     /// By buffer; none before it is written.
     sizes: Vec<Option<Size>>,
     ranges: Ranges,
-    /// What is computed by minimal filtering: buffers, with the sides of the tiles.
+    /// Buffers computed by minimal filtering (Winograd), with the sides of the tiles.
     filtered: Vec<(usize, i64)>,
 }
 

@@ -5,10 +5,10 @@ use std::ops::ControlFlow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Who is told how far an evaluation is, as a part of the whole, and says whether it goes on.
+/// Observer of an evaluation: receives the finished share, from 0 to 1, and may break off.
 pub type Watch<'a> = dyn Fn(f64) -> ControlFlow<()> + Sync + 'a;
 
-/// What is done of an evaluation.
+/// Progress of an evaluation.
 pub(super) struct Work<'a> {
     /// In multiply-adds of a product of matrices.
     all: f64,
@@ -22,7 +22,7 @@ impl<'a> Work<'a> {
         Work { all, done: AtomicU64::new(0), watch, is_over: AtomicBool::new(false) }
     }
 
-    /// What a thread counts with.
+    /// Counter for a thread.
     pub(super) fn counter(&self) -> Counter<'_> {
         Counter { work: self, pending: 0 }
     }
@@ -70,17 +70,17 @@ impl<'a> Work<'a> {
     }
 }
 
-/// What a thread has done since it last told.
+/// Work of a thread that is not reported yet.
 pub(super) struct Counter<'a> {
     work: &'a Work<'a>,
     pending: u64,
 }
 
-/// So much is told at a time: a tenth of a millisecond's work.
+/// Work between two reports, in multiply-adds: about a tenth of a millisecond's.
 const TOLD_AT_A_TIME: u64 = 1 << 21;
 
 impl Counter<'_> {
-    /// So much more is done; whether to go on.
+    /// Adds finished work; breaks where the observer ended the evaluation.
     pub(super) fn add(&mut self, amount: u64) -> ControlFlow<()> {
         self.pending += amount;
         if self.pending < TOLD_AT_A_TIME {

@@ -87,7 +87,7 @@ pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -
     Ok(())
 }
 
-/// One spatial axis: an element of the input at `h` meets tap `r` in `h·stride + r·dilation − cut`.
+/// A spatial axis: an element of the input at `h` meets tap `r` in `h·stride + r·dilation − cut`.
 struct Along {
     input: i64,
     taps: i64,
@@ -221,7 +221,7 @@ fn recognise(program: &Program, result: BufferId) -> Result<Transposed, Illegal>
     Ok(Transposed { loops: [n?, k?, p?, q?], channels, rows, columns, padded, input, weights })
 }
 
-/// Where the input begins in the padded one, and how far apart its elements are there.
+/// Offset of the input in the padded one, and the distance of its elements there.
 struct Spread {
     before: i64,
     stride: i64,

@@ -83,9 +83,9 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
 
 /// A stage in between: a nest of serial loops around the one assignment to its buffer.
 pub struct Stage {
-    /// Its loops with their extents, outermost first.
+    /// Loops of the stage with their extents, outermost first.
     pub loops: Vec<(LoopId, Index)>,
-    /// The loop that is the subscript, for each dimension; none where there is a single element along it.
+    /// Loop that is the subscript in each dimension; `None` where the dimension has a single element.
     pub axes: Vec<Option<LoopId>>,
     /// The assignment.
     pub leaf: Stmt,
@@ -93,9 +93,9 @@ pub struct Stage {
 
 /// A stage where it stands: a statement of the body that is one nest of serial loops around one assignment.
 pub struct StageNest<'a> {
-    /// Which statement of the body.
+    /// Position of the statement in the body.
     pub place: usize,
-    /// Its loops with their extents, outermost first.
+    /// Loops of the nest with their extents, outermost first.
     pub loops: Vec<(LoopId, Index)>,
     /// The assignment.
     pub leaf: &'a Stmt,
@@ -124,7 +124,7 @@ pub fn stage_nest(program: &Program, id: BufferId) -> Result<StageNest<'_>, Ille
 
 /// A stage that is no longer in the program.
 pub struct Taken {
-    /// Its loops with their extents, outermost first.
+    /// Loops of the stage with their extents, outermost first.
     pub loops: Vec<(LoopId, Index)>,
     /// The assignment.
     pub leaf: Stmt,
@@ -164,7 +164,7 @@ pub fn take_nest(program: &mut Program, id: BufferId) -> Result<Taken, Illegal> 
     Ok(Taken { loops, leaf })
 }
 
-/// The same for a stage each of whose subscripts is a loop.
+/// Takes out a stage each of whose subscripts is a loop.
 pub fn take_stage(program: &mut Program, id: BufferId) -> Result<Stage, Illegal> {
     let StageNest { loops, leaf, .. } = movable_nest(program, id)?;
     let (_, index) = leaf.own_write().expect("a stage's leaf is an assignment");

@@ -1,4 +1,4 @@
-//! Which iterations of a loop touch the same element of a buffer.
+//! Dependences between iterations of a loop that touch the same element of a buffer.
 
 use super::Illegal;
 use super::tree::{allocated_in, count_in};

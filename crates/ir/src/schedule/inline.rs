@@ -53,7 +53,7 @@ pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     }
 }
 
-/// What a stage stores, and where.
+/// Assignment of a stage: the element and its value.
 struct Stored<'a> {
     buffer: BufferId,
     loops: &'a [(LoopId, Index)],

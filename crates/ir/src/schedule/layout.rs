@@ -52,7 +52,7 @@ fn relocate(block: Vec<Stmt>, id: BufferId, axes: &[LayoutAxis], ranges: &mut Ra
     block.into_iter().map(each).collect()
 }
 
-/// Where an element stands in a layout.
+/// Maps an element's subscripts to those in a layout.
 pub fn place_of(layout: &[LayoutAxis], index: &[Index], ranges: &Ranges) -> Vec<Index> {
     let along = |axis: &LayoutAxis| match *axis {
         LayoutAxis::Whole(d) => index[d].clone(),

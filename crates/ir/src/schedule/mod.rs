@@ -31,7 +31,7 @@ pub use tree::nest;
 
 use crate::program::{LoopKind, Program, Tensor};
 
-/// What a split does where the factor does not divide the extent.
+/// Treatment of the remainder where a split's factor does not divide the extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tail {
     /// Refuse.
@@ -42,7 +42,7 @@ pub enum Tail {
     Guard,
 }
 
-/// One dimension of a layout, in terms of the dimensions of the original.
+/// Dimension of a layout, in terms of the dimensions of the original.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LayoutAxis {
     /// Dimension `d`.
@@ -53,11 +53,11 @@ pub enum LayoutAxis {
     Inner(usize, i64),
 }
 
-/// One rewriting of a program. Loops and buffers are named; a loop that later steps mention is
+/// Schedule step: a rewriting of a program. Loops and buffers are named; a loop that later steps mention is
 /// named by its maker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Makes two loops of one, the inner of a given number of iterations.
+    /// Splits a loop into two, the inner of a given number of iterations.
     ///
     /// ```text
     /// for i in 10 {                for io in 3 {
@@ -73,7 +73,7 @@ pub enum Step {
         target: String,
         /// Iterations of the inner loop.
         factor: i64,
-        /// What happens to a rest.
+        /// Treatment of the remainder.
         tail: Tail,
         /// Name of the new outer loop.
         outer: String,
@@ -137,7 +137,7 @@ pub enum Step {
         iterations: i64,
         /// Whether they are the last ones rather than the first.
         last: bool,
-        /// What the names of the peeled loops end in, behind a dot.
+        /// Suffix of the peeled loops' names, behind a dot.
         suffix: String,
     },
     /// Carries out all iterations of a loop at once, as lanes of vectors. Inside it only unrolled
@@ -188,8 +188,8 @@ pub enum Step {
         axis: LoopKind,
     },
     /// Has the threads of a warp compute a loop's products together in a tensor core: eight steps of a sum,
-    /// or 16 of halves, of which a thread has two rows and two columns, accumulated already. See
-    /// [`TileProduct`](crate::gpu::TileProduct); or has four warps do so, of more columns: see
+    /// or 16 in f16 or bf16, of which a thread holds two rows and two columns, accumulated already, see
+    /// [`TileProduct`](crate::gpu::TileProduct); or has a warpgroup do so, with more columns, see
     /// [`GroupProduct`](crate::gpu::GroupProduct).
     ///
     /// ```text
@@ -233,7 +233,7 @@ pub enum Step {
         at: Option<String>,
         /// Name of the copy.
         name: String,
-        /// Its dimensions.
+        /// Dimensions of the copy.
         layout: Vec<LayoutAxis>,
         /// Whether the copy is shared by the threads of a GPU block rather than private.
         shared: bool,
@@ -305,7 +305,7 @@ pub enum Step {
     Layout {
         /// The buffer.
         buffer: String,
-        /// Its new dimensions.
+        /// New dimensions.
         layout: Vec<LayoutAxis>,
     },
     /// Makes a stage read a buffer through a temporary that has the stage's loops as its axes:
@@ -348,7 +348,7 @@ pub enum Step {
         stage: String,
         /// The loop.
         target: String,
-        /// What its extent is rounded up to a multiple of.
+        /// Divisor of the padded extent.
         multiple: i64,
     },
     /// Sums each iteration of a reduction's loop apart, then these sums:
@@ -428,7 +428,7 @@ pub enum Step {
         /// Whether taps rather than channels are next to each other in a block.
         taps_last: bool,
     },
-    /// Prefetches what the iteration `ahead` of the current one of `at` touches of a buffer.
+    /// Prefetches the part of a buffer that the iteration `ahead` of the current one of `at` touches.
     ///
     /// ```text
     /// for i in 64 {                       for i in 64 {
@@ -447,8 +447,8 @@ pub enum Step {
         /// How many iterations ahead; 0 prefetches for the current iteration, before its other work.
         ahead: i64,
     },
-    /// Loads what an iteration of `at` copies into a buffer of its own one iteration earlier, into registers:
-    /// what it does else goes on while the loads are under way.
+    /// Loads the copies of an iteration of `at` into registers an iteration earlier (software pipelining), so
+    /// that the loads overlap with the rest of the iteration.
     ///
     /// ```text
     ///                                         alloc A.n
@@ -476,8 +476,8 @@ pub enum Step {
         /// Whether there are two of the buffer.
         twice: bool,
     },
-    /// Begins the copies of an iteration of `at` some iterations earlier and leaves them on their way into
-    /// shared memory, through no registers, while those before are worked on.
+    /// Begins the copies of an iteration of `at` some iterations earlier, as asynchronous copies to shared
+    /// memory that bypass registers and overlap with the iterations between (multistage pipelining).
     ///
     /// ```text
     ///                                         alloc A.s
@@ -515,16 +515,16 @@ pub enum Step {
     },
 }
 
-/// Why a step cannot be carried out. The fault is in the step, given this program.
+/// Reason why a step does not apply. The fault is in the step, given this program.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Illegal {
-    /// No loop of that name is in the program.
+    /// Unknown loop.
     #[error("no loop `{0}` in the program (loops: {1})")]
     NoLoop(String, String),
     /// The loop stands in several places, and the step needs a single one.
     #[error("loop `{0}` stands in {1} places; apply this step before the loop is cloned")]
     Cloned(String, usize),
-    /// No buffer of that name is in the program.
+    /// Unknown buffer.
     #[error("no buffer `{0}` in the program (buffers: {1})")]
     NoBuffer(String, String),
     /// A new name is not one.
@@ -538,7 +538,7 @@ pub enum Illegal {
     NotDivisible {
         /// The loop.
         target: String,
-        /// Its extent.
+        /// Extent of the loop.
         extent: String,
         /// The factor asked for.
         factor: i64,
@@ -548,7 +548,7 @@ pub enum Illegal {
     OutOfRange {
         /// The loop or buffer.
         target: String,
-        /// Which number.
+        /// Name of the number.
         what: &'static str,
         /// Smallest accepted.
         least: i64,
@@ -562,7 +562,7 @@ pub enum Illegal {
     NotSerial {
         /// The loop.
         target: String,
-        /// What it is.
+        /// Kind of the loop.
         kind: &'static str,
     },
     /// Loops that must be perfectly nested are not.
@@ -578,7 +578,7 @@ pub enum Illegal {
     ExtentDepends {
         /// The dependent loop.
         target: String,
-        /// Its extent.
+        /// Extent of the loop.
         extent: String,
         /// The loop it depends on.
         on: String,
@@ -588,7 +588,7 @@ pub enum Illegal {
     Dependent {
         /// The loop.
         target: String,
-        /// Which access shows it.
+        /// Accesses that depend on each other.
         why: String,
     },
     /// The loop's body is not of the form the step needs.
@@ -596,7 +596,7 @@ pub enum Illegal {
     Body {
         /// The loop.
         target: String,
-        /// What is wrong with it.
+        /// Reason why the body does not fit.
         why: String,
     },
     /// The buffer is not of the kind, or not used in the way, the step needs.
@@ -604,7 +604,7 @@ pub enum Illegal {
     Buffer {
         /// The buffer.
         buffer: String,
-        /// What is wrong with it.
+        /// Reason why the buffer does not fit.
         why: String,
     },
     /// An extent that must be bounded by a constant is not, or the bound is too large.
@@ -612,7 +612,7 @@ pub enum Illegal {
     TooLong {
         /// The loop.
         target: String,
-        /// Its extent.
+        /// Extent of the loop.
         extent: String,
         /// The limit.
         most: i64,

@@ -1,4 +1,4 @@
-//! Loading ahead what a copy puts into shared memory.
+//! Prefetching copies to shared memory through registers.
 
 use super::Illegal;
 use super::region::writes;

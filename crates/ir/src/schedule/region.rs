@@ -23,8 +23,8 @@ pub enum Access {
     Any,
 }
 
-/// The region of `buffer` that `block` touches, given the loops around the block; `Err` says why there is
-/// none, with `place` for where the block is.
+/// The region of `buffer` that `block` touches, given the loops around the block. Errors say why none is
+/// found, with `place` for the block's position.
 pub fn region(
     program: &Program,
     block: &[Stmt],
@@ -152,8 +152,8 @@ pub fn writes(block: &[Stmt], buffer: BufferId) -> bool {
     found
 }
 
-/// The block with every read of `buffer` at `index` turned into a read of `to` at
-/// `place(index, loops around it)`.
+/// Replaces every read of `buffer` at `index` in the block by a read of `to` at `place(index, loops around
+/// it)`.
 pub fn redirect_reads(
     block: Vec<Stmt>,
     buffer: BufferId,

@@ -4,7 +4,7 @@ use super::{LayoutAxis, Step, Tail};
 use crate::program::LoopKind;
 use std::fmt;
 
-/// Why a line is not a step.
+/// Reason why a line is not a step.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("line {line}: `{text}` is not a step; expected `{expected}`")]
 pub struct StepParseError {
@@ -111,7 +111,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// The text of a schedule, a line a step: as it is recorded, and sent to who carries it out.
+/// Prints a schedule, a step on each line, as it is recorded and sent to workers.
 pub fn steps_text(steps: &[Step]) -> String {
     steps.iter().map(|s| format!("{s}\n")).collect()
 }

@@ -28,13 +28,13 @@ pub fn buffer_id(program: &Program, name: &str) -> Result<BufferId, Illegal> {
     })
 }
 
-/// A new loop variable, whose name must be one and free.
+/// Makes a loop variable. Its name must be valid and free.
 pub fn new_loop(program: &mut Program, name: &str) -> Result<LoopId, Illegal> {
     require_free(name, program.find_loop(name).is_some())?;
     Ok(program.add_loop(name))
 }
 
-/// A new temporary or kept buffer, whose name must be one and free. Its shape is set once it is known.
+/// Makes a temporary or kept buffer, of a shape set later. Its name must be valid and free.
 pub fn new_buffer(
     program: &mut Program,
     name: &str,
@@ -112,7 +112,7 @@ pub fn single_loop(program: &Program, name: &str) -> Result<LoopId, Illegal> {
     }
 }
 
-/// What becomes of a loop, given the names of the program and the loops around it.
+/// Rewriting of a loop, given the program and the ranges of the loops around it.
 type Edit<'a> = &'a mut dyn FnMut(&Program, Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>;
 
 /// Replaces every loop of this variable by what `edit` makes of it.
@@ -240,7 +240,7 @@ pub fn nest(loops: impl DoubleEndedIterator<Item = (LoopId, Index, LoopKind)>, b
     loops.rev().fold(body, |body, (var, extent, kind)| vec![Stmt::For(Loop { var, extent, kind, body })])
 }
 
-/// Buffers whose life begins somewhere in the block.
+/// Buffers allocated in the block.
 pub fn allocated_in(block: &[Stmt]) -> Vec<BufferId> {
     let mut found = Vec::new();
     for s in block {

@@ -87,9 +87,9 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
     Ok(())
 }
 
-/// The root mean square of what enters the worst result of a tile for each channel, where the data and the
-/// weights are as large as 1; the nine products of a plain convolution are 3 in all. None where there are
-/// no such tiles.
+/// Root mean square of the products that enter the worst result of a tile, for each channel, with data and
+/// weights of size 1; the nine products of a plain convolution have 3. `None` for an unsupported size of
+/// tile.
 pub fn size_of_products(tile: i64) -> Option<f64> {
     let f = filtering(tile)?;
     let square = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>();
@@ -102,7 +102,7 @@ pub fn size_of_products(tile: i64) -> Option<f64> {
 /// `result[n, k, p, q] += input[n, c, p + r, q + s] · weights[k, c, r, s]`, in any order of
 /// loops and factors.
 struct Convolution {
-    /// Which statement of the body.
+    /// Position of the statement in the body.
     place: usize,
     /// The loops n, k, p and q with their extents.
     loops: [(LoopId, i64); 4],

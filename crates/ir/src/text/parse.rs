@@ -11,7 +11,7 @@ use thiserror::Error;
 /// Deepest nesting of blocks and expressions that is read; sums and conjunctions nest with every operator.
 pub const MAX_DEPTH: usize = 256;
 
-/// Why a text is not a program, and where. Always the fault of the text.
+/// Reason why a text is not a program, and the place. Always the fault of the text.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line}, column {column}: {message}")]
 pub struct ParseError {
@@ -19,25 +19,25 @@ pub struct ParseError {
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// What is wrong there.
+    /// Reason of the error.
     pub message: Message,
 }
 
-/// What is wrong at a place of the text.
+/// Reason why a text does not parse at some place.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Message {
-    /// Something else has to come here.
+    /// Another token is expected.
     #[error("expected {expected}, found {found}")]
     Expected {
-        /// What could come.
+        /// Tokens that may stand there.
         expected: &'static str,
-        /// What came.
+        /// Token that stands there.
         found: String,
     },
     /// A character that begins no word, number or sign.
     #[error("unexpected character {0:?}")]
     Character(char),
-    /// A string without end, or an escape that is none.
+    /// A string without an end, or with an unknown escape.
     #[error("unfinished or malformed string")]
     String,
     /// A name that is not in the `loops` line.
@@ -55,7 +55,7 @@ pub enum Message {
     /// An index beyond 64 bits.
     #[error("the index overflows")]
     Overflow,
-    /// A product of two indices neither of which is an integer.
+    /// A product of two indices, neither of them an integer.
     #[error("an index is multiplied by something that is not an integer")]
     Product,
     /// Nesting beyond [`MAX_DEPTH`].
@@ -95,9 +95,9 @@ enum Token<'a> {
     Word(&'a str),
     /// Digits only.
     Integer(&'a str),
-    /// With a point or an exponent.
+    /// Number with a point or an exponent.
     Float(&'a str),
-    /// With its quotes.
+    /// String, with its quotes.
     Quoted(&'a str),
     Sign(&'static str),
 }

@@ -1,4 +1,4 @@
-//! What the tests of this crate share: operators written by hand and random programs.
+//! Helpers of this crate's tests: operators written by hand and random programs.
 #![allow(dead_code)]
 
 use tilewright_ir::expr::{BinaryOp, ReduceOp, Subscript, UnaryOp};

@@ -428,7 +428,7 @@ fn packed(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// What a program makes of small whole numbers; `None` where it takes too many iterations or too much memory.
+/// Runs a program on small integers; `None` where it takes too many iterations or too much memory.
 ///
 /// # Panics
 /// Where the program has no meaning.
@@ -443,7 +443,7 @@ pub fn outputs(program: &Program, limit: u64) -> Option<Vec<Vec<f64>>> {
     Some(only_outputs(program, arguments))
 }
 
-/// What kernels make of the same numbers.
+/// Runs kernels on the inputs of [`outputs`].
 pub fn on_gpu(gpu: &GpuProgram, order: Order) -> Result<Vec<Vec<f64>>, SimtFault> {
     let mut arguments = whole_arguments(&gpu.program);
     simt::run(gpu, &mut arguments, order)?;
@@ -468,7 +468,8 @@ fn only_outputs(program: &Program, arguments: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     arguments.into_iter().zip(is_output).filter(|(_, o)| *o).map(|(a, _)| a).collect()
 }
 
-/// Where two results differ by more than a part in `1 / tolerance`; 0 asks for equality.
+/// Describes the first element in which two results differ by more than `tolerance` of the expected value; 0
+/// asks for equality.
 pub fn difference(got: &[Vec<f64>], expected: &[Vec<f64>], tolerance: f64) -> Option<String> {
     let pairs = got.iter().flatten().zip(expected.iter().flatten()).enumerate();
     let near = |g: f64, e: f64| g == e || (g - e).abs() <= tolerance * e.abs().max(1.0);

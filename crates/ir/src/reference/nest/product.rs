@@ -33,9 +33,9 @@ const LEAST_COLUMNS: usize = 8;
 /// A row or a column.
 #[derive(Clone, Copy)]
 struct Line {
-    /// Its part of the place of a result.
+    /// Contribution to the position in the result.
     to: i64,
-    /// Its part of the place of a factor.
+    /// Contribution to the position in the factor.
     from: i64,
 }
 
@@ -71,9 +71,9 @@ fn sides(nest: &Nest<'_>, one: &Load, other: &Load) -> [Vec<usize>; 3] {
 
 /// A sum of products as products of matrices, one for each combination of the axes that are of both factors.
 pub(super) struct Product<'a> {
-    /// What rows and columns are read from.
+    /// Elements of rows and of columns.
     factors: [Cow<'a, [f64]>; 2],
-    /// Where each begins: its result, its rows, its columns.
+    /// Start of each product: in the result, the rows, the columns.
     starts: Vec<[i64; 3]>,
     rows: Vec<Line>,
     groups: Vec<Group>,
@@ -252,12 +252,12 @@ impl Grid {
         self.dimensions.iter().all(|d| d.period == 1)
     }
 
-    /// Where these axes stand between two places of the grid, in each dimension.
+    /// Offset of these axes between two points of the grid, in each dimension.
     fn rests(&self, values: &[i64]) -> Vec<i64> {
         self.dimensions.iter().map(|d| d.place.part(values).rem_euclid(d.period)).collect()
     }
 
-    /// What these axes add to the position in the grid, without their rests.
+    /// Contribution of these axes to the position in the grid, without their offsets between points.
     fn part(&self, values: &[i64]) -> i64 {
         self.dimensions.iter().map(|d| d.stride * d.place.part(values).div_euclid(d.period)).sum()
     }
@@ -275,7 +275,7 @@ impl Grid {
         (rests.collect(), position)
     }
 
-    /// What is at the grid's places.
+    /// Elements at the grid's points.
     fn values<'v>(&self, all: &'v [f64]) -> Cow<'v, [f64]> {
         let Some((last, outer)) = self.dimensions.split_last().filter(|_| !self.is_dense()) else { return all.into() };
         let mut values = Vec::with_capacity(self.dimensions.iter().map(|d| d.n_places() as usize).product());
@@ -324,7 +324,7 @@ fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-/// What a thread works in.
+/// Scratch buffers of a thread.
 struct Space<'a> {
     rows: Vec<f64>,
     columns: Vec<f64>,
