@@ -1,5 +1,4 @@
-//! Processes that are told things on their standard input and answer on their standard output, in lines of
-//! JSON.
+//! Child processes that read requests on standard input and answer on standard output, in lines of JSON.
 
 use crate::workers::describe;
 use serde::Serialize;
@@ -16,8 +15,8 @@ pub struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Starts a program. On a thread of its own `heard` is told each answer, and `None` once there are no
-    /// more or one is not understood; it says whether it goes on listening.
+    /// Starts a program. A thread of its own passes each answer to `heard`, and `None` at the end of the
+    /// stream or after an answer that does not parse; `heard` says whether to go on.
     ///
     /// # Errors
     /// Where the system refuses the process, or the thread.
@@ -59,7 +58,7 @@ impl ChildProcess {
         Ok(process)
     }
 
-    /// Its number.
+    /// Process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -90,7 +89,7 @@ impl ChildProcess {
         unsafe { libc::kill(self.child.id().cast_signed(), signal) };
     }
 
-    /// Has it end, and does not wait for that. This also ends a process that is stopped.
+    /// Kills the process without waiting for its end. This also ends a process that is stopped.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
     }
@@ -104,7 +103,7 @@ impl ChildProcess {
         self.child.wait()
     }
 
-    /// The same in words.
+    /// Describes the end of the process in words.
     pub fn last_words(&mut self) -> String {
         self.end().map_or_else(|unknown| unknown.to_string(), describe)
     }

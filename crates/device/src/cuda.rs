@@ -22,16 +22,16 @@ use driver::{Address, Answer, DeviceId, Functions, Handle};
 
 pub use assemble::{AssembleError, Assembler};
 
-/// Why something on a GPU came to nothing.
+/// Reason why something on a GPU failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CudaError {
-    /// There is no driver.
+    /// Missing driver.
     #[error("NVIDIA's driver is not here: {why} (install the driver, in Debian the package libcuda1)")]
     NoDriver {
-        /// What the system says.
+        /// Message of the system.
         why: String,
     },
-    /// There is no such device.
+    /// Missing device.
     #[error("there is no CUDA device {number}: this machine has {n}")]
     NoDevice {
         /// The device's number.
@@ -42,11 +42,11 @@ pub enum CudaError {
     /// The driver refuses.
     #[error("{what}: {name} ({code})")]
     Driver {
-        /// What it was asked for.
+        /// Action that failed.
         what: &'static str,
-        /// Its number for the reason.
+        /// Number of the error.
         code: Answer,
-        /// Its name for it.
+        /// Name of the error.
         name: String,
     },
 }
@@ -110,11 +110,11 @@ mod attribute {
 /// A device that the driver knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its number.
+    /// Number of the device.
     pub number: u32,
-    /// What its maker calls it.
+    /// Name that the vendor gives it.
     pub name: String,
-    /// What to generate code for.
+    /// Target to generate code for.
     pub target: Target,
 }
 
@@ -180,7 +180,7 @@ fn target_of(f: &Functions, device: DeviceId, number: u32) -> Result<Target, Cud
     Ok(Target { cpu, l1d_bytes: most_shared_bytes, l2_bytes, l3_bytes: l2_bytes, gpu: Some(gpu), ..generic })
 }
 
-/// The device that a target of [`Found`] is.
+/// Finds the device of a target that [`devices`] gave.
 ///
 /// # Errors
 /// Where there is no driver, no such device, or the driver refuses.
@@ -230,7 +230,7 @@ impl Drop for Handles {
 }
 
 impl Context {
-    /// One for the device of a number.
+    /// Opens a context on the device of a number.
     ///
     /// # Errors
     /// Where there is no driver, no such device, or the driver refuses.
@@ -271,8 +271,8 @@ impl Context {
         call!(f, synchronize(self.0.stream), "running a kernel")
     }
 
-    /// Its stream, for libraries that put kernels of theirs into it. They work in the context of the thread
-    /// that calls them, which this makes the calling thread's.
+    /// Stream of the context, for libraries that launch their own kernels into it. They work in the context
+    /// of the calling thread, which this sets.
     ///
     /// # Errors
     /// Where the driver refuses.
@@ -324,7 +324,7 @@ impl DeviceMemory for Allocation {
 }
 
 impl Memory {
-    /// Memory of so many bytes, of which nothing is known.
+    /// Allocates memory of `n_bytes` undefined bytes.
     ///
     /// # Errors
     /// Where the device has not so much.
@@ -337,7 +337,7 @@ impl Memory {
         Guarded::inside(Allocation { context: context.clone(), address }, n_bytes)
     }
 
-    /// Where its contents begin.
+    /// Address of the contents on the device.
     pub fn address(&self) -> u64 {
         self.whole().address + CANARY_BYTES as u64
     }
@@ -382,7 +382,7 @@ impl Code {
         Ok(Code { context: context.clone(), module })
     }
 
-    /// Writes to a variable of the code from its beginning.
+    /// Writes to the beginning of a variable of the code.
     ///
     /// # Errors
     /// Where there is none of this name and at least so many bytes.
@@ -406,7 +406,7 @@ const MAP_BYTES: usize = 128;
 #[repr(C, align(64))]
 struct Encoded([u8; MAP_BYTES]);
 
-/// What an instruction that copies boxes is told of an array at an address, as the driver has it.
+/// Encodes the tensor map of an array at `address` (`cuTensorMapEncodeTiled`).
 ///
 /// # Errors
 /// Where the driver is older than such instructions, or refuses.
@@ -434,7 +434,7 @@ pub struct Launch {
     grid: [c_uint; 3],
     block: [c_uint; 3],
     shared_bytes: c_uint,
-    /// What it is run on lives as long as it.
+    /// Arguments, kept alive as long as the launch.
     arguments: Vec<KernelArgument<Memory>>,
 }
 
@@ -443,7 +443,7 @@ unsafe impl Send for Launch {}
 // SAFETY: as above.
 unsafe impl Sync for Launch {}
 
-/// What a thread of a kernel takes.
+/// Resources of a thread of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
     /// 32-bit registers.
@@ -453,8 +453,8 @@ pub struct Taken {
 }
 
 impl Launch {
-    /// A kernel by its name, with so many blocks of so many threads, on these arguments; a block has so
-    /// many bytes of shared memory beyond those that are in the code.
+    /// Prepares the launch of a kernel by its name, with blocks, threads and arguments; a block has
+    /// `shared_bytes` of dynamic shared memory.
     ///
     /// # Errors
     /// Where there is no such kernel, or a block cannot have so many bytes.
@@ -481,7 +481,7 @@ impl Launch {
         Ok(Launch { code: code.clone(), function, grid, block, shared_bytes, arguments })
     }
 
-    /// What a thread takes.
+    /// Asks for the resources of a thread.
     ///
     /// # Errors
     /// Where the driver does not say.
@@ -522,7 +522,7 @@ impl Launch {
     }
 }
 
-/// Runs kernels one after the other, so many times; nanoseconds of the device from the beginning of the first
+/// Runs kernels in order, `n_times` over; returns nanoseconds of the device from the beginning of the first
 /// to the end of the last.
 ///
 /// # Errors
@@ -532,8 +532,8 @@ pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, 
     record(context, n_times, || launches.iter().try_for_each(|launch| launch.enqueue(f, context.0.stream)))
 }
 
-/// Has the device do so many times what `put` puts into the context's stream; its nanoseconds from the
-/// beginning of the first to the end of the last.
+/// Runs `n_times` the launches that `put` puts into the context's stream; returns nanoseconds of the device
+/// from the beginning of the first to the end of the last.
 ///
 /// # Errors
 /// Where `put` or the driver refuses, or something of it fails.
@@ -545,8 +545,7 @@ pub fn record<E: From<CudaError>>(
     Ok(Recorded::of(context, n_times, put)?.run()?)
 }
 
-/// What the device carries out as one, as often as it is asked to: a graph, in which it waits for nothing of
-/// the host's.
+/// CUDA graph: launches that the device carries out as one, repeatedly, without waiting for the host.
 pub struct Recorded {
     context: Context,
     graph: Handle,
@@ -559,7 +558,7 @@ unsafe impl Send for Recorded {}
 unsafe impl Sync for Recorded {}
 
 impl Recorded {
-    /// Kernels one after the other. What they run on has to live as long as this is run.
+    /// Records kernels in order. Their arguments must live as long as the graph is run.
     ///
     /// # Errors
     /// Where the driver refuses.
@@ -568,7 +567,7 @@ impl Recorded {
         Recorded::of(context, 1, || launches.iter().try_for_each(|launch| launch.enqueue(f, context.0.stream)))
     }
 
-    /// So many times what `put` puts into the context's stream.
+    /// Records `n_times` times the launches that `put` puts into the context's stream.
     fn of<E: From<CudaError>>(
         context: &Context,
         n_times: u32,

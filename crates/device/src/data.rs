@@ -1,4 +1,4 @@
-//! What a workload is run on: random inputs, and the outputs they must give.
+//! Data of a workload: random inputs, and the outputs they must give.
 //!
 //! Made once by the tuner, in a file without a name that all workers map: inputs cannot be overwritten by a
 //! candidate, and no worker computes the reference again.
@@ -17,19 +17,19 @@ use tilewright_ir::reference::{
 };
 use tilewright_ir::{DType, Program, Role};
 
-/// Where mappings may begin.
+/// Alignment of mappings.
 const PAGE: u64 = 4096;
 
 /// Inputs and reference outputs.
 pub struct Data {
     /// The file.
     pub file: File,
-    /// Where each argument's data begins: an input's contents, or an output's reference, in an `f64` as it is
+    /// Offset of each argument's data: an input's contents, or an output's reference, in `f64` as it is
     /// [held](DType::held).
     pub offsets: Vec<u64>,
 }
 
-/// Why there is no data for a workload.
+/// Reason why there is no data for a workload.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The file could not be made or written.
@@ -47,8 +47,8 @@ pub enum DataError {
 }
 
 impl Data {
-    /// Random inputs for an untransformed program and what it makes of them, in double precision; `watch` is
-    /// told how far that is, and may have it end.
+    /// Makes random inputs for an untransformed program, and its results for them in `f64`; `watch` is told
+    /// the progress and may end it.
     ///
     /// # Errors
     /// [`DataError`] where memory does not suffice or the program reads outside its buffers.
@@ -120,11 +120,11 @@ fn write(file: &File, start: u64, dtype: DType, values: &[f64]) -> io::Result<()
 pub enum Argument {
     /// Read only.
     Input(Fenced),
-    /// Where a result goes, and the right one.
+    /// An output, and the right result.
     Output {
-        /// Where it goes.
+        /// Buffer for the result.
         buffer: Fenced,
-        /// What it must be, in an `f64` as it is [held](DType::held).
+        /// Right result, in `f64` as it is [held](DType::held).
         reference: ReadOnly,
     },
 }

@@ -1,8 +1,8 @@
-//! For tests: threads to which the system denies a call, as it does in a strict container.
+//! For tests: threads to which the system denies a call, as in a strict container.
 
 use std::io;
 
-/// What is denied.
+/// System calls that can be denied.
 #[derive(Clone, Copy)]
 pub enum Call {
     /// `memfd_create`.
@@ -11,7 +11,8 @@ pub enum Call {
     ExecutableMemory,
 }
 
-/// Does some work on a thread of its own, which is denied a call; `None` if the system has no such filters.
+/// Does some work on a thread of its own, to which a call is denied; `None` if the system has no such
+/// filters.
 pub fn without<R: Send>(call: Call, work: impl FnOnce() -> R + Send) -> Option<R> {
     std::thread::scope(|scope| scope.spawn(|| deny(call).ok().map(|()| work())).join().expect("no panic"))
 }

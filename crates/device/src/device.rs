@@ -55,14 +55,14 @@ pub struct Options {
     pub build_timeout: Duration,
     /// Longest a candidate's runs may take together.
     pub run_timeout: Duration,
-    /// Whether candidates that are hopeless against the fastest are run and timed to the end all the same.
+    /// Whether candidates that are hopeless against the fastest run to the end, without pruning.
     pub to_the_end: bool,
     /// Time to spend in a candidate's runs, once it is known to be right.
     pub min_time: Duration,
-    /// What a run finds in the caches.
+    /// State of the caches before a run.
     pub caches: Caches,
-    /// Whether times are corrected to those of cores that nobody else slows down. They must not be where
-    /// kernels are compared with something timed in another way.
+    /// Whether times are corrected to those of undisturbed cores. They must not be where kernels are compared
+    /// with something timed in another way.
     pub at_best_pace: bool,
     /// Memory a worker may use beyond what it starts with.
     pub memory_bytes: u64,
@@ -108,22 +108,22 @@ fn most_workers() -> usize {
     host::most_threads().min(8)
 }
 
-/// Why nothing can be measured at all.
+/// Reason why nothing can be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// There is no data to run on.
+    /// Missing data of the workload.
     #[error(transparent)]
     Data(#[from] DataError),
     /// The worker processes do not start.
     #[error("cannot run worker processes: {0}{advice}", advice = limits::advice(.0))]
     Workers(#[from] io::Error),
-    /// There is no such device.
+    /// Missing OpenCL device.
     #[error(transparent)]
     OpenCl(#[from] OpenClError),
-    /// There is no such device.
+    /// Missing CUDA device.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// Nothing runs kernels of this kind.
+    /// Kernels of this kind do not run here.
     #[error("kernels for {target} cannot be run here (`show` prints their code)")]
     NothingRuns {
         /// The target's name.
@@ -136,9 +136,9 @@ pub enum DeviceError {
     TooLarge {
         /// The workload.
         workload: String,
-        /// What it needs.
+        /// Memory needed.
         needed_mib: u64,
-        /// What there is.
+        /// Memory that the machine has.
         memory_mib: u64,
     },
     /// The workload's buffers exceed the address space that a process may have.
@@ -149,15 +149,15 @@ pub enum DeviceError {
     TooMuchSpace {
         /// The workload.
         workload: String,
-        /// What it needs.
+        /// Memory needed.
         needed_mib: u64,
-        /// What there may be.
+        /// Limit of the memory.
         limit_mib: u64,
     },
 }
 
-/// What all processes need, besides buffers: measured as 25 MiB with one worker and two, without what kernels
-/// pack.
+/// Memory of all processes besides buffers: measured as 25 MiB with one worker and two, without packed
+/// buffers.
 const MORE_BYTES: u64 = 32 << 20;
 
 /// How often it is looked how fast and how warm the machine is.
@@ -220,8 +220,8 @@ impl Device {
         Device::new_watched(workload, target, options, &|_| ControlFlow::Continue(()))
     }
 
-    /// The same, where somebody is told what part of the reference is there, by any thread, and may have the
-    /// start end.
+    /// Starts a device as [`Device::new`] does. `watch` is told the progress of the reference, by any thread,
+    /// and may end the start.
     ///
     /// # Errors
     /// As [`Device::new`], and [`DataError::GivenUp`].
@@ -335,17 +335,17 @@ impl Device {
         }
     }
 
-    /// What its workload is run on.
+    /// Inputs and reference outputs of the workload.
     pub fn data(&self) -> &Data {
         &self.data
     }
 
-    /// As [`Measure::submit`], for sources that need have no configuration.
+    /// Submits sources that need not have a configuration, as [`Measure::submit`] does.
     pub fn submit_sources(&mut self, sources: &[Source]) -> Range<u64> {
         self.submit_all(sources.iter().map(|source| (source.clone(), None)))
     }
 
-    /// What becomes of sources, each measured as a trial is, in their order.
+    /// Measures sources, each as a trial is, and returns their outcomes in order.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.

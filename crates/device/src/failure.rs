@@ -1,19 +1,19 @@
-//! Why something that was asked of a device did not happen.
+//! Failures of requests to a device.
 
 use tilewright_tune::ErrorClass;
 
-/// Why a candidate came to nothing, as a class and in words.
+/// Failure of a candidate: its class and a description.
 pub struct Failure {
-    /// Its class.
+    /// Class of the failure.
     pub class: ErrorClass,
-    /// What there is to say.
+    /// Description of the failure.
     pub message: String,
     /// Whether that is for want of memory.
     pub lacks_memory: bool,
 }
 
 impl From<(ErrorClass, String)> for Failure {
-    /// One that has nothing to do with memory.
+    /// A failure not caused by a lack of memory.
     fn from((class, message): (ErrorClass, String)) -> Failure {
         Failure { class, message, lacks_memory: false }
     }

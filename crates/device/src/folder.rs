@@ -5,12 +5,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A temporary folder of this process alone, removed with what is in it.
+/// A temporary folder of this process, removed with its contents.
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// One whose name begins so; the number of its process follows. Those of processes that were killed are
-    /// removed.
+    /// Makes a folder named `prefix` and the process id. Folders of processes that were killed are removed.
     ///
     /// # Errors
     /// Where the system refuses it.
@@ -31,7 +30,7 @@ impl Folder {
         Ok(Folder(folder))
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }

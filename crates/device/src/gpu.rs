@@ -18,7 +18,7 @@ pub use cuda::Cuda;
 pub use opencl::OpenCl;
 pub use plan::{GpuContext, GpuError};
 
-/// What runs kernels on a device: a context of its driver, which threads share.
+/// Driver of a device: a context that runs kernels, shared by threads.
 pub trait Driver: Clone + Send + Sync + 'static {
     /// Memory as the driver gives it.
     type Whole: DeviceMemory<Error = Self::Error> + Send + Sync + 'static;
@@ -31,7 +31,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Why something failed.
     type Error: std::error::Error + 'static;
 
-    /// What a part of memory has to begin at a multiple of, in bytes, where it is an argument.
+    /// Alignment, in bytes, of a part of memory that is passed as an argument.
     fn alignment(&self) -> Result<u64, Self::Error>;
     /// Memory of so many bytes, of which nothing is known.
     fn memory(&self, n_bytes: u64) -> Result<Guarded<Self::Whole>, Self::Error>;
@@ -79,9 +79,9 @@ pub trait Driver: Clone + Send + Sync + 'static {
 /// Memory of a driver's device between canaries.
 pub type Memory<D> = Guarded<<D as Driver>::Whole>;
 
-/// What a kernel is, and how large a launch of it.
+/// Name of a kernel and the size of a launch.
 pub struct Shape {
-    /// Its name in the code.
+    /// Name in the code.
     pub name: String,
     /// Blocks along each axis.
     pub grid: [i64; 3],
@@ -92,7 +92,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Of a kernel of our own on a target.
+    /// Makes the shape of a generated kernel on a target.
     pub fn of(kernel: &Kernel, program: &GpuProgram, target: &Target) -> Shape {
         let (grid, block) = (kernel.grid(), kernel.launched(program, target));
         let shared_bytes = kernel.shared_bytes(program);

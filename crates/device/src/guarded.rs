@@ -38,7 +38,7 @@ pub struct Guarded<W> {
 pub struct Span<M> {
     /// The memory.
     pub memory: Arc<M>,
-    /// Where in it they begin.
+    /// Offset in the memory, in bytes.
     pub at: u64,
     /// How many they are.
     pub n_bytes: u64,
@@ -51,7 +51,7 @@ impl<M> Clone for Span<M> {
 }
 
 impl<M> Span<M> {
-    /// All of memory that has so many.
+    /// Span of the first `n_bytes` bytes of memory.
     pub fn whole(memory: Arc<M>, n_bytes: u64) -> Span<M> {
         Span { memory, at: 0, n_bytes }
     }
@@ -61,9 +61,9 @@ impl<M> Span<M> {
 pub enum KernelArgument<M> {
     /// The address of memory.
     Memory(Span<M>),
-    /// A value: of at most eight bytes, or for CUDA what is told of an array.
+    /// A value of at most eight bytes, or a tensor map of CUDA.
     Value(Vec<u8>),
-    /// So many bytes that the threads of a block share, which only OpenCL has as an argument.
+    /// Shared (local) memory of a block, in bytes, which only OpenCL passes as an argument.
     Shared(usize),
 }
 
@@ -86,12 +86,12 @@ impl<W: DeviceMemory> Guarded<W> {
         Ok(memory)
     }
 
-    /// It with its canaries.
+    /// The memory with its canaries.
     pub(crate) fn whole(&self) -> &W {
         &self.whole
     }
 
-    /// Its bytes.
+    /// Size in bytes, without canaries.
     pub fn n_bytes(&self) -> u64 {
         self.n_bytes as u64
     }
@@ -125,7 +125,7 @@ impl<W: DeviceMemory> Guarded<W> {
         Ok(true)
     }
 
-    /// Copies its contents from a byte on, once what was asked for before is done.
+    /// Copies contents from the byte `at` on, after earlier work on the device is done.
     ///
     /// # Errors
     /// Where the driver refuses, or a kernel before it failed.
@@ -136,7 +136,7 @@ impl<W: DeviceMemory> Guarded<W> {
         self.whole.read(self.place(at, to.len()), to)
     }
 
-    /// Sets its contents from a byte on, once what was asked for before is done.
+    /// Sets contents from the byte `at` on, after earlier work on the device is done.
     ///
     /// # Errors
     /// Where the driver refuses, or a kernel before it failed.
@@ -147,7 +147,7 @@ impl<W: DeviceMemory> Guarded<W> {
         self.whole.write(self.place(at, from.len()), from)
     }
 
-    /// Where in the whole so many bytes are.
+    /// Offset of `n_bytes` bytes at `at` in the memory with its canaries.
     fn place(&self, at: usize, n_bytes: usize) -> usize {
         assert!(at.checked_add(n_bytes).is_some_and(|end| end <= self.n_bytes), "{n_bytes} bytes from {at} on");
         CANARY_BYTES + at

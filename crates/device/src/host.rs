@@ -1,4 +1,4 @@
-//! What machine this is: its CPU as a target, its caches, which CPUs this process may use.
+//! Facts about this machine: its CPU as a target, its caches, and the CPUs that this process may use.
 
 use crate::limits::Allowed;
 use std::fs;
@@ -87,13 +87,13 @@ pub fn memory_bytes() -> Option<u64> {
     Allowed::here().memory_bytes.into_iter().chain([physical]).min()
 }
 
-/// What the machine says of itself while it measures on a CPU: that one's frequency, and the temperature of
-/// its warmest zone, as far as the kernel tells.
+/// Conditions while a CPU is measured: its frequency, and the temperature of the warmest zone, as far as the
+/// kernel tells.
 pub fn conditions(cpu: usize) -> Conditions {
     conditions_in(Path::new("/"), cpu)
 }
 
-/// The same of a machine whose files are there.
+/// Reads the conditions from the files below `root`.
 fn conditions_in(root: &Path, cpu: usize) -> Conditions {
     let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<f64>().ok();
     let khz = number(&root.join(format!("sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")));
@@ -115,8 +115,8 @@ fn conditions_in(root: &Path, cpu: usize) -> Conditions {
     }
 }
 
-/// Threads that can run at the same time: as many as there are CPUs that this process may use, or as a quota
-/// of their time lets run on. One at least.
+/// Threads that can run at the same time: the CPUs that this process may use, or fewer where a quota of their
+/// time is lower; at least one.
 pub fn most_threads() -> usize {
     let cpus = allowed_cpus().len().max(1);
     Allowed::here().cpus.map_or(cpus, |quota| cpus.min(quota as usize)).max(1)
@@ -134,7 +134,7 @@ pub fn allowed_cpus() -> Vec<usize> {
     }
 }
 
-/// Does some work on one CPU, where one is given, and then lets the calling thread run where it could before.
+/// Does some work on a CPU, where one is given, and then restores the calling thread's CPUs.
 pub fn pinned<R>(cpu: Option<usize>, work: impl FnOnce() -> R) -> R {
     let Some(cpu) = cpu else { return work() };
     let before = allowed_cpus();

@@ -36,12 +36,12 @@ pub const ENTRY: &str = "tilewright_call";
 /// A kernel that looks so many times as slow as the leading one is not timed further.
 const HOPELESS: f64 = 1.5;
 
-/// What a kernel is called on.
+/// Job of a process that runs a kernel: arguments, data and limits.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
-    /// Its arguments.
+    /// Arguments of the kernel.
     pub arguments: Vec<Argument>,
-    /// Where buffers' contents and the right answers are.
+    /// File of the buffers' contents and right results.
     pub data: PathBuf,
     /// How far an element may be from the right one, as a part of its size and of that of the largest one.
     pub tolerance: f64,
@@ -52,12 +52,12 @@ pub struct Job {
     /// Whether the answer is written instead of compared and timed: at the end of the output, as `f64`, one
     /// buffer after the other.
     pub is_reference: bool,
-    /// What a kernel for a GPU is built of, and how it is launched.
+    /// Source and launch, for a kernel on a GPU.
     pub gpu: Option<GpuJob>,
 }
 
 impl Job {
-    /// One from its file.
+    /// Reads a job from its file.
     fn read(path: &Path) -> Result<Job, Failure> {
         let text = std::fs::read(path).map_err(unknown("its job"))?;
         serde_json::from_slice(&text).map_err(|error| unknown("its job")(error.into()))
@@ -69,19 +69,20 @@ impl Job {
 pub enum Argument {
     /// A value, by its bytes.
     Value(Vec<u8>),
-    /// Memory that the threads of a block share, of so many bytes: an expression of the parameters.
+    /// Shared memory of a block: an expression of the parameters, in bytes.
     Shared(String),
     /// The address of a buffer.
     Buffer {
-        /// Its name.
+        /// Name of the buffer.
         name: String,
         /// The type of its elements, by name.
         dtype: String,
         /// How many there are.
         n: u64,
-        /// Where in the data it is found before a run; one that is only written begins with garbage.
+        /// Offset in the data of the contents before a run; `None` for a buffer that is only written, which
+        /// begins with garbage.
         contents_at: Option<u64>,
-        /// Where in the data the right answer is, as `f64`; none for what is only read.
+        /// Offset in the data of the right result, as `f64`; `None` for a buffer that is only read.
         answer_at: Option<u64>,
         /// Whether the kernel writes it.
         is_output: bool,
@@ -90,21 +91,21 @@ pub enum Argument {
     },
 }
 
-/// What a process says of its kernel, in the last line of its output.
+/// Result of a kernel, as its process prints it in the last line of its output.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Answer {
-    /// It was right, and took so long.
+    /// Right, with its times.
     Timed {
         /// Nanoseconds a run.
         samples_ns: Vec<f64>,
         /// The largest relative error of an output as a whole.
         relative_error: f64,
     },
-    /// It was not, or could not be called.
+    /// Wrong, or not callable.
     Failed {
-        /// Why, as a class …
+        /// Class of the failure.
         class: ClassName,
-        /// … and in words.
+        /// Description of the failure.
         message: String,
     },
 }
@@ -117,7 +118,7 @@ impl Answer {
     }
 }
 
-/// What a process that stays says of a piece of work, in a line of its own at the end of what it writes.
+/// Result of a piece of work, as a process that stays prints it in a line at the end of its output.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Done {
@@ -130,7 +131,7 @@ pub struct Done {
 }
 
 impl Done {
-    /// What stands at the end of what a process wrote, and where its line begins.
+    /// Finds the result at the end of a process's output, and the offset of its line.
     pub fn at_end_of(output: &[u8]) -> Option<(Done, usize)> {
         let text = output.strip_suffix(b"\n")?;
         let at = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
@@ -163,23 +164,23 @@ fn unknown(what: &str) -> impl Fn(io::Error) -> Failure {
     move |error| (ErrorClass::Unknown, format!("{what}: {error}"))
 }
 
-/// Calls the kernel of a shared object, or of what was built for a GPU, as a job says, and prints an
-/// [`Answer`]; whether the kernel did right. What follows are the parameters as `name=value`, where it is for
-/// a GPU, and the nanoseconds that the leading ones take, where there are any.
+/// Calls the kernel of a shared object, or of a GPU's code, as a job says, and prints an [`Answer`]; returns
+/// whether the kernel did right. Further words are, for a GPU, the parameters as `name=value`, and the
+/// nanoseconds that the leading ones take, where there are any.
 pub fn serve(job: &Path, library: &Path, more: &[String]) -> bool {
     say(Job::read(job).and_then(|read| call(&read, &mut Drivers::of(job), library, more)))
 }
 
-/// Builds the kernel of a job into a file, by `write`, and says what is wrong where that fails; whether it
-/// went well. The words are its parameters, as `name=value`.
+/// Builds the kernel of a job into a file, by `write`, and prints errors; returns whether that went well. The
+/// words are the parameters, as `name=value`.
 pub fn build(job: &Path, into: &Path, words: &[String], write: Write) -> bool {
     let built = |read: Job| gpu::build(&read, &mut Drivers::of(job), into, words, write);
     say(Job::read(job).and_then(built).map(|()| None))
 }
 
-/// Calls kernels as [`serve`] does, or builds them where something is given that writes files, until there is
-/// no more to do: the words of each are a line of standard input, and [`Done`] is the answer. The caller has
-/// no other thread.
+/// Serves pieces of work until standard input ends: calls kernels as [`serve`] does or, given `write`, builds
+/// them. Each line of standard input has the words of a piece of work, and each answer is a [`Done`]. The
+/// caller has no other thread.
 pub fn stay(job: &Path, write: Option<Write>) -> bool {
     let read = match Job::read(job) {
         Ok(read) => read,

@@ -1,4 +1,4 @@
-//! Workers, timing and verification: the side of the tuner that touches the machine.
+//! Workers, timing and verification: the part of the tuner that touches the machine.
 //!
 //! Entry points: [`Device`] measures candidates in worker processes, [`worker::serve`] is such a process,
 //! [`host::target`] says what machine this is, [`peak::gflops`] what it can do at best.

@@ -1,5 +1,4 @@
-//! What the system allows this process: quotas and limits of its control groups, and those of the process
-//! itself.
+//! Limits that the system sets to this process: quotas and limits of its control groups, and its own limits.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -35,7 +34,7 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// What makes times on so many threads, or runs, other than they would be.
+    /// Warns of limits that distort the times of `threads` threads, or end runs.
     pub fn warnings(&self, threads: usize) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Some(cpus) = self.cpus.filter(|&cpus| cpus < threads as f64) {
@@ -51,7 +50,7 @@ impl Allowed {
         warnings
     }
 
-    /// What this process may use.
+    /// Limits of this process.
     pub fn here() -> Allowed {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let folders = folders(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
@@ -69,7 +68,7 @@ impl Allowed {
         }
     }
 
-    /// What the files of control groups, nested as they may be, allow together: the tightest of each.
+    /// Limits of nested control groups, the tightest of each kind.
     fn by_groups(folders: &[Folder], read: &dyn Fn(&Folder, &str) -> Option<String>) -> Allowed {
         let mut all = Allowed::default();
         for folder in folders {
@@ -118,8 +117,8 @@ pub fn address_space_bytes() -> u64 {
     pages.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
-/// Prepares a process for limits that it may come to. What writes beyond the largest file is told so; what
-/// ends by a signal for want of CPU time or memory says so in a line, and ends with exit code 1. Workers only
+/// Prepares a process for limits that it may exceed: a write beyond the largest file is an error, and a
+/// signal for want of CPU time or memory prints a line and ends the process with exit code 1. Workers only
 /// need the former, which they inherit.
 pub fn meet() {
     extern "C" fn end(signal: libc::c_int) {
@@ -149,7 +148,7 @@ enum Version {
     Two,
 }
 
-/// Where the files of a control group are.
+/// Folder of a control group's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Folder {
     version: Version,
@@ -189,16 +188,16 @@ fn folders(groups: &str, mounts: &str) -> Vec<Folder> {
 /// A mounted tree of control groups.
 struct Mount<'a> {
     version: Version,
-    /// Which part of the tree is mounted …
+    /// Part of the tree that is mounted.
     root: PathBuf,
-    /// … and where.
+    /// Mount point.
     point: PathBuf,
     /// With the names of its controllers among them.
     options: &'a str,
 }
 
 impl Mount<'_> {
-    /// What a line of the list of mounts says, if it is of control groups.
+    /// Parses a line of the list of mounts; `None` where it is not of control groups.
     fn of(line: &str) -> Option<Mount<'_>> {
         // "36 25 0:31 /root /point rw,relatime shared:7 - cgroup cgroup rw,cpu,cpuacct"
         let (place, source) = line.split_once(" - ")?;
@@ -225,7 +224,7 @@ fn unescaped(text: &str) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(&bytes))
 }
 
-/// What there is to do about a refusal of the system, in brackets; empty where nobody knows.
+/// Advice on a refusal of the system, in brackets; empty where there is none.
 pub fn advice(refusal: &io::Error) -> String {
     let what = match refusal.raw_os_error() {
         Some(libc::EFBIG) => "files may not be larger: raise `ulimit -f`",

@@ -1,4 +1,4 @@
-//! Files as memory: what is read of them comes from the system's cache, and is there once for all processes.
+//! Memory-mapped files: their pages come from the system's cache, shared by all processes.
 
 use std::fs::File;
 use std::io;
@@ -64,8 +64,7 @@ pub fn map(file: &File) -> io::Result<Bytes> {
     Ok(Bytes::from_owner(Mapped { pointer, len }))
 }
 
-/// Lets go of the memory of all mappings. What is read again comes from the file, or the system's cache of
-/// it.
+/// Releases the memory of all mappings. Later reads come from the file, or the system's cache of it.
 pub fn let_go() {
     for &(start, len) in mappings().iter() {
         // SAFETY: the lock keeps the mapping there; its pages are the file's, so that nothing is lost.
@@ -73,9 +72,9 @@ pub fn let_go() {
     }
 }
 
-/// Has this process say so, and end as on bad input, where it touches a mapping behind the end of its file.
+/// Has this process say so, and exit as on bad input, when it touches a mapping beyond the end of its file.
 pub fn tell_of_shrinking() {
-    /// That the address has no memory behind it, among the reasons for the signal.
+    /// `BUS_ADRERR`: the address has no memory behind it.
     const NO_MEMORY_THERE: i32 = 2;
     extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
         // SAFETY: the system passes what it knows of the signal; the calls may be made in a handler. Any

@@ -37,7 +37,7 @@ impl Drop for Map {
 }
 
 impl Map {
-    /// What comes before so many bytes of it, and the rest.
+    /// Splits the mapping at an offset.
     fn split_at(self, at: usize) -> (Map, Map) {
         let (base, len) = (self.base, self.len);
         assert!(at <= len, "{at} of {len}");
@@ -104,7 +104,7 @@ impl Fenced {
         Ok(copy)
     }
 
-    /// A buffer of so many bytes, zeroed, aligned to 4096, and to large pages where it fills some.
+    /// Allocates `n_bytes` zeroed bytes, aligned to 4096, and to huge pages where they fill some.
     ///
     /// # Errors
     /// Where memory, or the limit on it, does not suffice.
@@ -127,8 +127,8 @@ impl Fenced {
         Ok(fenced)
     }
 
-    /// Makes it this large, with canaries right behind; the contents are lost where it has to grow. It must
-    /// be writable.
+    /// Resizes the buffer, with canaries right behind; its contents are lost where it has to grow. It must be
+    /// writable.
     ///
     /// # Errors
     /// Where memory, or the limit on it, does not suffice.
@@ -248,8 +248,8 @@ impl Pages {
         }
     }
 
-    /// A buffer of so many bytes with anything in it, of these pages as far as they go. All of it has been
-    /// touched, so that no kernel pays for that.
+    /// Takes a buffer of `n_bytes` undefined bytes from these pages, as far as they go. All of it has been
+    /// touched, so that no kernel pays for page faults.
     ///
     /// # Errors
     /// Where memory, or the limit on it, does not suffice.
@@ -274,7 +274,7 @@ impl Pages {
     }
 }
 
-/// Numbers of which any bit pattern is valid.
+/// Types of numbers of which any bit pattern is valid.
 pub trait Plain: Copy {}
 impl Plain for u8 {}
 impl Plain for f32 {}

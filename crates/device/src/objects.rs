@@ -14,7 +14,7 @@ const HEADER_BYTES: u64 = 8;
 /// written, the last.
 pub struct Objects {
     file: File,
-    /// Where the next object to read begins.
+    /// Offset of the next object to read.
     at: u64,
 }
 
@@ -31,7 +31,7 @@ pub fn make_appending(file: &File) -> io::Result<()> {
 }
 
 impl Objects {
-    /// Those in a file that is appended to.
+    /// Reads the objects of a file that is appended to.
     pub fn new(file: File) -> Objects {
         Objects { file, at: 0 }
     }
@@ -52,7 +52,7 @@ impl Objects {
         self.file.write_all(&record)
     }
 
-    /// The next object that another process has added, if there is one yet.
+    /// Reads the next object that another process has added, if there is one yet.
     ///
     /// # Errors
     /// Where the file cannot be read.

@@ -34,30 +34,30 @@ pub const CPU_PACKAGE: &str = "pocl-opencl-icd";
 const WARP_SIZE_NV: u32 = 0x4003;
 const WAVEFRONT_WIDTH_AMD: u32 = 0x4043;
 
-/// Why there is no OpenCL device, or a call of one failed.
+/// Reason why there is no OpenCL device, or why a call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenClError {
-    /// There is nothing to call.
+    /// Missing loader.
     #[error("no OpenCL loader is installed; Debian and Ubuntu: apt install {LOADER_PACKAGE}")]
     NoLoader,
-    /// There is nobody behind it.
+    /// Missing platforms.
     #[error(
         "no OpenCL device is installed; the driver of a GPU brings one, and for this CPU, on Debian and Ubuntu: \
          apt install {CPU_PACKAGE}"
     )]
     NoDevices,
-    /// There are fewer.
+    /// A number beyond the devices.
     #[error("there is no OpenCL device {number}; there are {known}")]
     NoSuchDevice {
         /// The number asked for.
         number: usize,
-        /// Those there are.
+        /// Devices that exist.
         known: String,
     },
     /// A call failed.
     #[error("OpenCL: {what}: {name} ({code})", name = cl3::error_codes::error_text(*.code))]
     Call {
-        /// What was to be done.
+        /// Action that failed.
         what: &'static str,
         /// The error's number.
         code: i32,
@@ -73,7 +73,7 @@ pub enum OpenClError {
     /// A program was not built.
     #[error("the OpenCL compiler refuses the code: {log}")]
     Build {
-        /// What the compiler says.
+        /// Log of the compiler.
         log: String,
     },
 }
@@ -94,11 +94,11 @@ fn failed(what: &'static str) -> impl Fn(cl_int) -> OpenClError {
 /// An OpenCL device of this machine.
 #[derive(Debug, Clone)]
 pub struct OpenClDevice {
-    /// What it calls itself.
+    /// Name that the device gives itself.
     pub name: String,
     /// The platform that it belongs to, with its version.
     pub platform: String,
-    /// It as a target.
+    /// Target of the device.
     pub target: Target,
     /// Whether it is this machine's CPU: what builds takes its cores away.
     pub is_cpu: bool,
@@ -139,7 +139,7 @@ pub fn devices() -> Result<Vec<OpenClDevice>, OpenClError> {
     if found.is_empty() { Err(OpenClError::NoDevices) } else { Ok(found) }
 }
 
-/// The device of a number.
+/// Finds the device of a number.
 ///
 /// # Errors
 /// As [`devices`], and where there are fewer.
@@ -243,7 +243,7 @@ impl Drop for Handles {
 }
 
 impl Context {
-    /// One for a device.
+    /// Opens a context on a device.
     ///
     /// # Errors
     /// Where the driver refuses.
@@ -261,7 +261,7 @@ impl Context {
         Ok(Context(Arc::new(Handles { device, context, queue })))
     }
 
-    /// What parts of memory begin at a multiple of, in bytes.
+    /// Alignment of parts of memory, in bytes.
     ///
     /// # Errors
     /// Where the driver does not say.
@@ -351,7 +351,7 @@ impl DeviceMemory for Buffers {
 }
 
 impl Memory {
-    /// Memory of so many bytes, of which nothing is known.
+    /// Allocates memory of `n_bytes` undefined bytes.
     ///
     /// # Errors
     /// Where the device has not so much.
@@ -371,7 +371,7 @@ impl Memory {
         Guarded::inside(Buffers { context: context.clone(), whole, inner }, n_bytes)
     }
 
-    /// What lies between the canaries, as libraries take it.
+    /// Handle of the memory between the canaries, for libraries.
     pub fn handle(&self) -> *mut c_void {
         self.whole().inner
     }
@@ -419,7 +419,7 @@ impl Code {
         Code { context: context.clone(), program: program.map_err(failed("a program"))? }.built(options)
     }
 
-    /// What [`Code::binary`] gave in another process, for the same device.
+    /// Loads the result of [`Code::binary`] in another process, for the same device.
     ///
     /// # Errors
     /// Where the driver refuses it.
@@ -441,7 +441,7 @@ impl Code {
         }
     }
 
-    /// It in the driver's own form.
+    /// Code in the driver's own form.
     ///
     /// # Errors
     /// Where the driver has none.
@@ -468,9 +468,9 @@ pub struct Launch {
     kernel: cl_kernel,
     n_work_items: [usize; 3],
     group: [usize; 3],
-    /// What it is run on lives as long as it: memory …
+    /// Arguments, kept alive as long as the launch: buffers.
     arguments: Vec<KernelArgument<Memory>>,
-    /// … and parts of it.
+    /// Sub-buffers among the arguments.
     parts: Vec<cl_mem>,
 }
 
@@ -492,7 +492,7 @@ impl Drop for Launch {
 }
 
 impl Launch {
-    /// A kernel by its name, with so many groups of so many threads, on these arguments.
+    /// Prepares the launch of a kernel by its name, with work-groups, work-items and arguments.
     ///
     /// # Errors
     /// Where there is no such kernel, or its arguments are others.
@@ -555,7 +555,7 @@ impl Launch {
         Ok((threads, asked(kernel_api::CL_KERNEL_LOCAL_MEM_SIZE)?.to_ulong()))
     }
 
-    /// Has the driver make its code ready, as some do only when a kernel runs: one group of it does.
+    /// Has the driver prepare the code, as some do only when a kernel runs: runs one work-group.
     ///
     /// # Errors
     /// Where that fails.
@@ -589,7 +589,7 @@ fn kernel_of(code: &Code, name: &CStr) -> Result<cl_kernel, OpenClError> {
     kernel_api::create_kernel(code.program, name).map_err(failed("a kernel"))
 }
 
-/// Runs kernels one after the other, so many times; nanoseconds of the device from the beginning of the first
+/// Runs kernels in order, `n_times` over; returns nanoseconds of the device from the beginning of the first
 /// to the end of the last, by the clock of the host where the device has none.
 ///
 /// # Errors
@@ -607,9 +607,9 @@ pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, 
     Ok(events.span_ns(event_api::CL_PROFILING_COMMAND_START)?.unwrap_or(took_ns))
 }
 
-/// Has the device do so many times what `put` puts into the context's queue; its nanoseconds, by the clock of
-/// the host where the device has none. Once more is done before, so that the device waits for nothing while
-/// the host asks for the first.
+/// Runs `n_times` the commands that `put` puts into the context's queue; returns nanoseconds of the device,
+/// or of the host's clock where the device has none. The commands run once before, so that the device does
+/// not wait for the host to submit the first.
 ///
 /// # Errors
 /// Where `put` or the driver refuses, or something of it fails.

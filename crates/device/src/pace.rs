@@ -1,4 +1,4 @@
-//! How fast the cores run at the moment, against what they can do.
+//! Pace of the cores: how fast they run at the moment, relative to what they can do.
 //!
 //! On a shared machine others slow the cores down for milliseconds or for seconds at a time: a hardware
 //! thread on the same core takes two fifths of its speed. A kernel that is timed just then is no slower for
@@ -24,11 +24,12 @@ const MOST: f64 = 2.0;
 /// How long the first looks take, and the pause between two of them.
 const FIRST_LOOKS: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(200);
-/// Looks that are remembered …
+/// Looks that are remembered.
 const N_LOOKS: usize = 4096;
-/// … of which one in so many was undisturbed, so that its time is what the cores can do …
+/// Share of the looks taken for undisturbed, as one in this many: the quantile that gives the cores' best
+/// time.
 const UNDISTURBED: usize = 20;
-/// … which is found anew after so many.
+/// Looks after which the cores' best time is computed anew.
 const RENEWAL: usize = 128;
 
 /// The pace of the cores that a pool's threads run on.
@@ -37,7 +38,7 @@ pub struct Pace {
     /// Nanoseconds of the last looks, in a ring.
     looks_ns: Vec<f64>,
     n_looks: usize,
-    /// What the cores can do.
+    /// Nanoseconds of a look on undisturbed cores.
     undisturbed_ns: f64,
 }
 
@@ -149,7 +150,8 @@ impl Default for Variation {
     }
 }
 
-/// What the pace at both ends of a run tells of that in between, as a logarithm: the longer it is, the less.
+/// Logarithm of the pace during a run, estimated from that at its ends: the longer the run, the less they
+/// tell.
 fn log_pace_meanwhile(ns: f64, pace: f64) -> f64 {
     pace.ln() / (1.0 + ns / SPELL_NS)
 }
@@ -179,8 +181,7 @@ impl Variation {
         ns / (self.sensitivity() * log_pace_meanwhile(ns, pace)).exp()
     }
 
-    /// By what factor the mean of so many samples may be too large by chance, seldom by more: two standard
-    /// deviations.
+    /// Factor by which the mean of `n_samples` samples may be too large by chance: two standard deviations.
     pub fn by_chance(&self, n_samples: usize) -> f64 {
         (2.0 * (self.noise / self.n_free / n_samples as f64).sqrt()).exp()
     }

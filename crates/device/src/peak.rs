@@ -7,18 +7,18 @@ use tilewright_ir::expr::{BinaryOp, Expr, ReduceOp};
 use tilewright_ir::{Buffer, Cond, DType, Index, Loop, LoopKind, Program, Role, Scope, Stmt, Target};
 use tilewright_runtime::Pool;
 
-/// Why the peak is not known.
+/// Reason why the peak is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum PeakError {
-    /// There is no code for it.
+    /// Failure to generate code.
     #[error(transparent)]
     Compile(#[from] CompileError),
     /// The system refuses threads.
     #[error("no {n_threads} threads: {refused}")]
     Threads {
-        /// So many were asked for.
+        /// Threads asked for.
         n_threads: usize,
-        /// What the system says.
+        /// Error of the system.
         refused: std::io::Error,
     },
 }
@@ -26,8 +26,8 @@ pub enum PeakError {
 /// Multiply-adds that each vector register gets in one run.
 const ROUNDS: i64 = 100_000;
 
-/// Measured peak in GFLOP/s of `n_threads` threads: independent sums of vectors that stay in registers, so
-/// many that none waits for the one before it, the fastest of some hundred runs.
+/// Measures the peak of `n_threads` threads, in GFLOP/s: the fastest of some hundred runs of sums of vectors
+/// in registers, with enough independent chains to hide the latency.
 ///
 /// # Errors
 /// Where the target is not one that this process can run, code generation fails or the system refuses

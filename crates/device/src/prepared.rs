@@ -1,4 +1,4 @@
-//! What `prepare` parts have made, kept for all candidates that ask for the same.
+//! Buffers made by `prepare` parts, kept for all candidates that ask for the same.
 
 use crate::memory::Fenced;
 use std::collections::{BTreeSet, HashMap};
@@ -26,7 +26,7 @@ impl Prepared {
         Ok(Prepared { buffers })
     }
 
-    /// Where the buffer of a name begins.
+    /// Address of the buffer of a name.
     ///
     /// # Panics
     /// Where there is none of that name.
@@ -39,10 +39,10 @@ impl Prepared {
     }
 }
 
-/// What says everything about a `prepare` part.
+/// Complete description of a `prepare` part.
 #[derive(Clone, PartialEq)]
 pub struct Recipe {
-    /// Its statements, and the declarations of what they touch.
+    /// Statements, and the declarations of the buffers that they touch.
     text: String,
     /// Names of the kept buffers that it fills.
     fills: Vec<String>,
@@ -95,12 +95,12 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// One that forgets what is not in use beyond so many bytes.
+    /// A cache that evicts unused buffers beyond `limit_bytes`.
     pub fn new(limit_bytes: u64) -> Cache {
         Cache { entries: Vec::new(), limit_bytes }
     }
 
-    /// What a recipe has made.
+    /// Buffers that a recipe has made.
     pub fn get(&mut self, recipe: &Recipe) -> Option<Arc<Prepared>> {
         let at = self.entries.iter().position(|(r, _)| r == recipe)?;
         let entry = self.entries.remove(at);
@@ -113,7 +113,7 @@ impl Cache {
         self.entries.push((recipe, prepared));
     }
 
-    /// Makes room for so many bytes: the buffers, writable, of what has to be forgotten for that.
+    /// Evicts unused entries until `n_bytes` more fit the limit, and returns their buffers, writable.
     pub fn forget_for(&mut self, n_bytes: u64) -> Vec<Fenced> {
         let mut held: u64 = self.entries.iter().map(|(_, p)| p.n_bytes()).sum::<u64>().saturating_add(n_bytes);
         let goes = |(_, prepared): &mut (Recipe, Arc<Prepared>)| {

@@ -4,23 +4,23 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use tilewright_tune::{Conditions, ErrorClass};
 
-/// Which thread of a worker a request is for, and a reply from. Each does one thing at a time.
+/// Thread of a worker. Each serves one request at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lane {
-    /// The one that builds.
+    /// The thread that builds.
     Build,
     /// The one that runs kernels.
     Test,
 }
 
-/// What a worker is asked to do.
+/// Request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Build a program and keep it under a number.
     Build {
         /// The number.
         id: u64,
-        /// What to build.
+        /// Source of the program.
         source: Source,
         /// Whether code that is made quickly will do.
         quickly: bool,
@@ -48,7 +48,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Which thread it is for.
+    /// Thread that serves the request.
     pub fn lane(&self) -> Lane {
         match self {
             // In the order in which they are asked, so that what is dropped is there.
@@ -58,7 +58,7 @@ impl Request {
     }
 }
 
-/// What a program is built from.
+/// Source of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
     /// Schedule steps, one a line, for the workload the worker was started for.
@@ -67,14 +67,14 @@ pub enum Source {
     Lowered(String),
 }
 
-/// What a timed run finds in the caches.
+/// State of the caches before a timed run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Caches {
-    /// What the run before it left there.
+    /// Warm, as the run before left them.
     #[default]
     Warm,
-    /// The same without constants and what is made of them: as in a model whose weights do not stay in the
-    /// caches from one run of it to the next, while what a kernel reads was just written by the one before.
+    /// Warm, but without constants and buffers made of them: as in a model whose weights do not stay in the
+    /// caches from one run to the next, while a kernel's inputs were just written by the kernel before.
     ColdConstants,
     /// Nothing.
     Cold,
@@ -83,22 +83,22 @@ pub enum Caches {
 /// How a kernel is timed.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Plan {
-    /// Sampling goes on until so many nanoseconds were spent in the kernel …
+    /// Least time spent in samples, in nanoseconds.
     pub min_time_ns: f64,
-    /// … and at least so many samples are there.
+    /// Least number of samples.
     pub min_samples: u32,
     /// The first run counts as timed, because no other kernel runs meanwhile, if with the comparison of its
     /// answer it takes no longer than this.
     pub alone_ns: f64,
     /// Median of a kernel that leads so far: one that is clearly slower is not sampled further.
     pub leading_ns: Option<f64>,
-    /// What a run finds in the caches.
+    /// State of the caches before a run.
     pub caches: Caches,
     /// Whether times are what undisturbed cores would take, not what these took.
     pub at_best_pace: bool,
 }
 
-/// What a worker answers, with the thread that does.
+/// Reply of a worker, with the thread that sends it.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
     /// The worker is ready.
@@ -135,7 +135,7 @@ pub enum Reply {
         /// Whether it is timed at once, as it was alone or is hopeless: [`Reply::Timed`] is next.
         is_timed: bool,
     },
-    /// The program took so long.
+    /// Times of the program.
     Timed {
         /// The number that the program is kept under.
         id: u64,
@@ -152,9 +152,9 @@ pub enum Reply {
     Failed {
         /// The program's number.
         id: u64,
-        /// Why, as a class …
+        /// Class of the failure.
         class: ClassName,
-        /// … and in words.
+        /// Description of the failure.
         message: String,
         /// Whether that is for want of memory.
         lacks_memory: bool,
@@ -195,7 +195,7 @@ impl TryFrom<String> for ClassName {
     }
 }
 
-/// What a worker is started with: its first line of input.
+/// Assignment of a worker: its first line of input.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Assignment {
     /// The workload's text.
@@ -208,13 +208,13 @@ pub struct Assignment {
     pub cpus: Vec<usize>,
     /// File descriptor, inherited, of the data: inputs and reference outputs.
     pub data_fd: i32,
-    /// Where each argument's data begins in it: an input's contents, or an output's reference as `f64`.
+    /// Offset of each argument's data: an input's contents, or an output's reference as `f64`.
     pub data_offsets: Vec<u64>,
     /// Descriptor of the file of objects that the workers share.
     pub objects_fd: i32,
     /// Address space the worker may use beyond what it has at its start, in bytes.
     pub memory_bytes: u64,
-    /// Where drivers of devices may keep what they compile.
+    /// Folder in which drivers of devices may cache compiled code.
     #[serde(default)]
     pub drivers_folder: Option<PathBuf>,
     /// The runner on which kernels run, where that is not this machine.

@@ -1,5 +1,5 @@
-//! Devices without a compiler: a program in C, the [`SOURCE`], runs kernels there. It is started by a command
-//! of the user's, such as `ssh pi ./tw-run`, and takes frames on its standard input.
+//! Runners: devices without a compiler, on which a program in C, the [`SOURCE`], runs kernels. A command of
+//! the user's starts it, such as `ssh pi ./tw-run`, and it takes frames on its standard input.
 
 use crate::command::{Template, TemplateError};
 use crate::workers::describe;
@@ -28,7 +28,7 @@ const MOST_BYTES: u64 = 1 << 36;
 /// Bytes of a frame before its payload.
 const HEAD: usize = 16;
 
-/// What it is asked for; the numbers are those of the source.
+/// Request to a runner; the numbers are those of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Ask {
@@ -43,10 +43,10 @@ pub(crate) enum Ask {
     State,
 }
 
-/// Why a runner has not done what it was asked for.
+/// Reason why a runner did not serve a request.
 #[derive(Debug, thiserror::Error)]
 pub enum RunnerError {
-    /// The command is none.
+    /// An invalid command.
     #[error("`{command}` is no command: {reason}")]
     Command {
         /// The command.
@@ -54,10 +54,10 @@ pub enum RunnerError {
         /// Why.
         reason: String,
     },
-    /// Its process is gone, or was never there.
+    /// A process that ended or never started.
     #[error("the runner is gone: {0}")]
     Gone(String),
-    /// It says nothing.
+    /// Timeout.
     #[error("the runner did not answer within {} s", .0.as_secs_f64())]
     Silent(Duration),
     /// The kernel was ended by a signal.
@@ -69,13 +69,13 @@ pub enum RunnerError {
     /// The kernel wrote around its buffers.
     #[error("it wrote outside its buffers")]
     Fence,
-    /// There is no memory, or more than the limit is asked for.
+    /// Lack of memory, or a request beyond the limit.
     #[error("the device has no memory for it, or not that much may be used")]
     NoMemory,
-    /// It refuses.
+    /// Refusal of the runner.
     #[error("the runner refuses: {0}")]
     Refused(String),
-    /// It is no runner, or not of this version.
+    /// A program that is not a runner, or of another version.
     #[error("the command starts no runner of this version: {0} (compile what `tilewright runner` writes)")]
     NotThis(String),
 }
@@ -87,12 +87,12 @@ impl RunnerError {
     }
 }
 
-/// What a runner says of its device.
+/// Device of a runner, as the runner reports it.
 #[derive(Debug, Clone)]
 pub struct Hello {
     /// The device as a target: the CPU by its name where that is known.
     pub target: Target,
-    /// What the CPU has besides what every one of its family has, in LLVM's words.
+    /// Features of the CPU beyond what every one of its family has, as LLVM names them.
     pub features: Vec<String>,
     /// The CPU in the system's words.
     pub cpu: String,
@@ -109,7 +109,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// What a runner's lines say.
+    /// Parses the lines of a runner's greeting.
     fn parse(text: &str) -> Result<Hello, RunnerError> {
         let values: HashMap<&str, &str> = text.lines().filter_map(|line| line.split_once('=')).collect();
         let get = |key: &str| values.get(key).copied().unwrap_or_default();
@@ -144,7 +144,7 @@ impl Hello {
         })
     }
 
-    /// Why code for a target does not run there, if so.
+    /// Reason why code for a target does not run there, if so.
     pub fn obstacle(&self, target: &Target) -> Option<String> {
         if target.arch != self.target.arch {
             return Some(format!("it is {}, and not {}", self.target.arch.name(), target.arch.name()));
@@ -157,7 +157,7 @@ impl Hello {
     }
 }
 
-/// What a runner's lines say of its machine meanwhile.
+/// Parses the lines in which a runner reports its machine's conditions.
 pub(crate) fn conditions(lines: &[u8]) -> Conditions {
     let text = String::from_utf8_lossy(lines);
     let values: HashMap<&str, &str> = text.lines().filter_map(|line| line.split_once('=')).collect();
@@ -195,7 +195,7 @@ pub(crate) struct Runner {
 type Answer = (u32, u32, Vec<u8>);
 
 impl Runner {
-    /// One that a command starts, without a shell.
+    /// Starts a runner by a command, without a shell.
     ///
     /// # Errors
     /// [`RunnerError`] where it does not start, or is none.
@@ -246,7 +246,7 @@ impl Runner {
         Ok(runner)
     }
 
-    /// What it says of its device.
+    /// Device of the runner.
     pub fn hello(&self) -> &Hello {
         &self.hello
     }
@@ -323,7 +323,7 @@ fn end_with_this(command: &mut Command) {
     }
 }
 
-/// What the runner that a command starts says of its device.
+/// Asks the runner that a command starts for its device.
 ///
 /// # Errors
 /// [`RunnerError`] where it does not start, or is none.
@@ -356,7 +356,7 @@ mod tests {
         Some((folder, command))
     }
 
-    /// What comes of machine code, which is given one buffer, a page of scratch memory, and 0.2 s.
+    /// Runs machine code, which is given a buffer, a page of scratch memory, and 0.2 s.
     fn end_of(runner: &mut Runner, code: &[u8]) -> Result<Vec<u8>, RunnerError> {
         let page = runner.hello.page_bytes as usize;
         let mut payload = (page as u64).to_le_bytes().to_vec();

@@ -1,4 +1,4 @@
-//! What confines processes that run candidates: they compute, on memory that they have, and answer on their
+//! Sandbox of processes that run candidates: they compute, on memory that they have, and answer on their
 //! standard output.
 //!
 //! Landlock keeps files from being written, programs from being run, and connections and signals from going
@@ -149,11 +149,11 @@ const OPENING: &[libc::c_long] = &[
 /// How strict the filters are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// Code of our own making: what is not allowed is refused.
+    /// For code that this program generates: calls that are not allowed are refused.
     Own,
-    /// Code of others, which is still to be loaded: what is hostile ends the process.
+    /// For others' code that is not loaded yet: hostile calls end the process.
     Loading,
-    /// The same once it is loaded: it opens no files any more.
+    /// Strict once loaded: it may no longer open files.
     Loaded,
 }
 
@@ -162,7 +162,7 @@ fn is_wanted() -> bool {
     std::env::var_os(VARIABLE).is_none_or(|value| value != "off")
 }
 
-/// What there is on this machine to confine processes with, in words.
+/// Names the mechanisms of this machine that confine processes.
 pub fn name() -> &'static str {
     let has_landlock = std::fs::read_to_string("/sys/kernel/security/lsm").is_ok_and(|all| all.contains("landlock"));
     match (is_wanted(), has_landlock, std::path::Path::new("/proc/sys/kernel/seccomp").exists()) {

@@ -9,7 +9,7 @@ const LONG_NS: f64 = 50e6;
 /// Work that lost a core meanwhile is timed anew, so often at most.
 pub const MOST_TRIES: u32 = 3;
 
-/// Nanoseconds of some work on so many threads, the calling one among them; at least 1.
+/// Times `work`, in nanoseconds, which uses `n_threads` threads including the calling one; at least 1.
 ///
 /// On one thread the time is what the thread had a core for: it stands still while another process, or
 /// another machine on the same host, has the core. On several it is time on the wall: while one of them
@@ -20,7 +20,8 @@ pub fn time_ns(n_threads: usize, most_tries: u32, work: impl FnMut()) -> f64 {
     time(n_threads, most_tries, work).0
 }
 
-/// The same, and whether that is the time of the work alone, as far as the calling thread can tell.
+/// Times `work` as [`time_ns`] does, and tells whether the time is that of the work alone, as far as the
+/// calling thread can tell.
 pub fn time(n_threads: usize, most_tries: u32, mut work: impl FnMut()) -> (f64, bool) {
     let (mut time_ns, mut most_share) = (1.0, -1.0);
     for _ in 0..most_tries {

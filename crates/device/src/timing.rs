@@ -1,4 +1,10 @@
-//! Timing a kernel that has been found right.
+//! Timing of kernels that have been found right.
+//!
+//! A kernel without hope against the leading time is pruned: after the run that checked it
+//! ([`HOPELESS_CHECKED`], [`HOPELESS_CHECKED_LONG`] and, where nothing else ran meanwhile,
+//! [`HOPELESS_FIRST`], [`HOPELESS_VERY_LONG`]) or while it is sampled ([`HOPELESS_WARM`]). Only runs longer
+//! than [`LONG_NS`] tell that early, and from them the time is taken off that cold caches
+//! ([`COLD_NS_A_BYTE`]) and waiting for a core ([`WAIT_NS`]) may have cost.
 
 use crate::device::Round;
 use crate::pace::Variation;
@@ -7,37 +13,38 @@ use crate::stopwatch::{MOST_TRIES, time_ns};
 
 /// A shorter sample averages several runs, so that reading the clock and looking at the pace do not count.
 const MIN_SAMPLE_NS: f64 = 100_000.0;
-/// A kernel is not timed if the run that checked it, beside other work, took this many times the leading time
-/// …
+/// Multiple of the leading time that prunes a kernel by the run that checked it, beside other work.
 const HOPELESS_CHECKED: f64 = 2.0;
-/// … or this many times, where that run took longer than this …
+/// Multiple of the leading time that prunes a kernel by such a run of more than [`CHECKED_LONG_NS`].
 const HOPELESS_CHECKED_LONG: f64 = 1.05;
 const CHECKED_LONG_NS: f64 = 1e9;
-/// … without the time that one of several threads may have waited for a core on which another candidate is
-/// built …
+/// Time that one of several threads may have waited for a core on which another candidate is built, in
+/// nanoseconds.
 const WAIT_NS: f64 = 10e6;
-/// … nor timed again where its first run alone took this many times the leading time …
+/// Multiple of the leading time that prunes a kernel by a first run without other work beside it.
 const HOPELESS_FIRST: f64 = 1.15;
-/// … where such a run is long, …
+/// Least length of a first run that may prune its kernel, in nanoseconds.
 const LONG_NS: f64 = 1e6;
-/// … without its wait for main memory: others had the caches before it, and a core gets some 10 GB/s. 12 of
-/// the 15 best of 150 configurations had been given up for that (Zen 4, 2026-11-22).
+/// Time that a first run waits for main memory, as others had the caches before it: a core gets some 10 GB/s.
+/// Without it, 12 of the 15 best of 150 configurations had been pruned (Zen 4, 2026-11-22).
 const COLD_NS_A_BYTE: f64 = 0.1;
-/// A first run longer than this …
+/// Least length of a first run that [`HOPELESS_VERY_LONG`] judges, in nanoseconds: noise is a small part of
+/// it.
 const VERY_LONG_NS: f64 = 4e6;
-/// … takes more than this many times the leading time only where the kernel does.
+/// Multiple of the leading time that prunes a kernel by a very long first run.
 const HOPELESS_VERY_LONG: f64 = 1.05;
-/// A kernel whose fastest warm sample takes this many times the leading time is not sampled further …
+/// Multiple of the leading time at which the fastest warm sample of a kernel ends its sampling.
 const HOPELESS_WARM: f64 = 1.05;
-/// … once it was sampled for so long.
+/// Least time of samples before a kernel may be pruned by them, in nanoseconds.
 const ENOUGH_NS: f64 = 0.5e6;
-/// If cold caches are no larger part of the warm-up than this, it is a sample if one will do …
+/// Largest share of cold caches in a warm-up run that counts as a sample, if one will do.
 const COLD_AT_MOST: f64 = 0.1;
-/// … or if it alone takes this many times the time to spend.
+/// Multiple of the time to spend beyond which a warm-up run, or the samples so far, suffice.
 const WARM_ENOUGH: f64 = 10.0;
-/// Emptying all caches may take this many times the time to spend, and emptying them of constants that time …
+/// Most time for emptying all caches, as a multiple of the time to spend; emptying them of constants may take
+/// that time once.
 pub const MOST_FLUSHING: u32 = 10;
-/// … once there are so many cold samples: one alone may have met anything.
+/// Least number of cold samples: a single one may be disturbed.
 const FEW_COLD: usize = 3;
 /// Constants of no more bytes are at hand before it matters that they were not.
 const FEW_BYTES: u64 = 16 << 10;
@@ -69,13 +76,13 @@ impl First {
         self.checked_ns <= plan.alone_ns
     }
 
-    /// Its nanoseconds and its pace, where that counts.
+    /// Nanoseconds of the run, and the pace where times are corrected by it.
     fn timed(&self, plan: &Plan) -> (f64, f64) {
         (self.ns, if plan.at_best_pace { self.pace } else { 1.0 })
     }
 }
 
-/// What a kernel takes of the machine.
+/// Demands of a kernel on the machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
     /// Threads that it runs on.
@@ -93,11 +100,11 @@ impl Size {
 
 /// A kernel to time, which has been run before, when it was checked.
 pub struct Subject<'a> {
-    /// Runs it so many times in a row and tells the nanoseconds that took.
+    /// Runs the kernel as often as told, in a row, and returns the nanoseconds.
     pub run: &'a mut dyn FnMut(u32) -> f64,
-    /// What it takes of the machine.
+    /// Demands of the kernel.
     pub size: Size,
-    /// Empties the caches and tells the nanoseconds that took, which are none of the kernel's.
+    /// Empties the caches and returns the nanoseconds, which do not count as the kernel's.
     pub flush: &'a mut dyn FnMut() -> f64,
     /// Tells how many times as long as they can the cores take at the moment.
     pub pace: &'a mut dyn FnMut() -> f64,
@@ -108,8 +115,8 @@ fn is_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, n_sampl
     plan.leading_ns.is_some_and(|leading| ns > factor * variation.by_chance(n_samples) * leading)
 }
 
-/// The same of a first run, of which `not_its_ns` may be owed to cold caches or to waiting; only a long one
-/// tells.
+/// Whether a first run prunes its kernel; `not_its_ns` of it may be owed to cold caches or to waiting. Only a
+/// long run tells.
 fn is_first_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, not_its_ns: f64) -> bool {
     plan.caches == Caches::Warm && ns > LONG_NS && is_hopeless(plan, variation, ns - not_its_ns, factor, 1)
 }
@@ -119,7 +126,7 @@ fn hopeless_first(ns: f64) -> f64 {
     if ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST }
 }
 
-/// What is known of a kernel by the run in which it was checked, where no more is needed: it has no hope.
+/// Samples of a kernel that the run in which it was checked already prunes.
 pub fn at_first(plan: &Plan, variation: &Variation, first: First, size: Size) -> Option<Samples> {
     let (ns, pace) = first.timed(plan);
     let ns = variation.undisturbed_ns(ns, pace);
@@ -132,7 +139,7 @@ pub fn at_first(plan: &Plan, variation: &Variation, first: First, size: Size) ->
     is_first_hopeless(plan, variation, ns, factor, not_its_ns).then(|| Samples { ns: vec![ns], stopped_early: true })
 }
 
-/// What runs of a kernel find in the caches, of which so many bytes are to be emptied: a few constants do not
+/// State of the caches before runs, where `n_bytes` bytes would have to be emptied: a few constants do not
 /// make it worth timing each run by itself.
 pub fn emptied(caches: Caches, n_bytes: u64) -> Caches {
     match caches {
@@ -141,7 +148,7 @@ pub fn emptied(caches: Caches, n_bytes: u64) -> Caches {
     }
 }
 
-/// Times a kernel.
+/// Samples a kernel's time.
 ///
 /// If caches are not to be warm, each sample is one run after they were emptied. Samples are corrected to
 /// undisturbed cores by the pace that `variation` has learnt and goes on to learn.
@@ -197,15 +204,15 @@ pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Sub
     Samples { ns, stopped_early }
 }
 
-/// Samples, in nanoseconds a run, of something on so many threads that goes over so many bytes: warmed up,
-/// sampled and timed by the same clock as a kernel is in a round of a race whose pace is not looked at.
+/// Times `run` as a kernel is timed in a round of a race, without correction by the pace: samples in
+/// nanoseconds a run. `run` uses `n_threads` threads and touches `n_bytes` bytes.
 pub fn sample_round(round: Round, n_threads: usize, n_bytes: u64, mut run: impl FnMut()) -> Vec<f64> {
     let mut timed = |n_runs: u32| time_ns(n_threads, MOST_TRIES, || (0..n_runs).for_each(|_| run()));
     sample_round_by(&mut timed, round, n_threads, n_bytes)
 }
 
-/// The same by another clock, such as a device's own: `timed` runs it so many times in a row and tells the
-/// nanoseconds that took.
+/// Times a run by another clock, such as a device's own: `timed` runs it as often as told, in a row, and
+/// returns the nanoseconds.
 pub fn sample_round_by(timed: &mut dyn FnMut(u32) -> f64, round: Round, n_threads: usize, n_bytes: u64) -> Vec<f64> {
     let plan = Plan {
         min_time_ns: round.time.as_nanos() as f64,

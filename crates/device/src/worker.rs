@@ -31,9 +31,8 @@ use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_ir::{Program, Target};
 use tilewright_tune::ErrorClass;
 
-/// What is prepared and not in use is kept up to so many bytes. More would be found there again more often,
-/// but memory that was never touched is dear on virtual machines: 2.3 ms a megabyte where packing one takes
-/// 0.5.
+/// Most bytes of unused prepared buffers that are kept. More would raise the hit rate, but fresh memory is
+/// expensive on virtual machines: 2.3 ms a megabyte, where packing one takes 0.5 ms.
 const MOST_PREPARED_BYTES: u64 = 64 << 20;
 
 /// The stack of the thread that tests: what a main thread has.
@@ -46,13 +45,13 @@ impl Failure {
     }
 }
 
-/// What builds kernels, for some kind of device.
+/// Builder of kernels, for a kind of device.
 trait Build {
     /// Does what is asked; what there is to say last, if anything.
     fn answer(&mut self, request: Request) -> Option<Reply>;
 }
 
-/// What runs kernels on some kind of device.
+/// Tester of kernels, on a kind of device.
 trait Test {
     /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that
     /// tells enough or what follows belongs to it.
@@ -73,7 +72,7 @@ trait Test {
     }
 }
 
-/// What the two threads of a worker do.
+/// The two threads of a worker.
 type Threads = (Box<dyn Build>, Box<dyn Test + Send>);
 
 /// Serves requests from standard input until it ends. The calling thread, which must be the main one, builds.
@@ -138,7 +137,7 @@ impl Drop for EndsWithThis {
     }
 }
 
-/// What the builder says last where it crashes.
+/// Last reply of a builder that crashes.
 const CRASHED: &[u8] = b"[\"Build\",\"Crashed\"]\n";
 
 /// Lets the builder tell the tuner when a crash is its own, and no kernel's under test.
@@ -224,8 +223,8 @@ fn on_cpu(
     Ok((Box::new(builder), Box::new(tester)))
 }
 
-/// What there is to say of a kernel that was found right, with the time of its run and the comparison; and
-/// where the plan is given its times, for it is timed at once.
+/// Replies that a kernel was found right, with the seconds of its run and the comparison; where it is to be
+/// timed at once, with its times.
 fn checked(
     id: u64,
     start: Instant,

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use tilewright_tune::pause;
 
-/// How to start a worker: a program whose standard streams are served by [`crate::worker::serve`].
+/// Command that starts a worker: a program whose standard streams are served by [`crate::worker::serve`].
 #[derive(Debug, Clone)]
 pub struct WorkerCommand {
     /// The program.
@@ -30,31 +30,31 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// for another takes no core either.
 const PATIENCE: u32 = 4;
 
-/// … and for so long at least: others may have all cores for that long at a time.
+/// Least time that a worker may wait for its cores: others may have all of them for that long.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The least time for which a deadline is put off.
 const LEAST_WAIT: Duration = Duration::from_millis(5);
 
-/// A process that the system refuses, or that ends before it is ready, is started again so often …
+/// Most restarts of a process that the system refuses or that ends before it is ready.
 const MOST_RESTARTS: u32 = 3;
-/// … after a moment.
+/// Pause before a restart.
 const BEFORE_RESTART: Duration = Duration::from_millis(200);
 
-/// What came from a thread of a worker.
+/// Answer of a worker's thread.
 pub enum Answer {
-    /// It replied.
+    /// Reply to the request.
     Reply(Reply),
-    /// It is gone with its process, which is being started anew.
+    /// End of its process, which is being restarted.
     Died(ExitStatus),
-    /// It did not reply in time; its process has been killed and is being started anew.
+    /// Timeout; its process has been killed and is being restarted.
     TimedOut,
 }
 
-/// Which threads of each worker are ready and wait for a request, by the lane's number.
+/// Whether each thread of each worker is idle, by the lane's number.
 pub type Lanes = Vec<[bool; 2]>;
 
-/// A fixed number of worker processes, of which each builds one program and tests another at a time.
+/// A fixed number of worker processes, each of which builds one program and tests another at a time.
 pub struct Workers {
     command: WorkerCommand,
     assignment: Assignment,
@@ -89,7 +89,7 @@ struct Deadline {
     at: Instant,
     start: Instant,
     timeout: Duration,
-    /// What it had run before.
+    /// CPU time used before the deadline.
     ran: Option<Duration>,
 }
 
@@ -148,7 +148,7 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Starts `n` workers where there are none, and waits until they are ready.
+    /// Starts workers until there are `n`, and waits until they are ready.
     ///
     /// # Errors
     /// As [`Workers::start`].
@@ -181,7 +181,7 @@ impl Workers {
         self.slots[at].deadlines[lane as usize].is_none()
     }
 
-    /// The same of all.
+    /// Idle threads of all workers.
     pub fn idle(&self) -> Lanes {
         self.slots.iter().map(|slot| slot.deadlines.map(|deadline| deadline.is_none())).collect()
     }
@@ -198,7 +198,7 @@ impl Workers {
         self.go_on(at, request.lane(), timeout);
     }
 
-    /// Lets a thread that is not done yet go on for so long.
+    /// Extends the timeout of a thread that is not done.
     pub fn go_on(&mut self, at: usize, lane: Lane, timeout: Duration) {
         self.slots[at].begin(lane, timeout);
     }
@@ -345,11 +345,12 @@ fn is_for_the_moment(refusal: &io::Error) -> bool {
     matches!(refusal.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
 }
 
-/// What a kernel or a compiler can be at fault with: whatever else ends a worker comes from its surroundings.
+/// Signals that a kernel or a compiler can be at fault for: anything else that ends a worker comes from
+/// outside.
 const FAULTS: [i32; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS];
 
-/// Whether a process was ended from outside: by a limit of the system, or by somebody.
+/// Whether a process was ended from outside: by a limit of the system, or by a user.
 pub fn is_from_outside(status: ExitStatus) -> bool {
     status.signal().is_some_and(|signal| !FAULTS.contains(&signal))
 }
@@ -398,12 +399,12 @@ mod tests {
         }
     }
 
-    /// What comes from a worker that does `work`, in the shell's words, when it is asked to build.
+    /// Answer of a worker that runs `work`, a shell command, when it is asked to build.
     fn answer_after(work: &str, timeout: Duration) -> Answer {
         answer_of(work, &[Request::Drop { id: 0 }], timeout).1
     }
 
-    /// The same where several things are asked, with the thread that it comes from.
+    /// Answer of a worker to several requests, with the thread that sends it.
     fn answer_of(work: &str, requests: &[Request], timeout: Duration) -> (Lane, Answer) {
         let script = format!(
             "read -r assignment; echo '[\"Build\",\"Ready\"]'; read -r request; {work}; echo '[\"Build\",\"Ready\"]'"

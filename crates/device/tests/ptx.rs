@@ -164,7 +164,7 @@ fn exchanged(text: &str, at: usize, list: usize, [a, b]: [usize; 2]) -> String {
     format!("{}{}{}", &text[..open], registers.join(", "), &text[close..])
 }
 
-/// What is wrong with a fragment shows: a register in the place of another, rows for columns, another row.
+/// Wrong fragments are found: a register in the place of another, rows for columns, another row.
 #[test]
 fn mutants_of_fragments_are_found() {
     for dtype in ["bf16", "f16"] {
@@ -398,7 +398,7 @@ fn each_of_groups(texts: &[&str], n: usize, visit: impl FnMut(&Workload, &Task, 
 /// The units of an H100.
 const UNITS: u32 = 132;
 
-/// The same of some, on a GPU of so many units.
+/// Visits some configurations, on a GPU of `n_units` multiprocessors.
 fn each_where(
     texts: &[&str],
     (n, n_units): (usize, u32),
@@ -460,7 +460,7 @@ fn require_right(of: (&Workload, &Task, &Config), kernels: &GpuProgram, code: &s
     }
 }
 
-/// Those of which both factors may be copied in boxes, each along the sum or across it.
+/// Workloads of which both factors may be copied in boxes, each along the sum or across it.
 const OF_BOXES: [&str; 9] = [
     "batch_matmul:b=2,m=64,n=64,k=64,tb=1,tf32=1",
     "dense:m=130,n=64,k=192,tf32=1,epilogue=bias+gelu",
@@ -513,7 +513,7 @@ fn blocks_go_through_tiles() {
     println!("{n} configurations");
 }
 
-/// Those of more than three tiles.
+/// Workloads of more than three tiles.
 const OF_TILES: [&str; 6] = [
     "batch_matmul:b=2,m=64,n=64,k=64,tb=1,tf32=1",
     "dense:m=130,n=64,k=192,tf32=1,epilogue=bias+gelu",
@@ -802,8 +802,8 @@ fn groups_of_warps_are_used_as_expected() {
     }
 }
 
-/// Where a warp copies, those that multiply do nothing else and wait for no others: a loop of boxes, and one
-/// of products, neither of which has a barrier of the block.
+/// With a producer warp, consumer warps only multiply and wait for no others: a loop of bulk copies and a
+/// loop of products, neither with a barrier of the block.
 #[test]
 fn a_warp_that_copies_is_used_as_expected() {
     let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };

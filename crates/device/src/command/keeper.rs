@@ -1,5 +1,5 @@
-//! A process between us and a program of somebody's. Whatever the program starts, and however that detaches
-//! itself, becomes a child of this keeper when its parent ends, and ends with the program.
+//! Keeper: a process between the tuner and a user's program. Any process that the program starts, however it
+//! detaches itself, becomes a child of the keeper when its parent ends, and ends with the program.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -10,9 +10,9 @@ const MOST_TRIES: u32 = 5_000;
 static TRY: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// Makes this process, between fork and exec, the keeper of a new one in which the call returns, in a process
-/// group of its own. The keeper writes to `told` at what time the program ended, ends all that is left of it,
-/// and then itself as the program did. Where it is sent SIGTERM, or the thread that started it ends, it ends
-/// the program too.
+/// group of its own. When the program ends, the keeper writes the time to `told`, ends its remaining
+/// processes, and exits as the program did. It ends the program on SIGTERM and when the thread that started
+/// it ends.
 ///
 /// # Errors
 /// Where the system allows no further process.

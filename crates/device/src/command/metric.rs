@@ -1,4 +1,4 @@
-//! What is measured of a command.
+//! Metrics of commands.
 
 use regex_lite::{Regex, RegexBuilder};
 use tilewright_tune::ErrorClass;
@@ -6,8 +6,7 @@ use tilewright_tune::ErrorClass;
 use super::process::Run;
 use crate::kernel::Answer;
 
-/// What is measured of a command. Searches look for what is least: of a number that is to be great they see
-/// the reciprocal.
+/// Metric of a command. Searches minimise: of a number to be maximised they see the reciprocal.
 #[derive(Debug, Clone)]
 pub enum Metric {
     /// The time it takes, by the clock.
@@ -36,18 +35,18 @@ impl PartialEq for Metric {
     }
 }
 
-/// Why a text says no metric. The fault is the writer's.
+/// Reason why a text is not a metric. The fault is the writer's.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricError {
-    /// It is no regular expression.
+    /// An invalid regular expression.
     #[error("{0}")]
     Pattern(regex_lite::Error),
-    /// More time is never better.
+    /// Maximising a time, which is always minimised.
     #[error("a time is made small, so --maximize does not go with it")]
     MaximizeTime,
 }
 
-/// What stands for one unit of a number that is to be great.
+/// Time, in nanoseconds, that stands for a value of 1 of a number to be maximised; greater values take less.
 const UNIT: f64 = 1e9;
 /// Bytes of an output that are looked at together.
 const PIECE: usize = 1 << 20;
@@ -106,7 +105,7 @@ impl Metric {
         }
     }
 
-    /// What a run that ended with a failure says of it, where it says something.
+    /// Failure that the output of a failed run reports, if it reports one.
     pub(super) fn failure(&self, output: &[u8]) -> Option<(ErrorClass, String)> {
         match (self, Answer::last_of(output)) {
             (Metric::Kernel, Some(Answer::Failed { class, message })) => Some((class.0, message)),
@@ -114,8 +113,8 @@ impl Metric {
         }
     }
 
-    /// What fits an expression the last time in a text: the first of its groups that takes part, or all of
-    /// it.
+    /// Finds the last match of the metric's pattern in a text: the first of its groups that takes part, or
+    /// the whole match.
     pub(super) fn last_match(&self, text: &[u8]) -> Option<String> {
         let Metric::Output { pattern, .. } = self else { return None };
         let mut end = text.len();

@@ -33,33 +33,33 @@ pub use template::{Invocation, Template, TemplateError};
 /// The name of the place for the folder of a build.
 pub const FOLDER: &str = "dir";
 
-/// A run that takes so many times as long as the leading one is ended …
+/// Timeout of a run, as a multiple of the leading time.
 const HOPELESS: f64 = 4.0;
-/// … but none sooner than this.
+/// Least timeout of a run.
 const LEAST_RUN: Duration = Duration::from_millis(100);
-/// What a first sample may be above the leading one, so that there are more.
+/// Further samples are taken where the first is at most this many times the leading one.
 const WORTH_MORE: f64 = 1.5;
-/// Where there are more in a race, the slower half of them leaves after some rounds.
+/// Candidates of a race that run all its rounds; beyond them the slower half leaves after some rounds.
 const FINALISTS: usize = 6;
 /// Most rounds of a race, where there is time.
 const MOST_ROUNDS: u64 = 12;
 /// Samples of a trial beyond which there is no need for more.
 const MOST_SAMPLES: usize = 100;
 
-/// What is done with each configuration, and how.
+/// Treatment of each configuration: commands, metric and limits.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What is run.
+    /// Command that is measured.
     pub run: Template,
-    /// What makes it, in the folder `{dir}`.
+    /// Command that builds a configuration, in the folder `{dir}`.
     pub build: Option<Template>,
-    /// What says whether it did right: it reads what the run wrote, and ends with exit code 0 if so.
+    /// Command that checks a run: it reads the run's output and ends with exit code 0 if that is right.
     pub check: Option<Template>,
-    /// What is done before each run.
+    /// Command before each run.
     pub prepare: Option<Template>,
-    /// What is done after each run.
+    /// Command after each run.
     pub cleanup: Option<Template>,
-    /// What is measured.
+    /// Metric of a run.
     pub metric: Metric,
     /// Samples of a trial, at least.
     pub n_samples: usize,
@@ -80,7 +80,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Of a command, by the clock: one sample, 60 s for a build and for a run, one CPU, half the memory.
+    /// Options of a command that is measured by the clock: one sample, 60 s for a build and for a run, one
+    /// CPU, half the memory.
     pub fn new(run: Template) -> Options {
         Options {
             run,
@@ -109,14 +110,14 @@ impl Options {
         }
     }
 
-    /// What a configuration stands for, a line a command, as it is recorded; `{dir}` stays.
+    /// Describes a configuration as it is recorded, a line for each command; `{dir}` stays.
     pub fn steps(&self, space: &Space, config: &Config) -> String {
         let value = |name: &str| if name == FOLDER { format!("{{{FOLDER}}}") } else { text_of(space, config, name) };
         let line = |(what, template): (&str, &Template)| format!("{what} {}\n", template.with(&value));
         self.templates().map(line).chain([format!("{}\n", self.metric.line())]).collect()
     }
 
-    /// What is done with a configuration, in order, with its name.
+    /// The commands for a configuration with their names, in order.
     pub fn templates(&self) -> impl Iterator<Item = (&'static str, &Template)> {
         let (build, prepare) = (self.build.as_ref(), self.prepare.as_ref());
         let (check, cleanup) = (self.check.as_ref(), self.cleanup.as_ref());
@@ -152,7 +153,7 @@ impl Failure {
     }
 }
 
-/// Runs something once, on any CPU; what it wrote.
+/// Runs a command once, on any CPU, and returns its output.
 ///
 /// # Errors
 /// In words, where it fails; `what` names it there.
@@ -186,11 +187,11 @@ enum Build {
     Done(Result<(), Failure>),
 }
 
-/// What all threads share.
+/// State that all threads share.
 struct Shared {
     options: Options,
     space: Arc<Space>,
-    /// Where builds are.
+    /// Folder of the builds.
     root: Folder,
     /// CPUs on which it is built while something is timed; where there are none, one waits for the other.
     beside: Vec<usize>,
@@ -226,7 +227,7 @@ struct State {
 struct Job {
     number: u64,
     candidate: Candidate,
-    /// What it is built by.
+    /// Key of the configuration's build.
     key: u64,
     build_s: f64,
 }
@@ -332,8 +333,8 @@ impl Shared {
         })
     }
 
-    /// What tells the folder of a configuration from others: the text of what is built there, or of what is
-    /// run.
+    /// Hash that tells the folder of a configuration from others: of the command that builds it or, without
+    /// one, of the command that is run.
     fn key(&self, config: &Config) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let template = self.options.build.as_ref().unwrap_or(&self.options.run);
@@ -508,7 +509,7 @@ impl Shared {
         Ok(Timing::of_samples(&samples, stopped_early))
     }
 
-    /// One run, with what is before and after it; the samples that it gives.
+    /// Runs a configuration once, with the commands before and after it; returns the samples of the run.
     fn run_once(
         &self,
         config: &Config,
@@ -728,7 +729,8 @@ mod tests {
     use tilewright_tune::Parameter;
     use tilewright_tune::expression::Datum;
 
-    /// What stands in for a process of ours: it says its number as its time, and fails where it is told to.
+    /// A program that speaks the protocol of a process that stays: its time is a serial number, and it fails
+    /// on demand.
     const HELPER: &str = r#"
         n=0
         while read -r line; do

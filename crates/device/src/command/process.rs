@@ -12,7 +12,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// What is kept of a candidate's output, from its end.
+/// Most bytes kept of a candidate's output, from its end.
 pub const MOST_OUTPUT: usize = 16 << 20;
 /// How often it is looked whether a run is to be given up.
 const LOOK: Duration = Duration::from_millis(20);
@@ -25,9 +25,9 @@ pub struct Setting<'a> {
     pub memory_bytes: u64,
     /// Longest that it may take.
     pub timeout: Duration,
-    /// What it reads, where it is given something.
+    /// Standard input, if there is any.
     pub input: Option<&'a [u8]>,
-    /// What is kept of its output, in bytes from the end.
+    /// Most bytes kept of its output, from the end.
     pub most_output: usize,
     /// Pattern looked for in output that is not kept.
     pub metric: Option<&'a Metric>,
@@ -38,9 +38,9 @@ pub struct Setting<'a> {
 /// How a run ended.
 #[derive(Debug)]
 pub enum End {
-    /// By itself, or by a signal.
+    /// Exit of its own, or by a signal.
     Ended(ExitStatus),
-    /// It took too long.
+    /// Timeout.
     TimedOut,
     /// Nobody wants it any more.
     GivenUp,
@@ -61,7 +61,7 @@ pub struct Run {
     pub output: Vec<u8>,
     /// The end of what it wrote on standard error.
     pub errors: Vec<u8>,
-    /// The metric in what was written before these two, where it is there.
+    /// Match of the metric in earlier output than is kept, in the order of the two pipes.
     pub found_before: [Option<String>; 2],
 }
 
@@ -78,7 +78,7 @@ impl Run {
         }
     }
 
-    /// What is worth telling of a failure: how it ended, and the last line that it wrote.
+    /// Describes a failure: how the process ended, and the last line that it wrote.
     pub fn complaint(&self, program: &str) -> String {
         let how = match &self.end {
             End::Ended(status) => match status.code() {
@@ -197,7 +197,7 @@ impl Process {
         Duration::from_nanos(now_ns().saturating_sub(self.start_ns))
     }
 
-    /// Its run, at whose end it is.
+    /// Ends the run; `given_up` is its end where it was stopped early.
     fn end(mut self, given_up: Option<End>) -> Run {
         let mut wall_s = self.elapsed().as_secs_f64();
         let (status, cpu_s) = self.stop();
@@ -240,11 +240,11 @@ pub struct Helper {
     n_taken: u64,
 }
 
-/// What a [`Helper`] made of a piece of work.
+/// Result of a piece of work that a [`Helper`] did.
 pub struct Work {
-    /// As if a process had been started for it.
+    /// Run of the piece of work, as of a process of its own.
     pub run: Run,
-    /// Whether a failure of it can have to do with what was done before.
+    /// Whether an earlier piece of work may have caused a failure.
     pub is_doubtful: bool,
     /// The process, where it can take more.
     pub helper: Option<Helper>,
@@ -261,7 +261,7 @@ impl Helper {
         Ok(Helper { process, requests, n_taken: 0 })
     }
 
-    /// Has it do what these words say.
+    /// Does the piece of work that these words describe.
     pub fn take(mut self, words: &[String], setting: &Setting) -> Work {
         self.process.start_ns = now_ns();
         self.process.pipes.iter_mut().for_each(|pipe| {
@@ -348,7 +348,7 @@ fn end_of(id: libc::pid_t) -> (ExitStatus, f64) {
     (ExitStatus::from_raw(status), seconds(usage.ru_utime) + seconds(usage.ru_stime))
 }
 
-/// What a process writes, of which the end is kept.
+/// Pipe of a process, and the end of the text that was read from it.
 struct Pipe {
     file: Option<File>,
     text: Vec<u8>,

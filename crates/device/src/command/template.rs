@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Why a text is no command. The fault is the writer's.
+/// Reason why a text is not a command. The fault is the writer's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// There is nothing in it.
+    /// An empty command.
     #[error("the command is empty")]
     Empty,
     /// A quotation that does not end.
@@ -20,14 +20,14 @@ pub enum TemplateError {
         /// The character, from 1.
         position: usize,
     },
-    /// A place for a value that there is not.
+    /// A placeholder of an unknown name.
     #[error("position {position}: {{{name}}} is no parameter; there are {known} (write {{{{ for a brace that stays)")]
     Unknown {
         /// The character, from 1.
         position: usize,
         /// The name.
         name: String,
-        /// What there is.
+        /// Names that exist.
         known: String,
     },
     /// A place for words that is no word of its own.
@@ -40,7 +40,7 @@ pub enum TemplateError {
         /// The name.
         name: String,
     },
-    /// Something in a shell's language that is left to shells.
+    /// Syntax that only a shell understands.
     #[error(
         "position {position}: `{found}` is for a shell, and this is started without one (add --shell, or quote it)"
     )]
@@ -71,7 +71,7 @@ pub struct Template {
     stays_after: Option<usize>,
 }
 
-/// What is started: words, and variables beside those that are there.
+/// Command line: words, and additional environment variables.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Invocation {
     /// The program and its arguments.
@@ -84,7 +84,7 @@ pub struct Invocation {
 }
 
 impl Invocation {
-    /// Of words.
+    /// Makes an invocation of these words.
     pub fn new(words: Vec<String>) -> Invocation {
         Invocation { words, variables: Vec::new(), stays_after: None }
     }
@@ -228,7 +228,8 @@ impl Template {
         Ok(Template { words, environment: Some(used), stays_after: None })
     }
 
-    /// The same, where the process that its first words start stays: see [`Invocation::stays_after`].
+    /// Marks the process that the first `n_words` words start as one that stays: see
+    /// [`Invocation::stays_after`].
     pub fn staying_after(self, n_words: usize) -> Template {
         Template { stays_after: Some(n_words), ..self }
     }
@@ -332,7 +333,7 @@ impl<'a> Reader<'a> {
         self.quote_at = position;
     }
 
-    /// What a brace begins: a place for a value, or a brace that is written twice.
+    /// Parses the rest of a brace: a placeholder, or a brace that is written twice.
     fn brace(&mut self, position: usize, brace: char, names: &[&str]) -> Result<Part, TemplateError> {
         if self.peek() == Some(brace) {
             self.next();

@@ -11,44 +11,44 @@ use thiserror::Error;
 
 use crate::data::anonymous_file;
 
-/// What makes machine code of PTX. The same makes it for trials, races and comparisons: what two of them make
-/// may differ in speed.
+/// Assembler of PTX. Trials, races and comparisons use the same one: code of two assemblers may differ in
+/// speed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Assembler {
     /// NVIDIA's assembler, a program.
     Ptxas {
-        /// Where it lies.
+        /// Path of the program.
         path: PathBuf,
-        /// Its version, such as `12.9.86`.
+        /// Version, such as `12.9.86`.
         version: String,
     },
     /// The driver, when code is loaded.
     Driver,
 }
 
-/// Why PTX has no machine code.
+/// Reason why PTX has no machine code.
 #[derive(Debug, Error)]
 pub enum AssembleError {
-    /// The assembler refuses, as where a block takes more shared memory than there is.
+    /// Refusal of the assembler, as for a block of more shared memory than there is.
     #[error("{0}")]
     Refused(String),
-    /// It takes too long.
+    /// Timeout.
     #[error("ptxas has not done within {MOST_SECONDS} s")]
     TooLong,
-    /// It cannot be run.
+    /// Failure to run the program.
     #[error("ptxas cannot be run: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Where CUDA is installed to, where it is not among the programs.
+/// Folder of CUDA's programs where they are not on the path.
 const FOLDER: &str = "/usr/local/cuda/bin";
 /// CPU time that the assembler has for a module, in seconds: ten times what long code of ours takes. A worker
 /// that is ended for what it waits for has a context to make anew, which takes longer.
 const MOST_SECONDS: libc::rlim_t = 5;
 
 impl Assembler {
-    /// `ptxas` where there is one in a folder of programs or of CUDA's that knows a GPU, such as `sm_90a`,
-    /// which old ones and new ones may not; else the driver.
+    /// Finds a `ptxas`, on the path or in CUDA's folder, that knows a GPU such as `sm_90a`, which old and new
+    /// versions may not; else the driver.
     pub fn find(gpu: &str) -> Assembler {
         let programs = std::env::var_os("PATH").unwrap_or_default();
         let folders = std::env::split_paths(&programs).chain([PathBuf::from(FOLDER)]);
@@ -70,7 +70,7 @@ impl Assembler {
         Some(Assembler::Ptxas { path, version })
     }
 
-    /// What is said of it where times are recorded.
+    /// Name in records of times.
     pub fn name(&self) -> String {
         match self {
             Assembler::Ptxas { version, .. } => format!("ptxas {version}"),
@@ -78,8 +78,8 @@ impl Assembler {
         }
     }
 
-    /// What the driver is to load: machine code, or the PTX itself where the driver assembles. A program that
-    /// hangs ends with the thread that calls this.
+    /// Assembles PTX for the driver to load: to machine code, or to the PTX itself where the driver
+    /// assembles. An assembler that hangs ends with the calling thread.
     ///
     /// # Errors
     /// Where the code is refused.

@@ -21,24 +21,24 @@ pub const NVRTC: &str = "nvrtc";
 const VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 const FOLDER: &str = "/usr/local/cuda";
 
-/// What compiles CUDA's C++.
+/// Compiler of CUDA C++.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Compiler {
     /// The program `nvcc`.
     Nvcc(PathBuf),
     /// The library for compiling at run time.
     Nvrtc {
-        /// Where it lies.
+        /// Path of the library.
         library: PathBuf,
         /// Folders of CUDA's headers beside it.
         headers: Vec<PathBuf>,
     },
 }
 
-/// Why CUDA's C++ has no machine code.
+/// Reason why CUDA C++ has no machine code.
 #[derive(Debug, Error)]
 pub enum CompileError {
-    /// There is nothing that compiles.
+    /// Missing compiler.
     #[error(
         "no compiler of CUDA is installed: install CUDA, so that `nvcc` is found or CUDA_HOME names its folder, or \
          `pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12`"
@@ -47,29 +47,30 @@ pub enum CompileError {
     /// The compiler refuses the source.
     #[error("{0}")]
     Refused(String),
-    /// It cannot be run or loaded.
+    /// Failure to run or load the compiler.
     #[error("the compiler of CUDA cannot be run: {0}")]
     Io(#[from] io::Error),
 }
 
-/// What writes a whole file.
+/// Function that writes a whole file.
 pub type Write<'a> = &'a dyn Fn(&Path, &[u8]) -> io::Result<()>;
 
 /// A source, and how it is compiled.
 #[derive(Clone, Copy, Debug)]
 pub struct Unit<'a> {
-    /// Its text.
+    /// Source text.
     pub text: &'a str,
-    /// Where it comes from: what it includes is beside that.
+    /// Path of the source; includes are relative to its folder.
     pub path: &'a Path,
     /// Options of the compiler.
     pub flags: &'a [String],
-    /// The GPU, such as `sm_90a`; of a virtual one, such as `compute_90`, there is PTX.
+    /// GPU, such as `sm_90a`; for a virtual one, such as `compute_90`, the result is PTX.
     pub gpu: &'a str,
 }
 
 impl Compiler {
-    /// The compiler of a name: [`NVRTC`], or a program; where there is none, what is installed, `nvcc` first.
+    /// Finds the compiler of a name: [`NVRTC`] or a program. Without a name, finds an installed one, `nvcc`
+    /// first.
     ///
     /// # Errors
     /// Where nothing is installed.
@@ -94,7 +95,7 @@ impl Compiler {
     }
 }
 
-/// Where CUDA may be installed.
+/// Folders in which CUDA may be installed.
 fn installations() -> impl Iterator<Item = PathBuf> {
     VARIABLES.iter().filter_map(env::var_os).map(PathBuf::from).chain([PathBuf::from(FOLDER)])
 }
@@ -134,7 +135,7 @@ fn nvrtc_in(folder: &Path) -> Option<Compiler> {
     Some(Compiler::Nvrtc { library, headers })
 }
 
-/// Where the Python that a user has at hand finds its packages.
+/// Folders of packages of the user's Python.
 fn packages() -> Vec<PathBuf> {
     let program = "import sys; print('\\n'.join(sys.path))";
     let said = Command::new("python3").args(["-c", program]).stdin(Stdio::null()).output();
@@ -186,8 +187,8 @@ mod functions {
     }
 }
 
-/// What headers of the host's C declare that sources for a GPU use. The library has none of them, but has the
-/// functions.
+/// Header with declarations of the host's C library that GPU sources use: NVRTC has the functions but no
+/// headers.
 const HOST_HEADER: &str = "
 #ifndef TILEWRIGHT_HOST_HEADER
 #define TILEWRIGHT_HOST_HEADER
@@ -282,7 +283,7 @@ fn by_library(library: &Path, headers: &[PathBuf], unit: &Unit) -> Result<Vec<u8
 type Size = unsafe extern "C" fn(Handle, *mut usize) -> Answer;
 type Contents = unsafe extern "C" fn(Handle, *mut c_char) -> Answer;
 
-/// The name in machine code, or PTX, of a kernel: its own, or what C++ makes of it.
+/// Finds the name of a kernel in machine code or PTX: its own, or its mangled form.
 ///
 /// # Errors
 /// Where there is none, or more than one, in words.

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use libloading::Library;
 
-/// What every function answers; 0 where all is well.
+/// Result code of a driver function; 0 on success.
 pub type Answer = c_int;
 
 /// A context, module, function, stream, event or graph.
@@ -29,7 +29,7 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Those of a library, which must stay loaded.
+            /// Loads the functions from a library, which must stay loaded.
             ///
             /// # Errors
             /// What is not there.
@@ -98,7 +98,7 @@ functions! {
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 impl Functions {
-    /// Those of the driver of this machine, which stays loaded.
+    /// Loads the functions of this machine's driver, which stays loaded.
     ///
     /// # Errors
     /// Why there is none.

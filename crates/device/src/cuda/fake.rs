@@ -20,7 +20,7 @@ struct State {
     graphs: Vec<Vec<Launch>>,
     n_launches: usize,
     n_allocated: usize,
-    /// What every function answers from now on.
+    /// Result of every function from now on.
     broken: Answer,
 }
 
@@ -39,7 +39,7 @@ thread_local! {
     static CURRENT: RefCell<Shared> = RefCell::default();
 }
 
-/// What contexts are of, by their handles.
+/// Devices of contexts, by their handles.
 static CONTEXTS: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

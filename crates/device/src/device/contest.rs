@@ -1,4 +1,5 @@
-//! A race of many: the slower half leaves after some rounds, so that those that may win have most.
+//! Race of many candidates: the slower half leaves after some rounds, so that possible winners have most
+//! rounds.
 //!
 //! Most disturbances slow a kernel down, so its fast rounds tell most; but the very fastest may owe its time
 //! to luck. What counts is the first quartile of its rounds. A kernel may also be lucky with its pages for a
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tilewright_tune::{Candidate, Outcome, RaceLimits, Standing};
 
-/// Where there are more, the slower half of them leaves after some rounds.
+/// Candidates that run all rounds of a race; beyond them the slower half leaves after some rounds.
 const FINALISTS: usize = 6;
 /// Most rounds at the end, where there is time, in so many sittings.
 const MOST_ROUNDS: u64 = 12;
@@ -108,7 +109,7 @@ impl Device {
         Ok(())
     }
 
-    /// What a candidate came to in all its rounds; none where it was too late for any.
+    /// Result of a candidate over all its rounds; `None` where it came too late for any.
     fn standing(&mut self, (at, racer): Runner) -> Option<Standing> {
         let (quartile_ns, relative_error) = (racer.quartile_ns(), racer.relative_error());
         let is_too_late = racer.is_without_rounds();

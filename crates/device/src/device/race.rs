@@ -12,10 +12,10 @@ use std::io;
 use std::time::Duration;
 use tilewright_tune::{ErrorClass, Measured, Outcome, Timing, pause, quantile};
 
-/// What one candidate's runs in a round of a race come to at least.
+/// Least extent of a candidate's runs in a round of a race.
 #[derive(Debug, Clone, Copy)]
 pub struct Round {
-    /// Their time together.
+    /// Time of the runs together.
     pub time: Duration,
     /// Samples of a long kernel, after a run that warms up; that may itself be the sample where one will do.
     pub min_samples: u32,
@@ -36,7 +36,7 @@ impl Racer {
         self.kept.map(|kept| kept.relative_error)
     }
 
-    /// Whether it has not failed, and has no rounds all the same.
+    /// Whether it has no rounds although it did not fail.
     pub fn is_without_rounds(&self) -> bool {
         self.failure.is_none() && self.medians_ns.is_empty()
     }
@@ -55,7 +55,7 @@ impl Racer {
 }
 
 impl Device {
-    /// Times candidates against each other, in so many sittings of so many rounds each.
+    /// Times candidates against each other, in `sittings` sittings of `rounds` rounds each.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
@@ -95,9 +95,9 @@ impl Device {
         Ok(sources.iter().zip(self.keep_all(sources, over)?).map(racer).collect())
     }
 
-    /// Moves a race to new processes. Which pages of memory the system gives a process decides which of its
-    /// data share lines of a cache, and so by a per cent or two what one kernel takes beside another: more
-    /// rounds in one process do not average that out, more processes do.
+    /// Moves a race to new processes (a new sitting). The pages that a process gets decide which of its data
+    /// share cache sets, and so change a kernel's time by a per cent or two: more rounds in one process do
+    /// not average that out, more processes do.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
@@ -186,7 +186,7 @@ impl Device {
         Ok(())
     }
 
-    /// One round of one candidate: its median is kept.
+    /// Times a candidate for a round, and keeps the median.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.

@@ -1,5 +1,4 @@
-//! Candidates on their way from a source to a result: built on all workers, then checked and timed one after
-//! the other.
+//! Scheduling of candidates: built on all workers, then checked and timed one after the other.
 //!
 //! This is the policy alone: who is built, checked and timed next, where and for how long, what an answer
 //! makes of a candidate, and who is hopeless. It is told what workers answer and which of their threads are
@@ -16,29 +15,30 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 use tilewright_tune::{Conditions, ErrorClass, Limit, Measured, Outcome, Seconds, Timing};
 
-/// A candidate is given up where its first run takes so many times as long as the fastest first run so far …
+/// A candidate is given up once its first run takes this many times as long as the fastest first run so far,
+/// and at least [`LEAST_LIMIT`].
 const HOPELESS_RUN: u32 = 5;
-/// … but not before so long: starting its worker anew takes a part of that, and so does a busy machine's
+/// Least time limit of a first run: restarting its worker takes a part of that, and so does a busy machine's
 /// delay.
 const LEAST_LIMIT: Duration = Duration::from_millis(100);
 /// While none has come to its end, each try of a candidate may take so many times as long as the one before.
 const LIMIT_GROWTH: u32 = 4;
-/// A first run that takes so many times as long as the fastest one is no longer alone: how long exactly it
-/// takes does not matter any more, and others are checked meanwhile …
+/// A first run that takes this many times as long as the fastest one, and at least [`LEAST_SLOW`], no longer
+/// has the machine alone: its exact time no longer matters, and others are checked meanwhile.
 const SLOW_RUN: u32 = 3;
-/// … but not before so long.
+/// Least time before others are checked beside a slow first run.
 const LEAST_SLOW: Duration = Duration::from_millis(30);
 /// How long it may take to empty the caches a few times, whatever their size.
 const MOST_FLUSHING_TIME: Duration = Duration::from_secs(5);
 
-/// What came to no end of its own, or was stopped meanwhile, is measured again so often at most.
+/// Most repeated measurements of a candidate whose test was stopped or disturbed from outside.
 pub(super) const MOST_RETRIES: u32 = 3;
 
 /// The kernels that a worker goes on with by itself are so many at most: enough for as long as a search
 /// thinks, and few enough that other workers, too, test what they have built.
 const MOST_QUEUED: usize = 4;
 
-/// What does not change while candidates are measured.
+/// Settings that stay the same while candidates are measured.
 #[derive(Debug, Clone)]
 pub(super) struct Policy {
     /// Worker processes.
@@ -56,28 +56,28 @@ pub(super) struct Policy {
     pub memory_bytes: u64,
 }
 
-/// What candidates are to come to.
+/// Purpose of measuring candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// They are timed, as trials of a search are: code that is made quickly will do to learn about a
+    /// Time them as trials of a search, with code that compiles quickly: good enough to learn about a
     /// configuration.
     Trial,
-    /// They are found right and kept, whatever that takes; what is compared and kept is LLVM's code.
+    /// Check and keep them, whatever that takes, with LLVM's code, for comparisons and for the record.
     Keep,
 }
 
-/// What is to be done.
+/// Command to the workers.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// A worker's thread is asked something, and has so long to answer.
+    /// Send a request to a worker's thread, which must answer before the timeout.
     Ask { worker: usize, request: Request, timeout: Duration },
-    /// A worker is told something that it does not answer, or not before others.
+    /// Send a request to a worker that it does not answer, or not before others.
     Tell { worker: usize, request: Request },
-    /// A worker's thread that is not done goes on for so long.
+    /// Extend the timeout of a worker's thread that is not done.
     GoOn { worker: usize, lane: Lane, timeout: Duration },
-    /// A worker builds beside the cores on which kernels are timed, or on all.
+    /// Have a worker build only beside the cores on which kernels are timed, or on all.
     Pin { worker: usize, is_beside: bool },
-    /// So does this side.
+    /// Have this process stay off the cores on which kernels are timed, or not.
     StepAside(bool),
     /// A worker's work is given up: it is started anew.
     GiveUp { worker: usize },
@@ -106,20 +106,20 @@ enum State {
     Waiting,
     Building(Kernel),
     Built(Kernel),
-    /// Its worker goes on to check it, and to time it, after others that it tests; those with lower numbers
+    /// Waiting until its worker checks it, and times it, after others that it tests; lower numbers come
     /// first.
     Queued {
         kernel: Kernel,
         number: u64,
         limit: Duration,
     },
-    /// Its buffers are being prepared.
+    /// Having its buffers prepared.
     Preparing {
         kernel: Kernel,
         is_alone: bool,
         limit: Duration,
     },
-    /// It is in its first run, or its answer is being compared.
+    /// In its first run, or in the comparison of its answer.
     Running {
         kernel: Kernel,
         is_alone: bool,
@@ -165,7 +165,7 @@ impl State {
         self.kernel().is_some_and(|kernel| kernel.worker == worker)
     }
 
-    /// Which thread of its worker is at work on it.
+    /// Thread of its worker that works on it.
     fn lane(&self) -> Option<Lane> {
         match self {
             State::Building(_) => Some(Lane::Build),
@@ -209,16 +209,16 @@ pub(super) struct Scheduler {
     fastest_check: Option<Duration>,
     /// The fastest trial so far.
     fastest_ns: Option<f64>,
-    /// What leads: one that does not come near is not timed for long.
+    /// Median of the leading candidate: slower ones are not timed for long.
     leading_ns: Option<f64>,
     is_aside: bool,
-    /// Which threads of workers wait for a request.
+    /// Threads of workers that wait for a request.
     idle: Lanes,
     commands: Vec<Command>,
 }
 
 impl Scheduler {
-    /// One with nothing to do.
+    /// A scheduler without candidates.
     pub fn new(policy: Policy) -> Scheduler {
         Scheduler {
             idle: vec![[false; 2]; policy.n_workers],
@@ -261,17 +261,17 @@ impl Scheduler {
         self.policy.has_cores_left
     }
 
-    /// From now on candidates come to this.
+    /// Sets the purpose of measuring from now on.
     pub fn aim(&mut self, goal: Goal) {
         self.goal = goal;
     }
 
-    /// From now on this leads.
+    /// Sets the median of the leading candidate.
     pub fn lead(&mut self, leading_ns: Option<f64>) {
         self.leading_ns = leading_ns;
     }
 
-    /// Whether there is nothing left to measure or to tell.
+    /// Whether no candidate is left.
     pub fn is_done(&self) -> bool {
         self.candidates.is_empty()
     }
@@ -304,7 +304,7 @@ impl Scheduler {
         settled.collect()
     }
 
-    /// Forgets those that no worker tests, or is about to.
+    /// Drops candidates that no worker tests or is about to test.
     pub fn wind_down(&mut self) -> Vec<Command> {
         let is_untested = |c: &mut Candidate| matches!(c.state, State::Waiting | State::Building(_) | State::Built(_));
         let forgotten: Vec<Candidate> = self.candidates.extract_if(.., is_untested).collect();
@@ -312,7 +312,7 @@ impl Scheduler {
         std::mem::take(&mut self.commands)
     }
 
-    /// Ends those from this number on; what is tested of them is given up.
+    /// Cancels the candidates from this number on, including those in test.
     pub fn cancel(&mut self, from: u64) -> Vec<Command> {
         let cancelled: Vec<Candidate> = self.candidates.extract_if(.., |c| c.number >= from).collect();
         let mut given_up = Vec::new();
@@ -333,7 +333,7 @@ impl Scheduler {
         std::mem::take(&mut self.commands)
     }
 
-    /// Gives up who is hopeless, and those threads that are idle something to do.
+    /// Gives up hopeless candidates, and assigns work to idle threads.
     pub fn act(&mut self, now: Instant, idle: Lanes) -> Vec<Command> {
         self.idle = idle;
         self.give_up_hopeless();
@@ -351,7 +351,7 @@ impl Scheduler {
         std::mem::take(&mut self.commands)
     }
 
-    /// When it may do something that it does not do now, whatever workers say, if ever.
+    /// Earliest time at which it may act without hearing from workers.
     pub fn wakes(&self, now: Instant) -> Option<Instant> {
         let slow = self.slow_run();
         let becomes_slow = self.candidates.iter().filter_map(|c| match c.state {
@@ -584,7 +584,7 @@ impl Scheduler {
         }
     }
 
-    /// How a kernel is timed whose first run is alone where it takes no longer than so.
+    /// Builds a timing plan. `alone_ns`: a first run up to this long counts as undisturbed.
     fn plan(&self, round: Round, leading_ns: Option<f64>, alone_ns: f64) -> Plan {
         Plan {
             min_time_ns: round.time.as_nanos() as f64,
@@ -596,7 +596,7 @@ impl Scheduler {
         }
     }
 
-    /// How a candidate is timed whose first run is alone where it takes no longer than so.
+    /// Builds the timing plan of a trial; `alone_ns` as in [`Scheduler::plan`].
     fn plan_of_trial(&self, candidate: &Candidate, alone_ns: f64) -> Plan {
         // While none leads, the fastest so far does.
         let leading_ns = self.leading_ns.or(self.fastest_ns).filter(|_| !self.goes_to_the_end(candidate));
@@ -620,8 +620,8 @@ impl Scheduler {
         self.ask(worker, Request::Run { id, plan }, timeout);
     }
 
-    /// What becomes of a candidate; where its test was disturbed, and it is not known to be at fault, it
-    /// begins anew.
+    /// Moves a candidate to its next state or, where its test was disturbed through no fault of its own, back
+    /// to the start.
     fn unless_disturbed(&mut self, place: usize, next: State) -> State {
         let is_of_time = match &next {
             State::Waiting => false,
@@ -675,7 +675,7 @@ impl Scheduler {
         }
     }
 
-    /// What its worker's answer makes of a candidate.
+    /// Next state of a candidate after its worker's answer.
     fn next_state(&mut self, now: Instant, place: usize, state: State, answer: Answer) -> State {
         let mut seconds = self.candidates[place].seconds;
         let next = match (state, answer) {
@@ -744,8 +744,8 @@ impl Scheduler {
         next
     }
 
-    /// What a worker's last answer says of a candidate, with the limit that it came to, if it did, and for
-    /// how many seconds it was at work.
+    /// Outcome of a candidate by its worker's last answer, with the limit that it exceeded, if any; adds to
+    /// `took` the seconds that it was at work.
     pub fn outcome(&self, answer: Answer, timeout: Duration, took: &mut f64) -> (Outcome, Option<Limit>) {
         let (class, message, limit) = match answer {
             Answer::Reply(Reply::Timed { samples_ns, stopped_early, seconds, .. }) => {
@@ -771,7 +771,7 @@ impl Scheduler {
         Limit::MemoryBytes(self.policy.memory_bytes)
     }
 
-    /// Who aborts, our own code or LLVM's, lacks memory.
+    /// Limit that a crash points to: SIGABRT, from our code or LLVM's, means out of memory.
     fn limit_of_crash(&self, status: ExitStatus) -> Option<Limit> {
         (status.signal() == Some(libc::SIGABRT)).then(|| self.memory_limit())
     }
@@ -834,7 +834,7 @@ mod tests {
         scheduler: Scheduler,
         idle: Lanes,
         now: Instant,
-        /// What was asked or told, in short.
+        /// Commands and results, in short.
         said: Vec<String>,
     }
 
@@ -908,7 +908,7 @@ mod tests {
             self.heard(worker, TEST, Answer::Reply(Reply::Prepared { id }));
         }
 
-        /// It was right, after a first run of so long, and is timed at once.
+        /// Answers that the kernel is right after a first run of `run`.
         fn checked(&mut self, worker: usize, id: u64, run: Duration, is_timed: bool) {
             let (seconds, run_seconds) = (run.as_secs_f64(), run.as_secs_f64());
             let reply = Reply::Checked { id, seconds, run_seconds, relative_error: 0.0, is_timed };

@@ -18,7 +18,7 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// One of the device that a target is.
+    /// Opens the device of a target.
     ///
     /// # Errors
     /// Where there is no such device, or its driver refuses.
@@ -27,7 +27,7 @@ impl Cuda {
         Ok(Cuda { context, assembler: Assembler::find(&target.cpu) })
     }
 
-    /// One of an emulator, of this thread's own.
+    /// An emulated device, of this thread's own.
     #[cfg(test)]
     pub(crate) fn emulated() -> Cuda {
         Cuda { context: cuda::emulated(), assembler: Assembler::Driver }

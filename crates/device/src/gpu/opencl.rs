@@ -19,7 +19,7 @@ pub struct OpenCl {
 }
 
 impl OpenCl {
-    /// One of the device that a target is.
+    /// Opens the device of a target.
     ///
     /// # Errors
     /// Where there is no such device, or its driver refuses.
@@ -28,9 +28,9 @@ impl OpenCl {
         Ok(OpenCl { context: Context::new(&device)?, is_cpu: device.is_cpu })
     }
 
-    /// What another process [loads](Driver::load): what the driver makes of a source, in its own form. On a
-    /// CPU it is the source again with its options, for code is made there when the size of a group is known;
-    /// what the driver keeps in its folder is found by the other process.
+    /// Compiles a source to the driver's own form, which another process [loads](Driver::load). For a CPU
+    /// that is the source with its options, as machine code is made when the work-group size is known; there
+    /// the driver's cache on disk serves other processes.
     ///
     /// # Errors
     /// Where the compiler refuses it.

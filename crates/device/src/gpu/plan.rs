@@ -1,4 +1,4 @@
-//! Plans on GPUs: constants and what is on the way stay on the device, and kernels run one after the other.
+//! Plans on GPUs: constants and intermediate tensors stay on the device, and kernels run in order.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -13,18 +13,18 @@ use tilewright_runtime::{Aligned, Constant, Host, Slice, Step, Work, on_all_core
 
 use super::{Cuda, Driver, Memory, OpenCl, Shape, Span, fits};
 
-/// Why a plan does not run on a GPU.
+/// Reason why a plan does not run on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum GpuError {
-    /// There is no such device, or it fails.
+    /// A device that is missing or fails.
     #[error("{target}: {why}")]
     Device {
         /// The device as a target.
         target: String,
-        /// What it says.
+        /// Message of the driver.
         why: String,
     },
-    /// One of its steps cannot be made ready or carried out.
+    /// A step that cannot be prepared or carried out.
     #[error("step `{step}`: {why}")]
     Step {
         /// The step.
@@ -75,7 +75,8 @@ impl GpuContext {
         }
     }
 
-    /// As [`GpuContext::run`], each step by itself, adding to its entry the nanoseconds that it takes.
+    /// Runs the model as [`GpuContext::run`] does, but step by step, and adds the nanoseconds of each step to
+    /// its entry.
     ///
     /// # Errors
     /// As for [`GpuContext::run`].
@@ -104,9 +105,9 @@ fn of_step<E: ToString>(step: &Step) -> impl Fn(E) -> GpuError {
     move |why| GpuError::Step { step: step.clone(), why: why.to_string() }
 }
 
-/// What a step of the plan is here.
+/// Executable form of a step of the plan.
 enum Doing<D: Driver> {
-    /// These of the launches.
+    /// Launches on the device, by their numbers.
     Launches(Range<usize>),
     /// A function of this process, once all launches before this one are done.
     Host { before: usize, inputs: Vec<Span<Memory<D>>>, outputs: Vec<Span<Memory<D>>>, run: Host },
@@ -125,7 +126,7 @@ struct OnDevice<D: Driver> {
     is_checked: bool,
 }
 
-/// What makes a model ready.
+/// Preparation of a model for the device.
 struct Loader<'m, D: Driver> {
     driver: &'m D,
     model: &'m GpuModel,
@@ -308,7 +309,7 @@ impl<D: Driver> Loader<'_, D> {
         made.map_err(|failure| failure.message)
     }
 
-    /// What a step is whose launches are these.
+    /// Makes the executable form of a step from its launches.
     fn step(&mut self, step: &Step, launches: Range<usize>) -> Result<Doing<D>, GpuError> {
         let Work::Host { inputs, outputs, run } = &step.work else { return Ok(Doing::Launches(launches)) };
         let all = self.launches;

@@ -23,11 +23,11 @@ use crate::timing::{self, First, Size, Subject};
 pub struct GpuJob {
     /// The device, as a target.
     pub target: String,
-    /// What compiles its source, where that is CUDA's C++; sources in OpenCL C are for the driver.
+    /// Compiler of the source, for CUDA C++; OpenCL C is compiled by the driver.
     pub compiler: Option<Compiler>,
-    /// Its source.
+    /// Path of the source.
     pub source: PathBuf,
-    /// Its name.
+    /// Name of the function.
     pub function: String,
     /// Options of the compiler.
     pub flags: Vec<String>,
@@ -39,7 +39,7 @@ pub struct GpuJob {
     pub grid: [String; 3],
     /// Threads of a block along each axis.
     pub block: [String; 3],
-    /// Bytes that the threads of a block share beside those in the source, where there are any.
+    /// Dynamic shared memory of a block, in bytes, where there is any: an expression.
     pub shared_bytes: Option<String>,
 }
 
@@ -49,8 +49,7 @@ pub(super) fn parameters(words: &[String]) -> Vec<(String, String)> {
 }
 
 impl GpuJob {
-    /// Whether all sizes, and further ones of memory that threads share, are expressions of names that there
-    /// are.
+    /// Checks that all sizes, and further ones of shared memory, are expressions of known names.
     ///
     /// # Errors
     /// Which one is not, and why.
@@ -67,7 +66,7 @@ impl GpuJob {
         Ok(())
     }
 
-    /// What sizes may read, but for parameters.
+    /// Names that expressions of sizes may read, besides parameters.
     fn names(&self) -> impl Iterator<Item = (String, Datum)> {
         let constants = self.constants.iter().map(|(name, value)| (name.clone(), Datum::Int(*value)));
         let list = |values: &Vec<i64>| Datum::List(values.iter().copied().map(Datum::Int).collect());
@@ -125,9 +124,9 @@ impl GpuJob {
     }
 }
 
-/// What a process needs of drivers, which takes longer than a kernel.
+/// Drivers in use by a process; starting one takes longer than a kernel.
 pub(super) struct Drivers {
-    /// Where what one process has had compiled is found by another.
+    /// Folder of compiled code, shared by processes.
     folder: PathBuf,
     opencl: Option<OpenCl>,
     cuda: Option<Cuda>,
@@ -386,12 +385,12 @@ mod tests {
 }
 ";
 
-    /// What comes of it in an emulator, with this factor where 3 is right, and this many blocks.
+    /// Runs the kernel in an emulator, with `factor` (3 is right) and `grid` blocks.
     fn outcome(to: &str, factor: i32, grid: &str) -> Result<Option<Answer>, Failure> {
         outcome_with(to, factor, grid, None)
     }
 
-    /// The same of a source that has a variable of this name.
+    /// Runs, as [`outcome`] does, a source with a variable of this name.
     fn outcome_with(
         to: &str,
         factor: i32,

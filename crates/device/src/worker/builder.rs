@@ -30,13 +30,13 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// One that builds for a workload and a target what the store keeps.
+    /// Makes a builder of a workload's kernels for a target, which the store keeps.
     pub fn new(workload: Workload, target: Target, objects: Objects, store: Arc<Store>) -> Builder {
         let untuned = workload.program();
         Builder { workload, untuned, compiler: Compiler::new(target), objects, store }
     }
 
-    /// A tiny kernel, made as candidates are.
+    /// Makes a tiny kernel in the way that candidates are made.
     ///
     /// # Errors
     /// What keeps the machine from it, and how to mend that.
@@ -132,7 +132,7 @@ pub fn answer<B>(
     Some(result.unwrap_or_else(|failure: Failure| failure.reply(id, start)))
 }
 
-/// The program of a source, with the steps that led to it.
+/// Schedules the program of a source; returns it with its steps.
 ///
 /// # Errors
 /// Where it is none, or none for this workload.

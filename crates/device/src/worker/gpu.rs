@@ -1,5 +1,5 @@
-//! The threads of a worker whose kernels run on a GPU, by whatever driver. They share a context: what is on
-//! the device stays there from kernel to kernel, and the driver's compiler works while a kernel runs.
+//! Threads of a worker whose kernels run on a GPU, by any driver. They share a context: data stays on the
+//! device from kernel to kernel, and the driver compiles while a kernel runs.
 
 use super::builder::{answer, scheduled};
 use super::store::Kernels;
@@ -26,7 +26,7 @@ const POISON: u8 = 0xFF;
 /// The exit code of a worker whose device may no longer be relied on.
 const DEVICE_LOST: i32 = 70;
 
-/// The threads for an assignment of an OpenCL device.
+/// Makes the threads of a worker on an OpenCL device.
 ///
 /// # Errors
 /// Where there is no such device, or it has not the memory.
@@ -50,7 +50,7 @@ pub fn on_opencl(
     Ok(threads)
 }
 
-/// The same of one of NVIDIA's GPUs.
+/// Makes the threads of a worker on a GPU of NVIDIA's.
 ///
 /// # Errors
 /// Where there is no such device, or it has not the memory.
@@ -103,7 +103,7 @@ struct Built<D: Driver> {
     prepare: Vec<D::Launch>,
     body: Vec<D::Launch>,
     finish: Vec<D::Launch>,
-    /// What is no argument: kept buffers, and what one kernel hands to another.
+    /// Buffers that are not arguments: kept buffers, and those between kernels.
     own: Vec<Arc<Memory<D>>>,
     tolerance: Tolerance,
     /// Bytes of what the body touches, but for temporaries.
@@ -178,13 +178,13 @@ struct Tester<D: Driver> {
     untuned: Program,
     target: Target,
     driver: D,
-    /// Inputs, and outputs with what they must be, on this side …
+    /// Inputs, and outputs with their right results, in host memory.
     arguments: Vec<Argument>,
-    /// … and all of them on the device.
+    /// Arguments in device memory.
     memories: Vec<Arc<Memory<D>>>,
     kernels: Arc<Kernels<Built<D>>>,
     variation: Variation,
-    /// What caches are filled with where kernels are to find nothing there.
+    /// Memory whose filling empties the caches.
     flush: Option<Memory<D>>,
 }
 
@@ -283,7 +283,7 @@ impl<D: Driver> Tester<D> {
         self.relied_on(self.driver.run(launches, n_runs))
     }
 
-    /// What came of a run; the end of this process where the device may no longer be relied on.
+    /// Result of a run. Ends this process where the device can no longer be relied on.
     fn relied_on<T>(&self, result: Result<T, D::Error>) -> Result<T, Failure> {
         result.map_err(|error| {
             if self.driver.is_lost(&error) {
@@ -297,7 +297,7 @@ impl<D: Driver> Tester<D> {
     }
 }
 
-/// What a kernel takes of the machine.
+/// Demands of a kernel on the machine.
 fn size<D: Driver>(built: &Built<D>) -> Size {
     Size { n_threads: 1, n_bytes: built.n_bytes }
 }
@@ -336,7 +336,7 @@ run {
         answer_to("matmul:m=32,n=48,k=24", Source::Lowered(program.to_owned()), 1e-6)
     }
 
-    /// The same for a workload, whose result may be so far off.
+    /// Runs a source of a workload whose result may have a relative error of `most`.
     fn answer_to(workload: &str, source: Source, most: f64) -> Reply {
         let workload = Workload::parse(workload).unwrap();
         let untuned = workload.program();
@@ -366,7 +366,7 @@ run {
         }
     }
 
-    /// One thread copies boxes of an array, of which the driver has told the kernel.
+    /// Bulk copies of boxes work, with the tensor map that the driver gives the kernel.
     #[test]
     fn boxes_are_copied() {
         let threads = "thread.y ty in 16 { thread.x tx in 8 { S[ty, tx] = A[16*by + ty, 8*ko + tx] } }";

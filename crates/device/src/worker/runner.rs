@@ -1,5 +1,5 @@
-//! The threads of a worker whose kernels run on a device without a compiler: here they are built, there a
-//! runner runs them.
+//! Threads of a worker whose kernels run on a device without a compiler: they are built here, and a runner
+//! runs them there.
 
 use super::builder::{answer, scheduled};
 use super::store::Kernels;
@@ -21,16 +21,16 @@ use tilewright_tune::{Conditions, ErrorClass};
 
 /// As a number it is none: an element that is not written cannot pass for right.
 const POISON: u8 = 0xFF;
-/// What an emulated device is said to take for whatever is right: its times mean nothing. It is more than any
-/// run may take, so that nothing is given up for its time.
+/// Time that an emulated device reports of every right kernel, as its real times mean nothing. It is longer
+/// than any run may take, so that no candidate is pruned for its time.
 const EMULATED_NS: f64 = 1e12;
 /// Samples that are taken at a time, at most: fewer are on their way for nothing.
 const MOST_AT_A_TIME: u32 = 16;
 /// In the number of a buffer: caches do not hold it when a sample begins.
 const EVICTED: u32 = 0x8000_0000;
-/// How often a runner is started that does not start …
+/// Most attempts to start a runner.
 const MOST_STARTS: u32 = 3;
-/// … after a moment.
+/// Pause before an attempt to start a runner.
 const BEFORE_START: Duration = Duration::from_millis(200);
 /// The exit code of a worker that has no runner any more.
 const NO_RUNNER: i32 = 71;
@@ -119,7 +119,7 @@ impl Builder {
     }
 }
 
-/// What a runner does not do is the fault of the kernel that it had.
+/// A runner's failure is blamed on the kernel that it had.
 impl From<RunnerError> for Failure {
     fn from(error: RunnerError) -> Failure {
         let class = match &error {

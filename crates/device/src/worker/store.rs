@@ -1,4 +1,4 @@
-//! What the threads of a worker share: kernels, and what their `prepare` parts have made.
+//! State that the threads of a worker share: kernels, and the results of their `prepare` parts.
 
 use super::Failure;
 use crate::prepared::{Cache, Prepared, Recipe};
@@ -9,7 +9,7 @@ use tilewright_codegen::Kernel;
 use tilewright_ir::reference::Tolerance;
 use tilewright_tune::ErrorClass;
 
-/// A kernel, and what is known of it.
+/// A kernel with its properties.
 pub struct Built {
     pub kernel: Kernel,
     /// How far its answers may be from the reference.
@@ -20,15 +20,15 @@ pub struct Built {
     pub n_bytes: u64,
     /// Names of the kept buffers.
     pub kept: Vec<String>,
-    /// Its `prepare` part, where what that makes can be shared …
+    /// Description of its `prepare` part, where the result can be shared.
     pub recipe: Option<Recipe>,
-    /// … and what it has made.
+    /// Result of its `prepare` part.
     pub prepared: OnceLock<Arc<Prepared>>,
     /// The run in which it was checked.
     pub first: OnceLock<First>,
 }
 
-/// What was built, by its number.
+/// Kernels by number.
 pub struct Kernels<B>(Mutex<HashMap<u64, Arc<B>>>);
 
 impl<B> Default for Kernels<B> {
@@ -50,7 +50,7 @@ impl<B> Kernels<B> {
         drop(built);
     }
 
-    /// The kernel of a number.
+    /// Finds a kernel by its number.
     ///
     /// # Errors
     /// Where there is none.
@@ -72,7 +72,7 @@ impl Store {
         Store { kernels: Kernels::default(), prepared: Mutex::new(prepared) }
     }
 
-    /// What recipes have made.
+    /// Cache of results of `prepare` parts.
     pub fn prepared(&self) -> MutexGuard<'_, Cache> {
         lock(&self.prepared)
     }

@@ -38,9 +38,9 @@ pub struct Tester {
     /// Kept buffers that bodies write, by their place among a program's; for all kernels, as each run fills
     /// them anew.
     kept: Vec<Fenced>,
-    /// One for all kernels, so that its pages are there when a kernel is timed for the first time.
+    /// Scratch memory of all kernels, so that its pages are there when a kernel is timed for the first time.
     scratch: Fenced,
-    /// What caches are filled with where kernels are to find nothing there.
+    /// Memory whose filling empties the caches.
     flush: Vec<u8>,
     /// Of what was prepared and is forgotten.
     pages: Pages,
@@ -73,7 +73,7 @@ impl Argument {
         }
     }
 
-    /// Where it begins, and its bytes.
+    /// Address of the contents, and their bytes.
     fn contents(&self) -> (*mut u8, u64) {
         match self {
             Argument::Input(buffer) | Argument::Output { buffer, .. } => (buffer.pointer(), buffer.n_bytes()),
@@ -88,14 +88,14 @@ impl Argument {
     }
 }
 
-/// Where a run finds its buffers.
+/// Addresses of a run's buffers.
 struct Pointers {
     arguments: Vec<*mut u8>,
     kept: Vec<*mut u8>,
 }
 
 impl Tester {
-    /// One that times on these CPUs, with the workload's program and its arguments.
+    /// Makes a tester that times on these CPUs, with the workload's program and its arguments.
     ///
     /// # Errors
     /// Where memory does not suffice.
@@ -124,7 +124,7 @@ impl Tester {
         })
     }
 
-    /// Whether a kernel of [`PROBE`](super::builder::PROBE) does what it should.
+    /// Whether a kernel of [`PROBE`](super::builder::PROBE) works.
     ///
     /// # Errors
     /// Where there is no memory for its buffer.
@@ -258,7 +258,7 @@ impl Tester {
         all.filter(|_| caches != Caches::Warm).map(|(pointer, n_bytes)| (pointer.cast_const(), n_bytes)).collect()
     }
 
-    /// The same of [`Test::run`].
+    /// Times a kernel as [`Test::run`] does, in this process.
     fn run_here(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
         let start = Instant::now();
         let built = self.store.kernels.get(id)?;
