@@ -1,4 +1,4 @@
-//! How near what somebody computed is to what it should be.
+//! Agreement of computed tensors with the expected ones.
 
 use crate::Tensor;
 
@@ -42,7 +42,7 @@ impl Agreement {
         })
     }
 
-    /// The worst of several outputs; none where there are not as many, or a shape differs.
+    /// The worst agreement of several outputs; `None` where their number or a shape differs.
     pub fn of_all(found: &[Tensor], wanted: &[Tensor]) -> Option<Agreement> {
         if found.len() != wanted.len() {
             return None;

@@ -7,7 +7,7 @@ use std::fmt;
 pub enum DType {
     /// IEEE half precision.
     F16,
-    /// The upper half of single precision.
+    /// bfloat16, the upper half of an f32.
     Bf16,
     /// Single precision.
     F32,
@@ -77,7 +77,7 @@ impl DType {
         self.row().3
     }
 
-    /// Its name, such as `f32`.
+    /// Name, such as `f32`.
     pub fn name(self) -> &'static str {
         self.row().1
     }
@@ -104,7 +104,7 @@ impl DType {
         matches!(self, DType::F16 | DType::Bf16 | DType::F32 | DType::F64)
     }
 
-    /// Whether elements are integers; `bool` is none.
+    /// Whether elements are integers; `bool` does not count.
     pub fn is_integer(self) -> bool {
         !self.is_float() && self != DType::Bool
     }

@@ -1,13 +1,13 @@
-//! What can be wrong with a model, each on one line: what, where, and how to mend it.
+//! Errors in a model, each on one line: what, where, and how to mend it.
 
 use std::fmt;
 
 use crate::Dim;
 
-/// Why an operator cannot be had, inferred or evaluated.
+/// Reason why an operator cannot be imported, inferred or evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
-    /// What is asked for is right, and not supported here.
+    /// A valid request that is not supported.
     #[error("{0}")]
     Unsupported(String),
     /// The model breaks a rule of the operator.
@@ -16,7 +16,7 @@ pub enum OpError {
     /// The shape of an output depends on the value of an input that is not known.
     #[error("the shape of its output depends on the value of its input {}, which is known only when it runs", .0 + 1)]
     NeedsValue(usize),
-    /// The shape of an output depends on what is computed.
+    /// An output whose shape depends on computed values.
     #[error("the shape of its output depends on the data (end the model ahead of it)")]
     ShapeOfData,
     /// A tensor would be larger than memory.
@@ -43,7 +43,7 @@ macro_rules! unsupported {
 
 pub(crate) use {invalid, unsupported};
 
-/// Where in a model something is.
+/// Place in a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The node's name, or its first output's where it has none.
@@ -60,7 +60,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is wrong at a place.
+/// Reason of a problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// An operator refuses.
@@ -72,7 +72,7 @@ pub enum Reason {
     /// The shape of an output depends on an input's value.
     #[error("{error}{}", set_hint(.inputs))]
     NeedsInput {
-        /// What the operator says.
+        /// Error of the operator.
         error: OpError,
         /// The model's inputs that the value is computed from.
         inputs: Vec<String>,
@@ -158,17 +158,17 @@ fn set_hint(inputs: &[String]) -> String {
     }
 }
 
-/// One thing that is wrong with a model.
+/// A problem of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// The node, where it is about one.
     pub place: Option<Place>,
-    /// What is wrong.
+    /// Reason of the problem.
     pub reason: Reason,
 }
 
 impl Problem {
-    /// The model's inputs whose values are to be known, where shapes depend on them.
+    /// Inputs of the model whose values must be known, where shapes depend on them.
     pub fn needed_inputs(&self) -> &[String] {
         match &self.reason {
             Reason::NeedsInput { inputs, .. } => inputs,
@@ -251,29 +251,29 @@ pub fn problems_text(problems: &[Problem]) -> String {
     elsewhere.chain(reasons.iter().map(of_reason)).collect::<Vec<_>>().join("; ")
 }
 
-/// Why a file is no model that can be used.
+/// Reason why a file is not a usable model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// It is not a protocol buffer, or not a whole one.
+    /// Bytes that are not a complete protocol buffer.
     #[error("{what} at byte {at}: the file is damaged, cut off or no ONNX model (save it anew)")]
     Malformed {
-        /// Where.
+        /// Offset in the file.
         at: usize,
-        /// What is wrong there.
+        /// Reason.
         what: &'static str,
     },
-    /// What it says takes far more memory than the file does.
+    /// Contents that take far more memory than the file.
     #[error("it would take more than {0} bytes of memory: the file is damaged (save it anew)")]
     TooLarge(usize),
-    /// It is read, and it is no model.
+    /// A readable file that is not a model.
     #[error("{0}")]
     NoModel(String),
     /// A tensor cannot be had.
     #[error("tensor `{name}`: {what}")]
     Tensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// What is wrong with it.
+        /// Reason.
         what: String,
     },
     /// A node does not fit its graph.

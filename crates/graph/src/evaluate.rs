@@ -1,4 +1,4 @@
-//! What a graph computes, operator by operator.
+//! Evaluation of a graph, operator by operator.
 
 use crate::error::invalid;
 use crate::op::{Fact, Inputs};
@@ -9,24 +9,24 @@ use crate::{Graph, Node, OpError, Problem, Reason, Tensor, TensorType};
 const LARGEST_DIM: usize = 1 << 31;
 const MOST_BYTES: usize = 1 << 42;
 
-/// Why a graph cannot be evaluated.
+/// Reason why a graph cannot be evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluateError {
     /// An operator refuses.
     #[error("{0}")]
     Node(Box<Problem>),
-    /// An input is missing, or there is none of this name.
+    /// A missing input, or one of an unknown name.
     #[error("input `{name}` {what}")]
     Input {
         /// The input.
         name: String,
-        /// What is wrong with it.
+        /// Reason.
         what: String,
     },
 }
 
 impl EvaluateError {
-    /// What an operator says.
+    /// Error of an operator, if it is one.
     pub fn reason(&self) -> Option<&OpError> {
         match self {
             EvaluateError::Node(problem) => match &problem.reason {

@@ -19,7 +19,7 @@ pub enum Dim {
     Size(usize),
     /// A name that stands for a size.
     Named(String),
-    /// Nothing is said.
+    /// Unknown size.
     Unknown,
 }
 
@@ -33,27 +33,27 @@ impl std::fmt::Display for Dim {
     }
 }
 
-/// What a model declares of a value.
+/// Type and dimensions that a model declares of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Declared {
     /// The type of its elements.
     pub dtype: DType,
-    /// Its dimensions, where their number is known.
+    /// Dimensions, where their number is known.
     pub dims: Option<Vec<Dim>>,
 }
 
 /// A tensor that a graph computes, takes or contains.
 #[derive(Debug, Clone, Default)]
 pub struct Value {
-    /// Its name, as the model has it.
+    /// Name in the model.
     pub name: String,
-    /// What the model declares.
+    /// Declaration in the model.
     pub declared: Option<Declared>,
-    /// Its exact type: of every value of a graph that is [`specialise`](crate::specialise())d.
+    /// Exact type; every value of a [`specialise`](crate::specialise())d graph has one.
     pub ty: Option<TensorType>,
-    /// Its elements, where they are known before the graph runs.
+    /// Elements, where they are known before the graph runs.
     pub constant: Option<Tensor>,
-    /// Texts, where the model has them: its elements are whole numbers that say which of these each is.
+    /// Strings, where the model has them: the elements are integers that index this list.
     pub texts: Option<Texts>,
     /// The node that computes it, and which of its outputs it is.
     pub producer: Option<(NodeId, usize)>,
@@ -64,39 +64,39 @@ pub struct Value {
 /// An operator with what it reads and writes.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// What it computes.
+    /// Operator with its parameters.
     pub op: Op,
-    /// Where it stands in the model.
+    /// Place in the model.
     pub place: Place,
-    /// What it reads, in the operator's order; optional inputs that are left out are none.
+    /// Inputs in the operator's order; `None` for optional inputs that are left out.
     pub inputs: Vec<Option<ValueId>>,
-    /// What it computes; outputs that nobody named are none.
+    /// Outputs; `None` for those that are not named.
     pub outputs: Vec<Option<ValueId>>,
 }
 
 /// Nodes in an order in which each reads only what comes before it.
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
-    /// Its name.
+    /// Name of the graph.
     pub name: String,
     values: Vec<Value>,
     nodes: Vec<Node>,
-    /// What it takes; constants are not among these.
+    /// Inputs, without constants.
     pub inputs: Vec<ValueId>,
-    /// Constants that whoever runs it may give in their place: initializers that are inputs as well.
+    /// Constants that a caller may replace: initializers that are inputs as well.
     pub defaults: Vec<ValueId>,
-    /// What it gives.
+    /// Outputs of the graph.
     pub outputs: Vec<ValueId>,
 }
 
 /// A model as its file has it.
 #[derive(Debug, Clone)]
 pub struct Model {
-    /// What it computes.
+    /// The main graph.
     pub graph: Graph,
     /// The domains it names, with their versions. ONNX's own domain is the empty name.
     pub opsets: Vec<(String, i64)>,
-    /// What wrote it, with its version.
+    /// Program that wrote the model, with its version.
     pub producer: String,
 }
 
@@ -116,7 +116,7 @@ impl Graph {
         &self.values[id.0 as usize]
     }
 
-    /// A value, to change its name or what is known of it.
+    /// A value, for changing its name or properties.
     pub fn value_mut(&mut self, id: ValueId) -> &mut Value {
         &mut self.values[id.0 as usize]
     }
@@ -145,7 +145,7 @@ impl Graph {
         ValueId(u32::try_from(self.values.len() - 1).expect("fewer values than a file of 4 GiB has bytes"))
     }
 
-    /// Adds a node behind those it reads from, and enters it where it reads and writes.
+    /// Adds a node behind the producers of its inputs, and links it to its inputs and outputs.
     ///
     /// # Panics
     /// Where another node computes one of its outputs.

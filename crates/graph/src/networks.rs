@@ -25,12 +25,12 @@ pub const NETWORKS: &[Network] = &[
     },
 ];
 
-/// One row of [`NETWORKS`].
+/// Row of [`NETWORKS`].
 #[derive(Debug)]
 pub struct Network {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it is, for help texts.
+    /// Description for help texts.
     pub text: &'static str,
     build: fn(&mut Builder),
 }
@@ -70,7 +70,7 @@ struct Conv {
 
 type Attributes<'a> = Vec<(&'a str, Attribute)>;
 
-/// The same number for both dimensions, or all four sides, of an image.
+/// Repeats a number for both dimensions, or all four sides, of an image.
 fn both<const N: usize>(name: &str, number: usize) -> (&str, Attribute) {
     (name, Attribute::Ints(vec![number as i64; N]))
 }
@@ -167,9 +167,9 @@ impl Builder {
     }
 }
 
-/// Scales of a normalisation …
+/// Range of a normalisation's scales.
 const SCALES: (f64, f64) = (0.5, 1.5);
-/// … whose result is added to another: sums grow slowly.
+/// Range of a normalisation's scales where its result is added to another: sums grow slowly.
 const DAMPED: (f64, f64) = (0.3, 0.6);
 
 fn resnet18(net: &mut Builder) {

@@ -95,7 +95,7 @@ struct Scope<'a> {
     names: HashMap<&'a str, ValueId>,
     /// Nodes in the file's order, which need not be one in which they can run.
     pending: Vec<Node>,
-    /// What it reads of the graph around it: the value there, and the input here.
+    /// Values captured from the graph around it: the value there, and the input here.
     captures: Vec<(ValueId, ValueId)>,
     /// Whether names of the graph around it cannot be seen: in a function.
     is_closed: bool,
@@ -355,7 +355,7 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
-    /// Where among a node's inputs a value that its graphs read stands.
+    /// Adds a captured value to a node's inputs, and returns its position.
     fn capture(&self, inputs: &mut Vec<Option<ValueId>>, id: ValueId) -> usize {
         inputs.push(Some(id));
         inputs.len() - 1
@@ -581,7 +581,7 @@ fn version_of(node: &NodeProto<'_>, opsets: &Opsets<'_>, since: &[i64]) -> Resul
     version.ok_or_else(|| unsupported!("this operator is supported from opset {} on (convert the model)", since[0]))
 }
 
-/// Which inputs are there, if they are as many as there may be.
+/// Tells which inputs are present, and checks their number.
 fn given(inputs: &[Option<ValueId>], known: &std::ops::RangeInclusive<usize>) -> Result<Vec<bool>, OpError> {
     if inputs.len() > *known.end() {
         return Err(unsupported!("it has {} inputs, and at most {} are known", inputs.len(), known.end()));

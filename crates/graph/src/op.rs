@@ -1,5 +1,4 @@
-//! Operators: what each is called in ONNX, how its attributes are read, which types it gives, and what it
-//! computes.
+//! Operators: the names in ONNX, the import of attributes, the types of outputs, and the evaluation of each.
 //!
 //! A row of [`OPERATORS`] imports an ONNX operator of any version as an [`Op`], which has its parameters as
 //! one version would say them. What an [`Op`] does is an [`Operation`].
@@ -67,15 +66,15 @@ pub use window::{AutoPad, Geometry, Window};
 /// A row of the table of ONNX operators.
 #[derive(Debug)]
 pub struct Operator {
-    /// Its domain; ONNX's own is empty.
+    /// Domain; ONNX's own is empty.
     pub domain: &'static str,
-    /// Its name.
+    /// Name in ONNX.
     pub name: &'static str,
     /// The opsets in which it changed, from the first one that is supported on.
     pub since: &'static [i64],
     /// How many inputs it takes.
     pub n_inputs: RangeInclusive<usize>,
-    /// What a node of it is.
+    /// Import of a node.
     pub import: fn(&Import) -> Result<Op, OpError>,
 }
 
@@ -121,17 +120,17 @@ pub fn find(domain: &str, name: &str) -> Option<&'static Operator> {
     OPERATORS.iter().flat_map(|rows| rows.iter()).find(|row| row.name == name && row.domain == domain)
 }
 
-/// What is known of an operator's input.
+/// Type and value, where known, of an operator's input.
 #[derive(Debug, Clone, Copy)]
 pub struct Fact<'a> {
-    /// Its type.
+    /// Type of the input.
     pub ty: &'a TensorType,
-    /// Its elements, where they are known.
+    /// Value, where it is known.
     pub value: Option<&'a Tensor>,
 }
 
 impl<'a> Fact<'a> {
-    /// Its dimensions.
+    /// Dimensions of the input.
     pub fn shape(&self) -> &'a [usize] {
         &self.ty.shape
     }
@@ -142,12 +141,12 @@ impl<'a> Fact<'a> {
     }
 }
 
-/// An operator's inputs; optional ones that are left out are none.
+/// Inputs of an operator; `None` for optional inputs that are left out.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a>(pub &'a [Option<Fact<'a>>]);
 
 impl<'a> Inputs<'a> {
-    /// How many there are, those that are left out included.
+    /// Number of inputs, including those left out.
     pub fn n_inputs(&self) -> usize {
         self.0.len()
     }
@@ -157,7 +156,7 @@ impl<'a> Inputs<'a> {
         self.0.get(at).copied().flatten()
     }
 
-    /// An input that must be there.
+    /// A required input.
     ///
     /// # Errors
     /// Where it is not.
@@ -206,7 +205,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// What an operator does.
+/// Operation of a graph's node: inference of types, and evaluation.
 pub trait Operation: Debug {
     /// The types of all outputs that it can give.
     ///
@@ -224,7 +223,7 @@ pub trait Operation: Debug {
 
 macro_rules! ops {
     ($($name:ident: $text:literal,)*) => {
-        /// What a node computes, with its parameters as the newest opset has them.
+        /// Operator of a node, with its parameters as the newest opset has them.
         #[derive(Debug, Clone)]
         #[non_exhaustive]
         pub enum Op {
@@ -232,7 +231,7 @@ macro_rules! ops {
         }
 
         impl Op {
-            /// What it does.
+            /// The operator's operation.
             pub fn operation(&self) -> &dyn Operation {
                 match self {
                     $(Op::$name(operation) => operation,)*
@@ -339,13 +338,13 @@ ops! {
 }
 
 impl Op {
-    /// What gives its input as it is.
+    /// Identity.
     pub fn identity() -> Op {
         Op::Unary(Unary::Identity)
     }
 }
 
-/// Texts that whole numbers stand for, each by its place among them.
+/// Strings that integers stand for, each by its index.
 pub type Texts = Arc<[String]>;
 
 impl Op {

@@ -7,7 +7,7 @@ use crate::{DType, Tensor, TensorType};
 pub struct Random(u64);
 
 impl Random {
-    /// Those of a seed.
+    /// Makes the random numbers of a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
@@ -26,7 +26,7 @@ impl Random {
         low + (self.bits() >> 40) as f64 / f64::from(1 << 24) * (high - low)
     }
 
-    /// A tensor of single precision with numbers between these.
+    /// A tensor in f32 with uniform numbers between these.
     ///
     /// # Panics
     /// Where its elements are too many to count.

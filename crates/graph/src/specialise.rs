@@ -8,7 +8,7 @@ use crate::op::{Fact, Inputs, Op, Texts};
 use crate::tensor::shape_text;
 use crate::{DType, Dim, Graph, Node, NodeId, OpError, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
-/// What is bound of a model.
+/// Values bound to a model's free dimensions and inputs.
 #[derive(Debug, Clone)]
 pub struct Bindings {
     /// Sizes of named dimensions.
@@ -17,7 +17,8 @@ pub struct Bindings {
     pub shapes: Vec<(String, Vec<usize>)>,
     /// Inputs that become constants: numbers, separated by commas, as many as their shape takes.
     pub values: Vec<(String, String)>,
-    /// A node whose inputs are all known is replaced by its outputs, where these take no more bytes in all.
+    /// Limit of constant folding: a node with known inputs is replaced by its outputs where these take no
+    /// more bytes in all.
     pub fold_bytes: usize,
 }
 
@@ -99,9 +100,8 @@ pub struct Specialised {
     pub problems: Vec<Problem>,
 }
 
-/// Binds a graph's free dimensions and inputs, infers every tensor's type, computes what is known, and puts
-/// the graph that is taken in the place of each `If` whose condition is known. What no output needs is left
-/// out.
+/// Binds a graph's free dimensions and inputs, infers every tensor's type, folds constants, and replaces each
+/// `If` of known condition by the branch taken. Dead nodes are removed.
 ///
 /// # Cost
 /// Linear in nodes, and what is folded is computed.

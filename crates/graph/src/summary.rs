@@ -1,4 +1,4 @@
-//! What a model takes: its operators, its parameters, and the products, convolutions and recurrent networks
+//! Summary of a model: its operators, its parameters, and the products, convolutions and recurrent networks
 //! in it.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::{Graph, Node, TensorType};
 pub struct Task {
     /// The operator, in words.
     pub kind: &'static str,
-    /// Its sizes.
+    /// Sizes of the task.
     pub text: String,
     /// Operations of one: two for each multiplication and addition.
     pub flops: u64,
@@ -20,7 +20,7 @@ pub struct Task {
     pub count: usize,
 }
 
-/// What a model takes.
+/// Counts of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Inputs by name.
@@ -29,7 +29,7 @@ pub struct Summary {
     pub outputs: Vec<(String, TensorType)>,
     /// Nodes of each operator that are left to run, by name.
     pub operators: BTreeMap<String, usize>,
-    /// Bytes of all that is known before it runs and read by what is not.
+    /// Bytes of all values known before the model runs that are read by others.
     pub parameter_bytes: u64,
     /// Convolutions, products and recurrent networks, the largest share of work first.
     pub tasks: Vec<Task>,

@@ -7,12 +7,12 @@ use half::{bf16, f16};
 
 use crate::DType;
 
-/// What is known of a tensor without its elements.
+/// Type of a tensor: element type and shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorType {
     /// The type of its elements.
     pub dtype: DType,
-    /// Its dimensions, the last one contiguous; none of a scalar.
+    /// Dimensions, the last one contiguous; empty for a scalar.
     pub shape: Vec<usize>,
 }
 
@@ -109,8 +109,8 @@ macro_rules! decode {
 }
 
 impl Tensor {
-    /// A tensor of bytes; none where there are more or fewer than its type takes. Bytes of `bool` that are
-    /// neither 0 nor 1 count as 1.
+    /// Makes a tensor of bytes; `None` where their number is wrong for the type. Bytes of `bool` other than 0
+    /// and 1 count as 1.
     pub fn new(ty: TensorType, bytes: Bytes) -> Option<Tensor> {
         let fits = ty.checked_bytes() == Some(bytes.len());
         let is_bool_clean = ty.dtype != DType::Bool || bytes.iter().all(|&b| b <= 1);
@@ -118,7 +118,7 @@ impl Tensor {
         fits.then_some(Tensor { ty, bytes })
     }
 
-    /// A tensor of numbers; they are rounded to nearest, and integers cut off towards zero and saturated.
+    /// Makes a tensor of numbers; they are rounded to nearest, and for integers truncated and saturated.
     ///
     /// # Panics
     /// Where there are more or fewer numbers than its shape takes.
@@ -127,7 +127,8 @@ impl Tensor {
         Tensor::new(TensorType::new(dtype, shape), bytes.into()).expect("as many numbers as the shape takes")
     }
 
-    /// A tensor of integers; they wrap around where they do not fit, and all but zero are true.
+    /// Makes a tensor of integers; they wrap around where they do not fit, and for `bool` all but zero are
+    /// true.
     ///
     /// # Panics
     /// Where there are more or fewer numbers than its shape takes.
@@ -147,7 +148,7 @@ impl Tensor {
         Tensor::from_floats(dtype, [], &[number])
     }
 
-    /// Its type.
+    /// Type of the tensor.
     pub fn ty(&self) -> &TensorType {
         &self.ty
     }
@@ -157,7 +158,7 @@ impl Tensor {
         self.ty.dtype
     }
 
-    /// Its dimensions.
+    /// Dimensions of the tensor.
     pub fn shape(&self) -> &[usize] {
         &self.ty.shape
     }
@@ -167,22 +168,22 @@ impl Tensor {
         self.bytes.len() / self.ty.dtype.size()
     }
 
-    /// Its elements as bytes. They need not be aligned.
+    /// Elements as bytes. They need not be aligned.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// Its elements in double precision.
+    /// Elements as f64.
     pub fn floats(&self) -> Vec<f64> {
         decode!(self, f64)
     }
 
-    /// Its elements as integers; floating-point numbers are cut off towards zero, and not a number is 0.
+    /// Elements as integers; floating-point numbers are truncated, and NaN is 0.
     pub fn integers(&self) -> Vec<i128> {
         decode!(self, i128)
     }
 
-    /// Its elements as `i64`; unsigned ones that are too large wrap around.
+    /// Elements as `i64`; larger unsigned ones wrap around.
     pub fn i64s(&self) -> Vec<i64> {
         self.integers().iter().map(|&x| x as i64).collect()
     }
@@ -197,7 +198,7 @@ impl Tensor {
         Tensor { ty: TensorType::new(DType::F32, self.ty.shape.clone()), bytes: bytes.into() }
     }
 
-    /// The same elements in another shape of as many.
+    /// Reshapes the tensor.
     ///
     /// # Panics
     /// Where the shape takes more or fewer.

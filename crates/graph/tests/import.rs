@@ -228,7 +228,7 @@ fn what_is_not_supported_says_where() {
     check(single("NonZero", 17, &[], &[x()], 1), wanted);
 }
 
-/// What ONNX Runtime's tools write in the place of several operators computes what these do.
+/// Unknown operators are reported before their attributes are read.
 #[test]
 fn unknown_operators_are_told_before_their_attributes_are_read() {
     // Whole numbers of a byte each, which would be more than reading may take.
@@ -243,6 +243,7 @@ fn unknown_operators_are_told_before_their_attributes_are_read() {
     assert!(of("", "Relu").is_err(), "those of known ones are read");
 }
 
+/// Operators that ONNX Runtime's tools fuse compute the same as the operators that they replace.
 #[test]
 fn operators_of_onnx_runtime_are_functions() {
     let numbers = |shape: &[usize], seed: usize| {

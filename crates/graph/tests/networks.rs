@@ -16,7 +16,7 @@ fn graph_of(name: &str, file: Vec<u8>, dims: &[(&str, usize)]) -> Graph {
     special.graph
 }
 
-/// What it answers to inputs of a seed.
+/// Outputs for seeded inputs.
 fn answer(graph: &Graph, seed: u64) -> Vec<Tensor> {
     let mut random = Random::new(seed);
     let input = |&id| (graph.value(id).name.as_str(), random.input(graph.ty(id)));
@@ -24,7 +24,7 @@ fn answer(graph: &Graph, seed: u64) -> Vec<Tensor> {
     evaluate(graph, &inputs).unwrap_or_else(|error| panic!("{}: {error}", graph.name))
 }
 
-/// That answers to two inputs are numbers of some size, and differ.
+/// Checks that outputs for two inputs are numbers of some size, and differ.
 fn check_answers(name: &str, graph: &Graph) {
     let (one, other) = (answer(graph, 1), answer(graph, 2));
     let agreement = Agreement::of_all(&one, &other).expect("one model gives one shape");

@@ -38,7 +38,7 @@ fn check(case: &Case) -> Result<(), String> {
     Ok(())
 }
 
-/// What is listed as refused is refused.
+/// Checks that cases listed as refused are refused.
 fn check_refused(file: &str) {
     let listed = refused();
     let mut mended = Vec::new();

@@ -1,4 +1,4 @@
-//! What operators of older opsets mean: the official tests are of the newest.
+//! Operators of older opsets: the official tests are of the newest.
 
 mod common;
 

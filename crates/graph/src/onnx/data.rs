@@ -16,13 +16,13 @@ pub type External<'a> = dyn FnMut(&str) -> Result<Bytes, String> + 'a;
 /// ONNX's number of the type of texts.
 const TEXTS: i64 = 8;
 
-/// What tensors are read from.
+/// Bytes that tensors are read from.
 pub struct Source<'a> {
     /// The model's file.
     pub file: &'a Bytes,
     /// Files beside it.
     pub external: &'a mut External<'a>,
-    /// Those that were read, by path.
+    /// External files that were read, by path.
     pub opened: Vec<(String, Bytes)>,
     /// The memory that is left.
     pub budget: &'a Budget,

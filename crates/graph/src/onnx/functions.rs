@@ -8,9 +8,9 @@ use crate::error::unsupported;
 /// The domain of operators that ONNX Runtime adds.
 const DOMAIN: &str = "com.microsoft";
 
-/// What each operator is, by what it is given: `name(inputs) defaults -> outputs: statements`. An input `_`
-/// is left out, an output `_` is not computed; `@` is an attribute of the call. Attributes that are not named
-/// are 0 where they are given.
+/// Definitions of operators by others: `name(inputs) defaults -> outputs: statements`. An input `_` is left
+/// out, an output `_` is not computed; `@` is an attribute of the call. Unnamed attributes are 0 where they
+/// are given.
 const FUNCTIONS: &[&str] = &[
     "Gelu(x) -> y: y = Gelu(x)",
     "QuickGelu(x) alpha=1.702 -> y: y = Swish[alpha=@alpha](x)",

@@ -83,7 +83,7 @@ pub enum Port {
 pub struct Draft {
     /// Operators with what they read.
     pub nodes: Vec<(Op, Vec<Port>)>,
-    /// Constants; with the texts whose places they have.
+    /// Constants, with the strings that they index, if any.
     pub constants: Vec<(Tensor, Option<Texts>)>,
 }
 

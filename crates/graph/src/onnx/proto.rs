@@ -84,7 +84,7 @@ pub struct ValueInfo<'a> {
     pub name: &'a str,
     /// The element type, where it is a tensor.
     pub elements: Option<i64>,
-    /// Its dimensions, where their number is known.
+    /// Dimensions, where their number is known.
     pub dims: Option<Vec<DimProto<'a>>>,
     /// Whether it is something else than a tensor.
     pub is_foreign: bool,

@@ -1,4 +1,4 @@
-//! New weights for a model whose own are of no use, such as those of a benchmark's topologies.
+//! Seeded weights for models that have no useful ones, such as a benchmark's topologies.
 
 use std::collections::HashMap;
 
@@ -17,11 +17,12 @@ const NODE: u32 = 1;
 const INITIALIZER: u32 = 5;
 const INPUT: u32 = 11;
 
-/// What the results of the last product spread by: softmax then tells classes apart, and none is all.
+/// Spread (standard deviation) of the last product's results: softmax then tells classes apart, and none is
+/// certain.
 const SPREAD: f64 = 2.0;
 
-/// A model with seeded weights in the place of its own: of those in single precision, and of what nodes make
-/// of a shape (`ConstantOfShape`). All else stays as it is.
+/// Replaces a model's weights by seeded ones: those in f32, and the outputs of `ConstantOfShape`. All else
+/// stays.
 ///
 /// Weights of products are He's (uniform), variances and scales are positive, and the last product's are such
 /// that its results spread by 2: numbers keep their size, and the answer depends on the input.

@@ -4,21 +4,21 @@ use std::cell::Cell;
 
 use crate::ReadError;
 
-/// The memory that reading may take beyond the file's own, of which every list that is built is charged. It
-/// keeps a small hostile file from becoming gigabytes.
+/// Budget of memory for reading a file beyond the file's own size, charged for every list that is built. It
+/// keeps a small hostile file from taking gigabytes.
 pub struct Budget {
     total: usize,
     left: Cell<usize>,
 }
 
 impl Budget {
-    /// What suffices for each real file: three times its size, and 64 MiB.
+    /// Budget that suffices for each real file: three times its size, and 64 MiB.
     pub fn of_file(n_bytes: usize) -> Budget {
         let total = n_bytes.saturating_mul(3).saturating_add(64 << 20);
         Budget { total, left: Cell::new(total) }
     }
 
-    /// Takes bytes away.
+    /// Charges bytes.
     ///
     /// # Errors
     /// Where there are not so many left.
@@ -45,11 +45,11 @@ pub enum Payload<'a> {
 /// A field with its number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Field<'a> {
-    /// Which field of its message it is.
+    /// Number of the field in its message.
     pub number: u32,
-    /// Where in the file it begins.
+    /// Offset in the file.
     pub at: usize,
-    /// What it says.
+    /// Contents.
     pub payload: Payload<'a>,
 }
 
@@ -58,7 +58,7 @@ pub struct Field<'a> {
 pub struct Message<'a> {
     /// The bytes that are left.
     pub bytes: &'a [u8],
-    /// Where in the file they begin.
+    /// Offset of the bytes in the file.
     pub at: usize,
 }
 
@@ -114,7 +114,7 @@ impl<'a> Message<'a> {
         Ok((key >> 3, wanted))
     }
 
-    /// Goes on behind so many bytes.
+    /// Skips `n` bytes.
     ///
     /// # Errors
     /// Where there are fewer.
@@ -194,7 +194,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The field as a number of single precision.
+    /// The field as an f32.
     ///
     /// # Errors
     /// Where it is none.

@@ -14,9 +14,9 @@ pub struct ModelFile {
     pub name: String,
     /// The version of ONNX's own operators.
     pub opset: i64,
-    /// What it takes.
+    /// Inputs of the graph.
     pub inputs: Vec<Port>,
-    /// What it gives.
+    /// Outputs of the graph.
     pub outputs: Vec<Port>,
     /// Weights by name.
     pub weights: Vec<(String, Tensor)>,
@@ -27,24 +27,24 @@ pub struct ModelFile {
 /// An input or an output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Port {
-    /// Its name.
+    /// Name of the value.
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
-    /// Its dimensions.
+    /// Dimensions of the value.
     pub dims: Vec<Dim>,
 }
 
 /// A node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeFile {
-    /// Its operator.
+    /// Operator of the node.
     pub op: String,
-    /// What it reads; an empty name stands for an input that is left out.
+    /// Inputs; an empty name stands for one that is left out.
     pub inputs: Vec<String>,
-    /// What it gives.
+    /// Outputs of the node.
     pub outputs: Vec<String>,
-    /// Its attributes by name.
+    /// Attributes by name.
     pub attributes: Vec<(String, Attribute)>,
 }
 
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    /// What is read of a file, in the form in which it is written.
+    /// Reads a file back into the form in which it is written.
     fn read(file: &Bytes) -> ModelFile {
         let budget = Budget::of_file(file.len());
         let proto = ModelProto::read(Message { bytes: file, at: 0 }, &budget).expect("a model");

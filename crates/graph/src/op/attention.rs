@@ -18,17 +18,17 @@ pub struct Attention {
     pub n_q_heads: Option<usize>,
     /// The factor of products; by default the inverse root of a head's size.
     pub scale: Option<f64>,
-    /// What products are bounded by, smoothly.
+    /// Bound of the products, applied smoothly (`softcap`); 0 for none.
     pub softcap: f64,
-    /// What the last output is: products, these bounded, with the mask, or behind the softmax.
+    /// Stage of the products that the last output has.
     pub products: Products,
-    /// How many keys before its own place a query sees.
+    /// Number of keys before its own position that a query sees.
     pub left_window: Option<i64>,
-    /// How many keys behind its own place a query sees.
+    /// Number of keys behind its own position that a query sees.
     pub right_window: Option<i64>,
 }
 
-/// Which products of queries and keys an output has.
+/// Stage of the products of queries and keys: plain, bounded, masked, or behind the softmax.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Products {
@@ -38,12 +38,13 @@ pub enum Products {
     Softmax,
 }
 
-/// Pairs of numbers turned by angles: cosines and sines are inputs 1 and 2, positions input 3.
+/// Rotary position embedding: pairs of numbers rotated by angles; cosines and sines are inputs 1 and 2,
+/// positions input 3.
 #[derive(Debug, Clone, Copy)]
 pub struct RotaryEmbedding {
     /// Pairs stand side by side, and not half a head apart.
     pub is_interleaved: bool,
-    /// How much of a head is turned; 0 for all.
+    /// Number of a head's elements that are rotated; 0 for all.
     pub n_turned: usize,
     /// Heads, where they lie in one dimension.
     pub n_heads: usize,

@@ -23,11 +23,11 @@ pub enum Attribute {
     Ints(Vec<i64>),
     /// Texts.
     Texts(Vec<String>),
-    /// Something that is not supported.
+    /// An unsupported kind of attribute.
     Foreign(String),
 }
 
-/// The attributes of a node, and which of them somebody asked for.
+/// Attributes of a node, with a mark on those that were read.
 #[derive(Debug)]
 pub struct Attributes(Vec<(String, Attribute, Cell<bool>)>);
 
@@ -36,18 +36,18 @@ pub struct Attributes(Vec<(String, Attribute, Cell<bool>)>);
 pub struct Import {
     /// The version of the operator: the last of its row's opsets that is not after the model's.
     pub version: i64,
-    /// Which inputs are there.
+    /// Whether each input is present.
     pub given: Vec<bool>,
     /// How many outputs it names.
     pub n_outputs: usize,
-    /// Its attributes.
+    /// Attributes of the node.
     pub attributes: Attributes,
-    /// Its graphs, by the attribute that has each.
+    /// Subgraphs, by the attribute that has each.
     pub bodies: Vec<(String, Body)>,
 }
 
 impl Attributes {
-    /// Attributes that nobody asked for yet.
+    /// Makes attributes, none of them read yet.
     pub fn new(attributes: Vec<(String, Attribute)>) -> Attributes {
         Attributes(attributes.into_iter().map(|(name, value)| (name, value, Cell::new(false))).collect())
     }
@@ -58,7 +58,7 @@ impl Attributes {
         Some(value)
     }
 
-    /// The first one that nobody asked for.
+    /// The first attribute that was not read.
     pub fn unused(&self) -> Option<&str> {
         self.0.iter().find(|(.., used)| !used.get()).map(|(name, ..)| name.as_str())
     }
@@ -146,12 +146,12 @@ impl Import {
         Ok(self.int_or(name, default.into())? != 0)
     }
 
-    /// Whether an input is there.
+    /// Whether an input is present.
     pub fn has_input(&self, at: usize) -> bool {
         self.given.get(at).copied().unwrap_or(false)
     }
 
-    /// One of several names.
+    /// Reads an attribute that is one of several names.
     ///
     /// # Errors
     /// Where it is none of these.
@@ -161,7 +161,7 @@ impl Import {
         found.ok_or_else(|| unsupported!("{name}={text} is not supported"))
     }
 
-    /// A graph.
+    /// Takes a subgraph.
     ///
     /// # Errors
     /// Where it is not there.

@@ -4,14 +4,14 @@ use super::{Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// The same numbers as another type, which is input 1's where it is not given here.
+/// Conversion to another type, which is input 1's where it is not given here.
 #[derive(Debug, Clone, Copy)]
 pub struct Cast {
     /// The type.
     pub to: Option<DType>,
 }
 
-/// The same bits as another type of the same size.
+/// Reinterpretation of the bits as another type of the same size.
 #[derive(Debug, Clone, Copy)]
 pub struct BitCast {
     /// The type.

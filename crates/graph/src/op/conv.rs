@@ -20,14 +20,14 @@ pub struct Conv {
 #[derive(Debug, Clone)]
 pub struct ConvInteger(pub Conv);
 
-/// What a convolution does to gradients, with weights `[c, m/groups, …]`.
+/// Transposed convolution, the gradient of a convolution, with weights `[c, m/groups, …]`.
 #[derive(Debug, Clone)]
 pub struct ConvTranspose {
     /// How windows lie.
     pub window: Window,
     /// Parts of the channels that have nothing to do with each other.
     pub groups: usize,
-    /// What is added to the output's size, at its end.
+    /// Additional elements at the end of each dimension of the output.
     pub output_padding: Option<Vec<i64>>,
     /// The output's size, from which borders follow.
     pub output_shape: Option<Vec<i64>>,
@@ -78,7 +78,7 @@ impl ConvShape {
 }
 
 impl Conv {
-    /// Its sizes, for an image and weights of these shapes.
+    /// Sizes for an image and weights of these shapes.
     ///
     /// # Errors
     /// Where they do not fit.
@@ -181,7 +181,8 @@ impl Operation for ConvInteger {
 }
 
 impl ConvTranspose {
-    /// Its sizes; windows lie over the output, which is `image`, and `geometry.out` is the input's size.
+    /// Sizes for an input and weights of these shapes; windows lie over the output, which is `image`, and
+    /// `geometry.out` is the input's size.
     ///
     /// # Errors
     /// Where image and weights do not fit.

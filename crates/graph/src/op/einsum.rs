@@ -31,7 +31,7 @@ pub struct Indices {
     pub inputs: Vec<Vec<usize>>,
 }
 
-/// One index: a letter, or a place of the ellipsis from its end.
+/// Index of a dimension: a letter, or a position in the ellipsis from its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Index {
     Letter(char),

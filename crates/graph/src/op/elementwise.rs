@@ -110,7 +110,7 @@ pub struct Clip {
 #[derive(Debug, Clone, Copy)]
 pub struct Where;
 
-/// Nothing at inference; the second output says that all was kept.
+/// Dropout at inference: the input unchanged; the second output is a mask of true.
 #[derive(Debug, Clone, Copy)]
 pub struct Dropout {
     /// The mask has the input's type: before opset 10.
@@ -242,7 +242,7 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Unary {
-    /// Its value for a number.
+    /// Value for a number.
     pub fn of_float(self, x: f64) -> f64 {
         use Unary as U;
         let truth = |is: bool| f64::from(u8::from(is));
@@ -336,7 +336,7 @@ impl Unary {
         }
     }
 
-    /// Its value for an integer, where it is one without rounding.
+    /// Value for an integer, where it is exact.
     fn of_integer(self, x: i128) -> Option<i128> {
         Some(match self {
             Unary::Abs => x.abs(),
@@ -418,7 +418,7 @@ impl Binary {
         }
     }
 
-    /// Its value for two numbers.
+    /// Value for two numbers.
     pub fn of_floats(self, a: f64, b: f64) -> f64 {
         use Binary as B;
         let truth = |is: bool| f64::from(u8::from(is));

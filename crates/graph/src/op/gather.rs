@@ -26,7 +26,7 @@ pub struct GatherNd {
     pub n_batch_dims: usize,
 }
 
-/// What becomes of an element that is scattered to.
+/// Combination of an element with the one scattered to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Scatter {
@@ -42,14 +42,14 @@ pub enum Scatter {
 pub struct ScatterElements {
     /// Along this dimension.
     pub axis: i64,
-    /// What becomes of them.
+    /// Combination with the previous elements.
     pub reduction: Scatter,
 }
 
 /// Slices of input 0 replaced by input 2's by the tuples in input 1's last dimension.
 #[derive(Debug, Clone, Copy)]
 pub struct ScatterNd {
-    /// What becomes of them.
+    /// Combination with the previous elements.
     pub reduction: Scatter,
 }
 
@@ -58,18 +58,18 @@ pub struct ScatterNd {
 pub struct TensorScatter {
     /// Along this dimension.
     pub axis: i64,
-    /// Places behind the end are at the beginning.
+    /// Positions behind the end wrap around to the beginning.
     pub is_circular: bool,
 }
 
 /// A place of each index: the second of two values at the index, the first elsewhere.
 #[derive(Debug, Clone, Copy)]
 pub struct OneHot {
-    /// Where the new dimension is.
+    /// Position of the new dimension.
     pub axis: i64,
 }
 
-/// Slices for which a condition holds; of all elements where there is no axis.
+/// Slices along an axis for which a condition holds, or elements where there is no axis.
 #[derive(Debug, Clone, Copy)]
 pub struct Compress {
     /// Along this dimension.

@@ -5,7 +5,7 @@ use super::{Import, Inputs, Operation, Operator, row};
 use crate::error::invalid;
 use crate::{OpError, Tensor, TensorType};
 
-/// What becomes of the losses of all places.
+/// Reduction of the losses of all positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum LossReduction {
@@ -17,13 +17,13 @@ pub enum LossReduction {
 /// The loss of labels, input 1, of logarithms of probabilities; a weight of each class is input 2.
 #[derive(Debug, Clone, Copy)]
 pub struct NegativeLogLikelihoodLoss {
-    /// What becomes of them.
+    /// Reduction of the losses.
     pub reduction: LossReduction,
     /// A label that does not count.
     pub ignored: Option<i64>,
 }
 
-/// The same of scores, whose logarithms of probabilities are the second output.
+/// Negative log-likelihood loss of scores; their log-softmax is the second output.
 #[derive(Debug, Clone, Copy)]
 pub struct SoftmaxCrossEntropyLoss(pub NegativeLogLikelihoodLoss);
 

@@ -5,7 +5,7 @@ use super::{Inputs, Operation, Operator, row};
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Products of matrices, whose leading dimensions broadcast; vectors count as matrices.
+/// Matrix product, whose leading dimensions broadcast; vectors count as matrices.
 #[derive(Debug, Clone, Copy)]
 pub struct MatMul;
 
@@ -92,7 +92,7 @@ pub struct ProductShape {
     pub sizes: [usize; 3],
     /// The leading dimensions of the output.
     pub batch: Vec<usize>,
-    /// Those of each input.
+    /// Leading dimensions of each input.
     pub batches: [Vec<usize>; 2],
     /// The output's shape.
     pub out: Vec<usize>,
@@ -231,7 +231,7 @@ impl Gemm {
 }
 
 impl Gemm {
-    /// The same of integers, where factors are integers too, modulo two to their number of bits.
+    /// Evaluates a product of integers, modulo two to the power of their bits.
     fn evaluate_integers(&self, inputs: Inputs<'_>, ty: TensorType, sizes: [usize; 3]) -> Result<Tensor, OpError> {
         let [m, n, k] = sizes;
         let matrix = |at: usize, is_turned: bool| {

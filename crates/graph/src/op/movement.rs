@@ -9,18 +9,18 @@ use crate::{OpError, Tensor, TensorType};
 /// Dimensions in another order, reversed where none is given.
 #[derive(Debug, Clone)]
 pub struct Transpose {
-    /// Which of the input's dimensions each of the output's is.
+    /// Dimension of the input for each of the output's.
     pub order: Option<Vec<i64>>,
 }
 
-/// Tensors one behind the other.
+/// Concatenation along a dimension.
 #[derive(Debug, Clone, Copy)]
 pub struct Concat {
     /// Along this dimension.
     pub axis: i64,
 }
 
-/// Parts one behind the other.
+/// Split into consecutive parts along a dimension.
 #[derive(Debug, Clone)]
 pub struct Split {
     /// Along this dimension.
@@ -48,23 +48,23 @@ pub struct Slice {
 #[derive(Debug, Clone, Copy)]
 pub struct Tile;
 
-/// What stands beyond a border.
+/// Source of padded elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PadMode {
     /// A constant.
     Constant,
     /// The last element.
     Edge,
-    /// What stands as far before the border, which is not repeated.
+    /// The elements mirrored at the border, without the border's own.
     Reflect,
-    /// What stands at the other side.
+    /// The elements of the other side.
     Wrap,
 }
 
 /// Borders added, or cut off where negative.
 #[derive(Debug, Clone)]
 pub struct Pad {
-    /// What stands there.
+    /// Source of padded elements.
     pub mode: PadMode,
     /// Sizes and constant of attributes: before opset 11. Else they are the values of inputs 1 and 2, and
     /// axes are 3's.
@@ -92,13 +92,13 @@ pub struct SpaceToDepth {
 /// The beginnings of sequences reversed, as long as input 1's value says.
 #[derive(Debug, Clone, Copy)]
 pub struct ReverseSequence {
-    /// Which dimension sequences lie along.
+    /// Dimension along the sequences.
     pub time_axis: i64,
-    /// Which dimension tells sequences apart.
+    /// Dimension across the sequences.
     pub batch_axis: i64,
 }
 
-/// A triangle of each matrix; the rest is 0.
+/// Triangle of each matrix; the rest is 0.
 #[derive(Debug, Clone, Copy)]
 pub struct Trilu {
     /// The one above the diagonal, which input 1's value moves.
@@ -108,7 +108,7 @@ pub struct Trilu {
 /// Cut or padded around the centre, to input 1's value.
 #[derive(Debug, Clone)]
 pub struct CenterCropPad {
-    /// Of these dimensions.
+    /// The dimensions; all by default.
     pub axes: Option<Vec<i64>>,
 }
 
@@ -201,7 +201,7 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Transpose {
-    /// Which of the input's dimensions each of the output's is.
+    /// Dimension of the input for each of the output's.
     ///
     /// # Errors
     /// Where it is no order of the dimensions.
@@ -318,7 +318,7 @@ impl Operation for Split {
 }
 
 impl Slice {
-    /// For each of the input's dimensions: the first place, the step, and how many.
+    /// First position, step and number of elements along each of the input's dimensions.
     ///
     /// # Errors
     /// Where the bounds are not known or do not fit.
@@ -411,7 +411,7 @@ impl Operation for Tile {
 }
 
 impl Pad {
-    /// For each dimension: what is added before and behind it.
+    /// Numbers of elements added before and behind, for each dimension.
     ///
     /// # Errors
     /// Where the sizes are not known or do not fit.

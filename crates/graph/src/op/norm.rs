@@ -5,12 +5,12 @@ use super::{Import, Inputs, Op, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// What becomes of numbers along a dimension.
+/// Kind of softmax along a dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SoftmaxKind {
     /// Exponentials that add up to 1.
     Soft,
-    /// Their logarithms.
+    /// Logarithms of the softmax.
     Log,
     /// 1 at the first of the largest, 0 elsewhere.
     Hard,
@@ -19,7 +19,7 @@ pub enum SoftmaxKind {
 /// Exponentials that add up to 1, their logarithms, or the place of the largest.
 #[derive(Debug, Clone, Copy)]
 pub struct Softmax {
-    /// Which.
+    /// Kind of softmax.
     pub kind: SoftmaxKind,
     /// The dimension.
     pub axis: i64,
@@ -85,7 +85,7 @@ pub struct MeanVarianceNormalization {
 pub struct LpNormalization {
     /// The dimension.
     pub axis: i64,
-    /// Which norm.
+    /// Order of the norm.
     pub p: f64,
 }
 
@@ -157,7 +157,7 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Softmax {
-    /// How the dimensions split: before, along, behind.
+    /// Splits the shape at the dimension: elements before it, along it, behind it.
     ///
     /// # Errors
     /// Where there is no such dimension.

@@ -6,12 +6,12 @@ use super::{Geometry, Import, Inputs, Op, Operation, Operator, Window, row};
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// What is taken of each window.
+/// Reduction of each window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PoolKind {
     /// The largest number.
     Max {
-        /// Its place, the second output, counts columns first.
+        /// Whether the second output, the position of the maximum, counts columns first.
         columns_first: bool,
     },
     /// The mean.
@@ -21,7 +21,7 @@ pub enum PoolKind {
     },
     /// A norm.
     Lp {
-        /// Which.
+        /// Order of the norm.
         p: f64,
     },
 }
@@ -29,7 +29,7 @@ pub enum PoolKind {
 /// A number of each window.
 #[derive(Debug, Clone)]
 pub struct Pool {
-    /// Which number.
+    /// Reduction of each window.
     pub kind: PoolKind,
     /// How windows lie.
     pub window: Window,
@@ -38,7 +38,7 @@ pub struct Pool {
 /// A number of each channel.
 #[derive(Debug, Clone, Copy)]
 pub struct GlobalPool {
-    /// Which number.
+    /// Reduction of the image.
     pub kind: PoolKind,
 }
 

@@ -20,7 +20,7 @@ pub struct DequantizeLinear(pub Scaling);
 /// How scales belong to elements, and the type of the result.
 #[derive(Debug, Clone, Copy)]
 pub struct Scaling {
-    /// The dimension along which there are several scales.
+    /// Dimension along which the scales vary, where there are several.
     pub axis: i64,
     /// How many elements along it have one scale; 0 where one has all that lies across.
     pub block: usize,
@@ -36,8 +36,8 @@ pub struct DynamicQuantizeLinear;
 #[derive(Debug, Clone, Copy)]
 pub struct QLinearMatMul;
 
-/// Convolution of quantized numbers: image and weights with scale and zero point, those of the result, and
-/// what is added.
+/// Convolution of quantized numbers: image and weights with scale and zero point, scale and zero point of the
+/// result, and bias.
 #[derive(Debug, Clone)]
 pub struct QLinearConv(pub Conv);
 
@@ -114,7 +114,7 @@ impl Scaling {
         Ok(vec![TensorType::new(dtype, inputs.shape(0)?)])
     }
 
-    /// What each element becomes with its scale and its zero point.
+    /// Evaluates an element at a time, from the element, its scale and its zero point.
     fn evaluate(
         &self,
         inputs: Inputs<'_>,
@@ -185,7 +185,7 @@ impl Operation for DynamicQuantizeLinear {
     }
 }
 
-/// One number, or one for each of `n`.
+/// Scales for `n` channels, from one number or one for each.
 fn factors(x: &Tensor, n: usize) -> Result<Vec<f64>, OpError> {
     match x.floats() {
         one if one.len() == 1 => Ok(vec![one[0]; n]),

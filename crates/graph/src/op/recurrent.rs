@@ -5,7 +5,7 @@ use super::{Import, Inputs, Op, Operation, Operator, Unary, row};
 use crate::error::invalid;
 use crate::{OpError, Tensor, TensorType};
 
-/// Which cell.
+/// Kind of recurrent cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Cell {
@@ -21,7 +21,7 @@ pub enum Cell {
 }
 
 impl Cell {
-    /// Its name.
+    /// Name of the cell.
     pub fn name(self) -> &'static str {
         match self {
             Cell::Rnn => "rnn",
@@ -31,7 +31,7 @@ impl Cell {
     }
 }
 
-/// In which order a direction takes the steps.
+/// Order in which a direction takes the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Direction {
@@ -45,7 +45,7 @@ pub enum Direction {
 /// peepholes.
 #[derive(Debug, Clone)]
 pub struct Recurrent {
-    /// Which cell.
+    /// Kind of cell.
     pub cell: Cell,
     /// The size of the state.
     pub hidden: usize,
@@ -53,7 +53,7 @@ pub struct Recurrent {
     pub direction: Direction,
     /// Activations of each direction, in the cell's order.
     pub activations: Vec<Unary>,
-    /// What gates are cut off at.
+    /// Bound at which gates are clipped.
     pub clip: Option<f64>,
     /// The batch is the first dimension.
     pub batch_first: bool,

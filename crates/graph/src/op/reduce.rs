@@ -1,11 +1,11 @@
-//! One number of many.
+//! Reductions along dimensions.
 
 use super::util::{around, axes, axis, broadcast_strides, for_each, larger, smaller};
 use super::{Import, Inputs, Op, Operation, Operator, row};
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Which number.
+/// Kind of reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum ReduceKind {
@@ -21,20 +21,20 @@ pub enum ReduceKind {
     SumSquare,
 }
 
-/// One number of many, along some dimensions.
+/// Reduction along some dimensions.
 #[derive(Debug, Clone)]
 pub struct Reduce {
-    /// Which number.
+    /// Kind of reduction.
     pub kind: ReduceKind,
     /// The dimensions of an attribute. Else they are input 1's value, or all.
     pub axes: Option<Vec<i64>>,
     /// The dimensions stay, with size 1.
     pub keeps_dims: bool,
-    /// No dimensions are none, and not all.
+    /// An empty list of dimensions means none rather than all.
     pub none_is_none: bool,
 }
 
-/// Where along a dimension the largest or the smallest number is.
+/// Position of the largest or the smallest element along a dimension.
 #[derive(Debug, Clone, Copy)]
 pub struct ArgReduce {
     /// The smallest.
@@ -52,9 +52,9 @@ pub struct ArgReduce {
 pub struct Cumulative {
     /// Products.
     pub is_product: bool,
-    /// Without the element itself.
+    /// Excludes the element itself.
     pub is_exclusive: bool,
-    /// From the end.
+    /// Runs from the end.
     pub is_reverse: bool,
 }
 
@@ -99,7 +99,7 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Reduce {
-    /// The dimensions it is along; none where it does not reduce at all.
+    /// Dimensions to reduce; `None` where there is nothing to reduce.
     ///
     /// # Errors
     /// Where they are not known, or there are no such.
@@ -207,7 +207,7 @@ impl Operation for Reduce {
 }
 
 impl Reduce {
-    /// What it makes of each element by itself.
+    /// Evaluates a reduction over no dimensions, which still maps each element.
     fn evaluate_elements(&self, x: &Tensor) -> Result<Vec<Tensor>, OpError> {
         use ReduceKind as K;
         let of_one = |x: f64| match self.kind {

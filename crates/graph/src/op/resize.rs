@@ -16,7 +16,7 @@ pub enum ResizeMode {
     Cubic(f64),
 }
 
-/// Which pixel is the nearest.
+/// Rounding to the nearest pixel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Rounding {
@@ -26,7 +26,7 @@ pub enum Rounding {
     Ceil,
 }
 
-/// Where in the input a place of the output lies.
+/// Mapping of an output's coordinates to the input's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Coordinates {
@@ -39,7 +39,7 @@ pub enum Coordinates {
     TfCropAndResize,
 }
 
-/// What becomes of the ratio of sizes that are given.
+/// Treatment of the aspect ratio of the given sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Aspect {
@@ -53,21 +53,21 @@ pub enum Aspect {
 pub struct Resize {
     /// How what lies between pixels is found.
     pub mode: ResizeMode,
-    /// Where places lie.
+    /// Mapping of coordinates.
     pub coordinates: Coordinates,
     /// Pixels beyond the image have no weight.
     pub excludes_outside: bool,
-    /// What is beyond the image, of a region.
+    /// Value outside the image, where the region exceeds it.
     pub outside: f64,
     /// Pixels are averaged where the image shrinks.
     pub antialias: bool,
     /// The dimensions that sizes and factors are of.
     pub axes: Option<Vec<i64>>,
-    /// What becomes of the ratio.
+    /// Treatment of the aspect ratio.
     pub aspect: Aspect,
     /// Factors of an attribute: before opset 9.
     pub factors: Option<Vec<f64>>,
-    /// Which input has the factors.
+    /// Index of the input with the factors.
     pub factors_at: usize,
 }
 
@@ -141,18 +141,18 @@ fn resize(node: &Import) -> Result<Op, OpError> {
 pub(super) const ROWS: &[Operator] =
     &[row("Resize", &[10, 11, 13, 18, 19], 1..=4, resize), row("Upsample", &[7, 9, 10], 1..=2, upsample)];
 
-/// What becomes of one dimension.
+/// Resizing of a dimension.
 #[derive(Debug, Clone, Copy)]
 pub struct ResizedAxis {
     /// The dimension.
     pub axis: usize,
-    /// Its size before.
+    /// Size of the input.
     pub from: usize,
-    /// Its size afterwards.
+    /// Size of the output.
     pub to: usize,
     /// The factor, which need not be the ratio of sizes.
     pub factor: f64,
-    /// Where the region begins and ends.
+    /// Beginning and end of the region, relative to the size.
     pub region: (f64, f64),
 }
 
@@ -232,7 +232,7 @@ impl Resize {
         Ok(Some(self.resized(inputs)?.into_iter().filter(changes).map(of_axis).collect()))
     }
 
-    /// Where in the input a place of the output lies.
+    /// Coordinate in the input of an output's pixel.
     fn place(&self, at: usize, axis: &ResizedAxis) -> f64 {
         let (x, factor, from, to) = (at as f64, axis.factor, axis.from as f64, axis.to as f64);
         match self.coordinates {

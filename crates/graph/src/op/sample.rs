@@ -15,7 +15,7 @@ pub enum SampleMode {
     Cubic,
 }
 
-/// What is beyond an image.
+/// Source of values outside an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Beyond {
@@ -29,7 +29,7 @@ pub enum Beyond {
 pub struct GridSample {
     /// How what lies between pixels is found.
     pub mode: SampleMode,
-    /// What is beyond.
+    /// Source of values outside.
     pub beyond: Beyond,
     /// -1 and 1 are the centres of the outermost pixels, and not their edges.
     pub aligns_corners: bool,
@@ -51,7 +51,7 @@ pub struct RoiAlign {
     pub is_half_pixel: bool,
     /// The size.
     pub out: [usize; 2],
-    /// Samples in each direction; 0 for as many as there are pixels.
+    /// Samples in each direction; 0 chooses them by the region's size in pixels.
     pub n_samples: usize,
     /// The image's scale.
     pub scale: f64,

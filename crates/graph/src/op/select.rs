@@ -5,7 +5,7 @@ use super::{Inputs, Operation, Operator, row};
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Where elements are not 0: a column of indices for each.
+/// Indices of nonzero elements, a column for each.
 #[derive(Debug, Clone, Copy)]
 pub struct NonZero;
 
@@ -20,12 +20,13 @@ pub struct TopK {
     pub is_largest: bool,
 }
 
-/// Each value once, with where it is first, which each element is, and how often there is each.
+/// Distinct values, with the index of the first occurrence, the index among the distinct values for each
+/// element, and the counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Unique {
     /// Slices along this dimension; else all elements.
     pub axis: Option<i64>,
-    /// In order, and not as they come.
+    /// Sorted, rather than in order of appearance.
     pub is_sorted: bool,
 }
 

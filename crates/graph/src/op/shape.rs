@@ -5,7 +5,7 @@ use super::{Import, Inputs, Op, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// The same elements in another shape, which is input 1's value where it is not given here.
+/// Reshape, to the value of input 1 where the shape is not given here.
 #[derive(Debug, Clone)]
 pub struct Reshape {
     /// The shape of an attribute: before opset 5.
@@ -14,7 +14,7 @@ pub struct Reshape {
     pub allow_zero: bool,
 }
 
-/// Two dimensions: those before an axis, and those from it on.
+/// Flattening to two dimensions: those before an axis, and those from it on.
 #[derive(Debug, Clone, Copy)]
 pub struct Flatten {
     /// The axis.
@@ -24,14 +24,14 @@ pub struct Flatten {
 /// Dimensions of size 1 left out.
 #[derive(Debug, Clone)]
 pub struct Squeeze {
-    /// Those of an attribute: before opset 13. Else they are input 1's value, or all.
+    /// Axes of an attribute: before opset 13. Else they are input 1's value, or all.
     pub axes: Option<Vec<i64>>,
 }
 
 /// Dimensions of size 1 put in.
 #[derive(Debug, Clone)]
 pub struct Unsqueeze {
-    /// Those of an attribute: before opset 13. Else they are input 1's value.
+    /// Axes of an attribute: before opset 13. Else they are input 1's value.
     pub axes: Option<Vec<i64>>,
 }
 
@@ -40,7 +40,7 @@ pub struct Unsqueeze {
 pub struct Shape {
     /// The first.
     pub start: i64,
-    /// The one behind the last.
+    /// End of the range of dimensions, exclusive.
     pub end: Option<i64>,
 }
 
@@ -48,7 +48,7 @@ pub struct Shape {
 #[derive(Debug, Clone, Copy)]
 pub struct Size;
 
-/// One number everywhere; the shape is the input's value.
+/// Constant tensor; the shape is the input's value.
 #[derive(Debug, Clone)]
 pub struct ConstantOfShape {
     /// The number.

@@ -10,7 +10,7 @@ use crate::{DType, OpError, Tensor, TensorType};
 pub struct CosineWindow {
     /// Factors of cosines of 0, 1 and 2 periods.
     pub factors: [f64; 3],
-    /// It goes on from its end at its beginning.
+    /// The window is periodic rather than symmetric.
     pub is_periodic: bool,
     /// The type.
     pub dtype: DType,
@@ -24,19 +24,19 @@ pub struct Dft {
     pub axis: Option<i64>,
     /// Back.
     pub is_inverse: bool,
-    /// Only the half that the other follows from.
+    /// Keeps only the half that is not redundant for real input.
     pub is_onesided: bool,
 }
 
 /// Fourier transforms of windows: step, window and length are inputs 1 to 3.
 #[derive(Debug, Clone, Copy)]
 pub struct Stft {
-    /// Only the half that the other follows from.
+    /// Keeps only the half that is not redundant for real input.
     pub is_onesided: bool,
 }
 
-/// From frequencies to mel bands: their number, the transform's length, the rate, and the lowest and highest
-/// frequency.
+/// Matrix from frequencies to mel bands: inputs are the number of bands, the transform's length, the sample
+/// rate, and the lowest and highest frequency.
 #[derive(Debug, Clone, Copy)]
 pub struct MelWeightMatrix {
     /// The type.

@@ -19,7 +19,7 @@ pub enum Test {
 }
 
 impl Test {
-    /// Whether it holds; of what is not a number, only [`Test::NotEqual`] does.
+    /// Whether the test holds; of NaN, only [`Test::NotEqual`] does.
     pub fn holds(self, x: f64, threshold: f64) -> bool {
         match self {
             Test::AtMost => x <= threshold,
@@ -37,7 +37,7 @@ impl Test {
 pub enum TreeNode {
     /// Goes on with one of two nodes.
     Branch {
-        /// Which feature is compared.
+        /// Feature that is compared.
         feature: usize,
         /// How.
         test: Test,
@@ -48,7 +48,7 @@ pub enum TreeNode {
         /// The node where it holds, and where it does not.
         children: [usize; 2],
     },
-    /// Adds weights: those of [`Forest::weights`] from the first to the one ahead of the second.
+    /// Leaf with a range of [`Forest::weights`], its end exclusive.
     Leaf(usize, usize),
 }
 
@@ -57,7 +57,7 @@ pub enum TreeNode {
 #[allow(missing_docs)]
 pub enum Aggregate {
     Sum,
-    /// Their sum, divided by the number of trees.
+    /// Sum divided by the number of trees.
     Average,
     Min,
     Max,
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Forest {
 }
 
 impl Forest {
-    /// Trees that begin at some nodes, whose leaves have weights of targets.
+    /// Makes trees from their roots and nodes, with weights of targets in the leaves.
     ///
     /// # Errors
     /// Where a node, a weight or a target that is named is not there, or a node leads back to itself.
@@ -216,8 +216,8 @@ fn depth(nodes: &[TreeNode], roots: &[usize]) -> Result<usize, OpError> {
     Ok(roots.iter().map(|&root| heights[root] as usize).max().unwrap_or(0))
 }
 
-/// Scores of decision trees for rows of features: `[n, n_targets]` of `[n, n_features]`, one row where the
-/// input has one dimension. Whole numbers are compared as numbers of single precision.
+/// Scores of decision trees for rows of features: `[n, n_targets]` of `[n, n_features]`, a single row where
+/// the input has one dimension. Integers are compared as f32.
 #[derive(Debug, Clone)]
 pub struct TreeEnsemble {
     /// The trees.

@@ -1,9 +1,9 @@
-//! What many operators need: axes, broadcasting, and copies by strides.
+//! Helpers of several operators: axes, broadcasting, and copies by strides.
 
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// An axis that may count from the end.
+/// Resolves an axis that may count from the end.
 ///
 /// # Errors
 /// Where there are not so many dimensions.
@@ -149,7 +149,7 @@ pub fn copy_strided(tensor: &Tensor, shape: &[usize], strides: &[isize], offset:
     Tensor::new(TensorType::new(tensor.dtype(), shape), out.into()).expect("as many elements as the shape takes")
 }
 
-/// Elements of one type gathered from places of a tensor, or zero where there is none.
+/// Gathers elements of a tensor; zero where there is no position.
 pub fn pick(tensor: &Tensor, shape: Vec<usize>, places: impl Iterator<Item = Option<usize>>) -> Tensor {
     let size = tensor.dtype().size();
     let bytes = tensor.bytes();
@@ -177,7 +177,7 @@ pub fn expand(tensor: &Tensor, shape: &[usize]) -> Tensor {
     copy_strided(tensor, shape, &strides, 0)
 }
 
-/// How a dimension splits a tensor: elements before it, along it, behind it.
+/// Splits the elements at a dimension: before it, along it, behind it.
 pub fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (product(&shape[..axis]), shape[axis], product(&shape[axis + 1..]))
 }

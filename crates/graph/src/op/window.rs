@@ -8,42 +8,42 @@ use crate::error::invalid;
 /// Sizes beyond these are mistakes, and would overflow.
 const LARGEST: i64 = 1 << 31;
 
-/// Which borders an image has.
+/// Padding of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AutoPad {
-    /// Those that are given.
+    /// Explicit padding.
     Given,
-    /// None.
+    /// No padding.
     Valid,
-    /// As many as keep the size, an odd one at the end.
+    /// Padding that keeps the size, with an odd element at the end.
     SameUpper,
-    /// As many as keep the size, an odd one at the beginning.
+    /// Padding that keeps the size, with an odd element at the beginning.
     SameLower,
 }
 
 /// Windows as a node has them.
 #[derive(Debug, Clone)]
 pub struct Window {
-    /// Their size; a convolution has that of its weights.
+    /// Size of a window; a convolution has that of its weights.
     pub kernel: Option<Vec<usize>>,
-    /// Their distances, 1 by default.
+    /// Strides, 1 by default.
     pub strides: Option<Vec<usize>>,
-    /// Distances within a window, 1 by default.
+    /// Dilations, 1 by default.
     pub dilations: Option<Vec<usize>>,
     /// Borders: first all beginnings, then all ends. They can be negative.
     pub pads: Option<Vec<i64>>,
-    /// Where the borders come from.
+    /// Source of the padding.
     pub auto_pad: AutoPad,
-    /// The last window may stand out.
+    /// The last window may extend beyond the padding.
     pub ceil: bool,
 }
 
 /// Windows over an image of a certain size.
 #[derive(Debug, Clone)]
 pub struct Geometry {
-    /// Their size.
+    /// Size of a window.
     pub kernel: Vec<usize>,
-    /// Their distances.
+    /// Strides of the windows.
     pub strides: Vec<usize>,
     /// Distances within a window.
     pub dilations: Vec<usize>,
@@ -51,7 +51,7 @@ pub struct Geometry {
     pub begins: Vec<i64>,
     /// Borders at the end of each dimension.
     pub ends: Vec<i64>,
-    /// How many windows there are in each dimension.
+    /// Number of windows in each dimension.
     pub out: Vec<usize>,
 }
 
@@ -184,7 +184,7 @@ impl Geometry {
     }
 }
 
-/// The next index of a shape; whether there is one.
+/// Advances to the next index of a shape; false at the end.
 pub fn advance(index: &mut [usize], shape: &[usize]) -> bool {
     for d in (0..index.len()).rev() {
         index[d] += 1;

@@ -47,7 +47,7 @@ pub fn node(op: &str, inputs: &[&str], outputs: &[&str], attributes: &[(&str, At
     node_of("", op, inputs, outputs, attributes)
 }
 
-/// The same for an operator of a domain.
+/// Encodes a node of an operator of a domain.
 pub fn node_of(domain: &str, op: &str, inputs: &[&str], outputs: &[&str], attributes: &[(&str, Attr)]) -> Vec<u8> {
     let mut message: Vec<u8> = inputs.iter().flat_map(|name| field(1, name)).collect();
     message.extend(outputs.iter().flat_map(|name| field(2, name)));

@@ -14,7 +14,7 @@ fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|n| n.parse().ok())
 }
 
-/// One of this process's numbers of kilobytes, where the system has them, in bytes.
+/// Reads a number of kilobytes from this process's status, in bytes.
 fn status(key: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;

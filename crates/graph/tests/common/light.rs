@@ -19,7 +19,7 @@ pub fn uniform(name: &str, n: usize, low: f64, high: f64) -> Vec<f64> {
     (0..n as u64).map(number).collect()
 }
 
-/// What first reads a value, behind changes of its shape: the operator, and which input it is.
+/// First readers of a value behind changes of its shape: the operator, and the index of the input.
 fn users(graph: &Graph, value: &Value) -> Vec<(String, usize)> {
     let mut found = Vec::new();
     let mut seen = Vec::new();
@@ -44,7 +44,7 @@ fn users(graph: &Graph, value: &Value) -> Vec<(String, usize)> {
     found
 }
 
-/// The same graph with numbers of their own in the place of each constant weight.
+/// Copies the graph, with numbers of its own in the place of each constant weight.
 pub fn with_weights(graph: &Graph) -> Graph {
     let mut new = Graph::default();
     for (_, value) in graph.values() {
@@ -87,7 +87,7 @@ pub fn input_of(graph: &Graph) -> (String, Tensor) {
     (graph.value(input).name.clone(), x)
 }
 
-/// What ONNX Runtime computes of each network: where the largest number is, the sum of squares, and every
+/// Results of ONNX Runtime for each network: the index of the largest number, the sum of squares, and every
 /// 31st number.
 pub fn answers() -> HashMap<String, Vec<f64>> {
     let wanted = String::from_utf8(read("light.txt")).expect("text");

@@ -16,7 +16,7 @@ pub type Set = (Vec<Tensor>, Vec<Tensor>);
 
 /// A model with sets of tensors.
 pub struct Case {
-    /// Its name.
+    /// Name of the case.
     pub name: String,
     /// The model's file.
     pub model: Bytes,

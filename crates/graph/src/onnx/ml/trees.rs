@@ -215,7 +215,7 @@ pub(super) fn classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, 
     }
 }
 
-/// Which classes have a score whatever the row is.
+/// Classes that have a score for every row, be it by a base value or by all leaves of a tree.
 struct Ranks {
     /// Whether they have a base value.
     is_based: Vec<bool>,
@@ -250,7 +250,8 @@ impl Ranks {
         Ranks { is_based, is_certain }
     }
 
-    /// The same trees, which count weights instead of adding them, where a class may be without.
+    /// Copies the trees with all weights 1, so that they count the weights of each class; `None` where every
+    /// class has a weight in any case.
     fn masks(&self, forest: &Forest) -> Result<Option<Forest>, OpError> {
         if self.is_certain.iter().all(|&is| is) {
             return Ok(None);
