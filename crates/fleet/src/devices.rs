@@ -1,4 +1,4 @@
-//! The devices of a fleet: what they say of themselves, and who is there.
+//! Devices of a fleet: their descriptions, and the list of those present.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::jetstream::last_of_each;
 use crate::nats::Client;
 use crate::protocol::{DEVICES, Finding, VERSION};
 
-/// What a device says of itself.
+/// Description of a device, as it announces itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Description {
     /// The version of the protocol that it speaks.
     pub protocol: String,
-    /// Its name.
+    /// Name of the device.
     pub device: String,
-    /// The class whose tasks it takes.
+    /// Class of tasks that it takes.
     pub class: String,
     /// The text of its target.
     #[serde(default)]
@@ -24,19 +24,19 @@ pub struct Description {
     /// The version of its program, and its compiler.
     #[serde(default)]
     pub version: String,
-    /// Its compiler.
+    /// Compiler of its kernels.
     #[serde(default)]
     pub toolchain: String,
-    /// Its cores.
+    /// Number of cores.
     #[serde(default)]
     pub cores: usize,
-    /// Its memory in bytes.
+    /// Memory in bytes.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
-    /// What it can do at best, by measurement, in 10⁹ operations a second on one core in single precision.
+    /// Measured peak of a core in f32, in 10⁹ operations a second.
     #[serde(default)]
     pub peak_gflops: Option<f64>,
-    /// What kernels take there that all devices measure, in nanoseconds.
+    /// Times of the kernels that all devices measure (anchors), in nanoseconds.
     #[serde(default)]
     pub anchors_ns: Vec<f64>,
     /// The frequency that its first core has, in megahertz, and its temperature in degrees Celsius.
@@ -45,13 +45,13 @@ pub struct Description {
     /// The temperature of its warmest zone.
     #[serde(default)]
     pub temperature_c: Option<f64>,
-    /// Whether its times mean nothing.
+    /// Whether its times mean nothing, as those of an emulator.
     #[serde(default)]
     pub is_emulated: bool,
-    /// What confines its candidates.
+    /// Sandbox of its candidates.
     #[serde(default)]
     pub sandbox: String,
-    /// What it is at.
+    /// Current work.
     #[serde(default)]
     pub doing: Option<String>,
     /// Candidates that it has measured.
@@ -60,7 +60,7 @@ pub struct Description {
 }
 
 impl Description {
-    /// One of which only the names are known.
+    /// Makes a description that has the names only.
     pub fn named(device: &str, class: &str) -> Description {
         Description {
             protocol: VERSION.to_owned(),
@@ -90,13 +90,13 @@ impl Description {
         }
     }
 
-    /// Why it cannot be used, if so.
+    /// Reason why it cannot be used, if any.
     pub fn obstacle(&self) -> Option<String> {
         (self.protocol != VERSION).then(|| format!("not usable: speaks {}", self.protocol))
     }
 }
 
-/// All devices that are there, by name.
+/// Lists the devices present, by name.
 ///
 /// # Errors
 /// Where the server does not answer.
@@ -105,7 +105,7 @@ pub fn all(client: &mut Client) -> Result<Vec<Description>, Error> {
     Ok(said.iter().filter_map(|json| serde_json::from_slice(json).ok()).collect())
 }
 
-/// Those that can be used.
+/// Lists the devices that can be used.
 ///
 /// # Errors
 /// As [`all`].
@@ -139,7 +139,7 @@ pub fn rows(devices: &[Description]) -> Vec<Vec<String>> {
     std::iter::once(head).chain(devices.iter().map(row)).collect()
 }
 
-/// Waits until there is a device of a class, for so long at most; those of the class.
+/// Waits, up to `at_most`, until there is a device of a class; returns all of the class.
 ///
 /// # Errors
 /// [`Error::Nobody`] where there is none, and as [`all`].

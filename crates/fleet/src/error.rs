@@ -1,46 +1,46 @@
-//! What goes wrong between machines.
+//! Errors between machines.
 
 use std::io;
 
-/// Why something of a fleet cannot be done.
+/// Reason why a fleet cannot do something.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What was given is no address of a server.
+    /// An invalid address of a server.
     #[error(
         "`{given}` is no address of a NATS server: {why} (give nats://127.0.0.1:4222, or tls://HOST:4222; commas between several)"
     )]
     Address {
-        /// What was given.
+        /// Text that was given.
         given: String,
         /// Why.
         why: &'static str,
     },
-    /// There is no connection.
+    /// A failed connection.
     #[error("the NATS server {address} cannot be reached: {source} (start nats-server, or give another address)")]
     Unreachable {
-        /// Where.
+        /// Address of the server.
         address: String,
         /// Why.
         source: io::Error,
     },
-    /// What answers is something else.
+    /// Something other than a NATS server answers.
     #[error("what answers at {address} is no NATS server (give the address of one)")]
     NoServer {
-        /// Where.
+        /// Address of the server.
         address: String,
     },
-    /// It would be read by others.
+    /// An unencrypted connection to another machine.
     #[error(
         "{address} is another machine, and the connection is not encrypted (make keys by `tilewright fleet keys`, and give tls://… with --key)"
     )]
     Plain {
-        /// Where.
+        /// Address of the server.
         address: String,
     },
     /// The server wants encryption.
     #[error("the NATS server {address} takes encrypted connections only (give tls://… with --key)")]
     TlsRequired {
-        /// Where.
+        /// Address of the server.
         address: String,
     },
     /// The server has no encryption.
@@ -48,13 +48,13 @@ pub enum Error {
         "the NATS server at {address} does not encrypt (start it with the configuration of `tilewright fleet keys`)"
     )]
     NoTls {
-        /// Where.
+        /// Address of the server.
         address: String,
     },
     /// The encryption failed.
     #[error("no encrypted connection to {address}: {why}{}", clock(.why))]
     Tls {
-        /// Where.
+        /// Address of the server.
         address: String,
         /// Why.
         why: String,
@@ -62,7 +62,7 @@ pub enum Error {
     /// The server does not take us.
     #[error("the NATS server {address} refuses: {why} (give a key that it knows with --key)")]
     Refused {
-        /// Where.
+        /// Address of the server.
         address: String,
         /// In the server's words.
         why: String,
@@ -76,9 +76,9 @@ pub enum Error {
     /// The server takes no message of this size.
     #[error("a message of {n_bytes} bytes, and the NATS server takes {most} at most (raise its max_payload)")]
     TooLarge {
-        /// What it has.
+        /// Bytes of the message.
         n_bytes: usize,
-        /// What it may have.
+        /// Most bytes that the server takes.
         most: usize,
     },
     /// The connection has ended.
@@ -87,7 +87,7 @@ pub enum Error {
         /// Why.
         why: String,
     },
-    /// A key file is none.
+    /// An invalid key file.
     #[error("{name}: {why} (give a file that `tilewright fleet keys` made)")]
     Key {
         /// The file.
@@ -101,32 +101,32 @@ pub enum Error {
         /// Why.
         why: String,
     },
-    /// A name is none.
+    /// An invalid name.
     #[error("`{given}` is no name of a {what} (give up to 40 small letters, digits, `-` and `_`, and not `any`)")]
     Name {
-        /// What was given.
+        /// Text that was given.
         given: String,
         /// Of what.
         what: &'static str,
     },
-    /// There is nobody.
+    /// A class without devices.
     #[error(
         "no device of class `{class}` is there{others} (start one: tilewright serve --fleet {address} --class {class})"
     )]
     Nobody {
         /// The class.
         class: String,
-        /// Where.
+        /// Address of the server.
         address: String,
-        /// What else there is.
+        /// Other devices or classes.
         others: String,
     },
-    /// What was said is not understood.
+    /// An answer that is not understood.
     #[error("{0}")]
     Odd(String),
 }
 
-/// What may mend a certificate that is not valid yet.
+/// Advice on a certificate that is not valid yet, or no longer.
 fn clock(why: &str) -> &'static str {
     if why.contains("NotValidYet") || why.contains("Expired") { "; this machine's clock is wrong: set it" } else { "" }
 }

@@ -21,8 +21,8 @@ use crate::nkey::random_name;
 use crate::protocol::Assignment;
 use crate::serve::{Here, serve};
 
-/// What all devices measure when they begin and now and then: something that computes, something that goes
-/// through memory, something of both.
+/// Kernels that all devices measure at the start and now and then: one bound by computation, one by memory,
+/// one by both.
 const ANCHORS: [&str; 3] = [
     "matmul:m=192,n=192,k=192",
     "depthwise_conv2d:c=64,h=28,w=28,r=3,s=3,pad=1",
@@ -34,8 +34,8 @@ const ANCHOR_TIME: Duration = Duration::from_secs(5);
 /// The name of the file in the user's data folder that this machine's name as a device is in.
 const NAME: &str = "device";
 
-/// Serves tasks on this machine, or on one where a command starts a runner, until `stop` is raised; its name
-/// is that of its key, or one that is kept in the user's data folder.
+/// Serves tasks on this machine, or on one where a command starts a runner, until `stop` is raised. The
+/// device's name is that of its key, or one kept in the user's data folder.
 ///
 /// # Errors
 /// Where the server cannot be reached, a name is none, this machine serves already, or the command starts no
@@ -93,14 +93,14 @@ pub fn serve_here(
     Ok(())
 }
 
-/// Where kernels run, and what builds them.
+/// Place where kernels run, and the way that they are built.
 struct Kernels<'a> {
     worker: &'a WorkerCommand,
     /// The command that starts a runner, and what that says, where they do not run on this machine.
     runner: Option<(&'a str, Hello)>,
 }
 
-/// What a runner says of its device, which has to be of a class that is named: no other machine is like it.
+/// Greeting of a runner. Its device must be of a named class: no other machine is like it.
 fn found<'a>(command: &'a str, fleet: &Fleet) -> Result<(&'a str, Hello), tilewright::Error> {
     let hello = tilewright_device::runner::look(command);
     let hello = hello.map_err(|why| tilewright::Error::input(format!("--runner: {why}")))?;
@@ -120,7 +120,7 @@ impl Kernels<'_> {
         self.runner.as_ref().map_or_else(|| host::allowed_cpus().len().max(1), |(_, hello)| hello.cores)
     }
 
-    /// What this device says of itself.
+    /// Describes this device.
     fn describe(&self, name: &str, class: &str) -> Description {
         let (target, of_both) = (self.target(), Description::named(name, class));
         let of_both = Description {
@@ -180,8 +180,7 @@ impl Kernels<'_> {
         TuneRequest { target: self.target(), runner: self.runner.as_ref().map(on), ..request }
     }
 
-    /// What kernels take here that all devices measure; nothing where one does not work, or times mean
-    /// nothing.
+    /// Times the kernels that all devices measure; empty where one does not work, or times mean nothing.
     fn anchors(&self) -> Vec<f64> {
         if self.runner.as_ref().is_some_and(|(_, hello)| hello.is_emulated) {
             return Vec::new();

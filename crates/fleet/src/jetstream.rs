@@ -14,17 +14,17 @@ use crate::protocol::{DEVICES, RESULTS, TASKS, VERSION, class_consumer, device_c
 
 /// How long the server may take to answer.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// A device that has said nothing for so long is not there.
+/// Time without news after which a device counts as absent.
 pub const DEVICE_AGE: Duration = Duration::from_secs(30);
 /// Tasks are kept for so long, and results for so long.
 const TASK_AGE: Duration = Duration::from_secs(3600);
 const RESULT_AGE: Duration = Duration::from_secs(24 * 3600);
-/// What was sent twice is known for so long.
+/// Time for which the server recognises duplicates.
 const WINDOW: Duration = Duration::from_secs(120);
-/// A task is given away so often at most: the tuner ends what takes machines along before that.
+/// Most deliveries of a task: the tuner ends a task that takes machines along before that.
 const MOST_DELIVERIES: u32 = 8;
 
-/// What a server answers in JSON where a stream or a consumer is not there.
+/// Error code of a missing stream or consumer.
 const NOT_FOUND: u64 = 404;
 
 fn ns(time: Duration) -> u64 {
@@ -53,7 +53,7 @@ fn must(client: &mut Client, subject: &str, payload: &Json) -> Result<Json, Erro
     ask(client, subject, payload)?.map_err(|(_, why)| Error::NoStreams { why })
 }
 
-/// Sees to it that the streams are there.
+/// Makes the streams unless they exist.
 ///
 /// # Errors
 /// Where the server keeps no messages.
@@ -100,7 +100,7 @@ pub fn make_class(client: &mut Client, class: &str, lease: Duration) -> Result<(
     make_consumer(client, TASKS, &class_consumer(class), &config)
 }
 
-/// The same for one device.
+/// Makes the consumer of a device's tasks.
 ///
 /// # Errors
 /// As [`make_streams`].
@@ -112,8 +112,7 @@ pub fn make_device(client: &mut Client, class: &str, device: &str, lease: Durati
     make_consumer(client, TASKS, &device_consumer(device), &config)
 }
 
-/// Sees to it that the results of a run can be taken. Whoever takes them has so long to keep them before they
-/// come again.
+/// Makes the consumer of a run's results. A result that is not acknowledged in time is delivered again.
 ///
 /// # Errors
 /// As [`make_streams`].
@@ -122,7 +121,7 @@ pub fn make_run(client: &mut Client, run: &str) -> Result<(), Error> {
     make_consumer(client, RESULTS, run, &config)
 }
 
-/// Forgets a run: what is to be done for it, and what came of it.
+/// Deletes a run: its tasks and results.
 ///
 /// # Errors
 /// Where the connection ends.
@@ -134,7 +133,7 @@ pub fn forget_run(client: &mut Client, run: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes back what is to be done for a run.
+/// Deletes the tasks of a run.
 ///
 /// # Errors
 /// Where the connection ends.
@@ -159,7 +158,8 @@ pub fn n_tasks(client: &mut Client, run: &str) -> Result<Option<u64>, Error> {
     })
 }
 
-/// How many messages somebody has not taken or not acknowledged; none where the server knows of nobody.
+/// Number of messages that a consumer has not taken or not acknowledged; `None` where the server does not
+/// know it.
 ///
 /// # Errors
 /// Where the connection ends.
@@ -169,7 +169,7 @@ pub fn n_left(client: &mut Client, stream: &str, consumer: &str) -> Result<Optio
     Ok(info.map(|info| number(&info, "num_pending") + number(&info, "num_ack_pending")))
 }
 
-/// What is kept last of each subject of a stream.
+/// Reads the last message of each subject of a stream.
 ///
 /// # Errors
 /// Where the connection ends or the server does not answer.
@@ -190,7 +190,7 @@ pub fn last_of_each(client: &mut Client, stream: &str) -> Result<Vec<Vec<u8>>, E
     Ok(found)
 }
 
-/// Asks for so many messages, which come to an inbox, or what the server says in their place.
+/// Asks for `n` messages, which come to an inbox, or a status of the server in their place.
 pub fn pull(client: &Client, stream: &str, consumer: &str, n: u64, inbox: &str, expires: Option<Duration>) {
     let request = match expires {
         Some(expires) => json!({"batch": n, "expires": ns(expires)}),
@@ -200,7 +200,7 @@ pub fn pull(client: &Client, stream: &str, consumer: &str, n: u64, inbox: &str, 
     client.link().publish(&subject, Some(inbox), None, request.to_string().as_bytes());
 }
 
-/// Keeps a message in a stream, and says whether it is there; what was sent under the same id is.
+/// Stores a message in a stream, and returns whether it is stored; a message of a known id is.
 ///
 /// # Errors
 /// Where the connection ends.

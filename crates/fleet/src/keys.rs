@@ -9,22 +9,22 @@ use crate::error::Error;
 use crate::nkey::NKey;
 use crate::protocol::{TASKS, VERSION, check_name, class_consumer, device_consumer, device_subject};
 
-/// What a machine is in a fleet.
+/// Role of a machine in a fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// It asks for measurements.
+    /// Asks for measurements.
     Tuner,
-    /// It measures.
+    /// Measures candidates.
     Device,
 }
 
-/// What a key file holds: all that a machine needs for its connection.
+/// Contents of a key file: all that a machine needs for its connection.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {
     /// The machine's name; a device's is in what it may do.
     pub name: String,
-    /// What it is.
+    /// Role of the machine.
     pub role: Role,
     /// The class of a device.
     #[serde(default)]
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Those in a key file.
+    /// Reads a key file.
     ///
     /// # Errors
     /// Where it cannot be read or is none.
@@ -52,7 +52,7 @@ impl Credentials {
         Ok(Credentials::parse(&path.display().to_string(), &bytes)?)
     }
 
-    /// Those in a key file of this name.
+    /// Parses the contents of a key file of this name.
     ///
     /// # Errors
     /// [`Error::Key`] where it is none.
@@ -83,7 +83,7 @@ impl Credentials {
         }
     }
 
-    /// What it may send and listen to.
+    /// Subjects that it may publish to, and those that it may subscribe to.
     fn permissions(&self) -> (Vec<String>, Vec<String>) {
         let inbox = format!("_INBOX.{}.>", self.name);
         let device = &self.name;
@@ -110,12 +110,12 @@ impl Credentials {
     }
 }
 
-/// What is made for a fleet.
+/// Request for a fleet's keys.
 #[derive(Debug, Clone)]
 pub struct KeysRequest {
     /// Names and addresses under which the server is reached.
     pub hosts: Vec<String>,
-    /// Where the server's files will be, for its configuration.
+    /// Folder in which the server's files will be, for its configuration.
     pub folder: String,
     /// The class of the devices.
     pub class: String,
@@ -126,15 +126,15 @@ pub struct KeysRequest {
 /// A file that is made.
 #[derive(Debug, Clone)]
 pub struct Made {
-    /// Its name.
+    /// Name of the file.
     pub name: String,
-    /// What it says.
+    /// Contents of the file.
     pub text: String,
-    /// Who needs it.
+    /// User of the file.
     pub what: &'static str,
 }
 
-/// A server's configuration with its certificate, and a key file for the tuner and each device.
+/// Makes a server's configuration with its certificate, and a key file for the tuner and each device.
 ///
 /// # Errors
 /// Where a name is none.
@@ -179,7 +179,7 @@ pub fn make_keys(request: &KeysRequest) -> Result<Vec<Made>, Error> {
     Ok(made)
 }
 
-/// Makes a folder with all of it, which only its owner may read; the paths, and what each is for.
+/// Makes a folder with all keys, which only its owner may read; returns the paths, and the user of each.
 ///
 /// # Errors
 /// As [`make_keys`], and where there are files already or they cannot be written.

@@ -32,25 +32,25 @@ use here::class_here;
 use keys::{Credentials, Role};
 use nats::Client;
 
-/// A device has a task for so long without a sign of life.
+/// Time for which a device keeps a task without a sign of life.
 pub const LEASE: Duration = Duration::from_secs(10);
 
 /// A server, and the devices of a class that are reached by it.
 #[derive(Debug, Clone)]
 pub struct Fleet {
-    /// Where the server is, or servers are that know of each other.
+    /// Address of the server, or of the servers of a cluster.
     pub servers: Servers,
-    /// By what it knows us, where it asks.
+    /// Credentials, where the server asks for them.
     pub credentials: Option<Credentials>,
     /// The class.
     pub class: String,
-    /// For how long a device has a task without a sign of life.
+    /// Time for which a device keeps a task without a sign of life.
     pub lease: Duration,
 }
 
 impl Fleet {
-    /// The devices of a class at a server. Where none is given it is that of the key, or of machines like
-    /// this one.
+    /// Connects to the devices of a class at a server. Without a class it is that of the key, or of machines
+    /// like this one.
     ///
     /// # Errors
     /// Where an address, the key or the class is none.
@@ -68,7 +68,7 @@ impl Fleet {
         self.lease / of
     }
 
-    /// What is sent and not known to be kept is sent again after so long.
+    /// Interval after which a message is sent again that the server has not confirmed.
     fn resend(&self) -> Duration {
         self.part(5)
     }
@@ -85,7 +85,7 @@ impl Fleet {
         Client::connect(&self.servers, credentials, name)
     }
 
-    /// The devices that are there, of all classes, by name.
+    /// Lists the devices present, of all classes, by name.
     ///
     /// # Errors
     /// Where the server cannot be reached or does not answer.

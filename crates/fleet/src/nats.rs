@@ -32,21 +32,21 @@ pub use address::Servers;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that says nothing for so long at first may encrypt that, too.
 const FIRST_WORD: Duration = Duration::from_secs(2);
-/// A server that is silent is asked for a sign after so long …
+/// Silence after which a server is sent a ping.
 const QUIET: Duration = Duration::from_secs(2);
-/// … and given up after so long.
+/// Silence after which a server counts as dead.
 const DEAD: Duration = Duration::from_secs(7);
-/// How often it is looked whether it is.
+/// Interval of the checks for silence.
 const LOOK: Duration = Duration::from_millis(500);
-/// So many bytes may wait to be taken: who is slower than that is cut off, as servers do it.
+/// Most bytes of messages that wait to be taken: a slower reader is cut off, as servers do.
 const MOST_WAITING: usize = 64 << 20;
-/// What a message takes beside what it says.
+/// Bytes of a message besides its payload.
 const OF_MESSAGE: usize = 128;
 /// How long it takes to the second try to connect, and how long it takes between tries at most.
 const FIRST_TRY: Duration = Duration::from_millis(100);
 const MOST_BETWEEN_TRIES: Duration = Duration::from_secs(5);
 
-/// When to try again to connect: soon at first, then less and less often, and not all machines at once.
+/// Retries of a connection with exponential backoff and jitter.
 #[derive(Debug)]
 pub struct Retry {
     n_failed: u32,
@@ -54,7 +54,7 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Without waiting.
+    /// Makes a schedule whose first try is at once.
     pub fn at_once() -> Retry {
         Retry { n_failed: 0, at: Instant::now() }
     }
@@ -64,7 +64,7 @@ impl Retry {
         self.at.saturating_duration_since(Instant::now())
     }
 
-    /// It has failed.
+    /// Schedules the next try after a failure.
     pub fn failed(&mut self) {
         let most = FIRST_TRY.saturating_mul(1 << self.n_failed.min(16)).min(MOST_BETWEEN_TRIES);
         let [byte] = random();
@@ -77,17 +77,17 @@ impl Retry {
 /// A message that has come.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Message {
-    /// What it is about.
+    /// Subject of the message.
     pub subject: String,
-    /// Where an answer goes.
+    /// Subject for a reply.
     pub reply: Option<String>,
-    /// What the server says in the place of an answer, as a number: 503 where nobody listens.
+    /// Status of the server in place of a reply: 503 where nobody listens.
     pub status: Option<u16>,
-    /// What it says.
+    /// Contents of the message.
     pub payload: Vec<u8>,
 }
 
-/// What a connection has come to.
+/// Event of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     /// A message.
@@ -183,7 +183,7 @@ fn flush(tls: &mut ClientConnection, mut socket: &TcpStream) -> io::Result<()> {
 pub struct Client {
     link: Link,
     events: Receiver<Event>,
-    /// What came while something else was waited for.
+    /// Events received while another was waited for.
     early: VecDeque<Event>,
     /// Bytes of what has come and is not taken.
     waiting: Arc<AtomicUsize>,
@@ -193,8 +193,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the first of some servers that takes us. What is answered comes to an inbox below this
-    /// name.
+    /// Connects to the first server that accepts. Replies come to an inbox below this name.
     ///
     /// # Errors
     /// Where none can be reached, or all refuse: what the first of those says that refuse.
@@ -212,7 +211,7 @@ impl Client {
         Err(why.expect("invariant: there is an address"))
     }
 
-    /// The same of one server, which is the only one or not.
+    /// Connects to a server; `is_only`: whether no other one will be tried.
     fn to(address: &Address, is_only: bool, credentials: Option<&Credentials>, inbox: &str) -> Result<Client, Error> {
         let socket = address.connect()?;
         let failed = |source| Error::Unreachable { address: address.to_string(), source };
@@ -278,7 +277,7 @@ impl Client {
         &self.link
     }
 
-    /// Has messages of a subject come from now on.
+    /// Subscribes to a subject.
     pub fn subscribe(&mut self, subject: &str) {
         self.n_subscriptions += 1;
         self.link.send_or_end(format!("SUB {subject} {}\r\n", self.n_subscriptions).as_bytes());
@@ -289,12 +288,12 @@ impl Client {
         format!("{}.{name}", self.inbox)
     }
 
-    /// What of the subject of an answer is the name that was given it.
+    /// Name that an inbox's subject was given.
     pub fn name_of<'a>(&self, subject: &'a str) -> Option<&'a str> {
         subject.strip_prefix(&self.inbox)?.strip_prefix('.')
     }
 
-    /// What has come, within some time at most.
+    /// Waits for the next event, up to `at_most`.
     pub fn next(&mut self, at_most: Duration) -> Option<Event> {
         let event = self.early.pop_front().or_else(|| self.receive(at_most))?;
         self.waiting.fetch_sub(event.weight(), Ordering::Relaxed);
@@ -309,8 +308,7 @@ impl Client {
         }
     }
 
-    /// Asks, and waits for the answer; none where it does not come within this time. What else comes
-    /// meanwhile is kept.
+    /// Sends a request and waits for the reply; `None` where it does not come in time. Other events are kept.
     ///
     /// # Errors
     /// [`Error::Lost`] where the connection ends, [`Error::Denied`] where this may not be asked, and
@@ -319,7 +317,7 @@ impl Client {
         self.request_as(subject, None, payload, at_most)
     }
 
-    /// The same of a message that is known by an id.
+    /// Sends a request that the server recognises by an id when it is repeated.
     ///
     /// # Errors
     /// As [`Client::request`].
@@ -366,7 +364,7 @@ impl Drop for Client {
     }
 }
 
-/// What a server says first; none where it waits for an encrypted connection.
+/// First message of a server; `None` where it waits for an encrypted connection.
 fn first_word(mut socket: &TcpStream, parser: &mut Parser, address: &Address) -> Result<Option<Info>, Error> {
     let mut raw = [0; 4096];
     loop {

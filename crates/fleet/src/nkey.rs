@@ -9,7 +9,7 @@ use ring::signature::{Ed25519KeyPair, KeyPair};
 
 use crate::text::{base32, base64url, crc16, from_base32, hex};
 
-/// What begins the text of a seed, with an `S`, and of a user's public key, with a `U`.
+/// Prefix bytes of a seed, shown as `S`, and of a user's public key, shown as `U`.
 const SEED: u8 = 18 << 3;
 const USER: u8 = 20 << 3;
 

@@ -1,4 +1,4 @@
-//! What a tuner and the devices of a fleet say to each other: subjects, and messages in JSON.
+//! Protocol between a tuner and the devices of a fleet: subjects, and messages in JSON.
 //!
 //! A task is some candidates of one assignment, in the order in which they are to be measured; what becomes
 //! of each is a result of its own. Candidates travel as the text of their schedules, so that what runs does
@@ -14,13 +14,13 @@ use crate::error::Error;
 
 /// The version of all of this, in every subject.
 pub const VERSION: &str = "v1";
-/// The stream of what is to be done.
+/// Stream of tasks.
 pub const TASKS: &str = "TW_TASKS";
 /// The stream of what came of it.
 pub const RESULTS: &str = "TW_RESULTS";
 /// The bucket of devices, and its stream.
 pub const DEVICES: &str = "KV_TW_DEVICES";
-/// What stands for a device where any of a class will do.
+/// Name in a subject that stands for any device of a class.
 pub const ANY: &str = "any";
 
 /// The bytes of a failure's message that are sent.
@@ -41,7 +41,7 @@ pub fn task_subject(class: &str, device: &str, run: &str) -> String {
     format!("tw.{VERSION}.task.{class}.{device}.{run}")
 }
 
-/// What a device found out for a run.
+/// Subject of a device's results for a run.
 pub fn result_subject(run: &str, device: &str) -> String {
     format!("tw.{VERSION}.result.{run}.{device}")
 }
@@ -51,7 +51,7 @@ pub fn started_subject(run: &str) -> String {
     format!("tw.{VERSION}.started.{run}")
 }
 
-/// What of a task of a run is still wanted.
+/// Subject on which devices ask what is still wanted of a run's task.
 pub fn rest_subject(run: &str) -> String {
     format!("tw.{VERSION}.rest.{run}")
 }
@@ -61,22 +61,22 @@ pub fn cancel_subject(run: &str) -> String {
     format!("tw.{VERSION}.cancel.{run}")
 }
 
-/// Where a device says what it is.
+/// Key of a device's description.
 pub fn device_subject(device: &str) -> String {
     format!("$KV.TW_DEVICES.{device}")
 }
 
-/// Who takes tasks for any device of a class.
+/// Consumer of tasks for any device of a class.
 pub fn class_consumer(class: &str) -> String {
     format!("class-{class}")
 }
 
-/// Who takes tasks for one device.
+/// Consumer of tasks for a device.
 pub fn device_consumer(device: &str) -> String {
     format!("device-{device}")
 }
 
-/// What candidates are of, and how they are built, run and timed.
+/// Workload of candidates, and the settings for building, running and timing them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
     /// The workload's text.
@@ -87,7 +87,7 @@ pub struct Assignment {
     pub threads: usize,
     /// Seed of the random inputs.
     pub seed: u64,
-    /// What a run finds in the caches.
+    /// State of the caches before a run.
     pub caches: Caches,
     /// Whether hopeless candidates are run and timed to the end too.
     pub to_the_end: bool,
@@ -102,30 +102,30 @@ pub struct Assignment {
 /// A candidate under way.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sent {
-    /// Its schedule.
+    /// Schedule of the candidate.
     pub steps: String,
-    /// Its configuration, which the result says again: whoever takes it later need know nothing else.
+    /// Configuration, which the result repeats so that it can be recorded without the task.
     pub config: String,
     /// How long its runs may take, whatever others do.
     pub patience_s: Option<f64>,
 }
 
 impl Sent {
-    /// What a device measures.
+    /// The candidate to measure.
     pub fn candidate(&self) -> Candidate {
         let patience = self.patience_s.and_then(|s| Duration::try_from_secs_f64(s).ok());
         Candidate { config: Config::new([]), steps: self.steps.as_str().into(), patience }
     }
 }
 
-/// What is to be done.
+/// Task of a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Task {
     /// The run.
     pub run: String,
     /// The task's number in it.
     pub number: u64,
-    /// What the candidates are of.
+    /// Workload and settings.
     pub assignment: Assignment,
     /// The candidates, each with its place in the task.
     pub candidates: Vec<Sent>,
@@ -133,7 +133,7 @@ pub struct Task {
     pub leading_ns: Option<f64>,
     /// The limits of a race, where the candidates are timed against each other.
     pub race: Option<Bounds>,
-    /// The device has the task for so long, and renews that.
+    /// Time for which the device has the task, in seconds; a device at work renews it.
     pub lease_s: f64,
 }
 
@@ -144,7 +144,7 @@ pub struct Bounds {
     pub rounds_s: f64,
     /// The race as a whole.
     pub total_s: f64,
-    /// What a run of the fastest takes, in nanoseconds.
+    /// Time of the fastest kernel, in nanoseconds.
     pub best_ns: f64,
 }
 
@@ -161,51 +161,51 @@ impl From<Bounds> for RaceLimits {
     }
 }
 
-/// What came of a candidate, or of a race.
+/// Result of a candidate or of a race.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Done {
     /// The task.
     pub task: u64,
     /// The candidate's place in it.
     pub index: usize,
-    /// Which device found that out.
+    /// Device that measured.
     pub device: String,
-    /// What it is.
+    /// Result.
     pub what: Finding,
 }
 
 impl Done {
-    /// By this a result is known: what is sent twice is kept once.
+    /// Id of the result: the server stores a duplicate once.
     pub fn id(&self, run: &str) -> String {
         format!("{run}.{}.{}", self.task, self.index)
     }
 }
 
-/// What a device found out.
+/// Result of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Finding {
-    /// What became of a candidate.
+    /// Result of a candidate.
     Trial {
-        /// Its configuration.
+        /// Configuration of the candidate.
         config: String,
-        /// What became of it.
+        /// Outcome of the candidate.
         outcome: Outcome,
-        /// Where its time went.
+        /// Seconds of building, checking and timing.
         seconds: Seconds,
-        /// What it failed of that another run may allow more of.
+        /// Limit that it exceeded, which another run may raise.
         limit: Option<Limit>,
-        /// Where that was.
+        /// Conditions of the measurement.
         #[serde(default)]
         conditions: Conditions,
     },
-    /// What a race came to.
+    /// Result of a race.
     Race(Vec<Place>),
-    /// Nothing can be measured there, and why.
+    /// Reason why nothing can be measured there.
     Broken(String),
 }
 
 impl Finding {
-    /// What became of a candidate on a device of this name.
+    /// Makes the result of a candidate on a device of this name.
     pub fn of(sent: &Sent, device: &str, measured: Measured) -> Finding {
         let Measured { mut outcome, seconds, limit, conditions } = measured;
         if let Outcome::Failed { message, .. } = &mut outcome {
@@ -238,29 +238,30 @@ impl From<Place> for Standing {
     }
 }
 
-/// A device is at a task: said when it begins, and whenever it renews its lease. Or it has given it back.
+/// Message that a device works on a task: sent when it begins, whenever it renews its lease, and when it
+/// gives the task back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Started {
     /// The task.
     pub task: u64,
     /// The candidate, where the device has one at a time.
     pub index: Option<usize>,
-    /// Which device; none any more where it was given back.
+    /// Name of the device; `None` where it gives the task back.
     pub device: Option<String>,
 }
 
-/// A device asks what of a task is still wanted.
+/// Question of a device what is still wanted of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
-    /// The task; none to ask whether anybody is there.
+    /// The task; `None` to ask whether the tuner is there.
     pub task: Option<u64>,
-    /// Which device.
+    /// Name of the device.
     pub device: String,
     /// How often the task was given away, with this time.
     pub n_times: u64,
 }
 
-/// What of a task is still wanted.
+/// Remaining part of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Rest {
     /// The candidates' places.
@@ -271,12 +272,12 @@ pub struct Rest {
     pub is_aside: bool,
 }
 
-/// Tasks are not wanted any more.
+/// Message that tasks are cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cancel {
-    /// All from this number on: what is under way too.
+    /// All from this number on, including those under way.
     From(u64),
-    /// What is not under way.
+    /// All that are not under way.
     WindDown,
 }
 

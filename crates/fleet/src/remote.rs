@@ -1,4 +1,4 @@
-//! A fleet, as something that measures: what a tuner has of it.
+//! A fleet as a [`Measure`] of the tuner.
 //!
 //! What the server keeps may be lost at any time: what is submitted stays here until its result is there, and
 //! is sent again where the server has it no longer. Results are acknowledged once they are on record.
@@ -38,7 +38,7 @@ const WATCH: u32 = 20;
 const NO_SERVER: Duration = Duration::from_millis(50);
 /// Nothing is heard for so many leases: the server is asked whether it still has what is to be done.
 const QUIET_LEASES: u32 = 2;
-/// So many machines that go away while a candidate runs end it.
+/// Machines that may vanish while a candidate runs before it counts as failed.
 const MOST_STRIKES: u64 = 2;
 /// How often a race looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(50);
@@ -53,11 +53,11 @@ struct Pending {
     first: u64,
     candidates: Vec<Sent>,
     is_done: Vec<bool>,
-    /// Whether the server has said that it keeps it, and when it was sent the last time, for the how manyth.
+    /// Whether the server confirmed it, when it was last sent, and how often.
     is_kept: bool,
     sent: Instant,
     attempt: u32,
-    /// Who is at it, and at which of the candidates where that is known.
+    /// Device that works on it, and the candidate where that is known.
     device: Option<String>,
     at: Option<usize>,
 }
@@ -67,13 +67,13 @@ impl Pending {
         (0..self.candidates.len()).filter(|index| !self.is_done[*index]).collect()
     }
 
-    /// What was under way when a machine went away.
+    /// Candidate that was probably running when a machine vanished.
     fn suspect(&self) -> Option<usize> {
         self.at.filter(|at| self.is_done.get(*at) == Some(&false)).or_else(|| self.wanted().first().copied())
     }
 }
 
-/// What is sent of a candidate.
+/// Makes the message of a candidate.
 fn sent(candidate: &Candidate) -> Sent {
     Sent {
         steps: candidate.steps.to_string(),
@@ -108,11 +108,12 @@ struct Race {
     standings: Option<Vec<Standing>>,
 }
 
-/// What a run keeps beyond this process.
+/// Interface to a run's records beyond this process.
 pub struct Books<'a> {
-    /// Told the configuration of a candidate whenever a machine went away while it ran; how often that was.
+    /// Records the configuration of a candidate that ran while a machine vanished, and returns how often that
+    /// was.
     pub strike: Box<dyn FnMut(&str) -> u64 + Send + 'a>,
-    /// Told what the user should know.
+    /// Receives messages for the user.
     pub tell: Box<dyn Fn(String) + Send + 'a>,
 }
 
@@ -137,7 +138,7 @@ pub struct Remote<'a> {
     n_devices: usize,
     leading_ns: Option<f64>,
     ready: VecDeque<(u64, Measured)>,
-    /// Where results are acknowledged, by the candidate's number.
+    /// Subjects of acknowledgements of results, by the candidate's number.
     acks: Vec<(u64, String)>,
     /// Devices that are left out, and those that have measured something, the last one at the end.
     aside: HashSet<String>,
@@ -152,7 +153,7 @@ pub struct Remote<'a> {
 }
 
 impl<'a> Remote<'a> {
-    /// One that goes by this name, which nobody else has, and has so many devices for itself.
+    /// Starts a run of a unique name that uses `n_devices` devices.
     ///
     /// # Errors
     /// Where the server cannot be reached or refuses, or no device of the class is there.
@@ -488,7 +489,7 @@ impl<'a> Remote<'a> {
         Some(number)
     }
 
-    /// What of a task is still wanted by whom asks.
+    /// Answers a device what is still wanted of a task.
     fn rest(&mut self, ask: &Ask) -> Rest {
         if self.aside.contains(&ask.device) {
             return Rest { is_aside: true, ..Rest::default() };
@@ -729,10 +730,10 @@ impl Drop for Remote<'_> {
 
 /// Two devices on which two kernels differ by no more are of one mind.
 const NOISE: f64 = 0.03;
-/// What a device measures may differ from what others of its class do by this part.
+/// Largest relative difference between devices of a class that is tolerated.
 const MOST_STRAY: f64 = 0.05;
 
-/// Devices whose anchors take longer or shorter than those of others of the class, and by what factor.
+/// Devices whose anchors take longer or shorter than those of others of the class, with the factor.
 pub fn strays(devices: &[Description]) -> Vec<(String, f64)> {
     let n_anchors = devices.iter().map(|device| device.anchors_ns.len()).min().unwrap_or(0);
     if n_anchors == 0 || devices.len() < 2 {

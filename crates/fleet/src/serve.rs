@@ -47,11 +47,11 @@ const RENEWALS: u32 = 3;
 /// Starts something that measures the candidates of an assignment.
 pub type Start<'a> = dyn FnMut(&Assignment) -> Result<Box<dyn Measure>, BoxError> + 'a;
 
-/// What measures on this device.
+/// Interface to this device's measurements.
 pub struct Here<'a> {
     /// Starts something that measures the candidates of an assignment.
     pub start: &'a mut Start<'a>,
-    /// Renews what the device says of itself, told whether there is nothing else to do.
+    /// Updates the description of the device; told whether the device is idle.
     pub renew: &'a mut (dyn FnMut(&mut Description, bool) + 'a),
 }
 
@@ -62,7 +62,7 @@ struct Held {
     /// Since when it is asked what is still wanted; none once that is known.
     asked: Option<Instant>,
     is_dangerous: bool,
-    /// What is not submitted yet, and what is, by its number there.
+    /// Candidates not submitted yet, and those submitted, by their number there.
     waiting: VecDeque<usize>,
     numbers: BTreeMap<u64, usize>,
 }

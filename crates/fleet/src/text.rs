@@ -22,7 +22,7 @@ fn digits(bytes: &[u8], bits: u32, alphabet: &[u8]) -> String {
     text
 }
 
-/// What digits of so many bits stand for; what is left over is dropped.
+/// Decodes digits of `bits` bits each; leftover bits are dropped.
 fn bytes_of(text: &str, bits: u32, alphabet: &[u8]) -> Option<Vec<u8>> {
     let (mut bytes, mut buffer, mut n) = (Vec::new(), 0u32, 0);
     for digit in text.trim_end_matches('=').bytes() {
@@ -42,7 +42,7 @@ pub fn base64url(bytes: &[u8]) -> String {
     digits(bytes, 6, BASE64).replace('+', "-").replace('/', "_")
 }
 
-/// What base 64 stands for.
+/// Decodes base 64.
 pub fn from_base64(text: &str) -> Option<Vec<u8>> {
     bytes_of(text, 6, BASE64)
 }
@@ -52,7 +52,7 @@ pub fn base32(bytes: &[u8]) -> String {
     digits(bytes, 5, BASE32)
 }
 
-/// What base 32 stands for.
+/// Decodes base 32.
 pub fn from_base32(text: &str) -> Option<Vec<u8>> {
     bytes_of(text, 5, BASE32)
 }

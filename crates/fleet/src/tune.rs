@@ -1,4 +1,4 @@
-//! Tuning on a fleet: what is asked for, on which devices, and what runs that were killed have left.
+//! Tuning on a fleet: requests, choice of devices, and results left by killed runs.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -45,13 +45,13 @@ pub fn tune(
     tune_on(session, fleet, &devices, &Turns::new(1, devices.of_use.len()), request, stop, note)
 }
 
-/// What came of one of several workloads, by its place among them.
+/// Index of a workload among several, with its result.
 pub type Each = (usize, Result<Tuned, tilewright::Error>);
 
-/// Tunes workloads on the devices of a class, as many at a time as there are devices: each is searched the
-/// better, the fewer candidates are chosen at a time. Where trials are counted and not time, it is one more,
-/// so that no device is idle where a search waits for its last results. What each came to, in their order;
-/// those that were not begun are left out.
+/// Tunes several workloads on the devices of a class, as many at a time as there are devices, since each
+/// search does better with smaller batches. Where the budget is in trials rather than time, one more is
+/// searched, so that no device is idle while a search waits for its last results. Returns the results in
+/// order, without those that were not begun.
 ///
 /// # Errors
 /// As [`tune`], where none could be begun.
@@ -92,13 +92,13 @@ pub fn tune_many(
 struct Turns {
     /// The devices that each is to keep busy.
     n_devices: usize,
-    /// Which are made ready, so that the first ones begin early, and which are under way.
+    /// Gates of the searches that are prepared, so that the first ones begin early, and of those under way.
     ready: Gate,
     under_way: Gate,
 }
 
 impl Turns {
-    /// So many at a time, with so many devices each.
+    /// `n` searches at a time, with `n_devices` devices each.
     fn new(n: usize, n_devices: usize) -> Turns {
         Turns { n_devices, ready: Gate::new(MADE_READY), under_way: Gate::new(n) }
     }
@@ -137,7 +137,7 @@ impl Drop for Turn<'_> {
 struct Devices {
     of_use: Vec<Description>,
     target: Target,
-    /// Those that are none for each other's records.
+    /// Devices whose records do not apply to each other.
     aside: Vec<String>,
 }
 
@@ -235,7 +235,7 @@ fn tune_on(
     tuned
 }
 
-/// What devices are asked for by a request.
+/// Makes the assignment of a request.
 pub fn assignment(request: &TuneRequest) -> Assignment {
     let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
     Assignment {

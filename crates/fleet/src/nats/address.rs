@@ -1,4 +1,4 @@
-//! Where servers are.
+//! Addresses of servers.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use crate::error::Error;
 /// The port where an address says none.
 const PORT: u16 = 4222;
 
-/// Where a server is.
+/// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     pub(super) host: String,
@@ -72,13 +72,13 @@ impl fmt::Display for Address {
     }
 }
 
-/// Servers of which any will do, in the order in which they are tried.
+/// Servers in the order in which they are tried; any of them will do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Servers(pub(super) Vec<Address>);
 
 impl Servers {
-    /// Those that a text names: `nats://HOST:PORT`, or `tls://HOST:PORT` for an encrypted connection, with
-    /// commas between several.
+    /// Parses `nats://HOST:PORT`, or `tls://HOST:PORT` for an encrypted connection, with commas between
+    /// several.
     ///
     /// # Errors
     /// [`Error::Address`] where it names none.

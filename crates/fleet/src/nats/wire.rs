@@ -1,4 +1,4 @@
-//! What a server sends: lines, and payloads behind some of them.
+//! Wire format of a server's messages: lines, some of them with a payload behind.
 
 use serde::Deserialize;
 
@@ -11,16 +11,16 @@ const MOST_BYTES: usize = 64 << 20;
 /// Room that is kept for what comes next.
 const ROOM: usize = 256 << 10;
 
-/// What a server says of itself, at the beginning and when that changes.
+/// Facts about a server, sent at the beginning and when they change.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Info {
-    /// What is to be signed.
+    /// Challenge to be signed.
     #[serde(default)]
     pub nonce: Option<String>,
-    /// Whether connections have to be encrypted …
+    /// Whether connections must be encrypted.
     #[serde(default)]
     pub tls_required: bool,
-    /// … or may be.
+    /// Whether connections may be encrypted.
     #[serde(default)]
     pub tls_available: bool,
     /// The largest payload that it takes, in bytes.
@@ -31,35 +31,35 @@ pub struct Info {
     pub ldm: bool,
 }
 
-/// What servers take where they do not say.
+/// Largest payload of servers that do not tell theirs.
 fn usual_payload() -> usize {
     1 << 20
 }
 
-/// One thing that a server says.
+/// Frame sent by a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     /// A message.
     Message(Message),
-    /// It refuses something, in its words.
+    /// Error, in the server's words.
     Refused(String),
-    /// What it is.
+    /// Facts about the server.
     Info(Info),
-    /// It asks whether somebody is there.
+    /// Ping.
     Ping,
-    /// It is there.
+    /// Pong.
     Pong,
-    /// It has understood.
+    /// Acknowledgement.
     Ok,
 }
 
-/// What has come, as far as it is not understood yet.
+/// Parser of received bytes.
 #[derive(Debug, Default)]
 pub struct Parser {
     bytes: Vec<u8>,
-    /// Where that begins.
+    /// Offset of the first byte not parsed.
     at: usize,
-    /// Up to where no line ends.
+    /// Offset up to which the buffer was searched for a line end.
     looked: usize,
 }
 
@@ -74,7 +74,7 @@ impl Parser {
         self.at == self.bytes.len()
     }
 
-    /// The next frame, where it is here as a whole.
+    /// Takes the next frame, if it is complete.
     ///
     /// # Errors
     /// Where it is none: the connection is of no use any more.
@@ -124,7 +124,7 @@ impl Parser {
     }
 }
 
-/// What is told of a line that is none.
+/// Error text for a malformed line.
 fn odd(line: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(&line[..line.len().min(80)]).escape_debug().collect();
     format!("what a server does not say: {text}")
@@ -237,7 +237,7 @@ mod tests {
         assert!((MOST_LINE..MOST_LINE + 2000).contains(&n_bytes), "a line without an end: {n_bytes}");
     }
 
-    /// What a server may say, in pieces.
+    /// Pieces of a server's messages.
     const PIECES: [&str; 20] = [
         "MSG ",
         "HMSG ",

@@ -18,7 +18,7 @@ fn program() -> Option<PathBuf> {
     given.or_else(found).or_else(|| Some(PathBuf::from("/usr/sbin/nats-server")).filter(|path| path.is_file()))
 }
 
-/// What the server says of its version; none, with a line that says so, where it is not installed.
+/// Version of the server; `None`, with a message, where it is not installed.
 pub fn version() -> Option<String> {
     let Some(program) = program() else {
         eprintln!("skipped: there is no nats-server (apt-get install nats-server)");
@@ -44,12 +44,12 @@ impl Broker {
         Broker::with(&[])
     }
 
-    /// The same, which is reached by all addresses of this machine: for a network of its own.
+    /// Starts a server on all addresses of this machine: for a network namespace of its own.
     pub fn open() -> Option<Broker> {
         Broker::on("0.0.0.0", &[])
     }
 
-    /// One on loopback with more arguments.
+    /// Starts a server on loopback with further arguments.
     pub fn with(more: &[&str]) -> Option<Broker> {
         Broker::on("127.0.0.1", more)
     }
@@ -101,7 +101,7 @@ impl Broker {
         }
     }
 
-    /// Where it keeps its messages.
+    /// Folder of its messages.
     pub fn store(&self) -> PathBuf {
         self.folder.path().join("store")
     }

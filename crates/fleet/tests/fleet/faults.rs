@@ -1,5 +1,5 @@
-//! What a fleet survives: whatever is killed, nothing is lost, nothing is there twice, and what a search
-//! proposes is what it would have proposed undisturbed.
+//! Fault tolerance of a fleet: whatever is killed, nothing is lost, nothing is there twice, and a search
+//! proposes what it would have proposed undisturbed.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -39,7 +39,7 @@ const MOST_TIME: Duration = Duration::from_secs(60);
 enum Partition {
     /// All packets are dropped, by the system: this process has a network of its own.
     Nft,
-    /// They do not go on: their processes are stopped.
+    /// Their processes are stopped.
     Stop,
 }
 
@@ -49,7 +49,7 @@ const NETWORK: &str = "ip link set lo up && nft 'add table inet tw; \
     add chain inet tw in { type filter hook input priority 0; }; \
     add rule inet tw in ip daddr . tcp dport @cut drop; add rule inet tw in ip saddr . tcp sport @cut drop'";
 
-/// What is under a fault is as it was after some time.
+/// Fault that has been mended.
 enum Mended {
     Device(usize, DeviceFault),
     Server,
@@ -70,9 +70,9 @@ struct Disturbed {
     mode: &'static str,
     rng: Xoshiro256PlusPlus,
     begun: Instant,
-    /// What is under a fault, and until when.
+    /// Present faults, and the times at which they end.
     open: Vec<(Instant, Mended)>,
-    /// What has happened, in words.
+    /// Log of the faults.
     done: Vec<String>,
 }
 

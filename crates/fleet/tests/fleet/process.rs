@@ -74,7 +74,7 @@ fn role() -> Option<Vec<String>> {
     Some(std::env::var(ROLE).ok()?.split(' ').map(str::to_owned).collect())
 }
 
-/// What takes the machine along in the mode `poison`.
+/// Configuration that takes the machine along in the mode `poison`.
 pub const POISON: &str = "[7,7,7]";
 
 #[test]
@@ -98,7 +98,7 @@ fn time(micros: &str) -> Duration {
     Duration::from_micros(micros.parse().unwrap())
 }
 
-/// What tuners tune.
+/// Workload of the tuners.
 pub const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 
 #[test]
@@ -122,10 +122,10 @@ fn as_a_tuner() {
     }
 }
 
-/// What a tuner says of each trial.
+/// Message of a tuner for each trial.
 const TRIAL: &str = "a trial";
 
-/// What has its records there, and measures nothing here.
+/// A session with its records there, which measures nothing here.
 pub fn session(database: &Path) -> Session {
     let worker = WorkerCommand { program: "/nonexistent".into(), arguments: Vec::new() };
     Session::new(Database::named(database, "--db").unwrap(), worker)
@@ -140,7 +140,7 @@ fn request(trials: u64) -> TuneRequest {
     }
 }
 
-/// What a tuner would come to that nothing ever happens to, with so many devices that are never late.
+/// Tunes without disturbance, with `n_devices` devices that are never late.
 pub fn tune_alone(database: &Path, trials: u64, n_devices: usize) {
     let start = || Ok(Box::new(Slow::new(Duration::ZERO, hashed)) as Box<dyn Measure>);
     let place =

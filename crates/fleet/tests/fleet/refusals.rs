@@ -1,4 +1,4 @@
-//! What a fleet refuses, by keys and certificates.
+//! Refusals of a fleet, by keys and certificates.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ fn files_of_keys_are_their_owners_alone() {
     assert!(error.contains("is there already"), "{error}");
 }
 
-/// What the server says against something that a client does.
+/// Error of the server for something that a client does.
 fn refusal(client: &mut Client, what: &str) -> String {
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {

@@ -25,7 +25,7 @@ pub fn space() -> Arc<Space> {
     Arc::new(Space::new("replayed", parameters, vec![]).unwrap())
 }
 
-/// What becomes of a configuration of it: every seventh fails.
+/// Outcome of a configuration of the space: every seventh fails.
 pub fn recorded(steps: &str) -> Outcome {
     let ranks: Vec<u64> = serde_json::from_str(steps).unwrap();
     let [a, b, c] = [0, 1, 2].map(|at| ranks[at] as f64);
@@ -36,13 +36,13 @@ pub fn recorded(steps: &str) -> Outcome {
     Outcome::Measured(Timing::of_samples(&[ns], false))
 }
 
-/// What becomes of any schedule, by its text alone.
+/// Outcome of any schedule, by its text alone.
 pub fn hashed(steps: &str) -> Outcome {
     let hash = steps.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
     Outcome::Measured(Timing::of_samples(&[1e6 + (hash >> 40) as f64], false))
 }
 
-/// What stands for the schedule of a configuration: itself.
+/// Schedule of a configuration: the configuration's own text.
 pub fn describe(config: &Config) -> String {
     serde_json::to_string(config.ranks()).unwrap()
 }
@@ -131,7 +131,7 @@ pub fn fleet(url: &str) -> Fleet {
     fleet_with(url, Duration::from_secs(1))
 }
 
-/// The same with leases of so long.
+/// Connects to a fleet with leases of this length.
 pub fn fleet_with(url: &str, lease: Duration) -> Fleet {
     Fleet { lease, ..Fleet::open(url, None, Some(CLASS)).unwrap() }
 }
@@ -166,7 +166,7 @@ impl Device {
         Device { stop, thread: Some(thread) }
     }
 
-    /// So many of them.
+    /// Starts `n` devices.
     pub fn several(url: &str, n: usize, trial: Duration) -> Vec<Device> {
         (1..=n).map(|at| Device::start(fleet(url), &format!("replay-{at}"), trial)).collect()
     }
@@ -179,7 +179,7 @@ impl Drop for Device {
     }
 }
 
-/// What a fleet is asked for; the devices do not care.
+/// An assignment; the devices ignore it.
 pub fn assignment() -> Assignment {
     tilewright_fleet::assignment(&tilewright::TuneRequest::parse("matmul:m=8,n=8,k=8").unwrap())
 }
@@ -191,12 +191,12 @@ pub fn remote(fleet: &Fleet, run: &str, n_devices: usize) -> Remote<'static> {
     Remote::start(fleet, run, assignment(), n_devices, books).unwrap()
 }
 
-/// What a search proposes in so many trials where something measures, batch by batch, with what became of it.
+/// Runs a search for some trials, and returns its proposals batch by batch with their outcomes.
 pub fn proposals(measure: &mut dyn Measure, search: &str, trials: u64, least: usize) -> Vec<Vec<Trial>> {
     proposals_counted(measure, search, trials, least, &AtomicU64::new(0))
 }
 
-/// The same, where somebody else sees how many trials there are.
+/// Runs a search as [`proposals`] does, while others may watch the number of trials.
 pub fn proposals_counted(
     measure: &mut dyn Measure,
     search: &str,
