@@ -1,4 +1,4 @@
-//! JSON as Python writes it, read piece by piece: with NaN and Infinity, and without an end where a run was
+//! JSON as Python writes it, read incrementally: with NaN and Infinity, and without an end where a run was
 //! stopped.
 //!
 //! Nothing is kept but what is asked for, so that a file costs no more memory than what is useful of it.
@@ -19,20 +19,20 @@ const MOST_DEPTH: usize = 128;
 /// The most bytes of a text that are kept.
 const MOST_TEXT: usize = 1 << 16;
 
-/// Why reading stopped.
+/// Reason why reading stopped.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The file ends within something.
     End,
-    /// It is not JSON, or more than is read.
+    /// Malformed JSON, or more than is read.
     Problem(String),
     /// The compressed data is damaged.
     Packed(std::io::Error),
-    /// It is too large.
+    /// A file beyond the limit.
     TooLong,
-    /// What is read makes no results.
+    /// Contents that are not results.
     Refused(ReadError),
-    /// No more needs to be known.
+    /// Early end on request, as enough is known.
     Enough,
 }
 
@@ -145,13 +145,13 @@ impl<'a> Reader<'a> {
         (self.n_lines + 1, (self.before + self.at as u64 - self.line_start) as usize + 1)
     }
 
-    /// Where reading is, in words.
+    /// Position in words.
     pub(crate) fn place(&self) -> String {
         let (line, column) = self.line_and_column();
         format!("line {line}, column {column}")
     }
 
-    /// What stopped reading, as an error with its place.
+    /// Makes an error of the fault, with its position.
     pub(crate) fn error(&self, fault: Fault) -> ReadError {
         let (line, column) = self.line_and_column();
         match fault {

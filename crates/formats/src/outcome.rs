@@ -1,4 +1,4 @@
-//! What others record of a configuration: a time, a failure, or something that stands for one.
+//! Outcomes as other tuners record them: a time, a failure, or something that stands for one.
 
 use serde_json::Value as Json;
 
@@ -6,10 +6,10 @@ use tilewright_tune::{ErrorClass, Outcome, Timing};
 
 use crate::format::OBJECTIVE;
 
-/// What became of one configuration, and what is odd about the way it is written.
+/// Outcome of a configuration, with an oddity of its notation.
 pub(crate) struct Reading {
     pub(crate) outcome: Outcome,
-    /// What is odd, and what was found.
+    /// Kind of oddity, and the text found.
     pub(crate) oddity: Option<(&'static str, String)>,
 }
 

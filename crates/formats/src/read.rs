@@ -15,60 +15,60 @@ const LINE_LIMIT: u64 = 16 << 20;
 /// The most tasks that a message names.
 const MOST_NAMED: usize = 4;
 
-/// Why a file cannot be used. The file's fault, or that of what was asked of it.
+/// Reason why a file cannot be used. The fault of the file, or of the request.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The description that belongs to the results is none.
+    /// An invalid description of the space.
     #[error("the description: {0} (without a description, parameters have the values that occur)")]
     Description(#[source] Box<ReadError>),
     /// The compressed data is damaged.
     #[error("cannot be unpacked: {0}")]
     Packed(#[source] std::io::Error),
-    /// It is too large.
+    /// A file beyond the limit.
     #[error("longer than {limit} bytes when unpacked")]
     TooLong {
         /// The most bytes that are read.
         limit: u64,
     },
-    /// It is not JSON, or lacks what its format has.
+    /// Malformed JSON, or JSON that lacks members of its format.
     #[error("line {line}, column {column}: {problem}")]
     Json {
         /// The line, counted from 1.
         line: usize,
         /// The column, counted from 1.
         column: usize,
-        /// What is wrong, in one line.
+        /// Reason, in one line.
         problem: String,
     },
-    /// It has no format of ours.
+    /// An unknown format.
     #[error("{found}; there are {}", names_of_formats(|format| format.has_results()))]
     Format {
-        /// What it is, as far as that can be told.
+        /// Kind of file, as far as that can be told.
         found: &'static str,
     },
-    /// Its format has no results.
+    /// A format without results.
     #[error("{found}, which has no results ({mend})")]
     NoResults {
-        /// What it is.
+        /// Kind of file.
         found: &'static str,
-        /// What it is good for.
+        /// Use of such a file.
         mend: &'static str,
     },
-    /// One of its entries is wrong.
+    /// A wrong entry.
     #[error("{place}: {problem}")]
     Entry {
-        /// Where it is.
+        /// Position of the entry.
         place: String,
-        /// What is wrong, in one line.
+        /// Reason, in one line.
         problem: String,
     },
-    /// It has more rows than are read.
+    /// Too many rows.
     #[error("more than {limit} rows, of so many parameters")]
     TooMany {
         /// The most rows that are read.
         limit: usize,
     },
-    /// It has more tasks than are read.
+    /// Too many tasks.
     #[error("more than {limit} tasks")]
     TooManyTasks {
         /// The most tasks that are read.
@@ -77,7 +77,7 @@ pub enum ReadError {
     /// The parameters make no space.
     #[error(transparent)]
     Space(#[from] SpaceError),
-    /// There are no rows, or nothing can be known of any.
+    /// No rows, or none with a known outcome.
     #[error("{}{reasons}", match n_rows { 0 => "there are no rows".into(), n => format!("none of its {n} rows can be read") })]
     NoRows {
         /// How many there are.
@@ -85,7 +85,7 @@ pub enum ReadError {
         /// Why, as far as that can be told.
         reasons: String,
     },
-    /// There is nothing to find.
+    /// No valid configuration.
     #[error("none of its {n_rows} configurations was measured successfully{reasons}")]
     NothingValid {
         /// How many there are.
@@ -93,7 +93,7 @@ pub enum ReadError {
         /// Why, as far as that is odd.
         reasons: String,
     },
-    /// It has several tasks, and one is wanted.
+    /// Several tasks, where a single one is wanted.
     #[error("results of {n_tasks} tasks: {tasks} (choose one with --task, by its number or a part of its text)")]
     Tasks {
         /// How many there are.
@@ -101,24 +101,24 @@ pub enum ReadError {
         /// The first of them.
         tasks: String,
     },
-    /// It has no such task.
+    /// An unknown task.
     #[error("no task {asked:?}; there are {tasks}")]
     NoTask {
-        /// What was asked for.
+        /// Task that was asked for.
         asked: String,
         /// The first of those there are.
         tasks: String,
     },
 }
 
-/// What was read of a file.
+/// Contents of a file.
 #[derive(Debug, Clone)]
 pub struct Recorded {
     /// The format that it has.
     pub format: &'static Format,
-    /// What is recorded, by task.
+    /// Results, by task.
     pub results: Vec<Results>,
-    /// What is odd about the file itself, each in a line.
+    /// Oddities of the file, each in a line.
     pub notes: Vec<String>,
 }
 
@@ -132,8 +132,8 @@ impl Recorded {
         others.map(|results| results.space("other")).collect()
     }
 
-    /// The results of the task of this number, counted from 1, of this text or of one that only it has; the
-    /// only ones where none is asked for.
+    /// Finds the results of a task by its number, counted from 1, by its text or by a part that only it has;
+    /// without a choice the only ones.
     ///
     /// # Errors
     /// Where there are several, or none of that kind.
@@ -166,7 +166,7 @@ impl Recorded {
     }
 }
 
-/// What is to be read.
+/// File to be read.
 pub(crate) struct Input<'a> {
     /// The name of the file, without what says its format.
     pub(crate) name: &'a str,
@@ -175,12 +175,12 @@ pub(crate) struct Input<'a> {
     pub(crate) described: Option<Vec<Column>>,
 }
 
-/// What a format makes of a file: results, and what is odd about the file itself.
+/// Results of a file, and its oddities.
 pub(crate) type Found = (Vec<Results>, Vec<String>);
 
-/// What is recorded in a file, as it is or packed by gzip, of one of [`FORMATS`]: of the one given, or of the
-/// one that its contents tell. `description` is a T1 file, which says the parameters and values where a file
-/// does not list them; without one they are those that occur.
+/// Reads a file, plain or packed by gzip, of one of [`FORMATS`]: of the one given, or of the one that its
+/// contents tell. `description` is a T1 file, which has the parameters and values where a file does not list
+/// them; without one they are those that occur.
 ///
 /// Files of others are read as far as they can be. A row without a configuration of these parameters is left
 /// out. A time that is no positive number, or stands for a failure, is a failure. Of a configuration in

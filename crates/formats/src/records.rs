@@ -9,7 +9,7 @@ use crate::read::ReadError;
 use crate::results::{Results, Task};
 use crate::rows::Sheets;
 
-/// What stands for a device that is not known.
+/// Name of an unknown device.
 const UNKNOWN: &str = "unknown";
 
 /// The records of results that were read in this format. Those of our own tasks are as they were recorded;
@@ -83,7 +83,7 @@ impl Collection {
         add(&mut self.sheets, format!("record {}", self.n_records), record)
     }
 
-    /// What was added.
+    /// Results that were added.
     pub fn results(self) -> Vec<Results> {
         self.sheets.results().0
     }

@@ -1,4 +1,4 @@
-//! What a tuner recorded of one kernel: parameters, and what became of configurations.
+//! Results of a tuner for a kernel: parameters, and the outcomes of configurations.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -10,14 +10,14 @@ use tilewright_tune::{Config, Domain, Outcome, Parameter, RecordedSpace, Seconds
 
 use crate::read::ReadError;
 
-/// What is tuned: a kernel for a problem on a device.
+/// Task of a tuner: a kernel for a problem on a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Task {
     /// The kernel, as its tuner calls it; of our own records the template.
     pub kernel: String,
     /// The device, as its tuner calls it; empty where that is not known.
     pub device: String,
-    /// What the kernel is for: names, and values as JSON.
+    /// Problem of the kernel: names, and values as JSON.
     pub problem: Vec<(String, String)>,
 }
 
@@ -28,7 +28,7 @@ impl Task {
         serde_json::from_str(text).ok()
     }
 
-    /// The same task with a further field.
+    /// Adds a field to the problem.
     pub(crate) fn with(mut self, name: &str, value: &Json) -> Task {
         self.problem.push((name.to_owned(), value.to_string()));
         self
@@ -43,7 +43,7 @@ impl Task {
         text
     }
 
-    /// The task of this text and device; `None` where it is none.
+    /// Parses a task's text; `None` where it is malformed.
     pub fn parse(text: &str, device: &str) -> Option<Task> {
         let mut parts = Vec::new();
         let (mut part, mut depth, mut in_quotes, mut is_escaped) = (String::new(), 0usize, false, false);
@@ -88,7 +88,7 @@ fn quoted(name: &str) -> String {
     if !name.is_empty() && name.chars().all(is_plain) { name.to_owned() } else { Json::from(name).to_string() }
 }
 
-/// Where a text in quotes ends, behind them.
+/// End of a quoted text, behind its quote.
 fn end_of_quoted(text: &str) -> Option<usize> {
     let mut is_escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -111,29 +111,29 @@ fn unquoted(text: &str) -> Option<String> {
 /// A parameter with its values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Values {
-    /// Its name.
+    /// Name of the parameter.
     pub name: String,
-    /// Its values, in the order in which they are listed or occur.
+    /// Values, in the order in which they are listed or occur.
     pub values: Vec<Json>,
 }
 
-/// What became of one configuration.
+/// Result of a configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// For each parameter the place of its value.
+    /// Index of each parameter's value.
     pub places: Box<[u32]>,
-    /// What became of it; of several measurements the median of those that succeeded.
+    /// Outcome; of several measurements the median of those that succeeded.
     pub outcome: Outcome,
-    /// Where its time went, as far as that is known.
+    /// Seconds of building, running and checking, as far as they are known.
     pub seconds: Seconds,
-    /// When it was measured, in seconds since 1970; 0 where that is not known.
+    /// Time of the measurement, in seconds since 1970; 0 where that is unknown.
     pub unix_time: u64,
 }
 
-/// What a tuner recorded of one task.
+/// Results of a tuner for a task.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Results {
-    /// What was tuned.
+    /// Task that was tuned.
     pub task: Task,
     /// The parameters.
     pub parameters: Vec<Values>,
@@ -141,7 +141,7 @@ pub struct Results {
     pub rows: Vec<Row>,
     /// Rows of the file, those of repeated and unreadable configurations included.
     pub n_rows: u64,
-    /// What is odd about them, each in a line.
+    /// Oddities of the results, each in a line.
     pub notes: Vec<String>,
 }
 
@@ -160,7 +160,7 @@ impl Results {
         best.outcome.timing().map(|_| best)
     }
 
-    /// The recorded space of these results.
+    /// Makes the recorded space of these results.
     ///
     /// Only recorded configurations are legal. Integers are ordinals in ascending order, and so are other
     /// numbers, by their places in that order; lists of numbers with one product are factorizations, other
@@ -265,9 +265,9 @@ struct Feasible {
 
 /// By place of a value: its rank.
 enum Ranks {
-    /// Of values that are ordered here.
+    /// Values that are ordered here.
     Known(Vec<u64>),
-    /// Of values that the feasible set numbers.
+    /// Values of an enumerated feasible set.
     Of(Vec<Json>),
 }
 

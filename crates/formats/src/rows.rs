@@ -19,11 +19,11 @@ const MOST_PARTS: usize = 256;
 const MOST_TEXT: usize = 4096;
 /// The most values that a description lists, all parameters together.
 const MOST_LISTED: usize = 1 << 20;
-/// What rows may cost: each its parameters and what is kept beside them. Some gigabytes of memory.
+/// Most parameters and fields of all rows together: some gigabytes of memory.
 const MOST_COST: usize = 1 << 26;
 const COST_OF_ROW: usize = 16;
 
-/// What is odd about a file, by kind: how many there are and the first one.
+/// Oddities of a file, by kind: the count and the first one.
 #[derive(Default)]
 struct Oddities(Vec<(&'static str, u64, String)>);
 
@@ -97,7 +97,7 @@ impl Column {
         place
     }
 
-    /// Its values, in the order in which they are listed or occur.
+    /// Values, in the order in which they are listed or occur.
     pub(crate) fn values(&self) -> impl Iterator<Item = Json> + '_ {
         self.values.iter().map(|text| serde_json::from_str(text).expect("invariant: printed from JSON"))
     }
@@ -117,7 +117,7 @@ impl Column {
     }
 }
 
-/// What is odd about lists of values, and how many there are so far.
+/// Count of the listed values, and an oddity of them.
 #[derive(Default)]
 pub(crate) struct Lists {
     n_values: usize,
@@ -155,7 +155,7 @@ pub(crate) fn read_value(reader: &mut Reader) -> Result<Option<Json>, Fault> {
     reader.value(MOST_PARTS)
 }
 
-/// What else a file says of a row.
+/// Times and date of a row.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Circumstances {
     pub(crate) seconds: Seconds,
@@ -177,18 +177,18 @@ pub(crate) struct Rows {
     /// The place of the row at hand.
     at: Option<String>,
     oddities: Oddities,
-    /// What else is odd, in a line each.
+    /// Further oddities, each in a line.
     pub(crate) notes: Vec<String>,
 }
 
-/// What is known of the parameters.
+/// Source of the parameters.
 #[derive(PartialEq)]
 enum Known {
     /// The first row has them.
     FromFirstRow,
     /// Rows may have more and lack some.
     FromAllRows,
-    /// They are those of the columns.
+    /// The columns.
     All,
 }
 
@@ -332,7 +332,7 @@ impl Rows {
         Ok(places.into())
     }
 
-    /// What was read.
+    /// Finishes the results.
     pub(crate) fn results(mut self) -> Results {
         self.notes.extend(self.oddities.lines(self.n_rows));
         let n_columns = self.columns.len();
@@ -360,7 +360,7 @@ impl Rows {
     }
 }
 
-/// What counts of several measurements of one configuration: the median of those that succeeded.
+/// Combines several measurements of a configuration: the median of those that succeeded.
 fn of_repeated(mut outcomes: Vec<Outcome>) -> Outcome {
     if outcomes.len() > 1 {
         let medians: Vec<f64> = outcomes.iter().filter_map(|outcome| Some(outcome.timing()?.median_ns)).collect();
@@ -410,7 +410,7 @@ impl Sheets {
         self.oddities.add(LEFT_OUT, || format!("{place}: {}", brief(problem)));
     }
 
-    /// What was read, with what is odd about the file itself.
+    /// Finishes the results of all tasks, with the oddities of the file.
     pub(crate) fn results(mut self) -> Found {
         self.notes.extend(self.oddities.lines(self.n_lines));
         (self.rows.into_iter().map(Rows::results).collect(), self.notes)
@@ -418,7 +418,7 @@ impl Sheets {
 }
 
 impl Sheets {
-    /// What was read of a document. Where it is not closed, the rows before its end.
+    /// Finishes the results of a document. Of one without an end, the rows so far count.
     ///
     /// # Errors
     /// Where it is no JSON.

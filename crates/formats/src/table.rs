@@ -7,10 +7,10 @@ use serde_json::Value as Json;
 use crate::outcome::brief;
 use crate::results::Results;
 
-/// Why results make no table. The fault is theirs, or that of what was asked of them.
+/// Reason why results make no table. The fault of the results or of the request.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// No task has what was asked for.
+    /// No results that match the request.
     #[error("no task has {name}={value}; there are {known}")]
     NothingLeft {
         /// The column.
@@ -27,14 +27,14 @@ pub enum TableError {
     Parameters {
         /// The task.
         task: String,
-        /// Its parameters.
+        /// Parameters of that task.
         found: String,
         /// The first task.
         first: String,
-        /// Its parameters.
+        /// Parameters of the first task.
         expected: String,
     },
-    /// There is no task with a configuration that was measured.
+    /// No task with a measured configuration.
     #[error("no task has a configuration that was measured successfully")]
     Empty,
 }
@@ -46,7 +46,7 @@ pub struct Table {
     pub specification: String,
     /// The rows as comma-separated values.
     pub rows: String,
-    /// How many rows there are.
+    /// Number of rows.
     pub n_rows: usize,
 }
 
@@ -131,7 +131,7 @@ pub fn table(results: &[Results], filters: &[(String, String)]) -> Result<Table,
     Ok(Table { specification, rows, n_rows: tasks.len() })
 }
 
-/// What a task says of its problem, the leaves of lists and objects each by itself.
+/// Fields of a task's problem, with the leaves of lists and objects each as a field.
 fn fields(of: &Results) -> Vec<(String, Json)> {
     let task = &of.task;
     let mut fields = vec![("kernel".to_owned(), Json::from(task.kernel.as_str()))];

@@ -31,7 +31,7 @@ fn read_file(name: &str) -> Recorded {
     read(name.split('.').next().unwrap(), &file(name), None, None).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// What became of a file's configurations, by task and configuration.
+/// Outcomes of a file, by task and configuration.
 fn outcomes(all: &[Results]) -> BTreeMap<(String, String), (Option<ErrorClass>, f64)> {
     let of_task = |results: &Results| {
         let row = |row| {
@@ -369,7 +369,7 @@ fn n_cases() -> u32 {
     std::env::var("TILEWRIGHT_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(300)
 }
 
-/// What is put in the place of something.
+/// Replacements for pieces of a file.
 fn junk() -> impl Strategy<Value = Vec<u8>> {
     let words: &[&str] =
         &["null", "NaN", "[]", "{}", "-1", "1e999", "\"", "}", "]", ",", ":", "\n", "0", "1e9", "true"];

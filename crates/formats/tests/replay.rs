@@ -177,7 +177,7 @@ fn refused(file: &[u8], expected: &str) {
     assert_eq!(error, expected);
 }
 
-/// What files of other tuners hold: configurations, those that are valid, and what is said of it.
+/// Files of other tuners: the numbers of configurations and of valid ones, and the notes.
 const FOREIGN: &[(&str, usize, usize, &[&str])] = &[
     ("kt-closed", 24, 24, &[]),
     ("kt-open-comma", 15, 15, &["the file is not closed, as a stopped run leaves it: 15 whole rows"]),

@@ -19,7 +19,7 @@ use crate::rows::{Circumstances, Config, Rows, Sheets};
 pub(super) const MOST_PARTS: usize = 1 << 16;
 /// Costs are in seconds.
 pub(super) const UNIT_NS: f64 = 1e9;
-/// What AutoTVM writes as the cost of a failure.
+/// Cost of a failure, as AutoTVM writes it.
 const FAILED_S: f64 = 1e9;
 const TARGET: &str = "target";
 const ARGUMENTS: &str = "args";
@@ -57,8 +57,7 @@ fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<()
     Ok(rows.add(config, reading, of)?)
 }
 
-/// What became of a measurement, as AutoTVM and Ansor write it: costs, the number of an error, seconds in all
-/// and the time of day.
+/// Parses a result of AutoTVM or Ansor: costs, the number of an error, seconds in all and the time of day.
 pub(super) fn result_of(result: &Json) -> Option<(Reading, Circumstances)> {
     let [costs, error, seconds, unix_time] = result.as_array()?.as_slice() else { return None };
     let error = error.as_u64()?;

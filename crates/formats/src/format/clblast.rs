@@ -11,7 +11,7 @@ use crate::read::{Found, Input, ReadError};
 use crate::results::Task;
 use crate::rows::{Circumstances, Config, Rows, Sheets, read_value};
 
-/// What stands beside the rows and says what was tuned: the first of these there are names the device.
+/// Keys beside the rows that describe the tuning: the first of these that is present names the device.
 const DEVICE: &[&str] = &["clblast_device_name", "device", "device_name"];
 /// Beginnings of names that say what it was tuned for.
 const PROBLEM: &[&str] = &["arg_", "precision"];

@@ -26,7 +26,7 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
 
 const PROBLEM_SIZE: &str = "problem_size";
 
-/// What stands beside the rows.
+/// Members beside the rows.
 #[derive(Default)]
 struct Head {
     /// The names of the parameters, in order.

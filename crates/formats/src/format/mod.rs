@@ -26,18 +26,18 @@ use crate::results::{Results, Task};
 
 /// The objective that is replayed.
 pub(crate) const OBJECTIVE: &str = "time";
-/// Where the current Kernel Tuner writes a failure, in its caches and as a measurement of T4.
+/// Key of a failure in the current Kernel Tuner's caches, and name of a T4 measurement that stands for one.
 const ERROR: &str = "__error__";
 /// The most times of single runs of one configuration.
 const MOST_TIMES: usize = 1 << 16;
 
 /// A format of files.
 pub struct Format {
-    /// Its name, by which it is asked for.
+    /// Name, as options and messages have it.
     pub name: &'static str,
-    /// What files of it are.
+    /// Description of its files.
     pub what: &'static str,
-    /// What they hold that is read, or what else they are good for.
+    /// Contents that are read, or other use of the files.
     pub read_for: &'static str,
     /// Names of members that tell it, or [`Format::A_LIST`].
     pub(crate) signs: &'static [&'static str],
@@ -51,7 +51,7 @@ pub struct Format {
 
 /// How a format is written.
 enum Writer {
-    /// One task to a file.
+    /// A file with a task.
     Document(WriteTask),
     /// Lines of any tasks.
     Lines(WriteTask),
@@ -81,7 +81,7 @@ impl fmt::Debug for Format {
     }
 }
 
-/// The formats there are. Of two whose signs stand in one file the earlier one is meant.
+/// The formats. Where a file has the signs of two, the earlier one is meant.
 pub static FORMATS: &[Format] = &[
     Format {
         name: "kernel-tuner",
@@ -195,16 +195,16 @@ pub(crate) fn names_of_formats(is_meant: impl Fn(&Format) -> bool) -> String {
     FORMATS.iter().filter(|format| is_meant(format)).map(|format| format.name).collect::<Vec<_>>().join(", ")
 }
 
-/// Why results are not written.
+/// Reason why results cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The format is only read.
     #[error("{name} is not written; there are {}", names_of_formats(Format::is_written))]
     NotWritten {
-        /// Its name.
+        /// Name of the format.
         name: &'static str,
     },
-    /// One file has room for one task.
+    /// Several tasks, in a format with a single one in a file.
     #[error("{name} has one task in a file, and these are {n_tasks}: {tasks} (choose one with --task)")]
     Tasks {
         /// The name of the format.
@@ -214,7 +214,7 @@ pub enum WriteError {
         /// The first of them.
         tasks: String,
     },
-    /// There is nothing to write.
+    /// No results.
     #[error("there are no results to write")]
     Nothing,
     /// The output fails.
@@ -222,7 +222,7 @@ pub enum WriteError {
     Io(#[from] io::Error),
 }
 
-/// Writes results in a format, once it is known that there is a way.
+/// Writes results in a format, after a check that the format can hold them.
 ///
 /// # Errors
 /// [`WriteError`].

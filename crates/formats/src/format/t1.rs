@@ -20,7 +20,7 @@ pub struct Description {
     pub(crate) columns: Vec<Column>,
     /// Expressions that legal configurations satisfy.
     conditions: Vec<String>,
-    /// What is odd about the values.
+    /// Duplicate values, as a note.
     pub(crate) twice: Option<String>,
 }
 
@@ -57,7 +57,7 @@ impl Description {
         }
     }
 
-    /// The space that it describes.
+    /// Makes the described space.
     ///
     /// # Errors
     /// [`ReadError`] where a condition is none, or the space is none.
@@ -76,7 +76,7 @@ impl Description {
         Ok(Space::new(name, parameters, constraints)?)
     }
 
-    /// What results have that the conditions do not allow, in a line; they say themselves what is legal.
+    /// Notes the conditions that some results violate, in a line; results tell themselves what is legal.
     pub(crate) fn disagreement(&self, results: &Results) -> Vec<String> {
         let data: Vec<Vec<Datum>> =
             results.parameters.iter().map(|parameter| parameter.values.iter().map(datum).collect()).collect();
@@ -105,7 +105,7 @@ impl Description {
     }
 }
 
-/// What expressions see of a value.
+/// Value as expressions see it.
 fn datum(value: &Json) -> Datum {
     match value {
         Json::Null => Datum::Nothing,

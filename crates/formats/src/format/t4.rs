@@ -24,14 +24,14 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
     Ok((vec![rows.results()], Vec::new()))
 }
 
-/// What stands beside the rows.
+/// Members beside the rows.
 #[derive(Default)]
 struct Head {
     timeunit: Option<String>,
     metadata: Map<String, Json>,
 }
 
-/// What our own files say of the problem in their metadata.
+/// Metadata of the problem in our own files.
 const PROBLEM: &[&str] = &["problem_size", "workload", "threads"];
 
 impl Head {
@@ -50,7 +50,7 @@ impl Head {
         }
     }
 
-    /// What was tuned, as far as the metadata say it.
+    /// Task, as far as the metadata tell it.
     fn task(&self, name: &str) -> Task {
         let of = |names: [&str; 2]| names.into_iter().find_map(|name| self.metadata.get(name));
         let task = task_of(name, of(["kernel_name", "template"]), of(["device_name", "target"]));
@@ -72,12 +72,12 @@ struct ReadRow {
     runtimes: Option<Json>,
     objectives: Vec<String>,
     timestamp: Option<Json>,
-    /// What compiling and checking took.
+    /// Time of compiling and checking.
     compilation: Option<Json>,
     validation: Option<Json>,
 }
 
-/// What stands for success.
+/// Word for success.
 const CORRECT: &str = "correct";
 
 /// Names of failures. T4 tells fewer of them apart than we do: of classes with one name the first is read.
@@ -180,7 +180,7 @@ impl ReadRow {
         Ok(())
     }
 
-    /// What else the row says.
+    /// Times and date of the row.
     fn circumstances(&self, timeunit: Option<&str>) -> Circumstances {
         let unit_s = nanoseconds(timeunit.unwrap_or("ms")).unwrap_or_default() * 1e-9;
         let [build, verify] = [&self.compilation, &self.validation].map(|time| number(time) * unit_s);
@@ -188,7 +188,7 @@ impl ReadRow {
         Circumstances { seconds: Seconds { build, run: 0.0, verify }, unix_time: unix_time.unwrap_or_default() }
     }
 
-    /// What became of the row's configuration.
+    /// Outcome of the row's configuration.
     fn reading(&self, timeunit: Option<&str>) -> Reading {
         let invalidity = match &self.invalidity {
             None | Some(Json::Null) => CORRECT,
