@@ -12,7 +12,7 @@ pub enum Acquisition {
     Mean,
     /// The expected improvement over the best known value, of a normal distribution.
     ExpectedImprovement,
-    /// The mean plus so many standard deviations.
+    /// Mean plus a multiple of the standard deviation (UCB).
     UpperConfidenceBound {
         /// How many.
         kappa: f64,

@@ -41,7 +41,7 @@ pub enum Baseline {
 pub struct BaselineRow {
     /// The classifier.
     pub baseline: Baseline,
-    /// What users call it.
+    /// Name for users.
     pub name: &'static str,
 }
 
@@ -54,7 +54,7 @@ pub const BASELINES: &[BaselineRow] = &[
     BaselineRow { baseline: Baseline::RandomForest, name: "random-forest" },
 ];
 
-/// Learns which rows of features are of which class, and says of which class other rows are.
+/// Trains a classifier on rows of features, and predicts the classes of other rows.
 ///
 /// # Errors
 /// [`LearnError`] where lengths differ, or the method fails on these rows.

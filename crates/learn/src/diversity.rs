@@ -53,7 +53,7 @@ pub fn diverse<C: AsRef<[u64]>>(scores: &[f64], components: &[C], n: usize, alph
     batch
 }
 
-/// What a candidate adds to the batch as it was in some round.
+/// Gain of a candidate over the batch as it was in some round.
 struct Offer {
     gain: f64,
     candidate: usize,

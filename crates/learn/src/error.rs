@@ -2,13 +2,13 @@
 
 use crate::baselines::Baseline;
 
-/// What this crate can refuse. The fault is the caller's.
+/// Errors of this crate. The fault is the caller's.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LearnError {
     /// Numbers that belong to rows are more or fewer than the rows.
     #[error("{n_rows} rows of features, but {found} {what}")]
     Length {
-        /// What there should be one of for each row.
+        /// Name of the numbers.
         what: &'static str,
         /// The rows.
         n_rows: usize,
@@ -18,7 +18,7 @@ pub enum LearnError {
     /// A number that a model should learn or build on is not one.
     #[error("the {what} of row {row} is {value}, not a finite number")]
     NotFinite {
-        /// What the number is.
+        /// Name of the number.
         what: &'static str,
         /// The row.
         row: usize,
@@ -32,7 +32,7 @@ pub enum LearnError {
         option: &'static str,
         /// The value found.
         value: String,
-        /// What it can be.
+        /// Valid values.
         expected: &'static str,
     },
     /// A classifier that fails on the rows it was given.
@@ -40,7 +40,7 @@ pub enum LearnError {
     Baseline {
         /// The classifier.
         baseline: Baseline,
-        /// What it says.
+        /// Message of the method.
         reason: String,
     },
 }

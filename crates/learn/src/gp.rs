@@ -27,7 +27,7 @@ const LOG_NOISE_RANGE: [f64; 2] = [-9.0, 0.0];
 const PRIOR_LOG_RATE_SPREAD: f64 = 1.0;
 
 impl Kernel {
-    /// The kernel before anything is known, for columns between 0 and 1 whose groups are numbered from 0 on.
+    /// Makes the prior kernel for columns between 0 and 1, whose groups are numbered from 0.
     ///
     /// Columns that belong together, such as those of one category, are a group.
     pub fn new(groups: Vec<usize>) -> Kernel {
@@ -36,8 +36,8 @@ impl Kernel {
         Kernel { groups, log_rates, log_noise: PRIOR_LOG_NOISE }
     }
 
-    /// Makes these examples more likely, by trying a larger and a smaller value for one parameter after the
-    /// other. To be called again as examples come in; each call goes on from the last.
+    /// Maximizes the likelihood of these examples, by trying a larger and a smaller value for each parameter
+    /// in turn. Called again as examples come in; each call continues from the last.
     ///
     /// # Panics
     /// Where the rows have not as many values as there are columns, or the targets are not one for each row.
@@ -126,7 +126,7 @@ pub struct GaussianProcess {
     factor: Vec<Vec<f64>>,
 }
 
-/// What fits a register.
+/// f64 numbers of a register.
 const WIDTH: usize = 8;
 /// Candidates of a block.
 const N_LANES: usize = 4 * WIDTH;
@@ -152,7 +152,7 @@ fn sum_up(sums: &mut Lanes, values: &[Lanes], numbers: &[f64], add: impl Fn(f64,
     *sums = [a, b, c, d];
 }
 
-/// Rows whose targets are to be predicted, of one process.
+/// Candidates of a process: rows whose targets are to be predicted.
 #[derive(Debug, Clone)]
 pub struct Candidates {
     blocks: Vec<Block>,
@@ -184,7 +184,7 @@ impl GaussianProcess {
         GaussianProcess { kernel, rates, rows: Vec::new(), factor: Vec::new() }
     }
 
-    /// What correlates the rows.
+    /// Kernel of the process.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
     }
@@ -199,7 +199,7 @@ impl GaussianProcess {
         self.factor.is_empty()
     }
 
-    /// Makes rows known.
+    /// Adds known rows.
     ///
     /// # Panics
     /// Where a row has not as many values as there are columns.
@@ -218,7 +218,7 @@ impl GaussianProcess {
         }
     }
 
-    /// Rows that are ready to be predicted.
+    /// Prepares rows for prediction.
     ///
     /// # Panics
     /// Where a row has not as many values as there are columns.
@@ -249,7 +249,7 @@ impl GaussianProcess {
         Candidates { blocks }
     }
 
-    /// Makes the row of an updated candidate known.
+    /// Adds the row of an updated candidate to the known rows.
     ///
     /// # Panics
     /// Where there is no candidate at this position, or it is not updated.
@@ -342,8 +342,8 @@ impl GaussianProcess {
         -0.5 * n * variance.max(f64::MIN_POSITIVE).ln() - log_determinant
     }
 
-    /// What the process believes of the known rows themselves, in order: their targets without the noise.
-    /// Missing targets count as in [`GaussianProcess::solve`].
+    /// Posterior means at the known rows, in order: their targets without the noise. Missing targets count as
+    /// in [`GaussianProcess::solve`].
     ///
     /// # Cost
     /// O(known rows²).

@@ -102,7 +102,7 @@ impl Knn {
     }
 }
 
-/// One summand of the Canberra distance, between 0 and 1.
+/// Summand of the Canberra distance, between 0 and 1.
 fn canberra(x: f32, z: f32) -> f32 {
     let d = (x - z).abs() / (x.abs() + z.abs());
     // 0/0, ∞/∞ or a missing value.

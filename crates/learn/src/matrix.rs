@@ -1,4 +1,4 @@
-//! What models learn from: rows of features and their targets.
+//! Training data: rows of features and their targets.
 
 use crate::LearnError;
 
@@ -62,9 +62,9 @@ impl Matrix {
 pub struct Examples<'a> {
     /// The features.
     pub features: &'a Matrix,
-    /// What each row should be predicted as; finite.
+    /// Target of each row; finite.
     pub targets: &'a [f32],
-    /// What another model predicts for each row, and the new one adds to; empty where there is none.
+    /// Prediction of another model for each row, which the new model corrects; empty where there is none.
     pub base: &'a [f32],
     /// The group of each row; rows of different groups are not ranked against each other. Empty where there
     /// is one.
@@ -77,8 +77,7 @@ impl<'a> Examples<'a> {
         Examples { features, targets, base: &[], groups: &[] }
     }
 
-    /// The same, learnt on top of another model's predictions. The new model predicts what is to be added to
-    /// them.
+    /// Sets the predictions of another model, to which the new one learns the correction.
     ///
     /// # Source
     /// Transfer in AutoTVM, section 4: a global model of earlier workloads plus a local one of the present
@@ -87,7 +86,7 @@ impl<'a> Examples<'a> {
         Examples { base, ..self }
     }
 
-    /// The same, ranked within groups only: rows of different workloads, whose targets do not compare.
+    /// Sets groups, such as workloads, whose targets do not compare: rows are ranked within their group only.
     pub fn in_groups(self, groups: &'a [u32]) -> Examples<'a> {
         Examples { groups, ..self }
     }

@@ -6,7 +6,7 @@ pub(crate) fn wide<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)
 }
 
-/// What the powers of e are computed from in one precision.
+/// Precision in which powers of e are computed.
 pub(crate) trait Real:
     Copy + std::ops::Add<Output = Self> + std::ops::Sub<Output = Self> + std::ops::Mul<Output = Self> + 'static
 {

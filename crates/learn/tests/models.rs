@@ -1,4 +1,4 @@
-//! What a search relies on: models learn, order rightly, take any input, and repeat themselves.
+//! Promises to searches: models learn, rank rightly, take any input, and repeat themselves.
 
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};

@@ -13,7 +13,7 @@ pub(super) struct Bins {
 
 /// A column as bins.
 pub(super) struct Column {
-    /// Its place in the matrix.
+    /// Index of the column in the matrix.
     pub(super) feature: u32,
     /// Bin `b` holds values above `cuts[b − 1]` and up to `cuts[b]`.
     pub(super) cuts: Vec<f32>,

@@ -30,7 +30,7 @@ struct Leaf {
     depth: usize,
     rows: Range<usize>,
     pull: [f64; 2],
-    /// What a split is looked for in; none for a leaf that cannot be split.
+    /// Histogram of the leaf; `None` for a leaf that cannot be split.
     histogram: Option<Histogram>,
     split: Option<Split>,
 }
@@ -216,8 +216,7 @@ impl<'a> Grower<'a> {
     }
 }
 
-/// What looking for a split on one column works with; derivatives apart, so that they are computed with side
-/// by side.
+/// Scratch space of the search for a split on a column; derivatives lie apart, so that they are vectorized.
 struct Scan {
     /// Sums up to each bin.
     slopes: [f32; MAX_BINS],

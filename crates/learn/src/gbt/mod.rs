@@ -25,7 +25,7 @@ use tree::Tree;
 /// 0.3: on recorded spaces they rank better at less than twice the time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GbtOptions {
-    /// What is minimized.
+    /// Objective that is minimized.
     pub objective: Objective,
     /// The number of trees, at most.
     pub n_trees: usize,
@@ -187,8 +187,8 @@ impl Gbt {
         Ok(model)
     }
 
-    /// What share of the base predictions agrees with the targets: the factor that makes them fit best under
-    /// the objective, drawn towards 1 as leaves are towards 0, and never negative.
+    /// Weight of the base predictions that fits the targets best under the objective, regularized towards 1
+    /// as leaves are towards 0, and never negative.
     ///
     /// # Errors
     /// As [`Gbt::fit`].

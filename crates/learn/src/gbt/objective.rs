@@ -1,10 +1,10 @@
-//! What boosting minimizes.
+//! Objectives of boosting.
 
 use rand::{Rng, RngExt};
 
 use crate::matrix::Examples;
 
-/// What boosting minimizes.
+/// Objective of boosting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Objective {
     /// Half the squared errors.

@@ -1,4 +1,4 @@
-//! One regression tree, as a complete binary tree in two flat arrays.
+//! Regression tree, as a complete binary tree in two flat arrays.
 
 use crate::matrix::Matrix;
 

@@ -14,7 +14,7 @@ pub struct ActorCriticOptions {
     pub n_hidden: usize,
     /// Adam's.
     pub learning_rate: f64,
-    /// What the value of the next state counts for, 0 to 1.
+    /// Discount of the next state's value, 0 to 1.
     pub discount: f32,
     /// The weight of the policy's entropy, which keeps it from settling too soon.
     pub entropy: f32,
@@ -33,7 +33,7 @@ pub struct Transition {
     pub state: Vec<f32>,
     /// The action taken there.
     pub action: usize,
-    /// What it gave.
+    /// Reward of the action.
     pub reward: f32,
     /// The features of the state that it led to.
     pub next_state: Vec<f32>,
@@ -123,7 +123,7 @@ impl ActorCritic {
         scores.values.chunks_exact_mut(self.n_actions).map(policy).collect()
     }
 
-    /// What each of these states is worth.
+    /// Values of these states.
     ///
     /// # Panics
     /// Where a state has not as many features as there are.
@@ -131,7 +131,7 @@ impl ActorCritic {
         self.critic.outputs(self.states(states)).values
     }
 
-    /// One step of learning for both.
+    /// Takes a training step with actor and critic.
     ///
     /// # Panics
     /// Where a state has not as many features as there are, or an action is none.

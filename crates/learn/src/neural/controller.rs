@@ -82,7 +82,7 @@ impl Layers {
 }
 
 impl Controller {
-    /// A controller that knows nothing yet, for sequences with so many alternatives at each place.
+    /// Makes an untrained controller, for sequences with `n_choices` alternatives at each place.
     ///
     /// # Panics
     /// Where a place has no alternative.
@@ -101,8 +101,8 @@ impl Controller {
         }
     }
 
-    /// Draws sequences. `allows` says which alternatives there are after the choices made so far; at least
-    /// one is.
+    /// Draws sequences. `allows` tells the alternatives after the choices made so far; at least one is
+    /// allowed.
     ///
     /// # Cost
     /// About 0.1 ms for each place.
@@ -132,7 +132,7 @@ impl Controller {
         sequences
     }
 
-    /// One step of learning from sequences, whoever drew them, and their rewards. `allows` is as for
+    /// Takes a training step on sequences from any source and their rewards. `allows` is as for
     /// [`Controller::sample`].
     ///
     /// # Panics
@@ -151,7 +151,7 @@ impl Controller {
         self.network.descend(|layers, parameters| loss(layers, parameters, &steps, &advantages, entropy));
     }
 
-    /// What the network is given at each place when these sequences are made.
+    /// Inputs of the network at each place of these sequences.
     fn steps(&self, sequences: &[Vec<usize>], allows: impl Fn(&[usize], usize) -> bool) -> Vec<Step> {
         let of_place = |(place, &n): (usize, &usize)| {
             assert!(
@@ -179,7 +179,7 @@ impl Controller {
     }
 }
 
-/// One place of a batch of sequences.
+/// Place of a batch of sequences.
 struct Step {
     rows: Vec<usize>,
     forbidden: Vec<bool>,

@@ -24,7 +24,7 @@ impl<L> Trained<L> {
         Trained { adam: Adam::new(&parameters), layers, parameters, learning_rate }
     }
 
-    /// One step down the gradient of a loss, which comes with the loss.
+    /// Takes a gradient step on a loss, which comes with its gradients.
     fn descend(&mut self, loss: impl FnOnce(&L, &Parameters) -> (f64, Vec<Vec<f32>>)) {
         let (_, gradients) = loss(&self.layers, &self.parameters);
         self.adam.step(&mut self.parameters, &gradients, self.learning_rate);

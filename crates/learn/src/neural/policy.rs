@@ -1,4 +1,4 @@
-//! What policies learn by.
+//! Losses of policies.
 
 use crate::simd::exp;
 use crate::tape::{Rows, log_softmax};

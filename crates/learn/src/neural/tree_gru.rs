@@ -37,16 +37,16 @@ impl TreeRows {
     }
 }
 
-/// What the states of a tree's nodes become before the prediction.
+/// Reduction of the states of a tree's nodes ahead of the prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readout {
     /// The sum over the roots.
     Roots,
-    /// The sum over all nodes of what each puts into so many memory slots: `outᵢ = softmax(Wᵀh)ᵢ · h`.
+    /// Sum over all nodes of their contributions to this many memory slots: `outᵢ = softmax(Wᵀh)ᵢ · h`.
     Slots(usize),
 }
 
-/// What a [`TreeGru`] minimizes.
+/// Objective of a [`TreeGru`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TreeObjective {
     /// The mean of `log(1 + exp(−sign(yᵢ − yⱼ)(fᵢ − fⱼ)))` over all pairs of a batch.
@@ -62,9 +62,9 @@ pub struct TreeGruOptions {
     pub n_embedding: usize,
     /// The width of the GRU's state.
     pub n_hidden: usize,
-    /// What the prediction is made of.
+    /// Reduction of the nodes' states.
     pub readout: Readout,
-    /// What is minimized.
+    /// Objective that is minimized.
     pub objective: TreeObjective,
     /// Trees in a step of learning.
     pub batch: usize,
@@ -113,7 +113,7 @@ struct Layers {
 }
 
 impl TreeGru {
-    /// A model that knows nothing yet, for nodes with so many features. These should be of order 1.
+    /// Makes an untrained model, for nodes with `n_features` features. These should be of order 1.
     pub fn new(n_features: usize, options: &TreeGruOptions, seed: u64) -> TreeGru {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let (n_embedding, n_hidden) = (options.n_embedding, options.n_hidden);
@@ -139,7 +139,7 @@ impl TreeGru {
         }
     }
 
-    /// Goes on learning, by so many steps on random batches of these trees and their targets.
+    /// Continues training for `n_steps` steps on random batches of these trees and their targets.
     ///
     /// # Panics
     /// Where there is not one target for each tree, or a row has not as many features as there are.
@@ -160,7 +160,7 @@ impl TreeGru {
         }
     }
 
-    /// The predictions for these trees; larger ones for those that larger targets are expected of.
+    /// Predicts a value for each tree; larger values stand for larger targets.
     ///
     /// # Panics
     /// Where a row has not as many features as there are.
@@ -186,7 +186,7 @@ struct Forest {
     roots: Vec<Place>,
 }
 
-/// Where a node is.
+/// Position of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     level: usize,
@@ -429,7 +429,7 @@ mod tests {
         assert!((predicted[0] - predicted[2]).abs() > 1e-3, "{predicted:?}");
     }
 
-    /// What counts is the product of a feature of the root and one of its only leaf.
+    /// The target is the product of a feature of the root and one of its only leaf.
     #[test]
     fn a_small_ranking_is_learnt() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(6);

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-/// What may come next, for one problem.
+/// Valid completions of a prefix, for a problem.
 pub trait Completions {
     /// For each value of the parameter after this prefix, whether some valid whole answer begins so. It has
     /// to be exact: where it says yes too often, a search may end with no answer.
@@ -12,13 +12,13 @@ pub trait Completions {
 /// An answer of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// For each parameter the index of its value.
+    /// Index of each parameter's value.
     pub values: Vec<u32>,
     /// The natural logarithm of the probability that the model gives it.
     pub log_probability: f64,
 }
 
-/// What predicts the next parameter of many prefixes at once.
+/// Predictor of the next parameter of many prefixes at once.
 pub(super) trait Decoder {
     /// The logarithms of the probabilities of the next parameter's values, one row for each prefix.
     ///
@@ -31,7 +31,7 @@ pub(super) trait Decoder {
 /// A prefix on the beam.
 struct Prefix {
     answer: Answer,
-    /// Its place among the previous prefixes.
+    /// Position among the previous prefixes.
     parent: usize,
     /// Whether a valid answer begins so.
     valid: bool,

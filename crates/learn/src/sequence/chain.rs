@@ -40,7 +40,7 @@ pub(super) struct Forest {
     pub(super) n_values: usize,
     /// The roots' places.
     pub(super) roots: Vec<u32>,
-    /// What a node looks at, or [`LEAF`].
+    /// Column that a node compares, or [`LEAF`].
     pub(super) column: Vec<u32>,
     /// Rows up to this go to the first child.
     pub(super) threshold: Vec<f32>,
@@ -48,7 +48,7 @@ pub(super) struct Forest {
     pub(super) next: Vec<u32>,
     /// For each leaf the frequencies of the values.
     pub(super) leaves: Vec<f32>,
-    /// What is mixed into each prediction.
+    /// Prior that is mixed into each prediction.
     pub(super) prior: Vec<f32>,
 }
 
@@ -101,7 +101,7 @@ impl Chain {
         Ok(Chain { columns, forests })
     }
 
-    /// What predicts the answers for a problem.
+    /// Makes a decoder of the answers for a problem.
     pub(super) fn decoder(&self, problem: &[i64]) -> impl Decoder {
         ChainDecoder { chain: self, row: self.columns.row(problem) }
     }

@@ -1,4 +1,4 @@
-//! What trees see of a problem.
+//! Features of a problem for trees.
 
 use std::collections::{BTreeSet, HashSet};
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What is kept of models and trainings, each in a file.
+/// Files of models and trainings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
     /// A model's numbers.
@@ -23,13 +23,13 @@ impl fmt::Display for Kept {
     }
 }
 
-/// What can go wrong while a model is trained, saved or loaded.
+/// Reason why a model cannot be trained, saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum SequenceError {
-    /// No example to learn from, or none to validate with.
+    /// No examples to train on, or none to validate on.
     #[error("there are no {what} examples")]
     Empty {
-        /// Which ones.
+        /// Name of the examples.
         what: &'static str,
     },
     /// An example that does not fit the vocabulary.
@@ -37,9 +37,9 @@ pub enum SequenceError {
     Mismatch {
         /// Of which examples.
         what: &'static str,
-        /// Which one, from 0.
+        /// Index of the example, from 0.
         index: usize,
-        /// What is counted.
+        /// Name of the counted things.
         things: &'static str,
         /// How many there are.
         found: usize,
@@ -51,7 +51,7 @@ pub enum SequenceError {
     NoSuchValue {
         /// Of which examples.
         what: &'static str,
-        /// Which one, from 0.
+        /// Index of the example, from 0.
         index: usize,
         /// The parameter.
         parameter: String,
@@ -63,7 +63,7 @@ pub enum SequenceError {
     /// A vocabulary that no model can be made for.
     #[error("the vocabulary has {what}")]
     BadVocabulary {
-        /// What is wrong with it.
+        /// Reason.
         what: String,
     },
     /// An option out of its range.
@@ -73,7 +73,7 @@ pub enum SequenceError {
         option: &'static str,
         /// The value found.
         value: String,
-        /// What it can be.
+        /// Valid values.
         expected: &'static str,
     },
     /// The caller's progress function broke training off.
@@ -88,9 +88,9 @@ pub enum SequenceError {
     /// Bytes are not what they should be: truncated, or something else.
     #[error("not {kept}: {reason}")]
     Foreign {
-        /// What they should be.
+        /// Kind of file expected.
         kept: Kept,
-        /// What gives them away.
+        /// Evidence that the file is another.
         reason: String,
     },
     /// A checkpoint belongs to another training.

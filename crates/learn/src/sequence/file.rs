@@ -20,7 +20,7 @@ const FORMAT: &str = "tilewright sequence model 2";
 /// The key of what a file of weights has to say beside them.
 const TOLD: &str = "told";
 
-/// What the JSON file of a model says.
+/// Contents of the JSON file of a model.
 #[derive(Serialize, Deserialize)]
 struct Description {
     format: String,
@@ -29,7 +29,7 @@ struct Description {
     about: serde_json::Value,
 }
 
-/// What a model sees, which decides its shape.
+/// Inputs of a model, which decide its shape.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Inputs {
@@ -139,9 +139,9 @@ impl Stored {
 pub(super) struct Reading<'a> {
     kept: Kept,
     bytes: &'a [u8],
-    /// What the file says of its rows.
+    /// Description of the rows in the file.
     metadata: Metadata,
-    /// Where the numbers begin.
+    /// Offset of the numbers.
     start: usize,
 }
 

@@ -32,22 +32,22 @@ const N_COMPARED: usize = 30;
 /// The tokens of both sides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vocabulary {
-    /// What describes a problem.
+    /// Fields that describe a problem.
     pub fields: Vec<Field>,
-    /// What an answer gives values to, in the order in which a model predicts them.
+    /// Parameters of an answer, in the order in which a model predicts them.
     pub parameters: Vec<Parameter>,
 }
 
 /// A field of a problem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Field {
-    /// Its name.
+    /// Name of the field.
     pub name: String,
-    /// What its values are.
+    /// Kind of the values.
     pub kind: FieldKind,
 }
 
-/// What the values of a field are.
+/// Kind of a field's values.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FieldKind {
@@ -63,22 +63,22 @@ pub enum FieldKind {
 /// A parameter of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parameter {
-    /// Its name.
+    /// Name of the parameter.
     pub name: String,
-    /// Its values as text, in an order that means something; numbers ascend.
+    /// Values as text, in a meaningful order; numbers ascend.
     pub values: Vec<String>,
 }
 
 /// A problem and its best parameters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Example {
-    /// For each field its number, or the index of its name (-1: a name that the vocabulary does not have).
+    /// Number of each field, or the index of its name (-1 for a name that the vocabulary lacks).
     pub problem: Vec<i64>,
-    /// For each parameter the index of its value.
+    /// Index of each parameter's value.
     pub answer: Vec<u32>,
 }
 
-/// What kind of model.
+/// Architecture of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "&str", try_from = "String")]
 pub enum Architecture {
@@ -96,16 +96,16 @@ pub enum Architecture {
     Chain,
 }
 
-/// An architecture's name and what there is to say about it.
+/// Row of [`ARCHITECTURES`]: name and description.
 #[derive(Debug)]
 pub struct ArchitectureRow {
     /// The architecture.
     pub architecture: Architecture,
-    /// What users call it.
+    /// Name for users.
     pub name: &'static str,
-    /// One line for users.
+    /// Description for users, in one line.
     pub what: &'static str,
-    /// Where it is described.
+    /// Source of the architecture.
     pub source: &'static str,
     /// Whether training ends when the validation loss no longer falls; where not, nothing is lost by learning
     /// from the validation examples too.
@@ -159,7 +159,7 @@ pub const ARCHITECTURES: &[ArchitectureRow] = &[
 ];
 
 impl Architecture {
-    /// Its row of the table.
+    /// Row of the table.
     pub fn row(self) -> &'static ArchitectureRow {
         ARCHITECTURES.iter().find(|row| row.architecture == self).expect("invariant: every architecture has a row")
     }
@@ -201,7 +201,7 @@ pub struct Training {
     pub epochs: usize,
     /// Examples in a mini-batch.
     pub batch: usize,
-    /// Training ends when so many epochs in a row have not brought the validation loss down.
+    /// Epochs without a lower validation loss after which training ends.
     pub patience: usize,
     /// Adam's.
     pub learning_rate: f64,
@@ -213,7 +213,7 @@ pub struct Training {
     pub n_hidden: usize,
     /// Trees in each forest.
     pub n_trees: usize,
-    /// Everything random follows from it.
+    /// Seed of all randomness.
     pub seed: u64,
 }
 
@@ -243,7 +243,7 @@ pub struct Progress {
     pub n_epochs: usize,
     /// Mean over the training examples of minus the logarithm of the answer's probability.
     pub train_loss: f64,
-    /// The same over the validation examples, without dropout.
+    /// Mean over the validation examples of minus the logarithm of the answer's probability, without dropout.
     pub validation_loss: f64,
     /// The epoch with the lowest validation loss so far.
     pub best_epoch: usize,
@@ -256,7 +256,7 @@ pub struct Model {
     weights: Weights,
 }
 
-/// What a model has learnt.
+/// Learnt weights of a model.
 #[derive(Debug, Clone)]
 enum Weights {
     Chain(Chain),
@@ -266,21 +266,21 @@ enum Weights {
 /// A model as it is kept: what its two files hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFiles {
-    /// Its numbers, as safetensors.
+    /// Weights, as safetensors.
     pub weights: Vec<u8>,
-    /// Everything else, as JSON.
+    /// Description of the model, as JSON.
     pub description: Vec<u8>,
 }
 
-/// How the training of a network goes on after it was killed.
+/// Checkpoint, from which the training of a network resumes after it was killed.
 pub struct Checkpoint<'a> {
-    /// What was kept last, where it goes on.
+    /// Last checkpoint, from which training resumes.
     pub kept: Option<Vec<u8>>,
     /// Keeps the state after each epoch, in the place of the one before.
     pub keep: &'a mut dyn FnMut(&[u8]) -> io::Result<()>,
 }
 
-/// Learns a model.
+/// Trains a model.
 ///
 /// Runs on the calling thread. The same arguments give the same model, bit for bit, on the same kind of
 /// processor. With a checkpoint, a network's training that was killed goes on after the last whole epoch, to
@@ -380,7 +380,7 @@ impl Model {
         &self.vocabulary
     }
 
-    /// What kind of model it is.
+    /// Architecture of the model.
     pub fn architecture(&self) -> Architecture {
         match &self.weights {
             Weights::Chain(_) => Architecture::Chain,

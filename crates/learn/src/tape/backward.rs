@@ -1,4 +1,4 @@
-//! From the gradients of some values back to those of the weights.
+//! Backpropagation: from the gradients of some values back to those of the weights.
 
 use super::product::{Factor, add_product};
 use super::{

@@ -49,7 +49,7 @@ enum Op {
     Constant,
     /// `a · w`, added to something.
     Product { a: Var, w: Weight, onto: Onto },
-    /// These rows of a weight.
+    /// Rows of a weight, by index.
     Lookup { w: Weight, rows: Vec<usize> },
     /// The larger of `a` and 0.
     Relu { a: Var },
@@ -70,19 +70,19 @@ enum Op {
     Stack { parts: Vec<Var> },
     /// Sums of rows.
     Sum { terms: Vec<Term> },
-    /// For each owner, slot by slot, the sum of its rows of `a` by their shares of the slot, the softmax of
-    /// `scores`.
+    /// Slots of each owner: slot by slot, the sum of its rows of `a` by their shares of the slot, the softmax
+    /// of `scores`.
     Slots { a: Var, scores: Var, owners: Vec<usize>, shares: Vec<f32> },
     /// From steps of `n` rows, for each step the columns of it and the steps after it, `size` in all.
     Windows { a: Var, n: usize, size: usize },
     /// From steps of `n` rows, all steps side by side.
     Flatten { a: Var, n: usize },
-    /// For each row the mean of the steps of `values`, weighted by the softmax of `energy · tanh(keys +
-    /// query)`.
+    /// Attention: for each row the mean of the steps of `values`, weighted by the softmax of `energy ·
+    /// tanh(keys + query)`.
     Attention { keys: Var, query: Var, values: Var, energy: Weight, shares: Vec<f32>, hidden: Vec<f32> },
 }
 
-/// What a product is added to.
+/// Addend of a product.
 enum Onto {
     Nothing,
     /// A row that is the same for all.
@@ -102,7 +102,7 @@ pub(crate) struct Term {
     pub(crate) to: usize,
 }
 
-/// What a cell keeps beside its hidden state.
+/// State of a cell besides its hidden state.
 #[derive(Debug, Clone, Default)]
 struct CellState {
     /// Input, forget and output gate and candidate, for each row.
@@ -328,7 +328,7 @@ impl<'a> Tape<'a> {
         self.push(Rows { n_columns, values }, Op::Stack { parts: parts.to_vec() })
     }
 
-    /// So many rows, each the sum of the terms that go to it.
+    /// Makes `n_rows` rows, each the sum of the terms that go to it.
     pub(crate) fn sum(&mut self, n_rows: usize, n_columns: usize, terms: Vec<Term>) -> Var {
         let mut value = Rows::zeros(n_rows, n_columns);
         for &Term { from, row, to } in &terms {
@@ -337,7 +337,7 @@ impl<'a> Tape<'a> {
         self.push(value, Op::Sum { terms })
     }
 
-    /// What each of so many owners has in its slots; `scores` have a column for each slot.
+    /// Sums rows of `a` into the slots of `n_owners` owners; `scores` have a column for each slot.
     pub(crate) fn slots(&mut self, a: Var, scores: Var, owners: Vec<usize>, n_owners: usize) -> Var {
         let (rows, scores_value) = (self.value(a), self.value(scores));
         let (width, n_slots) = (rows.n_columns, scores_value.n_columns);

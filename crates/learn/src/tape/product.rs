@@ -20,8 +20,8 @@ const fn n_rows(lanes: usize) -> usize {
     if lanes == 16 { 8 } else { 6 }
 }
 
-/// What is summed up at once, so that a panel of columns stays in the first cache, and the rows that it meets
-/// there, so that they stay in the second.
+/// Rows and depth of a block: a panel of columns stays in the L1 cache, and the rows that it meets in the L2
+/// cache.
 const MOST_DEPTH: usize = 256;
 const MOST_ROWS: usize = 192;
 
@@ -48,7 +48,7 @@ impl Factor {
         factor
     }
 
-    /// Its panels: the first column, the numbers of a row, and how many of those are columns.
+    /// Panels of the factor: the first column, the numbers of a row, and how many of those are columns.
     fn each_panel(&self) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
         let (lanes, n_columns) = (pulp::Arch::new().dispatch(Lanes), self.n_columns);
         (0..n_columns).step_by(VECTORS * lanes).map(move |first| {
@@ -182,7 +182,7 @@ impl Tile<'_> {
 }
 
 impl Rows {
-    /// Its columns as rows.
+    /// Transposes the rows.
     pub(super) fn transposed(&self) -> Rows {
         /// Numbers of a cache line: whole lines are read and written.
         const BLOCK: usize = 16;

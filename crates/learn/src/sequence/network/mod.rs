@@ -22,7 +22,7 @@ const N_FILTERS: usize = 64;
 const WINDOW: usize = 3;
 const N_CONVOLUTIONS: usize = 2;
 
-/// What decides a network's layers, beside its vocabulary.
+/// Shape of a network, which decides its layers beside the vocabulary.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Shape {
     pub(super) architecture: Architecture,
@@ -51,7 +51,7 @@ pub(super) struct Network {
     parameters: Parameters,
 }
 
-/// Where the weights of the layers are.
+/// Weights of the layers.
 #[derive(Debug, Clone)]
 struct Layers {
     body: Body,
@@ -124,7 +124,7 @@ impl Network {
         self.parameters.iter()
     }
 
-    /// What predicts the answers for a problem.
+    /// Makes a decoder of the answers for a problem.
     pub(super) fn decoder(&self, problem: &[i64]) -> impl Decoder {
         let mut run = Run::new(self, self.shape.tokens.rows(&[problem]), 1, None);
         run.encode();
@@ -170,7 +170,7 @@ fn layers(shape: &Shape, builder: &mut Builder) -> Layers {
     Layers { body, heads: heads.collect() }
 }
 
-/// What is left out in training, drawn once for all steps of a sequence (Gal and Ghahramani, 2016).
+/// Dropout masks of training, drawn once for all steps of a sequence (Gal and Ghahramani, 2016).
 struct Dropout<'a> {
     share: f32,
     rng: &'a mut Xoshiro256PlusPlus,
@@ -241,7 +241,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// One step of an LSTM; what enters the gates begins at `row` of `entering`.
+    /// Takes a step of an LSTM; the inputs of the gates begin at `row` of `entering`.
     fn step(&mut self, lstm: Lstm, entering: Var, row: usize, before: Option<Var>, mask: &Option<Vec<f32>>) -> Var {
         let before = before.map(|cell| (cell, self.masked(cell, mask)));
         self.tape.lstm(lstm, entering, row, self.n, before)

@@ -1,4 +1,4 @@
-//! What networks see of a problem: a step for each field.
+//! Inputs of networks: a step for each field of a problem.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub(in super::super) struct Tokens {
 struct Step {
     field: usize,
     integer: bool,
-    /// Its values in training, ascending.
+    /// Values of the field in training, ascending.
     values: Vec<i64>,
 }
 

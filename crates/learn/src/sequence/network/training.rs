@@ -124,8 +124,8 @@ impl State {
         State { adam, network, best, at: Position::default() }
     }
 
-    /// One pass over the examples. Its order and its dropout follow from the seed and the number of the pass,
-    /// so a resumed training has the same.
+    /// Runs an epoch, a pass over the examples. The seed and the number of the epoch decide its order and
+    /// dropout, so that a resumed training has the same.
     fn epoch(&mut self, train: &[Example], training: &Training) {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(training.seed ^ (self.at.epoch as u64 + 1).rotate_left(32));
         let mut order: Vec<&Example> = train.iter().collect();
