@@ -1,5 +1,4 @@
-//! What searches and cost models cost in processor time, as Linux counts it, so that a busy machine
-//! hardly matters.
+//! Processor time of searches and cost models, as Linux counts it, so that a busy machine hardly matters.
 //!
 //! `cargo run --release -p tilewright-lab --example cost_of_thinking`; `xgboost_beside.py` measures
 //! XGBoost on the same.

@@ -1,4 +1,4 @@
-//! What time it is, and how it is written.
+//! Date and time, and their text.
 
 /// A moment, given in seconds since 1970, as date and time in UTC.
 pub fn utc(unix_time: u64) -> String {

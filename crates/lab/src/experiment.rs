@@ -30,20 +30,20 @@ pub use plan::{Plan, Planned};
 use plan::{beside_search, n_trials, task};
 pub use table::{Arm, Arms, EXPERIMENTS, Experiment, Length, Measure, Moment, Problem, Transferred, Trials, View};
 
-/// Which experiment, and how much of it.
+/// Request for an experiment, or a part of it.
 #[derive(Clone)]
 pub struct Request {
     /// The experiment.
     pub experiment: &'static Experiment,
-    /// The problems to keep to, by their names; all where there are none.
+    /// Problems to keep to, by name; all where empty.
     pub problems: Vec<String>,
-    /// The arms to keep to, by their names; all where there are none.
+    /// Arms to keep to, by name; all where empty.
     pub arms: Vec<String>,
     /// How many times as long as usual each run is.
     pub budget: f64,
     /// Runs of each arm on each problem, if not the experiment's.
     pub repeats: Option<u64>,
-    /// Where data and plots go, if not to `experiments` and the experiment's name.
+    /// Folder of data and plots, if not `experiments` and the experiment's name.
     pub folder: Option<PathBuf>,
     /// Seed of the first of the repeats.
     pub seed: u64,
@@ -59,11 +59,11 @@ impl Request {
     }
 }
 
-/// What an experiment has come to.
+/// Result of an experiment.
 pub struct Held {
-    /// What its `data.json` holds.
+    /// Contents of its `data.json`.
     pub data: Json,
-    /// Its folder.
+    /// Folder of the experiment.
     pub folder: PathBuf,
     /// The runs that it is about.
     pub n_runs: usize,
@@ -72,9 +72,9 @@ pub struct Held {
 }
 
 impl Plan {
-    /// Carries out the runs that are not complete, races what they found, and writes data, plots and tables,
-    /// with those in folders of the same experiment on other machines beside them. Stopped, it leaves what is
-    /// complete; the same goes on from there.
+    /// Runs what is not complete, races the results, and writes data, plots and tables, with the results of
+    /// other machines in the folders `beside` them. Stopped, it leaves what is complete, and the next call
+    /// continues from there.
     ///
     /// # Errors
     /// Bad input where the folder holds something else, or one beside it does not belong to it; failure where
@@ -115,20 +115,20 @@ impl Plan {
     }
 }
 
-/// An experiment for those who choose one.
+/// Description of an experiment for a list.
 #[derive(Debug, Serialize)]
 pub struct Listed {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// Where it comes from.
+    /// Paper that it repeats.
     pub paper: &'static str,
-    /// Which figure or table it repeats; empty where none.
+    /// Figure or table that it repeats; empty where none.
     pub figure: &'static str,
-    /// What it compares.
+    /// Things that it compares.
     pub compares: &'static str,
-    /// Where it differs from the paper; empty where it does not.
+    /// Differences from the paper; empty where there are none.
     pub differs: &'static str,
-    /// What it takes, in words.
+    /// Cost in words.
     pub cost: String,
 }
 
@@ -161,11 +161,11 @@ pub fn list() -> Result<Vec<Listed>, Error> {
     of_runs.chain([Ok(of_networks)]).collect()
 }
 
-/// What an experiment takes at a budget of 1.
+/// Cost of an experiment at a budget of 1.
 pub struct Cost {
-    /// Its runs.
+    /// Number of runs.
     pub n_runs: u64,
-    /// Their trials, where they are counted.
+    /// Trials of all runs, where runs are limited by trials.
     pub n_trials: Option<u64>,
     /// The most seconds that they take.
     pub most_seconds: f64,
@@ -179,7 +179,7 @@ impl fmt::Display for Cost {
 }
 
 impl Experiment {
-    /// What it takes.
+    /// Cost of the experiment.
     ///
     /// # Errors
     /// Where one of its spaces does not exist on this machine.

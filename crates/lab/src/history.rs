@@ -1,4 +1,4 @@
-//! What records say of the runs that made them: who found what, after how many trials and seconds.
+//! Runs reconstructed from records: the results of each, after how many trials and seconds.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub struct Run {
     pub search: String,
     /// The seed of the search.
     pub seed: u64,
-    /// Its trials in their order.
+    /// Trials in order.
     pub trials: Vec<TrialPoint>,
 }
 
@@ -32,9 +32,9 @@ pub struct Run {
 pub struct TrialPoint {
     /// Seconds of the run until it was complete, without pauses between a run and its resumption.
     pub elapsed_s: f64,
-    /// Median time of the kernel, or why there is none.
+    /// Median time of the kernel, or the class of its failure.
     pub result: Result<f64, ErrorClass>,
-    /// Where its own time went.
+    /// Seconds spent on the trial.
     pub seconds: Seconds,
 }
 
@@ -101,7 +101,7 @@ impl Run {
         self.trials.last().map_or(0.0, |trial| trial.elapsed_s)
     }
 
-    /// Where the time of its trials went.
+    /// Seconds spent on the trials.
     pub fn seconds_in(&self) -> Seconds {
         self.trials.iter().fold(Seconds::default(), |mut sum, trial| {
             sum += trial.seconds;
@@ -114,7 +114,7 @@ impl Run {
         self.trials[self.best_of_first(self.trials.len())?].result.ok()
     }
 
-    /// The position of the best of the first so many trials.
+    /// Index of the best of the first `n_trials` trials.
     pub fn best_of_first(&self, n_trials: usize) -> Option<usize> {
         let first = self.trials.iter().take(n_trials).enumerate();
         let timed = first.filter_map(|(at, trial)| Some((at, trial.result.ok()?)));

@@ -25,16 +25,16 @@ use tilewright_device::{Device, Options};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 
-/// Who has something done: raises `stop` to end it early and in order, and is told how it goes.
+/// Caller of the lab: raises `stop` to end the work early and in order, and is told of the progress.
 #[derive(Clone, Copy)]
 pub struct Caller<'a> {
     /// Whether to stop.
     pub stop: &'a AtomicBool,
-    /// Is told by any thread.
+    /// Receives news, from any thread.
     pub tell: &'a (dyn Fn(News) + Sync),
 }
 
-/// What the lab tells while it works.
+/// News of the lab's work.
 #[non_exhaustive]
 pub enum News<'a> {
     /// A line.
@@ -42,13 +42,13 @@ pub enum News<'a> {
     /// A device starts for a workload, without a search, or a run of a search with a seed: notes follow until
     /// [`News::Done`].
     Begin(&'a Workload, Option<&'a str>, u64),
-    /// These are tuned together: notes follow until [`News::Done`].
+    /// Workloads that are tuned together: notes follow until [`News::Done`].
     Together(&'a [Workload]),
-    /// How that goes.
+    /// Note on the progress.
     Note(Note<'a>),
-    /// It has ended.
+    /// End of a device's start or of tuning.
     Done,
-    /// What a run came to.
+    /// Result of a run.
     Tuned(&'a Tuned),
 }
 

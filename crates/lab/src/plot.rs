@@ -15,14 +15,14 @@ const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 360.0;
 /// Size of text.
 const FONT: f64 = 13.0;
-/// What a character takes of the size of its text, roughly.
+/// Rough width of a character, relative to the size of its text.
 const CHARACTER: f64 = 0.56;
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = 16.0;
 /// From one row of a legend to the next.
 const LEGEND_ROW: f64 = 19.0;
 
-/// What an axis has a place for, in magnitude: ratios of numbers beyond it are none any more.
+/// Magnitudes that an axis can show; ratios of numbers beyond them lose all digits.
 const DRAWN: std::ops::RangeInclusive<f64> = 1e-100..=1e100;
 
 /// Colours that stand out on white and on black; a search keeps its own by its place among the searches.
@@ -37,20 +37,20 @@ pub const NEUTRAL: &str = "#808890";
 /// A plot.
 #[derive(Debug, Clone)]
 pub struct Plot {
-    /// What stands above it.
+    /// Title above the plot.
     pub title: String,
-    /// From left to right.
+    /// Horizontal axis, from left to right.
     pub x: Axis,
-    /// From below to above.
+    /// Vertical axis, from bottom to top.
     pub y: Axis,
-    /// What it shows, the first one undermost.
+    /// Layers of the plot, the first one undermost.
     pub layers: Vec<Layer>,
 }
 
 /// An axis. Its range follows from what is shown.
 #[derive(Debug, Clone)]
 pub struct Axis {
-    /// What it counts, with the unit.
+    /// Quantity and unit.
     pub label: String,
     /// How values become distances.
     pub scale: Scale,
@@ -61,7 +61,7 @@ pub struct Axis {
 pub enum Scale {
     /// Evenly, from zero.
     FromZero,
-    /// By their logarithm; only positive values are shown.
+    /// Logarithmic; only positive values are shown.
     Log,
     /// Value `i` is the middle of the place of the `i`-th name.
     Categories(Vec<String>),
@@ -78,7 +78,7 @@ pub struct Layer {
     pub marks: Marks,
 }
 
-/// What is drawn.
+/// Marks of a layer.
 #[derive(Debug, Clone)]
 pub enum Marks {
     /// A curve that keeps its value until the next point, within a band.
@@ -94,11 +94,11 @@ pub enum Marks {
 /// A bar.
 #[derive(Debug, Clone)]
 pub struct Bar {
-    /// Its left and right end.
+    /// Left and right end.
     pub x: (f64, f64),
-    /// Its lower and upper end.
+    /// Lower and upper end.
     pub y: (f64, f64),
-    /// What a pointer that rests on it is told.
+    /// Tooltip.
     pub text: String,
 }
 
@@ -113,8 +113,8 @@ pub struct Boxed {
     pub values: Vec<f64>,
 }
 
-/// A colour for each label, different ones as long as there are; a search that is named with its options has
-/// the colour of the search, unless another label has it already.
+/// Assigns a colour to each label, different ones as long as there are. A search with options has the
+/// search's colour, unless another label has it already.
 pub fn colours(labels: &[String]) -> Vec<&'static str> {
     let mut taken: Vec<&'static str> = Vec::new();
     for label in labels {
@@ -168,7 +168,7 @@ struct Ruler<'a> {
 }
 
 impl Ruler<'_> {
-    /// Where a value lies; `None` where the axis has no place for it.
+    /// Position of a value; `None` where the axis has no place for it.
     fn at(&self, value: f64) -> Option<f64> {
         let ((low, high), (from, to)) = (self.range, self.place);
         let part = match self.axis.scale {

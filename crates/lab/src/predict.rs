@@ -34,12 +34,12 @@ const LINE_EVERY: Duration = Duration::from_secs(2);
 /// The split that holds out random rows.
 pub const RANDOM: &str = "random";
 
-/// Which rows of a table, and how they are divided.
+/// Choice of rows of a table, and their division.
 #[derive(Debug, Clone)]
 pub struct Choice {
-    /// Only rows with these values in these columns.
+    /// Values that rows must have in these columns.
     pub filters: Vec<(String, String)>,
-    /// [`RANDOM`], or the column by whose groups rows are held out.
+    /// Division of the rows: [`RANDOM`], or the column by whose groups rows are held out.
     pub split: String,
 }
 
@@ -52,9 +52,9 @@ pub struct Table {
     /// How many of them violate constraints of the kernel.
     pub n_invalid: usize,
     split: Split,
-    /// What is odd about the files that it was read from.
+    /// Oddities of the files that it was read from.
     notes: Vec<String>,
-    /// What it is and where it comes from, for files of models.
+    /// Description and origin, for files of models.
     pub about: Json,
 }
 
@@ -97,7 +97,7 @@ impl Table {
         Ok(Table { kernel, rows, n_invalid, split, notes, about })
     }
 
-    /// What is odd about it.
+    /// Oddities of the table.
     pub fn warnings(&self) -> impl Iterator<Item = String> + '_ {
         self.notes.iter().cloned().chain(self.violations())
     }
@@ -130,9 +130,9 @@ impl Table {
 struct Tuned {
     /// Comma-separated values.
     rows: Vec<u8>,
-    /// What they say themselves of their kernel.
+    /// Specification of the kernel by the files themselves.
     specification: Option<String>,
-    /// What is odd about them.
+    /// Oddities of the files.
     notes: Vec<String>,
 }
 
@@ -193,7 +193,7 @@ pub fn load_model(path: &Path) -> Result<(Model, Json), Error> {
 /// The places of a model's two files.
 pub struct ModelPlaces {
     name: String,
-    /// Where its weights go.
+    /// Destination of the weights.
     pub weights: Destination,
     /// Beside what is no file, such as a device or a pipe, there is no place.
     description: Option<Destination>,
@@ -234,7 +234,7 @@ impl ModelPlaces {
     }
 }
 
-/// The architectures of these names, separated by commas, or all of them for `all`.
+/// Parses names of architectures, separated by commas; `all` stands for all.
 ///
 /// # Errors
 /// Bad input where there is none of a name.
@@ -249,7 +249,7 @@ pub fn architectures(names: &str) -> Result<Vec<Architecture>, Error> {
     names.split(',').map(str::trim).map(one).collect()
 }
 
-/// What a model learns from.
+/// Training data of a model.
 struct Lesson<'a> {
     vocabulary: &'a Vocabulary,
     train: Vec<Example>,
@@ -257,7 +257,7 @@ struct Lesson<'a> {
 }
 
 impl Lesson<'_> {
-    /// The same, learning from the validation examples too if the model has no other use for them.
+    /// Adds the validation examples to the training examples if the model does not stop early by them.
     fn in_full(mut self, architecture: Architecture) -> Self {
         if !architecture.row().stops_early {
             self.train.extend_from_slice(&self.validation);
@@ -387,10 +387,10 @@ fn beam_scores(
     Ok(runs.into_iter().zip(found).map(score_of).collect())
 }
 
-/// What is said where looking ahead was given up.
+/// Warning where look-ahead was given up.
 pub const NOT_EXACT: &str = "look-ahead is not exact: constraints tie too many parameters together; answers are valid, but likelier ones may be lost";
 
-/// Says how far a look-ahead is that takes long, and ends it where the program is to stop.
+/// Reports the progress of a long look-ahead, and ends it where the program is to stop.
 pub fn watch_look_ahead(caller: Caller<'_>) -> impl FnMut(u64) -> ControlFlow<()> {
     let start = Instant::now();
     let mut told = start;

@@ -27,12 +27,12 @@ const LONGEST_S: f64 = 3600.0;
 /// Configurations that are recorded at most.
 pub const MOST: u64 = 10_000_000;
 
-/// What is recorded.
+/// Request to record a space.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// The task whose space it is.
     pub task: &'a Task,
-    /// Configurations to come to, a random sample where the space has more; all of them where it is none.
+    /// Most configurations, a random sample where the space has more; all of them for `None`.
     pub max: Option<u64>,
     /// Seed of the sample and of the random inputs.
     pub seed: u64,
@@ -41,9 +41,9 @@ pub struct Request<'a> {
 /// A space, as far as it is recorded.
 #[derive(Debug)]
 pub struct Recorded {
-    /// What its trials have in common.
+    /// Key of the trials.
     pub key: TaskKey,
-    /// The configurations that there are records of.
+    /// Recorded configurations.
     pub space: RecordedSpace,
     /// Configurations of the whole space.
     pub size: u128,
@@ -62,7 +62,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// It for programs, as `record-space --json` prints it.
+    /// The result as JSON, as `record-space --json` prints it.
     pub fn json(&self) -> Json {
         let Recorded { key, space, .. } = self;
         let errors = self.errors.iter().map(|(class, n)| (class.name().to_owned(), (*n).into()));
@@ -83,7 +83,7 @@ impl Recorded {
         })
     }
 
-    /// It in lines.
+    /// Summary in lines.
     pub fn summary(&self) -> String {
         let n_missing = self.n_asked - self.space.len();
         let mut text = format!(
@@ -129,7 +129,7 @@ struct Space<'a> {
     recording: Recording,
     caller: Caller<'a>,
     database: &'a Database,
-    /// What is recorded of the task, whoever measured it.
+    /// Trials of the task that are recorded, on any run.
     trials: Vec<Trial>,
 }
 
@@ -184,14 +184,15 @@ pub fn record(request: Request, opened: Opened, worker: &WorkerCommand, caller: 
 }
 
 impl Space<'_> {
-    /// So many configurations of the space that are not among these, in random order, or all if it has fewer.
+    /// Draws `n` configurations of the space, without the known ones, in random order, or all if it has
+    /// fewer.
     fn draw(&self, n: u64, known: &[Trial]) -> Result<Vec<Config>, Error> {
         let mut search = self.search()?;
         search.observe(known);
         Ok(search.propose(usize::try_from(n).unwrap_or(usize::MAX)))
     }
 
-    /// What draws configurations.
+    /// Makes the search that draws configurations.
     fn search(&self) -> Result<Box<dyn tilewright_tune::Search>, Error> {
         let Request { task, seed, .. } = self.request;
         search::build(SEARCH, &task.space, seed).map_err(Error::failed)

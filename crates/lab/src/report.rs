@@ -1,4 +1,4 @@
-//! What a database of records tells, alone or of a model: facts, and one page that needs nothing else.
+//! Report of a database of records, alone or of a model: facts, and a self-contained page.
 
 mod facts;
 mod layout;

@@ -28,7 +28,7 @@ use crate::{Caller, OrFailed};
 /// restless machine to repeat within 1 %.
 const SITTINGS: u32 = 5;
 const ROUNDS: u32 = 9;
-/// What the runs of a kernel in a round come to.
+/// Least extent of a kernel's runs in a round.
 const ROUND: Round = Round { time: Duration::from_millis(15), min_samples: 2 };
 
 /// Nanoseconds of kernels by their schedules, as text; none of one that fails.
@@ -73,7 +73,7 @@ pub fn hold_heats(plan: &Plan, finished: &mut [Finished], worker: &WorkerCommand
     Ok(())
 }
 
-/// What the races of a run's leaders need, whatever the moment.
+/// Task, records and device for the races of a run's leaders, at any moment.
 struct Heats {
     task: Task,
     records: Vec<Record>,
@@ -146,7 +146,7 @@ fn settle(found: &mut [Option<Found>], times: Option<&Times>) {
     }
 }
 
-/// What a file holds; nothing where it is not there, or broken off.
+/// Reads a file of JSON; the default where it is missing or incomplete.
 fn read<T: DeserializeOwned + Default>(path: &Path) -> T {
     fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }

@@ -13,7 +13,7 @@ use tilewright::file::write_whole;
 pub const PLAIN: &str = "data.json";
 pub const PACKED: &str = "data.json.gz";
 
-/// The name of the file in a folder: that of the one that is there, the plain one if there is none.
+/// Name of the data file in a folder: that of the file that exists, else the plain one.
 pub fn name(folder: &Path) -> &'static str {
     if folder.join(PACKED).exists() && !folder.join(PLAIN).exists() { PACKED } else { PLAIN }
 }
@@ -23,7 +23,7 @@ pub fn path(folder: &Path) -> PathBuf {
     folder.join(name(folder))
 }
 
-/// Reads the file in a folder.
+/// Reads the data file of a folder.
 ///
 /// # Errors
 /// Where there is none, or it cannot be read.
@@ -37,7 +37,7 @@ pub fn read(folder: &Path) -> io::Result<Vec<u8>> {
     Ok(unpacked)
 }
 
-/// Writes the file in a folder, packed if the one that is there is.
+/// Writes the data file of a folder, compressed if the present one is.
 ///
 /// # Errors
 /// Where it cannot be written.

@@ -1,4 +1,4 @@
-//! What the same experiment found on other machines.
+//! Results of the same experiment on other machines.
 //!
 //! Nanoseconds of two machines do not compare; each run's share of the best known on its machine does.
 
@@ -15,7 +15,7 @@ use super::data;
 use super::finished::{Finished, Summary};
 use super::plan::Plan;
 
-/// What `data.json` says of a machine and of its runs.
+/// Machine of a `data.json`, with its runs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Machine {
     pub cpu: String,
@@ -34,7 +34,7 @@ struct Run {
     summary: Summary,
 }
 
-/// What is the same of experiments that compare, and whose data it is.
+/// Contents of a `data.json`: the facts that comparable experiments share, and the machine.
 #[derive(Deserialize)]
 struct Data {
     experiment: String,

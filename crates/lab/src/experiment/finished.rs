@@ -1,4 +1,4 @@
-//! What is known of a run that is complete.
+//! Summary of a complete run.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub struct Finished<'a> {
     /// Configurations of the space.
     pub space_size: f64,
     pub summary: Summary,
-    /// Its trials; `None` if its records are gone and only `data.json` knows of it.
+    /// Trials of the run; `None` if its records are gone and only `data.json` has it.
     pub run: Option<Run>,
 }
 
@@ -29,7 +29,7 @@ pub struct Finished<'a> {
 pub struct Summary {
     /// How a user repeats it.
     pub command: String,
-    /// When it began, as date and time.
+    /// Date and time of the start.
     pub started: String,
     /// The build that made it; empty where an earlier one did not say.
     #[serde(default)]
@@ -42,12 +42,12 @@ pub struct Summary {
     pub seconds: f64,
     /// Seconds in which it thought.
     pub search_seconds: f64,
-    /// Its trials by how they ended.
+    /// Trials by their outcome.
     pub outcomes: BTreeMap<String, Trials>,
     /// Each trial that was faster than all before: its number from 1 on, seconds until it ended, its
     /// nanoseconds.
     pub improvements: Vec<(u64, f64, f64)>,
-    /// Its best at each of the plan's moments, the end last; `None` if no trial was valid.
+    /// Best at each of the plan's moments, the end last; `None` if no trial was valid.
     pub found: Vec<Option<Found>>,
     /// Whether `found` is final: the races that an experiment asks for at moments before the end were held.
     pub is_settled: bool,
@@ -58,7 +58,7 @@ pub struct Summary {
 pub struct Trials {
     /// How many.
     pub n: u64,
-    /// Where their time went.
+    /// Seconds spent on them.
     pub seconds: Seconds,
 }
 
@@ -74,7 +74,7 @@ pub struct Found {
 }
 
 impl Summary {
-    /// What the trials of a run, and what `tune --json` said of it, come to at these moments.
+    /// Summarises the trials of a run and its `tune --json` at these moments.
     pub fn new(
         command: String,
         started: String,
@@ -111,7 +111,7 @@ impl Summary {
         self.is_settled && self.found.iter().flatten().all(|found| found.ns.is_some())
     }
 
-    /// Where the time of its trials went.
+    /// Seconds spent on the trials.
     pub fn seconds_in(&self) -> Seconds {
         self.outcomes.values().fold(Seconds::default(), |mut sum, trials| {
             sum += trials.seconds;
@@ -163,7 +163,7 @@ pub fn only_run(records: &[Record]) -> Option<Run> {
     runs(records).into_iter().next()
 }
 
-/// What a run had found at some moment: its fastest trial by then; at the end what `tune` says.
+/// Result of a run at a moment: its fastest trial by then; at the end the winner that `tune` reports.
 fn found(records: &[Record], run: &Run, result: &Json, moment: Moment) -> Option<Found> {
     let n_trials = moment.n_trials(run);
     let (record, ns) = match moment {

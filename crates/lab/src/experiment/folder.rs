@@ -1,4 +1,4 @@
-//! The folder of an experiment: whose it is, and what is in it from before.
+//! Folder of an experiment: its owner, and earlier contents.
 
 use std::fs::{self, File, TryLockError};
 use std::io;

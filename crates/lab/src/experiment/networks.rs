@@ -30,15 +30,15 @@ use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};
 use crate::stats::geometric_mean;
 use crate::{Caller, News, OrFailed, load};
 
-/// Its name on the command line.
+/// Name on the command line.
 pub const NAME: &str = "autotvm-end-to-end";
-/// Where it comes from.
+/// Paper that it repeats.
 pub const PAPER: &str = "AutoTVM";
-/// Which figure it repeats.
+/// Figure that it repeats.
 pub const FIGURE: &str = "figure 11";
-/// What it compares, in one line.
+/// Things that it compares, in one line.
 pub const COMPARES: &str = "five networks untuned and tuned, beside other runtimes";
-/// Where it differs from the paper, in one line.
+/// Differences from the paper, in one line.
 pub const DIFFERS: &str = "a CPU; seeded weights; ONNX Runtime and OpenVINO in the place of MXNet and TensorFlow Lite";
 /// How long a network is tuned by default.
 pub const TIME: Duration = Duration::from_secs(40);
@@ -55,17 +55,17 @@ const DIMS: [(&str, usize); 1] = [("steps", 20)];
 /// How much of the experiment is asked for.
 #[derive(Clone)]
 pub struct NetworksRequest {
-    /// The networks to keep to; all where there are none.
+    /// Networks to keep to; all where empty.
     pub networks: Vec<String>,
     /// How long each is tuned.
     pub time: Duration,
-    /// Where data and plots go, if not to `experiments` and its name.
+    /// Folder of data and plots, if not `experiments` and its name.
     pub folder: Option<PathBuf>,
     /// Seed of weights and searches.
     pub seed: u64,
     /// Threads that all may use.
     pub threads: usize,
-    /// Where the libraries of other runtimes are looked for before the system's places.
+    /// Folder in which libraries of other runtimes are looked for before the system's places.
     pub peer_path: Option<PathBuf>,
 }
 
@@ -89,9 +89,9 @@ struct Outcome {
     trials: u64,
     /// Seconds of tuning and the sum of the kernels' milliseconds, wherever it changed.
     curve: Vec<(f64, f64)>,
-    /// What was measured, the slowest last.
+    /// Implementations measured, the slowest last.
     implementations: Vec<Measured>,
-    /// Who was left out, and why.
+    /// Implementations left out, with the reasons.
     left_out: Vec<String>,
 }
 
@@ -109,7 +109,7 @@ struct Measured {
     version: String,
 }
 
-/// What it takes with so much time for each of its networks.
+/// Cost with this much time for each of its networks.
 pub fn cost(time: Duration) -> Cost {
     let n_runs = NETWORKS.len() as u64;
     Cost { n_runs, n_trials: None, most_seconds: n_runs as f64 * (time.as_secs_f64() + BENCH_SECONDS) }
@@ -332,7 +332,7 @@ impl Outcome {
     }
 }
 
-/// What its folder says.
+/// Page of results in the folder.
 struct Page<'a> {
     request: &'a NetworksRequest,
     folder: &'a Path,
@@ -365,7 +365,7 @@ impl Page<'_> {
         Ok(own)
     }
 
-    /// What was measured on any network: ours first, the others in the order of their table.
+    /// Implementations measured on any network: ours first, the others in the order of their table.
     fn names(&self) -> Vec<&'static str> {
         let all = [UNTUNED, OURS].into_iter().chain(MODEL_PEERS.iter().map(|spec| spec.name));
         all.filter(|name| self.outcomes.iter().any(|outcome| outcome.of(name).is_some())).collect()

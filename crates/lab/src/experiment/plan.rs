@@ -35,9 +35,9 @@ pub struct Plan {
     pub(super) threads: usize,
     pub(super) folder: PathBuf,
     pub(super) runs: Vec<Planned>,
-    /// What `data.json` says of runs, by their commands.
+    /// Summaries of runs in `data.json`, by their commands.
     pub(super) known: BTreeMap<String, Summary>,
-    /// What was found on other machines.
+    /// Results of other machines.
     pub(super) elsewhere: Vec<Machine>,
 }
 
@@ -74,7 +74,7 @@ const START_SECONDS: f64 = 1.0;
 /// Seconds of a race of a run's leaders.
 const RACE_SECONDS: f64 = 8.0;
 
-/// What tunes the sources.
+/// Arm that tunes the sources.
 const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", transfer: Transferred::Nothing };
 
 /// Seconds of a run in which it does not search.
@@ -142,8 +142,8 @@ impl Planned {
         &self.stem
     }
 
-    /// The arguments of `tune` that say the same as [`Planned::request`], but for the database. What it
-    /// learns from is within the experiment's folder, which may be moved.
+    /// The arguments of `tune` that mean the same as [`Planned::request`], without the database. Paths of
+    /// sources are relative to the experiment's folder, which may be moved.
     pub fn words(&self) -> Vec<String> {
         let mut words = vec![self.problem.workload.to_owned()];
         let mut option =
@@ -163,7 +163,7 @@ impl Planned {
         words
     }
 
-    /// What is tuned, and how; what it learns from is within this folder.
+    /// Makes the request of the run; sources lie in this folder.
     ///
     /// # Errors
     /// Bad input where the workload does not exist.
@@ -248,7 +248,7 @@ impl Plan {
         Ok(Plan { experiment, problems, arms, budget, seed, repeats, threads, folder, runs, known, elsewhere })
     }
 
-    /// Its runs, those that are there for others to learn from included.
+    /// All runs, including those of sources.
     pub fn runs(&self) -> &[Planned] {
         &self.runs
     }
@@ -272,7 +272,7 @@ impl Plan {
         planned.seconds + beside_search(self.experiment)
     }
 
-    /// What was noted of a run once it was complete, where it is.
+    /// Marker of a complete run, if there is one.
     pub(super) fn marker_of(&self, planned: &Planned) -> Result<Option<Json>, Error> {
         let path = self.marker(planned);
         if !path.exists() {
@@ -310,7 +310,7 @@ impl Plan {
         format!("tilewright experiment {name} {size}{problems}{arms}")
     }
 
-    /// What is run, in one line.
+    /// Extent of the runs, in one line.
     pub(super) fn extent(&self) -> String {
         let trials = || self.runs.iter().filter_map(|planned| planned.n_trials);
         let seconds = self.runs.iter().map(|planned| planned.seconds).fold(0.0, f64::max);

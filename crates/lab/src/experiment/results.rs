@@ -1,4 +1,4 @@
-//! What an experiment leaves in its folder: data, plots and a page of tables.
+//! Files of an experiment's results: data, plots and a page of tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -27,7 +27,7 @@ use crate::stats::{Quartiles, geometric_mean, median};
 const TRIALS: &str = "trials.csv";
 /// The page.
 pub const PAGE: &str = "README.md";
-/// What an experiment writes into its folder, besides plots.
+/// Files that an experiment writes into its folder, besides plots.
 pub const FILES: [&str; 4] = [data::PLAIN, data::PACKED, TRIALS, PAGE];
 
 /// A part of a run's time, in seconds.
@@ -41,7 +41,7 @@ const N_BARS: usize = 40;
 const N_COLUMNS: usize = 3;
 /// In the place of a number that there is not.
 const NOTHING: &str = "–";
-/// What `trials.csv` has of each trial.
+/// Columns of `trials.csv`.
 const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops,build_s,run_s,verify_s\n";
 
 /// Writes everything and gives what `data.json` holds.
@@ -335,12 +335,12 @@ impl<'a> Results<'a> {
         )
     }
 
-    /// What share of the best known on its machine each run of an arm on a problem had, on all machines.
+    /// Shares of the best known on its machine that the runs of an arm on a problem reached, on all machines.
     fn shares_everywhere(&self, problem: &Problem, arm: &Arm, moment: usize) -> Vec<f64> {
         self.machines.iter().flat_map(|machine| machine.shares(problem.label, arm.label, moment)).collect()
     }
 
-    /// The same for all problems: the geometric mean of the medians.
+    /// Geometric mean, over all problems, of the medians of these shares.
     fn share_everywhere(&self, arm: &Arm, moment: usize) -> Option<f64> {
         let problems = self.plan.problems.iter();
         let shares = problems.map(|problem| median(&self.shares_everywhere(problem, arm, moment)));

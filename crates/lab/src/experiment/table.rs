@@ -9,21 +9,21 @@ use tilewright::words::count;
 
 /// An experiment: every arm on every problem, repeated with different seeds.
 pub struct Experiment {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// Where it comes from.
+    /// Paper that it repeats.
     pub paper: &'static str,
-    /// Which figure or table it repeats.
+    /// Figure or table that it repeats.
     pub figure: &'static str,
-    /// What it compares, in one line.
+    /// Things that it compares, in one line.
     pub compares: &'static str,
-    /// Where it differs from the paper, in one line; empty where it does not.
+    /// Differences from the paper, in one line; empty where there are none.
     pub differs: &'static str,
-    /// What is tuned.
+    /// Problems that are tuned.
     pub problems: &'static [Problem],
-    /// What is tuned before, with as many trials each, for arms to learn from.
+    /// Problems that are tuned first, with as many trials each, as sources of transfer for arms.
     pub sources: &'static [Problem],
-    /// What is compared.
+    /// Arms that are compared.
     pub arms: Arms,
     /// How long each run is at a budget of 1.
     pub length: Length,
@@ -37,18 +37,18 @@ pub struct Experiment {
     pub is_raced: bool,
     /// Whether hopeless candidates are run to the end, as where the whole space counts and not its best.
     pub to_the_end: bool,
-    /// What is plotted of a kernel.
+    /// Quantity that is plotted.
     pub measure: Measure,
-    /// When results are compared besides the end, in order, at a budget of 1.
+    /// Moments, besides the end, at which results are compared, in order, at a budget of 1.
     pub moments: &'static [Moment],
-    /// What is drawn.
+    /// Plots that are drawn.
     pub views: &'static [View],
 }
 
 /// A workload and the template whose space is searched, the default one if none is named.
 #[derive(Debug, Clone, Copy)]
 pub struct Problem {
-    /// Its name in plots and tables.
+    /// Name in plots and tables.
     pub label: &'static str,
     /// The workload as on the command line.
     pub workload: &'static str,
@@ -56,33 +56,33 @@ pub struct Problem {
     pub template: Option<&'static str>,
 }
 
-/// What is compared.
+/// Arms that are compared.
 pub enum Arms {
-    /// These.
+    /// An explicit list.
     Listed(&'static [Arm]),
     /// Every search with its defaults.
     EverySearch,
 }
 
-/// One of the things that are compared.
+/// Arm of an experiment: a search with its options.
 #[derive(Debug, Clone, Copy)]
 pub struct Arm {
-    /// Its name in plots and tables.
+    /// Name in plots and tables.
     pub label: &'static str,
     /// The search with its options.
     pub search: &'static str,
-    /// What it has of the trials of the sources.
+    /// Transfer from the sources.
     pub transfer: Transferred,
 }
 
-/// What an arm has of the trials of the sources.
+/// Kind of transfer from the sources' trials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transferred {
-    /// Nothing.
+    /// No transfer.
     Nothing,
-    /// A model that has learnt from them.
+    /// Model fitted to them.
     Model,
-    /// Such a model, and their best configurations to begin with.
+    /// Model fitted to them, and their best configurations as first candidates.
     ModelAndStart,
 }
 
@@ -95,29 +95,29 @@ pub struct Length {
     pub seconds: f64,
 }
 
-/// When runs are compared.
+/// Moment at which runs are compared.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Moment {
-    /// After so many seconds of each.
+    /// Seconds of each run.
     Seconds(f64),
-    /// After so many trials of each.
+    /// Trials of each run.
     Trials(u64),
-    /// When they have come to their ends.
+    /// End of the runs.
     End,
 }
 
-/// How many trials a run has.
+/// Number of trials of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Trials {
-    /// So many.
+    /// A fixed number.
     Count(u64),
-    /// So many as this share of the space has configurations.
+    /// A share of the space's configurations.
     ShareOfSpace(f64),
-    /// As many as there is time for.
+    /// As many as the time allows.
     Any,
 }
 
-/// What is plotted of a kernel.
+/// Quantity that is plotted of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Measure {
     /// GFLOP/s.
@@ -145,12 +145,12 @@ pub enum View {
     Histogram,
     /// Trials and time by error class.
     Outcomes,
-    /// Where the time went.
+    /// Seconds by activity.
     Seconds,
 }
 
 impl Moment {
-    /// The same at another budget.
+    /// Scales the moment to another budget.
     pub fn scaled(self, budget: f64) -> Moment {
         match self {
             Moment::Seconds(seconds) => Moment::Seconds(seconds * budget),
@@ -214,7 +214,7 @@ impl Arm {
 }
 
 impl Experiment {
-    /// What it compares.
+    /// Arms of the experiment.
     pub fn arms(&self) -> Vec<Arm> {
         match self.arms {
             Arms::Listed(arms) => arms.to_vec(),
@@ -272,7 +272,7 @@ const AUTOTVM_MODELS_ON_A_CPU: &str = "a CPU and our templates; trees are of dep
 const GBFS_ON_A_CPU: &str = "a CPU; G-BFS and N-A2C begin at a random configuration, since the untiled one of the paper takes \
                              seconds here; random search beside the paper's four";
 
-/// What most experiments have in common.
+/// Defaults of most experiments.
 const PLAIN: Experiment = Experiment {
     name: "",
     paper: "",
@@ -292,7 +292,7 @@ const PLAIN: Experiment = Experiment {
     views: &[],
 };
 
-/// Every experiment there is.
+/// Table of all experiments.
 pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "gemm-fraction",

@@ -19,7 +19,7 @@ use super::train::checkpoint_of;
 use super::{BeamScore, Lesson, ModelPlaces, Table, beam_scores, load_model, milliseconds, teach};
 use crate::{Caller, OrFailed};
 
-/// What is compared on a table, and how.
+/// Models to compare on a table, and the settings.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The models.
@@ -32,24 +32,24 @@ pub struct Request {
     pub widths: Vec<usize>,
     /// Whether classical classifiers are compared as well.
     pub baselines: bool,
-    /// Where finished models and scores are kept: what is there is not done again.
+    /// Folder of finished models and scores, which are not computed again.
     pub folder: PathBuf,
 }
 
-/// What came of it.
+/// Result of an evaluation.
 #[derive(Debug, Serialize)]
 pub struct Evaluation {
     /// The kernel.
     pub kernel: String,
     /// Rows of the table.
     pub rows: usize,
-    /// What the table is and where it comes from.
+    /// Description and origin of the table.
     pub data: Json,
     /// Repetitions.
     pub seeds: u64,
-    /// What came of each model.
+    /// Results of each model.
     pub models: Vec<ModelFacts>,
-    /// What came of each classifier.
+    /// Results of each classifier.
     pub baselines: Vec<BaselineFacts>,
     /// The paper's figures, where it has some on such data.
     #[serde(skip)]
@@ -59,11 +59,11 @@ pub struct Evaluation {
 /// A model over its repetitions.
 #[derive(Debug, Serialize)]
 pub struct ModelFacts {
-    /// Its name.
+    /// Name of the model.
     pub model: &'static str,
-    /// Its trainings.
+    /// Trainings of the model.
     pub repetitions: Vec<Trained>,
-    /// Its scores by width of the beam, without constraints and with them.
+    /// Scores by width of the beam, without constraints and with them.
     pub beams: Vec<BeamFacts>,
 }
 
@@ -113,7 +113,7 @@ pub struct BaselineFacts {
     /// The scores.
     #[serde(flatten)]
     pub scores: Scores,
-    /// Its name.
+    /// Name of the classifier.
     pub baseline: &'static str,
     /// The paper's figures for the same.
     pub paper: Option<PaperFigures>,
@@ -134,9 +134,9 @@ pub struct PaperFigures {
 pub struct Scores {
     /// The share of parameters predicted right.
     pub average_accuracy: MeanStd,
-    /// The share of problems one of whose answers is right as a whole.
+    /// Share of problems with an answer that is right as a whole.
     pub perfect: MeanStd,
-    /// As `perfect`, where an answer that means the same kernel as the right one is right.
+    /// Share as `perfect`, where an answer that means the same kernel as the right one counts as well.
     pub perfect_equivalent: MeanStd,
     /// The share of answers that are valid.
     pub valid: MeanStd,
@@ -174,7 +174,7 @@ impl Scores {
     }
 }
 
-/// What was trained, and with what it was scored; scores of anything else are not these.
+/// Result with the key of its training and scoring; results of other keys are not valid.
 #[derive(Debug, Serialize, Deserialize)]
 struct Finished {
     key: Json,
@@ -182,7 +182,7 @@ struct Finished {
     run: Run,
 }
 
-/// What came of one model of one repetition.
+/// Result of a model in a repetition.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Run {
     #[serde(flatten)]
@@ -191,7 +191,7 @@ struct Run {
     scores: Vec<BeamScore>,
 }
 
-/// One repetition: what is learnt from and what is held out.
+/// Repetition: its rows for training and those held out.
 struct Repetition<'a> {
     table: &'a Table,
     seed: u64,

@@ -12,7 +12,7 @@ use tilewright_tune::{Setting, Task};
 use super::{NOT_EXACT, ask_template, watch_look_ahead};
 use crate::Caller;
 
-/// What a model answers.
+/// Answers of a model.
 pub struct Answers {
     /// The kernel or the template that it is a model of.
     pub kernel: String,
@@ -23,7 +23,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Them as a table for people.
+    /// Formats the answers as a table.
     pub fn text(&self) -> String {
         let names = self.candidates.first().map(|candidate| candidate.parameters.keys().cloned());
         let head = ["probability".to_owned()].into_iter().chain(names.into_iter().flatten());

@@ -18,32 +18,32 @@ use crate::Caller;
 /// Widths of the beams by which a new model is judged.
 const WIDTHS: [usize; 2] = [1, 10];
 
-/// What is trained, how, and where it goes.
+/// Training of a model: its options and destination.
 pub struct Learning {
     /// The kind of model.
     pub architecture: Architecture,
     /// How it is trained.
     pub training: Training,
-    /// Where the model goes.
+    /// Destination of the model.
     pub places: ModelPlaces,
-    /// Where the training keeps what it needs to go on.
+    /// Path of the checkpoint.
     checkpoint: Option<PathBuf>,
 }
 
-/// What came of learning a table.
+/// Result of training on a table.
 pub struct OfTable {
     /// Rows that the model has learnt.
     pub n_learnt: usize,
     /// Rows that were held out to judge it by.
     pub n_validation: usize,
-    /// Its scores on them, answers being kept to valid ones.
+    /// Scores on them, with answers kept to valid ones.
     pub scores: Vec<BeamScore>,
     /// Seconds that it took.
     pub seconds: f64,
 }
 
 impl OfTable {
-    /// What was learnt, and how well, in lines.
+    /// Summary of the training and its scores, in lines.
     pub fn summary(&self) -> String {
         let mut text = format!("learnt {} in {:.1} s\n", count(self.n_learnt as u64, "row"), self.seconds);
         for at in &self.scores {
@@ -59,11 +59,11 @@ impl OfTable {
     }
 }
 
-/// What came of learning records.
+/// Result of training on records.
 pub struct OfRecords {
-    /// Workloads that there are records of.
+    /// Workloads with records.
     pub n_workloads: usize,
-    /// Their best configurations.
+    /// Best configurations of these workloads, as examples.
     pub n_examples: usize,
     /// Seconds that it took.
     pub seconds: f64,
@@ -223,7 +223,7 @@ pub fn scores_json(scores: &[BeamScore]) -> Json {
     scores.iter().map(of_width).collect::<Vec<_>>().into()
 }
 
-/// Where a training keeps what it needs to go on.
+/// Path of the checkpoint beside a model.
 pub(super) fn checkpoint_of(model: &Path) -> PathBuf {
     with_suffix(model, ".checkpoint")
 }

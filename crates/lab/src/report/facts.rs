@@ -1,4 +1,4 @@
-//! What the page tells, as numbers.
+//! Facts of the report, as numbers.
 
 use std::collections::BTreeMap;
 
@@ -31,11 +31,11 @@ pub struct Subject {
     pub passed_over: PassedOver,
     /// The best configuration; none where nothing was right.
     pub best: Option<Best>,
-    /// One for each search on each template.
+    /// Facts by search and template.
     pub searches: Vec<SearchFacts>,
     /// How trials ended, successes included, with what they took.
     pub outcomes: Vec<OutcomeFacts>,
-    /// One for each template, in the order in which they were first searched.
+    /// Facts by template, in the order in which they were first searched.
     pub templates: Vec<TemplateFacts>,
     /// Every trial, in the order of recording.
     #[serde(skip)]
@@ -47,21 +47,21 @@ pub struct Subject {
 pub struct Best {
     /// Throughput in 10⁹ floating-point operations a second.
     pub gflops: f64,
-    /// Its median in milliseconds.
+    /// Median in milliseconds.
     pub ms_median: f64,
     /// The template it belongs to.
     pub template: String,
-    /// Its parameters.
+    /// Parameters of the configuration.
     pub config: Json,
     /// Whether it won the race at the end of a run.
     pub confirmed: bool,
-    /// By what part of its median the runner-up is slower, where it won a race.
+    /// Margin to the runner-up, as a share of the median, where it won a race.
     pub margin: Option<f64>,
     /// The search that proposed it.
     pub search: String,
     /// The seed of that search.
     pub seed: u64,
-    /// Its schedule, one step a line.
+    /// Schedule, a step on each line.
     pub steps: String,
 }
 
@@ -72,9 +72,9 @@ pub struct SearchFacts {
     pub search: String,
     /// The template.
     pub template: String,
-    /// Its runs.
+    /// Number of runs.
     pub runs: u64,
-    /// Their trials.
+    /// Trials of all runs.
     pub trials: u64,
     /// How many of these failed.
     pub failed: u64,
@@ -82,16 +82,16 @@ pub struct SearchFacts {
     pub seconds: f64,
     /// Over its runs, the best throughput of each; `None` if no run had a valid trial.
     pub best_gflops: Option<Quartiles>,
-    /// Where its runs come near the best that is known of the workload.
+    /// Trials and seconds after which its runs come near the best known of the workload.
     pub near_best: NearBest,
-    /// Where the time of its trials went.
+    /// Seconds spent on its trials.
     pub seconds_in: Seconds,
-    /// Its runs one by one.
+    /// The runs.
     #[serde(skip)]
     pub members: Vec<Run>,
 }
 
-/// When runs reach 95 % of the best that is known of the workload.
+/// Trials and seconds after which runs reach 95 % of the best known of the workload.
 #[derive(Debug, Serialize)]
 pub struct NearBest {
     /// Runs that do.
@@ -109,36 +109,36 @@ pub struct OutcomeFacts {
     pub class: &'static str,
     /// How many.
     pub trials: u64,
-    /// Where their time went.
+    /// Seconds spent on them.
     pub seconds_in: Seconds,
     /// The first message of the class.
     pub example: Option<String>,
 }
 
-/// What a model learns from the trials of a template.
+/// Facts that a model learns from the trials of a template.
 #[derive(Debug, Serialize)]
 pub struct TemplateFacts {
     /// The template.
     pub template: String,
-    /// Its trials.
+    /// Number of trials.
     pub trials: u64,
     /// The share of the variance of log time that the model explains on trials held out.
     pub r_squared: Option<f64>,
-    /// By how much that share falls where a parameter is shuffled, most first.
+    /// Drop of that share where a parameter is shuffled (permutation importance), largest first.
     pub importance: Vec<(String, f64)>,
 }
 
 /// A trial as a point of the space's picture.
 #[derive(Debug)]
 pub struct Point {
-    /// None where it failed.
+    /// Throughput; `None` where it failed.
     pub gflops: Option<f64>,
     /// The algorithm among several, or the search.
     pub kind: String,
 }
 
 impl SearchFacts {
-    /// What it is called among others.
+    /// Label among the searches of a subject.
     pub fn label(&self, subject: &Subject) -> String {
         match subject.templates.len() {
             1 => self.search.clone(),
@@ -147,18 +147,18 @@ impl SearchFacts {
     }
 }
 
-/// What a database tells.
+/// Facts of a database.
 #[derive(Debug, Default)]
 pub struct Facts {
-    /// In the order in which they were first tuned.
+    /// Subjects, in the order in which they were first tuned.
     pub subjects: Vec<Subject>,
-    /// Records of workloads of which none can be true.
+    /// Records of workloads that cannot be true.
     pub passed_over: PassedOver,
-    /// What else is passed over, one line each.
+    /// Other things that are passed over, in a line each.
     pub notes: Vec<String>,
 }
 
-/// What the records of these workloads tell, or all records if none is named.
+/// Collects the facts of these workloads' records, or of all records if none is named.
 ///
 /// # Errors
 /// Where the database fails.
@@ -194,14 +194,13 @@ pub fn facts(store: &Store, asked: &[String]) -> Result<Facts, StoreError> {
     Ok(facts)
 }
 
-/// What is counted of a run: its operations, or where nobody counts them, so many that the throughput is
-/// that of runs in a second.
+/// Operations of a run; 1e9 for commands and user kernels, so that GFLOP/s reads as runs a second.
 pub fn flops_of(workload: &str) -> f64 {
     if is_own(workload) { 1e9 } else { Workload::parse(workload).map_or(0.0, |workload| workload.flops()) }
 }
 
-/// What there is to tell, or what is passed over where no record can be true. Of something of the user's
-/// everything can be.
+/// Collects the facts of a subject, or the count of its records where none can be true. Records of users' own
+/// commands and kernels are always believed.
 fn subject(
     store: &Store,
     key: &TaskKey,

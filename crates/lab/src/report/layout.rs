@@ -6,7 +6,7 @@
 
 /// From the middle of one thing to the next beside it, besides their widths.
 const GAP: f64 = 26.0;
-/// The same where one of them is an edge that passes by.
+/// Distance where one of them is an edge that passes by.
 const GAP_OF_EDGES: f64 = 12.0;
 /// Passes over all layers, to order them and to place what is in them.
 const SWEEPS: usize = 24;
@@ -31,9 +31,9 @@ pub struct Layout {
 pub struct Piece {
     /// The node that the edge comes from.
     pub source: usize,
-    /// Where it begins, in the layer above.
+    /// End in the layer above.
     pub from: End,
-    /// Where it ends, in the layer below.
+    /// End in the layer below.
     pub to: End,
 }
 

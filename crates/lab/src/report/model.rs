@@ -1,4 +1,4 @@
-//! What is told of a model: what a run does, how long each step takes, and what tuning has done for it.
+//! Report of a model: the steps of a run, their times, and the effect of tuning.
 
 use std::collections::HashMap;
 
@@ -16,11 +16,11 @@ use tilewright_tune::{Record, Store, StoreError};
 /// A pause of so many seconds without any trial is none of the search's time.
 const PAUSE_S: f64 = 60.0;
 
-/// A model that is to be told of.
+/// Model to report on.
 pub struct ModelSubject<'a> {
-    /// What it is called.
+    /// Name of the model.
     pub name: &'a str,
-    /// It, with the kernels that a run has.
+    /// Compiled model, with the kernels of a run.
     pub compiled: &'a Compiled,
     /// A tensor for each of its inputs.
     pub inputs: &'a [(Value, Tensor)],
@@ -28,16 +28,16 @@ pub struct ModelSubject<'a> {
     pub target: &'a Target,
     /// Threads that kernels may use.
     pub threads: usize,
-    /// What is recorded of its kernels.
+    /// Database of its kernels' records.
     pub database: &'a Database,
     /// Runs to take medians of.
     pub n_runs: usize,
 }
 
-/// What is told.
+/// Facts of the report.
 #[derive(Debug, Serialize)]
 pub struct ModelFacts {
-    /// What the model is called.
+    /// Name of the model.
     pub model: String,
     /// The database.
     pub db: String,
@@ -53,29 +53,30 @@ pub struct ModelFacts {
     pub ms_steps: f64,
     /// The measured peak of a CPU's threads in f32, where it is known.
     pub peak_gflops: Option<f64>,
-    /// Bytes for what is computed on the way.
+    /// Bytes of the arena, which holds intermediate tensors.
     pub arena_bytes: usize,
-    /// What a run does, in order.
+    /// Steps of a run, in order.
     pub steps: Vec<StepFacts>,
     /// Different kernels, in the order of their first run.
     pub tasks: Vec<TaskFacts>,
-    /// The picture: inputs, steps, tensors that are put together, and outputs, each behind what it needs.
+    /// Nodes of the picture: inputs, steps, joins of tensors and outputs, each behind the nodes that it
+    /// needs.
     pub nodes: Vec<GraphNode>,
     /// Tensors that go from one node to another.
     pub edges: Vec<GraphEdge>,
-    /// Where the time of the search went.
+    /// Time of the search by kernel.
     pub search: SearchTime,
 }
 
 /// A step of a run.
 #[derive(Debug, Serialize)]
 pub struct StepFacts {
-    /// It, as it is profiled.
+    /// Profile of the step.
     #[serde(flatten)]
     pub step: ProfiledStep,
-    /// Its part of the sum of all steps.
+    /// Share of the sum of all steps.
     pub share: f64,
-    /// Its kernel's place among the tasks.
+    /// Index of its kernel among the tasks.
     pub task: Option<usize>,
 }
 
@@ -84,14 +85,14 @@ pub struct StepFacts {
 pub struct TaskFacts {
     /// The workload.
     pub workload: String,
-    /// What people read in place of that.
+    /// Label of the workload for people.
     #[serde(skip)]
     pub label: String,
     /// How often a run has it.
     pub times: usize,
     /// The template of the configuration that runs.
     pub template: String,
-    /// That configuration.
+    /// Configuration that runs.
     pub config: Json,
     /// Whether it is recorded, rather than guessed.
     pub is_recorded: bool,
@@ -114,9 +115,9 @@ pub struct TaskFacts {
 /// A node of the picture.
 #[derive(Debug, Serialize)]
 pub struct GraphNode {
-    /// `input`, `step`, `join` of tensors one behind the other, or `output`.
+    /// Kind: `input`, `step`, `join` (a concatenation of tensors) or `output`.
     pub kind: &'static str,
-    /// What the model calls it.
+    /// Name in the model.
     pub name: String,
     /// The type of what comes out of it.
     pub ty: String,
@@ -127,22 +128,22 @@ pub struct GraphNode {
 /// A tensor that goes from one node to another.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GraphEdge {
-    /// Who computes it.
+    /// Node that computes the tensor.
     pub from: usize,
-    /// Who reads it.
+    /// Node that reads the tensor.
     pub to: usize,
-    /// What the model calls it.
+    /// Name in the model.
     pub tensor: String,
-    /// Its type.
+    /// Type of the tensor.
     pub ty: String,
 }
 
-/// Where the time of a search went.
+/// Time of a search, by turns.
 #[derive(Debug, Default, Serialize)]
 pub struct SearchTime {
-    /// Its seconds, without pauses.
+    /// Seconds of the search, without pauses.
     pub seconds: f64,
-    /// Its turns, in order.
+    /// Turns, in order.
     pub turns: Vec<TurnFacts>,
     /// Seconds, and milliseconds of all kernels of a run together, wherever they changed.
     pub curve: Vec<(f64, f64)>,
@@ -151,13 +152,13 @@ pub struct SearchTime {
 /// A stretch of the search that one kernel had.
 #[derive(Debug, Serialize)]
 pub struct TurnFacts {
-    /// Whose it is.
+    /// Index of the task.
     pub task: usize,
-    /// When it began, in seconds of the search.
+    /// Start, in seconds of the search.
     pub from: f64,
-    /// When it ended.
+    /// End, in seconds of the search.
     pub to: f64,
-    /// Its trials.
+    /// Trials of the turn.
     pub trials: u64,
 }
 
@@ -231,7 +232,7 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
     })
 }
 
-/// What is recorded of a kernel where a run finds such caches; with others where that is nothing.
+/// Records of a kernel for these caches; for others where there are none.
 fn records_of(
     workload: &Workload,
     target: &Target,
@@ -284,7 +285,7 @@ struct Trial {
     end: f64,
     /// Seconds of its own.
     seconds: f64,
-    /// Its milliseconds, where it was valid.
+    /// Milliseconds, where it was valid.
     ms: Option<f64>,
 }
 

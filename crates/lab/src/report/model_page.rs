@@ -93,8 +93,8 @@ fn brief(text: &str, most: usize) -> String {
     }
 }
 
-/// What a kernel does, in few words: its operator, what tells it from others of its kind, and what is done to
-/// inputs and results besides.
+/// Title of a kernel, in a few words: its operator, the attributes that tell it from others of its kind, and
+/// its prologue and epilogue.
 fn title(step: &StepFacts) -> String {
     let label = &step.step.label;
     if step.step.kind != "kernel" {
@@ -127,7 +127,7 @@ fn size(node: &GraphNode) -> (f64, f64) {
     }
 }
 
-/// What stands in a node that is no step.
+/// Caption of a node that is not a step.
 fn caption(node: &GraphNode) -> String {
     match node.kind {
         "join" => format!("joined: {}", node.ty),
@@ -170,7 +170,7 @@ struct Drawn<'a> {
 }
 
 impl Drawn<'_> {
-    /// Where a node begins, from above.
+    /// Top of a node.
     fn top(&self, node: usize) -> f64 {
         let layer = self.found.layers[node];
         self.tops[layer] + (self.heights[layer] - self.sizes[node].1) / 2.0

@@ -67,8 +67,8 @@ pub fn document(title: &str, line: &str, body: &str) -> String {
     )
 }
 
-/// A table in a box that scrolls where the window is narrow. Columns whose head begins with `<` are text, and
-/// so is the first one; cells are HTML already.
+/// Makes a table in a box that scrolls where the window is narrow. Columns whose head begins with `<` are
+/// text, and so is the first one; cells are HTML already.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let text = |at: usize| head.get(at).is_some_and(|h| h.starts_with('<'));
     let class = |at: usize| if text(at) { " class=\"text\"" } else { "" };
@@ -150,7 +150,7 @@ fn unit_of(subject: &Subject) -> &'static str {
     if tilewright::is_own(&subject.workload) { "runs/s" } else { "GFLOP/s" }
 }
 
-/// What the best is followed against.
+/// Quantity on the horizontal axis of a curve of the best.
 #[derive(Clone, Copy)]
 enum Against {
     Trials,
