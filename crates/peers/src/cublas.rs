@@ -49,7 +49,7 @@ type GemmStridedBatchedEx = unsafe extern "C" fn(
 ) -> c_int;
 
 functions! {
-    /// Of cuBLAS and cuBLASLt.
+    /// Functions of cuBLAS and cuBLASLt.
     Functions {
         property: unsafe extern "C" fn(c_int, *mut c_int) -> c_int = c"cublasGetProperty";
         create: unsafe extern "C" fn(*mut Handle) -> c_int = c"cublasCreate_v2";
@@ -113,7 +113,7 @@ const EPILOGUE_DEFAULT: u32 = 1;
 const EPILOGUE_RELU: u32 = 2;
 const EPILOGUE_BIAS: u32 = 4;
 
-/// What is recommended for the largest GPUs.
+/// Workspace that is recommended for the largest GPUs.
 const WORKSPACE_BYTES: u64 = 32 << 20;
 /// Of cuBLASLt's proposals, so many are tried.
 const MOST_PROPOSALS: usize = 8;
@@ -316,7 +316,7 @@ impl Library {
         Way { name: format!("gemm in {name}"), put }
     }
 
-    /// What cuBLASLt proposes, the best first; nothing where it has nothing.
+    /// Algorithms that cuBLASLt proposes, the best first; empty where it has none.
     fn proposals<T: Number>(
         self: &Rc<Library>,
         product: Product,

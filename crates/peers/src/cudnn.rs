@@ -44,7 +44,7 @@ type Convolve = unsafe extern "C" fn(
 type WorkspaceSize = unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, c_int, *mut usize) -> c_int;
 
 functions! {
-    /// Of cuDNN.
+    /// Functions of cuDNN.
     Functions {
         version: unsafe extern "C" fn() -> usize = c"cudnnGetVersion";
         error: unsafe extern "C" fn(c_int) -> *const c_char = c"cudnnGetErrorString";
@@ -335,7 +335,7 @@ impl Library {
     }
 }
 
-/// What is done to a result on its way out.
+/// Descriptors of a fused epilogue.
 struct Described {
     bias: *mut c_void,
     _zeros: Memory,

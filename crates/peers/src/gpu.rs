@@ -1,4 +1,4 @@
-//! Libraries for GPUs: operands on a device, and which way to call a library is fastest there.
+//! Libraries for GPUs: operands on a device, and the choice of the fastest way to call a library there.
 //!
 //! All is as for our kernels there: data, reference, memory between canaries, and what takes the time. Runs
 //! that make a sample are timed by the device, of NVIDIA's as one graph.
@@ -50,7 +50,7 @@ pub(super) trait Context: Sized + 'static {
     /// Why the driver refuses.
     type Error;
 
-    /// One on the device of a number.
+    /// Opens a context on the device of a number.
     fn on(number: u32) -> Result<Self, Self::Error>;
     /// Memory of so many bytes, of which nothing is known.
     fn memory(&self, n_bytes: u64) -> Result<Guarded<Self::Whole>, Self::Error>;
@@ -224,21 +224,20 @@ where
         }
     }
 
-    /// One run, to its end. Where it is refused, it is asked for again: some libraries tell then what went
-    /// wrong before.
+    /// Runs once, to the end. A refused run is repeated: some libraries tell only then what went wrong
+    /// before.
     fn run_once(&self, put: &Put) -> Result<(), Unavailable> {
         put().or_else(|_| put())?;
         Ok(self.context.finish()?)
     }
 }
 
-/// What libraries for GPUs do to a result on its way out: they add one input by channel and one of the
-/// result's shape, and then leave away what is negative.
+/// Epilogue that libraries for GPUs can fuse: a bias by channel, an addend of the result's shape, and a ReLU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fused {
-    /// Which operation of the epilogue adds by channel.
+    /// Index of the epilogue's operation that adds by channel.
     pub(super) bias: Option<usize>,
-    /// Which adds element by element.
+    /// Index of the operation that adds element by element.
     pub(super) addend: Option<usize>,
     pub(super) relu: bool,
 }

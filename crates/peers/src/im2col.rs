@@ -129,7 +129,7 @@ fn copy_columns<T: Element>(conv: &Conv, x: &[T], copy: &mut [T], begin: usize, 
     });
 }
 
-/// What one tap meets of one channel `x`, for the outputs from pixel `begin` on.
+/// Copies the elements of a channel `x` under a tap, for the outputs from pixel `begin` on.
 fn copy_row<T: Element>(conv: &Conv, x: &[T], tap: [usize; 2], out: &mut [T], begin: usize) {
     let [_, n_columns] = conv.output();
     let (width, stride) = (conv.image[1], conv.stride[1]);

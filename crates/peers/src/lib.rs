@@ -197,23 +197,23 @@ pub const PEERS: &[PeerSpec] = &[
     },
 ];
 
-/// One row of [`PEERS`].
+/// Row of [`PEERS`].
 #[derive(Debug)]
 pub struct PeerSpec {
     /// Name on the command line and in reports.
     pub name: &'static str,
-    /// What it is, for help texts.
+    /// Description for help texts.
     pub text: &'static str,
     /// Name of the library; several peers may use one library.
     pub library: &'static str,
-    /// What brings the library; `None` for what is compiled in.
+    /// Package of the library; `None` for one that is compiled in.
     pub package: Option<Package>,
     computes: &'static [Class],
     chooses: Choice,
     variant: Variant,
 }
 
-/// What brings a library; its text says how to get it.
+/// Package of a library; its text says how to get it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Package {
     /// A package of Debian.
@@ -250,15 +250,15 @@ impl Class {
     }
 }
 
-/// Which tensors a peer holds in layouts of its own, transformed outside the timing.
+/// Tensors that a peer holds in layouts of its own, transformed outside the timing.
 #[derive(Clone, Copy, Debug)]
 enum Choice {
     None,
     Weights,
-    /// Of convolutions, constant weights: libraries expect them so.
+    /// Constant weights of convolutions: libraries expect them so.
     ConstantFilters,
     All,
-    /// What the workload allows.
+    /// All that the workload allows.
     AsWorkload,
 }
 
@@ -278,12 +278,12 @@ enum Variant {
     ClBlast,
 }
 
-/// What a library for GPUs computes with.
+/// Precision of a GPU library's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Precision {
-    /// What operands have.
+    /// Precision of the operands.
     Full,
-    /// Single precision, with factors rounded to 10 bits behind the first.
+    /// f32, with factors rounded to TF32.
     Tf32,
 }
 
@@ -380,7 +380,7 @@ impl PeerSpec {
         Ok(problem)
     }
 
-    /// What this peer holds in layouts of its own.
+    /// Tensors that this peer holds in layouts of its own.
     fn layouts(&self, problem: &Problem) -> Layouts {
         let is_conv = matches!(problem.kernel, Kernel::Conv(_));
         match self.chooses {
@@ -406,11 +406,11 @@ fn how_to_get(variant: Variant) -> String {
     }
 }
 
-/// Why a peer cannot be measured on a problem.
+/// Reason why a peer cannot be measured on a problem.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unavailable {
-    /// No row of [`PEERS`] has this name.
+    /// Unknown name of a peer.
     UnknownPeer {
         /// The name asked for.
         name: String,
@@ -422,19 +422,19 @@ pub enum Unavailable {
         /// How to get it.
         get: String,
     },
-    /// The library is there but does not offer what is needed.
+    /// A library without the needed operation.
     Unsupported {
-        /// What is missing.
+        /// Missing operation.
         reason: String,
     },
     /// The library computed something else than the problem.
     Wrong {
-        /// Where and by how much.
+        /// Position and size of the errors.
         reason: String,
     },
     /// The child process could not be started, died or did not answer.
     Broken {
-        /// What happened.
+        /// Cause.
         reason: String,
     },
 }
@@ -459,16 +459,16 @@ impl std::fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// What peers are started on.
+/// Workload, data and settings of peers.
 #[derive(Clone, Copy)]
 pub struct Setup<'a> {
-    /// What they compute.
+    /// Workload to compute.
     pub workload: &'a Workload,
-    /// Its inputs, and what they must give.
+    /// Inputs, and the outputs that they must give.
     pub data: &'a Data,
     /// Threads that they may use.
     pub threads: usize,
-    /// Where their libraries are looked for, some folders deep, before the system's.
+    /// Folder in which libraries are looked for, some levels deep, before the system's places.
     pub folder: Option<&'a Path>,
     /// The GPU that is meant, for libraries that work on one, and its number.
     pub gpu: Option<(GpuApi, u32)>,
@@ -488,7 +488,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Start the peer called `name`, and check its result once.
+    /// Starts the peer called `name`, and checks its result once.
     ///
     /// The child runs on the CPUs [`tilewright_device::host::pin_cpus`]`(threads)`, with a library for GPUs
     /// on all, as our kernels there: behind OpenCL may be the CPU.
@@ -525,7 +525,7 @@ impl Peer {
         }
     }
 
-    /// What it holds in layouts of its own, transformed outside the timing.
+    /// Tensors held in layouts of its own, transformed outside the timing.
     pub fn layouts(&self) -> Layouts {
         self.layouts
     }
@@ -535,12 +535,12 @@ impl Peer {
         &self.version
     }
 
-    /// What the library chose for this problem (core type, implementation, layout), in words.
+    /// The library's choices for this problem (core type, implementation, layout), in words.
     pub fn details(&self) -> &str {
         &self.details
     }
 
-    /// One round: a run to warm up, then samples as a kernel in a race has them.
+    /// Runs a round: a run to warm up, then samples as a kernel in a race has them.
     ///
     /// Returns nanoseconds a run, one for each sample.
     ///
@@ -661,7 +661,7 @@ fn time_limit(work_flops: f64, min_time: Duration, n_runs: u32) -> Duration {
     Duration::from_secs(60) + min_time + Duration::from_secs_f64(f64::from(n_runs) * work_flops / 0.2e9)
 }
 
-/// What an answer that is none to the question says.
+/// Reason given by a reply that does not answer the request.
 fn refusal(reply: Reply) -> Unavailable {
     match reply {
         Reply::Unavailable(reason) => reason,

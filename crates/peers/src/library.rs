@@ -106,17 +106,17 @@ pub(super) fn version_in_file_name(beginning: &str) -> Option<String> {
     maps.lines().find_map(version)
 }
 
-/// What peers are given besides their operands.
+/// Means of peers besides their operands.
 pub(super) struct Means {
     /// Threads to use.
     pub(super) threads: usize,
-    /// Where libraries are looked for first.
+    /// Folder in which libraries are looked for first.
     pub(super) folder: Option<PathBuf>,
     /// The number of the device, for libraries for GPUs.
     pub(super) gpu: Option<u32>,
 }
 
-/// What the dynamic loader said, without the name of the function that was called to hear it.
+/// Message of the dynamic loader, without the name of the function that was called to get it.
 fn error_text(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(loader) => loader.to_string(),

@@ -48,12 +48,12 @@ pub const MODEL_PEERS: &[ModelPeerSpec] = &[
     },
 ];
 
-/// One row of [`MODEL_PEERS`].
+/// Row of [`MODEL_PEERS`].
 #[derive(Debug)]
 pub struct ModelPeerSpec {
     /// Name on the command line and in reports.
     pub name: &'static str,
-    /// What it is, for help texts.
+    /// Description for help texts.
     pub text: &'static str,
     /// The Python package that brings the library, and its name; several rows may use one.
     pub library: &'static str,
@@ -83,7 +83,7 @@ pub fn find(name: &str) -> Result<&'static ModelPeerSpec, Unavailable> {
     MODEL_PEERS.iter().find(|spec| spec.name == name).ok_or_else(|| Unavailable::UnknownPeer { name: name.to_owned() })
 }
 
-/// What a runtime is started on.
+/// Model and settings of a runtime.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelSetup<'a> {
     /// The model's file; its weights may lie beside it.
@@ -96,7 +96,7 @@ pub struct ModelSetup<'a> {
     pub flops: f64,
     /// Threads that it may use.
     pub threads: usize,
-    /// Where the runtime's library is looked for, some folders deep, before the system's places.
+    /// Folder in which the runtime's library is looked for, some levels deep, before the system's places.
     pub folder: Option<&'a Path>,
 }
 
@@ -169,8 +169,8 @@ impl ModelPeer {
         }
     }
 
-    /// One round: a run to warm up, then samples by the clock on the wall. Nanoseconds a run, one for each
-    /// sample.
+    /// Runs a round: a run to warm up, then samples by the wall clock. Returns nanoseconds a run, one for
+    /// each sample.
     ///
     /// # Errors
     ///
@@ -225,7 +225,7 @@ unsafe fn tensor_at(dtype: DType, dims: Vec<i64>, data: *const c_void) -> Result
     Ok(Tensor::new(ty, bytes).expect("it has as many bytes as its type takes"))
 }
 
-/// Where a tensor lies in an [`Area`].
+/// Position of a tensor in an [`Area`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Place {
     pub(super) name: String,
@@ -236,7 +236,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Where the next one may begin.
+    /// Offset at which the next tensor may begin.
     fn end(&self, n_bytes: usize) -> u64 {
         (self.at + n_bytes as u64).next_multiple_of(64)
     }

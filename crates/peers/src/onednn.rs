@@ -167,7 +167,7 @@ type AppendSumV3 = unsafe extern "C" fn(Handle, f32, i32, c_int) -> Status;
 type AppendEltwiseV2 = unsafe extern "C" fn(Handle, f32, c_int, f32, f32) -> Status;
 type AppendEltwiseV3 = unsafe extern "C" fn(Handle, c_int, f32, f32) -> Status;
 
-/// What the two versions do differently.
+/// Functions whose signatures differ between the two versions.
 #[derive(Clone, Copy)]
 enum Versioned {
     V2 {
@@ -376,7 +376,7 @@ fn padded(extents: &[usize]) -> Dims {
     dims
 }
 
-/// What the library says of itself.
+/// Version and CPU runtime of the library.
 struct Info {
     version: String,
     major: c_int,
@@ -768,7 +768,7 @@ impl Api {
         Ok(memory)
     }
 
-    /// What copies `from` to `to`, in the latter's layout.
+    /// Makes a reorder that copies `from` to `to`, in the latter's layout.
     fn copy(&self, from: Memory, to: Memory) -> Result<Copy, Unavailable> {
         let mut descriptor = null_mut();
         // SAFETY: descriptors and engine live on; no attributes are allowed to be null.

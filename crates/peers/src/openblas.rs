@@ -99,7 +99,7 @@ pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> 
     multiply(&blas, matmul, operands, means.threads)
 }
 
-/// The same with any library that has this interface.
+/// Prepares a product with any library that has the BLAS interface.
 pub(super) fn multiply<T: Element>(
     blas: &Blas<T>,
     matmul: Matmul,
@@ -229,10 +229,10 @@ fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
     Loaded::open(&["libopenblas.so.0", "libopenblas.so", "libopenblas.dylib"], &get, folder)
 }
 
-/// What the library says of itself.
+/// Version of the library, as it reports itself.
 pub(super) struct Info {
     pub(super) version: String,
-    /// Where there are several that can be chosen from.
+    /// Core type, where there are several to choose from.
     pub(super) core_type: Option<String>,
 }
 
@@ -261,7 +261,7 @@ pub(super) struct GemmCall {
     pub(super) k: usize,
     /// Leading dimension of A, and whether it is stored transposed.
     pub(super) a: (usize, bool),
-    /// The same of B.
+    /// Leading dimension of B, and whether it is stored transposed.
     pub(super) b: (usize, bool),
     /// Leading dimension of C.
     pub(super) ldc: usize,

@@ -39,7 +39,7 @@ impl Number for Bf16 {
 pub(super) trait Element: Number + PartialOrd + std::ops::Add<Output = Self> {
     /// Zero.
     const ZERO: Self;
-    /// One.
+    /// The number one.
     const ONE: Self;
     /// `cblas_?gemm`, ended by a zero byte.
     const CBLAS_GEMM: &[u8];
@@ -161,7 +161,7 @@ impl<T: Plain> std::ops::DerefMut for Elements<T> {
 
 /// The tensors of one workload, each in its place for as long as this lives.
 pub(super) struct Operands<T> {
-    /// What is computed.
+    /// Problem to compute.
     pub(super) problem: Problem,
     /// A, `[b, m, k]` or, where it is stored transposed, `[b, k, m]`; or X, `[n, c, h, w]`. Read-only, as all
     /// inputs.

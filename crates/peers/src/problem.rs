@@ -1,4 +1,4 @@
-//! What a peer computes: a workload's sizes, as libraries want them.
+//! Problem of a peer: a workload's sizes, as libraries want them.
 
 use tilewright_ir::DType;
 use tilewright_ir::op::{Epilogue, Layout, Structure, Window, Workload};
@@ -10,11 +10,11 @@ use super::Unavailable;
 pub(super) struct Problem {
     /// The multiplications and additions.
     pub(super) kernel: Kernel,
-    /// What is done to each element of the result after that, in order.
+    /// Operations on each element of the result, in order.
     pub(super) epilogue: Vec<Epilogue>,
     /// Element type of all tensors.
     pub(super) dtype: DType,
-    /// What may be held in any layout, transformed outside the timing.
+    /// Tensors that may have any layout, transformed outside the timing.
     pub(super) free: Layouts,
     /// Whether algorithms that round more than the operator as written are kept out.
     pub(super) is_exact: bool,
@@ -76,9 +76,9 @@ pub(super) struct Conv {
     pub(super) filter: [usize; 2],
     /// Distance of filter positions; for a transposed convolution on Y, else on X.
     pub(super) stride: [usize; 2],
-    /// Zeros above and to the left of X, or what is cut off Y there.
+    /// Zeros above and to the left of X, or the part cropped off Y there.
     pub(super) pad_begin: [usize; 2],
-    /// The same below and to the right; negative where a transposed convolution extends Y.
+    /// Zeros below and to the right; negative where a transposed convolution extends Y.
     pub(super) pad_end: [i64; 2],
     /// Distance of a filter's elements.
     pub(super) dilation: [usize; 2],
@@ -122,7 +122,7 @@ impl Conv {
     }
 }
 
-/// Which tensors may be in any layout.
+/// Tensors that may have any layout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layouts {
     /// B of a multiplication, W of a convolution.
@@ -132,7 +132,7 @@ pub struct Layouts {
 }
 
 impl Layouts {
-    /// What a workload lets its kernels hold in layouts of their own.
+    /// Tensors that a workload lets its kernels hold in layouts of their own.
     pub fn of(workload: &Workload) -> Layouts {
         let weights = match workload.structure() {
             Structure::Contraction(contraction) => contraction.b.name,

@@ -1,4 +1,4 @@
-//! What parent and child say to each other: one JSON value a line.
+//! Protocol between parent and child: a JSON value a line.
 
 use std::path::PathBuf;
 
@@ -11,14 +11,14 @@ use super::model::Place;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Request {
-    /// Which version of the peer's library is there?
+    /// Ask for the version of the peer's library.
     Version { peer: String },
     /// Load the peer's library, prepare the workload, run it once and check the result. Comes at most once.
     Start {
         peer: String,
         workload: String,
         threads: usize,
-        /// Where libraries are looked for first.
+        /// Folder in which libraries are looked for first.
         folder: Option<PathBuf>,
         /// The number of the device, for libraries for GPUs.
         gpu: Option<u32>,
@@ -40,7 +40,7 @@ pub(super) enum Request {
     },
     /// Run the model on these inputs, which later rounds have as well.
     Run { inputs: Vec<Place> },
-    /// One warm-up run, then samples until both are reached.
+    /// Run once to warm up, then take samples until both limits are reached.
     Round { min_time_ns: u64, min_samples: u32 },
     /// Run once and compare with the reference.
     Check,
@@ -50,16 +50,16 @@ pub(super) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Reply {
-    /// To `Version`.
+    /// Answer to `Version`.
     Version { version: String },
-    /// To `Start` and `Open`: prepared and checked.
+    /// Answer to `Start` and `Open`: prepared and checked.
     Ready { version: String, details: String, core_type: Option<String> },
-    /// To `Round`: nanoseconds a run.
+    /// Answer to `Round`: nanoseconds a run.
     Round { times_ns: Vec<f64> },
-    /// To `Check`: passed.
+    /// Answer to `Check`: passed.
     Checked { relative_error: f64 },
-    /// To `Run`.
+    /// Answer to `Run`.
     Outputs { outputs: Vec<Place> },
-    /// To any: it cannot be done.
+    /// Answer to any request that cannot be served.
     Unavailable(Unavailable),
 }

@@ -32,7 +32,8 @@ pub fn wall_samples_ns<E>(round: Round, mut run: impl FnMut() -> Result<(), E>) 
     Ok(samples_ns)
 }
 
-/// What runs a round and gives nanoseconds a run, one for each sample; or says why it cannot.
+/// Function that runs a round and returns nanoseconds a run, one for each sample, or the reason why it
+/// cannot.
 type RunRound<'a> = Box<dyn FnMut(Round) -> Result<Vec<f64>, String> + 'a>;
 
 /// An implementation.
@@ -43,7 +44,7 @@ pub struct Entrant<'a> {
 }
 
 impl<'a> Entrant<'a> {
-    /// One that runs a round so; between rounds it must keep no core busy.
+    /// Makes an entrant from the function that runs a round; between rounds it must keep no core busy.
     pub fn new(run: impl FnMut(Round) -> Result<Vec<f64>, String> + 'a) -> Entrant<'a> {
         Entrant { run: Box::new(run), medians_ns: Vec::new(), failure: None }
     }
@@ -56,8 +57,8 @@ impl<'a> Entrant<'a> {
     }
 }
 
-/// Has each entrant run so many rounds, each round in an order of its own: their times over the medians of
-/// rounds, in the order of the entrants. One that fails once runs no more.
+/// Runs rounds, each in a random order of the entrants, and returns their times over the medians of rounds,
+/// in the order of the entrants. An entrant that fails once runs no more.
 ///
 /// # Errors
 ///

@@ -25,13 +25,13 @@ use super::{clblast, crates, cublas, cudnn, im2col, mkl, onednn, openblas};
 pub(super) struct Prepared<T> {
     /// Version of the library.
     pub(super) version: String,
-    /// What it chose, in words.
+    /// The library's choices, in words.
     pub(super) details: String,
     /// Core type in use, for a library that has several.
     pub(super) core_type: Option<String>,
     /// Brings what a run overwrites, and nothing else, into the state before a run; before a check.
     pub(super) load: Run<T>,
-    /// One run; always called with the operands that it was prepared with.
+    /// A run; always called with the operands that it was prepared with.
     pub(super) run: Run<T>,
     /// Many runs, by the clock of a device, where it works on one.
     pub(super) timed: Option<Timed>,
@@ -157,7 +157,7 @@ fn version(peer: &str) -> Result<String, Unavailable> {
     }
 }
 
-/// What makes a library ready for operands of a type.
+/// Function that prepares a library for operands of a type.
 type Prepare<T> = fn(&PeerSpec, &mut Operands<T>, &Means) -> Result<Prepared<T>, Unavailable>;
 
 /// From the start request to the end of the input.
@@ -232,7 +232,7 @@ fn prepare<T: Element>(spec: &PeerSpec, operands: &mut Operands<T>, means: &Mean
     }
 }
 
-/// The same for operands of 16 bits, which few libraries have.
+/// Prepares a library for operands of 16 bits, which few libraries support.
 fn prepare_halves<T: Number>(
     spec: &PeerSpec,
     operands: &mut Operands<T>,
@@ -268,7 +268,7 @@ fn samples_ns<T: Number>(
     outcome.map(|()| samples_ns)
 }
 
-/// The same by the clock of a device.
+/// Samples runs as [`samples_ns`] does, by the clock of a device.
 pub(super) fn samples_ns_by(
     timed: &mut dyn FnMut(u32) -> Result<f64, Unavailable>,
     n_bytes: u64,
@@ -287,7 +287,7 @@ pub(super) fn samples_ns_by(
     failure.map_or(Ok(samples_ns), Err)
 }
 
-/// What decides between ways to call a library.
+/// Round that decides between the ways to call a library.
 pub(super) const CHOICE: Round = Round { time: Duration::from_millis(2), min_samples: 5 };
 
 /// The shortest sample of a short round, in nanoseconds a run.
@@ -421,7 +421,7 @@ pub(super) mod tests {
         "batch_matmul:b=3,m=7,n=9,k=11,epilogue=bias+add",
     ];
 
-    /// What a peer may refuse, with a reason: all else that it says it computes, it must.
+    /// Whether a peer may refuse the problem: anything else that it claims to compute, it must.
     fn may_refuse(spec: &PeerSpec, problem: &Problem) -> bool {
         let steps: Vec<Function> = problem.epilogue.iter().map(Epilogue::function).collect();
         let lacks = [Function::Scale, Function::Mul, Function::HardSigmoid, Function::HardSwish];

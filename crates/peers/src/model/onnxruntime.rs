@@ -81,7 +81,7 @@ api! {
     add_entry @ 130 (Handle, *const c_char, *const c_char) -> Status;
 }
 
-/// What a library exports: the table of a version, and its own version.
+/// Exports of the library: the table of a version, and its own version.
 #[repr(C)]
 struct ApiBase {
     api: unsafe extern "C" fn(u32) -> *const *const c_void,
@@ -110,7 +110,7 @@ pub(super) fn version() -> Result<String, Unavailable> {
 }
 
 impl Api {
-    /// What a call that failed says.
+    /// Turns the status of a call into a result.
     fn check(self, status: Status) -> Result<(), Unavailable> {
         if status.is_null() {
             return Ok(());
@@ -188,7 +188,7 @@ struct Ort {
 struct Input {
     name: CString,
     value: Handle,
-    /// What the view is of.
+    /// Elements that the tensor refers to.
     _elements: Aligned,
 }
 

@@ -201,7 +201,7 @@ struct Request {
     library: OpenVino,
     request: Handle,
     n_outputs: usize,
-    /// What the request's inputs lie in.
+    /// Memory of the request's inputs.
     inputs: Vec<Aligned>,
 }
 

@@ -20,7 +20,7 @@ pub(super) trait Session {
     fn give(&mut self, inputs: &[(String, Tensor)]) -> Result<(), Unavailable>;
     /// Runs once.
     fn run(&mut self) -> Result<(), Unavailable>;
-    /// What the last run gave, in the model's order.
+    /// Outputs of the last run, in the model's order.
     fn outputs(&self) -> Result<Vec<Tensor>, Unavailable>;
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Opened {
     pub(super) session: Box<dyn Session>,
 }
 
-/// What a session is opened on.
+/// Model and settings of a session.
 pub(crate) struct Wanted {
     pub(crate) model: PathBuf,
     pub(crate) dims: Vec<(String, usize)>,
