@@ -1,11 +1,11 @@
-//! Where blocks of memory that live for a while lie in one arena.
+//! Layout of memory blocks with limited lifetimes in an arena.
 
 use crate::memory::ALIGN;
 
 /// Memory that lives from one step to another, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its size.
+    /// Size of the block.
     pub bytes: usize,
     /// The step that writes it first.
     pub first: usize,
@@ -22,7 +22,7 @@ impl Block {
 /// An arena's layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Where each block begins, a multiple of 64.
+    /// Offset of each block, a multiple of 64.
     pub offsets: Vec<usize>,
     /// The arena's size.
     pub total: usize,
@@ -38,8 +38,8 @@ const ORDERS: usize = 200;
 
 /// Lays blocks out so that no two that live at the same time overlap: one after the other, each in the
 /// smallest gap that it fits, else above those it lives with. Orders are tried until one needs no more than
-/// the bound: by size; by what lives together, the most first; then those in which the blocks that end last
-/// come earlier.
+/// the lower bound: by size; by breadth (the size of what lives together, largest first); then those in which
+/// the blocks that end last come earlier.
 ///
 /// # Cost
 /// Quadratic in the number of blocks for each order, of which there are fewer where blocks are many.
@@ -101,7 +101,7 @@ fn by_breadth(blocks: &[Block], sizes: &[usize], by_size: &[usize]) -> Vec<usize
     order
 }
 
-/// Where each block begins where they are laid out in this order.
+/// Offsets of the blocks when they are laid out in this order.
 fn place(blocks: &[Block], sizes: &[usize], order: &[usize]) -> Vec<usize> {
     let mut offsets = vec![0usize; blocks.len()];
     // Those that have a place, by their offsets.
@@ -122,7 +122,7 @@ fn place(blocks: &[Block], sizes: &[usize], order: &[usize]) -> Vec<usize> {
     offsets
 }
 
-/// Where the last block ends.
+/// End of the last block.
 fn end(offsets: &[usize], sizes: &[usize]) -> usize {
     offsets.iter().zip(sizes).map(|(offset, size)| offset + size).max().unwrap_or(0)
 }

@@ -18,7 +18,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call of a kernel whose arguments have so many bytes each.
+    /// Makes a call of a kernel, whose arguments have these sizes in bytes.
     ///
     /// # Errors
     /// Where memory or threads do not suffice.
@@ -30,17 +30,17 @@ impl Call {
         Ok(Call { kernel, arguments, kept, scratch, pool: Pool::new(n_threads, &[])?, is_prepared: false })
     }
 
-    /// An argument as numbers of single precision.
+    /// An argument as f32 numbers.
     pub fn argument_mut(&mut self, at: usize) -> &mut [f32] {
         self.arguments[at].as_f32()
     }
 
-    /// Whether what the kernel makes of constant arguments is there.
+    /// Whether the kernel's `prepare` part has run on the constant arguments.
     pub fn is_prepared(&self) -> bool {
         self.is_prepared
     }
 
-    /// Has it made anew in the next run.
+    /// Makes the next run prepare the constant arguments anew.
     pub fn forget_prepared(&mut self) {
         self.is_prepared = false;
     }

@@ -13,7 +13,7 @@ use crate::model::{Base, Model};
 use crate::plan::{Host, Slice, Work};
 use crate::pool::Threads;
 
-/// Why a run did not happen, or was broken off.
+/// Reason why a run failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RunError {
     /// Another number of inputs or outputs than the model has.
@@ -29,19 +29,19 @@ pub enum RunError {
     /// An input or output of another size.
     #[error("`{tensor}` has {expected} bytes, {given} were passed")]
     Size {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
-        /// Its size.
+        /// Size of the tensor.
         expected: usize,
-        /// What was passed.
+        /// Size that was passed.
         given: usize,
     },
     /// An input or output that does not begin at an element.
     #[error("`{tensor}` is to be aligned to {align} bytes")]
     Unaligned {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
-        /// What its address is to be a multiple of.
+        /// Alignment that its address needs.
         align: usize,
     },
     /// A step in this process failed.
@@ -49,7 +49,7 @@ pub enum RunError {
     Host {
         /// The step.
         step: String,
-        /// What it said.
+        /// Reason given by the function.
         why: String,
     },
 }
@@ -61,7 +61,7 @@ struct Passed {
     offset: usize,
 }
 
-/// What a run of a model has for itself: memory, and threads that it may share.
+/// Execution context of a model: memory of its own, and threads that it may share.
 pub struct Context {
     model: Arc<Model>,
     threads: Threads,
@@ -81,7 +81,7 @@ pub struct Context {
 unsafe impl Send for Context {}
 
 impl Context {
-    /// Memory to run a model.
+    /// Allocates the memory to run a model.
     ///
     /// # Errors
     /// Where there is not enough.
@@ -129,7 +129,7 @@ impl Context {
         self.steps(None)
     }
 
-    /// As [`Context::run`], adding to each step's entry the nanoseconds that it takes.
+    /// Runs the model as [`Context::run`] does, adding to each step's entry the nanoseconds that it takes.
     ///
     /// # Errors
     /// As for [`Context::run`].
@@ -232,7 +232,7 @@ impl Context {
     }
 }
 
-/// What a step reads and writes, in the order of its addresses.
+/// Slices that a step reads and writes, in the order of its addresses.
 fn slices(work: &Work) -> impl Iterator<Item = &Slice> {
     let (first, second) = match work {
         Work::Kernel { arguments, kept, .. } => (&arguments[..], &kept[..]),

@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// What is made of items, in their order, by one thread a core, each with something of its own.
+/// Maps items in parallel, in order, with a thread on each core; `own` makes the state of a thread.
 pub fn on_all_cores<T: Send, R: Send, O>(
     items: Vec<T>,
     own: impl Fn() -> O + Sync,

@@ -13,13 +13,12 @@ use tilewright_ir::{Buffer, BufferId, DType, Part, Role, Target};
 use crate::model::plan_of_kernel;
 use crate::plan::{Place, Plan, Slice, Work};
 
-/// Where parts of memory may begin on every GPU that we know of, in bytes: what is on the way lies at
-/// multiples of it.
+/// Alignment, in bytes, that suffices for parts of memory on every known GPU; tensors in the arena have it.
 pub const GPU_LINE: usize = 512;
 
 /// A plan with its kernels for a GPU. As many contexts as there is memory for may run it.
 pub struct GpuModel {
-    /// What a run does.
+    /// Plan of a run.
     pub plan: Plan,
     /// The kernels, by their numbers in the plan.
     pub kernels: Vec<GpuProgram>,
@@ -49,15 +48,15 @@ impl GpuModel {
 /// A piece of a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Home {
-    /// What the caller passes as this input.
+    /// Memory of the caller's input of this number.
     Input(usize),
-    /// What the caller passes as this output.
+    /// Memory of the caller's output of this number.
     Output(usize),
     /// The plan's arena.
     Arena,
-    /// What each step has for itself.
+    /// Scratch memory, which each step reuses.
     Scratch,
-    /// One of the plan's constants.
+    /// Memory of a constant of the plan.
     Constant(usize),
 }
 
@@ -66,7 +65,7 @@ pub enum Home {
 pub struct Span {
     /// The piece.
     pub home: Home,
-    /// Where in it they begin.
+    /// Offset in that memory, in bytes.
     pub at: u64,
     /// How many they are.
     pub n_bytes: u64,
@@ -77,34 +76,35 @@ pub struct Span {
 pub struct Launch {
     /// The step of the plan that it belongs to.
     pub step: usize,
-    /// Its program, for [`Launches::program`].
+    /// Number of its program, for [`Launches::program`].
     pub program: usize,
-    /// Which one it is of all kernels of the program.
+    /// Index among all kernels of the program.
     pub kernel: usize,
-    /// What it takes, in the order of [`Kernel::arguments`].
+    /// Arguments, in the order of [`Kernel::arguments`].
     pub arguments: Vec<Span>,
 }
 
-/// What is launched for a plan.
+/// Launches of a plan.
 pub struct Launches<'m> {
     model: &'m GpuModel,
-    /// What arguments begin at a multiple of.
+    /// Alignment of arguments, in bytes.
     align: u64,
     scratch_bytes: u64,
     /// Constants that are made already.
     made: HashSet<usize>,
-    /// What copies, by its text: its number, behind those of the model's kernels.
+    /// Numbers of copy kernels, by their text; they follow those of the model's kernels.
     numbers: HashMap<String, usize>,
     copies: Vec<GpuProgram>,
-    /// What makes of constants what kernels keep of them, once.
+    /// Launches that prepare constants, once.
     pub preparations: Vec<Launch>,
-    /// What a run is, but for functions of this process.
+    /// Launches of a run, without the functions of this process.
     pub launches: Vec<Launch>,
-    /// Which of these launches each step of the plan is; of a function of this process, none at its place.
+    /// Range of these launches for each step of the plan; empty, at its position, for a function of this
+    /// process.
     pub steps: Vec<Range<usize>>,
 }
 
-/// What a step has for itself in scratch memory, each with where it begins.
+/// Offsets of a step's buffers in scratch memory.
 #[derive(Default)]
 struct Own {
     temporaries: HashMap<BufferId, u64>,
@@ -122,7 +122,7 @@ impl Own {
 }
 
 impl<'m> Launches<'m> {
-    /// Those of a model on a device whose arguments begin at multiples of so many bytes.
+    /// Makes the launches of a model on a device that needs arguments aligned to `align` bytes.
     pub fn new(model: &'m GpuModel, align: u64) -> Launches<'m> {
         let mut all = Launches {
             model,
@@ -178,7 +178,7 @@ impl<'m> Launches<'m> {
         }
     }
 
-    /// Where a slice lies.
+    /// Location of a slice.
     pub fn span(&self, slice: &Slice) -> Span {
         let (home, start) = match self.model.plan.tensors[slice.tensor].place {
             Place::Input(at) => (Home::Input(at), 0),
@@ -189,7 +189,7 @@ impl<'m> Launches<'m> {
         Span { home, at: (start + slice.offset) as u64, n_bytes: slice.n_bytes as u64 }
     }
 
-    /// What a step has for itself.
+    /// Lays out a step's scratch memory.
     fn own(&mut self, program: &GpuProgram, arguments: &[Slice]) -> Own {
         let mut own = Own::default();
         for id in program.device_buffers() {

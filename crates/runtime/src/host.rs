@@ -17,7 +17,7 @@ type Function = unsafe extern "C" fn(*const *mut c_void, *mut c_void, *const Run
 /// An operator as a function in C.
 #[derive(Clone, Copy)]
 pub struct HostOperator {
-    /// Its name; that of the function is `net_host_` and this.
+    /// Name of the operator; its function is `net_host_` with this name.
     pub name: &'static str,
     /// The text of the function.
     pub source: &'static str,
@@ -62,7 +62,7 @@ operators! {
 pub struct HostCall {
     /// The operator.
     pub operator: HostOperator,
-    /// Its parameters, in its order.
+    /// Parameters, in the function's order.
     pub parameters: Vec<i64>,
     /// The memory that it uses for itself.
     pub scratch_bytes: usize,

@@ -1,5 +1,5 @@
-//! What compiled kernels need to run, and nothing of searching: a thread pool, aligned memory, calls of one
-//! kernel, and plans of many.
+//! Runtime of compiled kernels, without any search: a thread pool, aligned memory, calls of a kernel, and
+//! plans of many.
 //!
 //! A [`Plan`] says what a run does, [`Model::new`] prepares it with its kernels, and a [`Context`] runs it:
 //! contexts share a model and may share [`Threads`], and each has memory of its own.

@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
 use std::ptr::{self, NonNull};
 
-/// What kernels take is aligned to so many bytes.
+/// Alignment of kernels' arguments, in bytes.
 pub(crate) const ALIGN: usize = 64;
 
 /// Bytes of a large page; the common size on x86-64 and Arm.
@@ -23,7 +23,8 @@ unsafe impl Send for Aligned {}
 unsafe impl Sync for Aligned {}
 
 impl Aligned {
-    /// So many bytes, which are there: whoever writes them first does not wait for the system.
+    /// Allocates `n_bytes` zeroed bytes whose pages are mapped already, so that the first write takes no page
+    /// faults.
     ///
     /// # Errors
     /// Where memory does not suffice.
@@ -34,7 +35,7 @@ impl Aligned {
         Ok(memory)
     }
 
-    /// So many bytes, of which the system gives each page when it is written first.
+    /// Allocates `n_bytes` zeroed bytes, whose pages the system maps at the first write.
     ///
     /// # Errors
     /// Where memory does not suffice, as far as the system knows yet.
@@ -49,24 +50,24 @@ impl Aligned {
         Ok(Aligned { pointer, n_bytes })
     }
 
-    /// Where it begins; whoever writes there sees to it that nobody else uses it meanwhile.
+    /// Address of the memory; whoever writes there ensures that nobody else uses it meanwhile.
     pub fn pointer(&self) -> *mut u8 {
         self.pointer.as_ptr()
     }
 
-    /// It as bytes.
+    /// The memory as bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the memory is initialised.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.n_bytes) }
     }
 
-    /// It as bytes, to write.
+    /// The memory as mutable bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.n_bytes) }
     }
 
-    /// It as numbers of single precision.
+    /// The memory as f32 numbers.
     pub fn as_f32(&mut self) -> &mut [f32] {
         // SAFETY: the memory is initialised, aligned to more than a number is, and borrowed mutably; any bits
         // are a number.

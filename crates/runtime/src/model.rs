@@ -15,17 +15,17 @@ use crate::gpu::GpuModel;
 use crate::memory::{ALIGN, Aligned};
 use crate::plan::{Constant, Place, Plan, Slice, Step, Work};
 
-/// Why a plan cannot run: the fault of whoever made it.
+/// Reason why a plan cannot run: the fault of whoever made it.
 #[derive(Debug, Error)]
 pub enum PlanError {
-    /// Something of a step is not there.
+    /// A reference to something that does not exist.
     #[error("step `{step}` names {what} {index}, which is not there")]
     Missing {
         /// The step.
         step: String,
-        /// What is not there.
+        /// Kind of the missing thing.
         what: &'static str,
-        /// Its number.
+        /// Number of the missing thing.
         index: usize,
     },
     /// A kernel has another number of buffers.
@@ -33,7 +33,7 @@ pub enum PlanError {
     Count {
         /// The step.
         step: String,
-        /// What is passed.
+        /// Kind of the slices.
         what: &'static str,
         /// How many the kernel takes.
         expected: usize,
@@ -47,9 +47,9 @@ pub enum PlanError {
         step: String,
         /// The tensor.
         tensor: String,
-        /// What is taken.
+        /// Size that the kernel takes.
         expected: u64,
-        /// What is passed.
+        /// Size that is passed.
         given: usize,
     },
     /// A slice goes beyond its tensor, or a tensor beyond its constant.
@@ -60,17 +60,17 @@ pub enum PlanError {
         /// The tensor.
         tensor: String,
     },
-    /// What is passed does not begin where the kernel may assume.
+    /// A slice without the alignment that the kernel assumes.
     #[error("step `{step}` passes a part of `{tensor}` that is not aligned to {align} bytes")]
     Unaligned {
         /// The step.
         step: String,
         /// The tensor.
         tensor: String,
-        /// What the kernel takes.
+        /// Alignment that the kernel needs.
         align: usize,
     },
-    /// Something is written that others rely on.
+    /// A write to read-only memory.
     #[error("step `{step}` writes to `{tensor}`, which is an input or a constant")]
     ReadOnly {
         /// The step.
@@ -78,17 +78,17 @@ pub enum PlanError {
         /// The tensor.
         tensor: String,
     },
-    /// What is written overlaps something else of the same step.
+    /// A written slice that overlaps another of the same step.
     #[error("step `{step}` writes to `{written}`, which overlaps `{other}`")]
     Overlap {
         /// The step.
         step: String,
-        /// What is written.
+        /// Slice that is written.
         written: String,
         /// The other tensor.
         other: String,
     },
-    /// What a kernel keeps is made of something that is no constant, or lies partly elsewhere.
+    /// A kept buffer that is not made of constants alone, or is not a whole constant.
     #[error("step `{step}` prepares constants with `{tensor}`, which is none")]
     NotConstant {
         /// The step.
@@ -101,7 +101,7 @@ pub enum PlanError {
     Interface {
         /// The tensor.
         tensor: String,
-        /// Its number.
+        /// Number of the input or output.
         index: usize,
     },
     /// Memory does not suffice.
@@ -127,7 +127,7 @@ impl Code {
         Code::new(compiler, program, kernel)
     }
 
-    /// That of an object which [`Compiler::object`] has made of the program, here or earlier.
+    /// Loads an object which [`Compiler::object`] has made of the program, here or earlier.
     ///
     /// # Errors
     /// As [`Compiler::load`] says.
@@ -136,7 +136,7 @@ impl Code {
         Code::new(compiler, program, kernel)
     }
 
-    /// As [`Code::compile`], with [`Compiler::compile_quickly`].
+    /// Compiles as [`Code::compile`] does, by [`Compiler::compile_quickly`].
     ///
     /// # Errors
     /// As [`Compiler::compile_quickly`] says.
@@ -160,20 +160,20 @@ impl Code {
         &self.kernel
     }
 
-    /// Its buffers, arguments first, and which part uses what.
+    /// Buffers of the kernel, arguments first, and the parts that use them.
     pub fn interface(&self) -> &Interface {
         &self.interface
     }
 
-    /// The plan that runs this kernel alone: its inputs and outputs are the program's, but for those that are
-    /// given as constants. What it keeps is prepared once where it is made of constants alone, else in each
+    /// Makes the plan that runs this kernel alone: its inputs and outputs are the program's, without the
+    /// given constants. Kept buffers are prepared once where they are made of constants alone, else in each
     /// run.
     pub fn plan(&self, constant: &dyn Fn(&str) -> Option<Bytes>) -> Plan {
         let has = |part: Part| self.interface.has(part);
         plan_of_kernel(&self.program.name, &self.interface.buffers, &has, ALIGN, constant)
     }
 
-    /// What an argument's address is to be a multiple of.
+    /// Alignment that an argument's address needs, in bytes.
     fn argument_align(&self, at: usize) -> usize {
         match self.kernel.argument_align() {
             ArgumentAlign::Lines => ALIGN,
@@ -185,9 +185,9 @@ impl Code {
 /// Memory that addresses count from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Base {
-    /// What the caller passes as this input.
+    /// The caller's input of this number.
     Input(usize),
-    /// What the caller passes as this output.
+    /// The caller's output of this number.
     Output(usize),
     /// The context's arena.
     Arena,
@@ -209,25 +209,25 @@ pub struct Model {
     plan: Plan,
     codes: Vec<Code>,
     constants: Aligned,
-    /// Where each constant lies among them; none where only `prepare` reads it.
+    /// Offset of each constant in the block; `None` where only `prepare` reads it.
     constant_offsets: Vec<Option<usize>>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
 }
 
-/// What a kernel makes once of constants.
+/// Call of a kernel's `prepare` part on constants.
 struct Preparation {
     kernel: usize,
-    /// Its arguments, then what it keeps.
+    /// Arguments, then kept buffers.
     buffers: Vec<Buffer>,
 }
 
 /// A buffer of a preparation.
 enum Buffer {
     Unused,
-    /// So many bytes behind the beginning of the block of constants.
+    /// Offset from the beginning of the block of constants.
     InBlock(usize),
-    /// What no run needs is not in the block, and lies anywhere.
+    /// Data that no run needs, outside the block.
     Data(Bytes),
 }
 
@@ -236,9 +236,9 @@ enum Buffer {
 pub struct Port {
     /// The tensor that describes it.
     pub tensor: usize,
-    /// Its size.
+    /// Size of the tensor.
     pub n_bytes: usize,
-    /// What its address is to be a multiple of.
+    /// Alignment that its address needs, in bytes.
     pub align: usize,
 }
 
@@ -255,8 +255,9 @@ impl Model {
         Model::made(plan, codes, false)
     }
 
-    /// As [`Model::new`], for runs alone, and for no library: given data becomes [`Constant::Forgotten`] as
-    /// soon as it is in the block, or what kernels keep of it is, so that both are never there as a whole.
+    /// Makes a model as [`Model::new`] does, for runs alone, and not for a library: given data becomes
+    /// [`Constant::Forgotten`] as soon as it, or what kernels prepare of it, is in the block, so that the two
+    /// are never in memory as a whole.
     ///
     /// # Errors
     /// As [`Model::new`].
@@ -300,7 +301,7 @@ impl Model {
         self.constants.bytes()
     }
 
-    /// Where a slice lies; none where it is of a constant that no run needs.
+    /// Address of a slice; `None` where it is of a constant that no run needs.
     pub fn address(&self, slice: &Slice) -> Option<Address> {
         let (base, offset) = match self.plan.tensors[slice.tensor].place {
             Place::Input(at) => (Base::Input(at), 0),
@@ -326,7 +327,7 @@ impl Model {
         &self.outputs
     }
 
-    /// Scratch memory for so many threads.
+    /// Scratch memory for `n_threads` threads, in bytes.
     pub fn scratch_bytes(&self, n_threads: usize) -> u64 {
         let of_kernels = self.codes.iter().map(|code| code.kernel.scratch_bytes(n_threads));
         let of_host = self.plan.steps.iter().map(|step| match &step.work {
@@ -384,8 +385,8 @@ impl Model {
         })
     }
 
-    /// The steps, by their places, whose kernels prepare what they keep of constants: of steps that share
-    /// that, which they say by naming the same constants, the first one.
+    /// Indices of the steps whose kernels prepare constants: of steps that share these, as they name the same
+    /// constants, the first one.
     pub fn preparations(&self) -> Vec<usize> {
         let mut is_made = HashSet::new();
         let mut found = Vec::new();
@@ -448,7 +449,7 @@ impl Model {
         Ok(())
     }
 
-    /// Where a constant lies among [`Model::constants`]; none where no run needs it.
+    /// Offset of a constant in [`Model::constants`]; `None` where no run needs it.
     pub fn constant_offset(&self, constant: usize) -> Option<usize> {
         self.constant_offsets[constant]
     }
@@ -480,7 +481,7 @@ impl AnyModel {
         }
     }
 
-    /// It where it is for this machine's CPU.
+    /// The model, if it is for this machine's CPU.
     pub fn cpu(&self) -> Option<&Arc<Model>> {
         match self {
             AnyModel::Cpu(model) => Some(model),
@@ -726,7 +727,7 @@ impl Checker<'_> {
         self.plan.tensors[slice.tensor].name.clone()
     }
 
-    /// That a slice is within its tensor, and the tensor within its constant.
+    /// Checks that a slice is within its tensor, and the tensor within its constant.
     fn slice(&self, step: &Step, slice: &Slice) -> Result<(), PlanError> {
         let missing = |what, index| PlanError::Missing { step: step.name.clone(), what, index };
         let tensor = self.plan.tensors.get(slice.tensor).ok_or_else(|| missing("tensor", slice.tensor))?;
@@ -748,7 +749,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// That a slice may be written beside others, of which one may be the same.
+    /// Checks that a slice may be written beside others, of which one may be the same.
     fn written(&self, step: &Step, slice: &Slice, others: &[Slice]) -> Result<(), PlanError> {
         match self.plan.tensors[slice.tensor].place {
             Place::Input(_) | Place::Constant(_) => {

@@ -1,11 +1,11 @@
-//! On which CPUs a thread runs.
+//! Pinning of threads to CPUs.
 
 /// Restricts the calling thread to these CPUs.
 pub fn pin_thread(cpus: &[usize]) {
     pin(0, cpus);
 }
 
-/// The same as [`pin_thread`] for the main thread of a process; 0 is the calling thread.
+/// Restricts the main thread of a process to these CPUs; 0 is the calling thread.
 pub fn pin(process: libc::pid_t, cpus: &[usize]) {
     // SAFETY: the set is plain data, and its size is passed with it.
     unsafe {

@@ -1,4 +1,5 @@
-//! What a run does: tensors, where they lie, and steps in their order. Plain data, made by whoever compiles.
+//! Plan of a model's run: tensors, their memory, and steps in order. Plain data, made by a compiler of
+//! models.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,49 +12,49 @@ use crate::host::HostCall;
 /// A tensor of a run, or another view of the memory of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its name, for people; for inputs and outputs that of the interface.
+    /// Name for people; for inputs and outputs that of the interface.
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
-    /// Its dimensions as they lie in memory, the last one contiguous.
+    /// Dimensions as they lie in memory, the last one contiguous.
     pub shape: Vec<usize>,
-    /// Where it lies.
+    /// Memory of the tensor.
     pub place: Place,
 }
 
 impl Tensor {
-    /// Its size.
+    /// Size in bytes.
     pub fn n_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.bytes() as usize
     }
 }
 
-/// Where a tensor lies.
+/// Memory of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// In what the caller passes as an input.
+    /// The caller's input of this number.
     Input(usize),
-    /// In what the caller passes as an output.
+    /// The caller's output of this number.
     Output(usize),
-    /// In the arena, from this byte on; see [`crate::plan_memory`].
+    /// The arena, at this offset; see [`crate::plan_memory`].
     Arena(usize),
-    /// In one of [`Plan::constants`].
+    /// The constant of this index in [`Plan::constants`].
     Constant(usize),
 }
 
-/// What stays the same from run to run.
+/// Constant of all runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Constant {
-    /// Given.
+    /// Given data.
     Data(Bytes),
-    /// Made once by the `prepare` part of a kernel that keeps it: so many bytes.
+    /// Data that the `prepare` part of a kernel makes once, of this size in bytes.
     Prepared(usize),
-    /// Given, and forgotten once it had served: so many bytes.
+    /// Given data that was dropped once it had served, of this size in bytes.
     Forgotten(usize),
 }
 
 impl Constant {
-    /// Its size.
+    /// Size in bytes.
     pub fn n_bytes(&self) -> usize {
         match self {
             Constant::Data(data) => data.len(),
@@ -67,17 +68,17 @@ impl Constant {
 pub struct Slice {
     /// The tensor, an index into [`Plan::tensors`].
     pub tensor: usize,
-    /// Where in the tensor it begins, in bytes.
+    /// Offset in the tensor, in bytes.
     pub offset: usize,
-    /// Its size.
+    /// Size in bytes.
     pub n_bytes: usize,
 }
 
-/// What an operator without a kernel does: makes outputs of inputs, whose sizes are those of the step's
-/// slices.
+/// Function of an operator without a kernel: computes outputs from inputs, whose sizes are those of the
+/// step's slices.
 pub type HostFunction = dyn Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<(), String> + Send + Sync;
 
-/// What a step runs that is no kernel.
+/// Function that a step without a kernel calls.
 #[derive(Clone)]
 pub enum Host {
     /// A function in C, which libraries contain.
@@ -96,16 +97,16 @@ impl Host {
     }
 }
 
-/// What a step does.
+/// Work of a step.
 #[derive(Clone)]
 pub enum Work {
     /// Runs a kernel.
     Kernel {
         /// The kernel: an index into the table beside the plan.
         kernel: usize,
-        /// Its arguments, in its order.
+        /// Arguments, in the kernel's order.
         arguments: Vec<Slice>,
-        /// Its kept buffers, in its order: constants to be prepared, or memory that other steps share.
+        /// Kept buffers, in the kernel's order: constants to be prepared, or memory that other steps share.
         kept: Vec<Slice>,
         /// The parts that each run carries out, as a rule the body alone.
         parts: Vec<Part>,
@@ -121,32 +122,32 @@ pub enum Work {
     },
     /// Calls a function that is no kernel.
     Host {
-        /// What it reads.
+        /// Slices that the function reads.
         inputs: Vec<Slice>,
-        /// What it writes.
+        /// Slices that the function writes.
         outputs: Vec<Slice>,
         /// The function.
         run: Host,
     },
 }
 
-/// One step of a run.
+/// Step of a run.
 #[derive(Clone)]
 pub struct Step {
-    /// Its name, for people.
+    /// Name for people.
     pub name: String,
-    /// What it does.
+    /// Work of the step.
     pub work: Work,
 }
 
-/// Everything about a run but the kernels.
+/// Plan of a run, without the kernels.
 #[derive(Clone, Default)]
 pub struct Plan {
     /// The tensors. The first one of each input and output says its name, type and shape.
     pub tensors: Vec<Tensor>,
-    /// What stays the same from run to run.
+    /// Constants of all runs.
     pub constants: Vec<Constant>,
-    /// What happens, in this order.
+    /// Steps, in the order in which they run.
     pub steps: Vec<Step>,
 }
 
@@ -162,8 +163,7 @@ impl Plan {
         Slice { tensor, offset: 0, n_bytes: self.tensors[tensor].n_bytes() }
     }
 
-    /// The tensors that say what the inputs, or the outputs, are, in their order: those in the first, second
-    /// and so on of such places.
+    /// Tensors of the inputs or of the outputs, in order; `place` makes the place of each number.
     pub fn ports(&self, place: fn(usize) -> Place) -> Vec<usize> {
         (0..).map_while(|at| self.tensors.iter().position(|tensor| tensor.place == place(at))).collect()
     }

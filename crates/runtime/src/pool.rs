@@ -1,4 +1,4 @@
-//! A thread pool with low latency: what parallel loops of kernels run on.
+//! Thread pool of low latency, for the parallel loops of kernels.
 //!
 //! A kernel of 30 µs gains from a second thread only if handing work over costs about a microsecond. So idle
 //! workers spin for a while before they sleep. Every thread has iterations of its own, the same in each run
@@ -18,7 +18,7 @@ use tilewright_codegen::Runtime;
 /// parts of a kernel and the gap between two runs, short enough that an idle process leaves the cores alone.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// The same of a pool that serves a program with other things to do.
+/// Time that idle threads spin before they sleep, in a pool of a program with other things to do.
 const SHORT_SPIN: Duration = Duration::from_micros(50);
 
 /// Forks between the process that made the first pool and this one.
@@ -53,7 +53,7 @@ struct Share {
     end: AtomicI64,
 }
 
-/// What the threads share.
+/// State that the threads share.
 struct Shared {
     /// Number of jobs published so far; a worker that sees a new number reads `job`.
     epoch: AtomicU64,
@@ -126,7 +126,7 @@ impl Shared {
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Those before it was made.
+    /// Number of forks of the process before the pool was made.
     forks: u32,
 }
 
@@ -251,7 +251,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// So many threads, callers included, which sleep soon after they have nothing to do.
+    /// Starts threads, the caller included in `n_threads`, which sleep soon after they have nothing to do.
     ///
     /// # Errors
     /// Where the system refuses a thread.
@@ -261,7 +261,7 @@ impl Threads {
         Ok(Threads { pool: Arc::new(Mutex::new(pool)), n_threads })
     }
 
-    /// Their number.
+    /// Number of threads.
     pub fn n_threads(&self) -> usize {
         self.n_threads
     }

@@ -50,7 +50,7 @@ pub fn codes() -> Vec<Code> {
     programs.map(|program| Code::compile(&mut compiler, program).unwrap()).into()
 }
 
-/// The same kernels for a GPU, whose groups have one thread.
+/// The model's kernels for a GPU, whose blocks have one thread.
 pub fn gpu_model(on_host: bool, target: &Target) -> GpuModel {
     let programs = [ADD, TRIPLE].map(|program| {
         let program = program.replace("parallel", "block.x").replace("vectorized", "block.x");
