@@ -1,4 +1,4 @@
-//! Code for a machine other than this one, whose memory somebody else writes to.
+//! Code for a machine other than this one, whose memory another program writes.
 
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Part, Program, Target};
@@ -15,27 +15,27 @@ pub struct Object {
     kept_bytes: Vec<u64>,
 }
 
-/// Where code is to lie, and what it finds there.
+/// Address of code, and the addresses that it refers to.
 pub struct Address<'a> {
     /// The address of its first byte.
     pub at: u64,
     /// Bytes of a page.
     pub page_bytes: u64,
-    /// Where functions of the C library are, by their names.
+    /// Addresses of functions of the C library, by name.
     pub function: &'a dyn Fn(&str) -> Option<u64>,
 }
 
 /// The bytes of a program at an address, whole pages.
 pub struct Image {
-    /// Them all.
+    /// The linked image, padded to whole pages.
     pub bytes: Vec<u8>,
-    /// So many from the first on are executed and never written; the rest is read.
+    /// Size of the executable, read-only part at the start; the rest is read-only data.
     pub code_bytes: u64,
     functions: Vec<(String, usize)>,
 }
 
 impl Object {
-    /// That of a lowered program, for any CPU; needs LLVM.
+    /// Compiles a lowered program, for any CPU; needs LLVM.
     ///
     /// # Errors
     /// See [`CompileError`].
@@ -59,7 +59,7 @@ impl Object {
         &self.kept_bytes
     }
 
-    /// It at an address.
+    /// Links the object for `address`.
     ///
     /// # Errors
     /// [`CompileError::UnknownSymbol`] where it calls a function that is not there.
@@ -75,7 +75,7 @@ impl Object {
 }
 
 impl Image {
-    /// Where the function of a part begins, from the first byte; a program without `finish` has none for it.
+    /// Offset of the function of a part; `None` where the program has no such function, as without `finish`.
     pub fn entry(&self, part: Part) -> Option<u64> {
         let name = generate::symbol(part);
         self.functions.iter().find(|(known, _)| known == name).map(|(_, place)| *place as u64)

@@ -11,14 +11,14 @@ use tilewright_ir::{DType, Part, Program, Role, Target};
 use crate::generate::{ARGUMENT_ALIGN, cpu, plan};
 use crate::{CompileError, scratch_layout};
 
-/// What exported functions return where all is well.
+/// Result of exported functions on success.
 pub const OK: i32 = 0;
-/// What they return, having done nothing, where the CPU or the operating system lacks a feature.
+/// Result of exported functions, without effect, where the CPU or the operating system lacks a feature.
 pub const CPU_UNSUPPORTED: i32 = 1;
-/// What they return, having done nothing, where a pointer is null or not aligned.
+/// Result of exported functions, without effect, where a pointer is null or misaligned.
 pub const BAD_POINTER: i32 = 2;
 
-/// Buffers and scratch memory start at multiples of so many bytes.
+/// Alignment of buffers and scratch memory, in bytes.
 pub const ALIGN: u64 = ARGUMENT_ALIGN;
 
 /// The function that a part becomes.
@@ -34,15 +34,15 @@ pub fn supported_name(prefix: &str) -> String {
 /// A buffer that a caller passes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Argument {
-    /// Its name in the program.
+    /// Name in the program.
     pub name: String,
     /// Element type.
     pub dtype: DType,
     /// Extents, outermost first; the last dimension is contiguous.
     pub shape: Vec<i64>,
-    /// Its size.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// What it is to the caller.
+    /// Relation to the caller.
     pub role: Role,
     /// The parts that read it and do not write it.
     pub read_by: Vec<Part>,
@@ -50,10 +50,10 @@ pub struct Argument {
     pub written_by: Vec<Part>,
 }
 
-/// What a C program must know of an exported object.
+/// Interface of an exported object, as a C program needs it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interface {
-    /// What its functions' names begin with.
+    /// Prefix of its functions' names.
     pub prefix: String,
     /// The threads that its parallel loops may use.
     pub n_threads: usize,
@@ -61,13 +61,13 @@ pub struct Interface {
     pub buffers: Vec<Argument>,
     /// Size of the scratch memory.
     pub scratch_bytes: u64,
-    /// What the CPU must have beyond its family's first one, by LLVM's names.
+    /// CPU features needed beyond those of the family's first CPU, by LLVM's names.
     pub cpu_features: Vec<&'static str>,
     arch: Arch,
 }
 
 impl Interface {
-    /// Bytes at whose multiples buffers and scratch memory start.
+    /// Alignment of buffers and scratch memory, in bytes.
     pub const ALIGN: u64 = ALIGN;
 
     /// The interface of a lowered program's object; the prefix is one of its own where none is given.
@@ -120,7 +120,7 @@ impl Interface {
         self.buffers.iter().any(|b| b.written_by.contains(&part))
     }
 
-    /// Size of what is kept between the parts, each buffer in whole steps of [`Interface::ALIGN`].
+    /// Size of the kept buffers, each rounded up to [`Interface::ALIGN`].
     pub fn kept_bytes(&self) -> u64 {
         let kept = self.buffers.iter().filter(|b| b.role == Role::Kept);
         kept.map(|b| b.size_bytes.next_multiple_of(ALIGN)).sum()
@@ -207,7 +207,7 @@ impl Interface {
         writeln!(out, "\n#ifdef __cplusplus\n}}\n#endif\n\n#endif")
     }
 
-    /// What says the position of each buffer, behind the prefix.
+    /// Names of the constants for the positions of the buffers, without the prefix.
     fn constants(&self) -> Vec<String> {
         let mut all: Vec<String> = Vec::new();
         for b in &self.buffers {
@@ -289,7 +289,7 @@ fn own_prefix(program: &Program, target: &Target, n_threads: usize, scratch_byte
     format!("{}_{:016x}", name.trim_end_matches('_'), hash.finish())
 }
 
-/// What the headers of all objects have in common.
+/// Declarations that the headers of all objects share.
 const COMMON: &str = "#ifndef TILEWRIGHT_RUNTIME
 #define TILEWRIGHT_RUNTIME 1
 
@@ -314,7 +314,7 @@ typedef struct tilewright_runtime {
 #endif
 ";
 
-/// What is said once of the functions that take buffers.
+/// Comment on the functions that take buffers.
 const CALL_TEXT: &str =
     " * The kernel calls nothing but libm (link with -lm), memcpy, memmove and memset, and allocates nothing.
  *

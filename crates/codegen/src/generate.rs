@@ -46,13 +46,13 @@ use unit::{Segment, Units, Uses};
 /// Buffers are aligned to at least this many bytes, but for arguments where a caller says less.
 pub const ARGUMENT_ALIGN: u64 = 64;
 
-/// What the arguments of a kernel are aligned to. Kept buffers and scratch memory are to 64 bytes always.
+/// Alignment of the arguments of a kernel. Kept buffers and scratch memory are always aligned to 64 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ArgumentAlign {
-    /// To 64 bytes, a line of the cache.
+    /// 64 bytes, a cache line.
     #[default]
     Lines,
-    /// To their elements, as a part of a tensor is, or memory of other programs.
+    /// The size of an element, as for a part of a tensor, or for memory of other programs.
     Elements,
 }
 
@@ -68,7 +68,7 @@ const MOST_STORES: usize = 8;
 pub(super) enum Storage {
     /// Through a pointer to its first element.
     Pointer(Id),
-    /// As values, each in a variable.
+    /// Values in registers, each in a variable.
     Chunks(Vec<(Chunk, Id)>),
 }
 
@@ -76,7 +76,7 @@ pub(super) enum Storage {
 /// `header`.
 pub(super) struct Level {
     pub header: BlockId,
-    /// Where control comes from, and the loop's variable; `None` for the function.
+    /// Block that control comes from, and the loop's variable; `None` for the function.
     pub entered: Option<(BlockId, LoopId)>,
     /// Pointers that advance by a number of elements each iteration.
     pub steps: Vec<(Id, Type, i64)>,
@@ -95,8 +95,8 @@ pub(super) struct Seen {
     pub parts: Map<Id, tensor::Parts>,
     /// The register chunks updated in this step of a reduction.
     pub updated: BTreeSet<(BufferId, i64)>,
-    /// In a step whose loads are not to be shared with the one before: pointers that hide this from back
-    /// ends.
+    /// Pointers that back ends cannot compare with others, in a step of a reduction whose loads must not be
+    /// merged with the previous step's.
     pub fresh: Option<Map<Id, Id>>,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct Seen {
 pub(super) struct Lanes {
     pub var: LoopId,
     pub piece: Piece,
-    /// Which lanes take part; all where `None`.
+    /// Mask of the active lanes; all where `None`.
     pub mask: Option<Id>,
     /// Whether loads of lanes outside the mask may lie outside their buffer.
     pub guarded: bool,
@@ -128,19 +128,19 @@ pub(super) struct Function {
     pub n_stores: usize,
     /// Along x and y, the threads of a warp of a GPU that computes products of tiles.
     pub warp: Option<[LoopId; 2]>,
-    /// Its warps in fours, which compute such products together.
+    /// Warpgroups of the block, which compute such products together.
     pub groups: Option<Groups>,
-    /// What these read from shared memory, which lies as they have it.
+    /// Matrices in swizzled shared memory that warpgroup products read.
     pub matrices: Vec<BufferId>,
-    /// Those of them that are there in two parts.
+    /// Matrices among them that are stored in two parts (3xTF32).
     pub in_parts: Vec<BufferId>,
-    /// Whether these products go on while the next iteration begins more of them.
+    /// Whether warpgroup products stay pending while the next iteration begins more of them.
     pub goes_on: bool,
-    /// Whether there are copies that threads begin each for itself.
+    /// Whether threads begin asynchronous copies of their own (`cp.async`).
     pub has_copies: bool,
-    /// What copies of boxes need, where there are some.
+    /// State of bulk copies, where there are some.
     pub boxes: Option<bulk::Boxes>,
-    /// What a thread is there for, where a warp only copies.
+    /// State of the thread's role, where a producer warp copies.
     pub fed: Option<copier::Fed>,
     /// Whether it is a unit, which has no units inside.
     pub is_unit: bool,
@@ -159,11 +159,11 @@ pub(super) struct Generator<'p> {
     pub f: Function,
     /// The units of earlier programs.
     pub units: &'p Units,
-    /// What this program has to do with units.
+    /// Units that this program uses and defines.
     pub uses: Uses,
     /// Tells units for one target from those for another.
     pub target_hash: u64,
-    /// What the names of its functions begin with, where it is exported.
+    /// Prefix of the functions' names, where they are exported.
     pub prefix: Option<&'p str>,
     arguments: ArgumentAlign,
     n_outlined: usize,
@@ -181,15 +181,16 @@ pub fn symbol(part: Part) -> &'static str {
 /// How code is written.
 #[derive(Clone, Copy, Default)]
 pub struct Options<'p> {
-    /// What the names of its functions begin with, where it is exported.
+    /// Prefix of the functions' names, where they are exported.
     pub prefix: Option<&'p str>,
-    /// What arguments are aligned to.
+    /// Alignment of arguments.
     pub arguments: ArgumentAlign,
-    /// Whether what is exported is for other parts of a library alone.
+    /// Whether exported functions are visible only inside a library.
     pub is_hidden: bool,
 }
 
-/// Writes the parts of a program, units that there are not yet included; an empty `finish` becomes nothing.
+/// Generates the parts of a program, and the units that it uses and that are not known; an empty `finish` has
+/// no function.
 pub fn generate(
     program: &Program,
     target: &Target,
@@ -236,7 +237,7 @@ impl Function {
 }
 
 impl<'p> Generator<'p> {
-    /// One that has written nothing yet.
+    /// A generator that has written nothing yet.
     fn new(
         program: &'p Program,
         target: &'p Target,
@@ -342,12 +343,12 @@ impl Generator<'_> {
         self.f.vars.insert(var, (value, 0));
     }
 
-    /// What the functions that compute are for.
+    /// CPU that computing functions are compiled for.
     fn cpu(&self) -> Cpu {
         if self.prefix.is_some() { Cpu::Checked } else { Cpu::Target }
     }
 
-    /// What a buffer begins at a multiple of, in bytes.
+    /// Alignment of a buffer, in bytes.
     pub(super) fn buffer_align(&self, buffer: BufferId) -> u64 {
         let b = self.program.buffer(buffer);
         match (self.arguments, b.role) {

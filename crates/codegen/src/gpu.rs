@@ -14,7 +14,7 @@ use crate::{CompileError, CompileTimes, Emit, llvm};
 pub struct GpuModule {
     /// PTX as text for NVIDIA's GPUs; a relocatable ELF object for AMD's.
     pub code: Vec<u8>,
-    /// Where the time went.
+    /// Time of the compilation, by stage.
     pub times: CompileTimes,
 }
 

@@ -58,16 +58,16 @@ pub use gpu::{GpuModule, compile_gpu, emit_gpu};
 pub use llvm::{host_cpu, llvm_version};
 pub use opencl::opencl_c;
 
-/// Why a program has no machine code.
+/// Reason why a program has no machine code.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CompileError {
-    /// A GPU, whose code is made of kernels and not of a program's loops: the request's fault.
+    /// A GPU as the target of a program's loops instead of kernels: the request's fault.
     #[error("{target} is a GPU, and this is code for CPUs")]
     NotCpu {
         /// The target.
         target: String,
     },
-    /// There is no code for a function on a target: the fault of whoever chose it.
+    /// A function without code for a target: the fault of whoever chose it.
     #[error("there is no code for the function `{name}` on {target}")]
     NoFunction {
         /// The function, by its name in the C library.
@@ -81,7 +81,7 @@ pub enum CompileError {
         /// The buffer.
         buffer: String,
     },
-    /// A temporary is used that no statement allocates: the fault of whoever built the program.
+    /// A temporary that no statement allocates: the fault of whoever built the program.
     #[error("temporary `{buffer}` is never allocated")]
     NeverAllocated {
         /// The buffer.
@@ -102,7 +102,7 @@ pub enum CompileError {
     /// The libLLVM linked is not the one the bindings are written for: the installation's fault.
     #[error("libLLVM is {found}, but LLVM {needed} is needed")]
     LlvmVersion {
-        /// Its version.
+        /// Version that was found.
         found: String,
         /// The major version needed.
         needed: u32,
@@ -110,13 +110,13 @@ pub enum CompileError {
     /// The build is without the feature `llvm`: the request's fault.
     #[error("{what} needs LLVM, which this build is without (build with the feature `llvm`)")]
     NoLlvm {
-        /// What needs it.
+        /// Request that needs LLVM.
         what: &'static str,
     },
     /// LLVM refused.
     #[error("LLVM: {0}")]
     Llvm(String),
-    /// There is no quick code for a program on a target: nobody's fault.
+    /// A program without quick code for a target: nobody's fault.
     #[error("no quick code: {0}")]
     NotQuick(String),
     /// Code refers to a function that this process does not offer it.
@@ -133,7 +133,7 @@ pub enum CompileError {
     NoMemory(String),
 }
 
-/// What [`emit`] gives.
+/// Output of [`emit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Emit {
     /// Text in a form of our own, as generated, which needs no LLVM.
@@ -148,10 +148,10 @@ pub enum Emit {
     Object,
 }
 
-/// Where the time of a compilation went.
+/// Time of a compilation, by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompileTimes {
-    /// Writing the program down in a form of our own.
+    /// Generation of the intermediate form, in nanoseconds.
     pub generate_ns: u64,
     /// Making that LLVM's, and LLVM's passes over it; nothing where code is made quickly.
     pub passes_ns: u64,
@@ -202,9 +202,9 @@ type Entry = unsafe extern "C" fn(buffers: *const *mut u8, scratch: *mut u8, run
 
 /// A program compiled into this process. Dropping it gives its memory back, but for what others share.
 pub struct Kernel {
-    /// That of other programs which it calls, then its own.
+    /// Code of other programs which it calls, then its own.
     _codes: Vec<Arc<loader::Code>>,
-    /// Its object, where that has code which others may want.
+    /// Object file, where it defines units that others may use.
     object: Option<Vec<u8>>,
     run: Entry,
     prepare: Entry,
@@ -222,22 +222,22 @@ pub struct Compiler {
     target: Target,
     arguments: ArgumentAlign,
     units: Units,
-    /// Those of code that is made quickly.
+    /// Units of code that is compiled quickly.
     quick_units: Units,
 }
 
 impl Compiler {
-    /// One for a target.
+    /// Makes a compiler for a target.
     pub fn new(target: Target) -> Compiler {
         Compiler::for_arguments(target, ArgumentAlign::default())
     }
 
-    /// One whose kernels take arguments that are aligned so.
+    /// Makes a compiler of kernels whose arguments have this alignment.
     pub fn for_arguments(target: Target, arguments: ArgumentAlign) -> Compiler {
         Compiler { target, arguments, units: Units::default(), quick_units: Units::default() }
     }
 
-    /// What it compiles for.
+    /// Target of the code.
     pub fn target(&self) -> &Target {
         &self.target
     }
@@ -391,8 +391,8 @@ pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> R
     written(program, target, Options { prefix: Some(prefix), ..Options::default() }, what)
 }
 
-/// As [`export`] an object, as a part of a library that does not show its functions, with arguments that are
-/// aligned to their elements.
+/// Exports an object as [`export`] does, for a library that does not show its functions, with arguments that
+/// are aligned to their elements.
 ///
 /// # Errors
 /// See [`CompileError`].
@@ -440,12 +440,13 @@ struct Generated {
     module: ssa::Module,
     uses: Uses,
     scratch: ScratchLayout,
-    /// What writing it took.
+    /// Time of the generation, in nanoseconds.
     ns: u64,
 }
 
 impl Generated {
-    /// It refers to the units that there are, and defines those that it lacks. With a prefix it is exported.
+    /// Generates a module. It refers to known units, and defines those that it lacks. With a prefix it is
+    /// exported.
     fn of(program: &Program, target: &Target, units: &Units, options: Options) -> Result<Generated, CompileError> {
         let start = Instant::now();
         let plan = plan::plan(program, target)?;
@@ -518,7 +519,7 @@ impl Kernel {
         &self.kept_bytes
     }
 
-    /// What its arguments are to be aligned to.
+    /// Alignment that its arguments need.
     pub fn argument_align(&self) -> ArgumentAlign {
         self.arguments
     }
@@ -528,7 +529,7 @@ impl Kernel {
         self.object.take()
     }
 
-    /// Where the time of compiling it went.
+    /// Time of its compilation, by stage.
     pub fn times(&self) -> CompileTimes {
         self.times
     }

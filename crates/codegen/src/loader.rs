@@ -139,7 +139,7 @@ struct Section {
     link: u32,
     info: u32,
     align: u64,
-    /// Where it lies in the mapping.
+    /// Offset in the mapping.
     place: Option<usize>,
 }
 
@@ -169,7 +169,7 @@ pub struct Layout<'o> {
 }
 
 impl<'o> Layout<'o> {
-    /// That of an object, for pages of so many bytes.
+    /// Reads the layout of an object, for pages of `page` bytes.
     pub fn of(object: &'o [u8], page: usize) -> Result<Layout<'o>, CompileError> {
         let elf = Bytes(object);
         if elf.slice(0, 5)? != [0x7f, b'E', b'L', b'F', 2] {

@@ -1,4 +1,4 @@
-//! Hash maps for keys that the program itself makes up, where speed counts and nobody plays tricks.
+//! Hash maps for trusted keys, which are fast and not hardened against collisions.
 
 use std::hash::{BuildHasherDefault, Hasher};
 

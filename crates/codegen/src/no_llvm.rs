@@ -1,4 +1,4 @@
-//! What stands in for LLVM in a build without it.
+//! Stand-ins for LLVM in a build without it.
 
 use tilewright_ir::Target;
 
@@ -16,7 +16,7 @@ pub fn compile(_: &Module, _: &Target, what: Emit) -> Result<(Vec<u8>, CompileTi
     Err(CompileError::NoLlvm { what })
 }
 
-/// Nothing that LLVM has a word for.
+/// Names the host's CPU and features as LLVM does: not in this build.
 pub fn host_cpu() -> Option<(String, String)> {
     None
 }

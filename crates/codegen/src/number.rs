@@ -13,7 +13,7 @@ macro_rules! number {
                 $name(at as u32)
             }
 
-            /// Where the thing is.
+            /// Index of the thing.
             pub const fn at(self) -> usize {
                 self.0 as usize
             }

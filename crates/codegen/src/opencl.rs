@@ -559,7 +559,7 @@ impl Printer<'_> {
         }
     }
 
-    /// One element of a buffer.
+    /// Expression for an element of a buffer.
     fn element(&self, b: BufferId, place: &str) -> String {
         match self.buffer(b).dtype {
             DType::F16 => format!("vload_half({place}, {})", self.halves(b, true)),

@@ -28,7 +28,7 @@ number! {
     BlockId
 }
 
-/// What memory an address leads to. Only GPUs tell kinds of memory apart.
+/// Kind of memory that an address leads to. Only GPUs tell them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
     /// Any.
@@ -42,16 +42,16 @@ pub enum Space {
 /// A number that tells a GPU's threads apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Coordinate {
-    /// That of the block on an axis, 0 to 2.
+    /// Index of the block on an axis, 0 to 2.
     Block(u8),
-    /// That of the thread in its block on an axis, 0 to 2.
+    /// Index of the thread in its block on an axis, 0 to 2.
     Thread(u8),
 }
 
-/// What a lane holds.
+/// Kind of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A truth value.
+    /// Boolean.
     I1,
     /// A byte, which is computed with as something longer.
     I8,
@@ -99,14 +99,14 @@ impl Kind {
 /// A type: lanes of a kind; one lane is a scalar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Type {
-    /// What each lane holds.
+    /// Kind of each lane.
     pub kind: Kind,
-    /// How many there are.
+    /// Number of lanes; 1 for a scalar.
     pub lanes: usize,
 }
 
 impl Type {
-    /// A truth value.
+    /// Boolean.
     pub const I1: Type = Type::scalar(Kind::I1);
     /// A byte.
     pub const I8: Type = Type::scalar(Kind::I8);
@@ -135,7 +135,7 @@ impl Type {
         Type { kind, lanes: 1 }
     }
 
-    /// So many lanes of this scalar's kind.
+    /// Vector of `lanes` lanes of this scalar's kind.
     pub fn vector(self, lanes: usize) -> Type {
         Type { kind: self.kind, lanes }
     }
@@ -163,12 +163,12 @@ pub struct Constant {
     pub undefined: u64,
 }
 
-/// Where a value comes from.
+/// Definition of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Def {
     /// The argument of a number.
     Argument(usize),
-    /// It is known.
+    /// A constant.
     Constant(Constant),
     /// Any bits.
     Undefined,
@@ -183,9 +183,9 @@ pub enum Def {
 /// A value.
 #[derive(Clone, Debug)]
 pub struct Value {
-    /// Its type.
+    /// Type of the value.
     pub ty: Type,
-    /// Where it comes from.
+    /// Definition of the value.
     pub def: Def,
 }
 
@@ -202,27 +202,27 @@ pub enum Compare {
     Greater,
 }
 
-/// What an instruction does.
+/// Operation of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// A variable that loads read and stores write; its address goes nowhere else.
+    /// Local variable that loads read and stores write; its address does not escape.
     Variable(Type),
-    /// So many bytes of stack memory.
+    /// Stack memory of this many bytes.
     Stack(usize),
-    /// So many bytes that the threads of a block share; a kernel has one such piece.
+    /// Shared memory of this many bytes; a kernel has one such piece.
     SharedMemory(usize),
-    /// Where in the grid a thread is, as a 32-bit integer.
+    /// Coordinate of the thread in the grid, as a 32-bit integer.
     Coordinate(Coordinate),
-    /// Goes on when all threads of the block are here, each seeing what the others have written.
+    /// Barrier of the block's threads, which then see each other's writes.
     Barrier,
-    /// Begins a copy from a GPU's main memory to the memory that a block shares, from the second operand's
-    /// address to the first one's; of the bytes beyond the third operand, where there is one, zeros.
+    /// Asynchronous copy from a GPU's global to shared memory, from the second operand's address to the first
+    /// one's; zeros replace the bytes beyond the third operand, where there is one.
     Copy {
         /// Bytes that it writes.
         bytes: usize,
     },
-    /// Ends a group of the copies that a thread has begun, and goes on when all groups are there but for the
-    /// last ones, so many at most.
+    /// Ends a group of the thread's asynchronous copies, and waits until at most this many of the latest
+    /// groups are pending.
     Wait(u8),
     /// Reads memory or a variable.
     Load {
@@ -233,7 +233,7 @@ pub enum Op {
     Store,
     /// The address of element `index` from `base`, of elements of a type.
     Element(Type),
-    /// As the next two, of integers whose result is in range.
+    /// Integer arithmetic whose result is in range, as for the next two.
     Add,
     Sub,
     Mul,
@@ -256,7 +256,7 @@ pub enum Op {
     Xor,
     SignedMin,
     SignedMax,
-    /// Of integers.
+    /// Comparison of integers.
     Compare(Compare),
     FAdd,
     FSub,
@@ -275,40 +275,38 @@ pub enum Op {
     Fma,
     /// The number with the first 11 of its bits, rounded.
     Tf32,
-    /// A warp's load of 2 or 4 tiles of 8 rows of 16 bytes each from the memory that a block shares: the
-    /// threads 8·n and after have the addresses of the rows of tile n, and a lane for each tile gives the
-    /// thread 4·g + t the four bytes t of row g, or transposed the numbers of 16 bits 2·t and 2·t + 1 of
-    /// column g.
+    /// A warp's load of 2 or 4 tiles of 8 rows of 16 bytes each from shared memory (`ldmatrix`): the threads
+    /// 8·n and after have the addresses of the rows of tile n, and a lane for each tile gives the thread
+    /// 4·g + t the four bytes t of row g, or transposed the 16-bit numbers 2·t and 2·t + 1 of column g.
     LoadTiles {
         /// Whether it gives columns.
         transposed: bool,
     },
-    /// A warp's product of a tile of 16 × 8 by one of 8 × 8 numbers in single precision, or of twice as many
-    /// steps of numbers of 16 bits, added to four sums of each thread: its four registers of rows, two of
-    /// columns, the sums.
+    /// Tile product of a warp: 16 × 8 by 8 × 8 numbers in f32, or twice as many steps of 16-bit numbers,
+    /// added to four sums of each thread. Operands are its four registers of rows, two of columns, the sums.
     TileProduct(Kind),
-    /// Has what a thread wrote to the memory that a block shares be there for what reads it by itself.
+    /// Makes the thread's writes to shared memory visible to the async proxy, which reads it for TMA and
+    /// `wgmma`.
     ProxyFence,
-    /// Gives the sums of a thread to the products of groups of warps that follow.
+    /// Orders the thread's registers ahead of the warpgroup products that follow (`wgmma.fence`).
     GroupFence,
-    /// Begins a product of 64 rows by as many columns as are twice the sums, which four warps compute
-    /// together: where the factors of rows and of columns are in shared memory, as tensor cores have it said,
-    /// then the sums of the thread, to which it adds. Its result is on its way until the thread has waited
-    /// for it.
+    /// Begins a warpgroup's product of 64 rows by twice as many columns as there are sums. Operands are the
+    /// descriptors of both factors in shared memory, then the sums of the thread, to which it adds. The
+    /// result is pending until the thread has waited for it.
     GroupProduct {
-        /// What is multiplied: 8 steps in single precision, 16 of numbers of 16 bits.
+        /// Kind of the factors: 8 steps in f32, 16 of 16-bit numbers.
         factors: Kind,
-        /// Of rows and of columns, whether rows of 128 bytes lie across the sum.
+        /// Whether the factors of rows and of columns are MN-major.
         across: [bool; 2],
-        /// Whether it takes the sums to be zero.
+        /// Whether it overwrites the sums.
         begins: bool,
     },
-    /// Ends a set of such products.
+    /// Commits the pending products as a group (`wgmma.commit_group`).
     GroupEnd,
-    /// Waits for all sets of products but for the last ones, so many at most. It gives the sums, which are
-    /// nobody else's while a set is on its way that changes them.
+    /// Waits until at most this many of the latest groups of products are pending (`wgmma.wait_group`). It
+    /// returns the sums, which nothing else may touch while a pending product changes them.
     GroupWait(u8),
-    /// `a < b`, false where one is none.
+    /// `a < b` of floating-point numbers, false for NaN.
     FLess,
     /// The second where the first holds, else the third.
     Select,
@@ -320,14 +318,13 @@ pub enum Op {
     ExtendUnsigned,
     /// A signed integer as a number.
     ToReal,
-    /// A number as a signed integer: towards zero, the extremes for what is beyond them, zero for what is
-    /// none.
+    /// Converts a floating-point number to a signed integer: truncated and saturated, NaN to zero.
     ToInteger,
     /// A number in another width.
     Convert,
-    /// The same bits as another type.
+    /// Reinterprets the bits as another type.
     Bitcast,
-    /// The same value, of which no back end is to know that it is.
+    /// Hides the value's origin from back ends.
     Opaque,
     /// An address as a number.
     Address,
@@ -337,15 +334,15 @@ pub enum Op {
     Shuffle(Vec<i32>),
     /// The vector with one lane replaced.
     Insert(usize),
-    /// One lane.
+    /// Lane of a vector.
     Extract(usize),
     /// Reads the lanes in a mask from an address; the others are the third operand's.
     MaskedLoad,
     /// Writes the lanes of a value in a mask to an address.
     MaskedStore,
-    /// As a masked load, each lane from its own address.
+    /// Masked load, each lane from its own address.
     Gather,
-    /// As a masked store, each lane to its own address.
+    /// Masked store, each lane to its own address.
     Scatter,
     /// Brings an address near.
     Prefetch {
@@ -369,9 +366,9 @@ pub enum Op {
 /// Instructions in a machine's own words.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Assembly {
-    /// In AT&T's syntax.
+    /// Text in AT&T syntax.
     pub text: String,
-    /// What they take, give and change, as LLVM writes it.
+    /// Operands, results and clobbers, as LLVM writes them.
     pub constraints: &'static str,
 }
 
@@ -381,9 +378,9 @@ pub type Operands = SmallVec<[Id; 4]>;
 /// An instruction.
 #[derive(Clone, Debug)]
 pub struct Instruction {
-    /// What it does.
+    /// Operation.
     pub op: Op,
-    /// To what.
+    /// Operands of the operation.
     pub operands: Operands,
     /// The value that it gives, where it gives one.
     pub result: Option<Id>,
@@ -391,24 +388,24 @@ pub struct Instruction {
     pub align: u32,
 }
 
-/// Who sees a function.
+/// Visibility of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linkage {
-    /// Others may call it, as C functions are called.
+    /// Others may call it, by the C calling convention.
     Exported,
-    /// As one that is exported; no other object can put a function of its own in its place.
+    /// Exported, and not replaceable by another object's function.
     Protected,
-    /// As one that is protected; what it is linked into does not show it.
+    /// Protected, and not visible outside the library that it is linked into.
     Hidden,
-    /// Only this module.
+    /// Visible in this module only.
     Internal,
-    /// It is none of this module's.
+    /// Defined in another module.
     Outside,
-    /// It is the C library's, and has no effect but its result.
+    /// Defined in the C library, without side effects.
     Library,
 }
 
-/// What CPU a function is for.
+/// CPU that a function is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cpu {
     /// The target's.
@@ -422,43 +419,43 @@ pub enum Cpu {
 /// A parameter of a function.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameter {
-    /// Its type.
+    /// Type of the parameter.
     pub ty: Type,
-    /// What is known of the memory that it points to.
+    /// Properties of the memory that it points to.
     pub buffer: Option<Buffer>,
-    /// Whether it is no address, but what an instruction is told of an array: 128 bytes.
+    /// Whether it is a tensor map of 128 bytes rather than an address.
     pub is_map: bool,
 }
 
 /// Memory that no other parameter leads to.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
-    /// Its size; 0 where that is not known.
+    /// Size in bytes; 0 where that is unknown.
     pub bytes: u64,
-    /// Whether nothing writes there.
+    /// Whether the memory is read-only.
     pub is_constant: bool,
-    /// What it begins at a multiple of, in bytes.
+    /// Alignment in bytes.
     pub align: u64,
 }
 
 /// A function.
 #[derive(Clone, Debug)]
 pub struct Function {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// Who sees it.
+    /// Visibility.
     pub linkage: Linkage,
-    /// What it is for.
+    /// CPU that it is compiled for.
     pub cpu: Cpu,
-    /// Where a GPU's threads run it: how many a block has on each axis.
+    /// Threads of a block on each axis, for a GPU's kernel.
     pub threads: Option<[i64; 3]>,
-    /// What it gives.
+    /// Type of the result, if any.
     pub result: Option<Type>,
-    /// What it takes: its first values.
+    /// Parameters, the first values of the function.
     pub parameters: Vec<Parameter>,
-    /// Its values.
+    /// Values of the function.
     pub values: Vec<Value>,
-    /// Its basic blocks, the first entered first; none where it is declared only.
+    /// Basic blocks, the entry first; empty for a declaration.
     pub blocks: Vec<Vec<Instruction>>,
     /// Names of values, for readers.
     pub names: Vec<(Id, String)>,
@@ -467,9 +464,9 @@ pub struct Function {
 /// The functions of a program.
 #[derive(Clone, Debug, Default)]
 pub struct Module {
-    /// Its name.
+    /// Name of the module.
     pub name: String,
-    /// Those that it defines or refers to.
+    /// Functions that the module defines or declares.
     pub functions: Vec<Function>,
     /// Names of its own variables, 32-bit integers that start as 0.
     pub globals: Vec<String>,
@@ -506,7 +503,7 @@ impl Function {
         out
     }
 
-    /// Where control may go from a block.
+    /// Successors of a block.
     pub fn successors(&self, block: BlockId) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
         let [a, b] = match self.blocks[block.at()].last().map(|last| &last.op) {
             Some(Op::Br(to)) => [Some(*to), None],
@@ -525,7 +522,7 @@ impl Function {
         }
     }
 
-    /// Makes vectors of truth values vectors of integers, all bits set where they hold, as machines without
+    /// Replaces vectors of booleans by vectors of integers, all bits set where they hold, as machines without
     /// mask registers have them.
     pub fn masks_as_integers(&mut self) {
         for value in &mut self.values {

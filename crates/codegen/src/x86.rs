@@ -24,22 +24,22 @@ use select::Pool;
 pub struct Image {
     /// Instructions, from a multiple of 64 bytes on constants.
     pub bytes: Vec<u8>,
-    /// Where the constants begin.
+    /// Offset of the constants.
     pub code_len: usize,
     /// The exported functions.
     pub symbols: Vec<(String, usize)>,
 }
 
-/// Whether there is code for a target here. Vectors of 512 bits on 16 registers are those of AVX2 in two
-/// halves, which there is not.
+/// Whether this back end has code for a target. Targets of 512-bit vectors with 16 registers, AVX2 in two
+/// halves, it does not.
 pub fn serves(target: &Target) -> bool {
     let n_registers = if target.vector_bits >= 512 { 32 } else { 16 };
     let has_vectors = target.vector_bits >= 256 && target.n_vector_registers >= n_registers;
     target.arch == Arch::X86_64 && target.has_fma && has_vectors
 }
 
-/// Compiles a module; `Err` names what there is no code for. `outside` has the addresses of functions that it
-/// lacks.
+/// Compiles a module; `Err` names the operation without code. `outside` has the addresses of functions that
+/// the module lacks.
 pub fn compile(mut module: Module, target: &Target, outside: &dyn Fn(&str) -> Option<usize>) -> Result<Image, String> {
     let has_masks = target.vector_bits >= 512;
     let registers = Registers { n_vectors: if has_masks { 32 } else { 16 } };

@@ -761,8 +761,8 @@ fn elements_at_computed_places() {
     check(&tilewright_ir::text::parse(rows).unwrap());
 }
 
-/// What is written for a GPU runs here one block and one thread after the other, so that it can be checked
-/// without one.
+/// Programs for a GPU run here one block and one thread after the other, so that they can be checked without
+/// one.
 #[test]
 fn blocks_and_threads_run_in_order() {
     let gpu = "program \"gpu\" buffer A: f32[40, 50] global input buffer B: f32[50, 48] global input

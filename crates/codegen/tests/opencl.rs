@@ -1,5 +1,5 @@
-//! What is printed as OpenCL C: each file of `opencl/` begins with a comment that says of what, a workload
-//! with the steps of a schedule or a program, and goes on with the code. `BLESS=1` rewrites the code.
+//! Golden files of OpenCL C: each file of `opencl/` begins with a comment that names a workload with the
+//! steps of a schedule, or a program, and goes on with the code. `BLESS=1` rewrites the code.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -20,7 +20,7 @@ struct Tile {
 
 const CHANNELS: i64 = 5;
 
-/// One row of `pixels` of a 3×3 convolution, all output channels of a tile in registers, kernel columns
+/// A row of `pixels` of a 3×3 convolution, all output channels of a tile in registers, kernel columns
 /// unrolled.
 fn convolution(t: Tile) -> Program {
     let Tile { pixels, vectors, lanes, stride, skip_rows } = t;

@@ -8,7 +8,7 @@ use tilewright_codegen::{Emit, emit};
 use tilewright_ir::expr::Expr;
 use tilewright_ir::{DType, Program, Scope, Stmt, Target};
 
-/// Where the transposed tile is read from.
+/// Source of the transposed tile.
 #[derive(Clone, Copy, Debug)]
 enum From {
     Input,

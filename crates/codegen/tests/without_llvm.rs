@@ -1,4 +1,4 @@
-//! What a build without LLVM does, and what it says that it cannot.
+//! Builds without LLVM: what they do, and the errors for what they cannot.
 #![cfg(not(feature = "llvm"))]
 
 mod common;

@@ -129,7 +129,7 @@ impl Generator<'_> {
         self.plain_pointer(buffer, flat)
     }
 
-    /// The same, of an element that lies where its position says.
+    /// Pointer to an element whose address is not swizzled.
     pub(super) fn plain_pointer(&mut self, buffer: BufferId, flat: &Index) -> Id {
         let varying = flat.offset(-flat.constant());
         let base = self.partial_pointer(buffer, &varying);

@@ -1,9 +1,9 @@
-//! Copies of boxes into the memory that a block shares, which one thread begins.
+//! Bulk copies of boxes to shared memory by TMA, which one thread begins.
 //!
-//! A box is on its way until as many bytes have come as a barrier in shared memory was told to expect. There
-//! is such a barrier for each place of the rings that are copied to, and each group of copies uses the next
-//! one: its copies say how many bytes to expect, its end is the only arrival, and who waits for the group
-//! waits for that phase of the barrier.
+//! A copy is complete once as many bytes have arrived as an mbarrier in shared memory was told to expect.
+//! Each pipeline stage has an mbarrier, and each group of copies uses the next one: its copies add to the
+//! expected bytes, its end is the only arrival, and waiting for the group is waiting for that phase of the
+//! mbarrier.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.9.27, "cp.async.bulk.tensor",
 //! and 9.7.13.15, "mbarrier".
@@ -16,14 +16,14 @@ use tilewright_ir::{BufferId, Loop};
 use super::Generator;
 use crate::ssa::{Assembly, Compare, Id, Op, Type};
 
-/// What a kernel that copies boxes has for them.
+/// State of a kernel with bulk copies.
 #[derive(Clone)]
 pub struct Boxes {
-    /// What is told of arrays, with the parameter that tells it.
+    /// Tensor maps, with the parameters that pass them.
     maps: Vec<(Map, Id)>,
-    /// The first of the barriers.
+    /// Address of the first mbarrier.
     barriers: Id,
-    /// The number of places.
+    /// Number of pipeline stages.
     pub(super) n: i32,
     /// The variable that counts how often the thread has waited.
     n_waits: Id,

@@ -1,12 +1,12 @@
-//! Kernels of which a warp only copies boxes, and the others only multiply what it has copied.
+//! Warp-specialized kernels: a producer warp copies boxes, and consumer warpgroups multiply them.
 //!
-//! Each place of the rings has two barriers in shared memory: one is full where as many bytes have come as
-//! copies said, the other empty where each warp has arrived behind its products. Who waits for a place does
-//! so by turns: a bit for each place says whether it is an even one. All places are empty first.
+//! Each pipeline stage has two mbarriers in shared memory: the full one completes a phase when the copies'
+//! bytes have arrived, the empty one when each consumer warp has arrived behind its products. A thread waits
+//! for the parity of the phase, of which it keeps a bit for each stage. All stages are empty at first.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, section 9.7.13.15, "mbarrier"; the structure
-//! is that of CUTLASS's pipelines of producers and consumers. Ours has one warp that copies, not four: so
-//! warps that multiply have as many registers without that those of the others are given to them.
+//! is that of CUTLASS's pipelines of producers and consumers. Ours has one producer warp, not four: so
+//! consumer warps have enough registers without reallocation (`setmaxnreg`).
 
 use tilewright_ir::expr::Cond;
 use tilewright_ir::gpu::{Kernel, copier};
@@ -16,14 +16,14 @@ use super::{Generator, plan};
 use crate::CompileError;
 use crate::ssa::{Compare, Id, Op, Type};
 
-/// What a thread of such a kernel is there for.
+/// Role of a thread in a warp-specialized kernel.
 #[derive(Clone, Copy)]
 pub struct Fed {
     /// Whether it copies rather than multiplies.
     copies: bool,
-    /// The variable with a bit for each place: its turn.
+    /// Variable with the mbarrier phases, a bit for each pipeline stage.
     turns: Id,
-    /// The variable with the place of products that go on, or less than zero.
+    /// Variable with the stage of pending products, or less than zero.
     going_on: Id,
     /// Whether the thread is the first of its warp.
     is_first: Id,

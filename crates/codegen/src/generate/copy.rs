@@ -1,5 +1,5 @@
-//! Copies from a GPU's main memory into the memory that a block shares which pass through no registers and
-//! are on their way while the thread goes on.
+//! Asynchronous copies from a GPU's global to shared memory, which bypass registers and overlap with other
+//! work (`cp.async`).
 
 use tilewright_ir::expr::{Cond, Expr};
 use tilewright_ir::{BufferId, Index, Role, Scope};

@@ -1,4 +1,4 @@
-//! What exported code needs of a CPU, and how it finds out whether the CPU has it.
+//! CPU features that exported code needs, and the check for them.
 //!
 //! Such code is compiled for the family's first CPU and the features listed here, no others: what it uses and
 //! what it asks for are one list.
@@ -20,7 +20,7 @@ struct Feature {
     name: &'static str,
     /// The first level of x86-64 (`x86-64-v2` and so on) that has it; none where no level has.
     level: Option<u32>,
-    /// Where CPUID says whether the CPU has it: the leaf, the register, the bit.
+    /// Bit of CPUID for the feature: leaf, register, bit.
     bit: (u32, Register, u32),
     /// The bits of XCR0 by which the operating system says that it keeps the registers.
     state: u32,
@@ -42,7 +42,7 @@ const fn feature(
     Feature { name, level, bit: (leaf, register, bit), state }
 }
 
-/// Those that LLVM makes use of in kernels. Without one of them code might come out otherwise than what was
+/// Features that LLVM uses in kernels. Without one of them the code might differ from the code that was
 /// measured.
 const FEATURES: [Feature; 27] = {
     use Register::{Ebx, Ecx};

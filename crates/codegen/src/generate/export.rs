@@ -10,14 +10,14 @@ use super::{Generator, cpu};
 use crate::export::{ALIGN, BAD_POINTER, CPU_UNSUPPORTED, OK, function_name, supported_name};
 use crate::ssa::{Assembly, Compare, Cpu, FunctionId, Id, Linkage, Op, Type};
 
-/// What the exported functions have in common.
+/// Checks that the exported functions share.
 pub(super) struct Guard<'p> {
     prefix: &'p str,
-    /// Who sees them.
+    /// Linkage of the functions.
     linkage: Linkage,
     /// Says 1 where the CPU will do, else 2.
     cpu: FunctionId,
-    /// What runs a parallel loop where the caller has no threads for it.
+    /// Function that runs a parallel loop where the caller has no threads for it.
     in_order: FunctionId,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Guard<'p> {
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
     pub function: FunctionId,
-    /// Where a runtime of its own has room, if there is something to run by it.
+    /// Stack memory for a runtime structure of its own, where a parallel loop needs one.
     runtime: Option<Id>,
 }
 

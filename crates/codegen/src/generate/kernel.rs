@@ -12,7 +12,7 @@ use super::{Generator, Options, Storage};
 use crate::CompileError;
 use crate::ssa::{Coordinate, Id, Linkage, Module, Type};
 
-/// Writes all kernels of a program.
+/// Generates all kernels of a program.
 ///
 /// # Errors
 /// Where a kernel uses what there is no code for.

@@ -14,7 +14,7 @@ use tilewright_ir::expr::UnaryOp;
 use super::Generator;
 use crate::ssa::{Id, Op, Type};
 
-/// What differs between the element types.
+/// Constants of an element type.
 struct Format {
     /// Bits of the significand after the point.
     fraction_bits: u32,

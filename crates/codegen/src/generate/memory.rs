@@ -25,7 +25,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The same so many elements behind.
+    /// The access shifted by `n` elements.
     fn offset(self, n: i64) -> Access {
         match self {
             Access::Uniform(flat) => Access::Uniform(flat.offset(n)),
@@ -79,7 +79,7 @@ impl Generator<'_> {
         }
     }
 
-    /// What an address at a position is surely a multiple of, in bytes.
+    /// Known alignment of an address, in bytes.
     pub(super) fn alignment(&self, buffer: BufferId, flat: &Index) -> u32 {
         let bits = flat.terms().iter().fold(flat.constant(), |bits, (_, c)| bits | c);
         let bytes = self.program.buffer(buffer).dtype.bytes();
@@ -276,7 +276,7 @@ impl Generator<'_> {
         [before, self.m.not(before)].map(|side| self.both(mask, side))
     }
 
-    /// Which lanes have a number below a limit.
+    /// Mask of the lanes whose number is below a limit.
     pub(super) fn lanes_below(&mut self, limit: &Index, width: usize) -> Id {
         let fits = |bound: Option<i64>| bound.is_some_and(|b| i32::try_from(b).is_ok());
         // Short integers compare in one instruction.
@@ -491,7 +491,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Where each lane is.
+    /// Position of each lane.
     pub(super) fn lane_positions(&self, access: &Access, n: usize) -> Vec<Index> {
         let lanes = 0..n as i64;
         match access {
@@ -568,11 +568,11 @@ impl Generator<'_> {
     }
 }
 
-/// What tells loads of a buffer apart: where the lanes lie, and how many there are (0 for a scalar).
+/// Key that tells loads of a buffer apart: the lanes' positions, and their number (0 for a scalar).
 pub type LoadKey = (Access, usize);
 
-/// What each lane adds to an index within a row, where that is a constant; rows end where some `x`, which
-/// each lane adds one to, reaches a multiple of some `d`, both of which go to `row`.
+/// Increment of an index from lane to lane within a row, where that is constant; rows end where some `x`, to
+/// which each lane adds one, reaches a multiple of some `d`, both of which go to `row`.
 fn slope(index: &Index, lane: LoopId, row: &mut Option<(Index, i64)>) -> Option<i64> {
     index.terms().iter().try_fold(0, |sum, (atom, c)| {
         let of_atom = match atom {

@@ -1,4 +1,4 @@
-//! What is decided before code is written: vector pieces, register chunks, the layout of the scratch memory.
+//! Decisions made before code is written: vector pieces, register chunks, the layout of the scratch memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,11 +56,11 @@ pub struct Piece {
 /// How a vectorized loop is carried out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Vectors {
-    /// As vectors of known lengths.
+    /// Vectors of known lengths.
     Pieces(Vec<Piece>),
-    /// As vectors whose lanes beyond the extent are masked off at run time.
+    /// Vectors whose lanes beyond the extent are masked off at run time.
     Masked(Vec<Piece>),
-    /// One lane after the other.
+    /// Scalars, lane by lane.
     Serial,
 }
 
@@ -149,15 +149,15 @@ pub struct Chunk {
     pub n: usize,
 }
 
-/// Where a temporary lives.
+/// Memory of a temporary.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Place {
-    /// As values, each of some neighbouring elements, sorted.
+    /// Registers, each with some neighbouring elements, sorted.
     Chunks(Vec<Chunk>),
-    /// On the stack of the function that allocates it.
+    /// Stack of the function that allocates it.
     Stack,
-    /// In the scratch memory, at an offset from its start or, for `per_thread`, from the start of the
-    /// thread's slice.
+    /// Scratch memory, at an offset from its start or, for `per_thread`, from the start of the thread's
+    /// slice.
     Scratch {
         /// Bytes from the start.
         offset: u64,
@@ -182,10 +182,10 @@ impl ScratchLayout {
     }
 }
 
-/// Where every temporary of a program lives.
+/// Memory of every temporary of a program.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// By temporary.
+    /// Memory, by temporary.
     pub places: Map<BufferId, Place>,
     /// The scratch memory's sizes.
     pub scratch: ScratchLayout,
@@ -271,9 +271,10 @@ fn chunks(accesses: &BTreeSet<(i64, usize)>) -> Option<Vec<Chunk>> {
 
 /// How a register buffer is accessed.
 enum Accesses {
-    /// At known positions: first element and number of elements.
+    /// Known positions: first element and number of elements.
     Constant(BTreeSet<(i64, usize)>),
-    /// At positions known only at run time, or from the threads of a parallel loop that it lives outside of.
+    /// Positions known only at run time, or from the threads of a parallel loop around which the temporary
+    /// lives.
     Varying,
 }
 

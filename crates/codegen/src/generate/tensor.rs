@@ -1,13 +1,12 @@
-//! Products of tiles in the tensor cores of NVIDIA's GPUs.
+//! Tile products in the tensor cores of NVIDIA's GPUs (`mma.sync`).
 //!
-//! A warp's instruction multiplies a tile of 16 × 8 by one of 8 × 8 numbers in single precision, or of
-//! twice as many steps of numbers of 16 bits, with `x` along the steps of the sum and `y` along rows and
-//! columns: the thread `x`, `y` brings the factors of rows `y` and `y + 8` and of column `y`, of the steps
-//! `x` and `x + 4`, or of the pairs of steps of these numbers. It has the sums that the program says it
-//! has.
+//! A warp's instruction multiplies a tile of 16 × 8 by one of 8 × 8 numbers in f32, or of twice as many steps
+//! of 16-bit numbers, with `x` along the steps of the sum and `y` along rows and columns: the thread `x`, `y`
+//! holds the factors of rows `y` and `y + 8` and of column `y`, of the steps `x` and `x + 4`, or of the pairs
+//! of steps of these numbers. Its sums are those of the program.
 //!
-//! Where a factor lies in shared memory in rows of which each 16 bytes are what four threads bring, the warp
-//! loads tiles of them together, in an instruction for all registers.
+//! Where a factor lies in shared memory in rows of which each 16 bytes belong to four threads, the warp loads
+//! tiles of them together, in an instruction for all registers (`ldmatrix`).
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.14.5.6 and after, "Matrix
 //! Fragments for mma.m16n8k8", and 9.7.14.5.15, "ldmatrix".
@@ -28,13 +27,13 @@ const LOST_BITS: u32 = 13;
 /// A factor as numbers that a tensor core multiplies.
 #[derive(Clone, Copy)]
 pub struct Parts {
-    /// Its first 11 bits.
+    /// High part, the first 11 bits.
     first: Id,
-    /// What they leave, where that is wanted.
+    /// Low part, the remainder, where it is wanted.
     rest: Option<Id>,
 }
 
-/// What tells a register of some elements apart: one is an element like any other.
+/// Key of a register of some elements: a single element is keyed like any other.
 fn register_key(elements: &[Index]) -> LoadKey {
     match elements {
         [at] => (Access::Uniform(at.clone()), 0),
@@ -45,8 +44,8 @@ fn register_key(elements: &[Index]) -> LoadKey {
 /// Tiles of 8 rows of 16 bytes each, of which each thread of a warp has one register.
 struct Tiles {
     buffer: BufferId,
-    /// Where the row lies of which the thread has the address, if they are loaded together: the threads 8·n
-    /// and after have those of tile n.
+    /// Position of the row whose address the thread provides, where tiles are loaded together: the threads
+    /// 8·n and after provide those of tile n.
     row: Index,
     /// Whether elements are neighbours in such rows.
     in_rows: bool,

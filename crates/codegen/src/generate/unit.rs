@@ -36,13 +36,13 @@ const MOST_CODES: usize = 256;
 /// Statements next to each other in a block.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Segment {
-    /// They become a unit.
+    /// Statements that become a unit.
     Unit(Range<usize>),
-    /// They are written where they stand; units may be inside.
+    /// Statements that are written in place; units may be inside.
     Plain(Range<usize>),
 }
 
-/// Divides a block into units, as deep inside as their work allows, and what is around them.
+/// Divides a block into units, as deep inside as their work allows, and the statements around them.
 pub fn segments(program: &Program, block: &[Stmt], ranges: &mut Ranges) -> Vec<Segment> {
     let mut out = Vec::new();
     let mut start = 0;
@@ -109,7 +109,7 @@ fn has_enough_code(stmt: &Stmt) -> bool {
     leaves(std::slice::from_ref(stmt)) >= LEAST_CODE
 }
 
-/// What the names of units begin with; what says everything about one, hashed, follows.
+/// Prefix of the names of units; a hash of everything about the unit follows.
 const PREFIX: &str = "unit.";
 
 /// The units that were used last, for one target.
@@ -121,7 +121,7 @@ pub struct Units {
     codes: VecDeque<Arc<Code>>,
 }
 
-/// What a program has to do with units.
+/// Units of a program.
 #[derive(Default)]
 pub struct Uses {
     /// The code that it shares with earlier programs.
@@ -152,7 +152,7 @@ impl Units {
         }
     }
 
-    /// Where the function of a name lies.
+    /// Address of the function of a name.
     pub fn address(&self, symbol: &str) -> Option<usize> {
         self.known.get(symbol)?.symbol(symbol).map(|address| address as usize)
     }
@@ -246,7 +246,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// What is known of some variables: their extents, and those of the variables in these.
+    /// Ranges of some variables, and of the variables in their extents.
     fn ranges_of(&self, vars: &[LoopId]) -> Ranges {
         let mut needed: BTreeSet<LoopId> = vars.iter().copied().collect();
         let mut loops = Vec::new();

@@ -20,7 +20,7 @@ pub(super) struct Operand {
 }
 
 impl Operand {
-    /// The same in all lanes.
+    /// A value that is the same in all lanes.
     pub fn scalar(value: Id) -> Operand {
         Operand { value, lanes: 0 }
     }

@@ -1,9 +1,9 @@
-//! Products of tiles that four warps compute together in the tensor cores of NVIDIA's GPUs from sm_90a on.
+//! Products of warpgroups in the tensor cores of NVIDIA's GPUs from sm_90a on (`wgmma`).
 //!
-//! Both factors are read from shared memory. An instruction takes a description of each: where it begins, how
-//! far it is from eight rows to the next eight, and that rows of 128 bytes are swizzled. It goes on while the
-//! threads do something else; here they wait for the products of one place in the program together, or in a
-//! loop for those of the iteration before.
+//! Both factors are read from shared memory. An instruction takes a descriptor of each: its address, the
+//! distance between groups of eight rows, and that rows of 128 bytes are swizzled. Products are asynchronous;
+//! the threads wait for those of one place in the program together or, in a loop, for those of the iteration
+//! before.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.15.5, "Asynchronous
 //! wgmma.mma_async instructions", and 9.7.15.5.1.2, "Shared Memory Matrix Layout".
@@ -21,10 +21,10 @@ use crate::ssa::{Id, Op, Type};
 pub const PART_BYTES: i64 = 16;
 /// In a description: bytes are counted in sixteens.
 const UNIT_BITS: i64 = 4;
-/// Where the distance from eight rows to the next stands.
+/// Bit of a matrix descriptor at which the distance between groups of eight rows begins.
 const STRIDE_AT: i64 = 32;
-/// Where the distance stands from what a step has in a row to what it has in the next one; where rows lie
-/// along the sum it says nothing, and is 1.
+/// Bit of a matrix descriptor at which the distance begins between a step's rows of 128 bytes; in K-major
+/// factors it is ignored, and 1.
 const ACROSS_AT: i64 = 16;
 /// Rows of 128 bytes are swizzled.
 const SWIZZLED: i64 = 1 << 62;
@@ -121,7 +121,7 @@ impl Generator<'_> {
         (sets, products)
     }
 
-    /// Those of a loop that waits for copies first.
+    /// Sums and sets of the products in a loop that waits for copies first.
     fn sets_in(&mut self, l: &Loop) -> (Vec<Sums>, Vec<SetAndFactors>) {
         self.f.ranges.push(l.var, l.extent.clone());
         let found = self.sets_of_products(&l.body[2..], Tensor::Wgmma);
@@ -209,7 +209,7 @@ impl Generator<'_> {
         lanes.enumerate().for_each(|(lane, sum)| *sum = self.m.extract(all, lane));
     }
 
-    /// What an instruction takes for a factor, or for what is behind it: what its first parts leave.
+    /// Makes the descriptor of a factor or, for `is_rest`, of its low parts behind it.
     fn description(&mut self, matrix: &Matrix, is_rest: bool) -> Id {
         let b = self.program.buffer(matrix.buffer);
         let bytes = b.dtype.bytes() as i64;

@@ -56,7 +56,7 @@ fn version() -> [u32; 3] {
     [major, minor, patch]
 }
 
-/// What to produce from a module.
+/// Output to produce from a module.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum FileType {
     /// Assembly text.

@@ -15,7 +15,7 @@ use crate::map::Map;
 /// A module that is being written, and the place where the next instruction goes.
 pub struct Builder(RefCell<State>);
 
-/// Where instructions go.
+/// Position of the next instruction.
 #[derive(Clone, Copy)]
 pub struct Position {
     function: FunctionId,
@@ -26,9 +26,9 @@ pub struct Position {
 /// Instructions of a block, each in the order of writing.
 #[derive(Clone, Copy)]
 enum Part {
-    /// What was hoisted out of the loop that the block begins.
+    /// Instructions hoisted out of the loop that the block begins.
     Hoisted,
-    /// What follows.
+    /// Other instructions.
     Rest,
 }
 
@@ -39,11 +39,11 @@ struct State {
     at: Position,
 }
 
-/// What a function is made of until it is done.
+/// Function under construction.
 #[derive(Default)]
 struct Draft {
     blocks: Vec<DraftBlock>,
-    /// Where each phi's values come from, and which they are.
+    /// Predecessors and values of each phi.
     phis: Map<Id, (Vec<BlockId>, Operands)>,
     /// Values that no instruction gives.
     fixed: Map<(Type, Def), Id>,
@@ -154,12 +154,12 @@ impl Builder {
         self.integer(Type::I32, v.into())
     }
 
-    /// A truth value.
+    /// A boolean constant.
     pub fn bool(&self, v: bool) -> Id {
         self.integer(Type::I1, v.into())
     }
 
-    /// The truth of a constant condition.
+    /// Value of a constant boolean.
     pub fn as_const_bool(&self, v: Id) -> Option<bool> {
         match self.0.borrow().get(v) {
             Value { ty: Type::I1, def: Def::Constant(c) } => Some(c.bits[0] != 0),
@@ -220,7 +220,7 @@ impl Builder {
         known.map_or_else(|| self.function(name, linkage, result, parameters), FunctionId::new)
     }
 
-    /// Says who sees a function, and what it is for.
+    /// Sets the visibility of a function, and the CPU that it is compiled for.
     pub fn define(&self, function: FunctionId, linkage: Linkage, cpu: Cpu) {
         let f = &mut self.0.borrow_mut().module.functions[function.at()];
         (f.linkage, f.cpu) = (linkage, cpu);
@@ -241,7 +241,7 @@ impl Builder {
         self.0.borrow_mut().function().parameters[at].buffer = Some(buffer);
     }
 
-    /// Says that a parameter is what an instruction is told of an array.
+    /// Marks a parameter as a tensor map.
     pub fn map_parameter(&self, at: usize) {
         self.0.borrow_mut().function().parameters[at].is_map = true;
     }
@@ -282,7 +282,7 @@ impl Builder {
         self.0.borrow().at.block
     }
 
-    /// Where the next instruction goes.
+    /// Position of the next instruction.
     pub fn position(&self) -> Position {
         self.0.borrow().at
     }
@@ -297,7 +297,8 @@ impl Builder {
         self.go_back(Position { function, block, part: Part::Rest });
     }
 
-    /// Goes on behind the phis of a block of the function at hand and what was hoisted there before.
+    /// Continues behind the phis of a block of the current function and the instructions hoisted there
+    /// before.
     pub fn go_to_hoisted(&self, block: BlockId) {
         let at = &mut self.0.borrow_mut().at;
         (at.block, at.part) = (block, Part::Hoisted);
@@ -381,7 +382,7 @@ impl Builder {
         self.give(Op::SharedMemory(bytes as usize), smallvec![], Type::SHARED, align)
     }
 
-    /// Where in the grid the thread is, as a 64-bit integer.
+    /// Coordinate of the thread in the grid, as a 64-bit integer.
     pub fn coordinate(&self, coordinate: Coordinate) -> Id {
         let short = self.give(Op::Coordinate(coordinate), smallvec![], Type::I32, 0);
         self.extend(short, Type::I64, false)
@@ -392,13 +393,13 @@ impl Builder {
         self.run(Op::Barrier, smallvec![], 0);
     }
 
-    /// Begins a copy of so many bytes into memory that a block shares; with `n`, of the first `n` of them,
-    /// and zeros in place of the others.
+    /// Begins an asynchronous copy of `bytes` bytes to shared memory; with `n`, of the first `n` of them, and
+    /// zeros in place of the others.
     pub fn copy(&self, to: Id, from: Id, bytes: usize, n: Option<Id>) {
         self.run(Op::Copy { bytes }, [to, from].into_iter().chain(n).collect(), bytes as u32);
     }
 
-    /// Ends a group of copies, and waits for all groups but the last ones, so many at most.
+    /// Ends a group of copies, and waits until at most `n` of the latest groups are pending.
     pub fn wait(&self, n: u8) {
         self.run(Op::Wait(n), smallvec![], 0);
     }
@@ -491,7 +492,7 @@ impl Builder {
         self.compute(Op::TileProduct(factors), operands.collect(), Type::F32.vector(4))
     }
 
-    /// Has what the thread wrote to shared memory be there for [`Self::group_product`].
+    /// Makes the thread's writes to shared memory visible to [`Self::group_product`].
     pub fn proxy_fence(&self) {
         self.run(Op::ProxyFence, smallvec![], 0);
     }
@@ -514,7 +515,7 @@ impl Builder {
         self.run(Op::GroupEnd, smallvec![], 0);
     }
 
-    /// Waits for all sets of such products but the last ones, so many, and gives the sums of all.
+    /// Waits until at most `n` groups of such products are pending, and returns all sums.
     pub fn group_wait(&self, n: u8, sums: &[Id]) -> Id {
         self.give(Op::GroupWait(n), sums.into(), Type::F32.vector(sums.len()), 0)
     }
@@ -568,7 +569,7 @@ impl Builder {
         self.compute(Op::Truncate, smallvec![x], ty)
     }
 
-    /// The same bits as another type.
+    /// Reinterprets the bits as another type.
     pub fn bitcast(&self, x: Id, ty: Type) -> Id {
         if self.type_of(x) == ty {
             return x;
@@ -581,14 +582,14 @@ impl Builder {
         self.compute(Op::Convert, smallvec![x], ty)
     }
 
-    /// The same value, of which no back end is to know that it is.
+    /// Hides the value's origin from back ends.
     pub fn opaque(&self, x: Id) -> Id {
         self.give(Op::Opaque, smallvec![x], self.type_of(x), 0)
     }
 
     // Vectors.
 
-    /// One lane.
+    /// Lane of a vector.
     pub fn extract(&self, v: Id, lane: usize) -> Id {
         self.compute(Op::Extract(lane), smallvec![v], self.type_of(v).element())
     }
@@ -640,7 +641,7 @@ impl Builder {
         }
     }
 
-    /// Instructions of the machine's that give something, with effects that nobody knows.
+    /// Inline assembly with a result and unknown side effects.
     pub fn assembly(&self, assembly: Assembly, operands: &[Id], result: Type) -> Id {
         self.give(Op::Assembly(Box::new(assembly)), operands.into(), result, 0)
     }

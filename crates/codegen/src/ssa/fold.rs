@@ -1,4 +1,4 @@
-//! What operations on constants give.
+//! Constant folding.
 
 use tilewright_ir::DType;
 
@@ -38,7 +38,7 @@ fn signed(kind: Kind, bits: u64) -> i64 {
     }
 }
 
-/// What an operation gives, where all its operands are constants and that says it.
+/// Folds an operation, where all its operands are constants and determine the result.
 pub fn fold<'v>(op: &Op, ty: Type, operands: impl Iterator<Item = &'v Value> + Clone) -> Option<Def> {
     if operands.clone().any(|v| !matches!(v.def, Def::Constant(_) | Def::Undefined)) {
         return None;
@@ -71,8 +71,8 @@ pub fn fold<'v>(op: &Op, ty: Type, operands: impl Iterator<Item = &'v Value> + C
     lanes.map(|lanes| constant(lanes.into_iter()))
 }
 
-/// What lanes give of which one may be anything: any number for every choice of it, or one that some choice
-/// gives.
+/// Result of lanes of which one operand is undefined: any number (`None`), if every choice gives one, or a
+/// number that some choice gives.
 fn of_undefined(op: &Op) -> Option<Option<u64>> {
     Some(match op {
         Op::Compare(Compare::Equal | Compare::NotEqual) => None,
@@ -170,7 +170,7 @@ mod tests {
     use super::super::{Function, Id, Linkage};
     use super::*;
 
-    /// What a function of one block computes last, in which a builder does something.
+    /// Builds a function of a single block, and returns the value that it computes last.
     fn last(write: impl FnOnce(&Builder) -> Id) -> (Function, Value) {
         let b = Builder::new("test");
         let f = b.function("f", Linkage::Internal, None, &[Type::I64]);

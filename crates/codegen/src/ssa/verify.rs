@@ -1,10 +1,10 @@
-//! What every function must be: each value is given before it is used, once, and operands have the types that
+//! Verifier of functions: each value is defined before it is used, once, and operands have the types that
 //! their operations take.
 
 use super::{BlockId, Def, Function, Id, Instruction, Kind, Module, Op, Type};
 
 impl Module {
-    /// Checks all functions; says what is wrong where.
+    /// Checks all functions; the error says what is wrong, and where.
     ///
     /// # Errors
     /// Where a function is malformed, which is the generator's fault.

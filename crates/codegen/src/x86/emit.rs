@@ -1,4 +1,4 @@
-//! The code of a function whose virtual registers have places.
+//! Emission of a function whose virtual registers have been allocated.
 //!
 //! Frames: the caller's frame pointer, the registers that a function must leave as they were, then, aligned
 //! to a cache line, arguments of calls, stack memory, and what found no register.
@@ -42,9 +42,9 @@ struct Emitter<'f> {
     registers: &'f Registers,
     has_masks: bool,
     pool: &'f [u8],
-    /// Where the function's stack memory begins.
+    /// Offset of the function's stack memory.
     stack_offset: i32,
-    /// Where on the stack what has no register is.
+    /// Stack offsets of spilled values.
     slots: HashMap<Reg, i32>,
     saved: Vec<u8>,
     labels: Vec<Label>,
@@ -150,7 +150,7 @@ impl Emitter<'_> {
         self.places[v.at()]
     }
 
-    /// Where a value without register is.
+    /// Address of a spilled value.
     fn slot(&self, v: Reg) -> Address {
         if let Some(at) = self.f.virtuals[v.at()].pool {
             return Address { base: Base::Pool, index: None, disp: at };

@@ -12,7 +12,7 @@ pub struct Address {
     pub disp: i32,
 }
 
-/// What an address starts from.
+/// Base of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     Register(u8),
@@ -37,24 +37,24 @@ pub struct Opcode {
     pub wide: bool,
     /// Whether only EVEX has it.
     pub evex: bool,
-    /// What its memory operand holds.
+    /// Size of the memory operand.
     pub memory: Unit,
 }
 
-/// What a memory operand of a vector instruction holds.
+/// Size of a vector instruction's memory operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// As many bytes as the instruction works on.
+    /// The width of the instruction.
     Whole,
-    /// One lane.
+    /// A lane.
     Lane,
     /// 16 bytes.
     Quad,
-    /// As many bytes as another width than the instruction's, which is why it comes in a register.
+    /// Another width than the instruction's, which is why the operand comes in a register.
     Other,
 }
 
-/// What EVEX adds to an instruction.
+/// Fields that EVEX adds to an instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extra {
     /// The mask register; 0 is none.
@@ -73,7 +73,7 @@ pub struct Operands {
     pub rm: Rm,
     /// Bytes of the vector registers: 16, 32 or 64.
     pub width: u8,
-    /// Bytes that the memory operand has, in units of which EVEX counts short displacements.
+    /// Bytes of the memory operand, in units of which EVEX counts short displacements.
     pub unit: u8,
     pub extra: Extra,
     pub immediate: Option<u8>,
@@ -112,12 +112,12 @@ impl Condition {
 /// A place in the code that jumps go to.
 pub type Label = usize;
 
-/// What a field of four bytes will hold: the distance from behind its instruction.
+/// Target of a four-byte field: its distance from the end of the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     Label(Label),
     Function(usize),
-    /// So many bytes into the constants.
+    /// Offset in the constants.
     Pool(i32),
 }
 
@@ -125,7 +125,7 @@ pub enum Target {
 #[derive(Default)]
 pub struct Assembler {
     pub code: Vec<u8>,
-    /// Where each label is.
+    /// Offset of each label.
     labels: Vec<Option<usize>>,
     /// Fields to fill in: where they are, where their instructions end, what they are to hold.
     pub fixups: Vec<(usize, usize, Target)>,
@@ -171,7 +171,7 @@ impl Assembler {
         self.code[at..at + 4].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// Fills up to a multiple of so many bytes with instructions that do nothing.
+    /// Pads with nops to a multiple of `bytes`.
     pub fn align(&mut self, bytes: usize) {
         const LONGEST: [u8; 9] = [0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0];
         let mut left = self.code.len().next_multiple_of(bytes) - self.code.len();

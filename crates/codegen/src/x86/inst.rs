@@ -11,7 +11,7 @@ number! {
 /// No register.
 pub const NONE: Reg = Reg::new(u32::MAX as usize);
 
-/// Which registers a value can live in.
+/// Class of registers that a value can live in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     Integer,
@@ -19,17 +19,17 @@ pub enum Class {
     Mask,
 }
 
-/// What is known of a virtual register.
+/// Properties of a virtual register.
 #[derive(Clone, Copy, Debug)]
 pub struct Virtual {
     pub class: Class,
     /// Bytes of its contents.
     pub bytes: usize,
-    /// Where in the pool its contents are, for constants: they need no place on the stack.
+    /// Offset of its contents in the pool, for constants: they need no stack slot.
     pub pool: Option<i32>,
 }
 
-/// What an address starts from.
+/// Base of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     Register(Reg),
@@ -48,7 +48,7 @@ pub struct Memory {
     pub disp: i32,
 }
 
-/// What a memory operand stands for.
+/// Memory operand of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
     pub memory: Memory,
@@ -56,8 +56,8 @@ pub struct Operand {
     pub broadcast: bool,
 }
 
-/// What an instruction does. `d` is what it defines; `u0`, `u1`, … are the registers it uses, the last
-/// replaced by the memory operand where there is one.
+/// Operation of an instruction. `d` is its result; `u0`, `u1`, … are the registers it uses, the last replaced
+/// by the memory operand where there is one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
     /// `d ← u0`, or a load.
@@ -93,9 +93,9 @@ pub enum Op {
     Binary(Opcode),
     /// `d ← op u0`
     Unary(Opcode),
-    /// As a binary instruction, with an immediate behind.
+    /// Binary instruction with an immediate.
     BinaryImmediate(Opcode, u8),
-    /// As a unary instruction, with an immediate behind.
+    /// Unary instruction with an immediate.
     UnaryImmediate(Opcode, u8),
     /// Stores a part of `u0`.
     StorePart(Opcode, u8),
@@ -134,11 +134,11 @@ pub enum Op {
     Address,
     /// Integer `d ← u0 op u1`: `add`, `or`, `and`, `sub`, `xor` by number.
     IntegerBinary(u8),
-    /// The same with a constant.
+    /// Integer operation with a constant.
     IntegerConstant(u8, i32),
     Multiply,
     MultiplyConstant(i32),
-    /// By an opcode's extension and a number of bits.
+    /// Integer shift, by an opcode's extension and a number of bits.
     IntegerShift(u8, u8),
     /// Quotient or remainder of `u0` by `u1`.
     Divide {
@@ -209,8 +209,7 @@ impl Inst {
         }
     }
 
-    /// What it asks of the registers that its operands are in: the one list that the allocator and its
-    /// checker read.
+    /// Constraints on the registers of its operands: the one list that the allocator and its checker read.
     pub fn constraints(&self) -> Constraints {
         let [a, b, c] = self.uses;
         let free = Constraints::default();
@@ -240,7 +239,7 @@ impl Inst {
     }
 }
 
-/// What an instruction asks of the registers that its operands are in.
+/// Constraints of an instruction on the registers of its operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Constraints {
     /// The use that `d` shares its register with, if they can; where they cannot it is copied there first.
@@ -249,7 +248,7 @@ pub struct Constraints {
     pub reads_late: bool,
     /// Whether parts of `d` are written before all is read, so that `d` must differ from all uses.
     pub writes_early: bool,
-    /// What others lose.
+    /// Registers that the instruction clobbers.
     pub lost: Lost,
 }
 
@@ -258,13 +257,13 @@ pub struct Constraints {
 pub enum Lost {
     #[default]
     Nothing,
-    /// Those of a quotient and a remainder, even before all is read.
+    /// Registers of a quotient and a remainder, even before all operands are read.
     Division,
-    /// Those that a function may change, after all is read.
+    /// Caller-saved registers, after all operands are read.
     Call,
 }
 
-/// Whom to call.
+/// Target of a call.
 #[derive(Clone, Copy, Debug)]
 pub enum Callee {
     /// A function of the module.
@@ -290,7 +289,7 @@ pub struct Call {
 pub struct Function {
     pub virtuals: Vec<Virtual>,
     pub parameters: Vec<Reg>,
-    /// In the order of the code.
+    /// Basic blocks, in the order of the code.
     pub blocks: Vec<Block>,
     pub calls: Vec<Call>,
     /// Bytes of stack memory that addresses refer to.
@@ -306,6 +305,6 @@ pub struct Block {
     pub depth: usize,
     /// Whether an innermost loop begins here.
     pub is_inner_loop: bool,
-    /// What is written at the end for one of two successors only.
+    /// Copies at the end of the block for the edge to one of two successors.
     pub edge_copies: Vec<(Reg, usize)>,
 }

@@ -17,7 +17,7 @@ impl Opcode {
         Opcode { memory, ..self }
     }
 
-    /// Bytes of the memory operand of an instruction on so many bytes.
+    /// Bytes of the memory operand of an instruction on `bytes` bytes.
     pub fn unit(self, bytes: usize, broadcast: bool) -> usize {
         let lane = if self.wide { 8 } else { 4 };
         match self.memory {
@@ -67,7 +67,7 @@ const LOAD: Opcode = opcode(1, 0, 0x10, false);
 const LOAD_SINGLE: Opcode = opcode(1, 2, 0x10, false).of(Unit::Lane);
 const LOAD_DOUBLE: Opcode = opcode(1, 3, 0x10, true).of(Unit::Lane);
 
-/// Loads of so many bytes.
+/// Load of `bytes` bytes.
 pub const fn load(bytes: usize) -> Opcode {
     match bytes {
         4 => LOAD_SINGLE,
@@ -76,7 +76,7 @@ pub const fn load(bytes: usize) -> Opcode {
     }
 }
 
-/// Stores of so many bytes.
+/// Store of `bytes` bytes.
 pub const fn store(bytes: usize) -> Opcode {
     Opcode { opcode: 0x11, ..load(bytes) }
 }

@@ -17,11 +17,11 @@ const STEP: u32 = 4;
 /// A live segment: from a position up to another one.
 type Segment = (u32, u32);
 
-/// Where a virtual register is.
+/// Location of a virtual register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Register(u8),
-    /// In memory, by number of the one that it shares this with.
+    /// Memory, by number of the register that it shares its slot with.
     Memory(Reg),
     /// Never used.
     Nowhere,
@@ -426,7 +426,7 @@ mod tests {
     use super::super::opcodes::{PERMUTE_TWO_SINGLE, XOR};
     use super::*;
 
-    /// What each place holds: the virtual registers whose values are there now.
+    /// Contents of each location: the virtual registers whose values are there now.
     type Held = BTreeMap<(u8, u64), BTreeSet<Reg>>;
 
     /// Carries a function out with names of virtual registers for values; says where one is not where it is
@@ -533,7 +533,7 @@ mod tests {
 
     const CLASSES: [Class; 3] = [Class::Integer, Class::Vector, Class::Mask];
 
-    /// One instruction of many kinds on registers of the classes that it takes.
+    /// Makes an instruction of many kinds on registers of the classes that it takes.
     fn inst(kind: usize, [d, a, b, c]: [usize; 4], n: [usize; 3]) -> (Inst, Option<Call>) {
         let of = |class: usize, at: usize| Reg::new(n[..class].iter().sum::<usize>() + at % n[class]);
         let [int, vec, mask] = [0, 1, 2].map(|class| move |at: usize| of(class, at));

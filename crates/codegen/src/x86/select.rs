@@ -23,7 +23,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Where some bytes are, aligned to their number.
+    /// Offset of some bytes, aligned to their number.
     pub fn place(&mut self, bytes: &[u8]) -> i32 {
         if let Some(at) = self.known.get(bytes) {
             return *at;
@@ -81,7 +81,7 @@ pub fn select(
     Ok(s.out)
 }
 
-/// Where a constant is set: before an outermost loop, or in a block outside of loops.
+/// Region in which a constant is set: before an outermost loop, or in a block outside of loops.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Region {
     Loop(usize),
@@ -102,13 +102,13 @@ struct Selector<'f> {
     splat_width: Vec<usize>,
     /// The virtual register of each value.
     regs: Vec<Reg>,
-    /// Where each piece of stack memory begins.
+    /// Offset of each piece of stack memory.
     stack_at: HashMap<Id, usize>,
     /// The value that each is another name for.
     same_as: Vec<Id>,
     /// How many instructions before each may write memory, by block.
     n_stores: Vec<Vec<u32>>,
-    /// Where each block goes.
+    /// Position of each block.
     place: Vec<usize>,
     /// For each place, the first place of the outermost loop around it.
     outer_loops: Vec<Option<usize>>,
@@ -213,7 +213,7 @@ impl Selector<'_> {
         Some(&self.f.blocks[b][i])
     }
 
-    /// What gives a value; known for what comes before the place at hand.
+    /// Operation that defines a value; known for values before the current instruction.
     fn op_of(&self, id: Id) -> Option<&Ssa> {
         self.instruction(id).map(|inst| &inst.op)
     }
@@ -244,7 +244,7 @@ impl Selector<'_> {
 
     // Folding.
 
-    /// Where a value that is used once is used, if that is in its own block.
+    /// Only use of a value, if that is in its own block.
     fn only_user(&self, id: Id) -> Option<(usize, usize)> {
         let (b, _) = self.def_at[id.at()]?;
         let (block, i) = self.user_at[id.at()]?;

@@ -1,4 +1,4 @@
-//! What is made of kernels for AMD's GPUs, and the linker that makes it.
+//! Machine code of kernels for AMD's GPUs, and the linker that makes it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ fn linker() -> Option<PathBuf> {
     targets.flatten().map(|target| target.path().join("bin/rust-lld")).find(|path| path.is_file())
 }
 
-/// What a kernel needs.
+/// Resources of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Made {
     pub n_registers: u64,

@@ -1,4 +1,4 @@
-//! What the tests and the example share: building programs by hand and running kernels on guarded memory.
+//! Helpers of the tests and the example: building programs by hand and running kernels on guarded memory.
 #![allow(dead_code)]
 
 pub mod gemm;
@@ -290,7 +290,7 @@ pub fn run(p: &Program, kernel: &Kernel, arguments: &[Vec<f64>], runtime: &Runti
     dtypes().zip(&after).map(|(dtype, bytes)| dtype.read(bytes)).collect()
 }
 
-/// The same of arguments as they lie in memory.
+/// Runs a kernel as [`run`] does, on arguments as they lie in memory.
 pub fn run_bytes(
     p: &Program,
     kernel: &Kernel,

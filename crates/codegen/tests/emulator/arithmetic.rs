@@ -1,4 +1,4 @@
-//! What instructions compute, on the bits of registers.
+//! Arithmetic of instructions, on the bits of registers.
 
 use tilewright_ir::DType;
 

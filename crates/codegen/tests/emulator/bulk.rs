@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use tilewright_ir::Buffer;
 
-/// What is done to a barrier, which counts arrivals and bytes.
+/// Operations on an mbarrier, which counts arrivals and bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Barriers {
     Init,
@@ -20,27 +20,27 @@ struct Barrier {
     /// Arrivals of a phase, and those that are left.
     arrivals: u64,
     left: u64,
-    /// Who has arrived in this phase.
+    /// Threads that have arrived in this phase.
     arrived: Vec<u32>,
     /// Bytes that are to come.
     bytes: i64,
     /// Phases that are over.
     phase: u64,
-    /// Who made it and no fence since.
+    /// Thread that made it, until its fence.
     maker: Option<u32>,
 }
 
 /// A box on its way.
 struct Coming {
-    /// What counts it.
+    /// Mbarrier that counts the bytes.
     barrier: u64,
-    /// Where it begins and ends.
+    /// Range of the destination.
     places: Range<usize>,
     /// Places and bytes.
     parts: Vec<(usize, Vec<u8>)>,
 }
 
-/// What is on its way to a block.
+/// Bulk copies in flight to a block, and its mbarriers.
 #[derive(Default)]
 pub struct Boxes {
     barriers: BTreeMap<u64, Barrier>,
@@ -94,8 +94,8 @@ impl Barrier {
     }
 }
 
-/// What an instruction is told of an array, in words as this emulator has them: address, kind, extents, bytes
-/// between neighbours in all dimensions but the first, extents of a box; the innermost dimension first.
+/// Tensor map, in words as this emulator has them: address, kind, extents, bytes between neighbours in all
+/// dimensions but the first, extents of a box; the innermost dimension first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Map {
     pub address: u64,
@@ -107,7 +107,7 @@ pub struct Map {
 }
 
 impl Map {
-    /// That of a map of ours.
+    /// Makes the map of a kernel's map.
     pub fn of(array: &Buffer, map: &tilewright_ir::gpu::bulk::Map, address: u64) -> Map {
         let element_bytes = array.dtype.bytes();
         let reversed = |all: &[i64]| all.iter().rev().map(|n| *n as u64).collect::<Vec<_>>();

@@ -65,9 +65,9 @@ enum Operand {
     Number(u64),
     Special(Special),
     List(Vec<Operand>),
-    /// What is at a place in memory.
+    /// Memory at an address and an offset.
     At(Box<Operand>, i64),
-    /// What is at coordinates in an array.
+    /// Element of an array at coordinates.
     In(Box<Operand>, Vec<Operand>),
     Parameter(usize),
     /// A place in the code.
@@ -109,7 +109,7 @@ enum Code {
     Move(Ty),
     /// Of two or three values, by the word before the first dot.
     Compute(Compute, Ty),
-    /// The same in single precision, where all values but the last are of another type.
+    /// Operation in f32, where all operands but the last are of another type.
     Mixed(Compute, Ty),
     /// The upper half of a product.
     High(Ty),
@@ -149,9 +149,9 @@ enum Code {
     WaitForCopies,
     /// Has what the thread wrote to shared memory be there for what reads it by itself.
     ProxyFence,
-    /// What four warps do together.
+    /// Operation of a warpgroup.
     Group(Group),
-    /// What counts the bytes that come to shared memory.
+    /// Operation on an mbarrier.
     Barriers(bulk::Barriers),
     /// Begins a copy of a box of an array of so many dimensions.
     BoxCopy(usize),
@@ -160,20 +160,20 @@ enum Code {
     Return,
 }
 
-/// What four warps do together, in order to multiply tiles.
+/// Operation of a warpgroup that multiplies tiles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Group {
-    /// Gives registers to the products that follow.
+    /// Orders registers ahead of the products that follow.
     Fence,
-    /// Begins a product of 64 rows and so many columns.
+    /// Begins a product of 64 rows and this many columns.
     Product { n_columns: usize, factor: Factor },
-    /// Ends a set of products.
+    /// Commits a group of products.
     End,
-    /// Waits for all sets of products but the last ones.
+    /// Waits for all groups of products but the last ones.
     Wait,
 }
 
-/// What tensor cores multiply; along the sum a tile has 32 bytes of it.
+/// Element type of tensor cores' factors; along the sum a tile has 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Factor {
     /// Numbers of 32 bits, of which the first 19 count.
@@ -229,9 +229,9 @@ enum Relation {
     LessEqual,
     Greater,
     GreaterEqual,
-    /// One is no number.
+    /// A NaN among the operands.
     Unordered,
-    /// The same, or one is no number.
+    /// The relation, or a NaN among the operands.
     OrUnordered(&'static Relation),
 }
 
@@ -270,7 +270,7 @@ fn list(operand: &Operand) -> &[Operand] {
 #[derive(Default)]
 pub struct Memory {
     buffers: Vec<Vec<u8>>,
-    /// What is counted of the traffic with shared memory, where it is.
+    /// Counts of shared memory traffic, where it is counted.
     pub traffic: Option<Traffic>,
 }
 
@@ -289,9 +289,9 @@ pub struct Traffic {
 pub struct Count {
     /// Instructions of warps.
     pub instructions: u64,
-    /// What they take where no bank has two words of one part of them: a part is 128 bytes at most.
+    /// Cycles without bank conflicts: 128 bytes in each at most.
     pub least: u64,
-    /// What they take.
+    /// Cycles with bank conflicts.
     pub taken: u64,
 }
 
@@ -337,7 +337,7 @@ impl Memory {
         &self.buffers[(address / BUFFER_DISTANCE) as usize - 1]
     }
 
-    /// So many bytes at an address; none where they are not in one buffer.
+    /// Bytes at an address; `None` where they are not in a single buffer.
     pub fn at(&mut self, address: u64, n: usize) -> Option<&mut [u8]> {
         let buffer = self.buffers.get_mut(((address / BUFFER_DISTANCE) as usize).checked_sub(1)?)?;
         let first = (address % BUFFER_DISTANCE) as usize;
@@ -345,7 +345,7 @@ impl Memory {
     }
 }
 
-/// What the arguments of a program are after its kernels, compiled to PTX, have run on these.
+/// Runs kernels, compiled to PTX, on arguments, and returns these afterwards.
 ///
 /// # Errors
 /// What went wrong.
@@ -414,7 +414,7 @@ pub enum Order {
     Strided(usize),
 }
 
-/// Where a thread stopped.
+/// Reason why a thread stopped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stop {
     Exit,
@@ -424,7 +424,7 @@ enum Stop {
     Warp(usize),
     /// The instruction that its group of four warps carries out together.
     Group(usize),
-    /// It asks again for what was not there.
+    /// Polls an mbarrier that has not completed its phase.
     Again,
 }
 
@@ -438,9 +438,9 @@ struct Thread {
     /// Copies on their way, by groups, the oldest first; the last one is not ended. Each is bytes for a
     /// place in shared memory.
     copies: VecDeque<Vec<(usize, Vec<u8>)>>,
-    /// Where it wrote to shared memory since its last fence: places and bytes.
+    /// Writes to shared memory since the thread's last fence: positions and bytes.
     unfenced: Vec<(usize, usize)>,
-    /// Its steps at its last access to each register, and at its last fence for products.
+    /// Step of the last access to each register, and of the last fence for products.
     touched: Vec<u64>,
     fenced: Option<u64>,
 }
@@ -452,7 +452,7 @@ struct Block<'m> {
     /// By byte: the thread that wrote it, its number and one, until it has made a fence, and then all have
     /// waited for each other.
     writers: Vec<u32>,
-    /// What was fenced since they last did: places and bytes.
+    /// Writes fenced since the last barrier: positions and bytes.
     fenced: Vec<(usize, usize)>,
     /// By four warps: their products on the way.
     groups: Vec<warpgroup::Products>,

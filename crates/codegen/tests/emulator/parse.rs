@@ -36,7 +36,7 @@ fn memory<'l>(line: &'l str, kind: &str) -> Option<(&'l str, usize)> {
 struct Reader<'l> {
     /// Arrays of the module that blocks share, with their bytes.
     shared: &'l HashMap<&'l str, usize>,
-    /// Where those lie that this kernel uses.
+    /// Offsets of shared variables that this kernel uses.
     places: HashMap<&'l str, u64>,
     shared_bytes: usize,
     local: HashMap<&'l str, u64>,
@@ -243,7 +243,7 @@ fn relation(word: &str) -> Option<Relation> {
     })
 }
 
-/// What an opcode says; none where it is none of ours.
+/// Parses an opcode; `None` where it is unknown.
 fn code(opcode: &str) -> Option<Code> {
     let words: Vec<&str> = opcode.split('.').collect();
     let has = |word: &str| words[1..].contains(&word);

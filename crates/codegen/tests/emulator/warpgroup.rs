@@ -45,17 +45,17 @@ struct Product {
     sums: Vec<usize>,
     /// Whether it adds to what they were.
     adds: bool,
-    /// What was described, the places of it in order, and what was there: rows and columns.
+    /// Factors: their descriptors, the positions in order, and the bytes there: rows and columns.
     factors: [(Matrix, Vec<usize>, Vec<u8>); 2],
 }
 
-/// What describes a factor in shared memory.
+/// Descriptor of a factor in shared memory.
 #[derive(Clone, Copy)]
 struct Matrix {
     first: u64,
     /// Bytes from eight rows of 128 bytes to the next eight.
     stride: u64,
-    /// Where these rows lie across the sum, bytes from what a step has in one to what it has in the next.
+    /// In an MN-major factor, bytes from a step's row of 128 bytes to the step's next.
     across: Option<u64>,
     n: usize,
 }
@@ -76,8 +76,8 @@ impl Matrix {
         Ok(Matrix { first, stride, across: is_across.then_some(between), n })
     }
 
-    /// Where 16 bytes lie: parts of rows change places by the number of the row, as addresses have it. Those
-    /// of a row or column of the tile come one after the other, or across the sum those of a step.
+    /// Positions of units of 16 bytes, swizzled by the number of the row in the address. Units of a row or
+    /// column of the tile come one after the other or, in an MN-major factor, those of a step.
     fn places(self) -> Vec<usize> {
         let Matrix { first, stride, across, n } = self;
         let place = |row: u64, from: u64| {
@@ -94,7 +94,7 @@ impl Matrix {
         }
     }
 
-    /// What is there, by rows or columns of the tile, from the bytes of all places.
+    /// Contents by rows or columns of the tile, from the bytes of all positions.
     fn lines(self, bytes: &[u8]) -> Vec<Vec<u8>> {
         match self.across {
             None => bytes.chunks(BYTES).map(<[u8]>::to_vec).collect(),

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where a tool of NVIDIA's lies: in the folder that `.ci/cuda-tools` fetches them to, else where programs
-/// do.
+/// Path of one of NVIDIA's tools: in the folder that `.ci/cuda-tools` fetches them to, else on the path.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let fetched = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder").join("cuda-tools");
     let folders = std::env::var_os("PATH").unwrap_or_default();
@@ -18,7 +17,7 @@ pub fn tool(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// What an assembler made of a kernel.
+/// Resources of an assembled kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Assembled {
     pub registers: u64,

@@ -1,4 +1,4 @@
-//! Numbers of 16 bits as numbers in single precision, and back.
+//! Conversion of 16-bit floating-point numbers to f32 and back.
 //!
 //! GPUs have instructions for it. CPUs hold such numbers as 16 bits, and few of them convert them: elsewhere
 //! the bits are moved and rounded as whole numbers, which is exact and needs no function of a library.
@@ -21,7 +21,7 @@ mod single {
     pub const SMALLEST: u32 = 0x3380_0000;
     /// 2⁻¹⁴, the smallest normal binary16.
     pub const SMALLEST_NORMAL: u32 = 0x3880_0000;
-    /// By how much the exponent of the same number is larger than in a binary16.
+    /// Difference of the exponents of a number in f32 and in f16.
     pub const EXPONENT: u32 = 112 << 23;
     /// Bits of a fraction that a binary16 lacks.
     pub const LOST_BITS: u32 = 13;
@@ -120,7 +120,7 @@ impl Bits<'_> {
         llvm!(LLVMBuildSelect(self.p.builder, cond, a, b, UNNAMED))
     }
 
-    /// The same bits as words, or as numbers in single precision.
+    /// Reinterprets the bits as words or as f32.
     fn cast(&self, x: LLVMValueRef, kind: Kind) -> LLVMValueRef {
         llvm!(LLVMBuildBitCast(self.p.builder, x, self.ty(self.p.kind(kind)), UNNAMED))
     }
