@@ -4,7 +4,7 @@ use std::fmt;
 
 pub use tilewright::one_line;
 
-/// What the user gave does not fit: bad usage or bad input, exit code 2.
+/// Error of the user's input or usage: exit code 2.
 #[derive(Debug)]
 struct BadInput(String);
 
@@ -52,7 +52,7 @@ fn is_bad_input(cause: &(dyn std::error::Error + 'static)) -> bool {
     cause.is::<BadInput>() || cause.downcast_ref::<tilewright::Error>().is_some_and(tilewright::Error::is_input)
 }
 
-/// Whether whoever read our output has read enough, as `head` does.
+/// Whether the error is a closed pipe: the reader of our output has read enough, as `head` does.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let closed = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
     error.downcast_ref::<crate::output::StdoutError>().is_some_and(|e| closed(&e.0))

@@ -81,7 +81,7 @@ enum Command {
     /// Build and run candidates for a tuner
     #[command(name = command::WORKER, hide = true)]
     Worker {
-        /// What it is a worker for, where it is one for a kernel of the user's
+        /// Job of a worker for a kernel of the user's
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<std::ffi::OsString>,
     },
@@ -190,7 +190,7 @@ fn asked_subcommand() -> String {
     asked.map_or("tilewright".to_owned(), |name| format!("tilewright {name}"))
 }
 
-/// What the standard library says of numbers that are none, and what they have to be.
+/// Messages of the standard library about malformed numbers, with the advice on each.
 const NUMBERS: [(&str, &str); 3] = [
     ("invalid digit found in string", "give a whole number, without a sign"),
     ("number too large to fit in target type", "give a smaller number"),

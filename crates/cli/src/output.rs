@@ -1,5 +1,5 @@
-//! Where results and messages go: results to standard output, as text or as one JSON document, or to files;
-//! all else to standard error.
+//! Output: results to standard output, as text or as a JSON document, or to files; all else to standard
+//! error.
 
 use std::io::{self, Write};
 
@@ -39,8 +39,8 @@ pub fn write_result(as_json: bool, json: &Json, text: &str) -> anyhow::Result<()
     if shown.is_empty() { Ok(()) } else { write_stdout(format!("{shown}\n").as_bytes()) }
 }
 
-/// Writes what there is to say of what went to a place: as a result, but a text for people on standard error
-/// where standard output holds that itself.
+/// Reports on the contents written to a destination: as a result, but as text on standard error where
+/// standard output holds the contents themselves.
 ///
 /// # Errors
 /// [`StdoutError`].

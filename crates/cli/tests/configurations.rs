@@ -79,7 +79,7 @@ fn templates(setting: &Setting) -> impl Iterator<Item = &'static Template> {
     TEMPLATES.iter().filter(|t| (t.serves)(setting))
 }
 
-/// What became of the configurations measured so far.
+/// Tally of the configurations measured so far.
 #[derive(Default)]
 struct Tally {
     /// The command of the runner that they run on, if that is not this machine.
@@ -193,8 +193,8 @@ fn all_tasks(setting: &Setting, tally: &mut Tally) -> Vec<Task> {
     tasks
 }
 
-/// What is built here runs on another machine, which an emulator stands in for: so many configurations of
-/// products at least, and as many of convolutions.
+/// Cross-compiled kernels run on another machine, for which an emulator stands in: at least this many
+/// configurations of products, and as many of convolutions.
 #[test]
 fn kernels_for_arm_give_right_answers_under_an_emulator() {
     let folder = tempfile::tempdir().unwrap();

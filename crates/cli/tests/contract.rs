@@ -402,7 +402,7 @@ fn exact_says_nothing_where_no_algorithm_rounds() {
     assert_eq!(run_json(&winograd)["workload"], "conv2d:c=8,h=8,w=8,k=8,r=3,s=3,exact=1");
 }
 
-/// What differs by factors and terms alone is tuned once.
+/// Workloads that differ only by factors and terms are tuned once.
 #[test]
 fn records_serve_whatever_has_other_numbers() {
     let folder = tempfile::tempdir().unwrap();

@@ -47,7 +47,7 @@ fn kept(n_rows: i64, finish: &str) -> Source {
     Source::Lowered(format!("{HEADER}run {{ {body} }} finish {{ {finish} }}"))
 }
 
-/// What candidates come to, all in one batch and in small ones that are announced.
+/// Checks the outcomes of candidates, all in one batch and in small ones that are announced.
 fn check(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>)]) {
     for batch in [cases.len(), 4] {
         check_in_batches(n_threads, cases, batch);
@@ -131,7 +131,7 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
     );
 }
 
-/// What becomes of these in two sittings of two rounds.
+/// Races sources in two sittings of two rounds.
 fn raced(device: &mut Device, sources: &[Source]) -> Vec<Outcome> {
     let round = Round { time: Duration::from_millis(1), min_samples: 1 };
     let racers = device.race(sources, 2, 2, round).unwrap();

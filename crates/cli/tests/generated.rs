@@ -1,4 +1,4 @@
-//! What is generated stays as it is: hashes of the schedule, the lowered program and the machine code of
+//! Golden hashes of generated code: of the schedule, the lowered program and the machine code of
 //! configurations of every template and operator, in `tests/generated.txt`.
 //!
 //! A commit that means to leave generated code alone leaves the file alone. `BLESS=1` rewrites it with
@@ -18,8 +18,8 @@ use tilewright_ir::op::{OPS, Workload};
 use tilewright_ir::{Target, lower, lower_gpu};
 use tilewright_tune::{Config, Setting, TEMPLATES, Task, Template};
 
-/// What code is generated for, with the number of threads; the kernels of a GPU are what they are before any
-/// code is printed.
+/// Targets of the code, with the number of threads; the kernels of a GPU are hashed before any code is
+/// printed.
 const MACHINES: [(&str, usize); 4] = [("x86-64-v4", 1), ("x86-64-v3", 2), ("sm_80", 1), (NEWEST, 1)];
 
 /// A GPU of which there are the templates alone that the one before it does not have.
@@ -88,7 +88,7 @@ fn workloads() -> Vec<String> {
     WORKLOADS.into_iter().chain(nests).map(word).collect()
 }
 
-/// What stands for a space in a workload's text.
+/// Stand-in for a space in a workload's text.
 const SPACE: &str = "~";
 
 /// Random configurations of each template, besides the one that it guesses first.

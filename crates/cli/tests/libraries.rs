@@ -19,10 +19,10 @@ use tilewright_ir::{Target, lower};
 use tilewright_runtime::{Code, Context, Model, Threads};
 use tilewright_tune::{Setting, Task};
 
-/// What the examples run.
+/// Workload of the examples.
 const LAYER: &str = "dense:m=32,n=48,k=64,const=w,epilogue=bias+gelu";
 
-/// What C programs are compiled with.
+/// Options that C programs are compiled with.
 const STRICT: [&str; 6] = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-g"];
 
 /// A folder with the inputs of a layer, what it makes of them in this process, and libraries.
@@ -82,7 +82,7 @@ impl Folder {
         program
     }
 
-    /// What an example makes of files.
+    /// Runs an example on files, and reads its result.
     fn answer(&self, command: &mut Command, inputs: &[&str]) -> Vec<f32> {
         let _ = fs::remove_file(self.path("y.bin"));
         done(command.args(inputs.iter().chain(&["y.bin"]).map(|name| self.path(name))));
@@ -140,8 +140,8 @@ fn c_programs_get_the_same_bits() {
     }
 }
 
-/// What a program does that looks closely: addresses, options, arenas, threads, forks, allocations, two
-/// libraries at the same time. `CHECK_SECONDS=60` makes a long run of the last.
+/// Contexts keep to what they are given: a program checks addresses, options, arenas, threads, forks,
+/// allocations, and two libraries at the same time. `CHECK_SECONDS=60` makes a long run of the last.
 #[test]
 fn contexts_keep_to_what_they_are_given() {
     let Some(_) = tool("cc") else { return };

@@ -19,7 +19,7 @@ run {
     alloc T for t in 400000000 { T[0] += A[0, 0] first t == 0 }
 }";
 
-/// What becomes of these sources, measured in one batch.
+/// Measures sources in one batch.
 fn measure(sources: &[Source], to_the_end: bool) -> Vec<Outcome> {
     let workload = Workload::parse("matmul:m=16,n=16,k=16").unwrap();
     let mut options = common::device_options(1);

@@ -10,7 +10,7 @@ use std::process::Command;
 use common::{check_refused, done, run, run_json, stderr, text, tool};
 use serde_json::Value as Json;
 
-/// What C programs are compiled with.
+/// Options that C programs are compiled with.
 const STRICT: [&str; 6] = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-O1"];
 
 /// The loops of `C[m, n] = A[m, k] · B[k, n]`.
@@ -39,7 +39,7 @@ const CONVOLUTION: &str = "
 /// A folder with the objects and headers of kernels and with C sources.
 struct Folder(tempfile::TempDir);
 
-/// One kernel in the folder: `NAME.o`, `NAME.h`, and `NAME.c` with `int check_NAME(void)`.
+/// Kernel in the folder: `NAME.o`, `NAME.h`, and `NAME.c` with `int check_NAME(void)`.
 struct Kernel {
     name: String,
     interface: Json,
@@ -100,7 +100,7 @@ impl Kernel {
         self.interface["prefix"].as_str().expect("a prefix is text")
     }
 
-    /// Its source and object.
+    /// Source and object of the kernel.
     fn files(&self) -> [String; 2] {
         ["c", "o"].map(|ending| format!("{}.{ending}", self.name))
     }

@@ -27,7 +27,7 @@ fn device() -> Option<OpenClDevice> {
     found.ok()
 }
 
-/// What becomes of sources of a workload on a device.
+/// Measures sources of a workload on a device.
 fn measured(device: &OpenClDevice, workload: &str, sources: &[Source], run_timeout: Duration) -> Vec<Outcome> {
     let options = Options { run_timeout, n_workers: 2, ..common::device_options(1) };
     let workload = Workload::parse(workload).unwrap();
@@ -53,7 +53,7 @@ bind ii thread.y
 bind ji thread.x
 ";
 
-/// The same straight from main memory, with elements of a thread as a vector.
+/// Schedule that reads straight from main memory, with elements of a thread as a vector.
 const VECTORS: &str = "split i 8 -> io ii shrink
 split j 4 -> jo ji shrink
 reorder io jo ii k ji
@@ -152,7 +152,7 @@ fn kernels(workload: &str, steps: &str) -> GpuProgram {
     lower_gpu(&program.unwrap_or_else(|(at, why)| panic!("step `{}`: {why}", steps[at]))).unwrap()
 }
 
-/// What the simulator says of kernels: of each by itself, on numbers that are all one.
+/// Findings of the simulator on kernels, each by itself, on numbers that are all one.
 fn findings(program: &GpuProgram, folder: &Path) -> String {
     let code = opencl_c(program, &Target::named("opencl").unwrap());
     std::fs::write(folder.join("kernels.cl"), code).unwrap();

@@ -255,7 +255,7 @@ void f(const float *a, float *b, int n) {
 void g(const float *a, float *b, int n) { for (int i = 0; i < n; i++) b[i] = a[i] + a[i]; }
 "#;
 
-/// What kernels in OpenCL C do with numbers, some of them wrong.
+/// Kernels in OpenCL C, some of them wrong.
 const OPENCL_KERNEL: &str = r#"
 #include "own.h"
 __kernel void f(__global const float *a, __global float *b, int n, __local float *shared) {

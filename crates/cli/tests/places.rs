@@ -1,4 +1,4 @@
-//! Where a database is: names that SQLite reads otherwise, folders that are closed, disks that are full,
+//! Places of a database: names that SQLite reads otherwise, folders that are closed, disks that are full,
 //! files that are damaged.
 
 mod common;

@@ -15,9 +15,9 @@ const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 const BATCH: u64 = 16;
 /// Seconds that a run has that is interrupted long before.
 const LONG: &str = "600";
-/// What takes a second may take this long on a busy machine.
+/// Timeout of things that take a second, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What ends at once, or with a short race, may take this long there.
+/// Timeout of things that end at once, or with a short race, there.
 const PROMPT: Duration = Duration::from_secs(20);
 
 /// A run that is watched.
@@ -216,7 +216,7 @@ fn a_database_that_is_locked_for_long_loses_no_trial() {
     assert_eq!(recorded(&db).len(), 400);
 }
 
-/// What takes a database away under a run.
+/// Action that takes a database away under a run.
 type Taking = fn(&Path);
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a hostile kernel comes to: one failed trial, and nothing else.
+//! Hostile kernels: each costs a failed trial, and nothing else.
 
 mod common;
 

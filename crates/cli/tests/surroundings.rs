@@ -1,6 +1,5 @@
-//! What comes from the surroundings, and not from a candidate: limits and quotas of the system, pauses,
-//! workers that somebody kills. None of it is recorded as a configuration's failure, and each is told in a
-//! line.
+//! Disturbances from the surroundings, not from a candidate: limits and quotas of the system, pauses, workers
+//! that somebody kills. None of it is recorded as a configuration's failure, and each is told in a line.
 
 mod common;
 
@@ -42,7 +41,7 @@ fn device(options: Options) -> Device {
     Device::new(Workload::parse("matmul:m=16,n=16,k=16").unwrap(), &host::target(), options).unwrap()
 }
 
-/// What becomes of a source; an error where the device gives up.
+/// Measures a source; an error where the device gives up.
 fn measure(device: &mut Device, source: Source) -> Result<Measured, String> {
     let mut found = device.measure_sources(&[source]).map_err(|error| error.to_string())?;
     Ok(found.remove(0))
@@ -78,8 +77,8 @@ struct Group {
 }
 
 impl Group {
-    /// One with such files: a controller, a file and what to write there, in one version of control groups or
-    /// the other. None, with the reason, where this process may not make one.
+    /// Makes a control group with such files: a controller, a file and its contents, in one version of
+    /// control groups or the other. `None`, with the reason, where this process may not make one.
     fn new(files: &[(&str, &str, &str)]) -> Option<Group> {
         let name = format!("tilewright-test-{}", std::process::id());
         for (controller, file, contents) in files {
@@ -103,7 +102,7 @@ impl Group {
         None
     }
 
-    /// What a shell does to join it.
+    /// Shell command that joins it.
     fn join(&self) -> String {
         format!("set -e; echo $$ > {}/cgroup.procs; set +e", self.folder.display())
     }

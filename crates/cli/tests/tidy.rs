@@ -40,23 +40,23 @@ const EDGES: &[(&str, &[&str])] = &[
     ("python", &["ir", "tune", "formats", "device", "runtime", "graph", "tilewright", "model"]),
 ];
 
-/// What may name LLVM's crates in its manifest.
+/// Crates that may name LLVM's crates in their manifests.
 const WITH_LLVM: &[&str] = &["codegen"];
 
-/// Where `unsafe` may stand.
+/// Folders in which `unsafe` may stand.
 const WITH_UNSAFE: &[&str] = &["crates/codegen/", "crates/device/", "crates/runtime/", "crates/peers/"];
 
-/// What may open files, start processes and read the environment.
+/// Folders whose code may open files, start processes and read the environment.
 const WITH_SYSTEM: &[&str] =
     &["crates/device/", "crates/tilewright/", "crates/peers/", "crates/lab/", "crates/fleet/", "crates/cli/"];
 
 /// The one file that writes files: there they come whole or not at all, and replace nothing but files.
 const WITH_WRITING: &str = "crates/tilewright/src/file.rs";
 
-/// Where a worker writes to one of the system's own files, which is nobody's to lose.
+/// The file in which a worker writes to one of the system's own files, which no user can lose.
 const OF_THE_SYSTEM: &str = "crates/device/src/worker.rs";
 
-/// What writes, replaces or makes files.
+/// Calls that write, replace or make files.
 const WRITING: &[&str] = &["fs::write", "fs::rename", "fs::copy", "File::create", "File::options", "OpenOptions"];
 
 /// The most columns of a line of Markdown or of a comment.

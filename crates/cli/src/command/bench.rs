@@ -170,7 +170,7 @@ pub fn prepare(args: &BenchArgs) -> anyhow::Result<Target> {
     Ok(target)
 }
 
-/// The rows of a table that a list asks for, each by one of its names; none where there is no list.
+/// Rows of a table that a list asks for, each by one of its names; `None` without a list.
 ///
 /// # Errors
 /// Bad input where a name is of no row; `none` says what there is not.

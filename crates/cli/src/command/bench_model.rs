@@ -68,7 +68,7 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     write_result(as_json, &json!({"rows": measured.rows, "geomean": geomean}), &text)
 }
 
-/// The model that a list of workloads is, if it is one; what is done to it is for the error.
+/// Takes the model in a list of workloads, if it is one; `done` names the action, for the error.
 ///
 /// # Errors
 /// Bad input where it comes with something else.

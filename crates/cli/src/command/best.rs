@@ -47,7 +47,7 @@ fn own(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     write_result(as_json, &json, &text)
 }
 
-/// Shows what is recorded as the best.
+/// Shows the best recorded configuration.
 ///
 /// # Errors
 /// Bad input where the workload does not exist or the database is none.

@@ -159,8 +159,8 @@ fn kind_line(kind: &Refused) -> String {
     format!("{kind}: {} (nodes {shown}{more})", kind.reason)
 }
 
-/// What a run of a supported model does; with a database as it would be run with that, and how much of it is
-/// tuned there.
+/// Outline of a run of a supported model; with a database that of the run with its records, and the share of
+/// kernels tuned there.
 fn outline(args: &CheckArgs, model: &Model) -> anyhow::Result<(Option<Outline>, Option<TunedKernels>)> {
     let mut fused = args.model.fused(&args.model.supported(model)?, false)?;
     if args.records.db.is_none() {

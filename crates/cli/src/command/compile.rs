@@ -28,17 +28,17 @@ pub struct CompileArgs {
     /// Folder to write to, made where it is not there
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// As what to write it
+    /// Form of the library
     #[arg(long = "as", value_name = "FORM", value_parser = named(&Form::ALL), default_value = "c")]
     form: Form,
-    /// Where what kernels keep of weights is
+    /// Storage of what kernels keep of weights
     #[arg(long, value_name = "WAY", value_parser = named(&Weights::ALL), default_value = "small")]
     weights: Weights,
     /// Name of the library, a C identifier, with which all its functions begin [default: one made of what is
     /// compiled]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// What a constant input is: a .npy file, or its elements as they lie in memory
+    /// File of a constant input: .npy, or its elements as they lie in memory
     #[arg(long = "constant", value_name = "NAME=FILE")]
     constants: Vec<String>,
     /// Only the best of this template [default: of all templates]

@@ -13,7 +13,7 @@ use super::{on_interrupt, worker_command};
 use crate::error::bad_input;
 use crate::output::{message, table, write_result};
 
-/// Where a fleet is.
+/// Address and credentials of a fleet.
 #[derive(Args, Debug)]
 pub struct FleetArgs {
     /// NATS server of a fleet, or several with commas: nats://127.0.0.1:4222 on this machine, tls://HOST:4222
@@ -26,7 +26,7 @@ pub struct FleetArgs {
 }
 
 impl FleetArgs {
-    /// The fleet, of which a class is used.
+    /// Connects to the fleet, for the devices of a class.
     ///
     /// # Errors
     /// Bad input where the address, the key or the class is none.

@@ -9,7 +9,7 @@ use tilewright_formats::{FORMATS, Format, ReadError, Recorded, name_of, named, r
 use crate::error::bad_input;
 use crate::output::{table, write_result};
 
-/// Which format a file has.
+/// Format of a file.
 #[derive(Args, Debug)]
 pub struct FormatArgs {
     /// Format of the file; `formats` lists them [default: what stands in it tells]
@@ -17,7 +17,7 @@ pub struct FormatArgs {
     pub given: Option<&'static Format>,
 }
 
-/// The format of this name.
+/// Finds the format of this name.
 ///
 /// # Errors
 /// Which ones there are.
@@ -26,7 +26,7 @@ pub fn format(name: &str) -> Result<&'static Format, String> {
     named(name).ok_or_else(|| format!("there are {}", known()))
 }
 
-/// What another tuner recorded in a file.
+/// Reads what another tuner recorded in a file.
 ///
 /// # Errors
 /// Bad input where the file cannot be read, or nothing can be known of what it holds.
@@ -36,7 +36,7 @@ pub fn read_file(path: &Path, description: Option<&[u8]>, format: &FormatArgs) -
     recorded.map_err(|error| refuse(path, &error))
 }
 
-/// Says what is wrong with a file.
+/// Makes the error of a file.
 pub fn refuse(path: &Path, error: &ReadError) -> anyhow::Error {
     bad_input(format!("{}: {error}", path.display()))
 }

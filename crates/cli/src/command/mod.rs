@@ -50,7 +50,7 @@ fn read_file(path: &Path, wanted: &str) -> anyhow::Result<Vec<u8>> {
     Ok(tilewright::file::read(path, wanted)?)
 }
 
-/// What is to be computed, on what.
+/// Workload and machine.
 #[derive(Args, Debug)]
 pub struct WorkloadArgs {
     /// Operator and sizes, such as matmul:m=1024,n=1024,k=1024, or an alias, such as matmul-1024
@@ -103,12 +103,12 @@ pub struct MachineArgs {
     /// Machine to generate code for
     #[arg(long, value_name = "NAME", default_value = HOST, help = target_help())]
     pub target: String,
-    /// Where kernels run: cpu, or an OpenCL device, as opencl or opencl:1; see `doctor`
+    /// Device that runs kernels: cpu, or an OpenCL device, as opencl or opencl:1; see `doctor`
     #[arg(long, value_name = "DEVICE", default_value = CPU, conflicts_with = "target")]
     pub device: String,
 }
 
-/// Where records are kept.
+/// Database of records.
 #[derive(Args, Debug)]
 pub struct DatabaseArgs {
     /// Database of records [default: tilewright/records.db in the user's data folder]
@@ -139,7 +139,7 @@ pub struct CacheArgs {
 }
 
 impl CacheArgs {
-    /// Has something done with the cache, and tells where that could not be written.
+    /// Runs `act` with the cache, and reports where that could not be written.
     ///
     /// # Errors
     /// See [`Cache::new`], and those of what is done.
@@ -159,12 +159,12 @@ fn target_help() -> String {
 }
 
 impl MachineArgs {
-    /// This machine's CPU.
+    /// Arguments for this machine's CPU.
     pub fn here(threads: usize) -> MachineArgs {
         MachineArgs { threads, target: HOST.to_owned(), device: CPU.to_owned() }
     }
 
-    /// It, to be asked for its target and whether there are so many threads.
+    /// The arguments as a place, which gives the target and checks the threads.
     pub fn place(&self) -> Place<'_> {
         Place { device: &self.device, target: &self.target, threads: self.threads }
     }
@@ -196,7 +196,7 @@ fn check_template(name: &str) -> anyhow::Result<()> {
     Err(bad_input(format!("no template `{name}`; there are {known}")))
 }
 
-/// What timed runs find in the caches.
+/// State of the caches before timed runs.
 #[derive(Args, Debug, Clone, Copy)]
 pub struct ColdArgs {
     /// Caches are emptied before each run: of everything, or of constants alone, as in a model
@@ -211,7 +211,7 @@ enum Cold {
 }
 
 impl ColdArgs {
-    /// What is asked for, where anything is.
+    /// State of the caches that was asked for, if any.
     pub fn asked(&self) -> Option<Caches> {
         self.cold.map(|cold| match cold {
             Cold::All => Caches::Cold,
@@ -219,7 +219,7 @@ impl ColdArgs {
         })
     }
 
-    /// What is asked for.
+    /// State of the caches, warm by default.
     pub fn caches(&self) -> Caches {
         self.asked().unwrap_or_default()
     }
@@ -272,7 +272,7 @@ fn nothing_recorded(
     }
 }
 
-/// Says what is passed over beside what is found of a workload.
+/// Reports the records that were passed over in a search for a workload's.
 pub fn tell_passed_over(workload: &Workload, passed_over: &PassedOver) {
     if passed_over.total() > 0 {
         message(&format!("{workload}: {passed_over}"));
@@ -300,7 +300,7 @@ pub fn check_identifier(option: &str, name: &str) -> anyhow::Result<()> {
     Err(bad_input(format!("{option} `{}` is no C identifier ({hint})", one_line(name))))
 }
 
-/// Has this done at each interrupt.
+/// Calls `act` at each interrupt.
 ///
 /// # Errors
 /// Where the system does not let us.

@@ -18,7 +18,7 @@ const MOST_SET: usize = 1000;
 /// Seed of inputs that are not given.
 const SEED: u64 = 1;
 
-/// A model, and what is bound of it.
+/// A model with its bindings.
 #[derive(Args, Debug)]
 pub struct ModelArgs {
     /// Model as an ONNX file
@@ -28,7 +28,7 @@ pub struct ModelArgs {
     bindings: BindingArgs,
 }
 
-/// What is bound of a model.
+/// Bindings of a model's free dimensions and inputs.
 #[derive(Args, Debug, Clone, Default)]
 pub struct BindingArgs {
     /// Size of a named dimension, such as N=1; can be given again
@@ -48,7 +48,7 @@ impl BindingArgs {
         self.dim.is_empty() && self.shape.is_empty() && self.set.is_empty()
     }
 
-    /// Refuses bindings of what is no model.
+    /// Refuses bindings of a workload that is not a model.
     ///
     /// # Errors
     /// Bad input where anything is bound.
@@ -59,7 +59,7 @@ impl BindingArgs {
         Err(bad_input(format!("{workload} has no inputs to bind (--dim, --shape and --set are for models)")))
     }
 
-    /// The bindings.
+    /// Parses the bindings.
     ///
     /// # Errors
     /// Bad input where a text is none.
@@ -97,9 +97,8 @@ impl ModelArgs {
         Ok(read_model(&self.path)?)
     }
 
-    /// The same model with tensors that are given for it: what comes in the place of defaults becomes the
-    /// model's, the others are left; shapes that nothing else says are bound, and values that shapes depend
-    /// on.
+    /// Feeds tensors to the model: those in the place of defaults become constants of the model, the others
+    /// are returned; shapes that nothing else determines are bound, and values that shapes depend on.
     ///
     /// # Errors
     /// Bad input where a tensor does not fit the model or what is bound.
@@ -118,7 +117,7 @@ impl ModelArgs {
         Ok((file, inputs))
     }
 
-    /// The same model with the values of those given tensors that shapes depend on.
+    /// Binds the values of those given tensors that shapes depend on.
     fn with_needed(mut self, model: &Model, given: &[(String, Tensor)]) -> anyhow::Result<ModelArgs> {
         let mut rest: Vec<&(String, Tensor)> = given.iter().filter(|(_, x)| x.n_elements() <= MOST_SET).collect();
         while !rest.is_empty() {
@@ -138,7 +137,7 @@ impl ModelArgs {
         Ok(self)
     }
 
-    /// Refuses tensors and values in the place of a model's defaults, for peers have these.
+    /// Refuses tensors and values in the place of a model's defaults, which peers use.
     ///
     /// # Errors
     /// Bad input where there is one.
@@ -152,7 +151,7 @@ impl ModelArgs {
         }
     }
 
-    /// A tensor for each input: one of these, what is bound, or a random one.
+    /// A tensor for each input: a given one, a bound one, or a random one.
     ///
     /// # Errors
     /// Bad input where something does not fit the model, or a size is not bound.
@@ -160,7 +159,7 @@ impl ModelArgs {
         Ok(all_inputs(&model.graph, &self.bindings.bindings()?, given, SEED)?)
     }
 
-    /// The model with its free dimensions bound; what takes no more than so many bytes is folded.
+    /// Binds the model's free dimensions, and folds constants of at most `fold_bytes` bytes.
     ///
     /// # Errors
     /// Bad input where a dimension is not bound, or the model breaks a rule.
@@ -178,7 +177,7 @@ impl ModelArgs {
         Ok(special)
     }
 
-    /// The same, where everything is supported.
+    /// Specialises the model, and refuses unsupported operators.
     ///
     /// # Errors
     /// Bad input where something is not.
@@ -192,8 +191,8 @@ impl ModelArgs {
         }
     }
 
-    /// What a run of a model does whose operators are all supported; with kernels that round no more than its
-    /// operators as written, where that is asked for.
+    /// Fuses a model of supported operators; with `exact`, for kernels that round no more than its operators
+    /// as written.
     ///
     /// # Errors
     /// Bad input where something is not supported in a run.
@@ -202,8 +201,7 @@ impl ModelArgs {
         lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))
     }
 
-    /// What [`ModelArgs::fused`] gave with the best kernels that are recorded for a target; how many are a
-    /// guess is told.
+    /// Compiles a fused model with the best recorded kernels for a target, and reports how many are a guess.
     ///
     /// # Errors
     /// Where a kernel has no code.
@@ -226,7 +224,7 @@ impl ModelArgs {
         Ok(compiled)
     }
 
-    /// What is bound, as options of another command.
+    /// Bindings as options of another command.
     fn options(&self, exact: bool) -> String {
         let BindingArgs { dim, shape, set } = &self.bindings;
         let mut options = String::new();

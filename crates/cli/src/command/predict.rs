@@ -1,4 +1,4 @@
-//! `predict`: parameters of a problem that nobody has tuned, from a model of those that somebody has.
+//! `predict`: parameters of untuned problems, from a model of tuned ones.
 
 mod evaluate;
 mod query;
@@ -47,13 +47,13 @@ pub fn run(args: &PredictArgs, as_json: bool) -> anyhow::Result<()> {
     }
 }
 
-/// Which rows of a table, and how they are divided.
+/// Choice of rows of a table, and their division.
 #[derive(Args, Debug)]
 struct TableArgs {
     /// Only rows with this value in this column, such as arch=gfx900; may be given several times
     #[arg(long = "where", value_name = "COLUMN=VALUE", value_parser = pair)]
     filters: Vec<(String, String)>,
-    /// What is held out: random rows, or all rows of random groups, by a column that the specification names
+    /// Held-out rows: random ones, or all rows of random groups, by a column that the specification names
     #[arg(long, value_name = "random|COLUMN", default_value = RANDOM)]
     split: String,
 }

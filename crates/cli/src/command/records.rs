@@ -29,7 +29,7 @@ pub struct ExportArgs {
     from: Option<PathBuf>,
     #[command(flatten)]
     format: FormatArgs,
-    /// Which of several tasks, by its number or a part of its text [default: all]
+    /// Task to write, of several, by its number or a part of its text [default: all]
     #[arg(long, value_name = "N|TEXT")]
     task: Option<String>,
     #[command(flatten)]

@@ -21,7 +21,7 @@ pub struct ReplayArgs {
     file: PathBuf,
     #[command(flatten)]
     format: FormatArgs,
-    /// Which of several tasks in the file, by its number or a part of its text [default: the only one]
+    /// Task to replay, of several in the file, by its number or a part of its text [default: the only one]
     #[arg(long, value_name = "N|TEXT")]
     task: Option<String>,
     /// Search with its options, such as genetic:population=50; `tilewright searches` lists them

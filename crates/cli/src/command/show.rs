@@ -32,11 +32,11 @@ pub struct ShowArgs {
     /// Template that the configuration belongs to [default: the operator's first one]
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
-    /// What to show
+    /// Form to show
     #[arg(long, value_name = "EMIT", value_parser = named(&Form::ALL), default_value = Form::Steps.name())]
     emit: Form,
-    /// What the names of an object's functions begin with, a C identifier [default: one made of the workload
-    /// and of a hash of all that the code depends on]
+    /// Prefix of the names of an object's functions, a C identifier [default: one made of the workload and of
+    /// a hash of all that the code depends on]
     #[arg(long, value_name = "NAME")]
     prefix: Option<String>,
     /// File to write, or - [default: standard output]

@@ -102,22 +102,22 @@ pub struct TuneArgs {
     runner: Option<String>,
 }
 
-/// What is tuned in the place of a workload.
+/// Options that are tuned in the place of a workload.
 const OWN: [&str; 2] = ["command", "kernel"];
 
-/// What a fleet's devices are without, or say themselves.
+/// Options without meaning on a fleet, or that its devices decide.
 const NOT_ON: [&str; 5] = ["together", "command", "kernel", "device", "target"];
 
-/// Where candidates are measured: the target, and what runs them where that is another device.
+/// Machine that measures candidates: the target, and the runner where that is another device.
 type Machine = (Target, Option<OnRunner>);
 
-/// Where this is given there is no workload.
+/// Condition that makes the workload optional: where this option is given.
 fn no_workload(own: &'static str) -> (&'static str, clap::builder::ArgPredicate, Option<&'static str>) {
     (own, clap::builder::ArgPredicate::IsPresent, Some(""))
 }
 
 impl TuneArgs {
-    /// The threads that a program or a kernel of the user's may use.
+    /// Threads that a user's program or kernel may use.
     ///
     /// # Errors
     /// Bad input where there are fewer CPUs.
@@ -143,7 +143,7 @@ impl TuneArgs {
         self.of.workloads()
     }
 
-    /// Where candidates are measured. A runner is started for that, and says what its device is.
+    /// Finds the machine that measures candidates. A runner is started for that, and reports its device.
     ///
     /// # Errors
     /// Bad input where there is no such machine, or code for the target does not run there.
@@ -155,7 +155,7 @@ impl TuneArgs {
         })
     }
 
-    /// What is asked for of one of its workloads, alone or of a set, on this machine.
+    /// Makes the request for one of its workloads, alone or of a set, on this machine.
     ///
     /// # Errors
     /// Bad input where an argument does not fit.
@@ -196,14 +196,14 @@ impl TuneArgs {
     }
 }
 
-/// What a run came to.
+/// Result of a run.
 pub struct Report {
-    /// As `tune --json` prints it.
+    /// Result as `tune --json` prints it.
     pub json: Json,
     text: String,
-    /// Why there is no winner, where there should be one.
+    /// Reason why there is no winner, where there should be one.
     pub failure: Option<anyhow::Error>,
-    /// Why records of it are lost, where they are; the run ended with that.
+    /// Error that lost records, where it did; the run ended with that.
     pub lost: Option<anyhow::Error>,
 }
 
@@ -406,16 +406,16 @@ fn tune(
     Ok(Report::new(args, workload, tuned?))
 }
 
-/// On the first interrupt the run ends early but in order; on the second it ends at once, with all recorded.
+/// Handler of interrupts: the first ends the run early but in order, the second at once, with all recorded.
 #[derive(Default)]
 pub struct Interrupts {
     /// Raised by the first one.
     pub stop: AtomicBool,
-    /// What records and shows the run at hand.
+    /// Recorder and display of the current run.
     at_hand: Mutex<Option<AtHand>>,
 }
 
-/// What records a run, once it has begun, and what shows it.
+/// Recorder of a run, once it has begun, and its display.
 struct AtHand {
     recording: Option<Recording>,
     progress: Progress,
@@ -433,7 +433,8 @@ impl Interrupts {
         Ok(interrupts)
     }
 
-    /// Has what records and shows the run at hand told; without a recorder as long as it starts.
+    /// Makes the function that hands over the recorder and display of a run; without a recorder while it
+    /// starts.
     pub fn concerned(&self) -> Concern<'_> {
         Box::new(|recording, progress| {
             let at_hand = AtHand { recording: recording.cloned(), progress: progress.clone() };
@@ -441,7 +442,7 @@ impl Interrupts {
         })
     }
 
-    /// Has the lab do something, shows how it goes, and lets interrupts end it.
+    /// Has the lab do some work, shows its progress, and lets interrupts end it.
     pub fn listen<T>(&self, work: impl FnOnce(Caller) -> T) -> T {
         let shown: Mutex<Option<Shown>> = Mutex::new(None);
         let lock = || shown.lock().unwrap_or_else(PoisonError::into_inner);

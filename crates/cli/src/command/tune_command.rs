@@ -31,19 +31,19 @@ pub struct OwnArgs {
     /// A condition on the parameters, such as 'tile * t <= 64'; each has to hold
     #[arg(long = "where", value_name = "EXPRESSION", requires = "command", allow_hyphen_values = true)]
     constraints: Vec<String>,
-    /// What makes the command, once for each text that it comes to
+    /// Command that builds, once for each text that its placeholders give
     #[arg(long, value_name = "COMMAND", requires = "command", allow_hyphen_values = true)]
     build: Option<String>,
-    /// What ends with exit code 0 where the command did right; it reads what the command wrote
+    /// Command that checks a run, by exit code 0; it reads the run's output
     #[arg(long, value_name = "COMMAND", requires = "command", allow_hyphen_values = true)]
     check: Option<String>,
-    /// What is done before each run
+    /// Command before each run
     #[arg(long, value_name = "COMMAND", requires = "command", allow_hyphen_values = true)]
     prepare: Option<String>,
-    /// What is done after each run
+    /// Command after each run
     #[arg(long, value_name = "COMMAND", requires = "command", allow_hyphen_values = true)]
     cleanup: Option<String>,
-    /// What is made small: wall, cpu, or the number that a regular expression finds in the output
+    /// Metric to minimise: wall, cpu, or the number that a regular expression finds in the output
     #[arg(long, value_name = "METRIC", requires = "command", default_value = "wall", allow_hyphen_values = true)]
     metric: String,
     /// Make the metric great instead

@@ -1,4 +1,4 @@
-//! What the tests of the command share.
+//! Helpers of the command's tests.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::collections::HashSet;
@@ -125,7 +125,7 @@ pub fn make_runner(folder: &Path, compiler: &str) -> Option<()> {
     Some(())
 }
 
-/// The same for 64-bit Arm, where an emulator is there as well.
+/// Builds a runner for 64-bit Arm, where an emulator is installed as well.
 pub fn make_arm_runner(folder: &Path) -> Option<()> {
     tool("qemu-aarch64")?;
     make_runner(folder, "aarch64-linux-gnu-gcc")
