@@ -1,4 +1,5 @@
-//! Rules about the tree that the compiler does not check: edges between crates, the system, links, widths.
+//! Rules about the tree that the compiler does not check: edges between crates, the system, links, widths,
+//! beginnings of docs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -61,6 +62,17 @@ const WRITING: &[&str] = &["fs::write", "fs::rename", "fs::copy", "File::create"
 
 /// The most columns of a line of Markdown or of a comment.
 const MOST_COLUMNS: usize = 110;
+
+/// Beginnings of docs that do not name the thing: rustdoc shows each doc by itself.
+const NAMELESS: &[&str] = &[
+    "What", "Where", "Which", "Who", "Whose", "Whom", "It", "Its", "That", "Those", "They", "Them", "One", "The same",
+    "So many", "So much", "So long", "…",
+];
+
+/// Most docs of a crate, of public and private items and of tests, with such a beginning. The numbers only
+/// fall; crates without a row have none.
+const MOST_NAMELESS: &[(&str, usize)] =
+    &[("tune", 320), ("tilewright", 201), ("model", 161), ("ship", 29), ("python", 17)];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -141,6 +153,24 @@ fn code_lines(source: &str) -> Vec<(usize, String)> {
 
 fn has_word(line: &str, word: &str) -> bool {
     line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == word)
+}
+
+/// Line numbers and first lines of doc comments, without the marks.
+fn docs(source: &str) -> Vec<(usize, &str)> {
+    let parts = |line| ["///", "//!"].into_iter().find_map(|mark| Some((mark, str::strip_prefix(line, mark)?)));
+    let mut before = None;
+    let lines = source.lines().enumerate().filter_map(|(at, line)| {
+        let doc = parts(line.trim_start()).filter(|(_, text)| !text.starts_with('/'));
+        let is_first = doc.map(|(mark, _)| mark) != std::mem::replace(&mut before, doc.map(|(mark, _)| mark));
+        doc.filter(|_| is_first).map(|(_, text)| (at + 1, text.trim()))
+    });
+    lines.collect()
+}
+
+/// Whether a doc begins with one of [`NAMELESS`].
+fn is_nameless(doc: &str) -> bool {
+    let goes_on = |rest: &str| rest.starts_with(|c: char| c.is_alphanumeric() || c == '-');
+    NAMELESS.iter().any(|beginning| doc.strip_prefix(beginning).is_some_and(|rest| !goes_on(rest)))
 }
 
 #[track_caller]
@@ -235,6 +265,26 @@ fn files_are_written_the_one_way() {
     assert_none(&offences);
 }
 
+#[test]
+fn docs_begin_with_the_thing_that_they_name() {
+    let mut offences = Vec::new();
+    for (crate_name, folder) in crates() {
+        let most = MOST_NAMELESS.iter().find(|(name, _)| *name == crate_name).map_or(0, |(_, most)| *most);
+        let mut nameless = Vec::new();
+        for path in files_below(&folder, "rs") {
+            let source = read(&path);
+            let found = docs(&source).into_iter().filter(|(_, doc)| is_nameless(doc));
+            nameless.extend(found.map(|(at, doc)| format!("{}:{at}: {doc}", name_of(&path))));
+        }
+        if nameless.len() > most {
+            let n = nameless.len();
+            offences.push(format!("{n} docs of {crate_name} begin with neither noun nor verb, {most} at most:"));
+            offences.extend(nameless);
+        }
+    }
+    assert_none(&offences);
+}
+
 /// The pages in the root and below `docs`.
 fn pages() -> Vec<PathBuf> {
     let in_root = list(&root()).into_iter().filter(|p| p.extension().is_some_and(|e| e == "md"));
@@ -282,6 +332,9 @@ fn manifests_and_lines_are_read_as_they_are() {
     let manifest = "[package]\nname = \"x\"\n[dependencies]\na.workspace = true\nb = { path = \"..\" }\n\
                     [dependencies.c]\nversion = \"1\"\n[dev-dependencies]\n# d = \"1\"\ne = \"1\"\n[lints]\nf = 1\n";
     assert_eq!(dependencies(manifest), ["a", "b", "c", "e"]);
+    let docs = docs("//! It.\n//! Its.\n\n  /// One-sided.\n/// What.\nfn f() {}\n//// Where\n/// The same.\n//! …\n");
+    assert_eq!(docs, [(1, "It."), (4, "One-sided."), (8, "The same."), (9, "…")]);
+    assert!(docs.iter().map(|(_, doc)| is_nameless(doc)).eq([true, false, true, true]));
     let lines = code_lines("let x = \"unsafe\"; // unsafe\nunsafe_code\nunsafe {\n#[cfg(test)]\nmod tests {\nunsafe");
     let with: Vec<usize> = lines.iter().filter(|(_, l)| has_word(l, "unsafe")).map(|(at, _)| *at).collect();
     assert_eq!(with, [3]);
