@@ -21,7 +21,7 @@ const MOST_TASKS: usize = 4;
 /// Trials of one space that was searched earlier.
 #[derive(Debug, Clone)]
 pub struct EarlierTask {
-    /// What was computed.
+    /// Workload of the task.
     pub workload: Workload,
     /// The template whose space it was.
     pub template: String,

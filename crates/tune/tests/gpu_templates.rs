@@ -254,8 +254,8 @@ fn first_guesses_have_threads_for_a_whole_gpu() {
     }
 }
 
-/// What is valid of the papers' spaces within 48 KiB of shared memory and 1024 threads, in tenths of a per
-/// cent.
+/// Share of the papers' spaces that is valid within 48 KiB of shared memory and 1024 threads, in tenths of a
+/// per cent.
 #[test]
 fn limits_of_a_device_leave_so_much_of_the_papers_spaces() {
     for (text, template, size, valid) in [

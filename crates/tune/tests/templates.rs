@@ -136,7 +136,7 @@ struct Threads<'a> {
     values: HashMap<LoopId, i64>,
     /// In a shared loop: the iteration, and temporaries of its own.
     iteration: Option<(i64, HashSet<BufferId>)>,
-    /// What of it became of each element so far.
+    /// Accesses to each element so far.
     touched: HashMap<(BufferId, Vec<i64>), Touched>,
     race: Option<String>,
 }
@@ -347,7 +347,8 @@ fn threads_share_long_sums_of_small_results() {
     }
 }
 
-/// Where another thread may be of no use, what one thread does is among what two do: they need not lose.
+/// Schedules for one thread are among those for two, where another thread may be of no use: they need not
+/// lose.
 #[test]
 fn one_thread_s_schedules_are_among_those_of_two() {
     let small = ["matmul:m=16,n=16,k=16", "dense:m=1,n=64,k=64", "conv2d:c=8,h=10,w=10,k=8,r=3,s=3,pad=1"];

@@ -262,7 +262,8 @@ fn a_model_of_records_serves_workloads_with_and_without_some_parameters() {
     }
 }
 
-/// What a space allows after a prefix is what its configurations say, whatever of its values a model knows.
+/// Completions of a space after a prefix are those of its configurations, whichever of its values a model
+/// knows.
 #[test]
 fn completions_of_a_space_are_exact() {
     let parameters = vec![

@@ -25,7 +25,7 @@ pub enum DataError {
     /// There is one column, of what others separate in another way.
     #[error("the head is one column, as if {found} separated values: {head:?} (put commas between them)")]
     Separator {
-        /// What separates values.
+        /// Kind of separator.
         found: &'static str,
         /// The head.
         head: String,
@@ -57,7 +57,7 @@ pub enum DataError {
     Field {
         /// The line, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// Reason.
         error: ProblemError,
     },
     /// A value of a parameter that the specification does not list.
@@ -97,7 +97,7 @@ pub enum DataError {
     },
 }
 
-/// What separates values in tables of others.
+/// Separators of values in tables that are not comma-separated.
 const SEPARATORS: [(char, &str); 4] = [('\t', "tabs"), (';', "semicolons"), ('|', "bars"), (' ', "blanks")];
 
 /// A problem with its best parameters.

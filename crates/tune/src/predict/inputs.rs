@@ -1,4 +1,4 @@
-//! What a model is given of a problem.
+//! Inputs of a model: the fields of a problem.
 
 use serde_json::{Map, Value as Json, json};
 use tilewright_learn::sequence::{Example, Field, FieldKind, Parameter, Vocabulary};
@@ -9,7 +9,7 @@ use super::specification::{KernelSpecification, ProblemError, SpecificationError
 /// Why a model cannot be asked. The fault is the file's, or that of what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum InputsError {
-    /// What the model's file says about it is not what is written for a kernel.
+    /// Metadata that are not those of a kernel's model.
     #[error("the model is of no kernel ({0} is missing)")]
     NoKernel(&'static str),
     /// The specification in the model's file cannot be read.
@@ -18,7 +18,7 @@ pub enum InputsError {
     /// The model's vocabulary is not that of its specification.
     #[error("the model and its kernel specification differ in {0}")]
     Differs(String),
-    /// What is asked is no problem of the kernel.
+    /// A text that is not a problem of the kernel.
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// A field that had one value in all the model learnt from has another one.
@@ -33,7 +33,7 @@ pub enum InputsError {
     },
 }
 
-/// Which fields of a kernel's problems a model is given: those that vary in what it learns from.
+/// Fields of a kernel's problems that a model is given: those that vary in its training data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inputs {
     /// The fields by place.
@@ -79,7 +79,7 @@ impl Inputs {
         Example { problem: self.problem(&row.problem), answer: row.answer.clone() }
     }
 
-    /// What a model's file says about the kernel; [`Inputs::read`] gives it back.
+    /// Metadata of the kernel in a model's file; [`Inputs::read`] reads them back.
     pub fn describe(&self, kernel: &KernelSpecification) -> Json {
         let fixed = kernel.fields.iter().zip(&self.fixed);
         let fixed = fixed.filter_map(|(field, value)| Some((field.name.clone(), field.text((*value)?).into())));

@@ -15,12 +15,12 @@ const MOST_STEPS: u64 = 1 << 24;
 const LEAST_STEPS: u64 = 256;
 /// The most numbers that are remembered of prefixes; some hundred megabytes.
 const MOST_REMEMBERED: usize = 1 << 23;
-/// What remembering a prefix costs beside its numbers.
+/// Cost of remembering a prefix, beside its numbers.
 const COST_OF_PREFIX: usize = 4;
 /// Choices between two looks at whether to go on.
 const WATCH_EVERY: u64 = 1 << 12;
 
-/// What is told, now and then, how many choices were tried, and says whether to go on.
+/// Observer of a search: receives the number of choices tried, and may break off.
 type Watch<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 
 /// The constraints of a kernel for one problem, arranged so that each is checked as soon as all it reads is
@@ -43,7 +43,7 @@ pub struct LookAhead<'a> {
     effort: Effort<'a>,
 }
 
-/// What questions have cost.
+/// Cost of the queries so far.
 struct Effort<'a> {
     n_steps: u64,
     /// The number of steps at which the question at hand is given up.
@@ -76,7 +76,7 @@ impl Effort<'_> {
 /// A parameter, and what its value decides.
 struct Level {
     slot: usize,
-    /// What expressions see of each legal value.
+    /// Legal values, as expressions see them.
     values: Vec<Datum>,
     /// Definitions that are known from here on, with their places.
     definitions: Vec<(usize, Code)>,
@@ -100,7 +100,7 @@ impl<'a> LookAhead<'a> {
         LookAhead::with(kernel, problem, kernel.constraints.iter().map(|constraint| &constraint.code))
     }
 
-    /// The same, which `watch` follows and may stop. Stopped, it says yes to what is not known.
+    /// Sets an observer that may stop the look-ahead. Stopped, it says yes to any prefix that is not decided.
     pub fn watched(mut self, watch: impl FnMut(u64) -> ControlFlow<()> + 'a) -> LookAhead<'a> {
         self.effort.watch = Some(Box::new(watch));
         self

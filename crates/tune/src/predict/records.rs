@@ -36,15 +36,15 @@ pub enum RecordsError {
         /// As many are needed.
         least: usize,
     },
-    /// What the model's file says about it is not what is written for a template.
+    /// Metadata that are not those of a template's model.
     #[error("the model is of no template")]
     NoTemplate,
     /// The model has not seen a parameter of the space.
     #[error("the model knows the parameters {known}, and the space has {found}")]
     OtherParameters {
-        /// Those of the model.
+        /// Parameters of the model.
         known: String,
-        /// Those of the space.
+        /// Parameters of the space.
         found: String,
     },
     /// No legal configuration consists of values that the model knows.
@@ -55,7 +55,7 @@ pub enum RecordsError {
 /// Workloads that are needed: with fewer there is nothing to validate with.
 const LEAST_WORKLOADS: usize = 2;
 
-/// What records teach about a template.
+/// Training data of a template's model, from records.
 #[derive(Debug, Clone)]
 pub struct Lessons {
     /// The tokens.
@@ -65,7 +65,7 @@ pub struct Lessons {
 }
 
 impl Lessons {
-    /// What the measured trials of a template's workloads teach.
+    /// Collects the training data from the measured trials of a template's workloads.
     ///
     /// # Errors
     /// [`RecordsError::TooFew`].
@@ -136,7 +136,7 @@ pub fn predict(
     Ok(answers.into_iter().filter_map(config).collect())
 }
 
-/// What a model's file says about a model of a template; [`read_template`] gives it back.
+/// Metadata of a template in a model's file; [`read_template`] reads them back.
 pub fn describe_template(template: &str) -> Json {
     json!({"template": template})
 }
@@ -202,7 +202,7 @@ fn fields_of<'a>(descriptions: impl Iterator<Item = &'a Description>) -> Vec<Fie
     if varying.is_empty() { seen.iter().map(field).collect() } else { varying }
 }
 
-/// What a model is given of a workload. A size that the operator does not have is 0.
+/// Inputs of a model for a workload. A size that the operator does not have is 0.
 fn problem_of(vocabulary: &Vocabulary, description: &Description) -> Vec<i64> {
     let number = |field: &Field| match (&field.kind, description.get(&field.name)) {
         (FieldKind::Integer, Some(Property::Number(number))) => *number,

@@ -16,7 +16,7 @@ pub enum SpecificationError {
     Form {
         /// The line it is about, from 1, where there is one.
         line: Option<usize>,
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
     /// There are none of these.
@@ -43,9 +43,9 @@ pub enum SpecificationError {
     /// An expression that is none, or does not fit.
     #[error("{place}, {error}")]
     Expression {
-        /// Whose expression it is.
+        /// Owner of the expression.
         place: String,
-        /// What is wrong with it.
+        /// Reason.
         error: ExpressionError,
     },
     /// A constraint that is no condition.
@@ -53,7 +53,7 @@ pub enum SpecificationError {
     NoCondition {
         /// The constraint.
         name: String,
-        /// What it is.
+        /// Type of the expression.
         found: Type,
     },
 }
@@ -88,7 +88,7 @@ pub enum ProblemError {
         name: String,
         /// The value.
         value: String,
-        /// What it can be.
+        /// Valid values.
         expected: String,
     },
     /// A field whose expression has no value.
@@ -102,20 +102,20 @@ pub enum ProblemError {
 /// A field of a problem.
 #[derive(Debug, Clone)]
 pub struct FieldSpecification {
-    /// Its name, that of a column of the data unless it is computed.
+    /// Name of the field, and of a column of the data unless it is computed.
     pub name: String,
-    /// Its values, where it is a category.
+    /// Values, where the field is a category.
     pub values: Option<Arc<[String]>>,
-    /// What computes it from the fields before it, where it is computed.
+    /// Expression over the fields before it, where the field is computed.
     expression: Option<Code>,
 }
 
 /// A parameter of a kernel.
 #[derive(Debug, Clone)]
 pub struct ParameterSpecification {
-    /// Its name, that of a column of the data.
+    /// Name of the parameter, and of a column of the data.
     pub name: String,
-    /// Its legal values as text, in order.
+    /// Legal values as text, in order.
     pub values: Arc<[String]>,
     /// By legal value: what expressions see.
     pub(super) data: Vec<Datum>,
@@ -334,7 +334,8 @@ impl KernelSpecification {
         self.violated(problem, answer).next().is_none()
     }
 
-    /// What two configurations have in common exactly where they mean the same kernel for a problem.
+    /// Canonical form of a configuration: equal for two exactly where they mean the same kernel for a
+    /// problem.
     pub fn canonical(&self, problem: &[i64], answer: &[u32]) -> Vec<Option<Datum>> {
         if self.equivalence.is_empty() {
             return answer.iter().map(|&value| Some(i64::from(value).into())).collect();
@@ -371,7 +372,7 @@ impl FieldSpecification {
         found.ok_or_else(|| ProblemError::Value { name: self.name.clone(), value: text.into(), expected })
     }
 
-    /// What expressions see of a value of the field.
+    /// Value of the field, as expressions see it.
     pub(super) fn datum(&self, value: i64) -> Datum {
         match &self.values {
             Some(_) => self.text(value).as_str().into(),

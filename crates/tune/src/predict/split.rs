@@ -1,4 +1,4 @@
-//! Which problems a model learns from, and which it is judged by.
+//! Division of problems into those for training and those held out.
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;

@@ -1,5 +1,5 @@
-//! What a store keeps for tuning on many machines: runs under way, whose results may wait elsewhere, and
-//! candidates that machines went away with.
+//! Tables of a store for tuning on many machines: runs under way, whose results may wait elsewhere, and
+//! candidates that ran while machines vanished.
 
 use rusqlite::{OptionalExtension, params};
 

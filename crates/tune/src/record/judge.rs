@@ -1,4 +1,4 @@
-//! Which records can be true: those of configurations that the space has, and of kernels no faster than a
+//! Plausibility of records: those of configurations that the space has, and of kernels no faster than a
 //! machine can be.
 //!
 //! Records come from other machines and versions, by import or with a database that was copied. One that
@@ -17,19 +17,19 @@ use super::Record;
 use crate::space::Space;
 use crate::template::{Setting, Task, least_flops};
 
-/// The clock of no CPU, in GHz.
+/// Upper bound on a CPU clock, in GHz.
 const FASTEST_CLOCK_GHZ: f64 = 8.0;
 /// Units that multiply and add vectors of up to 128 bits, and wider ones, in a core that has most of them.
 const MOST_UNITS: (f64, f64) = (4.0, 2.0);
 /// More threads than any machine has CPUs: no space is made for them.
 const MOST_THREADS: u32 = 4096;
 
-/// Why a record is passed over.
+/// Reason why a record is passed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
-    /// Its configuration is not one of the space as it is now.
+    /// A configuration that the space, as it is now, does not have.
     OtherSpace,
-    /// It is faster than a machine of its target can be.
+    /// A time shorter than a machine of its target can reach.
     TooFast,
     /// The row is none that this version understands.
     Unreadable,
@@ -38,16 +38,16 @@ pub enum Doubt {
 /// How many records were passed over, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct PassedOver {
-    /// Those whose configuration is not one of the space as it is now.
+    /// Records of configurations that the space, as it is now, does not have.
     pub other_space: u64,
-    /// Those faster than a machine of their target can be.
+    /// Records of times shorter than a machine of their target can reach.
     pub too_fast: u64,
     /// Rows that this version does not understand.
     pub unreadable: u64,
 }
 
 impl PassedOver {
-    /// One more.
+    /// Counts another record.
     pub fn count(&mut self, doubt: Doubt) {
         match doubt {
             Doubt::OtherSpace => self.other_space += 1,
@@ -84,20 +84,20 @@ impl fmt::Display for PassedOver {
     }
 }
 
-/// What the records of one space on one machine are held against. By default everything can be true.
+/// Bounds for the records of a space on a machine. By default all are plausible.
 #[derive(Debug, Clone, Default)]
 pub struct Judge {
     space: Known,
     least_ns: f64,
 }
 
-/// What is known of a space.
+/// Knowledge of a space.
 #[derive(Debug, Clone, Default)]
 enum Known {
     /// Nothing: it depends on a machine that is not this one.
     #[default]
     Nothing,
-    /// That this version has no such template.
+    /// Absent: this version has no such template.
     Absent,
     /// The space.
     Space(Arc<Space>),

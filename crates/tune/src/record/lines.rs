@@ -15,7 +15,7 @@ pub struct Line {
     /// The trial.
     #[serde(flatten)]
     pub record: Record,
-    /// What the race said.
+    /// Result of the race, if the record won one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub winner: Option<Winner>,
 }
@@ -36,7 +36,7 @@ pub enum RecordError {
     Malformed {
         /// The line, counted from 1.
         line: u64,
-        /// What is wrong with it, in one line.
+        /// Reason, in one line.
         problem: String,
     },
 }
@@ -47,7 +47,7 @@ impl Line {
         serde_json::to_string(self).expect("invariant: a record consists of text, numbers and JSON")
     }
 
-    /// What is on one line of JSON.
+    /// Parses a line of JSON.
     ///
     /// # Errors
     /// What is wrong with the line, in one line.

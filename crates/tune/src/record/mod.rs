@@ -29,7 +29,7 @@ pub struct TaskKey {
     pub threads: u32,
 }
 
-/// One trial as it is kept. Workload, target, template, threads and configuration together identify it.
+/// Record of a trial. Workload, target, template, threads and configuration together identify it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// The operator with its sizes, for example `matmul:m=1024,n=1024,k=1024`.
@@ -42,9 +42,9 @@ pub struct Record {
     pub threads: u32,
     /// The configuration: an object from parameter to value.
     pub config: Json,
-    /// What became of it.
+    /// Outcome of the trial.
     pub outcome: Outcome,
-    /// Where its time went.
+    /// Seconds of building, running and verifying.
     pub seconds: Seconds,
     /// The schedule steps that the configuration stood for, as text; empty if it could not be instantiated.
     pub steps: String,
@@ -60,14 +60,14 @@ pub struct Record {
     pub toolchain: String,
     /// When it was measured, in seconds since 1970.
     pub unix_time: u64,
-    /// Where in its run it was measured; absent where an earlier version recorded it.
+    /// Time within its run; absent where an earlier version recorded it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunTime>,
     /// The limit that it failed of; absent where it did not fail of one that can be raised, and in records of
     /// versions that did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Limit>,
-    /// Where it was measured, as far as that is known.
+    /// Conditions of the measurement, as far as they are known.
     #[serde(flatten)]
     pub conditions: Conditions,
     /// Whether it came by import, so that it need not have been measured on this machine. It does not travel.
@@ -85,7 +85,7 @@ pub struct RunTime {
 }
 
 impl Record {
-    /// What no version writes, and JSON has no way to write.
+    /// Refuses records that no version writes, and numbers that JSON cannot express.
     ///
     /// # Errors
     /// What it is, in one line.

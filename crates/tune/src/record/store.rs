@@ -221,7 +221,7 @@ pub struct Winner {
     /// As in [`Record`].
     #[serde(skip)]
     pub config: Json,
-    /// Its median when measured again, in nanoseconds.
+    /// Median of the race's measurements, in nanoseconds.
     pub median_ns: f64,
     /// By what part of its own median the runner-up is slower; `None` where there was no other candidate.
     pub margin: Option<f64>,
@@ -246,7 +246,7 @@ pub struct Winner {
 }
 
 impl Winner {
-    /// What no version writes, and JSON has no way to write.
+    /// Refuses winners that no version writes, and numbers that JSON cannot express.
     ///
     /// # Errors
     /// What it is, in one line.
@@ -300,14 +300,14 @@ impl Best {
 /// By template: what its records are held against.
 pub type Judges<'a> = &'a dyn Fn(&str) -> Judge;
 
-/// What an import did.
+/// Counts of an import.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Imported {
     /// Records read.
     pub read: u64,
-    /// Those that were not there before.
+    /// Records that were not there before.
     pub new: u64,
-    /// Those that were refused.
+    /// Records that were refused.
     pub n_refused: u64,
     /// The lines of the first of these, counted from 1, and why.
     pub refused: Vec<(u64, String)>,
@@ -318,7 +318,7 @@ impl Imported {
     const MOST_REASONS: usize = 5;
 }
 
-/// What an export did.
+/// Counts of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exported {
     /// Records written.
@@ -381,7 +381,7 @@ impl Store {
         Ok(new)
     }
 
-    /// What there are trials of, as far as this version understands it, in the order in which it was first
+    /// Tasks with trials, as far as this version understands them, in the order in which they were first
     /// recorded.
     ///
     /// # Errors
@@ -920,7 +920,7 @@ fn limit(row: &Row) -> Result<Option<Limit>, StoreError> {
     Ok(name.zip(number).and_then(|(name, number)| Limit::from_parts(&name, number)))
 }
 
-/// Where the trial was measured; the same of such a database.
+/// Conditions of the trial's measurement; a read-only database of an earlier version lacks the columns.
 fn conditions(row: &Row) -> Result<Conditions, StoreError> {
     if row.as_ref().column_index("temperature_c").is_err() {
         return Ok(Conditions::default());
@@ -954,7 +954,7 @@ fn winner(row: &Row) -> Result<Winner, StoreError> {
     Ok(winner)
 }
 
-/// What earlier versions wrote behind workloads that it says nothing of.
+/// Attribute that earlier versions wrote at the end of workloads without any effect on them.
 const SAYS_NOTHING: &str = ",exact=1";
 
 /// The name under which earlier versions may have kept records of a workload; its own where that is the same.

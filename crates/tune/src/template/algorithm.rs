@@ -10,9 +10,9 @@ pub struct Algorithm<Problem> {
     pub name: &'static str,
     /// Whether it is one for this problem.
     pub applies: fn(&Problem) -> bool,
-    /// What it leaves open. Algorithms may share parameters.
+    /// Parameters of the algorithm. Algorithms may share parameters.
     pub parameters: fn(&Setting, &Problem) -> Vec<Parameter>,
-    /// Which combinations make sense.
+    /// Constraints between the parameters.
     pub constraints: fn(&Setting, &Problem) -> Vec<Constraint>,
     /// The schedule of a configuration.
     pub steps: fn(&Setting, &Problem, &Space, &Config) -> Vec<Step>,
@@ -70,7 +70,7 @@ pub fn steps<P>(s: &Setting, problem: &P, all: &[Algorithm<P>], space: &Space, c
     (chosen(problem, all, space, config).steps)(s, problem, space, config)
 }
 
-/// What the model of the chosen algorithm expects a run to cost.
+/// Estimated cost of a run with the chosen algorithm.
 pub fn estimate<P>(s: &Setting, problem: &P, all: &[Algorithm<P>], space: &Space, config: &Config) -> f64 {
     (chosen(problem, all, space, config).estimate)(s, problem, space, config)
 }

@@ -23,7 +23,7 @@ use tilewright_ir::{Program, Step, Target};
 pub struct Template {
     /// Its name on the command line and in records.
     pub name: &'static str,
-    /// One line on what it varies.
+    /// Description of the space, in one line.
     pub text: &'static str,
     /// Whether it has configurations for a workload on a machine.
     pub serves: fn(&Setting) -> bool,
@@ -31,7 +31,7 @@ pub struct Template {
     pub space: fn(&Setting) -> Result<Space, SpaceError>,
     /// The schedule of a configuration of that space.
     pub steps: fn(&Setting, &Space, &Config) -> Vec<Step>,
-    /// What a model of registers and caches expects a run to cost, in cycles of one core; to rank guesses.
+    /// Cost of a run, in cycles of a core, by a model of registers and caches; ranks guesses.
     pub estimate: Option<fn(&Setting, &Space, &Config) -> f64>,
 }
 
@@ -67,7 +67,7 @@ pub fn least_flops(workload: &Workload) -> f64 {
     workload.flops_inside() * conv::least_share(workload)
 }
 
-/// What a template depends on.
+/// Setting of a template: workload, target and threads.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// The operator and its sizes.
@@ -85,7 +85,7 @@ pub struct Task {
     pub setting: Setting,
     /// The template.
     pub template: &'static Template,
-    /// Its space.
+    /// Space of the task.
     pub space: Arc<Space>,
 }
 
@@ -109,9 +109,9 @@ pub enum TaskError {
         workload: String,
         /// The template.
         template: &'static str,
-        /// What is too large, and what would do.
+        /// Size that is too large, and one that would do.
         what: String,
-        /// What excludes everything.
+        /// Constraint that excludes everything.
         error: Box<SpaceError>,
     },
     /// The template's space cannot be built.
@@ -165,8 +165,8 @@ impl Task {
         Ok(Task { setting, template, space: Arc::new(space) })
     }
 
-    /// The same with what a GPU's limits rule out left in the space: such configurations fail where they are
-    /// instantiated, as papers count them.
+    /// Makes the task without the constraints of a GPU's limits: configurations beyond them fail where they
+    /// are instantiated, as papers count them.
     ///
     /// # Errors
     /// [`SpaceError`] where the space cannot be built without those constraints.
@@ -179,7 +179,7 @@ impl Task {
         (self.template.steps)(&self.setting, &self.space, config)
     }
 
-    /// The same as text, a line a step.
+    /// Schedule of a configuration as text, a step on each line.
     pub fn steps_text(&self, config: &Config) -> String {
         steps_text(&self.steps(config))
     }

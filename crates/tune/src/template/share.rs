@@ -24,9 +24,9 @@ const MOST_RESULTS_EACH: i64 = 1 << 15;
 /// Elements of a sum for each thread and row or column of its result, from which sharing rows or columns
 /// leaves much that every thread reads.
 const LONG_SUM: i64 = 8;
-/// So many results for each thread need no sum to be shared.
+/// Number of results for each thread from which on no sum needs to be shared.
 const RESULTS_PER_THREAD: i64 = 4;
-/// So many results are added up by all threads.
+/// Number of results from which on all threads add up their parts.
 pub const MANY_RESULTS: i64 = 1 << 13;
 
 /// Bytes of a cache line on every supported machine.
@@ -41,12 +41,12 @@ const START_CYCLES: f64 = 2000.0;
 pub const PARTS: &str = "S";
 /// The loop over the parts of a sum, of the loops that add them up.
 pub const PART: &str = "part";
-/// The same loop of those that compute them.
+/// Loop over the parts in the stage that computes them.
 pub const EACH_PART: &str = "S.part";
-/// What is left of the sum's own loop, in a part.
+/// Rest of the sum's own loop, in a part.
 pub const IN_PART: &str = "in_part";
 
-/// What threads share.
+/// Work that threads share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     /// Tiles of the result.
@@ -62,7 +62,7 @@ impl Share {
     const ALL: [(Share, &'static str); 3] =
         [(Share::Result, "result"), (Share::Sum, "sum"), (Share::Nothing, "nothing")];
 
-    /// What threads share in a configuration.
+    /// Sharing of a configuration.
     pub fn of(s: &Setting, space: &Space, config: &Config) -> Share {
         if s.n_threads == 1 {
             return Share::Nothing;
@@ -91,7 +91,7 @@ impl Share {
         constraint.except_where(NAME, self.name())
     }
 
-    /// That a parameter which only this gives a meaning keeps its first value elsewhere.
+    /// Constraint that a parameter, which only this sharing uses, keeps its first value otherwise.
     pub fn owns(self, parameter: &str, first: &str) -> Constraint {
         let (first, name) = (Value::Text(first.into()), self.name());
         Constraint::new(
@@ -102,7 +102,7 @@ impl Share {
         )
     }
 
-    /// That a parameter is not this value where threads share this.
+    /// Constraint that a parameter does not have this value with this sharing.
     pub fn excludes(self, parameter: &str, value: &str) -> Constraint {
         let (name, value) = (self.name(), Value::Text(value.into()));
         Constraint::new(
@@ -121,7 +121,7 @@ pub struct Work {
     pub results: i64,
     /// Rows of each result.
     pub rows: i64,
-    /// Its columns.
+    /// Columns of the result.
     pub columns: i64,
     /// Elements that each element of it sums.
     pub sum: i64,
@@ -163,7 +163,7 @@ impl Work {
         if self.is_choice(s) { Share::Result.only(constraint) } else { constraint }
     }
 
-    /// What the busiest thread does of so many cycles, where it is a choice; else all of them.
+    /// Cycles of the busiest thread, of `cycles` in all, where the sharing is a choice; else all of them.
     ///
     /// `n_iterations`: of the loop that threads share; `n_tiles`: how often the sum of a tile is shared.
     pub fn of_busiest_thread(&self, s: &Setting, share: Share, cycles: f64, n_iterations: i64, n_tiles: i64) -> f64 {
@@ -218,8 +218,8 @@ pub fn on_own_lines(s: &Setting, order: &[usize], padded: usize, extent: i64, in
     layout(PARTS, &axes.collect::<Vec<_>>())
 }
 
-/// What sharing costs beside the work that a thread is left with: the threads begin so many times, and the
-/// parts of so many results are added up.
+/// Cost of sharing, in cycles, beside the work that a thread is left with: parallel regions begin `n_begins`
+/// times, and the parts of `results` results are added up.
 pub fn overhead(s: &Setting, share: Share, n_begins: i64, results: i64) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype) as f64;
     match share {

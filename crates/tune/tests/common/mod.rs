@@ -1,4 +1,4 @@
-//! What tests of templates share.
+//! Helpers of the templates' tests.
 
 use tilewright_ir::{Buffer, BufferId, Program, Role, interp};
 
@@ -23,7 +23,7 @@ pub fn written(program: &Program, arguments: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     arguments.into_iter().zip(is_output).filter(|(_, is_output)| *is_output).map(|(a, _)| a).collect()
 }
 
-/// What a program makes of such arguments.
+/// Runs a program on such arguments.
 pub fn outputs_of(program: &Program, divisor: f64) -> Vec<Vec<f64>> {
     let mut arguments = arguments(program, divisor);
     interp::run(program, &mut arguments).unwrap_or_else(|fault| panic!("{fault}\n{program}"));

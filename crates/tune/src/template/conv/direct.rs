@@ -24,7 +24,8 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 pub const DIRECT: Algorithm<Shape> =
     Algorithm { name: "direct", applies: |_| true, parameters, constraints, steps, estimate };
 
-/// So many constant weights that copying them one by one takes longer than making code that copies vectors.
+/// Constant weights from which on copying them one by one takes longer than compiling code that copies
+/// vectors.
 const MANY_WEIGHTS: i64 = 1 << 18;
 /// Most taps of a filter that are copied together.
 const MOST_TAPS: i64 = 16;
@@ -32,7 +33,8 @@ const MOST_TAPS: i64 = 16;
 /// Most multiply-adds of unrolled code for each vector register. Beyond, compiling takes several times as
 /// long and no kernel was among the fastest.
 const MOST_UNROLLED: i64 = 24;
-/// The same where channels are not unrolled but padding is decided tap by tap.
+/// Most multiply-adds of unrolled code for each vector register where channels are not unrolled but padding
+/// is decided tap by tap.
 const MOST_FORCED: i64 = 40;
 /// Vectors that a row of pixels fills at least to be worth having them as lanes: masks at its ends cost time,
 /// and code for each version of a tile.
@@ -449,9 +451,9 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
 
 /// Rows seldom begin and end where vectors do: so many times as long do pixels as lanes take.
 const LANES_OF_PIXELS: f64 = 1.12;
-/// Cycles that a vector costs whose elements lie apart …
+/// Cycles of a vector whose elements lie apart.
 const APART: f64 = 3.5;
-/// … and one whose elements may be zeros between those of the input.
+/// Cycles of a vector whose elements may be zeros between those of the input.
 const BETWEEN_ZEROS: f64 = 8.0;
 
 /// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they

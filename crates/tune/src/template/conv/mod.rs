@@ -104,7 +104,7 @@ struct Shape {
     interleaved: bool,
     /// Whether it is a transposed convolution's.
     transposed: bool,
-    /// Which dimensions of the weights number channels of the output and those that are summed over.
+    /// Dimensions of the weights: that of output channels and that of the channels summed over.
     weight_axes: [usize; 2],
     /// Rows and columns, as the operator has them.
     axes: [Axis; 2],
@@ -148,7 +148,7 @@ impl Shape {
         }
     }
 
-    /// What threads may share of it.
+    /// Work that threads may share.
     fn work(&self) -> Work {
         let Shape { n, k, p, q, c, r, s, k_group, .. } = *self;
         Work { results: n * (k / k_group), rows: k_group, columns: p * q, sum: c.unwrap_or(1) * r * s }
@@ -162,7 +162,7 @@ fn meets_taps(axis: &Axis) -> bool {
     (0..axis.input).any(|i| (0..axis.filter).any(|tap| (0..axis.output).contains(&meets(i, tap))))
 }
 
-/// What divides a number, from `least` on, and the number itself.
+/// Divisors of a number, from `least` on, and the number itself.
 fn divisors(n: i64, least: i64) -> impl Iterator<Item = i64> {
     (1..=n).filter(move |d| n % d == 0 && (*d >= least || *d == n))
 }

@@ -11,8 +11,8 @@ use tilewright_ir::Step;
 /// things enough registers.
 pub const AT_A_TIME: i64 = 8;
 
-/// What divides the loop over a thread's copies, of so many, where they are more than are repeated in the
-/// code, and what repeats these.
+/// Steps that split the loop over a thread's `n_loads` copies, where they are more than are unrolled, and
+/// that unroll it.
 fn repeated(name: &str, n_loads: i64) -> (Option<Step>, Option<Step>) {
     let [all, outer, inner] = ["o", "g", "i"].map(|part| format!("{name}.{part}"));
     match n_loads {
@@ -38,8 +38,8 @@ pub fn way(s: &Setting) -> Option<Parameter> {
     is_possible(s).then(|| Parameter::categorical("copies", &["registers", "async"]).optional())
 }
 
-/// What has to hold for both. `elements`: those of a step in shared memory, as an expression, of which
-/// threads have so many bytes unasked.
+/// Constraints on both factors. `elements`: number of elements of a step in shared memory, as an expression;
+/// `unasked`: bytes of static shared memory of a block.
 pub fn constraints(s: &Setting, elements: &str, unasked: u64, parameters: &[Parameter]) -> Vec<Constraint> {
     let (bytes, most) = (s.workload.dtype.bytes(), gpu(s).most_shared_bytes);
     let limit = match is_possible(s) {
@@ -78,12 +78,12 @@ pub enum Copies {
     Registers(i64),
     /// On their way into so many of the shared memory.
     Async(i64),
-    /// The same, and where they can be boxes one thread begins them.
+    /// Asynchronous copies, as bulk copies of boxes by one thread where possible.
     Bulk(i64),
 }
 
 impl Copies {
-    /// Those of a configuration.
+    /// Copies of a configuration.
     pub fn of(space: &Space, config: &Config) -> Copies {
         let ahead = space.int(config, "ahead");
         let way = space.has("copies").then(|| space.text(config, "copies"));
@@ -110,8 +110,7 @@ impl Copies {
         if matches!(self, Copies::Registers(1..)) { elements } else { 0 }
     }
 
-    /// What becomes of a factor's copies in a loop's iterations where they pass through registers: they are
-    /// loaded ahead, or some at a time.
+    /// Steps for a factor's copies that pass through registers: loaded ahead, or some at a time.
     pub fn through_registers(self, at: &str, name: &str, n_loads: i64) -> Vec<Step> {
         match self {
             Copies::Registers(ahead @ 1..) => {
@@ -125,9 +124,9 @@ impl Copies {
         }
     }
 
-    /// What becomes of the copies of a loop's iterations, each with its loads of a thread, where they do
-    /// not pass through registers. `options`: whether what reads them may go on in the next iteration,
-    /// whether they are begun behind all else, and whether a warp that does nothing else begins them.
+    /// Steps for the copies of a loop's iterations that bypass registers, each with its loads of a thread.
+    /// `options`: whether their readers may go on in the next iteration, whether they begin behind all else,
+    /// and whether a producer warp begins them.
     pub fn stream(self, at: &str, copies: &[(&str, i64)], options: [bool; 3]) -> Vec<Step> {
         let (Copies::Async(stages) | Copies::Bulk(stages)) = self else { return Vec::new() };
         let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();

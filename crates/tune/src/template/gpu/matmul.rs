@@ -27,7 +27,7 @@ pub const GPU_MATMUL: Template = Template {
     estimate: Some(|s, space, config| (SIMT.estimate)(s, s, space, config)),
 };
 
-/// It as one of several algorithms, for convolutions too.
+/// SIMT product as an algorithm, for convolutions too.
 pub(super) const SIMT: Algorithm<Setting> = Algorithm {
     name: "simt",
     applies: |s| s.target.gpu.is_some() && Product::of(&s.workload).is_some(),
@@ -83,7 +83,7 @@ fn may_read_directly(s: &Setting, products: &[Product]) -> bool {
     s.target.arch == Arch::Gpu(GpuApi::OpenCl) && products.iter().all(|p| !p.b.along_k && p.b.loads >= NEXT)
 }
 
-/// What products in tiles leave open; of several products, a further parameter chooses one.
+/// Parameters of tiled products; of several products, a further parameter chooses one.
 pub(super) fn parameters(s: &Setting, products: &[Product]) -> Vec<Parameter> {
     let most = |of: &dyn Fn(&Product) -> i64| products.iter().map(of).max().expect("there is a product");
     let vector = |of: &dyn Fn(&Product) -> i64| {
@@ -127,7 +127,7 @@ fn size(products: &[Product], parameters: &[Parameter], of: impl Fn(&Product) ->
     }
 }
 
-/// Which combinations make sense. Of several products, the first parameter chooses one.
+/// Constraints between the parameters. Of several products, the first parameter chooses one.
 pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> Vec<Constraint> {
     let gpu = gpu(s);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
@@ -205,8 +205,8 @@ pub(super) fn in_registers(s: &Setting, registers: &str, threads: &str, paramete
     constraint("registers", &text, parameters)
 }
 
-/// What has to hold for blocks of products: of so many threads, as an expression, all have something to copy,
-/// and the device has as many blocks.
+/// Constraints on blocks: each of `threads` threads, an expression, has something to copy, and the grid fits
+/// the device.
 pub(super) fn of_blocks(s: &Setting, products: &[Product], threads: &str, parameters: &[Parameter]) -> Vec<Constraint> {
     let gpu = gpu(s);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
@@ -237,7 +237,7 @@ pub(super) fn of_blocks(s: &Setting, products: &[Product], threads: &str, parame
     constraints
 }
 
-/// Which blocks a configuration has run next to each other.
+/// Rasterization of the blocks in a configuration.
 pub(super) fn order(space: &Space, config: &Config) -> Order {
     match space.text(config, "order").as_str() {
         "rows" => Order::Rows,
@@ -315,7 +315,7 @@ fn cycles_of_cores(s: &Setting, t: &Tiling, lanes: i64, blocks: &Blocks) -> f64 
     rounds as f64 * blocks.fmas / (used * 2.0 * lanes as f64)
 }
 
-/// What the kernel that adds up parts takes, where blocks share sums.
+/// Cost of the kernel that adds up parts, where blocks share sums (split-k), in cycles.
 pub(super) fn sums_of_parts(s: &Setting, p: &Product, split: i64) -> f64 {
     if split == 1 {
         return 0.0;

@@ -14,7 +14,7 @@ pub const START: f64 = 3000.0;
 /// Cycles that a block takes to begin and to end.
 const EACH: f64 = 300.0;
 
-/// What the blocks of a kernel are like.
+/// Blocks of a kernel, as the cost model sees them.
 pub struct Blocks {
     /// Their number.
     pub n: i64,
@@ -54,12 +54,12 @@ impl Blocks {
 
 /// Cycles from asking for an element to having it, where it is in a cache.
 const CACHED: f64 = 400.0;
-/// The same in shared memory.
+/// Cycles from asking for an element to having it, where it is in shared memory.
 const SHARED: f64 = 30.0;
 /// Bytes that a unit loads at once.
 const LINE: i64 = 128;
 
-/// What a kernel of stages has to do.
+/// Work of a kernel of stages.
 #[derive(Clone, Copy, Default)]
 pub struct Work {
     /// Lines of memory that a warp asks for.

@@ -32,8 +32,7 @@ pub const GPU_NEST: Template = Template {
     estimate: Some(estimate),
 };
 
-/// The same for products of few rows or columns, of which tiles would be mostly empty, as one of several
-/// algorithms.
+/// The template as an algorithm for products of few rows or columns, of which tiles would be mostly empty.
 pub(super) const ROWS: Algorithm<Setting> = Algorithm {
     name: "rows",
     applies: |s| match s.workload.structure() {
@@ -123,7 +122,7 @@ fn nests(program: &Program) -> Vec<Nest> {
     all_nests(program).expect("the template serves programs of nests")
 }
 
-/// What is left open.
+/// Choices of a configuration.
 struct Choices {
     threads: i64,
     along: i64,
@@ -140,7 +139,7 @@ impl Choices {
     }
 }
 
-/// What is left open depends on what the stages are like.
+/// Parameters, which depend on the stages.
 fn parameters(s: &Setting) -> Vec<Parameter> {
     let most = i64::from(gpu(s).most_threads.min(gpu(s).most_threads_along[0]));
     let (program, _) = inlined(s);

@@ -1,5 +1,5 @@
-//! What schedules for GPUs are made of: tiles of loops, copies that the threads of a block make together,
-//! blocks of loops that nothing divides.
+//! Parts of schedules for GPUs: tiles of loops, copies that the threads of a block make together, blocks of
+//! loops that nothing divides.
 
 use super::super::ceil_div;
 use super::super::step::{bind, exact, fuse, guard, layout, reorder, split, vectorize};
@@ -71,9 +71,9 @@ impl Threads {
     }
 }
 
-/// What becomes of a copy into shared memory.
+/// Copy into shared memory, and its division among threads.
 pub struct Copied<'a> {
-    /// Its buffer.
+    /// Name of the copy's buffer.
     pub name: &'a str,
     /// Extents of its loops, by number.
     pub extents: &'a [i64],

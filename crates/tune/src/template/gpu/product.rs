@@ -11,7 +11,7 @@ use tilewright_ir::op::{self, Contraction, Layout, Structure, Window, Workload};
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 use tilewright_ir::{LoopKind, Step};
 
-/// What is summed.
+/// Name of the stage that sums up products, once it is reindexed.
 pub(super) const SUM: &str = "sum";
 /// Parts of the sums, where blocks share them.
 const PARTS: &str = "P";
@@ -22,9 +22,9 @@ const MOST_UNROLLED: i64 = 256;
 
 /// A workload as `sum[b, i, j] = Σ_k A.x[b, i, k] · B.x[b, j, k]`, and what is made of the sums.
 pub struct Product {
-    /// What brings its program into this form.
+    /// Steps that bring its program into this form.
     pub(super) steps: Vec<Step>,
-    /// Its loops over products, where there are several, over rows, columns and the sum.
+    /// Loops over products, where there are several, over rows, columns and the sum.
     pub(super) loops: [&'static str; 4],
     /// The loops of the stage that comes last, in the same order.
     pub(super) last: [&'static str; 3],
@@ -70,7 +70,7 @@ fn loaded(w: &Workload, n: i64) -> i64 {
 }
 
 impl Product {
-    /// That of a workload, where it is one.
+    /// Product of a workload, where it is one.
     pub fn of(w: &Workload) -> Option<Product> {
         match w.structure() {
             Structure::Contraction(c) => Some(Product::of_contraction(w, &c)),
@@ -287,7 +287,7 @@ pub enum Fragments {
 pub struct Tiling {
     /// Rows of a block.
     pub rows: Tile,
-    /// Its columns.
+    /// Columns of a block.
     pub columns: Tile,
     /// Threads next to each other, of those that share rows: a warp has more rows where they are fewer.
     pub warp: i64,
@@ -303,7 +303,7 @@ pub struct Tiling {
     pub fragments: Fragments,
     /// Blocks that share a sum.
     pub split: i64,
-    /// Which blocks run next to each other.
+    /// Rasterization of the blocks.
     pub order: Order,
     /// Elements of a load, of either factor.
     pub vectors: [i64; 2],
@@ -315,14 +315,14 @@ pub struct Tiling {
     pub shared: bool,
 }
 
-/// Which blocks run next to each other.
+/// Rasterization: blocks that run next to each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Those of the same rows.
+    /// Blocks of the same rows.
     Rows,
-    /// Those of the same columns.
+    /// Blocks of the same columns.
     Columns,
-    /// Those of so many blocks of rows, columns by columns.
+    /// Groups of this many blocks of rows, columns by columns.
     Groups(i64),
 }
 

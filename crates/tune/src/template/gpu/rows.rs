@@ -30,7 +30,7 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// That of a group for blocks of so many threads.
+    /// Divides a group's rows among blocks of `threads` threads.
     pub fn new(stages: &[Stage], group: &Group, threads: i64, along: i64) -> Division {
         let last = group.rows.checked_sub(1).map_or(1, |at| stages[group.root].loops[at].extent);
         let rows = (threads / along).clamp(1, last);

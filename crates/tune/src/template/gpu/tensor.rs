@@ -31,7 +31,7 @@ pub const GPU_MATMUL_MMA: Template = Template {
     estimate: Some(|s, space, config| (MMA.estimate)(s, s, space, config)),
 };
 
-/// The same for the product that a convolution is: see [`super::GPU_CONV`].
+/// Tensor core product for convolutions: see [`super::GPU_CONV`].
 pub const GPU_CONV_MMA: Template = Template {
     name: "gpu-conv-mma",
     text: "GPU: convolution as a product with patches gathered into shared memory, tiled as gpu-matmul-mma",

@@ -32,7 +32,7 @@ pub const GPU_MATMUL_WGMMA: Template = Template {
     estimate: Some(|s, space, config| (WGMMA.estimate)(s, s, space, config)),
 };
 
-/// It as one of several algorithms.
+/// Warpgroup product as an algorithm.
 pub(super) const WGMMA: Algorithm<Setting> = Algorithm {
     name: "wgmma",
     applies: |s| {
@@ -56,10 +56,10 @@ const UNPROVEN: f64 = 100.0;
 const LEAST_COLUMNS: i64 = 32;
 /// Elements of a load of steps of the sum that do not lie next to each other.
 const APART: [i64; 2] = [1, 4];
-/// What threads could multiply and add while tensor cores have nothing to do between two steps of which one
-/// waits for the other: some 60 cycles, a guess.
+/// Multiply-adds of a multiprocessor's threads while tensor cores idle between two dependent steps: some 60
+/// cycles, a guess.
 const IDLE: f64 = 128.0 * 60.0;
-/// The same while all threads of a block wait for each other, a guess as well.
+/// Multiply-adds of a multiprocessor's threads while all threads of a block wait at a barrier, a guess.
 const BARRIER: f64 = 128.0 * 10.0;
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;

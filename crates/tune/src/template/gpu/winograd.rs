@@ -24,7 +24,7 @@ pub const GPU_WINOGRAD: Template = Template {
     estimate: Some(|s, space, config| (WINOGRAD.estimate)(s, s, space, config)),
 };
 
-/// It as one of several algorithms.
+/// Winograd's convolution as an algorithm.
 pub(super) const WINOGRAD: Algorithm<Setting> = Algorithm {
     name: "winograd",
     applies: |s| s.target.gpu.is_some() && window(s).is_some(),

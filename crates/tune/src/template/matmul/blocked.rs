@@ -29,7 +29,7 @@ pub const MATMUL_BLOCKED: Template = Template {
     estimate: Some(|s, space, config| estimate(s, &Product::of(&s.workload), space, config)),
 };
 
-/// It as one of several algorithms.
+/// Blocked product as an algorithm.
 pub const BLOCKED: Algorithm<Product> =
     Algorithm { name: "blocked", applies: |_| true, parameters, constraints, steps, estimate };
 
@@ -291,9 +291,9 @@ enum Finished {
 
 /// The loops of one dimension of the result, cut into blocks of tiles.
 struct Axis {
-    /// What cuts the loops of the stage that comes last, before it is joined with the one that sums.
+    /// Steps that split the loops of the last stage, before it is fused with the one that sums.
     last: Vec<Step>,
-    /// What cuts the loops of the stage that sums, thereafter.
+    /// Steps that split the loops of the stage that sums, thereafter.
     sum: Vec<Step>,
     /// The loop over a tile.
     inside: &'static str,
@@ -337,7 +337,7 @@ struct Blocks {
     depth: i64,
 }
 
-/// What the busiest thread does, where it is a choice what threads share; else the whole.
+/// Estimated cycles of the busiest thread, where it is a choice what threads share; else of all.
 fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let blocks = Blocks { rows: int("m_blocks"), columns: int("n_blocks"), depth: int("k_blocks") };

@@ -23,7 +23,7 @@ pub const MATMUL_DOT: Template = Template {
     estimate: Some(|s, space, config| estimate(s, &Product::of(&s.workload), space, config)),
 };
 
-/// It as one of several algorithms.
+/// Dot products as an algorithm.
 pub const DOT: Algorithm<Product> = Algorithm { name: "dot", applies, parameters, constraints, steps, estimate };
 
 /// With more rows and columns than this, packed panels win.
@@ -97,7 +97,7 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
     constraints
 }
 
-/// What the busiest thread does, where it is a choice what threads share; else the whole.
+/// Estimated cycles of the busiest thread, where it is a choice what threads share; else of all.
 fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     if !p.work().is_choice(s) {
         return of_one_thread(s, p, space, config);

@@ -36,7 +36,7 @@ fn is_product_on_cpu(s: &Setting) -> bool {
 /// A product of matrices: that of a [`Contraction`], or one that computes parts of its sums.
 #[derive(Clone, Copy)]
 struct Product {
-    /// Its loops over products, rows, columns and the sum.
+    /// Loops over products, rows, columns and the sum.
     loops: [&'static str; 4],
     /// Number of products, where there is a loop over them.
     batch: Option<i64>,
@@ -52,15 +52,15 @@ struct Product {
     has_epilogue: bool,
 }
 
-/// One of the factors.
+/// Factor of a product.
 #[derive(Clone, Copy)]
 struct Factor {
     name: &'static str,
-    /// Which of its dimensions counts products, where there is a batch.
+    /// Dimension over products, where there is a batch.
     batch: usize,
-    /// Which of its dimensions counts rows or columns of the product.
+    /// Dimension over rows or columns of the product.
     outer: usize,
-    /// Which of its dimensions is summed over.
+    /// Dimension that is summed over.
     k: usize,
     /// Whether the workload gives it ahead of time.
     is_constant: bool,
@@ -84,7 +84,7 @@ impl Product {
         Product { loops: Contraction::LOOPS, batch, m, n, k, a, b, sum, has_epilogue: !w.is_plain() }
     }
 
-    /// What threads may share of it.
+    /// Work that threads may share.
     fn work(&self) -> Work {
         Work { results: self.batch.unwrap_or(1), rows: self.m, columns: self.n, sum: self.k }
     }

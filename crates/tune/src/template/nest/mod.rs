@@ -38,7 +38,7 @@ const ALONE_CYCLES: f64 = 4000.0;
 /// Cycles from which on all threads are always asked.
 const SHARED_CYCLES: f64 = 4e6;
 
-/// What is left open depends on what the stages are like.
+/// Makes the space, whose parameters depend on the stages.
 fn space(s: &Setting) -> Result<Space, SpaceError> {
     let (program, _) = Builder::inlined(s);
     let stages = stages::stages(&program);

@@ -17,7 +17,7 @@ pub struct Choices {
     pub vectors: i64,
     /// Iterations of a reduction that are written out.
     pub unroll: i64,
-    /// Which way lanes go, where both are possible.
+    /// Direction of lanes, where both are possible.
     pub lanes: Option<Way>,
     /// Elements of a tile across the lanes, where an input crosses the output.
     pub tile: i64,
@@ -31,7 +31,7 @@ pub struct Choices {
     pub pieces: i64,
 }
 
-/// Which way lanes go in a reduction.
+/// Direction of lanes in a reduction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Each lane is another result.
@@ -48,7 +48,7 @@ impl Default for Choices {
 }
 
 impl Choices {
-    /// Those of a configuration.
+    /// Choices of a configuration.
     pub fn of(space: &Space, config: &Config) -> Choices {
         let int = |name: &str, default: i64| if space.has(name) { space.int(config, name) } else { default };
         let is = |name: &str, text: &str| space.has(name) && space.text(config, name) == text;
@@ -97,7 +97,7 @@ impl Lanes {
         across(stages, group, at).is_some() && along(stage, lanes).is_some()
     }
 
-    /// What a stage's lanes lie along.
+    /// Lanes of a stage.
     pub fn of(stages: &[Stage], group: &Group, at: usize, lanes: i64, choices: &Choices) -> Lanes {
         let stage = &stages[at];
         let chosen = choices.lanes.filter(|_| at == group.root);
@@ -245,7 +245,7 @@ impl Builder {
         }
     }
 
-    /// One that goes on from a program and the steps that made it.
+    /// Makes a builder that continues a program, with the steps that made it.
     pub fn on((program, steps): (Program, Vec<Step>)) -> Builder {
         Builder { program, steps }
     }

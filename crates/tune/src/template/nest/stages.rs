@@ -1,5 +1,5 @@
-//! What a template needs to know of a program of stages: their loops, what they read and how, and which are
-//! computed together.
+//! Stages of a program, as templates need them: their loops, what they read and how, and which are computed
+//! together.
 
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, Node, ReduceOp, Subscript, UnaryOp};
 use tilewright_ir::index::Ranges;
@@ -7,7 +7,7 @@ use tilewright_ir::{BufferId, DType, Index, LoopId, Program, Role, Stmt};
 
 /// Serial loops around one assignment.
 pub struct Stage {
-    /// What it writes.
+    /// Buffer that the stage writes.
     pub buffer: BufferId,
     /// The name of that.
     pub name: String,
@@ -17,7 +17,7 @@ pub struct Stage {
     pub reduces: bool,
     /// Whether it adds floating-point numbers up.
     pub is_sum: bool,
-    /// What it reads.
+    /// Reads of the stage.
     pub reads: Vec<Read>,
     /// Subscripts of what it writes.
     pub subscripts: Vec<Index>,
@@ -29,11 +29,11 @@ pub struct Stage {
 
 /// A loop of a stage.
 pub struct Axis {
-    /// Its name in the program.
+    /// Name in the program.
     pub name: String,
-    /// Its variable.
+    /// Loop variable.
     pub var: LoopId,
-    /// Its iterations.
+    /// Number of iterations.
     pub extent: i64,
     /// Whether it is one over what each element combines.
     pub reduced: bool,
@@ -226,7 +226,7 @@ impl Group {
     }
 }
 
-/// So many times as many iterations as a stage has, and it is little beside what they do.
+/// A stage with this many times fewer iterations than another is negligible beside it.
 const LITTLE: f64 = 8.0;
 
 /// The groups of a program, in order; each stage by itself where they are to be `apart`. `by_elements`: what
