@@ -4,7 +4,7 @@ use std::env;
 use std::path::Path;
 use std::process::Command;
 
-/// What programs are compiled from, as git names it from the root of the checkout.
+/// Sources of the program, as git names them from the root of the checkout.
 const SOURCES: [&str; 4] = ["Cargo.lock", "Cargo.toml", ":(glob)crates/*/Cargo.toml", ":(glob)crates/*/src/**"];
 
 fn main() {

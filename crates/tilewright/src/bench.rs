@@ -28,10 +28,10 @@ use crate::words::{digits, duration, percent, table};
 
 /// The name of our kernels among the implementations.
 pub const OURS: &str = "tilewright";
-/// What the runs of one implementation in one round come to.
+/// Least extent of an implementation's runs in a round.
 const ROUND: Round = Round { time: Duration::from_millis(25), min_samples: 2 };
 
-/// What is measured side by side.
+/// Request to measure implementations side by side.
 #[derive(Debug, Clone)]
 pub struct BenchRequest {
     /// The operator and its sizes.
@@ -42,7 +42,7 @@ pub struct BenchRequest {
     pub threads: usize,
     /// The peers; where none are named, those that take the workload's operands as ours must.
     pub against: Option<Vec<&'static PeerSpec>>,
-    /// Where peers' libraries are looked for before the system's.
+    /// Folder in which peers' libraries are looked for before the system's.
     pub peer_path: Option<PathBuf>,
     /// Rounds; each runs every implementation once, in random order.
     pub rounds: u32,
@@ -55,7 +55,7 @@ impl BenchRequest {
     }
 }
 
-/// What came of it.
+/// Result of a benchmark.
 #[derive(Debug)]
 pub enum Bench {
     /// A row for each implementation, the fastest first; ours is among them.
@@ -64,7 +64,7 @@ pub enum Bench {
     NothingRecorded(PassedOver),
 }
 
-/// One implementation's result on one workload. Its JSON is a row of what `tilewright bench --json` prints.
+/// Result of an implementation on a workload. Its JSON is a row of what `tilewright bench --json` prints.
 #[derive(Debug, Clone, Serialize)]
 pub struct BenchRow {
     /// The workload.
@@ -80,7 +80,7 @@ pub struct BenchRow {
     pub gflops_best: f64,
     /// The median over the rounds' medians, in milliseconds.
     pub ms_median: f64,
-    /// Its throughput over ours.
+    /// Throughput relative to ours.
     pub ratio_to_ours: f64,
     /// How far its rounds spread, as a part of the median.
     pub spread: f64,
@@ -93,9 +93,9 @@ pub struct BenchRow {
     pub relative_error: Option<f64>,
     /// The version of the library.
     pub version: String,
-    /// What it chose for this problem, in words.
+    /// Choices of the library for this problem, in words.
     pub details: String,
-    /// What it holds in layouts of its own, outside the timing.
+    /// Tensors held in layouts of its own, outside the timing.
     #[serde(skip)]
     pub layouts: Layouts,
     /// Whether it rounds factors, which the workload does not take.
@@ -180,7 +180,7 @@ fn peers(request: &BenchRequest, device: &Device, note: &dyn Fn(Note)) -> Vec<Co
     asked.into_iter().filter_map(start).collect()
 }
 
-/// One implementation in the race.
+/// Implementation in the race.
 struct Contestant {
     implementation: &'static str,
     /// Of the rounds of a peer.
@@ -211,7 +211,7 @@ impl Contestant {
         result.is_ok() || matches!(self.who, Who::Ours(..))
     }
 
-    /// What came of it; none of a peer that is wrong in the end.
+    /// Ends the contest of an implementation; `None` for a peer that is wrong in the end.
     ///
     /// # Errors
     /// Where ours failed.

@@ -1,4 +1,4 @@
-//! What is recorded as the best.
+//! Best recorded configurations.
 
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -16,9 +16,9 @@ use crate::words::{digits, duration, percent};
 pub struct Best {
     /// Throughput in 10⁹ floating-point operations a second; 0 where nobody counts operations.
     pub gflops: f64,
-    /// Its median in milliseconds.
+    /// Median in milliseconds.
     pub ms_median: f64,
-    /// Its configuration.
+    /// Configuration.
     pub config: Json,
     /// By what part of its median the runner-up is slower, where it was measured against others.
     pub margin: Option<f64>,
@@ -30,7 +30,7 @@ pub struct Best {
     /// The number that a command or a kernel of the user's came to; milliseconds of a time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// What its configuration stands for, a line a command, where it is one of the user's.
+    /// Commands of its configuration, a line each, where it is one of the user's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commands: Option<String>,
     /// Whether it is the winner of a race.
@@ -42,18 +42,18 @@ pub struct Best {
     /// How far the rounds of it and of the runner-up spread, where that is known.
     #[serde(skip)]
     pub spread: Option<f64>,
-    /// Its median in nanoseconds.
+    /// Median in nanoseconds.
     #[serde(skip)]
     pub median_ns: f64,
 }
 
 impl Best {
-    /// One of this template, configuration and median.
+    /// A result of this template, configuration and median.
     pub fn new(workload: &Workload, template: String, config: Json, median_ns: f64) -> Best {
         Best { gflops: gflops(workload, median_ns), ..Best::unnamed(template, config, median_ns) }
     }
 
-    /// One of something of which nobody counts operations.
+    /// A result without an operation count (GFLOP/s is 0).
     pub(crate) fn unnamed(template: String, config: Json, median_ns: f64) -> Best {
         Best {
             gflops: 0.0,
@@ -151,7 +151,7 @@ pub fn gflops(workload: &Workload, ns: f64) -> f64 {
     workload.flops() / ns
 }
 
-/// What timed runs may find in the caches.
+/// States of the caches before timed runs.
 pub const CACHES: [Caches; 3] = [Caches::Warm, Caches::ColdConstants, Caches::Cold];
 
 /// The name that records bear: the target, and under what conditions it was measured where they are not the
@@ -171,7 +171,7 @@ pub fn known_target(name: &str) -> Option<Target> {
     known.into_iter().find(|target| CACHES.iter().any(|caches| target_name(target, *caches) == name))
 }
 
-/// What records of a workload that name this target and threads are held against, by template.
+/// Judges of a workload's records for this target and threads, by template.
 pub fn judges<'a>(workload: &'a Workload, target: &'a str, threads: u32) -> impl Fn(&str) -> Judge + 'a {
     let machine = known_target(target);
     move |template| Judge::new(workload, target, threads, template, machine.clone())

@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::file::write_passing;
 use crate::version::BUILD;
 
-/// What entries begin with.
+/// Beginning of each entry.
 const MAGIC: &[u8] = b"tilewright cache 1\n";
 /// Bytes of a checksum.
 const SUM_BYTES: usize = 16;
@@ -55,8 +55,8 @@ impl Cache {
         Cache { folder, most_bytes, has_grown: AtomicBool::new(false), refused: Mutex::new(None) }
     }
 
-    /// That in a folder, made where it is not there; by default in the user's folder for such files, and none
-    /// where the user has no such folder.
+    /// Opens the cache in a folder, made where it does not exist; by default in the user's folder for caches,
+    /// and none where the user has no such folder.
     ///
     /// # Errors
     /// Bad input where a folder is given that is none or cannot be made.
@@ -217,7 +217,7 @@ impl Drop for Cache {
     }
 }
 
-/// What the names of entries begin with.
+/// Prefixes of the entries' names.
 const KINDS: [&str; 3] = ["object-", "program-", "number-"];
 
 /// The name of what is of a kind and depends on these.

@@ -1,4 +1,4 @@
-//! Which configuration of a kernel runs: the best that is recorded, or what the model of the machine guesses.
+//! Choice of a kernel's configuration: the best recorded one, or a guess of the machine's model.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,24 +19,24 @@ use crate::database::Database;
 use crate::error::Error;
 use crate::place::target_here;
 
-/// Where a kernel's configuration comes from.
+/// Origin of a kernel's configuration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Source {
-    /// It was measured: so many nanoseconds.
+    /// A record, with its nanoseconds.
     Recorded(f64),
     /// Nothing is recorded; a model of the machine ranks it first.
     Guessed,
-    /// What is recorded is of a space that has changed since; a model of the machine ranks it first.
+    /// The model's guess, as the recorded configuration is of a space that has changed since.
     Outdated,
 }
 
 /// A kernel's configuration.
 pub struct Choice {
-    /// What it is a configuration of.
+    /// Task of the configuration.
     pub task: Task,
-    /// It.
+    /// Configuration.
     pub config: Config,
-    /// Where it comes from.
+    /// Origin of the configuration.
     pub source: Source,
 }
 
@@ -57,7 +57,7 @@ impl Choice {
         Ok(Choice { task, config, source: Source::Guessed })
     }
 
-    /// What the template's model of the machine expects a run to take, in cycles of one core.
+    /// Cost of a run by the template's model of the machine, in cycles of a core.
     pub fn estimate(&self) -> Option<f64> {
         let Task { setting, template, space } = &self.task;
         template.estimate.map(|estimate| estimate(setting, space, &self.config))
@@ -105,7 +105,7 @@ fn setting(workload: &Workload, target: &Target, threads: usize) -> Setting {
 }
 
 impl Best {
-    /// It as a configuration of its template's space, as that is now.
+    /// The result as a configuration of its template's space, as that is now.
     ///
     /// # Errors
     /// Where the space has changed since it was recorded.
@@ -119,7 +119,7 @@ impl Best {
     }
 }
 
-/// What a database holds, to be asked for many kernels: the file is opened once, and asked once for each.
+/// Records of a database for many kernels: the file is opened once, and queried once for each.
 pub struct Records {
     database: Database,
     /// None where there is no file.
@@ -131,7 +131,7 @@ pub struct Records {
 type Question = (String, String, usize, Option<String>);
 
 impl Database {
-    /// What is recorded; nothing where there is no file.
+    /// Opens the records; empty where there is no file.
     ///
     /// # Errors
     /// As [`Database::open_to_read`].
@@ -230,7 +230,7 @@ impl Records {
         Ok(None)
     }
 
-    /// The same without a guess: where there is no configuration, why a guess is to be made.
+    /// Finds a recorded configuration, without a guess; else the reason why a guess has to be made.
     ///
     /// # Errors
     /// Where records cannot be read.

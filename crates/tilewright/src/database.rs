@@ -11,7 +11,7 @@ use tilewright_tune::{Store, StoreError};
 
 use crate::error::{Error, one_line};
 
-/// Where records are kept.
+/// Place of the records: a database file.
 #[derive(Debug, Clone)]
 pub struct Database {
     /// The file.
@@ -79,7 +79,7 @@ impl Database {
         Ok(Opened { store, database: self.clone(), file: self.file(), warning })
     }
 
-    /// Which file there is at the path, if any: its device and its number on it.
+    /// Identity of the file at the path, if any: its device and its number there.
     fn file(&self) -> Option<(u64, u64)> {
         self.path.metadata().ok().map(|file| (file.dev(), file.ino()))
     }
@@ -214,11 +214,11 @@ impl Database {
 pub struct Opened {
     /// The store.
     pub store: Store,
-    /// Where it is.
+    /// Database that was opened.
     pub database: Database,
     /// As [`Database::file`] has it.
     file: Option<(u64, u64)>,
-    /// What is odd about the file.
+    /// Warning about the file.
     pub warning: Option<String>,
 }
 

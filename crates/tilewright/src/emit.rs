@@ -1,4 +1,4 @@
-//! What a configuration turns into, from its schedule steps down to machine code.
+//! Forms of a configuration, from its schedule steps down to machine code.
 
 use serde_json::{Value as Json, json};
 use tilewright_codegen::{Argument, CompileError, Emit, Interface, emit_gpu, export, opencl_c};
@@ -48,7 +48,7 @@ impl Form {
         (Form::Header, "header", "The C header of the object"),
     ];
 
-    /// Its name.
+    /// Name of the form.
     pub fn name(self) -> &'static str {
         Form::ALL.iter().find(|(form, ..)| *form == self).expect("every form has a row").1
     }
@@ -65,13 +65,13 @@ pub struct Subject<'a> {
     pub task: &'a Task,
     /// None for the untuned program.
     pub config: Option<&'a Config>,
-    /// What names of functions begin with; none for one made of the workload and a hash of all that code
+    /// Prefix of the functions' names; `None` for one made of the workload and a hash of all that the code
     /// depends on.
     pub prefix: Option<&'a str>,
 }
 
 impl Subject<'_> {
-    /// It in a form.
+    /// Emits the subject in a form.
     ///
     /// # Errors
     /// Where a step is illegal or there is no code; bad input where that needs LLVM, and this build has none.
@@ -106,7 +106,7 @@ impl Subject<'_> {
         })
     }
 
-    /// What a C program must know of the object.
+    /// Interface of the object for C programs, as JSON.
     ///
     /// # Errors
     /// As [`Subject::emit`].
@@ -139,7 +139,7 @@ impl Subject<'_> {
         Ok((lowered, interface.map_err(|error| Error::failed(&error).because(error))?))
     }
 
-    /// What it is made of, in lines.
+    /// Origin of the code, in lines.
     fn origin(&self) -> [String; 3] {
         let (setting, template) = (&self.task.setting, self.task.template.name);
         let made_of = self.config.map(|config| self.task.space.config_to_json(config)).map_or_else(
@@ -155,7 +155,7 @@ impl Subject<'_> {
     }
 }
 
-/// What a C program must know of the object.
+/// Interface of an object for C programs, as JSON.
 fn interface_json(interface: &Interface) -> Json {
     let buffer = |b: &Argument| {
         let names = |parts: &[Part]| parts.iter().map(|part| part.name()).collect::<Vec<_>>();

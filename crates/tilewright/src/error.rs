@@ -1,4 +1,4 @@
-//! What goes wrong, in one line.
+//! Errors, each in one line.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -14,7 +14,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// What was given does not fit.
+    /// Error of the user's input.
     pub fn input(reason: impl fmt::Display) -> Error {
         Error { text: reason.to_string(), is_input: true, source: None }
     }
@@ -24,7 +24,7 @@ impl Error {
         Error { text: reason.to_string(), is_input: false, source: None }
     }
 
-    /// The same because of something else.
+    /// Adds the error that caused this one.
     #[must_use]
     pub fn because(self, source: impl Into<BoxError>) -> Error {
         Error { source: Some(source.into()), ..self }

@@ -40,7 +40,7 @@ pub enum Destination {
     File(PathBuf),
 }
 
-/// What is written as a whole, but not yet in its place.
+/// File that is written as a whole, but not in its place yet.
 #[derive(Debug)]
 pub enum Staged {
     /// There is no place but the one where it is.
@@ -55,7 +55,7 @@ pub enum Staged {
 #[derive(Debug)]
 pub struct Aside {
     file: File,
-    /// Its name, where the file system has no files without one.
+    /// Name of the file, where the file system has no nameless files.
     name: Option<TempPath>,
 }
 
@@ -67,7 +67,7 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result
     Destination::at(path)?.write(write)
 }
 
-/// The same, in a folder that is made where it is not there.
+/// Writes a file whole, as [`write_whole`] does, in a folder that is made where it does not exist.
 ///
 /// # Errors
 /// As [`write_whole`], and where the folder cannot be made.
@@ -352,7 +352,7 @@ fn names() -> tempfile::Builder<'static, 'static> {
     names
 }
 
-/// Where a path leads.
+/// Target of a path behind all links.
 enum Followed {
     Path(PathBuf),
     /// To what this process has open under this number.

@@ -38,8 +38,8 @@ impl Database {
         self.bring_in(input, name, customs, note)
     }
 
-    /// The same from what can be read only once. All is read before anything is written: a slow writer must
-    /// not keep the database locked.
+    /// Imports, as [`Database::import`] does, input that can be read only once. All of it is read before
+    /// anything is written: a slow writer must not keep the database locked.
     ///
     /// # Errors
     /// As [`Database::import`].
@@ -108,7 +108,7 @@ impl Database {
         Ok((imported?, format.map_or(RECORDS, |format| format.name)))
     }
 
-    /// What is recorded as results by task, for other formats; and what of it this version does not
+    /// Records as results by task, for other formats; and the count of records that this version does not
     /// understand.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ fn no_record(name: &str, error: &RecordError) -> Error {
     Error::input(format!("{name}: {error} ({hint})"))
 }
 
-/// What lines are held against before they come in.
+/// Validator of lines before they are imported.
 #[derive(Default)]
 struct Customs {
     judges: HashMap<TaskKey, Judge>,

@@ -110,7 +110,7 @@ fn shared(library: &Library) -> Result<Vec<u8>, Error> {
     compiled(library, &library.shared_arguments())
 }
 
-/// What a C compiler makes of a library.
+/// Compiles a library by a C compiler.
 fn compiled(library: &Library, arguments: &[String]) -> Result<Vec<u8>, Error> {
     let cannot = |what: &str, error: std::io::Error| Error::failed(what).because(error);
     let folder = tempfile::tempdir().map_err(|error| cannot("cannot make a folder for the C compiler", error))?;

@@ -1,4 +1,4 @@
-//! What was found on this machine.
+//! Facts about this machine.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,13 +14,13 @@ use tilewright_peers::PEERS;
 use crate::version::BUILD;
 use crate::words::{count, digits, grouped};
 
-/// What was found on this machine. Its JSON is what `tilewright doctor --json` prints, and its text what that
+/// Facts about this machine. The JSON is what `tilewright doctor --json` prints, and the text what `doctor`
 /// shows.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
     /// The CPU's name.
     pub cpu: String,
-    /// Its name as a target.
+    /// Name of the CPU as a target.
     pub target: String,
     /// Bits of a vector.
     pub vector_bits: u32,
@@ -32,7 +32,7 @@ pub struct Machine {
     pub threads: usize,
     /// CPUs that this process may use.
     pub cpus: usize,
-    /// What the system allows.
+    /// Limits of the system.
     pub limits: Allowed,
     /// Bytes of a core's first and second cache, and of the third: `l1d`, `l2`, `l3`.
     pub cache_bytes: BTreeMap<&'static str, u64>,
@@ -184,7 +184,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// What the system allows, where it does not allow everything.
+/// Limits of the system in words, where there are some.
 fn limits_text(allowed: &Allowed) -> String {
     let bytes = |limit: Option<u64>| limit.map(size);
     let number = |limit: Option<u64>| limit.map(grouped);

@@ -20,7 +20,7 @@ pub const HOST: &str = "host";
 /// A machine as options name it.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
-    /// Where kernels run: [`CPU`], or `opencl`, `opencl:N`, `cuda` or `cuda:N`.
+    /// Device that runs kernels: [`CPU`], or `opencl`, `opencl:N`, `cuda` or `cuda:N`.
     pub device: &'a str,
     /// The target to generate code for on a CPU: [`HOST`], or one known by name.
     pub target: &'a str,

@@ -128,13 +128,13 @@ type ShowBest = dyn Fn(&mut Status, Option<f64>) + Send + Sync;
 /// Told what records a run, once it has begun, and what shows it.
 pub type Concern<'a> = Box<dyn Fn(Option<&Recording>, &Progress) + Send + Sync + 'a>;
 
-/// What a run says while it goes on, on standard error.
+/// Display of a run's progress, on standard error.
 pub struct Shown<'a> {
     /// Puts the best so far, in nanoseconds, into a status.
     show_best: Box<ShowBest>,
     /// The names of those that share the time of the run; none of a run of one.
     together: Vec<String>,
-    /// Whose turn it is of them.
+    /// Index of the workload whose turn it is.
     at: AtomicUsize,
     search: String,
     seed: u64,
@@ -156,7 +156,7 @@ impl<'a> Shown<'a> {
         Shown::by(Box::new(show_best), search.unwrap_or_default(), seed, concern)
     }
 
-    /// The same for something of the user's, whose best `show` puts into words.
+    /// Makes the display of a user's command or kernel, whose best `show` puts into words.
     pub fn of_own(
         show: impl Fn(f64) -> String + Send + Sync + 'static,
         search: &str,
@@ -167,7 +167,7 @@ impl<'a> Shown<'a> {
         Shown::by(Box::new(show_best), search, seed, concern)
     }
 
-    /// The same for workloads of these names that share the time.
+    /// Makes the display of workloads of these names that share the time.
     pub fn together(names: Vec<String>, concern: Concern<'a>) -> Shown<'a> {
         let shown = Shown::by(Box::new(|_, _| ()), "", 0, concern);
         shown.start(None, Status::default());

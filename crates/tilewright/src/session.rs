@@ -54,7 +54,7 @@ pub fn serve(arguments: &[OsString]) -> bool {
     }
 }
 
-/// Where records are kept, and how workers are started.
+/// Session: a database of records, and the command that starts workers.
 #[derive(Debug, Clone)]
 pub struct Session {
     database: Database,
@@ -62,12 +62,13 @@ pub struct Session {
 }
 
 impl Session {
-    /// One whose workers are started by this command.
+    /// Makes a session whose workers are started by this command.
     pub fn new(database: Database, worker: WorkerCommand) -> Session {
         Session { database, worker }
     }
 
-    /// One that keeps its records in this file, and whose workers are this program: see [`serve_if_worker`].
+    /// Opens a session that keeps its records in this file, and whose workers are this program: see
+    /// [`serve_if_worker`].
     ///
     /// # Errors
     /// Where the name is empty, the path of this program is unknown, or this process is itself a worker,
@@ -85,7 +86,7 @@ impl Session {
         Ok(Session::new(Database::named(database.as_ref(), "the session's path")?, worker))
     }
 
-    /// Where records are kept.
+    /// Database of the records.
     pub fn database(&self) -> &Database {
         &self.database
     }
@@ -105,7 +106,7 @@ impl Session {
         tune(request, None, &self.database, &self.worker, stop, note)
     }
 
-    /// The same, where candidates are measured at another place than this machine.
+    /// Tunes as [`Session::tune`] does, with candidates measured at another place than this machine.
     ///
     /// # Errors
     /// As [`Session::tune`], and where the place is not there.
@@ -192,7 +193,7 @@ impl Session {
         self.best_on(workload, &host::target(), threads, Caches::Warm)
     }
 
-    /// The same for some target.
+    /// Finds the best recorded result, as [`Session::best`] does, for some target.
     ///
     /// # Errors
     /// As [`Session::best`].

@@ -1,4 +1,4 @@
-//! What a run has come to so far, on a line.
+//! Status of a run, on a line.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use tilewright_tune::{ErrorClass, Trial, pause};
 use crate::tune::Plan;
 use crate::words::{digits, errors_text, grouped};
 
-/// What a run has come to so far.
+/// Status of a run.
 #[derive(Debug, Clone)]
 pub struct Status {
     /// When it began, by [`pause::now`].
@@ -25,11 +25,11 @@ pub struct Status {
     pub best_gflops: Option<f64>,
     /// The best so far in words, where nobody counts operations.
     pub best: Option<String>,
-    /// What the machine can do at best.
+    /// Measured peak of the machine.
     pub peak_gflops: Option<f64>,
     /// Failures of this run by class.
     pub errors: BTreeMap<ErrorClass, u64>,
-    /// What is done once the search is over.
+    /// Phase after the search.
     pub phase: Option<String>,
 }
 
@@ -52,7 +52,7 @@ impl Default for Status {
 }
 
 impl Status {
-    /// That of a search that is about to begin.
+    /// Status of a search that is about to begin.
     pub fn of_plan(plan: &Plan) -> Status {
         Status {
             time: plan.time,
@@ -64,7 +64,7 @@ impl Status {
         }
     }
 
-    /// That of something that goes before a search or behind it.
+    /// Status of a phase before or after a search.
     pub fn of_phase(phase: &str) -> Status {
         Status { phase: Some(phase.to_owned()), ..Status::default() }
     }
@@ -78,7 +78,7 @@ impl Status {
         }
     }
 
-    /// So many leaders are measured against each other from now on.
+    /// Begins the race of `n` leaders.
     pub fn race(&mut self, n: usize) {
         self.phase = Some(match n {
             1 => "measuring the best again".to_owned(),
@@ -86,7 +86,7 @@ impl Status {
         });
     }
 
-    /// It on a line.
+    /// Formats the status on a line.
     pub fn line(&self) -> String {
         let seconds = (pause::now() - self.start).as_secs_f64();
         if let Some(phase) = &self.phase {

@@ -45,13 +45,13 @@ pub const DEFAULT_SEARCH: &str = "auto";
 /// The time where neither time nor trials are given.
 pub const DEFAULT_TIME: Duration = Duration::from_secs(60);
 
-/// What a start takes at least, what each element of a buffer adds to it, and what part of the peak products
-/// of matrices reach in it: as measured on 2 CPUs of Zen 4 (2026-11-25).
+/// Least time of a start, time for each element of a buffer, and share of the peak that matrix products reach
+/// in it: as measured on 2 CPUs of Zen 4 (2026-11-25).
 const START_S: f64 = 0.1;
 const START_NS_AN_ELEMENT: f64 = 8.0;
 const PART_OF_PEAK: f64 = 0.6;
 
-/// What is to be tuned, and how.
+/// Request to tune a workload.
 #[derive(Debug, Clone)]
 pub struct TuneRequest {
     /// The operator and its sizes.
@@ -76,7 +76,7 @@ pub struct TuneRequest {
     pub race: bool,
     /// Whether what is recorded of it is forgotten first.
     pub fresh: bool,
-    /// What timed runs find in the caches.
+    /// State of the caches before timed runs.
     pub caches: Caches,
     /// Whether hopeless candidates are run and timed to the end too.
     pub to_the_end: bool,
@@ -86,9 +86,9 @@ pub struct TuneRequest {
     pub build_timeout: Option<Duration>,
     /// Longest that the runs of a candidate may take.
     pub run_timeout: Option<Duration>,
-    /// Records of other workloads to learn from …
+    /// Records of other workloads to learn from.
     pub transfer: Option<Transfer>,
-    /// … which need not be there.
+    /// Whether the records to learn from may be missing.
     pub transfer_is_optional: bool,
     /// Configurations to begin with, before any guess.
     pub first: Vec<Config>,
@@ -132,7 +132,7 @@ impl TuneRequest {
         }
     }
 
-    /// The same for the workload that a text names.
+    /// Makes the default request for the workload that a text names.
     ///
     /// # Errors
     /// Where it names none.
@@ -173,7 +173,7 @@ pub struct Elsewhere<'a> {
     pub class: &'a str,
     /// The fewest candidates that keep it busy.
     pub least_batch: usize,
-    /// What it can do at best, in 10⁹ operations a second, where that is known.
+    /// Measured peak, in 10⁹ operations a second, where it is known.
     pub peak_gflops: Option<f64>,
     /// Whether its machines are emulated.
     pub is_emulated: bool,
@@ -184,12 +184,12 @@ pub struct Elsewhere<'a> {
 /// Starts what measures.
 pub type Start<'a> = dyn Fn() -> Result<Box<dyn Measure + 'a>, Error> + Sync + 'a;
 
-/// What trials of a task have in common that are measured on machines of a class.
+/// Key of the trials of a task that are measured on machines of a class.
 pub fn key_of_class(class: &str, key: TaskKey) -> TaskKey {
     TaskKey { target: format!("{}@{class}", key.target), ..key }
 }
 
-/// What a run says while it goes on, by any of its threads.
+/// Note on the progress of a run, sent by any of its threads.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Note<'a> {
@@ -197,23 +197,23 @@ pub enum Note<'a> {
     Message(String),
     /// A device starts.
     Start,
-    /// It is about to begin.
+    /// Beginning of the run.
     Begin(&'a Begin),
-    /// What it is going to do.
+    /// Plan of the run.
     Plan(&'a Plan),
-    /// So much of the reference answer is there, of 1.
+    /// Finished share of the reference answer, from 0 to 1.
     Reference(f64),
     /// The search begins; whatever it has measured can be committed by this.
     Search(&'a Recording, &'a Plan),
     /// A trial has come to its end.
     Trial(&'a Report),
-    /// So many leaders are measured against each other.
+    /// Start of the race of this many leaders.
     Race(usize),
     /// A leader failed when it was measured again.
     LeaderFailed(ErrorClass, String),
     /// A peer cannot be measured, and why.
     LeftOut(String),
-    /// So many rounds begin, in which nothing else is to run.
+    /// Start of this many rounds, during which nothing else should run.
     Rounds(u32),
     /// Of several tasks it is now the turn of this one: what comes is of it, and whatever it has measured can
     /// be committed by the recording.
@@ -222,10 +222,10 @@ pub enum Note<'a> {
     Turned(&'a many::Turned),
 }
 
-/// What a run is about.
+/// Subject of a run.
 #[derive(Debug, Clone)]
 pub struct Begin {
-    /// What its trials have in common.
+    /// Key of its trials.
     pub key: TaskKey,
     /// Configurations of the space.
     pub space_size: u128,
@@ -239,7 +239,7 @@ pub struct Begin {
     pub is_emulated: bool,
 }
 
-/// What a run is going to do.
+/// Plan of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     /// How long it searches.
@@ -250,7 +250,7 @@ pub struct Plan {
     pub n_earlier: u64,
     /// The throughput of the fastest of them.
     pub best_gflops: Option<f64>,
-    /// What the machine can do at best.
+    /// Measured peak of the machine.
     pub peak_gflops: Option<f64>,
     /// About how long the start takes, and a run of a kernel at peak, in seconds.
     pub start_and_run_s: Option<(f64, f64)>,
@@ -258,7 +258,7 @@ pub struct Plan {
     pub limits: Option<EndLimits>,
 }
 
-/// What a run came to. Its JSON is what `tilewright tune --json` prints.
+/// Result of a run. Its JSON is what `tilewright tune --json` prints.
 #[derive(Debug, Serialize)]
 pub struct Tuned {
     /// The workload.
@@ -279,16 +279,16 @@ pub struct Tuned {
     pub new_trials: u64,
     /// Seconds of the search.
     pub seconds: f64,
-    /// Where the time went, by the wall clock.
+    /// Time of the run by phase, by the wall clock.
     pub wall_seconds: WallSeconds,
     /// Trials of this run in a second.
     pub trials_per_second: f64,
-    /// Where the time of the search went.
+    /// Time of the search by activity.
     pub seconds_in: SecondsIn,
     /// Failures by class, those of earlier runs included.
     #[serde(serialize_with = "by_name")]
     pub errors: BTreeMap<ErrorClass, u64>,
-    /// What the machine can do at best, in 10⁹ operations a second.
+    /// Measured peak of the machine, in 10⁹ operations a second.
     pub peak_gflops: Option<f64>,
     /// The database.
     pub db: String,
@@ -309,7 +309,7 @@ pub struct Tuned {
     /// Candidates that came to a limit, by class.
     #[serde(skip)]
     pub cut_off: BTreeMap<ErrorClass, u64>,
-    /// What one of the failed candidates failed of.
+    /// Failure of one of the failed candidates.
     #[serde(skip)]
     pub example: Option<(ErrorClass, String)>,
     /// Whether any candidate was right.
@@ -321,7 +321,7 @@ pub struct Tuned {
 }
 
 impl Tuned {
-    /// What a run came to that has no winner yet, with its new trials.
+    /// Makes the result of a run without a winner yet, with its new trials.
     fn of(
         key: &TaskKey,
         (search, seed): (&str, u64),
@@ -382,7 +382,7 @@ fn by_name<S: Serializer>(errors: &BTreeMap<ErrorClass, u64>, serializer: S) -> 
     serializer.collect_map(errors.iter().map(|(class, n)| (class.name(), n)))
 }
 
-/// Where the time of a search went, in seconds.
+/// Time of a search by activity, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct SecondsIn {
     /// Proposing and observing.
@@ -405,7 +405,7 @@ pub struct Race {
     pub is_tie: bool,
     /// Throughput of the program as it is written, or on a GPU of what the template guesses first.
     pub untuned_gflops: Option<f64>,
-    /// The same.
+    /// Time of the program as it is written, or on a GPU of the template's first guess.
     #[serde(skip)]
     pub untuned: Untuned,
     /// How many came to the end.
@@ -413,7 +413,7 @@ pub struct Race {
     pub n_leaders: usize,
 }
 
-/// Where the time of a run went, in seconds by the wall clock: parts that add up to the whole.
+/// Time of a run by phase, in seconds by the wall clock, which add up to the whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct WallSeconds {
     /// Until the search begins.
@@ -450,7 +450,7 @@ impl Wall {
         lap
     }
 
-    /// What was since the last part ended is none of it.
+    /// Discards the time since the last lap.
     fn skip(&mut self) {
         self.last = Instant::now();
     }
@@ -466,7 +466,7 @@ impl Wall {
     }
 }
 
-/// What earlier runs have recorded.
+/// Records of earlier runs.
 #[derive(Debug, Default)]
 pub struct Earlier {
     /// Their trials, as far as they can be true.
@@ -492,7 +492,7 @@ pub fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// What the trials of a task have in common.
+/// Key of the trials of a task.
 ///
 /// # Panics
 /// Where there are more threads than any machine has CPUs.
@@ -521,7 +521,7 @@ pub fn earlier(
     earlier_of(store, key, &task.space, &|_| Judge::of(task), limits, note)
 }
 
-/// The same of a space.
+/// Reads the records of earlier runs on a space.
 fn earlier_of(
     store: &Store,
     key: &TaskKey,
@@ -573,7 +573,7 @@ pub fn errors_of(trials: &[Trial]) -> BTreeMap<ErrorClass, u64> {
     errors
 }
 
-/// What a run has found, and why records of it are lost, where they are.
+/// Findings of a run, and the error that lost records, if any.
 struct Found {
     /// All trials, those of earlier runs included.
     trials: Vec<Trial>,
@@ -591,7 +591,7 @@ struct Run<'a> {
     options: Options,
     peak_gflops: Option<f64>,
     earlier: Earlier,
-    /// Where candidates are measured, unless here.
+    /// Place where candidates are measured, unless here.
     place: Option<Elsewhere<'a>>,
 }
 
@@ -645,7 +645,7 @@ fn fastest<'t>(trials: &'t [Trial], imported: &HashSet<Config>) -> Option<&'t Tr
     timed.min_by(|a, b| is_imported(a).cmp(&is_imported(b)).then(a.outcome.cost().total_cmp(&b.outcome.cost())))
 }
 
-/// What the trials of a task have in common, at a place or here.
+/// Key of the trials of a task, at a place or here.
 fn key_at(place: Option<Elsewhere>, key: TaskKey) -> TaskKey {
     match place {
         Some(place) => key_of_class(place.class, key),
@@ -704,7 +704,7 @@ fn with_best_elsewhere(
     Ok(guesses)
 }
 
-/// What earlier tasks are to a search.
+/// Knowledge of earlier tasks for a search.
 struct Learned {
     /// Something to fit its model on, where it has one.
     experience: Option<Experience>,
@@ -745,7 +745,7 @@ fn learned(
 }
 
 impl<'a> Run<'a> {
-    /// One that goes on from what is recorded.
+    /// Makes a run that continues from the records.
     fn new(
         request: &'a TuneRequest,
         (task, key): (Task, TaskKey),
@@ -790,7 +790,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What it came to where it is the same as before: this winner.
+    /// Result of a run without new trials, with the known winner.
     fn as_before(&self, known: &Winner, wall: &Wall) -> Tuned {
         let best = Best::of_winner(&self.request.workload, known);
         Tuned { verified: known.verified, best: Some(best), ..self.tuned(&[], None, wall) }
@@ -941,7 +941,7 @@ impl<'a> Run<'a> {
         Ok(tuned)
     }
 
-    /// What a run came to that has no winner yet, with its new trials.
+    /// Result of a run without a winner yet, with its new trials.
     fn tuned(&self, new: &[Trial], summary: Option<&Summary>, wall: &Wall) -> Tuned {
         let request = self.request;
         let tuned =
@@ -966,7 +966,7 @@ impl<'a> Run<'a> {
         start_device(workload, &self.task.setting.target, options, self.stop, self.note)
     }
 
-    /// What measures, here or at another place; none after an interrupt.
+    /// Starts the measurement, here or at another place; `None` after an interrupt.
     fn measure(&self) -> Result<Option<Box<dyn Measure + 'a>>, Error> {
         match self.place {
             Some(place) => {
@@ -1018,8 +1018,8 @@ impl<'a> Run<'a> {
         Some(Best { is_imported: imported.contains(&trial.config), ..best })
     }
 
-    /// What other processes have recorded of the same space meanwhile: a winner that has not been raced
-    /// against it must not hide it.
+    /// Trials that other processes have meanwhile recorded of the same space: a winner that was not raced
+    /// against them must not hide them.
     fn trials_of_others(&self, own: &[Trial]) -> Vec<Trial> {
         let recorded = || -> Result<Vec<Record>, Error> {
             let Some(store) = self.database.open_to_read()? else { return Ok(Vec::new()) };

@@ -1,4 +1,4 @@
-//! Which version this is.
+//! Version of this build.
 
 /// The release. What follows from code that changes only between releases, a trained model or a run of an
 /// experiment, is used again within one.

@@ -13,7 +13,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     scaled(text, 1.0, "a number of seconds above 0")
 }
 
-/// The same in milliseconds.
+/// Parses a number of milliseconds.
 ///
 /// # Errors
 /// Where it says none.

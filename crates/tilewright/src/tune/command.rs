@@ -33,36 +33,36 @@ use crate::error::Error;
 use crate::version::BUILD;
 use crate::words::{digits, duration};
 
-/// What the workloads of commands begin with in records; it is their template, too.
+/// Prefix of commands' workloads in records, and name of their template.
 pub const COMMAND: &str = "command";
 
 /// Samples of a trial, and runs before them, where a command is timed and nothing else is asked for.
 const SAMPLES_OF_TIMES: usize = 3;
 const WARMUPS_OF_TIMES: usize = 1;
-/// What a median of a trial may be off beside what its samples spread, as a part of it.
+/// Error of a trial's median besides the spread of its samples, as a share.
 const NOISE_OF_RECORDS: f64 = 0.1;
 
 /// A command that is to be tuned, and how. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CommandRequest {
-    /// What is run, with `{name}` in the place of a parameter's value, `{*name}` in that of its words, and
-    /// `{dir}` in that of the folder of its build.
+    /// Command, with `{name}` as the placeholder of a parameter's value, `{*name}` of its words, and `{dir}`
+    /// of the folder of its build.
     pub command: String,
     /// The parameters in order, each with its values: `8,16,32`, `1..8` with both ends, or a list in Python's
     /// way.
     pub parameters: Vec<(String, String)>,
     /// Conditions on the parameters.
     pub constraints: Vec<String>,
-    /// What makes it.
+    /// Command that builds it.
     pub build: Option<String>,
-    /// What ends with exit code 0 where a run did right; it reads what the run wrote.
+    /// Command that checks a run, by exit code 0; it reads the run's output.
     pub check: Option<String>,
-    /// What is done before each run.
+    /// Command before each run.
     pub prepare: Option<String>,
-    /// What is done after each run.
+    /// Command after each run.
     pub cleanup: Option<String>,
-    /// What is made small: `wall`, `cpu`, or the number that a regular expression finds in the output.
+    /// Metric to minimise: `wall`, `cpu`, or the number that a regular expression finds in the output.
     pub metric: String,
     /// Whether that number is to be great instead.
     pub maximize: bool,
@@ -210,7 +210,7 @@ impl CommandRequest {
         space_of(COMMAND, &parameters, &self.constraints)
     }
 
-    /// What is measured.
+    /// Parses the metric.
     ///
     /// # Errors
     /// Where it is neither a time nor a regular expression.
@@ -221,7 +221,7 @@ impl CommandRequest {
         })
     }
 
-    /// What is run, built and checked.
+    /// Parses the commands and the metric.
     ///
     /// # Errors
     /// Where a text is no command, or the metric none.
@@ -260,8 +260,8 @@ impl CommandRequest {
         })
     }
 
-    /// What its records are known by: the name of the program, and a hash of all that its times depend on:
-    /// the texts, and what is in these files.
+    /// Name in records: the program's name, and a hash of all that its times depend on: the texts, and the
+    /// contents of these files.
     fn workload(&self, files: &Files) -> String {
         let first = self.command.split_whitespace().next().unwrap_or("none");
         let program = Path::new(first).file_name().map_or(first.into(), |name| name.to_string_lossy());
@@ -288,7 +288,7 @@ pub(super) struct Course<'a> {
     pub trials: Option<u64>,
     /// Time for the search.
     pub time: Option<Duration>,
-    /// Its seed.
+    /// Seed of the search.
     pub seed: u64,
     /// Whether the leaders race.
     pub race: bool,
@@ -494,8 +494,8 @@ pub fn best_own(database: &Database, name: &str, target: &Target, threads: usize
     found().map_err(|error| database.refuse(error))
 }
 
-/// Where a race says something else of what an earlier run recorded here than noise explains: the one that is
-/// furthest off, in a line.
+/// Describes the largest contradiction between a race and an earlier run's record here that noise does not
+/// explain, in a line.
 fn contradiction(finals: &Finals, earlier: &Earlier, show: &dyn Fn(f64) -> String) -> Option<String> {
     let known: HashMap<&Config, Timing> = earlier
         .trials

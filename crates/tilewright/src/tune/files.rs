@@ -87,7 +87,7 @@ impl Files {
         self.0.iter().map(|(_, hash)| *hash).collect()
     }
 
-    /// Which files these are, in a line.
+    /// Names of the files, in a line.
     pub fn line(&self) -> String {
         if self.0.is_empty() {
             return "records are of these texts: where a program has changed, begin anew with --fresh".to_owned();
@@ -103,7 +103,7 @@ impl Files {
     }
 }
 
-/// What a word may name: itself, and what stands behind an equals sign or @ in it.
+/// Paths that a word may name: the word itself, and the text behind an equals sign or @ in it.
 fn paths(word: &str) -> impl Iterator<Item = &Path> {
     let value = word.split_once(['=', '@']).map(|(_, value)| value);
     std::iter::once(word).chain(value).filter(|word| !word.is_empty()).map(Path::new)

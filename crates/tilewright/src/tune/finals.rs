@@ -15,14 +15,14 @@ use super::Note;
 const LOOK: Duration = Duration::from_millis(50);
 /// Candidates that look this much slower than the leading ones may be ahead in truth.
 const NEAR: f64 = 1.3;
-/// The leading ones are so many: a disturbance that made one or two look fast keeps nobody out.
+/// Rank of the leading trial that admission compares with: one or two lucky timings shut nobody out.
 const N_LEADING: usize = 3;
 /// Most candidates that are measured again: enough that one which was measured in a slow moment is among
 /// them.
 const MOST_LEADERS: u64 = 24;
 /// Time for all rounds together.
 const TIME: Duration = Duration::from_secs(5);
-/// The same, where the user waits for the end.
+/// Time for all rounds together where the user waits for the end.
 const TIME_INTERRUPTED: Duration = Duration::from_secs(1);
 /// Part of the search's time that all rounds of a race take at most. With what is built and checked for it a
 /// race takes [`RaceLimits::GOAL`] times as long, so that it is over sooner than the search was.
@@ -52,27 +52,27 @@ pub struct EndLimits {
 }
 
 impl EndLimits {
-    /// What goes with a search of so long, or of any length.
+    /// Limits after a search of this length, or of any.
     pub fn of(search: Option<Duration>) -> EndLimits {
         let rounds = search.map_or(TIME, |time| TIME.min(time / PART_OF_SEARCH));
         let race = search.unwrap_or(LONGEST_RACE).clamp(SHORTEST_RACE, LONGEST_RACE);
         EndLimits { rounds, race, untuned: (2 * rounds).clamp(SHORTEST_UNTUNED_LIMIT, UNTUNED_LIMIT) }
     }
 
-    /// The same or less, once it is known how long was searched.
+    /// Limits lowered by the length of the search, once that is known.
     pub fn after(self, search: Duration) -> EndLimits {
         let rounds = self.rounds.min((search / PART_OF_SEARCH).max(FEW_ROUNDS));
         EndLimits { rounds, untuned: self.untuned.min((2 * rounds).max(SHORTEST_UNTUNED_LIMIT)), ..self }
     }
 
-    /// The same, where the user waits for the end.
+    /// Limits where the user waits for the end.
     fn of_interrupted(self) -> EndLimits {
         let rounds = self.rounds.min(TIME_INTERRUPTED);
         EndLimits { rounds, race: self.race.min(2 * TIME_INTERRUPTED), untuned: Duration::ZERO }
     }
 }
 
-/// What the end of a run came to.
+/// Outcome of the end of a run.
 #[derive(Debug)]
 pub enum End {
     /// A race, with a winner.
@@ -88,7 +88,7 @@ pub enum End {
 pub struct Finals {
     /// Fastest first, at least one.
     pub ranking: Vec<Leader>,
-    /// What the program takes as it is written.
+    /// Time of the program as it is written.
     pub untuned: Untuned,
     /// How long it took to know that.
     pub untuned_time: Duration,
@@ -97,11 +97,11 @@ pub struct Finals {
 /// A candidate that was measured against others.
 #[derive(Debug)]
 pub struct Leader {
-    /// Its configuration.
+    /// Configuration of the candidate.
     pub config: Config,
     /// Over its rounds.
     pub timing: Timing,
-    /// What it is ranked by: the first quartile of its rounds, in nanoseconds a run.
+    /// Rank: the first quartile of its rounds, in nanoseconds a run.
     pub quartile_ns: f64,
     /// ‖out − reference‖ / ‖reference‖ of its answer.
     pub relative_error: Option<f64>,
@@ -110,23 +110,23 @@ pub struct Leader {
 /// How the untuned program does, or on a GPU the first guess.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum Untuned {
-    /// It takes so long.
+    /// Measured.
     Measured {
         /// Nanoseconds a run.
         ns: f64,
     },
-    /// It was given up.
+    /// Given up at a limit.
     SlowerThan {
         /// After so long.
         limit: Duration,
     },
-    /// It was not measured.
+    /// Not measured.
     #[default]
     Failed,
 }
 
 impl Untuned {
-    /// Its time in nanoseconds, where it is known.
+    /// Time in nanoseconds, where it is known.
     pub fn ns(self) -> Option<f64> {
         match self {
             Untuned::Measured { ns } => Some(ns),
@@ -155,8 +155,8 @@ impl Finals {
     }
 }
 
-/// What the winner is compared with: the program as it is written, or on a GPU, one thread of which would run
-/// that, what the template's model guesses first.
+/// Baseline of the winner: the program as it is written or, on a GPU, one thread of which would run that, the
+/// first guess of the template's model.
 pub fn plain_of(task: &Task, seed: u64) -> Option<Candidate> {
     match task.setting.target.gpu {
         None => Some(Candidate { config: Config::new([]), steps: "".into(), patience: None }),

@@ -34,7 +34,7 @@ use crate::database::Database;
 use crate::error::Error;
 use crate::place::{CPU, HOST, Place};
 
-/// What the workloads of kernels begin with in records; it is their template, too.
+/// Prefix of kernels' workloads in records, and name of their template.
 pub const KERNEL: &str = "kernel";
 
 /// The element types of buffers, as C and we write them.
@@ -59,7 +59,7 @@ const TYPES: &[(&str, DType)] = &[
 const PAGE: u64 = 4096;
 /// The most elements of a buffer.
 const MOST_ELEMENTS: i64 = 1 << 32;
-/// What a process of ours does with a kernel of the user's: it calls it, or builds it for a GPU.
+/// Option of a worker process that calls a user's kernel, or builds it for a GPU.
 pub const CALL: &str = "--kernel";
 /// See [`CALL`].
 pub const BUILD: &str = "--kernel-build";
@@ -69,9 +69,9 @@ const REFERENCE_TIMEOUT: Duration = Duration::from_secs(600);
 /// A kernel that is to be tuned, and how. Times are in seconds.
 #[derive(Debug, Clone)]
 pub struct KernelRequest {
-    /// What its file says.
+    /// Contents of its file.
     form: Form,
-    /// Where the file is: other names are relative to that.
+    /// Folder of the file; other names are relative to it.
     folder: PathBuf,
     /// Longest that the process of a candidate may take.
     pub timeout: f64,
@@ -83,7 +83,7 @@ pub struct KernelRequest {
     pub memory_bytes: Option<u64>,
     /// CPUs on which it is run.
     pub threads: usize,
-    /// Where a kernel for a GPU is run, as options name it; the CPU stands for the first one that can.
+    /// Device of a kernel for a GPU, as options name it; the CPU stands for the first device that can run it.
     pub device: String,
     /// Whether hopeless candidates are timed to the end.
     pub to_the_end: bool,
@@ -113,7 +113,7 @@ struct Form {
     _about: String,
     source: PathBuf,
     function: String,
-    /// That of the source's extension, where it is not said.
+    /// Language of the source; by default that of its extension.
     #[serde(skip_serializing_if = "Option::is_none")]
     language: Option<Language>,
     compiler: Option<String>,
@@ -141,7 +141,7 @@ struct Form {
     tolerance: f64,
 }
 
-/// What kernels may be written in.
+/// Language of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Language {
@@ -153,7 +153,7 @@ enum Language {
 }
 
 impl Language {
-    /// That of a source.
+    /// Language of a source, by its extension.
     fn of(source: &Path) -> Result<Language, Error> {
         match source.extension().and_then(|text| text.to_str()).unwrap_or_default() {
             "c" => Ok(Language::C),
@@ -254,7 +254,7 @@ enum Number {
 }
 
 impl Number {
-    /// It as an expression.
+    /// The number as an expression.
     fn text(&self) -> String {
         match self {
             Number::Int(value) => value.to_string(),
@@ -264,7 +264,7 @@ impl Number {
     }
 }
 
-/// What a buffer holds before a run.
+/// Contents of a buffer before a run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(untagged, expecting = "a number, \"random\" or \"index\"")]
 enum Fill {
@@ -281,15 +281,15 @@ enum FillName {
     Index,
 }
 
-/// What says the right answer; one of these.
+/// Source of the right answer; one of these.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct ReferenceForm {
-    /// A function of the same arguments …
+    /// Function of the same arguments.
     function: Option<String>,
-    /// … in another file …
+    /// Source of that function, if it is another file.
     source: Option<PathBuf>,
-    /// … on a GPU with other sizes than the kernel.
+    /// Grid of that function on a GPU, if it differs from the kernel's.
     #[serde(skip_serializing_if = "Option::is_none")]
     grid: Option<Axes>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -300,7 +300,7 @@ struct ReferenceForm {
     command: Option<String>,
     /// Files in NumPy's format, by the output's name.
     files: Option<BTreeMap<String, PathBuf>>,
-    /// One of our operators.
+    /// Workload of one of our operators.
     workload: Option<String>,
 }
 
@@ -470,7 +470,7 @@ impl KernelRequest {
         space_of(KERNEL, &self.values()?, &self.form.constraints)
     }
 
-    /// Its parameters, each with its values.
+    /// Parameters, each with its values.
     fn values(&self) -> Result<Vec<(String, Vec<Datum>)>, Error> {
         let values = |parameter: &ParameterForm| {
             let name = &parameter.name;
@@ -507,7 +507,7 @@ impl KernelRequest {
         }
     }
 
-    /// Its arguments.
+    /// Parses the arguments.
     fn ports(&self) -> Result<Vec<Port>, Error> {
         let port = |form: &ArgumentForm| {
             let name = form.name.clone();
@@ -562,8 +562,8 @@ impl KernelRequest {
         path.canonicalize().unwrap_or(path)
     }
 
-    /// What its records are known by: its name, and a hash of the description, of the source with what it
-    /// includes in quotes, and of the files that the reference names.
+    /// Name in records: the kernel's name, and a hash of the description, of the source with the files that
+    /// it includes in quotes, and of the files that the reference names.
     fn workload(&self) -> String {
         let reference = &self.form.reference;
         let mut files = Files::default();
@@ -578,8 +578,8 @@ impl KernelRequest {
     }
 }
 
-/// What stands in a C file that calls a function: the source itself, and a function of one signature. What
-/// the threads of a block share is nothing to it.
+/// C file that calls a function: the source itself, and a function of one signature. Shared memory of blocks
+/// does not exist for it.
 fn wrapper(source: &Path, function: &str, ports: &[Port]) -> String {
     let argument = |(at, port): (usize, &Port)| match (port.n, port.role) {
         (None, _) => format!("*({} *)a[{at}]", port.c_type),
@@ -641,7 +641,7 @@ impl Bench<'_> {
         run_to_end(&Invocation::new(words), what, timeout, self.memory_bytes).map_err(Error::input)
     }
 
-    /// What a process of ours is started with that builds what a job is of, or calls it.
+    /// Command of a worker process that builds the kernel of a job, or calls it.
     fn caller(&self, option: &str, job: &Path, library: &str, macros: &[String]) -> Vec<String> {
         let mut words = vec![self.worker.program.to_string_lossy().into_owned()];
         words.extend(self.worker.arguments.iter().cloned());
@@ -650,7 +650,7 @@ impl Bench<'_> {
         words
     }
 
-    /// What buffers hold before a run, by argument.
+    /// Contents of buffers before a run, by argument.
     fn contents(&self) -> Vec<Vec<f64>> {
         let seed = self.request.seed;
         let of = |(at, port): (usize, &Port)| {
@@ -723,8 +723,8 @@ impl Bench<'_> {
         self.ports.iter().filter(|port| port.n.is_some() && port.role != RoleForm::In)
     }
 
-    /// What a function of the arguments computes, in the source of the kernel where no other is given, with
-    /// the parameters of a configuration.
+    /// Result of a function of the arguments, in the source of the kernel where no other is given, with the
+    /// parameters of a configuration.
     fn computed(
         &self,
         (source, function): (Option<&Path>, &str),

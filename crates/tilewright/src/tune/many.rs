@@ -23,19 +23,20 @@ use crate::error::Error;
 
 /// The first turn of a task, and every one at least: its first guess is measured, however long that takes.
 const FIRST_TURN: Duration = Duration::from_millis(250);
-/// Turns are shorter than others where there is no time for so many of each task …
+/// Least number of turns for each task; where the time does not suffice for them, turns are shorter.
 const LEAST_TURNS: u32 = 2;
-/// … and take so many times as long as it took to start the workers, and some trials ([`Pace`]).
+/// Length of a turn relative to the start of the workers; some trials must fit, too ([`Pace`]).
 const STARTS_PER_TURN: u32 = 10;
-/// So much of the time is for the races. None begins so much later, or this much where that is more: whose
-/// leaders were not raced is told by its fastest trial, and they race in the next run.
+/// Share of the time kept for races. A race may start at most this late, or [`LEAST_LATE`]; tasks that miss
+/// it report their fastest trial and race in the next run.
 const PART_FOR_RACES: f64 = 0.15;
 const LEAST_LATE: Duration = Duration::from_secs(1);
 /// Rounds of a race together take so much of its share: candidates are built and checked as well. It may take
 /// so long where its share is less.
 const PART_FOR_ROUNDS: u32 = 2;
 const SHORTEST_RACE: Duration = Duration::from_secs(1);
-/// What tasks that wait hold in memory is at most such a part of it; more is made anew.
+/// Largest share of the memory, as one part in this many, that waiting tasks may hold; data beyond it are
+/// made anew.
 const PART_OF_MEMORY: u64 = 4;
 
 /// A turn that has ended, of several tasks that share time.
@@ -57,7 +58,7 @@ pub struct Turned {
     pub left: Duration,
 }
 
-/// What several tasks that share time came to.
+/// Result of several tasks that share time.
 #[derive(Debug, Serialize)]
 pub struct TunedMany {
     /// Each of them, in the order in which they were given.
@@ -65,7 +66,7 @@ pub struct TunedMany {
     /// The time of the whole before in milliseconds: the sum of the tasks' bests, each times its weight; none
     /// where one had no record.
     pub whole_ms_before: Option<f64>,
-    /// The same after; none where one has no best.
+    /// Milliseconds of the whole afterwards; `None` where a task has no best.
     pub whole_ms: Option<f64>,
     /// Seconds since the beginning and the whole's milliseconds, wherever it changed.
     pub curve: Vec<(f64, f64)>,
@@ -87,7 +88,7 @@ pub struct TunedTask {
     pub tuned: Tuned,
     /// How often the whole runs it.
     pub weight: f64,
-    /// Its part of the time of the whole.
+    /// Share of the time of the whole.
     pub share: Option<f64>,
     /// Milliseconds that no kernel of it falls below, by the measured peak.
     pub ms_bound: f64,
@@ -276,7 +277,7 @@ impl Game<'_> {
 }
 
 impl TunedTask {
-    /// What it adds to the time of the whole, in milliseconds.
+    /// Contribution to the time of the whole, in milliseconds.
     fn ms_of_whole(&self) -> Option<f64> {
         self.tuned.best.as_ref().map(|best| self.weight * best.ms_median)
     }
@@ -437,7 +438,7 @@ impl<'a> Player<'a> {
     }
 }
 
-/// What there is to say against tasks that are to share time.
+/// Refuses tasks that cannot share time.
 fn check(tasks: &[(TuneRequest, f64)]) -> Result<(), Error> {
     if tasks.is_empty() {
         return Err(Error::input("there is nothing to tune (give a workload at least)"));
@@ -460,7 +461,7 @@ fn check(tasks: &[(TuneRequest, f64)]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The same notes, of which messages say whose they are.
+/// Forwards notes, prefixing messages with the workload.
 fn named<'a>(workload: &str, note: &'a (dyn Fn(Note) + Sync)) -> impl Fn(Note) + Sync + use<'a> {
     let workload = workload.to_owned();
     move |what| match what {

@@ -19,7 +19,8 @@ pub struct Recorder {
     database: Database,
     space: Arc<Space>,
     key: TaskKey,
-    /// What is recorded as faster than this is measured again and gives way.
+    /// Time below which a record is implausible: the configuration is measured again, and the record gives
+    /// way.
     least_ns: f64,
     search: String,
     seed: u64,
@@ -38,7 +39,7 @@ impl Recorder {
         Recorder { least_ns, ..Recorder::of_space(opened, &task.space, key, search, seed) }
     }
 
-    /// The same for a space of which nothing else is known.
+    /// Makes the recorder of a space of which nothing else is known.
     pub fn of_space(opened: Opened, space: &Arc<Space>, key: TaskKey, search: String, seed: u64) -> Recorder {
         Recorder {
             database: opened.database.clone(),
@@ -118,7 +119,7 @@ impl Recorder {
 pub struct Recording(Arc<Mutex<Recorder>>);
 
 impl Recording {
-    /// One for a recorder.
+    /// Makes the recording of a recorder.
     pub fn new(recorder: Recorder) -> Recording {
         Recording(Arc::new(Mutex::new(recorder)))
     }

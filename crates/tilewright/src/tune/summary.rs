@@ -39,7 +39,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// What is to be said of a fastest trial.
+/// Reason why a fastest trial was not raced.
 fn why_not_raced(best: &Best, may_race: bool) -> &'static str {
     match (best.is_imported, may_race) {
         (true, _) => "imported, and not measured here",
@@ -49,7 +49,7 @@ fn why_not_raced(best: &Best, may_race: bool) -> &'static str {
 }
 
 impl Begin {
-    /// What is searched, by what, and where it is recorded.
+    /// Lines on the search, the space, and the database.
     pub fn lines(&self, search: &str, seed: u64) -> Vec<String> {
         let TaskKey { workload, target, template, threads } = &self.key;
         let threads = count(*threads, "thread");
@@ -162,7 +162,7 @@ impl Tuned {
         text
     }
 
-    /// What is worth a word about a run, besides its result.
+    /// Remarks on a run, besides its result.
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
         if let Some(option) = self.option_to_raise().filter(|_| self.any_right) {
@@ -174,7 +174,7 @@ impl Tuned {
         remarks
     }
 
-    /// What a race said.
+    /// Lines on the race.
     fn raced(&self, workload: &Workload, best: &Best, race: &Race) -> String {
         let of_peak = self.peak_gflops.map_or(String::new(), |peak| {
             format!(", {} of the measured peak of {}", percent(best.gflops / peak), digits(peak))
@@ -204,7 +204,7 @@ impl Tuned {
         text + &format!("config   {}\n", best.config)
     }
 
-    /// What each result ends with: failures, where the time went and where the records are.
+    /// Last lines of each result: failures, the time by phase, and the database.
     fn ending(&self) -> String {
         let errors = match self.errors.is_empty() {
             true => String::new(),

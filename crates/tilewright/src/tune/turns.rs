@@ -1,4 +1,4 @@
-//! Whose turn it is among tasks that share time: the one by which the whole is expected to gain most.
+//! Turns of tasks that share time: the next one goes to the task by which the whole is expected to gain most.
 //!
 //! This is the rule alone: it is told what the turns of each task came to, and knows no clock.
 
@@ -27,7 +27,7 @@ const BATCHES_PER_TURN: f64 = 2.0;
 pub struct Pace(Option<f64>);
 
 impl Pace {
-    /// That of so many trials in so many seconds. Where there was none, a turn is to be twice as long.
+    /// Pace from `n_trials` in `seconds`; without a trial the next turn is twice as long.
     pub fn of(seconds: f64, n_trials: usize) -> Pace {
         let trial = if n_trials == 0 { 2.0 * seconds / TRIALS_PER_TURN } else { seconds / n_trials as f64 };
         Pace(Some(trial).filter(|trial| *trial > 0.0))
@@ -62,7 +62,7 @@ impl Course {
         Course { weight, bound_ns, bests: Vec::new(), seconds: 0.0, is_over: false }
     }
 
-    /// So many seconds more were spent on it, and its best is this now.
+    /// Adds a turn of `seconds`, after which this is the task's best.
     pub fn spend(&mut self, seconds: f64, best_ns: Option<f64>) {
         self.seconds += seconds;
         if let Some(ns) = best_ns.filter(|ns| self.best_ns().is_none_or(|best| *ns < best)) {
@@ -80,12 +80,12 @@ impl Course {
         self.bests.last().map(|(_, ns)| *ns)
     }
 
-    /// What it adds to the whole, in nanoseconds.
+    /// Contribution to the whole, in nanoseconds.
     pub fn share_ns(&self) -> Option<f64> {
         self.best_ns().map(|ns| self.weight * ns)
     }
 
-    /// What no kernel of it falls below, in nanoseconds.
+    /// Lower bound on the kernel's time, in nanoseconds.
     pub fn bound_ns(&self) -> f64 {
         self.bound_ns
     }
@@ -95,7 +95,7 @@ impl Course {
         self.seconds == 0.0 && !self.is_over
     }
 
-    /// Its best after so many seconds, or the first one.
+    /// Best after these seconds, or the first one.
     fn best_after(&self, seconds: f64) -> Option<f64> {
         let after = self.bests.iter().rev().find(|(at, _)| *at <= seconds);
         after.or(self.bests.first()).map(|(_, ns)| *ns)

@@ -16,10 +16,10 @@ const TYPES: &[(&str, &str)] =
 /// How languages are called there.
 const LANGUAGES: &[(&str, Language)] =
     &[("C", Language::C), ("C++", Language::Cpp), ("OpenCL", Language::OpenCl), ("CUDA", Language::Cuda)];
-/// What sizes call the size of the problem.
+/// Name of the problem's size in expressions of sizes.
 const PROBLEM: &str = "ProblemSize";
 
-/// What such a file says of a kernel; fields that are not named here are for others.
+/// Description of a kernel; fields that are not named here are ignored.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Description {
@@ -100,7 +100,7 @@ struct Argument {
     #[serde(rename = "Type")]
     kind: String,
     memory_type: String,
-    /// Where Kernel Tuner puts it.
+    /// Memory in which Kernel Tuner puts the argument.
     mem_type: Option<String>,
     access_type: Option<String>,
     fill_type: Option<String>,
@@ -113,7 +113,7 @@ pub(super) fn is_description(text: &str) -> bool {
     text.trim_start_matches('\u{feff}').trim_start().starts_with('{')
 }
 
-/// What a description says. It has no reference: that is the configuration of its defaults, or the first one.
+/// Reads a description. It has no reference: that is the configuration of its defaults, or the first one.
 pub(super) fn form(text: &str) -> Result<Form, Error> {
     let wrong = |error: serde_json::Error| {
         let mend = "a T1 description has ConfigurationSpace and KernelSpecification";
