@@ -2,7 +2,7 @@
 //!
 //! [`FORMATS`] lists the formats, [`read`] knows which one a file has by what stands in it, and gives its
 //! [`Results`] by [`Task`]: [`Results::space`] makes the space of one for a replay, [`records`] makes them
-//! records of ours, [`table`] a table to learn from, and [`write`] writes them in another format.
+//! records of ours, [`table`] a table to learn from, and [`write()`] writes them in another format.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
