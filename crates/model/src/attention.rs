@@ -22,7 +22,7 @@ struct Strided {
     dims: Vec<(i64, i64)>,
 }
 
-/// Where a value lies in what it is moved from.
+/// Strides of a value in the one that it is a view of.
 fn strided(net: &Net, producers: &[Option<usize>], id: ValueId, stop: Option<ValueId>) -> Strided {
     let whole = || {
         let mut stride = 1;
@@ -174,7 +174,7 @@ fn is_for_heads(net: &Net, id: ValueId) -> bool {
         })
 }
 
-/// So many sequences at most have products of their own.
+/// Most sequences whose products are computed apart.
 const MOST_SEQUENCES: i64 = 16;
 
 /// Products of the heads of several sequences, which lie one behind the other and each with its heads side by
@@ -198,7 +198,7 @@ fn replace_each(net: &mut Net, of: fn(&mut Net, usize) -> Option<Vec<Node>>) {
     }
 }
 
-/// The same for one product: what stands in its place.
+/// Replaces one product, and returns the nodes that stand in its place.
 fn split_product(net: &mut Net, at: usize) -> Option<Vec<Node>> {
     let node = net.nodes[at].clone();
     let Kind::Product { heads: None, .. } = node.kind else { return None };
@@ -298,12 +298,12 @@ pub fn join_products(net: &mut Net) {
 
 /// A product that may be joined with others.
 struct Part {
-    /// It.
+    /// Index of the product's node.
     at: usize,
-    /// Its matrix, and what is added to each column.
+    /// Weights, and the bias of each column.
     weights: ValueId,
     bias: Vec<f64>,
-    /// Its result, with that added.
+    /// Result with the bias.
     to: ValueId,
 }
 
@@ -415,7 +415,7 @@ struct InPlace {
     source: ValueId,
     shape: Vec<i64>,
     heads: Heads,
-    /// Its last two dimensions lie there the other way round.
+    /// The last two dimensions are stored transposed.
     turned: bool,
     /// The factor is this one of so many equal parts of the tensor.
     part: (i64, i64),
@@ -504,7 +504,7 @@ fn view(net: &mut Net, from: ValueId, shape: &[i64]) -> ValueId {
     to
 }
 
-/// One of so many equal parts of a value; what makes it is behind all nodes.
+/// An equal part of a value, one of `n_parts`; the node that makes it is behind all others.
 fn part_of(net: &mut Net, from: ValueId, (part, n_parts): (i64, i64)) -> ValueId {
     if n_parts == 1 {
         return from;

@@ -18,17 +18,17 @@ use crate::compile::Compiled;
 use crate::inputs::named_dims;
 use crate::runner::Runner;
 
-/// What the runs of one implementation in one round come to.
+/// Least extent of an implementation's runs in a round.
 const ROUND: Round = Round { time: Duration::from_millis(100), min_samples: 3 };
 
-/// What is measured side by side.
+/// Request to measure implementations of a model side by side.
 pub struct ModelBenchRequest<'a> {
     /// The model's file, which other runtimes read themselves.
     pub path: &'a Path,
     /// The model with its dimensions bound.
     pub graph: &'a Graph,
-    /// The same with code, by the name of its row; none where it cannot run here. Ratios are to the row
-    /// [`OURS`].
+    /// The model compiled by us, by the name of its row; `None` where it cannot run here. Ratios are to the
+    /// row [`OURS`].
     pub ours: Vec<(&'static str, &'a Compiled)>,
     /// All inputs of the file, those too that are constants in the graph.
     pub inputs: &'a [(Value, Tensor)],
@@ -36,24 +36,25 @@ pub struct ModelBenchRequest<'a> {
     pub threads: usize,
     /// The other runtimes.
     pub peers: Vec<&'static ModelPeerSpec>,
-    /// Where their libraries are looked for before the system's places.
+    /// Folder in which the libraries of runtimes are looked for before the system's places.
     pub peer_path: Option<PathBuf>,
     /// Rounds; each runs every implementation once, in random order.
     pub rounds: u32,
 }
 
-/// What came of it.
+/// Result of a benchmark.
 #[derive(Debug)]
 pub struct ModelBench {
     /// Operations of a run, as far as known.
     pub flops: f64,
-    /// Whose answer the others are compared with: the interpreter's, or that of the first one that gives any.
+    /// Source of the answer that others are compared with: the interpreter, or the first implementation that
+    /// gives one.
     pub reference: Option<&'static str>,
     /// A row for each implementation that ran, the fastest first.
     pub rows: Vec<ModelBenchRow>,
 }
 
-/// One implementation's result. Its JSON is a row of what `tilewright bench --json` prints.
+/// Result of an implementation. Its JSON is a row of what `tilewright bench --json` prints.
 #[derive(Debug, Clone, Serialize)]
 pub struct ModelBenchRow {
     /// The model's file.
@@ -69,15 +70,15 @@ pub struct ModelBenchRow {
     pub gflops_best: f64,
     /// The median over the rounds' medians, in milliseconds.
     pub ms_median: f64,
-    /// That of its best round.
+    /// Milliseconds of the best round.
     pub ms_best: f64,
-    /// Its throughput over ours, where ours ran.
+    /// Throughput relative to ours, where ours ran.
     pub ratio_to_ours: Option<f64>,
     /// How far its rounds spread, as a part of the median.
     pub spread: f64,
     /// Rounds that it was measured in.
     pub rounds: u32,
-    /// What its answer was compared with.
+    /// Source of the answer that it was compared with.
     pub reference: Option<&'static str>,
     /// The least cosine of its outputs and the reference's; none where their shapes differ.
     pub cosine: Option<f64>,
@@ -92,7 +93,7 @@ pub struct ModelBenchRow {
 }
 
 impl ModelBench {
-    /// It as a table for people, of the model in this file, at this place.
+    /// Formats the result as a table, for the model in this file, at this place.
     pub fn text(&self, path: &Path, place: &Place) -> String {
         let mut cells =
             vec![["impl", "time", "best", "spread", "GFLOP/s", "ours/impl", "error"].map(str::to_owned).to_vec()];

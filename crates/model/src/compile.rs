@@ -27,7 +27,7 @@ pub enum CompileError {
     /// A kernel has none.
     #[error("{workload}: {why}")]
     Kernel {
-        /// Its workload.
+        /// Workload of the kernel.
         workload: String,
         /// Why.
         why: String,
@@ -43,7 +43,7 @@ pub enum CompileError {
     Dtype {
         /// The tensor.
         name: String,
-        /// Its type.
+        /// Type of the tensor.
         dtype: &'static str,
     },
     /// The plan does not fit its kernels: a fault of this crate.
@@ -53,9 +53,9 @@ pub enum CompileError {
 
 /// A model that can run.
 pub struct Compiled {
-    /// What runs.
+    /// Executable model.
     pub model: AnyModel,
-    /// What it was made of.
+    /// Fused model that it was made of.
     pub fused: Fused,
     /// The memory for what is computed on the way.
     pub memory: Memory,
@@ -103,7 +103,8 @@ pub fn compile_as(fused: Fused, target: &Target, schedule: Schedule, making: Mak
     compiled(fused, target, schedule, &code, making.for_runs)
 }
 
-/// The same in a tenth of the time, as far as kernels can be compiled so, to code that is about as fast.
+/// Compiles as [`compile`] does, but in a tenth of the time, as far as kernels can be compiled quickly; the
+/// code is about as fast.
 ///
 /// # Errors
 /// As [`compile`].
@@ -167,7 +168,7 @@ fn compiled(
     Ok(Compiled { model, fused, memory, origins, n_guessed: 0 })
 }
 
-/// What a kernel keeps, in its order.
+/// Kept buffers of a kernel, in its order.
 fn kept_by(program: &Program) -> Vec<Kept> {
     let kept = program.buffers.iter().filter(|buffer| buffer.role == Role::Kept);
     kept.map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect())).collect()
@@ -231,7 +232,7 @@ struct Job<'a> {
     fused: &'a Fused,
     places: &'a Places,
     plan: Plan,
-    /// What each tensor's place in the arena is a multiple of.
+    /// Alignment of tensors in the arena.
     line: usize,
     memory: Memory,
     /// The plan's tensor of each value whose memory others may have parts of.
@@ -388,7 +389,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Where a value lies in the plan.
+    /// Slice of a value in the plan.
     fn slice(&mut self, id: ValueId) -> Result<Slice, CompileError> {
         let mut location = self.places.locate(id);
         if let Some((of, offset)) = self.moving.get(&location.root) {
@@ -436,7 +437,7 @@ impl<'a> Job<'a> {
         Ok(Work::Kernel { kernel: number, arguments, kept: slices, parts: vec![Part::Body], all_threads: true })
     }
 
-    /// What is no kernel.
+    /// Work of a step that is not a kernel.
     fn host(&mut self, node: &Node) -> Result<Work, CompileError> {
         match &node.kind {
             Kind::Host(op) => self.evaluated(node, op),

@@ -35,7 +35,8 @@ impl Job<'_> {
         self.net.add_constant(&name, shape, numbers)
     }
 
-    /// Where the largest or smallest of a dimension is: the least or last of the places that have it.
+    /// Lowers the position of the largest or smallest element of a dimension: the least or last position that
+    /// has it.
     pub(crate) fn arg_reduce(&mut self, op: &ArgReduce) -> Option<()> {
         let (x, to) = (self.try_input(0)?, self.output()?);
         let shape = self.net.shape(x).to_vec();
@@ -58,7 +59,8 @@ impl Job<'_> {
         Some(())
     }
 
-    /// One of two numbers at the place that an index says along a new dimension, the other elsewhere.
+    /// Lowers one-hot: one of two numbers at the position of an index along a new dimension, the other
+    /// elsewhere.
     pub(crate) fn one_hot(&mut self, op: &OneHot) -> Option<()> {
         let (index, values, to) = (self.try_input(0)?, self.try_input(2)?, self.output()?);
         (self.has_code(index) && self.has_code(to) && self.has_code(values)).then_some(())?;

@@ -11,7 +11,7 @@ use crate::scalar::{cost, sigmoid};
 /// Operations of an epilogue, each with the input that is its operand.
 pub type Operations = Vec<(Epilogue, Option<usize>)>;
 
-/// What is known of an input as an operand: how it goes along the result; none where it cannot be one.
+/// Function that tells how an input is read as an operand along the result; `None` where it cannot be one.
 pub type Operands<'a> = &'a dyn Fn(usize) -> Option<Operand>;
 
 /// The largest part of a map that can be an epilogue of its input `x`, and that part: all of it, or what the
@@ -212,7 +212,7 @@ fn line(e: &Expr) -> (&Expr, f64, f64) {
     }
 }
 
-/// What is kept between two bounds, and the bounds, of the operands of a minimum.
+/// Matches a clip, the operands of a minimum: the inner expression and its two bounds.
 fn clipped<'a>(a: &'a Expr, b: &'a Expr) -> Option<(&'a Expr, f64, f64)> {
     let (inner, high) = match (a, b) {
         (t, Expr::Const(high)) | (Expr::Const(high), t) => (t, *high),
@@ -225,7 +225,7 @@ fn clipped<'a>(a: &'a Expr, b: &'a Expr) -> Option<(&'a Expr, f64, f64)> {
     }
 }
 
-/// What a sigmoid is of.
+/// Matches a sigmoid, and returns its argument.
 fn is_sigmoid(e: &Expr) -> Option<&Expr> {
     let Expr::Binary(BinaryOp::Div, _, below) = e else { return None };
     let Expr::Binary(BinaryOp::Add, _, power) = &**below else { return None };

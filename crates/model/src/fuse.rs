@@ -18,22 +18,22 @@ use crate::simplify::{drop_unread, joined, simplify};
 /// What a kernel computes.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// It, as it is tuned.
+    /// Workload, as it is tuned.
     pub workload: Workload,
-    /// Its inputs, in the order of the program's.
+    /// Inputs, in the order of the program's.
     pub inputs: Vec<ValueId>,
-    /// Its only output.
+    /// The only output.
     pub output: ValueId,
     /// The model's nodes that it comes from, for people.
     pub origin: String,
     /// The nodes of the net that a nest computes, the last one's output being its own; none of others, and
     /// none where it only gives its input another layout.
     pub(crate) members: Vec<usize>,
-    /// So many channels of its output lie next to each other.
+    /// Block of adjacent channels of its output.
     pub block: i64,
 }
 
-/// What a run does.
+/// Step of a run.
 #[derive(Debug, Clone)]
 pub enum Step {
     /// Runs a kernel.
@@ -61,12 +61,12 @@ pub enum Step {
     },
 }
 
-/// What a run does once for each step of a sequence.
+/// Sequence: steps of a run that repeat for each step of a sequence.
 #[derive(Debug, Clone)]
 pub struct Steps {
     /// How many steps the sequence has.
     pub n_steps: i64,
-    /// What is done at each: kernels, and parts of what they compute.
+    /// Steps of an iteration: kernels, and parts of their results.
     pub steps: Vec<Step>,
     /// Values that are somewhere else at each step.
     pub moving: Vec<Moving>,
@@ -79,14 +79,14 @@ pub struct Moving {
     pub value: ValueId,
     /// The tensor.
     pub of: ValueId,
-    /// Where in it; of the step before where there is a first one.
+    /// Position in that tensor; of the step before where there is a first one.
     pub track: Track,
-    /// What it is at the first step, where it comes from the step before.
+    /// Value at the first step, where it comes from the step before.
     pub first: Option<ValueId>,
 }
 
 impl Moving {
-    /// What it is a part of at a step, and so many elements behind its beginning.
+    /// Tensor that it is a part of at a step, and its offset in elements.
     pub fn at(&self, step: i64) -> (ValueId, i64) {
         match self.first {
             None => (self.of, self.track.at(step)),
@@ -101,7 +101,7 @@ impl Moving {
 pub struct Fused {
     /// The values, and what the model takes and gives.
     pub net: Net,
-    /// What a run does.
+    /// Steps of a run.
     pub steps: Vec<Step>,
 }
 
@@ -130,8 +130,8 @@ impl Fused {
         })
     }
 
-    /// What its kernels find in the caches: constants only where all of them stay in the cache of a core from
-    /// one run to the next.
+    /// State of the caches that its kernels find: constants only where all of them stay in a core's cache
+    /// from one run to the next.
     pub fn caches(&self, target: &Target) -> Caches {
         let read = self.each().filter_map(|(step, _)| match step {
             Step::Kernel(kernel) => Some(&kernel.inputs),
@@ -252,7 +252,7 @@ fn steps_of(net: &mut Net, node: &Node, sequence: &Sequence) -> Result<Steps, Wo
     Ok(Steps { n_steps: sequence.n_steps, steps: steps.into_iter().map(step).collect(), moving })
 }
 
-/// Where a slice begins, where its elements are neighbours.
+/// Offset of a slice in elements, if it is contiguous.
 fn contiguous(net: &Net, node: &Node, parts: &[(i64, i64)]) -> Option<i64> {
     let (from, to) = (net.shape(node.input(0)), net.shape(node.output()));
     let cut: Vec<usize> = (0..from.len()).filter(|&d| from[d] != to[d]).collect();
@@ -666,17 +666,17 @@ fn without_ones(shape: &[i64]) -> Vec<i64> {
     shape.iter().copied().filter(|&n| n != 1).collect()
 }
 
-/// So many times as many elements as a tensor has, and it is computed ahead of them.
+/// A tensor is computed ahead of its readers where these have this many times as many elements.
 const LITTLE: i64 = 8;
 
 /// A node that only nodes of a nest read.
 struct Candidate {
     at: usize,
-    /// What it computes, and views of that.
+    /// Results of the node, and views of them.
     ids: Vec<ValueId>,
     /// The nodes of these views.
     views: Vec<usize>,
-    /// Those that read it or a view.
+    /// Nodes that read it or a view.
     users: Vec<usize>,
 }
 
@@ -764,7 +764,7 @@ struct Builder<'a> {
     buffers: Vec<(ValueId, BufferId)>,
     /// Whether all values have elements of one type.
     is_of_one_type: bool,
-    /// So many channels of a value lie next to each other.
+    /// Function for the block of adjacent channels of a value.
     block_of: &'a dyn Fn(ValueId) -> i64,
 }
 
@@ -900,7 +900,7 @@ impl Builder<'_> {
         self.buffers.push((node.output(), buffer));
     }
 
-    /// What a window adds for one of its places.
+    /// Term of a window for one of its positions.
     #[expect(clippy::too_many_arguments, reason = "they are what a stage has")]
     fn tap(
         &self,

@@ -18,9 +18,8 @@ pub fn count_halves(graph: &Graph) -> usize {
     graph.nodes().filter(|(_, node)| !matches!(node.op, Op::Cast(_)) && gives_half(node)).count()
 }
 
-/// The same graph with f32 between its nodes where it has f16 or bf16; what `rounds` says is rounded to these
-/// behind each node, as the model has it. A node that does not compute with f32 what it does with f16 stays
-/// as it is.
+/// Widens f16 and bf16 between the nodes of a graph to f32; with `rounds`, results are rounded to these
+/// behind each node, as the model has it. A node that computes something else with f32 stays as it is.
 pub fn widened(graph: &Graph, rounds: bool) -> Cow<'_, Graph> {
     if !graph.values().any(|(_, value)| value.ty.as_ref().is_some_and(|ty| is_half(ty.dtype))) {
         return Cow::Borrowed(graph);

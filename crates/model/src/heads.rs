@@ -76,7 +76,7 @@ impl Job<'_> {
         Some(Some(mask))
     }
 
-    /// Which products a query does not see: a condition on values that are added to the inputs.
+    /// Mask of the products that a query does not see: a condition on values that are added to the inputs.
     fn hidden(&mut self, op: &Attention, sizes: [i64; 3], inputs: &mut Vec<ValueId>) -> Option<Cond> {
         let [past, steps, total] = sizes;
         let first = inputs.len();

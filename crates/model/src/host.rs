@@ -126,7 +126,7 @@ impl Job<'_> {
         self.scattered(how, from, places, updates)
     }
 
-    /// What was expanded to the indices along all dimensions behind one, which are as in the data: whole rows
+    /// Undoes the expansion of indices along all dimensions behind one, which are as in the data: whole rows
     /// are scattered then, as where messages along the edges of a graph are added up.
     fn before_expansion(&self, index: ValueId, axis: usize, data: &[i64]) -> Option<(ValueId, Vec<i64>)> {
         let maker = self.net.nodes.iter().rev().find(|node| node.outputs.contains(&index))?;

@@ -81,7 +81,7 @@ fn ints(list: &[usize]) -> Vec<i64> {
 }
 
 impl Job<'_> {
-    /// What is known of an input.
+    /// Types and known values of the node's inputs.
     pub(crate) fn facts(&self) -> Vec<Option<Fact<'_>>> {
         let fact = |id: &Option<tilewright_graph::ValueId>| {
             let value = self.graph.value((*id)?);
@@ -182,7 +182,7 @@ impl Job<'_> {
         Some(())
     }
 
-    /// Which elements are infinite.
+    /// Lowers the test for infinite elements.
     fn infinite(&mut self) -> Option<()> {
         let Op::Unary(Unary::IsInf { positive, negative }) = self.node.op else { return None };
         let most = match self.net.value(self.try_input(0)?).dtype {
@@ -202,7 +202,7 @@ impl Job<'_> {
         })
     }
 
-    /// The same elements in the output's shape.
+    /// Lowers to a view in the output's shape.
     fn view(&mut self) -> Option<()> {
         let (from, to) = (self.try_input(0)?, self.output()?);
         self.push(Kind::View, &[from], to);
@@ -746,7 +746,7 @@ impl Job<'_> {
         }
     }
 
-    /// One place of a dimension, without that dimension.
+    /// Lowers to one position of a dimension, without that dimension.
     fn part(&mut self, from: ValueId, axis: usize, place: i64, to: ValueId) -> Option<()> {
         self.has_code(from).then_some(())?;
         let mut shape = self.net.shape(from).to_vec();

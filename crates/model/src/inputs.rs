@@ -29,7 +29,7 @@ pub fn weights_beside(model: &Path) -> impl FnMut(&str) -> Result<Bytes, String>
 /// Tensors that are given for a model, which fit it.
 #[derive(Debug, Default)]
 pub struct Given {
-    /// Those for its inputs.
+    /// Tensors for the model's inputs.
     pub inputs: Vec<(String, Tensor)>,
     /// Shapes of inputs that nothing else says.
     pub shapes: Vec<(String, Vec<usize>)>,

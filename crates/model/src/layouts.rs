@@ -9,12 +9,12 @@ use tilewright_ir::{DType, Role};
 use crate::fuse::{Fused, Kernel, Step, in_memory, nest};
 use crate::net::{Kind, Net, ValueId};
 
-/// What workloads take, in any unit.
+/// Costs of workloads, in any unit.
 #[derive(Clone, Copy)]
 pub struct Costs<'a> {
-    /// What one is expected to take; none where it has no kernel.
+    /// Expected cost of a workload; `None` where it has no kernel.
     pub expected: &'a dyn Fn(&Workload) -> Option<f64>,
-    /// What one was measured to take; none where it was not.
+    /// Measured cost of a workload; `None` where it was not measured.
     pub measured: &'a dyn Fn(&Workload) -> Option<f64>,
 }
 
@@ -27,8 +27,8 @@ const CONVERTED: f64 = 1.5;
 const MOST_STATES: usize = 1 << 10;
 
 impl Fused {
-    /// The same with images in the layouts that are cheapest for all kernels together, `block` channels next
-    /// to each other or none: neighbours agree, or what lies between them is converted by a nest, which is
+    /// Chooses the layouts of images that are cheapest for all kernels together, with blocks of `block`
+    /// channels or without: neighbours agree, or the image between them is converted by a nest, whose cost is
     /// counted.
     ///
     /// Inputs and outputs stay as they are, and so does what operators without code read and write. A kernel
@@ -102,7 +102,7 @@ impl Fused {
     }
 }
 
-/// What a kernel reads and writes: blocks, or as it is.
+/// Layouts of a kernel's input and output: blocked or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Way {
     input: bool,
@@ -208,7 +208,7 @@ impl Images {
         self.classes.get(id.0).copied().flatten().is_some_and(|class| in_blocks[class])
     }
 
-    /// What a kernel may read in blocks and write in blocks; none where it has no choice.
+    /// Sides of a kernel that may be blocked; `None` where it has no choice.
     fn freedom(&self, net: &Net, kernel: &Kernel) -> Option<Way> {
         let is_image = |id: ValueId| is_image(net, id, self.block);
         let output = self.classes[kernel.output.0].is_some();
@@ -229,7 +229,7 @@ impl Images {
         }
     }
 
-    /// Which inputs of a kernel depend on a layout, and whether they then have blocks.
+    /// Inputs of a kernel that depend on a layout, and whether they are blocked.
     fn reads(&self, net: &Net, kernel: &Kernel, way: Way) -> Vec<(usize, bool)> {
         let is_image = |id: ValueId| is_image(net, id, self.block) && net.value(id).constant.is_none();
         let images = (0..kernel.inputs.len()).filter(|slot| is_image(kernel.inputs[*slot]));
@@ -314,7 +314,7 @@ fn conversion_of(shape: &[i64], block: i64, to_blocks: bool) -> Result<Workload,
     Workload::nest(program.finish())
 }
 
-/// What kernels and conversions are expected to take.
+/// Costs of kernels and conversions.
 struct Prices<'a> {
     net: &'a Net,
     images: &'a Images,
@@ -340,7 +340,7 @@ impl<'a> Prices<'a> {
         *self.known.entry(workload.to_string()).or_insert_with(|| cost(workload))
     }
 
-    /// What a kernel takes that reads and writes so.
+    /// Cost of a kernel with these layouts.
     fn kernel(&mut self, at: usize, kernel: &Kernel, way: Way) -> Result<Option<f64>, WorkloadError> {
         if let Some(known) = self.of_kernels.get(&(at, way)) {
             return Ok(*known);
@@ -360,7 +360,7 @@ impl<'a> Prices<'a> {
         Ok(cost)
     }
 
-    /// What it takes to have an image in another layout.
+    /// Cost of converting an image to another layout.
     fn conversion(&mut self, id: ValueId, to_blocks: bool) -> Result<f64, WorkloadError> {
         if let Some(known) = self.of_conversions.get(&(id, to_blocks)) {
             return Ok(*known);

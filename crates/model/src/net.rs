@@ -20,9 +20,9 @@ pub struct Value {
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
-    /// Its dimensions, the last one contiguous.
+    /// Dimensions, the last one contiguous.
     pub shape: Vec<i64>,
-    /// Its elements, where they are known before the model runs.
+    /// Elements, where they are known before the model runs.
     pub constant: Option<Tensor>,
 }
 
@@ -37,7 +37,7 @@ impl Value {
         self.n_elements() as u64 * self.dtype.size() as u64
     }
 
-    /// Its type.
+    /// Type of the value.
     pub fn ty(&self) -> TensorType {
         TensorType::new(self.dtype, self.shape.iter().map(|&d| d as usize).collect::<Vec<_>>())
     }
@@ -76,7 +76,7 @@ impl Line {
         None
     }
 
-    /// Where a place is.
+    /// Position that an index maps to.
     pub fn at(&self, at: i64) -> i64 {
         (self.factor * at + self.term).div_euclid(self.divisor)
     }
@@ -127,13 +127,13 @@ pub struct AsHeads {
     pub beside: bool,
 }
 
-/// What a node computes of its inputs.
+/// Operation of a node.
 #[derive(Debug, Clone)]
 pub enum Kind {
     /// Each element of the output of those at the same place of the inputs, which broadcast: `Load(i, [])`
     /// is that of input `i`.
     Map(Expr),
-    /// The same elements in another shape.
+    /// A view of the elements in another shape.
     View,
     /// Dimensions in another order.
     Transpose(Vec<usize>),
@@ -145,9 +145,9 @@ pub enum Kind {
     Pad(Vec<i64>, f64),
     /// The element at a place of each dimension that depends on that dimension's place alone.
     Pick(Vec<Line>),
-    /// One element for all those along some dimensions, which stay with size 1.
+    /// Reduction along some dimensions, which stay with size 1.
     Reduce(ReduceOp, Vec<usize>),
-    /// One element for each window; places beyond the tensor are left out.
+    /// Reduction of each window; positions beyond the tensor are left out.
     Window(ReduceOp, Windows),
     /// Input 0 convolved with input 1.
     Conv(Convolution),
@@ -168,7 +168,7 @@ pub enum Kind {
         /// output for that one.
         by_element: bool,
     },
-    /// The same for each step of a sequence.
+    /// A net for each step of a sequence.
     Sequence(Box<Sequence>),
     /// A function in C.
     Call(Box<HostCall>),
@@ -181,22 +181,22 @@ pub enum Kind {
 pub struct Sequence {
     /// How often it runs.
     pub n_steps: i64,
-    /// What a step does; each of its outputs is what an operation makes.
+    /// Net of a step; each of its outputs is an operation's result.
     pub body: Net,
-    /// What its inputs are.
+    /// Sources of its inputs.
     pub reads: Vec<Read>,
-    /// Where its outputs go: to this one of the node's, and where in that.
+    /// Destinations of its outputs: an output of the node, and the position in it.
     pub writes: Vec<(usize, Track)>,
     /// Constants of the body that are those of the net around it.
     pub constants: Vec<(ValueId, ValueId)>,
 }
 
-/// What an input of a step is.
+/// Source of an input of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Read {
     /// A part of an input of the node.
     Part(usize, Track),
-    /// What the step before gave.
+    /// Result of the step before.
     Before {
         /// As this one of its outputs.
         output: usize,
@@ -205,7 +205,7 @@ pub enum Read {
     },
 }
 
-/// Where the parts of a tensor lie that are the steps' of a sequence, in elements.
+/// Positions of the steps' parts in a tensor, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Track {
     /// The first step's.
@@ -217,7 +217,7 @@ pub struct Track {
 }
 
 impl Track {
-    /// Where a step's part begins.
+    /// Offset of a step's part.
     pub fn at(&self, step: i64) -> i64 {
         self.first + self.by * (step % self.round)
     }
@@ -226,11 +226,11 @@ impl Track {
 /// An operation.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// What it computes.
+    /// Operation.
     pub kind: Kind,
-    /// What it reads; of a host operator, some may be left out.
+    /// Inputs; of a host operator, some may be left out.
     pub inputs: Vec<Option<ValueId>>,
-    /// What it computes.
+    /// Outputs.
     pub outputs: Vec<ValueId>,
     /// The model's nodes that it comes from, for people.
     pub origin: String,
@@ -260,13 +260,13 @@ impl Node {
 /// A model in few kinds of operations, each reading only what stands before it.
 #[derive(Debug, Clone, Default)]
 pub struct Net {
-    /// Its values.
+    /// Values of the net.
     pub values: Vec<Value>,
-    /// Its operations, in order.
+    /// Operations, in order.
     pub nodes: Vec<Node>,
-    /// What it takes.
+    /// Inputs of the net.
     pub inputs: Vec<ValueId>,
-    /// What it gives.
+    /// Outputs of the net.
     pub outputs: Vec<ValueId>,
 }
 
@@ -276,7 +276,7 @@ impl Net {
         &self.values[id.0]
     }
 
-    /// Its dimensions.
+    /// Dimensions of a value.
     pub fn shape(&self, id: ValueId) -> &[i64] {
         &self.values[id.0].shape
     }

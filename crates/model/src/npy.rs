@@ -19,7 +19,7 @@ const LONGEST_HEADER: usize = 1 << 16;
 /// Characters of a tensor's name that a file is called by: systems allow 255, of which some are for a number.
 const MOST_OF_NAME: usize = 200;
 
-/// What is wrong with a file: what, and how to mend it.
+/// Error of a file: the reason, and how to mend it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NpyError(String);

@@ -1,4 +1,4 @@
-//! Where values lie: whole, or as parts of others.
+//! Memory of values: their own, or a part of another value's.
 
 use crate::fuse::{Fused, Step};
 use crate::net::ValueId;
@@ -6,7 +6,7 @@ use crate::net::ValueId;
 /// A part of another value's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
-    /// Whose memory it is.
+    /// Value that owns the memory.
     pub root: ValueId,
     /// Bytes from its beginning.
     pub offset: usize,
@@ -19,18 +19,18 @@ pub struct Copy {
     pub before: usize,
     /// The value.
     pub from: ValueId,
-    /// Whose memory it goes to …
+    /// Value that owns the destination's memory.
     pub to: ValueId,
-    /// … and how many bytes from its beginning.
+    /// Offset of the destination in it, in bytes.
     pub offset: usize,
 }
 
-/// Where all values lie.
+/// Memory of all values.
 #[derive(Debug, Clone)]
 pub struct Places {
-    /// What each value is a part of.
+    /// Value that each value is a part of.
     parents: Vec<Option<Location>>,
-    /// What has to be copied.
+    /// Copies that have to be made.
     pub copies: Vec<Copy>,
     /// The output whose memory a value has, of those that have one.
     pub outputs: Vec<Option<usize>>,
@@ -109,7 +109,7 @@ impl Places {
         places
     }
 
-    /// Where a value lies.
+    /// Memory of a value.
     pub fn locate(&self, id: ValueId) -> Location {
         let mut at = Location { root: id, offset: 0 };
         while let Some(parent) = self.parents[at.root.0] {

@@ -1,4 +1,4 @@
-//! What a run of a model consists of, and how long each step of it takes.
+//! Outline and profile of a model's run: its steps, and their times.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::net::{Kind, Node};
 use crate::place::Places;
 use crate::runner::{RunError, Runner};
 
-/// What a run of a model does.
+/// Outline of a model's run.
 pub struct Outline {
     /// How many kernels there are, of a sequence those of one of its steps.
     pub n_kernels: usize,
@@ -31,7 +31,7 @@ pub struct Outline {
 }
 
 impl Outline {
-    /// That of fused steps.
+    /// Makes the outline of fused steps.
     pub fn of(fused: &Fused) -> Outline {
         let places = Places::new(fused);
         let (_, memory) = lay_out(fused, &places, 1);
@@ -45,7 +45,7 @@ impl Outline {
         Outline { n_kernels, kernels: fused.tasks(), calls, host, n_copies: places.copies.len(), memory }
     }
 
-    /// It in lines.
+    /// Formats the outline in lines.
     pub fn text(&self) -> String {
         let n_kernels = count(self.n_kernels as u64, "kernel");
         let n_copies = if self.n_copies == 1 { "1 copy".to_owned() } else { format!("{} copies", self.n_copies) };
@@ -74,7 +74,7 @@ pub struct ProfiledStep {
     pub kind: &'static str,
     /// The workload of a kernel, the operator of another node.
     pub workload: String,
-    /// What people read in place of that.
+    /// Label of the workload for people.
     #[serde(skip)]
     pub label: String,
     /// How the channels of an image that a kernel writes lie, where that is not as in the model: `c16` where
@@ -134,7 +134,7 @@ impl Compiled {
         (rows, row_of_steps)
     }
 
-    /// The same with the median that each takes over so many runs, on the inputs that are set.
+    /// Profiles the steps: the median of each over `n_runs` runs, on the inputs that are set.
     ///
     /// # Errors
     /// As [`Runner::run`].

@@ -18,35 +18,35 @@ const WRITTEN_OUT: i64 = 2;
 #[derive(Clone)]
 struct Way<'a> {
     op: &'a Recurrent,
-    /// Which of the directions it is.
+    /// Index of the direction.
     at: usize,
     /// From the last step to the first one.
     is_reverse: bool,
     /// Of the batch, of the state.
     sizes: [i64; 2],
-    /// What the inputs add to all gates, step by step.
+    /// Contribution of the inputs to all gates, step by step.
     inputs: ValueId,
-    /// Where sequences may be shorter than all steps, 1 for what belongs to one, else 0: for each step a
+    /// Mask of sequences that may be shorter than all steps, 1 inside a sequence, else 0: for each step a
     /// column, as long as the batch.
     inside: Option<ValueId>,
-    /// What its steps know.
+    /// Constants of its steps.
     known: Known,
 }
 
 /// Constants of a direction, of a net or of the body of a sequence in it.
 #[derive(Clone)]
 struct Known {
-    /// What the state is multiplied by: all gates, `[gates·hidden, hidden]`, or of a GRU that resets ahead of
-    /// the product all but the last and the last.
+    /// Weights of the state: for all gates, `[gates·hidden, hidden]`, or for a GRU that resets ahead of the
+    /// product, for all but the last gate and for the last.
     weights: Vec<ValueId>,
-    /// What is added to the state's part of a GRU's last gate.
+    /// Bias of the state's part of a GRU's last gate.
     bias: Option<ValueId>,
-    /// What cells add to gates; none without.
+    /// Peephole weights of the cells; empty without any.
     peepholes: Vec<ValueId>,
 }
 
 impl Known {
-    /// The same constants in the body of a sequence, and which is which.
+    /// Copies the constants into the body of a sequence, and pairs them with the originals.
     fn within(&self, outer: &Net, body: &mut Net) -> (Known, Vec<(ValueId, ValueId)>) {
         let mut pairs = Vec::new();
         let mut within = |id: &ValueId| {
@@ -76,7 +76,7 @@ impl Way<'_> {
     }
 }
 
-/// What a step leaves to the next one: a state, and of a long short-term memory a cell.
+/// State that a step passes to the next one: hidden state, and of an LSTM the cell.
 type State = (ValueId, Option<ValueId>);
 
 impl Job<'_> {
@@ -179,7 +179,7 @@ impl Job<'_> {
         Some(Way { op, at, is_reverse, sizes: [batch, hidden], inputs, inside: None, known })
     }
 
-    /// What a direction multiplies inputs by, what it adds to them, and what its steps know, all constants.
+    /// Weights of a direction for its inputs, their bias, and the constants of its steps, all known.
     fn known_weights(&mut self, op: &Recurrent, at: usize, [rows, n]: [i64; 2]) -> Option<(ValueId, ValueId, Known)> {
         let hidden = op.hidden as i64;
         let gates = rows / hidden;
@@ -224,7 +224,7 @@ impl Job<'_> {
         Some((weights, both, known))
     }
 
-    /// The same of weights that come with a run.
+    /// Weights of a direction for its inputs, their bias, and the constants of its steps, given with a run.
     fn given_weights(&mut self, op: &Recurrent, at: usize, [rows, n]: [i64; 2]) -> Option<(ValueId, ValueId, Known)> {
         let hidden = op.hidden as i64;
         let at = at as i64;
@@ -324,7 +324,7 @@ impl Job<'_> {
         Some((of_steps.collect(), lasts))
     }
 
-    /// The same as the steps of a sequence, each of all directions.
+    /// Lowers to the steps of a sequence, each of all directions.
     fn in_sequence(&mut self, ways: &[Way], firsts: Vec<State>, steps: i64) -> Option<(Vec<ValueId>, Vec<State>)> {
         let [batch, hidden] = ways[0].sizes;
         let (n_ways, n_steps, size) = (ways.len() as i64, steps - 1, batch * hidden);
@@ -413,8 +413,8 @@ impl Job<'_> {
         Some(constants)
     }
 
-    /// Where sequences may be shorter than all steps, a row for each step and part of the batch: 1 where it
-    /// belongs to its sequence, else 0. None where lengths are of a type without code.
+    /// Mask of sequences that may be shorter than all steps, a row for each step and element of the batch: 1
+    /// inside a sequence, else 0. `None` where lengths are of a type without code.
     fn inside(&mut self, steps: i64, batch: i64) -> Option<Option<ValueId>> {
         let Some(lengths) = self.try_input(4) else { return Some(None) };
         let known = self.net.value(lengths).constant.as_ref().map(Tensor::i64s);
@@ -460,7 +460,7 @@ impl Job<'_> {
         self.push(Kind::View, &[joined], to);
     }
 
-    /// What gates are of inputs and the state before.
+    /// Adds the state's contribution to the gates.
     fn with_state(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>) -> ValueId {
         let Some(state) = state else { return gates };
         let weights = way.known.weights[0];

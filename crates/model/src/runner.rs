@@ -18,7 +18,7 @@ pub enum RunError {
     Input {
         /// The input.
         name: String,
-        /// What is wrong with it.
+        /// Reason.
         what: String,
     },
     /// There is no memory, or there are no threads.
@@ -39,7 +39,7 @@ pub struct Runner {
     outputs: Vec<(String, TensorType, Aligned)>,
 }
 
-/// What a run of a model has for itself.
+/// Execution context of a run.
 enum On {
     Cpu(Context),
     Gpu(GpuContext),
@@ -123,7 +123,7 @@ impl Runner {
         Ok(start.elapsed().as_nanos() as u64)
     }
 
-    /// The same, adding to each step's entry the nanoseconds that it takes.
+    /// Runs the model as [`Runner::run`] does, adding to each step's entry the nanoseconds that it takes.
     ///
     /// # Errors
     /// As [`Runner::run`].
@@ -137,7 +137,7 @@ impl Runner {
         Ok(())
     }
 
-    /// What the last run gave, by name.
+    /// Outputs of the last run, by name.
     pub fn outputs(&self) -> Vec<(String, Tensor)> {
         let tensor = |ty: &TensorType, memory: &Aligned| {
             Tensor::new(ty.clone(), Bytes::copy_from_slice(memory.bytes())).expect("it has the type's bytes")

@@ -203,7 +203,7 @@ pub fn choose(truth: Expr, a: Expr, b: Expr) -> Expr {
     Expr::Select(Box::new(is), Box::new(a), Box::new(b))
 }
 
-/// Where a truth holds, if it is made of conditions.
+/// Condition under which a boolean expression holds, if it is made of conditions.
 pub fn condition(truth: &Expr) -> Option<Cond> {
     match truth {
         Expr::Cast(DType::Bool, x) => condition(x),

@@ -13,7 +13,7 @@ use crate::compile::{CompileError, Compiled, Making, compile, compile_as};
 use crate::fuse::Fused;
 use crate::layouts::Costs;
 
-/// What layouts of images are chosen for.
+/// Purpose of the layouts of images.
 #[derive(Clone, Copy)]
 pub enum Layouts<'a> {
     /// A run with what is recorded, in layouts in which all of it is, where there are such; else what is not
@@ -26,12 +26,12 @@ pub enum Layouts<'a> {
     Guess,
 }
 
-/// So many nanoseconds does a cycle of the model of the machine take, about.
+/// Rough nanoseconds of a cycle in the machine's model.
 const NS: f64 = 0.3;
-/// So many times as long does a guess take as what a search has found, about.
+/// Rough time of a guess relative to that of a search's result.
 const GUESSED: f64 = 1.25;
 
-/// What the model of a machine likes best for kernels, which takes some milliseconds each and is made once.
+/// Guesses of a machine's model for kernels, which take some milliseconds each and are made once.
 struct Guesses<'a> {
     target: &'a Target,
     threads: usize,
@@ -47,7 +47,7 @@ impl<'a> Guesses<'a> {
         Guesses { target, threads, cache, estimates: RefCell::default(), known: RefCell::default() }
     }
 
-    /// What the model of the machine expects a run of its choice to take, in cycles.
+    /// Cost of the guess by the model of the machine, in cycles.
     fn estimate(&self, workload: &Workload) -> Option<f64> {
         let estimate =
             || self.cache.number(&[workload, self.target, &self.threads], || self.of(workload).ok()?.estimate());
@@ -162,7 +162,7 @@ pub fn compile_known(
     Ok(Compiled { n_guessed: guessed.into_inner().len(), ..compiled })
 }
 
-/// The same with a guess for every kernel, whatever is recorded: the model before it is tuned.
+/// Compiles with a guess for every kernel, whatever is recorded: the model before it is tuned.
 ///
 /// # Errors
 /// As [`compile`].

@@ -68,7 +68,7 @@ fn interleave_groups(net: &mut Net) {
     }
 }
 
-/// The same for a transposition, where it is such a shuffle.
+/// Rewrites a transposition that is such a shuffle.
 fn shuffled_in_place(net: &mut Net, links: &Links, at: usize) -> Option<()> {
     let Kind::Transpose(order) = &net.nodes[at].kind else { return None };
     let producer = |id: ValueId| links.producers[id.0].filter(|_| links.n_uses[id.0] == 1);
@@ -138,7 +138,7 @@ fn shuffled_in_place(net: &mut Net, links: &Links, at: usize) -> Option<()> {
     Some(())
 }
 
-/// Who computes and reads the values of a net, counted once and kept up to date while nodes change.
+/// Producers and readers of a net's values, counted once and updated as nodes change.
 struct Links {
     /// How often each value is read, the net's outputs included.
     n_uses: Vec<usize>,
@@ -291,7 +291,7 @@ pub fn comes_from_anchor(net: &Net, is_of_anchor: &[bool], node: &Node) -> bool 
     }
 }
 
-/// What a map of a view becomes; the nodes before it are those of the net.
+/// Nodes that replace a map of a view; the nodes before it are those of the net.
 fn sunk(net: &mut Net, links: &Links, is_of_anchor: &[bool], node: &Node) -> Option<Vec<Node>> {
     let Links { n_uses, producers } = links;
     let node = node.clone();
@@ -474,7 +474,7 @@ pub fn drop_unread(node: &mut Node) {
     node.kind = Kind::Map(value);
 }
 
-/// One number for each channel of what an anchor computes: of a constant or a number.
+/// Numbers of an expression by channel of an anchor's result: of a constant or a literal.
 pub(crate) fn by_channel(net: &Net, node: &Node, e: &Expr, out: &[i64], axis: usize) -> Option<Vec<f64>> {
     let n = out[axis] as usize;
     match e {
@@ -511,7 +511,7 @@ fn fold_affine(net: &mut Net) -> usize {
     n_folded
 }
 
-/// The same for what one node computes and one reads.
+/// Folds the affine map of a node's only reader into the node.
 fn fold_affine_into(net: &mut Net, at: usize, user: usize) -> Option<()> {
     let anchor = net.nodes[at].clone();
     let out = net.shape(anchor.output()).to_vec();
@@ -572,8 +572,8 @@ fn fold_affine_into(net: &mut Net, at: usize, user: usize) -> Option<()> {
     Some(())
 }
 
-/// What is done to an input wherever it is read, where that is the same and has another operand: the
-/// operation, the operand, and the expression without it.
+/// Operation that is applied to an input at each of its reads, where that is the same and has another
+/// operand: the operation, the operand, and the expression without it.
 fn innermost(value: &Expr, slot: usize) -> Option<(BinaryOp, Expr, Expr)> {
     let is_x = |e: &Expr| matches!(e, Expr::Load(b, _) if b.0 as usize == slot);
     let mut parents: Vec<&Expr> = Vec::new();

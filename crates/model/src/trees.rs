@@ -156,18 +156,18 @@ impl Cells {
     }
 }
 
-/// What the branches of one level look up.
+/// Tables of the branches of a level.
 #[derive(Default)]
 struct Table {
     features: Vec<i64>,
     thresholds: Vec<f64>,
-    /// Where the left child is; none where that is twice the place.
+    /// Index of the left child; `None` where that is twice the index.
     lefts: Option<Vec<i64>>,
 }
 
 /// Tables of trees, and the leaves that they lead to.
 struct Tables {
-    /// One for each level, or one for all.
+    /// Tables of the levels, one for each or one for all.
     levels: Vec<Table>,
     /// The root of each tree in the first one.
     roots: Vec<i64>,
@@ -321,7 +321,7 @@ impl Job<'_> {
         }
     }
 
-    /// What trees give to one target, `[n, 1]`, or to all, `[n, targets]`.
+    /// Scores that trees give to a target, `[n, 1]`, or to all, `[n, targets]`.
     fn walked(
         &mut self,
         forest: &Forest,
@@ -438,7 +438,7 @@ impl Job<'_> {
     }
 }
 
-/// Which targets trees have weights for.
+/// Targets that trees have weights for.
 enum Targets {
     /// Each tree has weights of one, this one.
     Each(Vec<usize>),

@@ -37,7 +37,7 @@ use tilewright_model::{
 use tilewright_runtime::Threads;
 use tilewright_tune::{Setting, Task};
 
-/// What the model of a machine guesses, for one thread; once for all tests.
+/// Guess of the machine's model, for one thread; made once for all tests.
 fn guess(workload: &Workload, target: &Target) -> Result<Program, String> {
     static KNOWN: Mutex<BTreeMap<String, Program>> = Mutex::new(BTreeMap::new());
     let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -312,7 +312,7 @@ fn check_attention(ids: &[i64], n_kernels: usize) {
     check_tokens(&known, nodes, ids, n_kernels);
 }
 
-/// What is expanded to rows of indices has rows of updates added up in C, and refuses what leads nowhere.
+/// Indices expanded to rows scatter rows of updates, in C; indices out of range are refused.
 #[test]
 fn rows_are_scattered_as_a_whole() {
     let known = [("x", weights(&[11, 8])), ("u", weights(&[6, 8])), ("rows", whole(&[2], &[6, 8]))];
@@ -370,7 +370,8 @@ fn a_table_of_one_row_is_looked_up() {
     check_tokens(&known, nodes, &[0, -1, 0, 0, -1, 0], 1);
 }
 
-/// One matrix times each of many is one convolution, and each of batches that broadcast is repeated.
+/// A matrix times each of many is one convolution, and a matrix times each of batches that broadcast is
+/// repeated.
 #[test]
 fn products_with_matrices_in_common_are_kernels() {
     let x = weights(&[3, 5, 4]);
@@ -379,7 +380,7 @@ fn products_with_matrices_in_common_are_kernels() {
     check_images(&graph_of(("x", &x), ("y", &[2, 3, 7, 4]), &known, nodes), &x, 4);
 }
 
-/// What is assigned to a slice is a kernel with what is around it.
+/// Assignment to a slice is a kernel, fused with its neighbours.
 #[test]
 fn assignments_to_slices_are_kernels() {
     let x = weights(&[2, 4, 5, 3]);
@@ -547,7 +548,7 @@ fn convolutions_change_layouts_where_that_is_cheaper_than_a_conversion() {
     assert_eq!(layouts(Costs { expected: &dear, measured: &measured }), converted);
 }
 
-/// What a graph's only output is, and what is timed of its steps.
+/// Value of a graph's only output, and the profile of its steps.
 fn answer(graph: &Graph, target: &Target, name: &str, x: &Tensor) -> (Tensor, Vec<ProfiledStep>) {
     let compiled = compiled_for(graph, target).unwrap_or_else(|e| panic!("{e}"));
     let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap_or_else(|e| panic!("{e}"));

@@ -81,7 +81,7 @@ impl Kernel {
         Ok(Kernel { workload: workload.to_string(), contexts, inputs, outputs, time })
     }
 
-    /// What it computes.
+    /// Workload that it computes.
     #[getter]
     fn workload(&self) -> &str {
         &self.workload

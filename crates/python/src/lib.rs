@@ -13,7 +13,7 @@ mod value;
 
 use pyo3::prelude::*;
 
-/// What the package is made of.
+/// Contents of the package.
 #[pymodule]
 mod _tilewright {
     #[pymodule_export]

@@ -18,7 +18,7 @@ use crate::value;
 /// How long Python waits for a model before it looks for an interrupt.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// What is loaded, and how.
+/// Model to load, and the options.
 struct Request {
     file: PathBuf,
     bindings: Bindings,

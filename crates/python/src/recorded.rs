@@ -57,13 +57,13 @@ impl Recorded {
         self.space.clone_ref(py)
     }
 
-    /// What was tuned.
+    /// Task that was tuned.
     #[getter]
     fn task(&self) -> &str {
         &self.task
     }
 
-    /// What is odd about the file, each in a line.
+    /// Oddities of the file, each in a line.
     #[getter]
     fn notes(&self) -> Vec<String> {
         self.recorded.notes().to_vec()

@@ -34,7 +34,7 @@ impl Records {
         format!("Records({})", self.database.name())
     }
 
-    /// What is recorded: a dict for each workload, target, template and number of threads.
+    /// Tasks with records: a dict for each workload, target, template and number of threads.
     fn tasks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let tasks = py.detach(|| -> Result<Vec<Json>, tilewright::Error> {
             let Some(store) = self.database.open_to_read()? else { return Ok(Vec::new()) };

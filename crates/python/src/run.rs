@@ -39,7 +39,7 @@ pub fn serve(py: Python, arguments: Vec<OsString>) -> bool {
     py.detach(|| tilewright::serve(&arguments))
 }
 
-/// What is tuned.
+/// Request to tune.
 enum Request {
     Workload(TuneRequest),
     Command(CommandRequest),
@@ -55,7 +55,7 @@ impl Request {
         }
     }
 
-    /// What a trial's nanoseconds stand for: seconds, or the number that is its metric.
+    /// Function from a trial's nanoseconds to its value: seconds, or the number that is its metric.
     fn value(&self) -> Result<Box<dyn Fn(f64) -> f64 + Send + Sync>, Error> {
         if let Request::Command(request) = self {
             let metric = request.metric()?;
@@ -111,8 +111,8 @@ impl Running {
 
 #[pymethods]
 impl Running {
-    /// What the run says next, as a dict with its `kind`; None where that takes longer than so many seconds,
-    /// and the kind `end` once it says no more.
+    /// Next event of the run, as a dict with its `kind`; None where it takes longer than `seconds`, and the
+    /// kind `end` after the last one.
     fn next<'py>(&self, py: Python<'py>, seconds: f64) -> PyResult<Option<Bound<'py, PyAny>>> {
         let wait = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let events = || self.events.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(wait);
@@ -134,7 +134,7 @@ impl Running {
         py.detach(|| self.join().map(drop)).unwrap_or_default();
     }
 
-    /// What the run came to, as `tilewright tune --json` has it; waits for its end. None where that was given
+    /// Result of the run, as `tilewright tune --json` has it; waits for the end. None where it was given
     /// already.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(tuned) = py.detach(|| self.join()) else { return Ok(None) };
@@ -147,7 +147,7 @@ impl Running {
     }
 }
 
-/// What Python is told of a note.
+/// Event for Python of a note.
 fn event(note: &Note, space: &Space, value: &dyn Fn(f64) -> f64) -> Option<Json> {
     let told = |kind: &str, text: String| Some(json!({"kind": kind, "text": text}));
     match note {

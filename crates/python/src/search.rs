@@ -76,7 +76,7 @@ impl Search {
     }
 }
 
-/// What became of a configuration.
+/// Outcome of a configuration, from Python.
 fn outcome(result: &Bound<PyAny>) -> PyResult<Outcome> {
     if let Ok(kind) = result.getattr("kind") {
         let kind: String = kind.extract()?;

@@ -48,7 +48,7 @@ pub fn json(value: &Bound<PyAny>) -> PyResult<Json> {
     Ok(datum(value)?.to_json())
 }
 
-/// What JSON stands for.
+/// Converts JSON to Python's values.
 ///
 /// # Errors
 /// Where memory does not suffice.
@@ -75,7 +75,7 @@ pub fn python<'py>(py: Python<'py>, json: &Json) -> PyResult<Bound<'py, PyAny>> 
     }
 }
 
-/// What was given does not fit.
+/// Error of a given value that does not fit.
 pub fn refuse(reason: impl ToString) -> PyErr {
     PyValueError::new_err(reason.to_string())
 }

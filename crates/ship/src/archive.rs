@@ -5,9 +5,9 @@ use std::fmt::Write;
 /// An object of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its name, with the ending.
+    /// Name with the ending.
     pub name: String,
-    /// What others may refer to in it.
+    /// Symbols that others may refer to.
     pub symbols: Vec<String>,
     /// The object.
     pub bytes: Vec<u8>,

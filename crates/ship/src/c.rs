@@ -26,7 +26,7 @@ pub const FUNCTIONS: [&str; 12] = [
     "enqueue",
 ];
 
-/// What the names of a kernel's functions begin with.
+/// Prefix of the names of a kernel's functions.
 pub fn kernel_prefix(name: &str, kernel: usize) -> String {
     format!("{name}_k{kernel}")
 }
@@ -40,7 +40,7 @@ fn function(name: &str, kernel: usize, part: Part) -> String {
     format!("{}_{}", kernel_prefix(name, kernel), part.name())
 }
 
-/// What a file was made of, as a comment.
+/// Comment on the origin of a file.
 fn comment(origin: &[String], more: &[String]) -> String {
     let mut out = String::new();
     for (at, line) in origin.iter().chain(more).enumerate() {
@@ -85,8 +85,8 @@ pub fn quoted(text: &str) -> String {
     out + "\""
 }
 
-/// What a library says of itself, of its inputs and of its outputs, named as in the templates: tables and
-/// functions that read them.
+/// Description of a library, its inputs and its outputs, named as in the templates: tables and functions that
+/// read them.
 pub fn interface(build: &Json, inputs: &[Tensor], outputs: &[Tensor]) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let build = serde_json::to_string(build).expect("what was made as JSON can be written");
@@ -110,7 +110,7 @@ pub fn interface(build: &Json, inputs: &[Tensor], outputs: &[Tensor]) -> Result<
     Ok(out + include_str!("../templates/interface.c"))
 }
 
-/// Where the data of a library is, which are so many bytes.
+/// Declarations of the library's data, of `n_bytes` bytes.
 pub fn data(n_bytes: usize) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     writeln!(out, "#define NET_CONSTANT_BYTES ((size_t){n_bytes}u)")?;
@@ -141,7 +141,7 @@ fn host_operators(operators: &[HostOperator], parameters: &str) -> String {
     parts.join("\n\n") + "\n\n"
 }
 
-/// What the template of libraries for CPUs reads.
+/// Tables that the template of libraries for CPUs reads.
 pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let mut kernels: Vec<usize> = Vec::new();

@@ -1,4 +1,4 @@
-//! Where the constants of a library lie: in its file, or in memory that its first context fills.
+//! Places of a library's constants: in its file, or in memory that its first context fills.
 
 use tilewright_ir::Part;
 use tilewright_runtime::{Constant, Model, Slice, Work};
@@ -6,14 +6,14 @@ use tilewright_runtime::{Constant, Model, Slice, Work};
 /// Constants begin at multiples of so many bytes.
 const ALIGN: usize = 64;
 
-/// What kernels keep of constants is large where it has more than so many hundredths of their bytes: packing
-/// rounds up, Winograd's transformations multiply.
+/// Size from which on a kernel's kept buffers count as large, in per cent of their constants: packing rounds
+/// up, Winograd's transformations multiply.
 const LARGE_PERCENT: usize = 125;
 
 /// When a library makes what its kernels keep of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// What would be larger than the weights, with the first context; the rest ahead.
+    /// Buffers that would be larger than the weights are made with the first context; the rest ahead.
     Small,
     /// All ahead.
     Ready,
@@ -31,7 +31,7 @@ impl Weights {
     ];
 }
 
-/// Where a constant lies.
+/// Place of a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Home {
     /// In the file, from this byte of its constants on.
@@ -42,9 +42,9 @@ pub enum Home {
 
 /// The constants of a library.
 pub struct Constants {
-    /// Where each constant of the plan lies; none where nobody needs it.
+    /// Place of each constant of the plan; `None` where nothing needs it.
     homes: Vec<Option<Home>>,
-    /// Those in the file, until they are in its object.
+    /// Constants in the file, until they are in its object.
     pub bytes: Vec<u8>,
     /// How many bytes these are.
     pub n_bytes: usize,
@@ -96,7 +96,8 @@ impl Constants {
         Constants { homes, n_bytes: bytes.len(), bytes, made_bytes, makers }
     }
 
-    /// Where a slice of a constant lies; none where it is of none, or nobody needs it.
+    /// Place of a slice of a constant; `None` where the slice is of another tensor, or nothing needs the
+    /// constant.
     pub fn home(&self, model: &Model, slice: &Slice) -> Option<Home> {
         let home = self.homes[model.constant_of(slice)?]?;
         Some(match home {

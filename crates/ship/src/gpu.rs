@@ -14,16 +14,16 @@ use tilewright_runtime::{Constant, GpuModel, on_all_cores};
 use crate::c::{self, quoted};
 use crate::{Assemble, ShipError, tensors, tensors_json};
 
-/// What is in the object of a library's data begins at multiples of so many bytes.
+/// Alignment of the contents of a library's data object, in bytes.
 const ALIGN: usize = 64;
 
-/// What a library for a GPU is made of.
+/// Parts of a library for a GPU.
 pub struct Made {
     /// All about it, for programs.
     pub build: Json,
-    /// Its source in C.
+    /// Source in C.
     pub source: String,
-    /// What lies in memory as it is: constants and machine code.
+    /// Constants and machine code, as they lie in memory.
     pub data: Vec<u8>,
 }
 
@@ -93,16 +93,16 @@ fn all<'l>(launches: &'l Launches) -> impl Iterator<Item = &'l Launch> + Clone {
     launches.preparations.iter().chain(&launches.launches)
 }
 
-/// What the template reads.
+/// Tables that the template reads.
 struct Tables<'l> {
     model: &'l GpuModel,
     launches: &'l Launches<'l>,
     codes: &'l BTreeMap<usize, Code>,
-    /// Where machine code lies among the data.
+    /// Offsets of machine code in the data.
     machine_code: BTreeMap<usize, usize>,
     /// The context's own memory, and where its contents lie among the data.
     memories: BTreeMap<Home, Option<usize>>,
-    /// Those of the context's own memory first.
+    /// Spans of memory, those of the context's own memory first.
     spans: Vec<Span>,
     /// Kernels by program and by their places there.
     kernels: BTreeSet<(usize, usize)>,
@@ -211,7 +211,7 @@ impl<'l> Tables<'l> {
         self.launches(target, out)
     }
 
-    /// What is launched, on what.
+    /// Tables of the launches and their arguments.
     fn launches(&self, target: &Target, mut out: String) -> Result<String, std::fmt::Error> {
         let numbers: HashMap<&Span, usize> = self.spans.iter().zip(0..).collect();
         let (mut arguments, mut maps, mut rows) = (String::new(), String::new(), String::new());

@@ -56,9 +56,9 @@ pub enum ShipError {
 /// A file of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Its path within the folder of the library.
+    /// Path within the folder of the library.
     pub path: String,
-    /// What is in it.
+    /// Contents of the file.
     pub bytes: Vec<u8>,
 }
 
@@ -78,7 +78,7 @@ pub struct Library {
     n_threads: usize,
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
-    /// What it was made of, in lines.
+    /// Origin of the library, in lines.
     origin: Vec<String>,
     /// All about it, for programs.
     build: Json,
@@ -174,7 +174,7 @@ impl Library {
         Ok(Library { name, arch, is_for_gpu: true, n_threads: 1, inputs, outputs, origin, build, source, members })
     }
 
-    /// What the names of all its functions begin with.
+    /// Prefix of the names of all its functions.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -215,8 +215,8 @@ impl Library {
         File::new(format!("{}.map", self.name), format!("{{ global:{shown} local: *; }};\n"))
     }
 
-    /// What a C compiler is told, in a folder with [`Library::c_files`] and [`Library::version_script`], to
-    /// make a shared library that needs glibc 2.17 at most; the file that it makes comes last.
+    /// Arguments of a C compiler, in a folder with [`Library::c_files`] and [`Library::version_script`], for
+    /// a shared library that needs glibc 2.17 at most; the file that it makes comes last.
     pub fn shared_arguments(&self) -> Vec<String> {
         let name = &self.name;
         let old = format!("-D{}_OLD_GLIBC", name.to_uppercase());

@@ -53,7 +53,7 @@ fn graph_of(inputs: &[(&str, &Tensor)], outputs: &[(&str, DType)], known: &[(&st
     onnx::read(&onnx::write(&file).into(), &mut no_files).unwrap_or_else(|error| panic!("{error}")).graph
 }
 
-/// What kernels alone compute of a graph.
+/// Runs a graph with kernels alone.
 fn run(graph: &Graph, given: &[(&str, Tensor)], exact: bool) -> Vec<Tensor> {
     let special = specialise(graph, &Bindings::default());
     assert!(special.problems.is_empty(), "{}", special.problems[0]);

@@ -10,12 +10,12 @@ use tilewright_graph::{Tensor, TensorType};
 
 use super::*;
 
-/// What a library gave: bytes of its outputs, one behind the other, and what they should be.
+/// Expected results of a library, to be compared with the bytes of its outputs, one behind the other.
 struct Expected {
     case: String,
-    /// What the case says.
+    /// Outputs of the case.
     outputs: Vec<Tensor>,
-    /// What a run in this process gave.
+    /// Outputs of a run in this process.
     run: Vec<Tensor>,
 }
 

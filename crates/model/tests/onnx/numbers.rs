@@ -156,7 +156,7 @@ fn log_of_sum(row: &[f64]) -> f64 {
     shift + row.iter().map(|x| (x - shift).exp()).sum::<f64>().ln()
 }
 
-/// Where the first NaN is, or else the first number that is the extreme of all; or the last.
+/// Position of the first NaN, or else of the first number that is the extreme of all; or of the last.
 fn place(row: &[f64], extreme: f64, last: bool) -> f64 {
     let is_it = |x: &f64| if extreme.is_nan() { x.is_nan() } else { *x == extreme };
     let found = if last { row.iter().rposition(is_it) } else { row.iter().position(is_it) };

@@ -22,7 +22,7 @@ const MOST: Duration = Duration::from_secs(200);
 struct Writer {
     random: Xoshiro256PlusPlus,
     file: ModelFile,
-    /// What is there to read, with shapes.
+    /// Values that can be read, with shapes.
     values: Vec<(String, Vec<usize>)>,
 }
 
@@ -36,7 +36,7 @@ impl Writer {
         Writer { random, file, values: vec![("x".to_owned(), shape)] }
     }
 
-    /// One of what is there, most likely the last.
+    /// Draws a value, most likely the last.
     fn any(&mut self) -> (String, Vec<usize>) {
         let back = self.random.random_range(0..4_usize).saturating_sub(2).min(self.values.len() - 1);
         self.values[self.values.len() - 1 - back].clone()
