@@ -62,7 +62,7 @@ fn n_configs() -> usize {
     std::env::var("TILEWRIGHT_CONFIGS").map_or(4, |n| n.parse().expect("a number of configurations"))
 }
 
-/// This machine as it is, and as an older one where it runs that one's code.
+/// Targets: this machine as it is, and as an older one where it runs that one's code.
 fn targets() -> Vec<Target> {
     let mut targets = vec![host::target()];
     #[cfg(target_arch = "x86_64")]

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use common::{check_refused, run, run_json, stderr, text};
 
-/// When the databases of the runs were written.
+/// Modification times of the runs' databases.
 fn databases(folder: &Path) -> BTreeMap<PathBuf, SystemTime> {
     let entries = std::fs::read_dir(folder.join("runs")).unwrap().map(|entry| entry.unwrap().path());
     let databases = entries.filter(|path| path.extension().is_some_and(|e| e == "db"));

@@ -61,7 +61,7 @@ const WORKLOADS: [&str; 31] = [
     "heads_matmul:b=3,m=19,n=11,k=37,hb=1,hc=1,b_before=6",
 ];
 
-/// Of the tests' nests those whose code differs.
+/// Nests of the tests whose code differs.
 const NESTS: [&str; 11] = [
     "add_relu",
     "softmax",

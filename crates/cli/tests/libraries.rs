@@ -203,7 +203,8 @@ fn shared_libraries_show_their_functions_alone_and_need_an_old_glibc() {
     }
 }
 
-/// As `compile` links a library, and as others do that have its source in theirs.
+/// A closed library stays for its contexts: linked as `compile` does it, and with its source in another
+/// library.
 #[test]
 fn a_library_that_is_closed_stays_for_its_contexts() {
     let Some(_) = tool("cc") else { return };

@@ -72,7 +72,7 @@ fn a_number_may_be_great_and_the_whole_space_is_known() {
     assert!(fs::read_to_string(report).unwrap().contains("command:echo-"));
 }
 
-/// By configuration: the class of its error, and what it says.
+/// Error class and message by configuration.
 fn errors(db: &Path) -> BTreeMap<String, (String, String)> {
     let output = command(&["export", "--db", text(db)]).output().unwrap();
     let lines = String::from_utf8(output.stdout).unwrap();

@@ -107,8 +107,8 @@ fn a_runner_is_asked_once_what_it_is_for_all_kernels_of_a_model() {
     assert_eq!(sizes.iter().filter(|size| **size <= HELLO).count(), 1, "{sizes:?}");
 }
 
-/// Of the runners that are started one is given the first bytes of what it is told only: it ends in the
-/// middle of a frame, or between two.
+/// A runner that is given the first bytes of its input only: it ends in the middle of a frame, or between
+/// two.
 const CUT_OFF: &str = "#!/bin/sh
 n=$(cat after 2>/dev/null)
 if [ -n \"$n\" ] && rm after 2>/dev/null; then dd bs=1 count=\"$n\" 2>/dev/null | ./tw-run; exit 9; fi

@@ -66,7 +66,7 @@ const MOST_STORES: usize = 8;
 /// How a buffer is reached in a function.
 #[derive(Clone)]
 pub(super) enum Storage {
-    /// Through a pointer to its first element.
+    /// Pointer to the first element.
     Pointer(Id),
     /// Values in registers, each in a variable.
     Chunks(Vec<(Chunk, Id)>),
@@ -378,7 +378,7 @@ impl Generator<'_> {
         self.f.levels.push(Level::new(entry, None));
     }
 
-    /// As [`Self::enter_function`], in the middle of another one, which it gives.
+    /// Enters a function, as [`Self::enter_function`] does, in the middle of another one, which it returns.
     pub(super) fn start_function(&mut self, function: FunctionId, linkage: Linkage) -> Function {
         let outer = std::mem::replace(&mut self.f, Function::new(function));
         self.enter_function(function, linkage);

@@ -460,7 +460,7 @@ impl Generated {
         Ok(Generated { module, uses, scratch, ns: start.elapsed().as_nanos() as u64 })
     }
 
-    /// As [`Generated::of`], where there is quick code for the target.
+    /// Generates as [`Generated::of`] does, where there is quick code for the target.
     fn quickly(program: &Program, target: &Target, units: &Units, options: Options) -> Result<Generated, CompileError> {
         if !x86::serves(target) {
             return Err(CompileError::NotQuick(format!("{} is not served", target.name())));

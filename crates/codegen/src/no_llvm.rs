@@ -21,7 +21,7 @@ pub fn host_cpu() -> Option<(String, String)> {
     None
 }
 
-/// None.
+/// Version of LLVM: none in this build.
 pub fn llvm_version() -> Option<String> {
     None
 }

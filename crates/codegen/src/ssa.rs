@@ -346,7 +346,7 @@ pub enum Op {
     Scatter,
     /// Brings an address near.
     Prefetch {
-        /// To write there.
+        /// Whether a write follows.
         for_write: bool,
     },
     /// Calls the function that is the last operand.

@@ -49,7 +49,7 @@ fn cut(dtype: DType, x: i128) -> i128 {
     }
 }
 
-/// In which integers of a type are computed.
+/// Type in which integers of a type are computed.
 fn arithmetic(dtype: DType) -> DType {
     match dtype {
         DType::U32 | DType::I64 => DType::I64,
@@ -142,7 +142,7 @@ fn numbers(dtype: DType, bytes: &[u8]) -> Vec<i128> {
     bytes.chunks(dtype.bytes() as usize).map(of).collect()
 }
 
-/// As interpreters hold them: numbers, or of 64 bits their bits.
+/// Numbers as interpreters hold them: integers of 64 bits by their bits.
 fn held(dtype: DType, numbers: &[i128]) -> Vec<f64> {
     let of = |x: &i128| if dtype.bytes() == 8 { f64::from_bits(*x as u64) } else { *x as f64 };
     numbers.iter().map(of).collect()

@@ -116,7 +116,7 @@ fn all_operations() {
     }
 }
 
-/// Of two variables, of one and a number, in either order, and of all of a row.
+/// Minima and maxima of two variables, of one and a number, in either order, and of all of a row.
 #[test]
 fn minima_and_maxima_keep_nan() {
     for (dtype, vectorized) in dtypes().flat_map(|(dtype, _)| [(dtype, false), (dtype, true)]) {

@@ -36,7 +36,7 @@ pub enum CudaError {
     NoDevice {
         /// The device's number.
         number: u32,
-        /// How many there are.
+        /// Number of devices.
         n: u32,
     },
     /// The driver refuses.
@@ -101,7 +101,7 @@ mod attribute {
     pub const MAJOR: i32 = 75;
     pub const MINOR: i32 = 76;
     pub const MOST_SHARED: i32 = 97;
-    /// Of functions.
+    /// Attribute of a function.
     pub const FUNCTION_LOCAL: i32 = 3;
     pub const FUNCTION_REGISTERS: i32 = 4;
     pub const FUNCTION_DYNAMIC_SHARED: i32 = 8;
@@ -402,7 +402,7 @@ impl Code {
 /// Bytes of what an instruction is told of an array: the largest argument of a kernel.
 const MAP_BYTES: usize = 128;
 
-/// Such bytes, where the driver writes them.
+/// Buffer into which the driver encodes a tensor map.
 #[repr(C, align(64))]
 struct Encoded([u8; MAP_BYTES]);
 

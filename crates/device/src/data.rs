@@ -87,7 +87,7 @@ impl Data {
         Ok(Data { file, offsets })
     }
 
-    /// How much memory it takes.
+    /// Memory that the data take, in bytes.
     pub fn n_bytes(&self) -> u64 {
         self.file.metadata().map_or(0, |file| file.len())
     }

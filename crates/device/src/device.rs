@@ -160,10 +160,10 @@ pub enum DeviceError {
 /// buffers.
 const MORE_BYTES: u64 = 32 << 20;
 
-/// How often it is looked how fast and how warm the machine is.
+/// Interval between measurements of the machine's frequency and temperature.
 pub(crate) const BETWEEN_LOOKS: Duration = Duration::from_secs(5);
 
-/// How often it is looked what is to be done, whether workers say something or not.
+/// Interval at which the scheduler acts, even where no worker answers.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The CPU, or another device, as a place to measure one workload.

@@ -28,7 +28,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
     type Launch: Send + Sync + 'static;
     /// Launches that the device carries out as one, where it has such.
     type Recorded: Send + Sync + 'static;
-    /// Why something failed.
+    /// Error of the driver.
     type Error: std::error::Error + 'static;
 
     /// Alignment, in bytes, of a part of memory that is passed as an argument.

@@ -6,7 +6,7 @@ use crate::memory::{CANARY, CANARY_BYTES};
 
 /// Memory as a device's driver has it: places count bytes from its beginning.
 pub trait DeviceMemory {
-    /// Why the driver refuses.
+    /// Error of the driver.
     type Error;
 
     /// Sets so many bytes from a place on, once what was asked for before is done.
@@ -40,7 +40,7 @@ pub struct Span<M> {
     pub memory: Arc<M>,
     /// Offset in the memory, in bytes.
     pub at: u64,
-    /// How many they are.
+    /// Number of bytes.
     pub n_bytes: u64,
 }
 

@@ -77,7 +77,7 @@ pub enum Argument {
         name: String,
         /// The type of its elements, by name.
         dtype: String,
-        /// How many there are.
+        /// Number of elements.
         n: u64,
         /// Offset in the data of the contents before a run; `None` for a buffer that is only written, which
         /// begins with garbage.
@@ -138,7 +138,7 @@ impl Done {
         Some((serde_json::from_slice(&text[at..]).ok()?, at))
     }
 
-    /// Of work that was done in this process after so much other, whose result it prints.
+    /// Describes work that was done in this process after `n_before` other pieces; prints the result.
     fn of(result: Result<Option<Answer>, Failure>, n_before: u64) -> Done {
         let class = result.as_ref().err().map(|(class, _)| *class);
         // Where something was written that should not be, nobody knows what else was.
@@ -224,7 +224,7 @@ fn own_input() -> io::Result<File> {
     }
 }
 
-/// Does something in a child of this process, which has no other thread; how that ended.
+/// Runs `work` in a child of this process, which has no other thread, and returns the wait status.
 fn in_child(work: impl FnOnce() -> bool) -> io::Result<i32> {
     // SAFETY: the child is as this process is, for there are no other threads; all else are calls on plain
     // numbers.

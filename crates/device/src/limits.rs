@@ -192,7 +192,7 @@ struct Mount<'a> {
     root: PathBuf,
     /// Mount point.
     point: PathBuf,
-    /// With the names of its controllers among them.
+    /// Mount options, which name its controllers.
     options: &'a str,
 }
 

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 /// Bytes on each side of a writable buffer that must come back unchanged, besides the inaccessible pages
 /// beyond.
 pub(crate) const CANARY_BYTES: usize = 4096;
-/// As a number the canaries are among the largest, so that a sum that reads them is wrong.
+/// Byte of canaries, which are huge when read as numbers, so that a sum that reads them is wrong.
 pub(crate) const CANARY: u8 = 0x7F;
 const PAGE: usize = 4096;
 /// Bytes of a large page, which lies at a multiple of them.

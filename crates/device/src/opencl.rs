@@ -65,9 +65,9 @@ pub enum OpenClError {
     /// A kernel has others.
     #[error("the kernel takes {takes} arguments, of which {given} are given")]
     Arguments {
-        /// How many it takes.
+        /// Number of arguments that it takes.
         takes: u32,
-        /// How many there are.
+        /// Number of arguments given.
         given: usize,
     },
     /// A program was not built.
@@ -535,7 +535,7 @@ impl Launch {
         Ok(launch)
     }
 
-    /// How many arguments it takes.
+    /// Number of arguments that the kernel takes.
     fn n_arguments(&self) -> Result<u32, OpenClError> {
         let n = kernel_api::get_kernel_info(self.kernel, kernel_api::CL_KERNEL_NUM_ARGS);
         n.map(|n| n.to_uint()).map_err(failed("asking about a kernel"))

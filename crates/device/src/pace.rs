@@ -14,10 +14,9 @@ use tilewright_runtime::Pool;
 const N_SUMS: usize = 56;
 /// Numbers that are gone over: they fit in any first-level cache.
 const N_NUMBERS: usize = N_SUMS * 64;
-/// How often they are gone over: some ten microseconds.
+/// Passes over the numbers: some ten microseconds.
 const N_ROUNDS: usize = 40;
-/// How often that is done at a look, of which the fastest counts: a thread that loses its core for a moment
-/// is not slow.
+/// Tries of a look, of which the fastest counts: a thread that loses its core for a moment is not slow.
 const N_TRIES: usize = 3;
 /// No neighbour slows a core down by more; what looks slower has another reason.
 const MOST: f64 = 2.0;
@@ -68,7 +67,7 @@ impl Pace {
         pace
     }
 
-    /// How many times as long as they can the cores take for the same work now.
+    /// Factor by which the cores are slower now than at their best.
     pub fn now(&mut self, pool: &mut Pool) -> f64 {
         let n_threads = self.work.times.len();
         let env = std::ptr::from_ref(&self.work).cast_mut().cast();
@@ -127,7 +126,7 @@ pub struct Variation {
     n_free: f64,
 }
 
-/// Before anything is learnt, no sensitivity is assumed, with the weight of a few samples of one kernel at
+/// Weight of the prior belief that times do not depend on the pace, as that of a few samples of one kernel at
 /// different paces: a time that a look made too short leads a search astray, one that was left too long is
 /// one of many.
 const SENSITIVITY_WEIGHT: f64 = 0.2;

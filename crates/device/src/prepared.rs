@@ -12,7 +12,7 @@ use tilewright_ir::{BufferId, Program, Role, Stmt};
 ///
 /// The buffers are read-only, so that no candidate can spoil them for the next one.
 pub struct Prepared {
-    /// By the buffers' names.
+    /// Buffers by name.
     buffers: HashMap<String, Fenced>,
 }
 

@@ -76,7 +76,7 @@ pub enum Caches {
     /// Warm, but without constants and buffers made of them: as in a model whose weights do not stay in the
     /// caches from one run to the next, while a kernel's inputs were just written by the kernel before.
     ColdConstants,
-    /// Nothing.
+    /// Cold.
     Cold,
 }
 
@@ -105,7 +105,7 @@ pub enum Reply {
     Ready,
     /// The worker cannot get ready, and ends.
     NotReady {
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// The process is about to end by a crash of this thread.

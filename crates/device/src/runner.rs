@@ -51,7 +51,7 @@ pub enum RunnerError {
     Command {
         /// The command.
         command: String,
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// A process that ended or never started.

@@ -20,7 +20,7 @@ use seccompiler::{
     TargetArch, apply_filter_all_threads,
 };
 
-/// Whoever wants none sets this variable to `off`.
+/// Environment variable that turns the sandbox off when it is `off`.
 const VARIABLE: &str = "TILEWRIGHT_SANDBOX";
 /// The request by which a library asks whether a descriptor is a terminal.
 const IS_TERMINAL: u64 = 0x5401;
@@ -149,9 +149,9 @@ const OPENING: &[libc::c_long] = &[
 /// How strict the filters are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// For code that this program generates: calls that are not allowed are refused.
+    /// Strict for generated code: calls that are not allowed are refused.
     Own,
-    /// For others' code that is not loaded yet: hostile calls end the process.
+    /// Strict for others' code that is not loaded yet: hostile calls end the process.
     Loading,
     /// Strict once loaded: it may no longer open files.
     Loaded,

@@ -121,7 +121,7 @@ fn is_first_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, n
     plan.caches == Caches::Warm && ns > LONG_NS && is_hopeless(plan, variation, ns - not_its_ns, factor, 1)
 }
 
-/// How many times the leading time is hopeless for a first run alone.
+/// Multiple of the leading time that prunes a kernel by a first run of `ns` without other work beside it.
 fn hopeless_first(ns: f64) -> f64 {
     if ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST }
 }

@@ -47,7 +47,7 @@ impl Failure {
 
 /// Builder of kernels, for a kind of device.
 trait Build {
-    /// Does what is asked; what there is to say last, if anything.
+    /// Serves a request; returns the last reply, if any.
     fn answer(&mut self, request: Request) -> Option<Reply>;
 }
 
@@ -60,7 +60,7 @@ trait Test {
     /// Times a kernel that has been checked.
     fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure>;
 
-    /// Does what is asked; what there is to say last.
+    /// Serves a request; returns the last reply.
     fn answer(&mut self, request: Request) -> Reply {
         let start = Instant::now();
         let (id, result) = match request {

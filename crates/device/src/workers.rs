@@ -72,16 +72,16 @@ struct Slot {
     generation: u64,
     /// Whether it has not said yet that it is ready.
     is_starting: bool,
-    /// How often it has ended before it was ready, one time after the other.
+    /// Number of consecutive ends before it was ready.
     n_false_starts: u32,
-    /// By the lane's number; `None` if it is idle.
+    /// Deadlines by the lane's number; `None` for an idle thread.
     deadlines: [Option<Deadline>; 2],
     /// Whether its last words said that it was the building that crashed.
     is_build_crash: bool,
 }
 
-/// Until when a worker's thread has to answer: so much later, and for so long it has to have run. Moments are
-/// those of [`pause::now`].
+/// Deadline of a worker's thread: a moment, by [`pause::now`], and the CPU time that it must have had until
+/// then.
 ///
 /// Where others take the cores, a kernel that is not slow may be long in coming to its end.
 #[derive(Clone, Copy)]
@@ -129,7 +129,7 @@ impl Slot {
         stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with(['T', 't']))
     }
 
-    /// From now on a thread has so long.
+    /// Begins the timeout of a thread.
     fn begin(&mut self, lane: Lane, timeout: Duration) {
         let (start, ran) = (pause::now(), self.ran(lane));
         self.deadlines[lane as usize] = Some(Deadline { at: start + timeout, start, timeout, ran });

@@ -425,7 +425,7 @@ fn each_where(
     }
 }
 
-/// How often a kernel's code is to be tried of each shape.
+/// Number of configurations of each shape to test.
 fn n_of_each() -> usize {
     n_configs().map_or(4, |n| n.div_ceil(OF_GROUPS.len()))
 }
@@ -856,8 +856,8 @@ const GROUPS_OF_WARPS: &str = r#"{"block_m":128,"block_n":256,"block_k":32,"grou
 /// Registers that the assembler takes where there are some, beside those that a kernel needs: it loads ahead.
 const SPARE: u64 = 48;
 
-/// How many registers of a thread the model behind the constraint `registers` allows for; none where there is
-/// no such constraint.
+/// Registers of a thread that the model behind the constraint `registers` allows for; `None` without such a
+/// constraint.
 fn modelled_registers(task: &Task, config: &Config) -> Option<u64> {
     let space = &task.space;
     let model = space.constraints().iter().find(|c| c.name == "registers" && !c.text.contains("where"))?;
@@ -874,7 +874,7 @@ fn modelled_registers(task: &Task, config: &Config) -> Option<u64> {
     n_allowed.checked_sub(1).map(|last| all[last])
 }
 
-/// Of a thread, of any GPU.
+/// Most registers of a thread, on any GPU.
 const MOST_REGISTERS: u64 = 255;
 
 /// Code whose kernels may have so many registers at most: they need no more where nothing spills.

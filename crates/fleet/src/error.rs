@@ -12,7 +12,7 @@ pub enum Error {
     Address {
         /// Text that was given.
         given: String,
-        /// Why.
+        /// Reason.
         why: &'static str,
     },
     /// A failed connection.
@@ -20,10 +20,10 @@ pub enum Error {
     Unreachable {
         /// Address of the server.
         address: String,
-        /// Why.
+        /// Reason.
         source: io::Error,
     },
-    /// Something other than a NATS server answers.
+    /// An answer that is not a NATS server's.
     #[error("what answers at {address} is no NATS server (give the address of one)")]
     NoServer {
         /// Address of the server.
@@ -56,7 +56,7 @@ pub enum Error {
     Tls {
         /// Address of the server.
         address: String,
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// The server does not take us.
@@ -64,13 +64,13 @@ pub enum Error {
     Refused {
         /// Address of the server.
         address: String,
-        /// In the server's words.
+        /// Reason, in the server's words.
         why: String,
     },
     /// The key does not allow something.
     #[error("the key does not allow that: {why}")]
     Denied {
-        /// In the server's words.
+        /// Reason, in the server's words.
         why: String,
     },
     /// The server takes no message of this size.
@@ -84,7 +84,7 @@ pub enum Error {
     /// The connection has ended.
     #[error("the connection has ended: {why}")]
     Lost {
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// An invalid key file.
@@ -92,13 +92,13 @@ pub enum Error {
     Key {
         /// The file.
         name: String,
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// The server has no streams, or refuses one.
     #[error("the NATS server keeps no messages: {why} (start it with -js)")]
     NoStreams {
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// An invalid name.
@@ -106,7 +106,7 @@ pub enum Error {
     Name {
         /// Text that was given.
         given: String,
-        /// Of what.
+        /// Kind of thing that is named.
         what: &'static str,
     },
     /// A class without devices.

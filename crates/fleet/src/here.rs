@@ -28,7 +28,7 @@ const ANCHORS: [&str; 3] = [
     "depthwise_conv2d:c=64,h=28,w=28,r=3,s=3,pad=1",
     "conv2d:c=32,h=14,w=14,k=32,r=3,s=3,pad=1",
 ];
-/// How often that is, while there is nothing else to do, and how long it may take.
+/// Interval of these measurements while the device is idle, and the time limit of one.
 const ANCHORS_EVERY: Duration = Duration::from_secs(600);
 const ANCHOR_TIME: Duration = Duration::from_secs(5);
 /// The name of the file in the user's data folder that this machine's name as a device is in.

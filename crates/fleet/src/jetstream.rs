@@ -143,7 +143,7 @@ pub fn purge_tasks(client: &mut Client, run: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// How many tasks of a run the server has, those under way included; none where it has no stream of them.
+/// Number of a run's tasks on the server, those under way included; `None` where it has no stream of tasks.
 ///
 /// # Errors
 /// Where the connection ends.
@@ -215,7 +215,7 @@ pub fn is_kept(answer: &Message) -> bool {
     answer.status.is_none() && json.get("error").is_none() && json.get("seq").is_some()
 }
 
-/// How often a message was given away, by the subject that it is acknowledged on.
+/// Number of deliveries of a message, by the subject of its acknowledgement.
 pub fn n_deliveries(ack: &str) -> u64 {
     let words: Vec<&str> = ack.split('.').collect();
     // $JS.ACK.STREAM.CONSUMER.DELIVERED.SEQUENCE.SEQUENCE.TIME.PENDING, or with domain and account before the

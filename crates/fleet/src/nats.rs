@@ -478,7 +478,7 @@ impl Wire {
         }
     }
 
-    /// Does what is to be done about something that a server says of itself.
+    /// Handles a frame about the server itself.
     fn heed(&self, frame: &Frame) {
         match frame {
             Frame::Ping => self.link.send_or_end(b"PONG\r\n"),

@@ -257,7 +257,7 @@ pub struct Ask {
     pub task: Option<u64>,
     /// Name of the device.
     pub device: String,
-    /// How often the task was given away, with this time.
+    /// Number of deliveries of the task, this one included.
     pub n_times: u64,
 }
 

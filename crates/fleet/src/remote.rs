@@ -36,11 +36,11 @@ const PULL_TIME: Duration = Duration::from_secs(20);
 const WATCH: u32 = 20;
 /// A message that waits for a connection is waited for so long at a time.
 const NO_SERVER: Duration = Duration::from_millis(50);
-/// Nothing is heard for so many leases: the server is asked whether it still has what is to be done.
+/// Silence, in leases, after which the server is asked whether it still has the tasks.
 const QUIET_LEASES: u32 = 2;
 /// Machines that may vanish while a candidate runs before it counts as failed.
 const MOST_STRIKES: u64 = 2;
-/// How often a race looks whether it is to end.
+/// Interval at which a race checks whether it is to end.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long it is waited for a device to race on.
 const FIRST_DEVICE: Duration = Duration::from_secs(5);
@@ -123,13 +123,13 @@ pub struct Remote<'a> {
     assignment: Assignment,
     run: String,
     books: Books<'a>,
-    /// None while there is no connection.
+    /// Connection; `None` while there is none.
     client: Option<Client>,
     /// The largest message that the server takes, or took.
     max_payload: usize,
     retry: Retry,
     watched: Instant,
-    /// When anything was heard of any device.
+    /// Time of the last news of any device.
     heard: Instant,
     pulled: (u64, Instant),
     tasks: BTreeMap<u64, Pending>,
@@ -145,7 +145,7 @@ pub struct Remote<'a> {
     of_use: Vec<String>,
     race: Option<Race>,
     is_store_gone: bool,
-    /// Why nothing can be measured any more, if so.
+    /// Reason why nothing can be measured any more, if any.
     broken: Option<String>,
     /// Results that had come before.
     n_duplicates: u64,
@@ -356,7 +356,8 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// Nothing was heard for long: sends what the server has lost, and says so where nobody takes it.
+    /// Sends again, after a long silence, the tasks that the server has lost, and reports tasks that nobody
+    /// takes.
     fn look_after(&mut self) -> Result<(), Error> {
         let Some(client) = &mut self.client else { return Ok(()) };
         if self.tasks.is_empty() {

@@ -34,13 +34,13 @@ const ANSWER_TIME: u32 = 5;
 const NOBODY: u32 = 40;
 /// The least time for which the server holds a request.
 const LEAST_PULL: Duration = Duration::from_millis(100);
-/// How often it says what it is, and after how long again where that was not kept.
+/// Interval of the announcements, and the pause before one that was not stored is repeated.
 const SELF: Duration = Duration::from_secs(5);
 pub const SELF_AGAIN: Duration = Duration::from_millis(500);
 /// How long it listens at a time, where kernels are measured and where not.
 const LISTEN: Duration = Duration::from_millis(1);
 const REST: Duration = Duration::from_millis(50);
-/// How often it is looked which leases are to be renewed; each is three times in its length.
+/// Interval of the checks which leases are to be renewed; each is renewed three times in its length.
 const LOOK: Duration = Duration::from_millis(20);
 const RENEWALS: u32 = 3;
 
@@ -59,7 +59,7 @@ pub struct Here<'a> {
 struct Held {
     task: Task,
     ack: String,
-    /// Since when it is asked what is still wanted; none once that is known.
+    /// Time of the question what is still wanted; `None` once that is known.
     asked: Option<Instant>,
     is_dangerous: bool,
     /// Candidates not submitted yet, and those submitted, by their number there.
@@ -101,7 +101,7 @@ struct Lease {
     ack: String,
     length: Duration,
     renewed: Instant,
-    /// At which candidate it is, once it has begun.
+    /// Current candidate, once it has begun.
     started: Option<Option<usize>>,
     is_over: bool,
 }
@@ -206,12 +206,12 @@ struct Server<'a, 'h> {
     leases: Arc<Leases>,
     client: Option<Client>,
     retry: Retry,
-    /// When it has said what it is.
+    /// Time of the last announcement.
     said: Option<Instant>,
-    /// By way: when a task may be asked for, or was.
+    /// Time of the next or last request for a task, by consumer.
     pulls: [Instant; 2],
     is_pulling: [bool; 2],
-    /// In the order in which they came.
+    /// Tasks in the order in which they came.
     held: VecDeque<Held>,
     /// The last one used first.
     measures: Vec<(Assignment, Box<dyn Measure>)>,
@@ -239,7 +239,7 @@ impl Server<'_, '_> {
         Ok(())
     }
 
-    /// Does what is to be done now, and waits a little where that is nothing.
+    /// Does the next work, or waits a little where there is none.
     fn turn(&mut self) {
         self.keep_in_touch();
         self.drop_what_is_over();

@@ -82,7 +82,7 @@ impl Reading {
         Reading::odd(ErrorClass::Unknown, UNKNOWN_FAILURE, format!("{found:?}"))
     }
 
-    /// Of a failure as Kernel Tuner calls it.
+    /// Reads a failure by Kernel Tuner's name.
     pub(crate) fn of_failure(name: &str) -> Reading {
         match FAILURES.iter().find(|(known, _)| *known == name) {
             Some((_, class)) => Reading::failed(*class, name),
@@ -90,7 +90,7 @@ impl Reading {
         }
     }
 
-    /// Of what stands where the time should be: a number, the same as a text, several of them, or a failure.
+    /// Reads a time: a number, the same as a text, several of them, or a failure.
     pub(crate) fn of_time(time: Option<&Json>, unit_ns: f64) -> Reading {
         match time {
             None => Reading::odd(ErrorClass::Unknown, NO_TIME, "none".into()),
@@ -103,14 +103,14 @@ impl Reading {
         }
     }
 
-    /// Of the runs of one measurement, which are several as a rule.
+    /// Reads the runs of a measurement, usually several.
     pub(crate) fn of_runs(times: &[Json], unit_ns: f64) -> Reading {
         let reading = Reading::of_times(times, unit_ns);
         let is_sound = reading.outcome.timing().is_some_and(|timing| timing.n_samples as usize == times.len());
         if is_sound { reading.outcome.into() } else { reading }
     }
 
-    /// Of several times of one configuration: the median of those that are sound.
+    /// Reads several times of a configuration: the median of those that are sound.
     pub(crate) fn of_times(times: &[Json], unit_ns: f64) -> Reading {
         let readings: Vec<Reading> = times.iter().map(|time| Reading::of_time(Some(time), unit_ns)).collect();
         let sound_ns: Vec<f64> = readings.iter().filter_map(|r| Some(r.outcome.timing()?.median_ns)).collect();

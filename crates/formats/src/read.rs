@@ -80,23 +80,23 @@ pub enum ReadError {
     /// No rows, or none with a known outcome.
     #[error("{}{reasons}", match n_rows { 0 => "there are no rows".into(), n => format!("none of its {n} rows can be read") })]
     NoRows {
-        /// How many there are.
+        /// Number of rows.
         n_rows: u64,
-        /// Why, as far as that can be told.
+        /// Reasons, as far as they are known.
         reasons: String,
     },
     /// No valid configuration.
     #[error("none of its {n_rows} configurations was measured successfully{reasons}")]
     NothingValid {
-        /// How many there are.
+        /// Number of configurations.
         n_rows: usize,
-        /// Why, as far as that is odd.
+        /// Oddities that may explain it.
         reasons: String,
     },
     /// Several tasks, where a single one is wanted.
     #[error("results of {n_tasks} tasks: {tasks} (choose one with --task, by its number or a part of its text)")]
     Tasks {
-        /// How many there are.
+        /// Number of tasks.
         n_tasks: usize,
         /// The first of them.
         tasks: String,

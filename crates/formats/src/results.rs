@@ -242,7 +242,7 @@ struct Axis {
     /// The parameter of the file.
     column: usize,
     name: String,
-    /// By the place of the file's value, that of this one's; `None` where they are the same.
+    /// Index in the parameter's values for each of the file's values; `None` where they are the same.
     places: Option<Vec<usize>>,
     feasible: Feasible,
 }
@@ -263,7 +263,7 @@ struct Feasible {
     ranks: Ranks,
 }
 
-/// By place of a value: its rank.
+/// Ranks by the index of a value.
 enum Ranks {
     /// Values that are ordered here.
     Known(Vec<u64>),

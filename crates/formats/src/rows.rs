@@ -159,7 +159,7 @@ pub(crate) fn read_value(reader: &mut Reader) -> Result<Option<Json>, Fault> {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Circumstances {
     pub(crate) seconds: Seconds,
-    /// In seconds since 1970; 0 where that is not known.
+    /// Time of the measurement, in seconds since 1970; 0 where that is unknown.
     pub(crate) unix_time: u64,
 }
 
@@ -168,9 +168,9 @@ pub(crate) struct Rows {
     task: Task,
     columns: Vec<Column>,
     parameters: Known,
-    /// By configuration, as places of values: the place of its row.
+    /// Index of the row of each configuration, by its values' indices.
     at_config: HashMap<Box<[u32]>, usize>,
-    /// By configuration, in order: its outcomes, and how it was first measured.
+    /// Outcomes of each configuration, in order, and the circumstances of the first measurement.
     measured: Vec<(Vec<Outcome>, Circumstances)>,
     n_rows: u64,
     n_kept: usize,

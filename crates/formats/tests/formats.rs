@@ -364,7 +364,7 @@ fn read_anything(file: &[u8]) {
     }
 }
 
-/// How many mutated files are read; `TILEWRIGHT_CASES=1000000` for a long run.
+/// Number of mutated files to read; `TILEWRIGHT_CASES=1000000` for a long run.
 fn n_cases() -> u32 {
     std::env::var("TILEWRIGHT_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(300)
 }

@@ -72,7 +72,7 @@ pub struct Operator {
     pub name: &'static str,
     /// The opsets in which it changed, from the first one that is supported on.
     pub since: &'static [i64],
-    /// How many inputs it takes.
+    /// Number of inputs.
     pub n_inputs: RangeInclusive<usize>,
     /// Import of a node.
     pub import: fn(&Import) -> Result<Op, OpError>,

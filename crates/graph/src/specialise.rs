@@ -23,7 +23,7 @@ pub struct Bindings {
 }
 
 impl Default for Bindings {
-    /// Nothing bound; whatever can be a shape is folded, and weights are not.
+    /// No bindings; anything that may be a shape is folded, and weights are not.
     fn default() -> Bindings {
         Bindings { dims: Vec::new(), shapes: Vec::new(), values: Vec::new(), fold_bytes: 1 << 16 }
     }

@@ -16,7 +16,7 @@ pub struct Task {
     pub text: String,
     /// Operations of one: two for each multiplication and addition.
     pub flops: u64,
-    /// How often.
+    /// Number of such tasks in a run.
     pub count: usize,
 }
 

@@ -42,7 +42,7 @@ impl TensorType {
 }
 
 impl fmt::Display for TensorType {
-    /// As `f32[1,3,224,224]`.
+    /// Formats as `f32[1,3,224,224]`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.dtype, shape_text(&self.shape))
     }
@@ -227,7 +227,7 @@ fn numbers_of<T, const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> T) ->
     bytes.as_chunks::<N>().0.iter().map(|&b| number(b)).collect()
 }
 
-/// To the nearest, ties to even. `bf16::from_f64` rounds twice.
+/// Rounds to the nearest, ties to even. `bf16::from_f64` rounds twice.
 fn bf16_from_f64(x: f64) -> bf16 {
     let single = x as f32;
     if !single.is_finite() || f64::from(single) == x {

@@ -39,7 +39,7 @@ pub enum DType {
     Bool,
 }
 
-/// Everything about an element type.
+/// Description of an element type: a row of the table of types.
 struct Row {
     dtype: DType,
     name: &'static str,
@@ -57,7 +57,7 @@ struct Row {
     decode: fn(u64) -> f64,
     /// See [`DType::random`].
     random: fn(u64) -> f64,
-    /// Of random inputs.
+    /// Statistics of random inputs of the type.
     random_size: RandomSize,
 }
 

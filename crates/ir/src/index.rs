@@ -12,8 +12,8 @@ use crate::program::LoopId;
 /// `constant + Σ coefficient · atom`, atoms sorted and distinct, coefficients non-zero.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Index {
-    /// In place where they are few, as they nearly always are: expressions are made and copied
-    /// by the thousand.
+    /// Terms, stored inline where they are few, as they nearly always are: indices are made and copied by the
+    /// thousand.
     terms: SmallVec<[(Atom, i64); 3]>,
     constant: i64,
 }

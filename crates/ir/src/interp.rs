@@ -121,7 +121,7 @@ pub enum Fault {
         /// Place in the program.
         place: Place,
     },
-    /// Whoever watches an evaluation had it end.
+    /// End by the observer of an evaluation.
     #[error("the evaluation was given up")]
     GivenUp,
     /// More iterations than allowed.
@@ -410,7 +410,7 @@ fn erf(x: f64) -> f64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
     ToElementType,
-    /// Only to whole numbers, where those are meant: floating-point numbers stay as they are.
+    /// Integers are rounded where they are meant; floating-point numbers stay as they are.
     None,
 }
 
@@ -570,9 +570,9 @@ struct Gather {
 /// Types that a value is rounded to.
 #[derive(Clone, Copy)]
 struct Rounds {
-    /// At each operation.
+    /// Type after each operation.
     each: DType,
-    /// At the end.
+    /// Type of the result.
     last: DType,
 }
 
@@ -785,7 +785,7 @@ pub(crate) struct Stopped;
 
 /// How every operation is rounded: not at all.
 const AS_IS: u8 = 0;
-/// To `f32`, the usual case, made fast.
+/// Mode that rounds to f32, the usual case, made fast.
 const TO_F32: u8 = 1;
 
 pub(crate) struct Machine<'a, M> {

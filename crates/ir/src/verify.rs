@@ -277,7 +277,7 @@ fn tables(program: &Program) -> Result<(), VerifyError> {
     }
 }
 
-/// Beyond this no index is accepted; bounds of it stay far from overflow.
+/// Largest magnitude of an index; bounds of accepted ones stay far from overflow.
 const MAX_MAGNITUDE: i128 = 1 << 50;
 
 /// Iterations tried at most to prove or refute an access.
@@ -288,7 +288,7 @@ const MAX_TRIES: u64 = 1 << 14;
 struct Known {
     ranges: Ranges,
     facts: Vec<Index>,
-    /// By loop variable: a bound of its magnitude.
+    /// Bound of each loop variable's magnitude.
     most: Vec<i128>,
 }
 
@@ -368,7 +368,7 @@ struct Checker<'a> {
     program: &'a Program,
     /// Part that is being checked.
     part: Part,
-    /// By buffer: whether `prepare` writes it.
+    /// Whether `prepare` writes each buffer.
     prepared: Vec<bool>,
     known: Known,
     around: Vec<Around<'a>>,

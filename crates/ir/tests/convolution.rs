@@ -114,7 +114,8 @@ fn im2col_by_tiles() {
     scheduled(line, &steps.replace("acc pad", "acc X").replace("inline pad", ""));
 }
 
-/// Everything for a block of tile rows at a time; transforms unrolled and in vectors of channels.
+/// Schedules Winograd's convolution by blocks of tile rows, with transforms unrolled and in vectors of
+/// channels.
 #[test]
 fn winograd_by_rows_of_tiles() {
     let steps = |tile: i64| {

@@ -39,7 +39,7 @@ pub struct Request {
     pub problems: Vec<String>,
     /// Arms to keep to, by name; all where empty.
     pub arms: Vec<String>,
-    /// How many times as long as usual each run is.
+    /// Multiple of the usual length of each run.
     pub budget: f64,
     /// Runs of each arm on each problem, if not the experiment's.
     pub repeats: Option<u64>,
@@ -67,7 +67,7 @@ pub struct Held {
     pub folder: PathBuf,
     /// The runs that it is about.
     pub n_runs: usize,
-    /// How many of them are complete.
+    /// Number of complete runs.
     pub n_complete: usize,
 }
 

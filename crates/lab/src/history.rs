@@ -73,7 +73,7 @@ pub fn runs(records: &[Record]) -> Vec<Run> {
 struct Clock {
     /// Seconds of each session so far, by when it began, in milliseconds since 1970.
     sessions: BTreeMap<u64, f64>,
-    /// When the session of the last record began, and when that was recorded, in seconds.
+    /// Start of the session of the last record, and the time of that record, in seconds.
     last: Option<(u64, u64)>,
 }
 

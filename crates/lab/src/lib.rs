@@ -63,7 +63,7 @@ impl Caller<'_> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Does something on a workload, and tells how it goes.
+    /// Runs some work on a workload, and reports its progress.
     fn watch<T>(
         &self,
         workload: &Workload,

@@ -19,7 +19,7 @@ const FONT: f64 = 13.0;
 const CHARACTER: f64 = 0.56;
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = 16.0;
-/// From one row of a legend to the next.
+/// Distance of the rows of a legend.
 const LEGEND_ROW: f64 = 19.0;
 
 /// Magnitudes that an axis can show; ratios of numbers beyond them lose all digits.
@@ -290,7 +290,7 @@ impl Plot {
         rows
     }
 
-    /// Everything but the element around it.
+    /// Contents of the SVG element.
     fn group(&self) -> String {
         let legend = self.legend();
         let top = 32.0 + LEGEND_ROW * legend.len() as f64 + 4.0;

@@ -28,7 +28,7 @@ use tilewright_tune::{Config, Task};
 use crate::stats::Quartiles;
 use crate::{Caller, OrFailed};
 
-/// How often a training says how far it is.
+/// Interval of a training's progress reports.
 const LINE_EVERY: Duration = Duration::from_secs(2);
 
 /// The split that holds out random rows.
@@ -49,7 +49,7 @@ pub struct Table {
     pub kernel: KernelSpecification,
     /// The problems with their best configurations.
     pub rows: Vec<Row>,
-    /// How many of them violate constraints of the kernel.
+    /// Number of rows that violate constraints of the kernel.
     pub n_invalid: usize,
     split: Split,
     /// Oddities of the files that it was read from.

@@ -124,7 +124,7 @@ impl Recorded {
 /// A space that is being recorded.
 struct Space<'a> {
     request: Request<'a>,
-    /// None where it was stopped before it was ready.
+    /// The device; `None` where it was stopped before it was ready.
     device: Option<Device>,
     recording: Recording,
     caller: Caller<'a>,

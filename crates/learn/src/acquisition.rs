@@ -14,7 +14,7 @@ pub enum Acquisition {
     ExpectedImprovement,
     /// Mean plus a multiple of the standard deviation (UCB).
     UpperConfidenceBound {
-        /// How many.
+        /// Number of standard deviations.
         kappa: f64,
     },
 }

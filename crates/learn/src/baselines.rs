@@ -188,7 +188,7 @@ fn support_vectors(features: &[Vec<f64>], classes: &[u32], asked: &[Vec<f64>]) -
 /// A support vector machine with a Gaussian kernel, for two sides.
 struct Machine<'a> {
     rows: &'a [&'a [f64]],
-    /// By row: its multiplier with the sign of its side.
+    /// Multiplier of each row, with the sign of its side.
     weights: Vec<f64>,
     offset: f64,
     gamma: f64,

@@ -13,7 +13,7 @@ pub fn diversity<C: AsRef<[u64]>>(scores: &[f64], components: &[C], alpha: f64, 
     batch.iter().map(|&i| scores[i]).sum::<f64>() + alpha * covered.len() as f64
 }
 
-/// At most `n` candidates, best first, chosen greedily to maximize [`diversity`].
+/// Selects at most `n` candidates, best first, greedily to maximize [`diversity`].
 ///
 /// A candidate is its score and the values of its components. As the objective is submodular, the batch is
 /// worth at least 1 − 1/e of the best one of its size where no score is negative. Of equals the first is

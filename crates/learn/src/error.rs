@@ -12,7 +12,7 @@ pub enum LearnError {
         what: &'static str,
         /// The rows.
         n_rows: usize,
-        /// How many there are.
+        /// Number of numbers.
         found: usize,
     },
     /// A number that a model should learn or build on is not one.

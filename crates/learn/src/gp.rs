@@ -160,11 +160,11 @@ pub struct Candidates {
 
 #[derive(Debug, Clone)]
 struct Block {
-    /// How many lanes are taken.
+    /// Number of lanes in use.
     n: usize,
     /// The rows' values, column by column, times the column's rate.
     columns: Vec<Lanes>,
-    /// Their correlations with the known rows, divided by the factor.
+    /// Correlations with the known rows, divided by the factor.
     solved: Vec<Lanes>,
     /// The share of their variance that the known rows explain.
     explained: Lanes,

@@ -14,7 +14,7 @@ use crate::matrix::Matrix;
 #[derive(Debug, Clone)]
 pub struct Knn {
     k: usize,
-    /// By column: the values of all rows, so that distances to many rows are taken side by side.
+    /// Values of all rows by column, so that distances to many rows are computed side by side.
     columns: Vec<Vec<f32>>,
     targets: Vec<f32>,
 }

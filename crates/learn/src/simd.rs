@@ -16,7 +16,7 @@ pub(crate) trait Real:
     const ROUNDER: Self;
     /// ln 2 in two numbers, so that little is lost by taking a multiple of it away.
     const LN_2: [Self; 2];
-    /// Of a polynomial that is eʳ where |r| is at most ln 2 / 2, from the highest power on.
+    /// Coefficients of a polynomial that is eʳ where |r| is at most ln 2 / 2, from the highest power on.
     const COEFFICIENTS: &[Self];
 
     /// Two to the power of the integer that `ROUNDER` was added to.

@@ -115,7 +115,7 @@ const EPILOGUE_BIAS: u32 = 4;
 
 /// Workspace that is recommended for the largest GPUs.
 const WORKSPACE_BYTES: u64 = 32 << 20;
-/// Of cuBLASLt's proposals, so many are tried.
+/// Most of cuBLASLt's proposals that are tried.
 const MOST_PROPOSALS: usize = 8;
 
 /// Version of the installed library.
@@ -176,7 +176,7 @@ struct Product {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Operand {
     op: c_int,
-    /// As it lies in memory, by columns; the rows are the leading dimension.
+    /// Leading dimension: the matrix lies in memory by columns.
     rows: c_int,
     columns: c_int,
 }

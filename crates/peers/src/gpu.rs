@@ -47,7 +47,7 @@ impl From<OpenClError> for Unavailable {
 pub(super) trait Context: Sized + 'static {
     /// Memory as the driver gives it.
     type Whole: DeviceMemory<Error = Self::Error>;
-    /// Why the driver refuses.
+    /// Error of the driver.
     type Error;
 
     /// Opens a context on the device of a number.
@@ -56,7 +56,7 @@ pub(super) trait Context: Sized + 'static {
     fn memory(&self, n_bytes: u64) -> Result<Guarded<Self::Whole>, Self::Error>;
     /// Memory, as libraries take it.
     fn pointer(memory: &Guarded<Self::Whole>) -> *mut c_void;
-    /// Does so many times what is put to the device; nanoseconds of the device.
+    /// Runs `put` as often as told; returns nanoseconds of the device.
     fn timed(&self, n_times: u32, put: &Put) -> Result<f64, Unavailable>;
     /// Waits until all that was asked for is done.
     fn finish(&self) -> Result<(), Self::Error>;
@@ -117,7 +117,7 @@ pub(super) struct OnDevice<C: Context> {
     pub(super) context: C,
     a: Guarded<C::Whole>,
     b: Guarded<C::Whole>,
-    /// By operation of the epilogue.
+    /// Further inputs, by operation of the epilogue.
     further: Vec<Option<Guarded<C::Whole>>>,
     c: Guarded<C::Whole>,
 }
@@ -127,7 +127,7 @@ pub(super) type Put = Rc<dyn Fn() -> Result<(), Unavailable>>;
 
 /// A way to call a library.
 pub(super) struct Way {
-    /// In words.
+    /// Name in reports.
     pub(super) name: String,
     pub(super) put: Put,
 }

@@ -240,7 +240,7 @@ enum Class {
 }
 
 impl Class {
-    /// Of several, in words.
+    /// Plural in words.
     fn text(self) -> &'static str {
         match self {
             Class::Matmul => "multiplications",
@@ -288,7 +288,7 @@ enum Precision {
 }
 
 impl Precision {
-    /// As which part of them factors may be rounded.
+    /// Share of a factor by which it may be rounded.
     fn of_factors(self) -> f64 {
         match self {
             Precision::Full => 0.0,
@@ -306,7 +306,7 @@ impl PeerSpec {
         }
     }
 
-    /// Of a library for GPUs, for which.
+    /// API of a library for GPUs.
     fn gpu(&self) -> Option<GpuApi> {
         match self.variant {
             Variant::Cublas(_) | Variant::Cudnn(_) => Some(GpuApi::Cuda),
@@ -327,7 +327,7 @@ impl PeerSpec {
         self.precision() == Some(Precision::Tf32)
     }
 
-    /// Of a library that has a choice of them.
+    /// Precision of a library that has a choice.
     fn precision(&self) -> Option<Precision> {
         match self.variant {
             Variant::Cublas(precision) | Variant::Cudnn(precision) => Some(precision),

@@ -76,7 +76,8 @@ macro_rules! functions {
 
 pub(super) use functions;
 
-/// How many folders deep a library is looked for: a wheel that is unpacked holds some at `X.data/data/lib`.
+/// Depth of folders in which a library is looked for: a wheel that is unpacked holds some at
+/// `X.data/data/lib`.
 const MOST_DEPTH: usize = 6;
 
 /// The first of these names that a file in the folder or below has, with or without a version behind it; of

@@ -131,7 +131,7 @@ pub(super) fn multiply<T: Element>(
 
 /// A way to call the library.
 pub(super) struct Way<T> {
-    /// In words.
+    /// Name in reports.
     pub(super) name: String,
     /// Threads that the library starts in each call.
     pub(super) threads: usize,
@@ -356,7 +356,8 @@ fn matrices<T: Element>(operands: &mut Operands<T>, matmul: &Matmul, batch: usiz
     [a, b, c.cast_const()]
 }
 
-/// For m = 1 the row C = A·B is Bᵀ times A as a vector; for n = 1 the column C is A times B as a vector.
+/// Makes a call of `gemv`. For m = 1 the row C = A·B is Bᵀ times A as a vector; for n = 1 the column C is A
+/// times B as a vector.
 fn call_gemv<T: Element>(gemv: Gemv<T>, matmul: Matmul) -> Run<T> {
     let Matmul { b: n_batch, m, n, k, ta, tb } = matmul;
     let c_is_row = m == 1;

@@ -16,7 +16,7 @@ impl Threads {
         Threads(Pool::new(n, &[]).unwrap_or_else(|refused| panic!("no {n} threads: {refused}")))
     }
 
-    /// How many.
+    /// Number of threads.
     pub(super) fn n(&self) -> usize {
         self.0.n_threads()
     }

@@ -47,7 +47,7 @@ impl<T: 'static> Prepared<T> {
     }
 }
 
-/// Does something with the operands; an error is the library's own report of a failure.
+/// Action on the operands; an error is the library's own report of a failure.
 pub(super) type Run<T> = Box<dyn FnMut(&mut Operands<T>) -> Result<(), Unavailable>>;
 
 /// Runs so many times in a row and tells the nanoseconds that took.
@@ -160,7 +160,7 @@ fn version(peer: &str) -> Result<String, Unavailable> {
 /// Function that prepares a library for operands of a type.
 type Prepare<T> = fn(&PeerSpec, &mut Operands<T>, &Means) -> Result<Prepared<T>, Unavailable>;
 
-/// From the start request to the end of the input.
+/// Serves requests, from the start request to the end of the input.
 fn serve<T: Number>(
     prepare: Prepare<T>,
     (spec, problem, program, (data, offsets), means): (&PeerSpec, Problem, &Program, (BorrowedFd, &[u64]), &Means),
@@ -322,7 +322,7 @@ pub(super) mod tests {
             .collect()
     }
 
-    /// Without data, for what is refused before.
+    /// Makes a start request without data, for refusals that come before the data are read.
     fn start(peer: &str, workload: &str) -> Request {
         let (peer, workload) = (peer.to_owned(), workload.to_owned());
         let (threads, folder, gpu) = (1, None, None);

@@ -21,9 +21,9 @@ pub enum RunError {
     Count {
         /// Inputs or outputs.
         what: &'static str,
-        /// How many it has.
+        /// Number of the model's tensors.
         expected: usize,
-        /// How many were passed.
+        /// Number of tensors passed.
         given: usize,
     },
     /// An input or output of another size.

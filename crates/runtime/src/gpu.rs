@@ -67,7 +67,7 @@ pub struct Span {
     pub home: Home,
     /// Offset in that memory, in bytes.
     pub at: u64,
-    /// How many they are.
+    /// Number of bytes.
     pub n_bytes: u64,
 }
 

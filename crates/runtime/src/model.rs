@@ -35,9 +35,9 @@ pub enum PlanError {
         step: String,
         /// Kind of the slices.
         what: &'static str,
-        /// How many the kernel takes.
+        /// Number that the kernel takes.
         expected: usize,
-        /// How many there are.
+        /// Number passed.
         given: usize,
     },
     /// A part of a tensor has another size than what it is passed as.

@@ -115,9 +115,9 @@ pub enum Work {
     },
     /// Copies.
     Copy {
-        /// From here.
+        /// Source.
         from: Slice,
-        /// To here, as many bytes.
+        /// Destination, of the same size.
         to: Slice,
     },
     /// Calls a function that is no kernel.

@@ -12,7 +12,7 @@ use tilewright::{Session, target_name};
 pub struct BestArgs {
     #[command(flatten)]
     of: WorkloadArgs,
-    /// Only the best of this template [default: of all templates]
+    /// Template whose best is shown [default: all templates]
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
     #[command(flatten)]

@@ -23,7 +23,7 @@ pub struct CheckArgs {
     records: DatabaseArgs,
 }
 
-/// How many kernels of a model are tuned, of those that differ.
+/// Number of a model's distinct kernels that are tuned.
 struct TunedKernels {
     n_tuned: usize,
     n_all: usize,

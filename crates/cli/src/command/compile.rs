@@ -41,7 +41,7 @@ pub struct CompileArgs {
     /// File of a constant input: .npy, or its elements as they lie in memory
     #[arg(long = "constant", value_name = "NAME=FILE")]
     constants: Vec<String>,
-    /// Only the best of this template [default: of all templates]
+    /// Template whose best is compiled [default: all templates]
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
     #[command(flatten)]

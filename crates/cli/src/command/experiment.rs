@@ -28,7 +28,7 @@ pub struct ExperimentArgs {
     /// Arm to keep to, by its name in tables; can be repeated [default: all]
     #[arg(long = "arm", value_name = "NAME")]
     arms: Vec<String>,
-    /// How many times as long as usual each run is
+    /// Multiple of the usual length of each run
     #[arg(long, value_name = "SCALE", default_value_t = 1.0)]
     budget: f64,
     /// Time of each run, in the place of a budget

@@ -50,7 +50,7 @@ pub fn run(args: &PredictArgs, as_json: bool) -> anyhow::Result<()> {
 /// Choice of rows of a table, and their division.
 #[derive(Args, Debug)]
 struct TableArgs {
-    /// Only rows with this value in this column, such as arch=gfx900; may be given several times
+    /// Value that rows must have in a column, such as arch=gfx900; may be given several times
     #[arg(long = "where", value_name = "COLUMN=VALUE", value_parser = pair)]
     filters: Vec<(String, String)>,
     /// Held-out rows: random ones, or all rows of random groups, by a column that the specification names

@@ -21,7 +21,7 @@ use crate::ssa::{Id, Type};
 /// fewer than `MIN_TRANSPOSED` loads share the vectors.
 const MAX_PICKED_STRIDE: i64 = 4;
 
-/// From this many loads on rows are transposed, in fewer shuffles a load.
+/// Least number of loads whose rows are transposed, in fewer shuffles a load.
 const MIN_TRANSPOSED: usize = 4;
 
 /// Statements after the first whose loads are made with it.
@@ -170,7 +170,8 @@ impl Generator<'_> {
             .collect()
     }
 
-    /// At least `n` neighbouring elements in a vector of a power of two of lanes, of which `readable` exist.
+    /// Loads at least `n` neighbouring elements in a vector of a power of two of lanes, of which `readable`
+    /// exist.
     fn row(&mut self, buffer: BufferId, at: &Index, n: usize, readable: usize) -> Option<Id> {
         let width = n.next_power_of_two();
         if self.in_registers(buffer) {

@@ -143,6 +143,6 @@ impl Generator<'_> {
 struct Group {
     /// The first element of the range.
     start: Index,
-    /// For each store, the position of its first lane from the start.
+    /// Position of each store's first lane from the start.
     offsets: Vec<usize>,
 }

@@ -515,7 +515,8 @@ impl Generator<'_> {
         (chunk, slot, start)
     }
 
-    /// As [`Generator::neighbours`] from a register buffer; `None` where no chunk holds them all.
+    /// Reads neighbours, as [`Generator::neighbours`] does, from a register buffer; `None` where no chunk
+    /// holds them all.
     pub(super) fn read_neighbours(&mut self, buffer: BufferId, at: &Index, n: usize, width: usize) -> Option<Id> {
         let Some(Storage::Chunks(chunks)) = self.f.storage.get(&buffer) else { return None };
         let first = at.as_const()?;

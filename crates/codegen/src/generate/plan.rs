@@ -286,7 +286,7 @@ struct Walk<'p> {
     ranges: Ranges,
     n_parallel: usize,
     accesses: Map<BufferId, Accesses>,
-    /// With whether it is inside a parallel loop.
+    /// Allocated temporaries, and whether each is inside a parallel loop.
     allocated: BTreeMap<BufferId, bool>,
 }
 

@@ -115,7 +115,7 @@ const PREFIX: &str = "unit.";
 /// The units that were used last, for one target.
 #[derive(Default)]
 pub struct Units {
-    /// By their functions' names, with the code that these are in.
+    /// Code of the units, by their functions' names.
     known: HashMap<String, Arc<Code>>,
     /// The code of all of them, most recently used last.
     codes: VecDeque<Arc<Code>>,
@@ -261,7 +261,7 @@ impl Generator<'_> {
         ranges
     }
 
-    /// Everything that the code of a unit depends on.
+    /// Key of a unit, of everything that its code depends on.
     fn unit_key(
         &self,
         block: &[Stmt],

@@ -19,7 +19,7 @@ use crate::ssa::{Id, Op, Type};
 
 /// Bytes of the parts of a row that are swizzled.
 pub const PART_BYTES: i64 = 16;
-/// In a description: bytes are counted in sixteens.
+/// Bits of the unit of a matrix descriptor, 16 bytes.
 const UNIT_BITS: i64 = 4;
 /// Bit of a matrix descriptor at which the distance between groups of eight rows begins.
 const STRIDE_AT: i64 = 32;
@@ -202,7 +202,7 @@ impl Generator<'_> {
         are
     }
 
-    /// Does something to all sums at once.
+    /// Applies an instruction to all sums at once.
     fn on_all(&mut self, sums: &mut [Vec<Id>], write: impl FnOnce(&Self, &[Id]) -> Id) {
         let all = write(self, &sums.concat());
         let lanes = sums.iter_mut().flatten();

@@ -84,7 +84,7 @@ thread_local! {
     static MACHINES: RefCell<Vec<Machine>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Beyond this many different targets a thread forgets the oldest.
+/// Most targets whose machines a thread keeps; beyond them it drops the oldest.
 const MAX_MACHINES: usize = 4;
 
 /// Calls `f` with a machine for the target.

@@ -75,7 +75,7 @@ struct Printer<'s> {
 struct Body<'s> {
     source: &'s Function,
     blocks: Vec<LLVMBasicBlockRef>,
-    /// By value; null until it is written.
+    /// LLVM's values; null until they are written.
     values: Vec<LLVMValueRef>,
 }
 

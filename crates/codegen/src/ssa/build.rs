@@ -34,7 +34,7 @@ enum Part {
 
 struct State {
     module: Module,
-    /// By function.
+    /// Drafts of the functions.
     drafts: Vec<Draft>,
     at: Position,
 }
@@ -315,7 +315,7 @@ impl Builder {
         id
     }
 
-    /// As [`Self::give`], folded where all operands are constants.
+    /// Adds an instruction, as [`Self::give`] does, or folds it where all operands are constants.
     fn compute(&self, op: Op, operands: Operands, ty: Type) -> Id {
         let folded = {
             let state = self.0.borrow();

@@ -233,7 +233,7 @@ fn scan(
     all_fit
 }
 
-/// When which registers of the machine are lost, by class and number.
+/// Segments in which physical registers are clobbered, by class and number.
 fn clobbers(f: &Function) -> [Vec<Segment>; 64] {
     let mut fixed: [Vec<Segment>; 64] = std::array::from_fn(|_| Vec::new());
     let mut at = STEP;

@@ -106,11 +106,11 @@ struct Selector<'f> {
     stack_at: HashMap<Id, usize>,
     /// The value that each is another name for.
     same_as: Vec<Id>,
-    /// How many instructions before each may write memory, by block.
+    /// Number of instructions before each that may write memory, by block.
     n_stores: Vec<Vec<u32>>,
     /// Position of each block.
     place: Vec<usize>,
-    /// For each place, the first place of the outermost loop around it.
+    /// First position of the outermost loop around each position.
     outer_loops: Vec<Option<usize>>,
     constants: HashMap<(i32, usize, Region), Reg>,
     /// Parts of 16 bytes taken from vectors in this block.

@@ -354,7 +354,7 @@ pub fn check_on(p: &Program, target: &Target) {
     check_kernels(p, target, kernels(p, target));
 }
 
-/// As [`check_on`], with arguments that are aligned to their elements and no more.
+/// Checks a program, as [`check_on`] does, on arguments aligned to their elements and no more.
 pub fn check_barely_aligned(p: &Program, target: &Target) {
     check_kernels(p, target, kernels_of(p, Compiler::for_arguments(target.clone(), ArgumentAlign::Elements)));
 }

@@ -62,7 +62,7 @@ impl Boxes {
         near.flat_map(|c| &c.parts).any(meets)
     }
 
-    /// Nothing is on its way, or was told to no end.
+    /// Requires that no copy is pending and no mbarrier is in the middle of a phase.
     pub fn require_rest(&self) -> Result<(), String> {
         if !self.coming.is_empty() {
             return Err("boxes are still on their way at the end".into());

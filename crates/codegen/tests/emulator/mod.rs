@@ -20,13 +20,13 @@ use tilewright_ir::{DType, GpuProgram, Role, Target};
 
 pub use parse::read;
 
-/// Beyond so many instructions a thread is said to hang.
+/// Most instructions of a thread, beyond which it counts as hanging.
 const MOST_STEPS: u64 = 200_000_000;
 
 /// Threads that carry out some instructions together.
 const WARP: usize = 32;
 
-/// Of who wrote a byte: who has made a fence since.
+/// Flag beside the writer of a byte: it has made a fence since.
 const FENCED: u32 = 1 << 31;
 
 /// The address of the first buffer, and the distance to the next one's.
@@ -95,7 +95,7 @@ struct Ty {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rounding {
     None,
-    /// Of what is no whole number: to the nearest, down, up, towards zero.
+    /// Rounding to the nearest integer; the others round down, up and towards zero.
     Nearest,
     Down,
     Up,
@@ -107,7 +107,7 @@ enum Code {
     Load(Space, Ty),
     Store(Space, Ty),
     Move(Ty),
-    /// Of two or three values, by the word before the first dot.
+    /// Operation on two or three values, by the word before the first dot.
     Compute(Compute, Ty),
     /// Operation in f32, where all operands but the last are of another type.
     Mixed(Compute, Ty),
@@ -274,7 +274,7 @@ pub struct Memory {
     pub traffic: Option<Traffic>,
 }
 
-/// How often the warps of a kernel went to shared memory, by opcode.
+/// Accesses of a kernel's warps to shared memory, by opcode.
 #[derive(Default)]
 pub struct Traffic {
     pub counts: BTreeMap<String, Count>,
@@ -405,7 +405,7 @@ fn run_in(
     Ok(p.arguments().map(|(id, b)| b.dtype.read(memory.buffer(addresses[id.0 as usize]))).collect())
 }
 
-/// In what order the threads of a block run between barriers.
+/// Order in which the threads of a block run between barriers.
 #[derive(Clone, Copy, Debug)]
 pub enum Order {
     Ascending,
@@ -449,12 +449,12 @@ struct Block<'m> {
     entry: &'m Entry,
     memory: &'m mut Memory,
     shared: Vec<u8>,
-    /// By byte: the thread that wrote it, its number and one, until it has made a fence, and then all have
-    /// waited for each other.
+    /// Writer of each byte, its number and one, until it has made a fence, and then all have waited for each
+    /// other.
     writers: Vec<u32>,
     /// Writes fenced since the last barrier: positions and bytes.
     fenced: Vec<(usize, usize)>,
-    /// By four warps: their products on the way.
+    /// Pending products, by warpgroup.
     groups: Vec<warpgroup::Products>,
     boxes: bulk::Boxes,
     place: [u32; 3],
@@ -495,7 +495,7 @@ impl Entry {
         Ok(())
     }
 
-    /// How many arguments it takes.
+    /// Number of parameters.
     pub fn n_parameters(&self) -> usize {
         self.parameters.len()
     }
@@ -505,7 +505,7 @@ impl Entry {
         self.parameters[parameter]
     }
 
-    /// How often each opcode stands in its code.
+    /// Number of occurrences of each opcode.
     pub fn opcodes(&self) -> BTreeMap<String, usize> {
         let mut out = BTreeMap::new();
         for instruction in &self.code {
@@ -641,8 +641,8 @@ impl Block<'_> {
         }
     }
 
-    /// Of each tile the thread of number `4·g + t` gets the numbers `2·t` and `2·t + 1` of row `g`, or of
-    /// column `g`. The threads `8·n` and after have the addresses of the rows of tile `n`.
+    /// Loads tiles: the thread of number `4·g + t` gets of each tile the numbers `2·t` and `2·t + 1` of row
+    /// `g`, or of column `g`. The threads `8·n` and after have the addresses of the rows of tile `n`.
     fn load_tiles(
         &mut self,
         threads: &mut [Thread],

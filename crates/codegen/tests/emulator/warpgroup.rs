@@ -55,7 +55,7 @@ struct Matrix {
     first: u64,
     /// Bytes from eight rows of 128 bytes to the next eight.
     stride: u64,
-    /// In an MN-major factor, bytes from a step's row of 128 bytes to the step's next.
+    /// Bytes from a step's row of 128 bytes to the step's next, in an MN-major factor.
     across: Option<u64>,
     n: usize,
 }

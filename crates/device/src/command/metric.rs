@@ -69,7 +69,7 @@ impl Metric {
         }
     }
 
-    /// As a line of what is recorded of a candidate.
+    /// Formats the metric as a line of a candidate's record.
     pub(super) fn line(&self) -> String {
         match self {
             Metric::Wall => "minimize wall".to_owned(),

@@ -135,7 +135,7 @@ fn text_of(space: &Space, config: &Config, name: &str) -> String {
     }
 }
 
-/// Why a trial or a part of it failed.
+/// Failure of a trial or of a part of it.
 #[derive(Debug, Clone)]
 struct Failure {
     class: ErrorClass,
@@ -195,7 +195,7 @@ struct Shared {
     root: Folder,
     /// CPUs on which it is built while something is timed; where there are none, one waits for the other.
     beside: Vec<usize>,
-    /// How many threads build there.
+    /// Number of threads that build there.
     n_beside: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -216,7 +216,7 @@ struct State {
     /// The number of the candidate that runs.
     running: Option<u64>,
     n_building: usize,
-    /// How many of these are on the CPUs of runs, where nothing runs meanwhile.
+    /// Number of those builds that use the CPUs of runs, where nothing runs meanwhile.
     n_in_the_way: usize,
     n_submitted: u64,
     leading_ns: Option<f64>,

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Most bytes kept of a candidate's output, from its end.
 pub const MOST_OUTPUT: usize = 16 << 20;
-/// How often it is looked whether a run is to be given up.
+/// Interval of the checks whether a run is to be given up.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// How a program is run.
@@ -42,7 +42,7 @@ pub enum End {
     Ended(ExitStatus),
     /// Timeout.
     TimedOut,
-    /// Nobody wants it any more.
+    /// Cancelled.
     GivenUp,
     /// The system did not start this program.
     NotStarted(String, io::Error),

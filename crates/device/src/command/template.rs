@@ -78,8 +78,8 @@ pub struct Invocation {
     pub words: Vec<String>,
     /// Further variables of the environment.
     pub variables: Vec<(String, String)>,
-    /// How many of the words start a process of ours that stays, and takes the others as one piece of work
-    /// after the other; none where a process ends with its work.
+    /// Number of the words that start a worker process of ours which stays, and takes the other words as
+    /// pieces of work; `None` where a process ends with its work.
     pub stays_after: Option<usize>,
 }
 
@@ -90,7 +90,7 @@ impl Invocation {
     }
 }
 
-/// As it could be given to a shell.
+/// Formats the command line for a shell.
 impl fmt::Display for Invocation {
     fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
         self.variables.iter().try_for_each(|(name, value)| write!(out, "{name}={} ", quoted(value)))?;

@@ -34,7 +34,7 @@ const LEAST_FOR_SITTINGS: Duration = Duration::from_secs(1);
 type Runner = (usize, Racer);
 
 impl Device {
-    /// As [`Measure::race`](tilewright_tune::Measure::race).
+    /// Races candidates, as [`Measure::race`](tilewright_tune::Measure::race) says.
     pub(super) fn contest(
         &mut self,
         candidates: &[Candidate],
@@ -118,7 +118,7 @@ impl Device {
     }
 }
 
-/// When a race ends: at once, and behind the round that is under way.
+/// End conditions of a race: at once, and after the current round.
 struct Over<'a> {
     late: &'a dyn Fn() -> bool,
     long: &'a dyn Fn() -> bool,

@@ -114,7 +114,7 @@ impl Device {
         Ok(())
     }
 
-    /// For each source its kernel, or what it failed of; neither where it was not ready when all was over.
+    /// Kernel of each source, or its failure; neither where it was not ready when all was over.
     fn keep_all(
         &mut self,
         sources: &[Source],

@@ -87,7 +87,7 @@ pub(super) enum Command {
 struct Candidate {
     /// The smaller, the earlier.
     number: u64,
-    /// With which others it was submitted: those before come first.
+    /// Number of its submission; earlier ones come first.
     submission: u64,
     source: Source,
     /// How long its runs may take whatever others do, where that is given.
@@ -119,7 +119,7 @@ enum State {
         is_alone: bool,
         limit: Duration,
     },
-    /// In its first run, or in the comparison of its answer.
+    /// Running for the first time, or being compared with the right answer.
     Running {
         kernel: Kernel,
         is_alone: bool,
@@ -200,7 +200,7 @@ impl Candidate {
 pub(super) struct Scheduler {
     policy: Policy,
     goal: Goal,
-    /// In the order of their numbers.
+    /// Candidates in the order of their numbers.
     candidates: Vec<Candidate>,
     n_submitted: u64,
     /// The number of the next kernel.

@@ -29,7 +29,7 @@ pub enum GpuError {
     Step {
         /// The step.
         step: String,
-        /// Why not.
+        /// Reason.
         why: String,
     },
 }

@@ -133,7 +133,7 @@ pub(super) struct Drivers {
 }
 
 impl Drivers {
-    /// Of a process for a job, which is in this file.
+    /// Drivers for a process that serves the job of this file.
     pub(super) fn of(job: &Path) -> Drivers {
         Drivers { folder: folder_of(job).to_owned(), opencl: None, cuda: None }
     }

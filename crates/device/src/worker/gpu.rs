@@ -20,7 +20,7 @@ use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{BufferId, Program, Role, Target};
 use tilewright_tune::{Conditions, ErrorClass};
 
-/// As a number it is none: an element that is not written cannot pass for right.
+/// Byte of unwritten outputs: as a number it is NaN, so that they cannot pass for right.
 const POISON: u8 = 0xFF;
 
 /// The exit code of a worker whose device may no longer be relied on.

@@ -19,14 +19,14 @@ use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{Buffer, Part, Program, Role, Stmt, Target, lower};
 use tilewright_tune::{Conditions, ErrorClass};
 
-/// As a number it is none: an element that is not written cannot pass for right.
+/// Byte of unwritten outputs: as a number it is NaN, so that they cannot pass for right.
 const POISON: u8 = 0xFF;
 /// Time that an emulated device reports of every right kernel, as its real times mean nothing. It is longer
 /// than any run may take, so that no candidate is pruned for its time.
 const EMULATED_NS: f64 = 1e12;
 /// Samples that are taken at a time, at most: fewer are on their way for nothing.
 const MOST_AT_A_TIME: u32 = 16;
-/// In the number of a buffer: caches do not hold it when a sample begins.
+/// Flag in the number of a buffer: caches do not hold it when a sample begins.
 const EVICTED: u32 = 0x8000_0000;
 /// Most attempts to start a runner.
 const MOST_STARTS: u32 = 3;
@@ -135,7 +135,7 @@ struct Tester {
     /// Inputs, and outputs with what they must be, on this side; there they have the same numbers, and what
     /// else a kernel has follows.
     arguments: Vec<Argument>,
-    /// None where it has gone with a kernel.
+    /// The runner; `None` after it died with a kernel.
     runner: Option<Runner>,
     command: String,
     memory_bytes: u64,

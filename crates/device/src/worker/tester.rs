@@ -42,7 +42,7 @@ pub struct Tester {
     scratch: Fenced,
     /// Memory whose filling empties the caches.
     flush: Vec<u8>,
-    /// Of what was prepared and is forgotten.
+    /// Pages of evicted prepared buffers.
     pages: Pages,
     store: Arc<Store>,
 }

@@ -35,7 +35,7 @@ pub const SHAPES: [&str; 15] = [
 /// Large shapes, of which no more is asked than that their code is right for a GPU.
 pub const LARGE: [&str; 3] = ["matmul-1024", "resnet18.C2", "resnet18.C12"];
 
-/// How many configurations on each GPU at least, where that is said.
+/// Least number of configurations on each GPU, where it is set.
 pub fn n_configs() -> Option<usize> {
     std::env::var("TILEWRIGHT_CONFIGS").ok().map(|n| n.parse().expect("a number of configurations"))
 }

@@ -39,7 +39,7 @@ const MOST_TIME: Duration = Duration::from_secs(60);
 enum Partition {
     /// All packets are dropped, by the system: this process has a network of its own.
     Nft,
-    /// Their processes are stopped.
+    /// Stopped processes.
     Stop,
 }
 
@@ -106,7 +106,7 @@ impl Disturbed {
         assert!(cut.success());
     }
 
-    /// Does something to a part of it that is well.
+    /// Disturbs a healthy part of it.
     fn disturb(&mut self) {
         let pause = Duration::from_millis(self.rng.random_range(20..700));
         let at = self.rng.random_range(0..DEVICES);

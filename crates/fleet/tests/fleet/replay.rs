@@ -47,14 +47,14 @@ pub fn describe(config: &Config) -> String {
     serde_json::to_string(config.ranks()).unwrap()
 }
 
-/// Something that knows what becomes of a schedule, takes its time to say so, and has the next batch
-/// meanwhile, as devices do.
+/// A measure that knows the outcome of a schedule, delays its answer, and queues the next batch, as devices
+/// do.
 pub struct Slow {
     outcome: fn(&str) -> Outcome,
     trial: Duration,
     queue: VecDeque<(u64, Candidate)>,
     n_submitted: u64,
-    /// When the next one is done.
+    /// End of the current candidate.
     until: Option<Instant>,
 }
 

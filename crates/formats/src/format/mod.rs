@@ -209,7 +209,7 @@ pub enum WriteError {
     Tasks {
         /// The name of the format.
         name: &'static str,
-        /// How many tasks there are.
+        /// Number of tasks.
         n_tasks: usize,
         /// The first of them.
         tasks: String,

@@ -305,7 +305,7 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
     write_entries(out, entries, &about)
 }
 
-/// How many nanoseconds a unit has; files in circulation spell one of them with a single l.
+/// Nanoseconds of a unit; files in circulation spell one of them with a single l.
 pub(super) fn nanoseconds(unit: &str) -> Option<f64> {
     match unit.trim().to_lowercase().as_str() {
         "seconds" | "second" | "sec" | "s" => Some(1e9),

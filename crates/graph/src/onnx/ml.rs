@@ -23,7 +23,7 @@ pub struct Row {
     pub name: &'static str,
     /// The versions of the domain in which it changed, from the first one on.
     pub since: &'static [i64],
-    /// How many inputs it takes.
+    /// Number of inputs.
     pub n_inputs: std::ops::RangeInclusive<usize>,
     /// Draws what it computes: its outputs.
     pub draw: fn(&Import, &mut Draft) -> Result<Vec<Port>, OpError>,

@@ -38,7 +38,7 @@ pub struct Import {
     pub version: i64,
     /// Whether each input is present.
     pub given: Vec<bool>,
-    /// How many outputs it names.
+    /// Number of outputs that the node names.
     pub n_outputs: usize,
     /// Attributes of the node.
     pub attributes: Attributes,

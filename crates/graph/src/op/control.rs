@@ -34,7 +34,7 @@ pub struct If {
 /// An operator that is not supported.
 #[derive(Debug, Clone)]
 pub struct Unknown {
-    /// Why.
+    /// Reason.
     pub reason: OpError,
 }
 

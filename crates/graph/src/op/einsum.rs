@@ -25,9 +25,9 @@ const MOST: usize = 1 << 36;
 pub struct Indices {
     /// Each index with its size; those of the output first.
     pub sizes: Vec<usize>,
-    /// How many are of the output.
+    /// Number of the output's indices.
     pub n_out: usize,
-    /// For each input, the indices of its dimensions.
+    /// Indices of each input's dimensions.
     pub inputs: Vec<Vec<usize>>,
 }
 

@@ -22,7 +22,7 @@ pub struct GatherElements {
 /// Slices of input 0 by the tuples in input 1's last dimension.
 #[derive(Debug, Clone, Copy)]
 pub struct GatherNd {
-    /// How many leading dimensions both have in common.
+    /// Number of leading dimensions that both have in common.
     pub n_batch_dims: usize,
 }
 
@@ -145,7 +145,7 @@ impl Operation for Gather {
     }
 }
 
-/// For each element of the indices: where in the data it points along an axis.
+/// Position in the data along an axis, for each element of the indices.
 fn element_places(data: &[usize], indices: &Tensor, axis: usize) -> Result<Vec<usize>, OpError> {
     let shape = indices.shape();
     let fits = shape.len() == data.len() && (0..data.len()).all(|d| d == axis || shape[d] <= data[d]);
@@ -182,7 +182,7 @@ impl Operation for GatherElements {
     }
 }
 
-/// For each tuple of indices: where in the data its slice begins, and a slice's size.
+/// Start of the slice in the data for each tuple of indices, and the size of a slice.
 fn slice_places(data: &[usize], indices: &Tensor, n_batch: usize) -> Result<(Vec<usize>, usize), OpError> {
     let refuse = || invalid!("indices of shape {:?} do not fit data of shape {data:?}", indices.shape());
     let (&depth, outer) = indices.shape().split_last().ok_or_else(refuse)?;

@@ -27,7 +27,7 @@ pub struct Split {
     pub axis: i64,
     /// The sizes of an attribute: before opset 13. Else they are input 1's value.
     pub sizes: Option<Vec<i64>>,
-    /// How many parts, where no sizes are given.
+    /// Number of parts, where no sizes are given.
     pub n_parts: usize,
     /// The last part may be smaller: from opset 18 on, where the number of parts is given.
     pub may_be_uneven: bool,

@@ -48,7 +48,7 @@ pub struct InstanceNormalization {
 pub struct GroupNormalization {
     /// Added to the variance.
     pub epsilon: f64,
-    /// How many groups.
+    /// Number of groups.
     pub n_groups: usize,
     /// Scale and offset are of each group: opset 18.
     pub scales_groups: bool,
@@ -98,7 +98,7 @@ pub struct Lrn {
     pub beta: f64,
     /// See the formula.
     pub bias: f64,
-    /// How many channels.
+    /// Number of channels.
     pub size: usize,
 }
 

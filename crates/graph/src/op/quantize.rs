@@ -22,7 +22,7 @@ pub struct DequantizeLinear(pub Scaling);
 pub struct Scaling {
     /// Dimension along which the scales vary, where there are several.
     pub axis: i64,
-    /// How many elements along it have one scale; 0 where one has all that lies across.
+    /// Number of elements along that dimension with a common scale; 0 where all across it have one.
     pub block: usize,
     /// The type, where it is given.
     pub dtype: Option<DType>,
@@ -59,7 +59,7 @@ pub(super) const ROWS: &[Operator] = &[
     row("QLinearConv", &[10], 8..=9, |node| Ok(QLinearConv(Conv::import(node)?).into())),
 ];
 
-/// For each element of a tensor: which of the scales it has.
+/// Index of the scale for each element of a tensor.
 fn scale_of(shape: &[usize], scale: &[usize], along: i64, block: usize) -> Result<impl Fn(usize) -> usize, OpError> {
     let n_scales = product(scale);
     let refuse = || invalid!("scales of shape {scale:?} do not fit {shape:?}");

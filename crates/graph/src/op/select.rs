@@ -12,7 +12,7 @@ pub struct NonZero;
 /// The largest or smallest along a dimension, and their places.
 #[derive(Debug, Clone, Copy)]
 pub struct TopK {
-    /// How many; else it is input 1's value.
+    /// Number of elements; input 1's value by default.
     pub k: Option<usize>,
     /// The dimension.
     pub axis: i64,

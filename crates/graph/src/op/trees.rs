@@ -41,7 +41,7 @@ pub enum TreeNode {
         feature: usize,
         /// How.
         test: Test,
-        /// With what.
+        /// Threshold.
         threshold: f64,
         /// The test holds for a feature that is not a number, too.
         missing_holds: bool,
@@ -138,12 +138,12 @@ impl Forest {
         self.aggregate
     }
 
-    /// How many numbers it gives for each row.
+    /// Number of scores for each row.
     pub fn n_targets(&self) -> usize {
         self.n_targets
     }
 
-    /// How many branches the longest way from a root to a leaf has.
+    /// Most branches from a root to a leaf.
     pub fn depth(&self) -> usize {
         self.depth
     }
@@ -264,7 +264,7 @@ impl Operation for TreeEnsemble {
 /// approach, by the iteration of LIBSVM with its limits.
 #[derive(Debug, Clone, Copy)]
 pub struct PairwiseCoupling {
-    /// How many classes.
+    /// Number of classes.
     pub n_classes: usize,
 }
 

@@ -43,7 +43,7 @@ pub fn size(dim: i64) -> Result<usize, OpError> {
     usize::try_from(dim).map_err(|_| invalid!("a dimension would be {dim}"))
 }
 
-/// How many elements further the next one along each dimension is.
+/// Strides of a contiguous tensor, in elements.
 pub fn strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
     for d in (1..shape.len()).rev() {

@@ -162,16 +162,17 @@ fn uses<'k>(
 
 /// Follows copies and products in the order of the program.
 struct Turns {
-    /// Of loops around; of threads those of the first one, which copies.
+    /// Values of the loops around; thread indices are those of the first thread, which copies.
     values: Vec<(LoopId, i64)>,
     /// The places that were copied to.
     copied: Vec<i64>,
-    /// How many of these products have read.
+    /// Number of those copies that products have read.
     n_read: usize,
 }
 
 impl Turns {
-    /// None where products read something else than what was copied in their turn, or cannot be told.
+    /// Follows the accesses; `None` where products read another stage than the one copied in their turn, or
+    /// where that cannot be decided.
     fn follow(&mut self, uses: &[Use]) -> Option<()> {
         uses.iter().try_for_each(|one| match one {
             Use::Copy(place) => {

@@ -1,4 +1,4 @@
-//! From thread loops inside a block's loops to kernels whose threads run the whole body.
+//! Mapping of thread loops inside a block's loops to kernels whose threads run the whole body.
 //!
 //! A *region* is what one thread does between two places where threads may have to wait for each other: the
 //! inside of a thread loop without further thread loops, or statements outside of them, which the first
@@ -138,7 +138,7 @@ pub(super) struct Region {
     /// The thread axes that it is spread over; of others the first thread runs it.
     pub axes: [bool; 3],
     guards: Vec<Cond>,
-    /// Of which entry of a thread loop it is.
+    /// Entry of a thread loop that it belongs to.
     region: usize,
     pub stmts: Vec<Stmt>,
 }
@@ -472,25 +472,25 @@ struct Access {
     axes: [bool; 3],
     /// The loops around it, outermost first.
     loops: Vec<(LoopId, Index)>,
-    /// How many of them are outside of its region and of what follows.
+    /// Number of the loops that are outside both its region and what follows.
     n_outside: usize,
     writes: bool,
     age: Age,
 }
 
-/// In which iteration an access was, as seen from those that may meet it.
+/// Iteration of an access, relative to later accesses that may conflict with it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Age {
-    /// In the same one of all loops around both.
+    /// An iteration that all loops around both share.
     Same,
-    /// In the one before of this loop.
+    /// The previous iteration of this loop.
     Before(LoopId),
-    /// In some earlier one.
+    /// Some earlier iteration.
     Unknown,
 }
 
 impl Age {
-    /// After one more iteration of a loop.
+    /// Age after another iteration of a loop.
     fn after(self, var: LoopId) -> Age {
         if self == Age::Same { Age::Before(var) } else { Age::Unknown }
     }

@@ -89,7 +89,7 @@ struct Digit {
     /// The thread's number, or a digit of it.
     thread: Atom,
     weight: i64,
-    /// None where there is no `high`.
+    /// Divisor of `high`; `None` where there is no `high`.
     base: Option<i64>,
 }
 

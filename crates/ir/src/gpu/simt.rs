@@ -215,13 +215,13 @@ enum Place {
 /// Memory that knows who used it.
 struct Watched {
     places: Vec<Place>,
-    /// By buffer: what is common to threads.
+    /// Contents that threads share, by buffer.
     common: Vec<Vec<f64>>,
     marks: Vec<Vec<Mark>>,
-    /// By thread of the block and buffer, one after the other: what is its own.
+    /// Private contents, by thread of the block and buffer, one after the other.
     private: Vec<Vec<f64>>,
-    /// By thread of the block: groups of elements that are on their way, the oldest first; the last one is
-    /// not ended yet.
+    /// Groups of elements of pending asynchronous copies, by thread of the block, the oldest first; the last
+    /// group is still open.
     groups: Vec<VecDeque<Vec<(u32, usize)>>>,
     n_threads: usize,
     block: usize,

@@ -62,7 +62,7 @@ pub struct Matrix {
     /// Elements from eight of its rows of 128 bytes to the next eight: of rows or columns of the tile, or of
     /// steps where these rows lie across the sum.
     pub stride: i64,
-    /// Of an MN-major factor, elements from a step's row of 128 bytes to the step's next row; `None` of a
+    /// Elements from a step's row of 128 bytes to the step's next row in an MN-major factor; `None` in a
     /// K-major one.
     pub across: Option<i64>,
 }

@@ -124,7 +124,7 @@ struct Search<'r> {
     inside: Vec<(LoopId, bool)>,
     /// Iterations before this one do not decide some condition.
     front: i64,
-    /// Nor do those from this one on.
+    /// Iterations from this one on do not decide some condition.
     back: i64,
 }
 

@@ -39,7 +39,7 @@ pub fn promote_registers(mut program: Program) -> Program {
 struct Uses {
     /// First element and number of elements of each write.
     writes: Vec<(i64, i64)>,
-    /// And of each read.
+    /// First element and number of elements of each read.
     reads: Vec<(i64, i64)>,
     /// Loops around it, where it was last allocated, whose iterations run side by side.
     allocated_in: usize,

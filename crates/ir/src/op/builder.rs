@@ -16,7 +16,7 @@ pub struct StageSpec<'a> {
     pub name: &'a str,
     /// Axes of the tensor, outermost first; loops are named after them.
     pub axes: Axes<'a>,
-    /// For a reduction, how and over which axes.
+    /// Reduction, and its axes.
     pub reduce: Option<(ReduceOp, Axes<'a>)>,
     /// [`Role::Output`], [`Role::Temporary`] for a stage in between, or [`Role::Kept`].
     pub role: Role,
@@ -108,7 +108,7 @@ impl ProgramBuilder {
 /// Operations on elements with their further inputs.
 pub(super) struct Operands<'a> {
     operations: &'a [Epilogue],
-    /// By operation.
+    /// Buffers of further operands, by operation.
     of: Vec<Option<BufferId>>,
 }
 

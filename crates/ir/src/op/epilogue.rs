@@ -221,7 +221,7 @@ fn sigmoid(x: Expr) -> Expr {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Epilogue {
     function: Function,
-    /// As many as the function has; the others are zero.
+    /// Numbers of the function, then zeros.
     numbers: [f64; 2],
 }
 

@@ -42,7 +42,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// So that sums of products of two sizes stay within 63 bits.
+    /// Largest value of a size, so that sums of products of two sizes stay within 63 bits.
     const MOST: i64 = 1 << 30;
 
     const fn new(name: &'static str, text: &'static str) -> Size {

@@ -492,8 +492,8 @@ fn join(buffers: &mut [Buffer], stages: &mut [Stage]) -> bool {
     false
 }
 
-/// For each access of a stage that the pair of loops walks, the buffer and the first of the two dimensions;
-/// `None` where something keeps the pair from being one loop.
+/// Buffer and first of the two dimensions, for each access of a stage that the pair of loops walks; `None`
+/// where something keeps the pair from being one loop.
 fn places(buffers: &[Buffer], stage: &Stage, u: LoopId, v: LoopId, n: i64) -> Option<Vec<(BufferId, usize)>> {
     let uses = |i: &Index| i.uses(u) || i.uses(v);
     let mut places = Vec::new();

@@ -146,8 +146,8 @@ impl Gather {
         output.scale(self.stride).add(&tap.scale(self.dilation))
     }
 
-    /// Of the pairs of a tap and one of the places that are counted, elements of the input where `transposed`
-    /// and else of the output, the share in which the tap meets an element of both.
+    /// Share of the pairs of a tap and a counted position in which the tap meets an element of both sides.
+    /// Counted positions are elements of the input where `transposed`, else of the output.
     fn share_inside(&self, transposed: bool) -> f64 {
         let met = |tap: i64| {
             let moved = tap * self.dilation - self.before;
@@ -180,7 +180,7 @@ pub(crate) fn unpad(at: &Index, before: i64, spread: i64, padded: i64, input: i6
     (element, inside)
 }
 
-/// How many of the numbers below `n` the map `x · step + offset` leaves within `0..end`.
+/// Number of the integers below `n` that the map `x · step + offset` leaves within `0..end`.
 fn n_within(n: i64, step: i64, offset: i64, end: i64) -> i64 {
     let reached = |bound: i64| -(offset - bound).div_euclid(step);
     (reached(end).min(n) - reached(0).max(0)).max(0)

@@ -195,7 +195,7 @@ pub enum WorkloadError {
 
 /// Attributes as given.
 struct Given {
-    /// By the operator's sizes.
+    /// Values of the operator's sizes, in order.
     sizes: Vec<Option<i64>>,
     dtype: Option<DType>,
     constants: Option<Vec<String>>,

@@ -271,7 +271,7 @@ impl<'a> Nest<'a> {
         self.outer.retain(|a| *a != self.across);
     }
 
-    /// How many values these axes have together.
+    /// Number of values that these axes have together.
     fn n_of(&self, axes: &[usize]) -> usize {
         axes.iter().map(|a| self.axes[*a].extent).product()
     }

@@ -233,7 +233,7 @@ pub fn random_argument(program: &Program, id: BufferId, seed: u64) -> Vec<f64> {
     }
 }
 
-/// How many places there are that all numbers of a buffer lead to, where elements are gathered at them.
+/// Number of positions that any value of a buffer leads to, where elements are gathered by it.
 fn n_places(program: &Program, id: BufferId) -> Option<u64> {
     fn is_of(value: &Expr, id: BufferId) -> bool {
         match value {
@@ -316,7 +316,7 @@ impl Size {
 
 struct Walk<'a> {
     program: &'a Program,
-    /// By buffer; none before it is written.
+    /// Statistics of each buffer; `None` before it is written.
     sizes: Vec<Option<Size>>,
     ranges: Ranges,
     /// Buffers computed by minimal filtering (Winograd), with the sides of the tiles.

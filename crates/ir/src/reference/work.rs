@@ -10,7 +10,7 @@ pub type Watch<'a> = dyn Fn(f64) -> ControlFlow<()> + Sync + 'a;
 
 /// Progress of an evaluation.
 pub(super) struct Work<'a> {
-    /// In multiply-adds of a product of matrices.
+    /// Whole work, in multiply-adds of a matrix product.
     all: f64,
     done: AtomicU64,
     watch: &'a Watch<'a>,
@@ -32,7 +32,7 @@ impl<'a> Work<'a> {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Does so many tasks on so many threads, with a worker each, until one fails or all is over.
+    /// Runs `n` tasks on several threads, with a worker each, until one fails or all are done.
     ///
     /// # Errors
     /// The fault of a task.

@@ -107,7 +107,7 @@ impl Along {
         self.stride / gcd(self.stride, self.dilation)
     }
 
-    /// How many taps meet a result at most.
+    /// Most taps that meet a result.
     fn most_met(&self) -> i64 {
         (self.taps + self.period() - 1) / self.period()
     }

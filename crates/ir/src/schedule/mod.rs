@@ -133,7 +133,7 @@ pub enum Step {
     Peel {
         /// The loop.
         target: String,
-        /// How many iterations to take off.
+        /// Iterations to peel off.
         iterations: i64,
         /// Whether they are the last ones rather than the first.
         last: bool,
@@ -444,7 +444,7 @@ pub enum Step {
         buffer: String,
         /// The loop.
         at: String,
-        /// How many iterations ahead; 0 prefetches for the current iteration, before its other work.
+        /// Iterations ahead; 0 prefetches for the current iteration, before its other work.
         ahead: i64,
     },
     /// Loads the copies of an iteration of `at` into registers an iteration earlier (software pipelining), so

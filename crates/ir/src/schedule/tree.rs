@@ -66,12 +66,12 @@ pub fn require_fits(program: &Program, id: BufferId) -> Result<(), Illegal> {
     }
 }
 
-/// How many loops of the program have this variable.
+/// Number of loops of the program with this variable.
 pub fn count(program: &Program, var: LoopId) -> usize {
     program.parts().into_iter().map(|block| count_in(block, var)).sum()
 }
 
-/// How many loops of a block have this variable.
+/// Number of loops of a block with this variable.
 pub fn count_in(block: &[Stmt], var: LoopId) -> usize {
     let mut n = 0;
     for s in block {

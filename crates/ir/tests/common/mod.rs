@@ -24,7 +24,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In `0..n`.
+    /// Draws a number in `0..n`.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
@@ -149,7 +149,7 @@ pub fn arguments(program: &Program, seed: u64) -> Vec<Vec<f64>> {
     program.arguments().enumerate().map(fill).collect()
 }
 
-/// Of arguments, those that are inputs (or outputs).
+/// Selects the arguments that are inputs (or outputs).
 pub fn only(program: &Program, arguments: &[Vec<f64>], outputs: bool) -> Vec<Vec<f64>> {
     let with_role = program.arguments().zip(arguments).filter(|((_, b), _)| (b.role == Role::Output) == outputs);
     with_role.map(|(_, a)| a.clone()).collect()

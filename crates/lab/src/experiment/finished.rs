@@ -34,7 +34,7 @@ pub struct Summary {
     /// The build that made it; empty where an earlier one did not say.
     #[serde(default)]
     pub version: String,
-    /// How many trials it made.
+    /// Number of its trials.
     pub trials: u64,
     /// Seconds until the last of them was complete.
     pub elapsed_s: f64,
@@ -56,7 +56,7 @@ pub struct Summary {
 /// Trials that ended the same way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trials {
-    /// How many.
+    /// Number of trials.
     pub n: u64,
     /// Seconds spent on them.
     pub seconds: Seconds,
@@ -153,7 +153,7 @@ impl Finished<'_> {
     }
 }
 
-/// How many runs are complete, as far as the experiment goes.
+/// Number of complete runs, as far as the experiment goes.
 pub fn n_complete(finished: &[Finished]) -> usize {
     finished.iter().filter(|f| f.summary.is_timed()).count()
 }

@@ -52,7 +52,7 @@ const UNTUNED: &str = "untuned";
 /// Sizes that networks leave open: as many steps as Zaremba et al. unroll.
 const DIMS: [(&str, usize); 1] = [("steps", 20)];
 
-/// How much of the experiment is asked for.
+/// Request for the experiment, or a part of it.
 #[derive(Clone)]
 pub struct NetworksRequest {
     /// Networks to keep to; all where empty.
@@ -326,7 +326,7 @@ impl Outcome {
         self.implementations.iter().find(|measured| measured.name == name)
     }
 
-    /// How many times as fast as another one an implementation is.
+    /// Speedup of an implementation over another.
     fn speedup(&self, ours: &str, other: &str) -> Option<f64> {
         Some(self.of(other)?.ms_median / self.of(ours)?.ms_median)
     }
@@ -371,8 +371,7 @@ impl Page<'_> {
         all.filter(|name| self.outcomes.iter().any(|outcome| outcome.of(name).is_some())).collect()
     }
 
-    /// How many times as fast as each other one we are after tuning: geometric means over the networks that
-    /// both run.
+    /// Speedups over each other implementation after tuning: geometric means over the networks that both run.
     fn means(&self) -> Vec<(&'static str, f64)> {
         let others = self.names().into_iter().filter(|name| *name != OURS);
         let mean = |name: &'static str| {

@@ -423,7 +423,7 @@ impl Plan {
         write_whole(&path, |file| file.write_all(marker.to_string().as_bytes())).or_failed(path.display())
     }
 
-    /// When results are compared, the end last.
+    /// Moments at which results are compared, the end last.
     pub(super) fn moments(&self) -> Vec<Moment> {
         let scaled = self.experiment.moments.iter().map(|moment| moment.scaled(self.budget));
         scaled.chain([Moment::End]).collect()

@@ -39,7 +39,7 @@ const NEAR_BEST: f64 = 0.95;
 const N_BARS: usize = 40;
 /// Plots beside each other.
 const N_COLUMNS: usize = 3;
-/// In the place of a number that there is not.
+/// Stand-in for a number that does not exist.
 const NOTHING: &str = "–";
 /// Columns of `trials.csv`.
 const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops,build_s,run_s,verify_s\n";
@@ -101,7 +101,7 @@ struct RunRow<'a> {
 struct Results<'a> {
     plan: &'a Plan,
     finished: &'a [Finished<'a>],
-    /// This machine and the others, where results of others are shown beside its own.
+    /// Results of this machine and the others, where results of others are shown beside its own.
     machines: Vec<Machine>,
 }
 
@@ -231,7 +231,7 @@ impl<'a> Results<'a> {
         if known.is_empty() { BUILD.to_owned() } else { known.join(" and ") }
     }
 
-    /// When the first and the last run began.
+    /// Dates of the first and the last run.
     fn dates(&self) -> Option<[&str; 2]> {
         let started = || self.finished.iter().map(|f| f.summary.started.as_str());
         Some([started().min()?, started().max()?])
@@ -436,7 +436,7 @@ impl<'a> Results<'a> {
         markdown(&rows)
     }
 
-    /// By outcome: its name, trials, and seconds in them.
+    /// Outcomes of an arm's trials: name, number of trials, and seconds.
     fn outcomes(&self, arm: &'a Arm) -> Vec<(&'static str, f64, f64)> {
         let classes = std::iter::once(None).chain(ErrorClass::ALL.map(Some));
         let sum = |class: Option<ErrorClass>| {

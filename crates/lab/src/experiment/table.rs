@@ -89,9 +89,9 @@ pub enum Transferred {
 /// How long a run is: until its trials or its seconds are spent, whichever comes first.
 #[derive(Debug, Clone, Copy)]
 pub struct Length {
-    /// How many trials.
+    /// Number of trials.
     pub trials: Trials,
-    /// How many seconds. Where trials are what counts, a limit that few runs come to.
+    /// Seconds of a run; where trials are what counts, a limit that few runs reach.
     pub seconds: f64,
 }
 
@@ -113,7 +113,7 @@ pub enum Trials {
     Count(u64),
     /// A share of the space's configurations.
     ShareOfSpace(f64),
-    /// As many as the time allows.
+    /// Any number that the time allows.
     Any,
 }
 
@@ -141,7 +141,7 @@ pub enum View {
     Boxes,
     /// Trials until 95 % of the best known, as boxes.
     NearBest,
-    /// How often which throughput occurs.
+    /// Histogram of throughput.
     Histogram,
     /// Trials and time by error class.
     Outcomes,

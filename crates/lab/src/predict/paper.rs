@@ -23,7 +23,7 @@ pub struct PaperRow {
     pub kernel: &'static str,
     /// The value of the field `data_type`.
     pub data_type: &'static str,
-    /// How many rows the paper's table had.
+    /// Number of rows of the paper's table.
     pub n_rows: usize,
     /// Table II: average accuracy by [`BASELINES`].
     pub baselines: [f64; 5],

@@ -76,7 +76,7 @@ pub struct SearchFacts {
     pub runs: u64,
     /// Trials of all runs.
     pub trials: u64,
-    /// How many of these failed.
+    /// Number of trials that failed.
     pub failed: u64,
     /// Wall clock of its runs, summed up.
     pub seconds: f64,
@@ -107,7 +107,7 @@ pub struct NearBest {
 pub struct OutcomeFacts {
     /// The error class, or `no_error`.
     pub class: &'static str,
-    /// How many.
+    /// Number of trials.
     pub trials: u64,
     /// Seconds spent on them.
     pub seconds_in: Seconds,

@@ -4,7 +4,7 @@
 //! neighbours, and places by least squares. An edge over several layers has a place in each; the edges of one
 //! node share theirs.
 
-/// From the middle of one thing to the next beside it, besides their widths.
+/// Distance of the centres of neighbours, besides their widths.
 const GAP: f64 = 26.0;
 /// Distance where one of them is an edge that passes by.
 const GAP_OF_EDGES: f64 = 12.0;
@@ -48,7 +48,7 @@ pub struct End {
     pub node: Option<usize>,
 }
 
-/// Something with a place in a layer: a node, or an edge that passes.
+/// Item of a layer: a node, or an edge that passes.
 struct Place {
     layer: usize,
     width: f64,
@@ -152,7 +152,7 @@ fn order(places: &[Place], rows: &mut Vec<Vec<usize>>) {
     }
 }
 
-/// How many pairs of pieces cross.
+/// Number of crossing pairs.
 fn crossings(places: &[Place], rows: &[Vec<usize>], position: &[f64]) -> usize {
     let of_row = |row: &Vec<usize>| {
         let ends = row.iter().flat_map(|&at| places[at].below.iter().map(move |&to| (position[at], position[to])));

@@ -88,7 +88,7 @@ pub struct TaskFacts {
     /// Label of the workload for people.
     #[serde(skip)]
     pub label: String,
-    /// How often a run has it.
+    /// Number of its calls in a run.
     pub times: usize,
     /// The template of the configuration that runs.
     pub template: String,
@@ -104,7 +104,7 @@ pub struct TaskFacts {
     pub gflops: Option<f64>,
     /// Trials recorded.
     pub trials: u64,
-    /// How many of them failed.
+    /// Number of trials that failed.
     pub failed: u64,
     /// Turns that the search gave it: stretches without a trial of another kernel.
     pub turns: u64,
@@ -253,7 +253,7 @@ fn records_of(
 }
 
 impl TaskFacts {
-    /// Before it is known whose turns were when.
+    /// Makes the facts before it is known which turns the task had.
     fn new(workload: &Workload, times: usize, choice: &Choice, records: &[Record]) -> TaskFacts {
         let first = records.iter().find_map(|record| record.outcome.timing());
         let after_ns = match choice.source {
@@ -281,7 +281,7 @@ impl TaskFacts {
 /// A trial of one of several kernels.
 struct Trial {
     task: usize,
-    /// When it ended, in seconds since 1970.
+    /// Time of its end, in seconds since 1970.
     end: f64,
     /// Seconds of its own.
     seconds: f64,

@@ -25,7 +25,7 @@ pub(super) struct Grower<'a> {
 
 /// A leaf that may yet be split.
 struct Leaf {
-    /// In a complete binary tree.
+    /// Index in a complete binary tree.
     place: usize,
     depth: usize,
     rows: Range<usize>,

@@ -58,7 +58,7 @@ pub struct GbtOptions {
 /// AutoTVM's public implementation: 20 trees, and the number of candidates that are measured at a time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EarlyStop {
-    /// How many trees to wait for.
+    /// Number of trees to wait for.
     pub patience: usize,
     /// The number of leading rows that count; see [`average_recall`].
     pub plan_size: usize,

@@ -18,7 +18,7 @@ pub enum Objective {
     /// AutoTVM, equation 2. Instead of all pairs, each row meets so many random others, drawn anew for each
     /// tree.
     PairwiseRank {
-        /// How many others.
+        /// Number of random other rows that each row is compared with.
         n_pairs: usize,
     },
 }

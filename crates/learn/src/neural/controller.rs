@@ -51,9 +51,9 @@ pub struct Controller {
 struct Layers {
     /// A row for the start of a sequence, then one for each alternative of each place but the last.
     embedding: Weight,
-    /// From an embedded choice and the hidden state to the next state.
+    /// Cell from an embedded choice and the hidden state to the next state.
     lstm: Lstm,
-    /// From the hidden state to the scores at each place.
+    /// Layers from the hidden state to the scores at each place.
     heads: Vec<Dense>,
 }
 

@@ -103,11 +103,11 @@ pub struct TreeGru {
 
 struct Layers {
     embedding: Dense,
-    /// From a node's embedding to the two gates and the candidate.
+    /// Layer from a node's embedding to the two gates and the candidate.
     of_input: Dense,
-    /// From the children's states to the two gates and the candidate.
+    /// Layer from the children's states to the two gates and the candidate.
     of_state: Dense,
-    /// From a state to the logits of the memory slots.
+    /// Layer from a state to the logits of the memory slots.
     slots: Option<Dense>,
     last: Dense,
 }

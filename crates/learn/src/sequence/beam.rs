@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 
 /// Valid completions of a prefix, for a problem.
 pub trait Completions {
-    /// For each value of the parameter after this prefix, whether some valid whole answer begins so. It has
-    /// to be exact: where it says yes too often, a search may end with no answer.
+    /// Tells, for each value of the parameter after this prefix, whether some valid whole answer begins so.
+    /// It has to be exact: where it says yes too often, a search may end with no answer.
     fn allowed(&mut self, prefix: &[u32]) -> Vec<bool>;
 }
 
@@ -198,8 +198,8 @@ mod tests {
         }
     }
 
-    /// Without the first value 1, the first value 2 comes onto the beam, and its answer is likelier than the
-    /// second one of value 0.
+    /// A valid first value 2 must not be crowded out of the beam by the invalid value 1, as in an
+    /// unconstrained beam.
     #[test]
     fn what_an_unconstrained_beam_finds_is_not_crowded_out() {
         let mut model = TwoSteps([0.45, 0.3, 0.25], [[0.7, 0.28, 0.02], [0.34, 0.33, 0.33], [0.98, 0.01, 0.01]]);

@@ -46,7 +46,7 @@ pub(super) struct Forest {
     pub(super) threshold: Vec<f32>,
     /// The place of the first child, the second one's is the next; of a leaf, its place among the leaves.
     pub(super) next: Vec<u32>,
-    /// For each leaf the frequencies of the values.
+    /// Frequencies of the values in each leaf.
     pub(super) leaves: Vec<f32>,
     /// Prior that is mixed into each prediction.
     pub(super) prior: Vec<f32>,

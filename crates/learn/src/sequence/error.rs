@@ -35,21 +35,21 @@ pub enum SequenceError {
     /// An example that does not fit the vocabulary.
     #[error("{what} example {index}: {found} {things}, but the vocabulary has {expected}")]
     Mismatch {
-        /// Of which examples.
+        /// Name of the examples.
         what: &'static str,
         /// Index of the example, from 0.
         index: usize,
         /// Name of the counted things.
         things: &'static str,
-        /// How many there are.
+        /// Number found.
         found: usize,
-        /// How many there should be.
+        /// Number expected.
         expected: usize,
     },
     /// An answer holds a value that its parameter does not have.
     #[error("{what} example {index}: {parameter} has {expected} values, so there is no value {found}")]
     NoSuchValue {
-        /// Of which examples.
+        /// Name of the examples.
         what: &'static str,
         /// Index of the example, from 0.
         index: usize,
@@ -57,7 +57,7 @@ pub enum SequenceError {
         parameter: String,
         /// The index found.
         found: u32,
-        /// How many values there are.
+        /// Number of values of the parameter.
         expected: usize,
     },
     /// A vocabulary that no model can be made for.

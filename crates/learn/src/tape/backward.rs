@@ -219,10 +219,10 @@ impl Tape<'_> {
 /// Gradients on the way back; empty where there is none yet.
 struct Gradients {
     of_values: Vec<Vec<f32>>,
-    /// Of the cell states of cells.
+    /// Gradients of cells' states.
     of_states: Vec<Vec<f32>>,
     of_weights: Vec<Vec<f32>>,
-    /// For each weight what went into its products, and the gradients of what came out.
+    /// Inputs of each weight's products, and the gradients of their outputs.
     pending: Vec<(Vec<f32>, Vec<f32>)>,
 }
 
@@ -282,7 +282,8 @@ fn backward_of_cell(
 /// The gradients of what entered a gated recurrent unit.
 struct GruGradients {
     of_gates: Vec<f32>,
-    /// Of what the state before added to the gates, and of that state; empty where there was none.
+    /// Gradients of the previous state's contribution to the gates, and of that state; empty where there was
+    /// none.
     of_added: Vec<f32>,
     of_state: Vec<f32>,
 }

@@ -22,7 +22,7 @@ pub(crate) struct Dense {
 /// The weights of an LSTM. Columns: input gate, forget gate, output gate, candidate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lstm {
-    /// From an input to the gates.
+    /// Layer from an input to the gates.
     pub(crate) entering: Dense,
     pub(crate) recurrent: Weight,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Parameters {
 #[derive(Debug, Clone, Default)]
 struct Factors {
     plain: OnceLock<Factor>,
-    /// For gradients of what it was multiplied with.
+    /// Transposed weights, for gradients of their inputs.
     transposed: OnceLock<Factor>,
 }
 

@@ -73,9 +73,9 @@ enum Op {
     /// Slots of each owner: slot by slot, the sum of its rows of `a` by their shares of the slot, the softmax
     /// of `scores`.
     Slots { a: Var, scores: Var, owners: Vec<usize>, shares: Vec<f32> },
-    /// From steps of `n` rows, for each step the columns of it and the steps after it, `size` in all.
+    /// Windows: for each step of `n` rows, the columns of it and the steps after it, `size` in all.
     Windows { a: Var, n: usize, size: usize },
-    /// From steps of `n` rows, all steps side by side.
+    /// Flattening: all steps of `n` rows side by side.
     Flatten { a: Var, n: usize },
     /// Attention: for each row the mean of the steps of `values`, weighted by the softmax of `energy ·
     /// tanh(keys + query)`.
@@ -290,7 +290,7 @@ impl<'a> Tape<'a> {
         self.push(state, Op::Gru { input, row, before, gates: gates.values })
     }
 
-    /// These rows of a cell's state, as a cell that is not differentiated.
+    /// Selects rows of a cell's state, as a cell that is not differentiated.
     pub(crate) fn select_cell(&mut self, cell: Var, rows: &[usize]) -> Var {
         let value = self.value(cell);
         let width = value.n_columns;

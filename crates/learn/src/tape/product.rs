@@ -135,9 +135,9 @@ impl Product<'_> {
 
 /// Some rows and a panel, summed up in registers.
 struct Tile<'a> {
-    /// From the first number of the first row on.
+    /// Left factor, from its first number of the first row on.
     left: &'a [f32],
-    /// From row to row.
+    /// Stride of the rows.
     depth: usize,
     n_deep: usize,
     panel: &'a [f32],

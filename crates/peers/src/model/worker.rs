@@ -38,7 +38,7 @@ pub(crate) struct Wanted {
     pub(crate) means: Means,
 }
 
-/// From the request that opens a model to the end of the input.
+/// Serves a session, from the request that opens a model to the end of the input.
 pub(crate) fn serve(
     peer: &str,
     wanted: &Wanted,

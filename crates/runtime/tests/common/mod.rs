@@ -59,8 +59,8 @@ pub fn gpu_model(on_host: bool, target: &Target) -> GpuModel {
     GpuModel { plan: plan(on_host), kernels: programs.into(), target: target.clone() }
 }
 
-/// Of `x[33]` makes `y[66]`: both halves of a tensor are `x + 2·w`, each with weights of its own; all is
-/// tripled, and turned round where `on_host` says so, else copied.
+/// Plan that makes `y[66]` of `x[33]`: both halves of a tensor are `x + 2·w`, each with weights of its own;
+/// all is tripled, and reversed where `on_host` says so, else copied.
 pub fn plan(on_host: bool) -> Plan {
     let mut plan = Plan::default();
     let f32s = |plan: &mut Plan, name: &str, n, place| plan.tensor(name, DType::F32, &[n], place);

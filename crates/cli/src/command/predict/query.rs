@@ -22,8 +22,8 @@ use crate::output::write_result;
 pub struct QueryArgs {
     /// Model that `predict train` wrote
     model: PathBuf,
-    /// For a model of a kernel, the problem's fields, such as n_inputs=64,in_height=7; for one of a template,
-    /// a workload
+    /// Problem: for a model of a kernel its fields, such as n_inputs=64,in_height=7; for one of a template, a
+    /// workload
     #[arg(long, value_name = "KEY=VALUE,...|WORKLOAD")]
     problem: String,
     /// Answers to give, and width of the beam that finds them; alone, the one that is expected to be best

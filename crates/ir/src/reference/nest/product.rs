@@ -42,7 +42,7 @@ struct Line {
 /// Columns for which the same iterations of the reduction count: at the others a factor is zero.
 struct Group {
     columns: Vec<Line>,
-    /// These iterations: their parts of the places of both factors.
+    /// Iterations of the reduction: contributions to the positions in both factors.
     depth: Vec<[i64; 2]>,
 }
 
@@ -300,7 +300,7 @@ impl Dimension {
     }
 }
 
-/// By dimension whether a value other than zero is at each place.
+/// Whether a nonzero value is at each position, by dimension.
 fn places_with_values(values: &[f64], shape: &[i64]) -> Vec<Vec<bool>> {
     let mut places: Vec<Vec<bool>> = shape.iter().map(|extent| vec![false; *extent as usize]).collect();
     let Some((last, outer)) = places.split_last_mut() else { return places };

@@ -55,7 +55,7 @@ pub(super) struct Network {
 #[derive(Debug, Clone)]
 struct Layers {
     body: Body,
-    /// For each parameter what turns a state into its values' scores.
+    /// Output layer of each parameter, from a state to its values' scores.
     heads: Vec<Dense>,
 }
 
@@ -423,7 +423,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// In which order an LSTM sees steps, or that all are alike.
+/// Order in which an LSTM sees steps, or that all steps are alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Forward,
