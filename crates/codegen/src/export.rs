@@ -57,7 +57,7 @@ pub struct Interface {
     pub prefix: String,
     /// The threads that its parallel loops may use.
     pub n_threads: usize,
-    /// The buffers in the order of the call: the program's arguments, then what it keeps between its parts.
+    /// Buffers in the order of the call: the program's arguments, then its kept buffers.
     pub buffers: Vec<Argument>,
     /// Size of the scratch memory.
     pub scratch_bytes: u64,
@@ -126,7 +126,7 @@ impl Interface {
         kept.map(|b| b.size_bytes.next_multiple_of(ALIGN)).sum()
     }
 
-    /// The header for C99 and C++; `origin` says in a few lines what the object was made of.
+    /// Prints the header for C99 and C++; `origin` describes the origin of the object in a few lines.
     pub fn header(&self, origin: &[String]) -> String {
         let mut out = String::new();
         self.write_header(&mut out, origin).expect("writing to a string does not fail");

@@ -52,8 +52,8 @@ unsafe extern "C" {
     fn sincos(x: f64, sin: *mut f64, cos: *mut f64);
 }
 
-/// The functions that code may call: those of the expressions, and those LLVM makes of loops that fill or
-/// copy, and of a sine beside the cosine.
+/// Address of a function of the C library that code may call: functions of expressions, those that LLVM makes
+/// of loops that fill or copy, and that of a sine beside a cosine.
 pub fn external(name: &str) -> Option<usize> {
     Some(match name {
         "expf" => expf as *const () as usize,

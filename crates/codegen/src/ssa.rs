@@ -478,8 +478,8 @@ impl Function {
         self.blocks.is_empty()
     }
 
-    /// The blocks that control may come to, in an order in which loops are contiguous and what comes after a
-    /// branch comes later, so that all values but those of phis are given before they are used.
+    /// Reachable blocks, in an order in which loops are contiguous and successors of a branch come later, so
+    /// that all values but those of phis are defined before they are used.
     pub fn order(&self) -> Vec<BlockId> {
         let mut seen = vec![false; self.blocks.len()];
         let mut out = Vec::with_capacity(self.blocks.len());

@@ -370,7 +370,7 @@ impl Drop for Code {
 }
 
 impl Code {
-    /// Loads what an [`Assembler`] made.
+    /// Loads the output of an [`Assembler`].
     ///
     /// # Errors
     /// Where the driver refuses the code.

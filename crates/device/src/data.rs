@@ -38,7 +38,7 @@ pub enum DataError {
     /// The reference cannot be computed: the operator's fault.
     #[error("the reference cannot be computed: {0}")]
     Reference(Fault),
-    /// Random inputs lead to no number, so that nothing can be compared.
+    /// Random inputs whose results are no numbers, so that nothing can be compared.
     #[error("on random inputs no element of the result is a number, so that no kernel can be verified")]
     NoNumber,
     /// The watcher ended it.

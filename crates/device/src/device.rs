@@ -41,7 +41,7 @@ const SAMPLES_OF_TRIAL: u32 = 1;
 /// How candidates are built, run and timed.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How to start a worker process.
+    /// Command that starts a worker process.
     pub worker: WorkerCommand,
     /// Worker processes that build side by side.
     pub n_workers: usize,
@@ -64,7 +64,7 @@ pub struct Options {
     /// Whether times are corrected to those of undisturbed cores. They must not be where kernels are compared
     /// with something timed in another way.
     pub at_best_pace: bool,
-    /// Memory a worker may use beyond what it starts with.
+    /// Memory that a worker may use beyond what it starts with, in bytes.
     pub memory_bytes: u64,
     /// The command that starts a [runner](crate::runner) where kernels run, if that is not this machine.
     pub runner: Option<String>,
@@ -311,8 +311,8 @@ impl Device {
         })
     }
 
-    /// Ends the workers until [`Device::wake`]: what stays is what its workload is run on, and what was
-    /// compiled. Whatever is still measured is given up.
+    /// Ends the workers until [`Device::wake`]; data and compiled code are kept, and pending measurements are
+    /// given up.
     pub fn rest(&mut self) {
         self.leave();
         self.workers.clear();

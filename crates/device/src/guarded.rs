@@ -96,7 +96,7 @@ impl<W: DeviceMemory> Guarded<W> {
         self.n_bytes as u64
     }
 
-    /// Sets every byte, once what was asked for before is done.
+    /// Sets every byte, after earlier work on the device is done.
     ///
     /// # Errors
     /// Where the driver refuses.

@@ -78,8 +78,8 @@ fn data_caches() -> Vec<(u32, u64)> {
     caches
 }
 
-/// Physical memory in bytes, or what of it this process and those of its control groups may have, where the
-/// operating system says.
+/// Memory in bytes that this process may use: the physical memory, or a lower limit of its control groups;
+/// `None` where the system does not tell.
 pub fn memory_bytes() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find(|l| l.starts_with("MemTotal:"))?;

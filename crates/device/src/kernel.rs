@@ -111,7 +111,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// The answer in what a process wrote. Its kernel may have written, too.
+    /// Finds the answer in a process's output, to which its kernel may have written, too.
     pub fn last_of(output: &[u8]) -> Option<Answer> {
         let text = String::from_utf8_lossy(output);
         text.lines().rev().find_map(|line| serde_json::from_str(line).ok())
@@ -124,7 +124,7 @@ impl Answer {
 pub struct Done {
     /// How a process ended, or would have ended, that did nothing else, as the system has it.
     pub status: i32,
-    /// Whether a failure can have to do with what was done before.
+    /// Whether earlier work may have caused a failure.
     pub is_doubtful: bool,
     /// Whether the process takes more.
     pub stays: bool,

@@ -47,8 +47,8 @@ impl Drop for Mapped {
     }
 }
 
-/// The bytes of a file, which stay in it. A process that touches what was cut off meanwhile ends by the
-/// signal `SIGBUS`; see [`tell_of_shrinking`].
+/// Maps the bytes of a file. A process that touches bytes that were truncated meanwhile ends by `SIGBUS`; see
+/// [`tell_of_shrinking`].
 ///
 /// # Errors
 /// Where the file is empty, or its system has no mappings.

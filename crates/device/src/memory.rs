@@ -236,7 +236,7 @@ impl Fenced {
 pub struct Pages(Vec<Map>);
 
 impl Pages {
-    /// Takes over those of a writable buffer.
+    /// Adds the pages of a writable buffer.
     pub fn add(&mut self, buffer: Fenced) {
         let is_aligned = (buffer.pointer() as usize).is_multiple_of(LARGE_PAGE);
         let n_pages = if is_aligned { buffer.capacity() as usize / LARGE_PAGE } else { 0 };

@@ -175,7 +175,7 @@ impl Variation {
         (self.pace_time / self.pace_pace).clamp(0.0, MOST_SENSITIVITY)
     }
 
-    /// The time that a run would take of the cores at what they can do.
+    /// Time that a run would take on undisturbed cores.
     pub fn undisturbed_ns(&self, ns: f64, pace: f64) -> f64 {
         ns / (self.sensitivity() * log_pace_meanwhile(ns, pace)).exp()
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const MOSTLY: f64 = 0.8;
 /// The system's count of a thread's time is off now and then, but by less than a part in a hundred of this.
 const LONG_NS: f64 = 50e6;
-/// Work that lost a core meanwhile is timed anew, so often at most.
+/// Most repetitions of work that lost a core meanwhile.
 pub const MOST_TRIES: u32 = 3;
 
 /// Times `work`, in nanoseconds, which uses `n_threads` threads including the calling one; at least 1.

@@ -22,7 +22,7 @@ pub enum Role {
 /// Contents of a key file: all that a machine needs for its connection.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {
-    /// The machine's name; a device's is in what it may do.
+    /// Name of the machine; a device's permissions contain it.
     pub name: String,
     /// Role of the machine.
     pub role: Role,

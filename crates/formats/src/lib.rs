@@ -1,4 +1,4 @@
-//! Files of other tuners: what they recorded of a kernel's configurations, read and written.
+//! Files of other tuners: the recorded results of a kernel's configurations, read and written.
 //!
 //! [`FORMATS`] lists the formats, [`read`] knows which one a file has by what stands in it, and gives its
 //! [`Results`] by [`Task`]: [`Results::space`] makes the space of one for a replay, [`records`] makes them

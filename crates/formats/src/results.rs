@@ -15,7 +15,7 @@ use crate::read::ReadError;
 pub struct Task {
     /// The kernel, as its tuner calls it; of our own records the template.
     pub kernel: String,
-    /// The device, as its tuner calls it; empty where that is not known.
+    /// Device, as its tuner calls it; empty where it is unknown.
     pub device: String,
     /// Problem of the kernel: names, and values as JSON.
     pub problem: Vec<(String, String)>,

@@ -39,7 +39,7 @@ pub enum TableError {
     Empty,
 }
 
-/// A table of tuned problems, and what it says of its kernel.
+/// Table of tuned problems, with the specification of their kernel.
 #[derive(Debug, Clone)]
 pub struct Table {
     /// The specification of the kernel, as TOML: fields that differ, parameters with the values that occur.

@@ -14,8 +14,8 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// Compares tensors; none where their shapes differ. Elements that are both infinite with one sign, or
-    /// both no number, agree.
+    /// Compares tensors; `None` where their shapes differ. Elements that are both infinite with the same
+    /// sign, or both NaN, agree.
     pub fn of(found: &Tensor, wanted: &Tensor) -> Option<Agreement> {
         if found.shape() != wanted.shape() {
             return None;

@@ -48,7 +48,7 @@ pub(crate) use {invalid, unsupported};
 pub struct Place {
     /// The node's name, or its first output's where it has none.
     pub node: String,
-    /// The operator, with its domain before it where that is not ONNX's own.
+    /// Operator, with its domain unless that is ONNX's own.
     pub operator: String,
     /// The opset of its domain that the model was written for; 0 where it names none.
     pub opset: i64,
@@ -198,7 +198,7 @@ impl fmt::Display for Problem {
 /// Nodes of one operator that are refused for the same reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// The operator, with its domain before it where that is not ONNX's own.
+    /// Operator, with its domain unless that is ONNX's own.
     pub operator: String,
     /// The reason.
     pub reason: String,

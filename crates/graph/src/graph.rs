@@ -61,7 +61,7 @@ pub struct Value {
     pub users: Vec<NodeId>,
 }
 
-/// An operator with what it reads and writes.
+/// Operation with its inputs and outputs.
 #[derive(Debug, Clone)]
 pub struct Node {
     /// Operator with its parameters.
@@ -121,7 +121,7 @@ impl Graph {
         &mut self.values[id.0 as usize]
     }
 
-    /// Names of what it takes, and then of what it takes or has.
+    /// Names of the inputs, followed by those of the inputs with defaults.
     pub fn input_names(&self) -> Vec<&str> {
         self.inputs.iter().chain(&self.defaults).map(|&id| self.value(id).name.as_str()).collect()
     }

@@ -348,7 +348,8 @@ impl Op {
 pub type Texts = Arc<[String]>;
 
 impl Op {
-    /// The texts that its outputs stand for, by those of its inputs: what only moves elements keeps them.
+    /// Strings that the outputs index, given those of the inputs: operators that only move elements keep
+    /// them.
     ///
     /// # Errors
     /// Where it would compute with the places of texts, or mix those of several lists.

@@ -93,10 +93,9 @@ impl Bindings {
 /// A graph whose tensors have exact types.
 #[derive(Debug, Clone)]
 pub struct Specialised {
-    /// The graph; without what the problems keep from it.
+    /// The graph, without the parts that problems exclude.
     pub graph: Graph,
-    /// All that is wrong, in the order of nodes. Nothing is said of what only follows from what was said
-    /// before.
+    /// Problems, in the order of nodes, without those that follow from earlier ones.
     pub problems: Vec<Problem>,
 }
 

@@ -48,7 +48,7 @@ impl Subscript {
         }
     }
 
-    /// The place in a dimension of `extent` that a whole number leads to.
+    /// Position in a dimension of `extent` that an integer subscript leads to.
     pub fn place(number: i64, extent: i64) -> i64 {
         let from_start = if number < 0 { number.saturating_add(extent) } else { number };
         from_start.min(extent - 1).max(0)
@@ -76,11 +76,11 @@ pub enum UnaryOp {
     Tanh,
     /// The error function.
     Erf,
-    /// The largest whole number that is not larger.
+    /// Largest integer that is not above the value.
     Floor,
-    /// The smallest whole number that is not smaller.
+    /// Smallest integer that is not below the value.
     Ceil,
-    /// The nearest whole number, of two the even one.
+    /// Nearest integer, ties to even.
     Round,
     /// Sine.
     Sin,
@@ -193,8 +193,8 @@ pub enum Cond {
     Lt(Index, Index),
     /// `a == b`
     Eq(Index, Index),
-    /// `a < b` on values; false where one is NaN. Both are computed in the [widest](Expr::arithmetic) type of
-    /// what they are made of, whatever the type around.
+    /// `a < b` on values; false where one is NaN. Both are computed in the [widest](Expr::arithmetic)
+    /// arithmetic of their parts, whatever the type around.
     Less(Box<Expr>, Box<Expr>),
     /// Both hold.
     And(Box<Cond>, Box<Cond>),
@@ -425,7 +425,7 @@ impl Expr {
         }
     }
 
-    /// The widest arithmetic of what it loads, gathers and casts; none of constants and indices alone.
+    /// Widest arithmetic of the loads, gathers and casts inside; `None` for constants and indices alone.
     pub fn arithmetic(&self, dtype_of: &dyn Fn(BufferId) -> DType) -> Option<DType> {
         match self {
             Expr::Const(_) | Expr::FromIndex(_) => None,

@@ -593,8 +593,8 @@ impl Ranges {
         if unknown { Vec::new() } else { vec![e.clone()] }
     }
 
-    /// Simplifies with what the loops say: a division or remainder of something within one multiple,
-    /// a decided min.
+    /// Simplifies an index by the loops' ranges: a division or remainder within one multiple, a decided
+    /// minimum.
     pub fn simplify(&self, e: &Index) -> Index {
         if e.terms.iter().all(|(a, _)| matches!(a, Atom::Var(_))) {
             return e.clone();

@@ -832,7 +832,7 @@ impl<'a, M: Memory> Machine<'a, M> {
         Ok(())
     }
 
-    /// Runs a block without ending the life of what it allocates.
+    /// Runs a block, and leaves its allocations alive.
     pub fn open_block(&mut self, block: &Block) -> Result<(), Stopped> {
         block.ops.iter().try_for_each(|op| self.op(op))
     }

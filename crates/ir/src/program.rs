@@ -258,7 +258,7 @@ pub enum Stmt {
         /// Whether it will be written.
         for_write: bool,
     },
-    /// Waits until all threads of a GPU block are here, and sees what they wrote. Where iterations run in
+    /// Waits until all threads of a GPU block have arrived, and sees their writes. Where iterations run in
     /// order it does nothing.
     Barrier,
     /// Ends a group of the thread's [asynchronous](Scope::is_on_its_way) copies (`cp.async.commit_group`),
@@ -274,7 +274,7 @@ pub enum Part {
     Prepare,
     /// The work itself.
     Body,
-    /// Makes outputs of what the body left in kept buffers.
+    /// Makes the outputs of kept buffers.
     Finish,
 }
 

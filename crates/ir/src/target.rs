@@ -52,8 +52,8 @@ impl Arch {
 pub struct Target {
     /// Instruction set family.
     pub arch: Arch,
-    /// LLVM's name of the CPU, such as `znver5`, `x86-64-v3` or `cortex-a53`; of a GPU its kind, such as
-    /// `sm_90a` or what an OpenCL device calls itself.
+    /// Name of the CPU for LLVM, such as `znver5`, `x86-64-v3` or `cortex-a53`; of a GPU its kind, such as
+    /// `sm_90a` or the name that an OpenCL device gives itself.
     pub cpu: String,
     /// LLVM's feature string (`+avx512f,-sse4a`), empty for what `cpu` implies.
     pub features: String,
@@ -125,7 +125,7 @@ pub struct Generic {
     gpu: Option<Gpu>,
     /// Features, as LLVM names them, beyond what every CPU of the family has.
     features: &'static str,
-    /// The number by which an Arm CPU says in `/proc/cpuinfo` what it is.
+    /// Part number by which `/proc/cpuinfo` identifies an Arm CPU.
     pub part: Option<&'static str>,
     core: Core,
 }
@@ -139,7 +139,7 @@ pub struct Core {
     pub fmas: f64,
     /// Loads of the widest vectors.
     pub loads: f64,
-    /// Cycles until what was added to can be added to again.
+    /// Latency of an accumulation, in cycles.
     pub sum_latency: f64,
     /// Whether loads overlap with multiply-adds.
     pub overlaps: bool,
@@ -504,7 +504,7 @@ impl Gpu {
     }
 }
 
-/// A text that is no target's. The fault is the text's.
+/// Error of a text that is not a target. The fault is the text's.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("`{given}` is no target: {expected} is missing or malformed")]
 pub struct TargetError {

@@ -1,4 +1,4 @@
-//! The lab: what is done with searches, records and models besides tuning.
+//! The lab: work with searches, records and models besides tuning.
 //!
 //! - [`experiment`]: experiments of papers and our own, each a table of runs, with data, plots and tables.
 //! - [`record_space`]: measuring a whole space, or a sample of it, for searches to be replayed on.

@@ -133,8 +133,8 @@ struct Space<'a> {
     trials: Vec<Trial>,
 }
 
-/// Measures a space into a database that was opened to be written; what is recorded already counts, whoever
-/// measured it. Stopped, it leaves what there is; the same goes on from there.
+/// Measures a space into a database that was opened for writing; recorded trials count, whoever measured
+/// them. Stopped, it leaves what there is, and the next call continues from there.
 ///
 /// # Errors
 /// Bad input if the space is too large; failure if workers do not start or records cannot be written.

@@ -1,4 +1,4 @@
-//! Cost models, and what a search does with their predictions.
+//! Cost models and policies for searches.
 //!
 //! The way through this crate: rows of features go into a [`Matrix`]; with their targets they are
 //! [`Examples`], which [`Gbt`] (boosted trees), [`Ensemble`] (bootstrapped trees) and [`Knn`] (nearest

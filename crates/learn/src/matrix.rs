@@ -57,7 +57,7 @@ impl Matrix {
     }
 }
 
-/// Rows of features with what they should be predicted as.
+/// Rows of features with their targets.
 #[derive(Debug, Clone, Copy)]
 pub struct Examples<'a> {
     /// The features.

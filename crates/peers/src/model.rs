@@ -68,13 +68,13 @@ enum Engine {
 }
 
 impl ModelPeerSpec {
-    /// Whether it differs from other rows on so many threads.
+    /// Whether it differs from the other rows with this many threads.
     pub fn is_of_its_own(&self, threads: usize) -> bool {
         threads > 1 || self.engine != Engine::OnnxRuntime { spins: false }
     }
 }
 
-/// The row of [`MODEL_PEERS`] called `name`.
+/// Finds the row of [`MODEL_PEERS`] called `name`.
 ///
 /// # Errors
 ///

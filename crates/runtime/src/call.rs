@@ -7,7 +7,7 @@ use tilewright_codegen::Kernel;
 use crate::memory::Aligned;
 use crate::pool::Pool;
 
-/// A kernel with buffers for its arguments, what it keeps between runs, scratch memory and threads.
+/// A kernel with its argument buffers, kept buffers, scratch memory and threads.
 pub struct Call {
     kernel: Kernel,
     arguments: Vec<Aligned>,

@@ -40,7 +40,7 @@ pub enum PlanError {
         /// Number passed.
         given: usize,
     },
-    /// A part of a tensor has another size than what it is passed as.
+    /// A part of a tensor whose size differs from the argument's.
     #[error("step `{step}` passes {given} bytes of `{tensor}` where {expected} are taken")]
     Size {
         /// The step.

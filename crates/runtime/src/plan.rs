@@ -120,7 +120,7 @@ pub enum Work {
         /// Destination, of the same size.
         to: Slice,
     },
-    /// Calls a function that is no kernel.
+    /// Calls a host function.
     Host {
         /// Slices that the function reads.
         inputs: Vec<Slice>,

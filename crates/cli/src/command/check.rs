@@ -1,4 +1,4 @@
-//! `check`: what an ONNX model takes, and what of it is not supported.
+//! `check`: operators, parameters and inputs of an ONNX model, and the operators that are not supported.
 
 use std::collections::BTreeMap;
 

@@ -169,8 +169,7 @@ impl MachineArgs {
         Place { device: &self.device, target: &self.target, threads: self.threads }
     }
 
-    /// Says what of the system's limits, besides those that are refused, makes times or runs other than they
-    /// would be.
+    /// Warns of limits of the system, besides those that are refused, that distort times or runs.
     pub fn warn_of_limits(&self) {
         Allowed::here().warnings(self.threads).iter().for_each(|warning| message(&format!("warning: {warning}")));
     }
@@ -279,7 +278,7 @@ pub fn tell_passed_over(workload: &Workload, passed_over: &PassedOver) {
     }
 }
 
-/// Takes one of the rows of a table by its name; the rows say what they are.
+/// Finds a row of a table by its name; each row has its description.
 pub fn named<T: Copy + Send + Sync>(
     rows: &'static [(T, &'static str, &'static str)],
 ) -> impl TypedValueParser<Value = T> {
@@ -288,7 +287,7 @@ pub fn named<T: Copy + Send + Sync>(
     PossibleValuesParser::new(possible).map(value)
 }
 
-/// Checks that the names of functions may begin with what an option gives.
+/// Checks that an option's name may begin the names of C functions.
 ///
 /// # Errors
 /// Bad input where it is no C identifier.

@@ -1,4 +1,4 @@
-//! `report`: what a database of records tells, as one page that needs nothing else, or as JSON.
+//! `report`: the contents of a database of records as a self-contained page, or as JSON.
 
 use std::path::{Path, PathBuf};
 

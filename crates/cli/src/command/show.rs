@@ -1,4 +1,4 @@
-//! `show`: what a configuration turns into, from its schedule steps down to machine code.
+//! `show`: the forms of a configuration, from its schedule steps down to machine code.
 
 use std::path::PathBuf;
 

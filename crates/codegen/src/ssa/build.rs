@@ -214,7 +214,7 @@ impl Builder {
         FunctionId::new(state.module.functions.len() - 1)
     }
 
-    /// The function of a name, declared where it is not yet.
+    /// Finds the function of a name, or declares it.
     pub fn declare(&self, name: &str, linkage: Linkage, result: Option<Type>, parameters: &[Type]) -> FunctionId {
         let known = self.0.borrow().module.functions.iter().position(|f| f.name == name);
         known.map_or_else(|| self.function(name, linkage, result, parameters), FunctionId::new)
@@ -622,7 +622,7 @@ impl Builder {
 
     // Calls.
 
-    /// Calls a function of the module; gives what it gives, where it gives something.
+    /// Calls a function of the module; returns its result, if it has one.
     pub fn call(&self, function: FunctionId, arguments: &[Id]) -> Option<Id> {
         let result = self.0.borrow().module.functions[function.at()].result;
         let callee = self.function_address(function);

@@ -1,4 +1,4 @@
-//! Computing things once.
+//! Common subexpression elimination.
 
 use std::hash::{Hash, Hasher};
 
@@ -6,7 +6,7 @@ use super::{Def, Function, Id, Op, Operands};
 use crate::map::{Map, Mixer};
 
 impl Function {
-    /// Computes once what a block computes several times, and drops choices that change nothing.
+    /// Eliminates common subexpressions within blocks, and drops choices that change nothing.
     pub fn share(&mut self) {
         let Function { values, blocks, .. } = self;
         let mut same_as: Vec<Id> = (0..values.len()).map(Id::new).collect();

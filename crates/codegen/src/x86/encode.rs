@@ -7,7 +7,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     pub base: Base,
-    /// A register, and the logarithm of what it is multiplied by.
+    /// Index register, and the logarithm of its scale.
     pub index: Option<(u8, u8)>,
     pub disp: i32,
 }
@@ -127,7 +127,7 @@ pub struct Assembler {
     pub code: Vec<u8>,
     /// Offset of each label.
     labels: Vec<Option<usize>>,
-    /// Fields to fill in: where they are, where their instructions end, what they are to hold.
+    /// Fields to fill in: their offsets, the ends of their instructions, and their targets.
     pub fixups: Vec<(usize, usize, Target)>,
 }
 

@@ -43,7 +43,7 @@ pub enum Base {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     pub base: Base,
-    /// A register, and the logarithm of what it is multiplied by.
+    /// Index register, and the logarithm of its scale.
     pub index: Option<(Reg, u8)>,
     pub disp: i32,
 }
@@ -196,7 +196,7 @@ impl Inst {
         self
     }
 
-    /// The registers that it uses, those of its address included, but for a call's arguments.
+    /// Visits the registers that it uses, those of its address included, without a call's arguments.
     pub fn each_use(&self, mut visit: impl FnMut(Reg)) {
         self.uses.iter().copied().filter(|r| *r != NONE).for_each(&mut visit);
         if let Some(Operand { memory, .. }) = self.operand {

@@ -214,7 +214,7 @@ pub const fn splat_lane(wide: bool) -> Opcode {
     opcode(2, 1, 0x58 | wide as u8, wide)
 }
 
-/// `vfmadd132ps` and its like: which operands are multiplied, and what is negated.
+/// Fused multiply-adds such as `vfmadd132ps`, by the form of their operands and the negations.
 pub const fn fma(form: u8, negate_product: bool, negate_addend: bool, scalar: bool, wide: bool) -> Opcode {
     let code = 0x98 + form + 2 * negate_addend as u8 + 4 * negate_product as u8 + scalar as u8;
     opcode(2, 1, code, wide)

@@ -1,4 +1,5 @@
-//! Commands as candidates: programs of others that are built, run and timed with values in their places.
+//! Commands as candidates: users' programs that are built, run and timed with values in the place of
+//! placeholders.
 //!
 //! Builds go on side by side, each text once, on the CPUs of runs too while there is nothing to run; runs go
 //! one after the other, alone on their CPUs. A program that crashes, hangs or computes something else costs
@@ -239,7 +240,7 @@ pub struct Commands {
 }
 
 impl Commands {
-    /// Commands for the configurations of a space, with a folder for what they build.
+    /// Makes a measure of commands for the configurations of a space, with a folder for builds.
     ///
     /// # Errors
     /// Where the system refuses the folder, or a thread.

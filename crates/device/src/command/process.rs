@@ -57,9 +57,9 @@ pub struct Run {
     pub wall_s: f64,
     /// Seconds of CPU time, of all its processes that were waited for.
     pub cpu_s: f64,
-    /// The end of what it wrote.
+    /// End of the standard output.
     pub output: Vec<u8>,
-    /// The end of what it wrote on standard error.
+    /// End of the standard error.
     pub errors: Vec<u8>,
     /// Match of the metric in earlier output than is kept, in the order of the two pipes.
     pub found_before: [Option<String>; 2],
@@ -112,7 +112,7 @@ impl Run {
     }
 }
 
-/// Runs a program to its end, and ends what it leaves behind.
+/// Runs a program to its end, and ends processes that it leaves behind.
 pub fn run(invocation: &Invocation, setting: &Setting) -> Run {
     let started = setting.input.map(input_file).transpose();
     let started = started.map(|file| file.map_or_else(Stdio::null, Stdio::from));

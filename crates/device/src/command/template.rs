@@ -30,7 +30,7 @@ pub enum TemplateError {
         /// Names that exist.
         known: String,
     },
-    /// A place for words that is no word of its own.
+    /// A placeholder for words inside a word.
     #[error(
         "position {position}: {{*{name}}} is the words of a value, and stands alone (write {{{name}}} for a part of one)"
     )]

@@ -293,7 +293,7 @@ impl Scheduler {
         self.candidates.iter().all(|c| matches!(c.state, State::Checked(_) | State::Done(_)))
     }
 
-    /// Takes out those that were found right or have come to their end.
+    /// Takes out the candidates that were found right or are done.
     pub fn take_settled(&mut self) -> Vec<(u64, Result<Kept, Measured>)> {
         let is_settled = |c: &mut Candidate| matches!(c.state, State::Checked(_) | State::Done(_));
         let settled = self.candidates.extract_if(.., is_settled).map(|c| match c.state {
@@ -361,7 +361,7 @@ impl Scheduler {
         becomes_slow.filter(|&at| at > now).min()
     }
 
-    /// Takes note of what a worker's thread says.
+    /// Handles an answer of a worker's thread.
     ///
     /// # Errors
     /// Where workers were ended from outside with the same candidate too often.
@@ -405,8 +405,8 @@ impl Scheduler {
         Ok(std::mem::take(&mut self.commands))
     }
 
-    /// Marks what was in test, or may have been, when this process was stopped: its worker may have been
-    /// stopped with it.
+    /// Marks the candidates in test when this process was stopped: their workers may have been stopped with
+    /// it.
     pub fn was_paused(&mut self) {
         let may_run = |c: &&mut Candidate| c.state.is_in_test() || matches!(c.state, State::Queued { .. });
         self.candidates.iter_mut().filter(may_run).for_each(|c| c.is_disturbed = true);

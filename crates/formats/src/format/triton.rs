@@ -1,4 +1,4 @@
-//! `*.autotune.json`, where Triton's autotuner keeps what it measured for one key.
+//! `*.autotune.json`, in which Triton's autotuner keeps the measurements of a key.
 
 use serde_json::Value as Json;
 

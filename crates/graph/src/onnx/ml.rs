@@ -25,7 +25,7 @@ pub struct Row {
     pub since: &'static [i64],
     /// Number of inputs.
     pub n_inputs: std::ops::RangeInclusive<usize>,
-    /// Draws what it computes: its outputs.
+    /// Drafts the computation, and returns its outputs.
     pub draw: fn(&Import, &mut Draft) -> Result<Vec<Port>, OpError>,
 }
 
@@ -81,7 +81,7 @@ pub enum Port {
 /// The nodes that an operator becomes, of one output each, in their order.
 #[derive(Debug, Default)]
 pub struct Draft {
-    /// Operators with what they read.
+    /// Operators with their inputs.
     pub nodes: Vec<(Op, Vec<Port>)>,
     /// Constants, with the strings that they index, if any.
     pub constants: Vec<(Tensor, Option<Texts>)>,

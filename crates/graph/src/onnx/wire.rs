@@ -166,7 +166,7 @@ impl<'a> Field<'a> {
     /// The field as a message.
     ///
     /// # Errors
-    /// Where it is none.
+    /// Where the field is of another kind.
     pub fn message(&self) -> Result<Message<'a>, ReadError> {
         match self.payload {
             Payload::Bytes(message) => Ok(message),
@@ -177,7 +177,7 @@ impl<'a> Field<'a> {
     /// The field as text.
     ///
     /// # Errors
-    /// Where it is none, or no UTF-8.
+    /// Where the field is of another kind, or not UTF-8.
     pub fn text(&self) -> Result<&'a str, ReadError> {
         let what = "a text is not UTF-8";
         std::str::from_utf8(self.message()?.bytes).map_err(|_| ReadError::Malformed { at: self.at, what })
@@ -186,7 +186,7 @@ impl<'a> Field<'a> {
     /// The field as an integer.
     ///
     /// # Errors
-    /// Where it is none.
+    /// Where the field is of another kind.
     pub fn int(&self) -> Result<i64, ReadError> {
         match self.payload {
             Payload::Varint(number) => Ok(number as i64),
@@ -197,7 +197,7 @@ impl<'a> Field<'a> {
     /// The field as an f32.
     ///
     /// # Errors
-    /// Where it is none.
+    /// Where the field is of another kind.
     pub fn float(&self) -> Result<f32, ReadError> {
         match self.payload {
             Payload::Fixed32(bits) => Ok(f32::from_bits(bits)),

@@ -1,4 +1,4 @@
-//! Attributes of nodes, and what an operator's row sees of a node.
+//! Attributes of nodes, and the view of a node that an operator's import has.
 
 use std::cell::Cell;
 
@@ -114,7 +114,7 @@ getters! {
 }
 
 impl Import {
-    /// An integer or what it is by default.
+    /// Reads an integer, or its default.
     ///
     /// # Errors
     /// Where it is no integer.
@@ -122,7 +122,7 @@ impl Import {
         Ok(self.int(name)?.unwrap_or(default))
     }
 
-    /// A number or what it is by default.
+    /// Reads a number, or its default.
     ///
     /// # Errors
     /// Where it is no number.
@@ -130,7 +130,7 @@ impl Import {
         Ok(self.float(name)?.unwrap_or(default).into())
     }
 
-    /// A text or what it is by default.
+    /// Reads a text, or its default.
     ///
     /// # Errors
     /// Where it is no text.

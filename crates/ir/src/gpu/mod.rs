@@ -112,8 +112,8 @@ impl GpuProgram {
         Part::ALL.into_iter().flat_map(|(part, _)| self.part(part))
     }
 
-    /// The buffers in the device's memory, in the order of the table: arguments, what lives between the
-    /// parts, and what is handed from one kernel to another.
+    /// Buffers in device memory, in the order of the table: arguments, buffers that live between the parts,
+    /// and those that a kernel hands to another.
     pub fn device_buffers(&self) -> Vec<BufferId> {
         let ids = (0..self.program.buffers.len() as u32).map(BufferId);
         ids.filter(|id| self.is_device_buffer(*id)).collect()

@@ -1,4 +1,4 @@
-//! Interpreter of kernels: what threads that run at the same time compute, and whether it depends on chance.
+//! Interpreter of kernels: computes the results of concurrent threads, and finds races.
 //!
 //! [`run`] carries out kernel after kernel, block after block, and between two barriers thread after thread,
 //! in an [`Order`] of choice. Of each element in shared memory and in the device's it knows who wrote and who

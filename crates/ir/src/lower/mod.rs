@@ -16,7 +16,7 @@ use crate::index::Ranges;
 use crate::program::{Loop, Program, Stmt};
 use crate::verify::{VerifyError, verify};
 
-/// A pass, by what it rewrites.
+/// Pass of the lowering, by the form that it rewrites.
 #[derive(Clone, Copy)]
 pub enum Pass {
     /// Each part of a program by itself.

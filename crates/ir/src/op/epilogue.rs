@@ -229,7 +229,7 @@ impl Epilogue {
     /// Operations of one epilogue, some of which repeat their operand, at most.
     const MOST: usize = 8;
 
-    /// A function with these numbers, as many as it has; where none are given, with those of its row.
+    /// Makes an operation of a function with these numbers or, where none are given, with its defaults.
     ///
     /// `None` for numbers that it does not accept.
     pub fn new(function: Function, numbers: &[f64]) -> Option<Epilogue> {
@@ -323,7 +323,8 @@ impl Epilogue {
         Epilogue::check_list(list)
     }
 
-    /// The further inputs of operations done to an input, as [`Epilogue::operands`] has those of a result's.
+    /// Further inputs of operations on an input, as [`Epilogue::operands`] lists those of operations on a
+    /// result.
     pub fn prologue_operands(list: &[Epilogue]) -> Vec<(usize, String, Operand)> {
         let operands = Epilogue::operands(list).into_iter();
         operands.map(|(at, name, kind)| (at, format!("in_{name}"), kind)).collect()

@@ -51,13 +51,13 @@ pub enum NestError {
     /// Parts besides the body.
     #[error("it has more than one part")]
     Parts,
-    /// A statement that is no stage.
+    /// A statement that is not a stage.
     #[error("a statement is no nest of serial loops of constant extent around one assignment")]
     Form,
     /// A reduction that does not start where its loops do.
     #[error("the reduction into {0} does not start where all of its loops do, and nowhere else")]
     Start(String),
-    /// A stage that reads what it writes.
+    /// A stage that reads its own result.
     #[error("the stage of {0} reads it")]
     ReadsItself(String),
 }
@@ -102,7 +102,7 @@ impl Nest {
         &self.text
     }
 
-    /// A word for what it does: `copy` where values only move, `map` where each is computed by itself,
+    /// Kind of the nest in a word: `copy` where values only move, `map` where each is computed by itself,
     /// `reduce` where each combines others, `normalize` where what others are combined to goes into each.
     pub fn kind(&self) -> &'static str {
         let (mut reduces, mut ends_so, mut computes) = (false, false, false);
@@ -148,11 +148,11 @@ impl Nest {
 }
 
 impl Workload {
-    /// The workload that a program is: its stages are nests of serial loops of constant extent around one
+    /// Makes the workload of a program whose stages are nests of serial loops of constant extent around one
     /// assignment each, from inputs over temporaries to one output.
     ///
-    /// Arguments keep their order and their bytes; names go, and dimensions that are walked as one become
-    /// one, so that programs which compute the same are one workload.
+    /// Arguments keep their order and their bytes; names are dropped, and dimensions that are walked as one
+    /// are merged, so that programs which compute the same are one workload.
     ///
     /// # Errors
     /// [`WorkloadError::Nest`] says what the program is instead, [`WorkloadError::TooLarge`] that it fits

@@ -28,8 +28,8 @@ impl Structure {
         }
     }
 
-    /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and
-    /// the epilogue's operations not. Of a nest those of all its iterations, at least one each.
+    /// Floating-point operations of a run: twice the multiply-accumulates, those with padding included and
+    /// the epilogue's not. For a nest those of all its iterations, at least one each.
     pub fn flops(&self) -> f64 {
         match self {
             Structure::Contraction(c) => {
@@ -65,7 +65,7 @@ impl Structure {
         }
     }
 
-    /// The dimension of the result that numbers its channels: what a bias goes along.
+    /// Dimension of the result over its channels, along which a bias goes.
     pub fn channel_axis(&self) -> usize {
         match self {
             Structure::Contraction(c) => usize::from(c.batch.is_some()) + 1,
@@ -108,7 +108,7 @@ pub struct Factor {
     pub name: &'static str,
     /// Whether the summed dimension is stored ahead of the rows or columns of the product.
     pub k_first: bool,
-    /// How those of a batch lie.
+    /// Position of the factors of a batch.
     pub heads: Heads,
 }
 
@@ -233,7 +233,7 @@ impl Window {
     pub const INPUT: &'static str = "X";
     /// The weights.
     pub const WEIGHTS: &'static str = "W";
-    /// The stage that pads the input and does to it what the prologue says.
+    /// Name of the stage that pads the input and applies the prologue.
     pub const PAD: &'static str = "pad";
     /// The stage that sums.
     pub const ACC: &'static str = "acc";

@@ -188,7 +188,7 @@ pub enum WorkloadError {
     /// The buffers together are larger than memory can be.
     #[error("the tensors of `{0}` do not fit into any memory; give smaller sizes")]
     TooLarge(String),
-    /// A program that is no nest.
+    /// A program that is not a nest.
     #[error("a nest is some stages of loops around one assignment each, from inputs to one output; {0}")]
     Nest(NestError),
 }

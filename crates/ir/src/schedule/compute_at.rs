@@ -122,7 +122,7 @@ pub fn stage_nest(program: &Program, id: BufferId) -> Result<StageNest<'_>, Ille
     Ok(StageNest { place, loops, leaf })
 }
 
-/// A stage that is no longer in the program.
+/// A stage that was taken out of the program.
 pub struct Taken {
     /// Loops of the stage with their extents, outermost first.
     pub loops: Vec<(LoopId, Index)>,

@@ -1,4 +1,4 @@
-//! Prefetching what a later iteration touches.
+//! Prefetching for a later iteration.
 
 use super::Illegal;
 use super::region::{Access, region, writes};

@@ -1,4 +1,4 @@
-//! Staging: a packed copy of what a loop's iteration reads.
+//! Staging: a packed copy of the part of a buffer that a loop's iteration reads.
 
 use super::layout::{place_of, require_layout, shape_of};
 use super::region::{Access, Region, reads, redirect_reads, region, subtract_inside, writes};

@@ -156,7 +156,7 @@ fn edit_block(
     Ok(())
 }
 
-/// Simplifies every index of a block with what the loops around and inside it say.
+/// Simplifies every index of a block by the ranges of the loops around and inside it.
 pub fn simplify_block(mut block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
     simplify(&mut block, ranges);
     block
@@ -173,7 +173,7 @@ fn simplify(block: &mut [Stmt], ranges: &mut Ranges) {
     }
 }
 
-/// Replaces loop variables, all at once, by what they stand for.
+/// Replaces loop variables by indices, all at once.
 pub fn substitute(block: &mut [Stmt], by: &[(LoopId, Index)]) {
     for s in block {
         s.for_each_own_index_mut(&mut |i| {

@@ -106,7 +106,7 @@ impl Summary {
         }
     }
 
-    /// Whether what it found is final, and timed beside what other runs found where an experiment does so.
+    /// Whether its results are final, and timed beside those of other runs where the experiment does so.
     pub fn is_timed(&self) -> bool {
         self.is_settled && self.found.iter().flatten().all(|found| found.ns.is_some())
     }

@@ -13,9 +13,9 @@ use super::{data, results};
 /// The folder of the runs within that of the experiment.
 pub const RUNS: &str = "runs";
 
-/// Makes the folder, or checks that it holds a part of the same, which these facts say what it is; and what
-/// `data.json` has, nothing where there is none. No other process may claim it until the file that this gives
-/// is closed.
+/// Makes the folder of an experiment, or checks that it holds a part of the one that `own` identifies.
+/// Returns a lock, which keeps other processes out until it is closed, and the contents of `data.json`, null
+/// without one.
 ///
 /// # Errors
 /// Bad input where it holds something else, another process is at work in it, or it cannot be written to.

@@ -33,7 +33,7 @@ pub struct Subject {
     pub best: Option<Best>,
     /// Facts by search and template.
     pub searches: Vec<SearchFacts>,
-    /// How trials ended, successes included, with what they took.
+    /// Trials by their outcome, successes included, with the seconds spent on them.
     pub outcomes: Vec<OutcomeFacts>,
     /// Facts by template, in the order in which they were first searched.
     pub templates: Vec<TemplateFacts>,

@@ -26,7 +26,7 @@ impl Default for ActorCriticOptions {
     }
 }
 
-/// A step of a walk and what it gave.
+/// Step of an episode, with its reward.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transition {
     /// The features of the state.
@@ -39,8 +39,7 @@ pub struct Transition {
     pub next_state: Vec<f32>,
 }
 
-/// Advantage actor-critic: an actor that says which action to take, and a critic that says what a state is
-/// worth.
+/// Advantage actor-critic: an actor that chooses actions, and a critic that values states.
 ///
 /// # Source
 /// Section 3.4 of the paper on GEMM tiling as a Markov decision process; Mnih et al., "Asynchronous methods

@@ -388,13 +388,12 @@ impl Model {
         }
     }
 
-    /// The model as it is kept. `about` is what the caller has to say about it; [`Model::load`] gives it
-    /// back.
+    /// Saves the model. `about` is metadata of the caller's, which [`Model::load`] returns.
     pub fn save(&self, about: &serde_json::Value) -> ModelFiles {
         file::save(self, about)
     }
 
-    /// The model that [`Model::save`] gave these of, and what its caller had to say about it.
+    /// Loads a model that [`Model::save`] saved, with the caller's metadata.
     ///
     /// # Errors
     /// [`SequenceError::Foreign`] where they are not a model's.

@@ -209,7 +209,7 @@ enum Decoding {
         cell: Option<Var>,
         masks: Masks,
     },
-    /// All outputs are there.
+    /// End of decoding: all outputs are there.
     Done {
         states: Vec<Var>,
     },
