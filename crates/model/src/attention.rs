@@ -242,7 +242,7 @@ fn split_product(net: &mut Net, at: usize) -> Option<Vec<Node>> {
     Some(new)
 }
 
-/// How many sequences a batch of factors is of, where their heads are moved from where they lie side by side.
+/// Number of sequences in a batch of factors whose heads are moved from where they lie side by side.
 fn n_sequences(net: &Net, producers: &[Option<usize>], id: ValueId) -> Option<i64> {
     let view = producers[id.0].map(|at| &net.nodes[at]).filter(|node| matches!(node.kind, Kind::View))?;
     let from = view.input(0);
@@ -417,7 +417,7 @@ struct InPlace {
     heads: Heads,
     /// The last two dimensions are stored transposed.
     turned: bool,
-    /// The factor is this one of so many equal parts of the tensor.
+    /// Index of the equal part of the tensor that the factor is, and the number of parts.
     part: (i64, i64),
 }
 

@@ -118,7 +118,7 @@ impl ModelBench {
         text
     }
 
-    /// How many times as fast as each other implementation we are; none where ours did not run.
+    /// Our speedups over each other implementation; empty where ours did not run.
     pub fn ours_over_theirs(&self) -> Vec<(&'static str, f64)> {
         let others = self.rows.iter().filter(|row| row.implementation != OURS);
         others.filter_map(|row| Some((row.implementation, 1.0 / row.ratio_to_ours?))).collect()

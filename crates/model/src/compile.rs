@@ -1,4 +1,4 @@
-//! From fused steps to a plan with its code.
+//! Compilation of fused steps to a plan with its code.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::fuse::{Fused, Kernel, Step, Steps};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::place::{Location, Places};
 
-/// Why a model has no code.
+/// Reason why a model has no code.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
     /// A kernel has none.
@@ -29,13 +29,13 @@ pub enum CompileError {
     Kernel {
         /// Workload of the kernel.
         workload: String,
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// No layouts of images were chosen.
     #[error("layouts of images: {why}")]
     Layouts {
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// A tensor is of a type that runs do not have.
@@ -59,7 +59,7 @@ pub struct Compiled {
     pub fused: Fused,
     /// The memory for what is computed on the way.
     pub memory: Memory,
-    /// For each step of the run, which one of [`Fused::each`] it comes from; none of a copy.
+    /// Index in [`Fused::each`] of each step of the run; `None` for a copy.
     pub origins: Vec<Option<usize>>,
     /// Different kernels whose configurations are guessed, where they were looked up in records.
     pub n_guessed: usize,
@@ -79,7 +79,7 @@ pub struct Making<'a> {
 }
 
 impl Default for Making<'_> {
-    /// Everything anew, for any use.
+    /// Compiles everything anew, for any use.
     fn default() -> Self {
         Making { cache: &NO_CACHE, for_runs: false }
     }
@@ -94,7 +94,7 @@ pub fn compile(fused: Fused, target: &Target, schedule: Schedule) -> Result<Comp
     compile_as(fused, target, schedule, Making::default())
 }
 
-/// As [`compile`], and as is asked for.
+/// Compiles as [`compile`] does, with these options.
 ///
 /// # Errors
 /// As [`compile`].

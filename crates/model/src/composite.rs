@@ -29,7 +29,7 @@ impl Job<'_> {
         id
     }
 
-    /// A constant of numbers of single precision.
+    /// Adds a constant of f32 numbers.
     pub(crate) fn constant(&mut self, what: &str, shape: &[i64], numbers: &[f32]) -> ValueId {
         let name = format!("{}.{what}", self.node.place.node);
         self.net.add_constant(&name, shape, numbers)
@@ -300,7 +300,7 @@ impl Job<'_> {
         Some(self.step("scaling", Kind::Slice(vec![(0, 1); shape.len()]), &[all], shape))
     }
 
-    /// A tensor in single precision.
+    /// Converts a tensor to f32.
     fn single(&mut self, id: ValueId) -> Option<ValueId> {
         self.has_code(id).then_some(())?;
         if self.is_f32(id) {
@@ -311,7 +311,7 @@ impl Job<'_> {
         Some(self.push(Kind::Map(input(0)), &[id], to))
     }
 
-    /// Scale and zero point, both of single precision.
+    /// Scale and zero point, both in f32.
     fn scale_and_zero(&mut self, op: Scaling) -> Option<[ValueId; 2]> {
         let scale = self.scaling(1, op)?;
         let zero = match self.try_input(2) {
@@ -324,7 +324,7 @@ impl Job<'_> {
         self.is_f32(scale).then_some([scale, zero])
     }
 
-    /// Numbers as whole multiples of a scale, still in single precision.
+    /// Quantizes numbers to multiples of a scale, still in f32.
     fn quantized(&mut self, op: Scaling, dtype: DType, x: ValueId) -> Option<ValueId> {
         let [scale, zero] = self.scale_and_zero(op)?;
         let (least, most) = dtype.integer_range();
@@ -425,7 +425,7 @@ impl Job<'_> {
         Some(numbers.into_iter().map(|x| (x - zero) as f32).collect())
     }
 
-    /// Whether all that reads the node's output makes numbers of single precision of it.
+    /// Whether all readers of the node's output convert it to f32.
     fn is_read_as_single(&self) -> bool {
         let Some(output) = self.node.outputs.first().copied().flatten() else { return false };
         let graph = self.graph();

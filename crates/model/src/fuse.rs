@@ -1,4 +1,5 @@
-//! From a simplified net to kernels: products and convolutions with what follows them, and nests of the rest.
+//! Fusion of a simplified net to kernels: products and convolutions with their epilogues, and nests of the
+//! rest.
 
 use std::collections::HashSet;
 
@@ -42,7 +43,7 @@ pub enum Step {
     Sequence(Steps),
     /// Runs an operator without code.
     Host(Node),
-    /// Nothing: a value is a part of another one, from so many elements on.
+    /// No work: `part` is a view into `of`, `offset` elements in.
     Part {
         /// The whole.
         of: ValueId,
@@ -51,8 +52,7 @@ pub enum Step {
         /// Elements ahead of it.
         offset: i64,
     },
-    /// Nothing where the parts are computed where they belong: a value is made of others, one behind the
-    /// other.
+    /// No work where the parts are computed in place: a value is the concatenation of others.
     Join {
         /// The parts.
         parts: Vec<ValueId>,
@@ -64,7 +64,7 @@ pub enum Step {
 /// Sequence: steps of a run that repeat for each step of a sequence.
 #[derive(Debug, Clone)]
 pub struct Steps {
-    /// How many steps the sequence has.
+    /// Number of the sequence's steps.
     pub n_steps: i64,
     /// Steps of an iteration: kernels, and parts of their results.
     pub steps: Vec<Step>,
@@ -756,7 +756,7 @@ fn is_of_rows(shape: &[i64], of: &[i64]) -> bool {
 /// Builds the program of a nest.
 struct Builder<'a> {
     net: &'a Net,
-    /// None while a stage is made.
+    /// Builder of the program; `None` while a stage is made.
     program: Option<ProgramBuilder>,
     /// The members that compute each value.
     producers: Vec<(ValueId, usize)>,
@@ -768,7 +768,7 @@ struct Builder<'a> {
     block_of: &'a dyn Fn(ValueId) -> i64,
 }
 
-/// A nest, of images with so many channels next to each other.
+/// Makes a nest; `block_of` tells the block of adjacent channels of each image.
 pub(crate) fn nest(net: &Net, members: &[usize], block_of: &dyn Fn(ValueId) -> i64) -> Result<Kernel, WorkloadError> {
     let nodes: Vec<&Node> = members.iter().map(|&at| &net.nodes[at]).collect();
     let root = *nodes.last().expect("a nest has a node");
@@ -807,8 +807,7 @@ pub(crate) fn nest(net: &Net, members: &[usize], block_of: &dyn Fn(ValueId) -> i
     Ok(Kernel { workload, inputs, output, origin, members, block })
 }
 
-/// The shape of what is in memory, with one dimension at least; of images with so many channels next to each
-/// other.
+/// Shape in memory, with one dimension at least; of images with blocks of `block` adjacent channels.
 pub(crate) fn in_memory(shape: &[i64], block: i64) -> Vec<i64> {
     match *shape {
         [] => vec![1],

@@ -1,4 +1,4 @@
-//! Graphs with f16 and bf16 as graphs that compute with f32.
+//! Computation of f16 and bf16 graphs in f32.
 //!
 //! Kernels of models compute in single precision. So constants of 16 bits, what the model takes and what
 //! operators give are widened to f32 once; what it gives is rounded, and so is what it casts by itself.
@@ -12,7 +12,7 @@ fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::Bf16)
 }
 
-/// How many nodes of a specialised graph give f16 or bf16, casts left out.
+/// Counts the nodes of a specialised graph that give f16 or bf16, without casts.
 pub fn count_halves(graph: &Graph) -> usize {
     let gives_half = |node: &Node| node.outputs.iter().flatten().any(|&id| is_half(graph.ty(id).dtype));
     graph.nodes().filter(|(_, node)| !matches!(node.op, Op::Cast(_)) && gives_half(node)).count()
@@ -63,7 +63,7 @@ impl Job<'_> {
         new
     }
 
-    /// A value in single precision, which has no elements yet.
+    /// Adds a value in f32, without elements yet.
     fn add_wide(&mut self, id: ValueId) -> ValueId {
         let value = self.old.value(id);
         let ty = TensorType::new(DType::F32, self.old.ty(id).shape.clone());
@@ -146,7 +146,7 @@ impl Job<'_> {
         }
     }
 
-    /// Whether a node computes of such inputs what it gave before, in single precision.
+    /// Whether a node, given such inputs, computes in f32 what it gave before.
     fn computes(&self, node: &Node, inputs: &[Option<ValueId>]) -> bool {
         let fact = |id: &Option<ValueId>| {
             let value = self.new.value((*id)?);

@@ -45,7 +45,7 @@ impl Job<'_> {
         Some(all)
     }
 
-    /// Heads of keys or values, each for so many heads of queries, as matrices.
+    /// Repeats heads of keys or values, each for `repeats` heads of queries, as matrices.
     fn matrices_of_heads(&mut self, x: ValueId, repeats: i64) -> Option<ValueId> {
         let &[b, h, t, d] = self.net.shape(x) else { return None };
         if repeats == 1 {

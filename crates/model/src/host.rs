@@ -62,7 +62,7 @@ impl Job<'_> {
         self.push(Kind::Map(value), inputs, to)
     }
 
-    /// Multiples of a number along one of so many dimensions.
+    /// Multiples of a number along one of `rank` dimensions.
     pub(crate) fn counted(&mut self, rank: usize, axis: usize, n: i64, stride: i64) -> ValueId {
         let mut along = vec![1; rank];
         along[axis] = n;
@@ -324,7 +324,7 @@ impl Job<'_> {
         Some(())
     }
 
-    /// The columns of `n` rows of so many numbers each.
+    /// Columns of `n` rows of `depth` numbers each.
     pub(crate) fn tuple_columns(&mut self, rows: ValueId, n: i64, depth: i64) -> Vec<ValueId> {
         let table = self.step("tuples", Kind::View, &[rows], &[n, depth]);
         let column = |k: i64| {

@@ -1,4 +1,4 @@
-//! From a graph of many operators to a net of few kinds.
+//! Import of a graph of many operators to a net of few kinds.
 
 use bytes::Bytes;
 use tilewright_codegen::llvm_version;
@@ -112,7 +112,7 @@ impl Job<'_> {
         self.net.element_type(id).is_some_and(|dtype| !dtype.is_half())
     }
 
-    /// Whether its elements are whole numbers, or truths, that there is code for.
+    /// Whether its elements are integers or booleans that there is code for.
     pub(crate) fn is_whole(&self, id: ValueId) -> bool {
         self.net.element_type(id).is_some_and(|dtype| !dtype.is_float())
     }

@@ -18,8 +18,8 @@ pub struct Costs<'a> {
     pub measured: &'a dyn Fn(&Workload) -> Option<f64>,
 }
 
-/// A conversion counts for so many times what it takes by itself, where it finds its input in a cache and
-/// nothing else needs the room: one that hardly pays is left out.
+/// Weight of a conversion's own cost, which is measured with its input in a cache and room to spare:
+/// conversions that hardly pay are left out.
 const CONVERTED: f64 = 1.5;
 
 /// Most choices for the images that are needed at one place that are followed up; far more than networks
@@ -94,7 +94,7 @@ impl Fused {
         Ok(out)
     }
 
-    /// How many kernels do nothing but to change a layout.
+    /// Number of kernels that only change a layout.
     pub fn n_conversions(&self) -> usize {
         let is_nest = |kernel: &Kernel| matches!(kernel.workload.structure(), Structure::Nest(_));
         let is_one = |step: &&Step| matches!(step, Step::Kernel(k) if k.members.is_empty() && is_nest(k));
@@ -112,7 +112,7 @@ struct Way {
 /// The images of a net, and which of them have one layout.
 struct Images {
     block: i64,
-    /// For each value the number of its class, where its layout is open.
+    /// Class of each value whose layout is open.
     classes: Vec<Option<usize>>,
     n_classes: usize,
 }
@@ -321,9 +321,9 @@ struct Prices<'a> {
     costs: Costs<'a>,
     /// Whether what was not measured is not to be had.
     only_measured: bool,
-    /// By the workload's text.
+    /// Costs by the workload's text.
     known: HashMap<String, Option<f64>>,
-    /// By the kernel's step.
+    /// Costs of kernels by their steps.
     of_kernels: HashMap<(usize, Way), Option<f64>>,
     of_conversions: HashMap<(ValueId, bool), f64>,
 }

@@ -85,9 +85,9 @@ impl Line {
 /// Windows over a tensor: of each dimension one, most of them of a single element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Windows {
-    /// Their sizes.
+    /// Sizes of the windows.
     pub kernel: Vec<i64>,
-    /// Their distances.
+    /// Strides of the windows.
     pub strides: Vec<i64>,
     /// Distances within a window.
     pub dilations: Vec<i64>,
@@ -98,7 +98,7 @@ pub struct Windows {
 /// A convolution over rows and columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Convolution {
-    /// Each image's channels are in so many groups that do not mix.
+    /// Number of groups of each image's channels, which do not mix.
     pub groups: i64,
     /// Whether channels of the output that belong to different groups take turns; weights do not.
     pub interleaved: bool,
@@ -141,7 +141,7 @@ pub enum Kind {
     Slice(Vec<(i64, i64)>),
     /// Tensors one behind the other along a dimension.
     Concat(usize),
-    /// A constant around a tensor, of so many places ahead of each dimension; they may be negative.
+    /// Padding with a constant: positions added ahead of each dimension; they may be negative.
     Pad(Vec<i64>, f64),
     /// The element at a place of each dimension that depends on that dimension's place alone.
     Pick(Vec<Line>),
@@ -179,7 +179,7 @@ pub enum Kind {
 /// A net that runs once for each step of a sequence.
 #[derive(Debug, Clone)]
 pub struct Sequence {
-    /// How often it runs.
+    /// Number of steps.
     pub n_steps: i64,
     /// Net of a step; each of its outputs is an operation's result.
     pub body: Net,
@@ -198,7 +198,7 @@ pub enum Read {
     Part(usize, Track),
     /// Result of the step before.
     Before {
-        /// As this one of its outputs.
+        /// Index among its outputs.
         output: usize,
         /// The node's input that it is at the first step.
         first: usize,
@@ -212,7 +212,7 @@ pub struct Track {
     pub first: i64,
     /// How far the next step's is from a step's.
     pub by: i64,
-    /// After so many steps it is the first one's again.
+    /// Number of steps after which the positions repeat.
     pub round: i64,
 }
 
@@ -287,7 +287,7 @@ impl Net {
         ValueId(self.values.len() - 1)
     }
 
-    /// Adds numbers of single precision.
+    /// Adds a constant of f32 numbers.
     pub fn add_constant(&mut self, name: &str, shape: &[i64], numbers: &[f32]) -> ValueId {
         let mut bytes = vec![0; 4 * numbers.len()];
         bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, x)| *to = x.to_le_bytes());
@@ -297,7 +297,7 @@ impl Net {
         id
     }
 
-    /// The numbers of a constant of single precision.
+    /// Numbers of an f32 constant.
     pub fn numbers(&self, id: ValueId) -> Option<Vec<f32>> {
         let tensor = self.value(id).constant.as_ref().filter(|tensor| tensor.dtype() == DType::F32)?;
         Some(tensor.bytes().as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect())
@@ -331,14 +331,14 @@ impl Net {
         found.map(|(dtype, _)| dtype)
     }
 
-    /// Whether what is computed for a value's elements is one of its type already: not of integers that are
-    /// computed in longer ones, but of truths.
+    /// Whether results computed for a value's elements are of its type already: not those of integers that
+    /// are computed in longer ones, but booleans.
     pub fn stays(&self, id: ValueId) -> bool {
         self.element_type(id)
             .is_some_and(|dtype| dtype.is_float() || dtype.arithmetic() == dtype || dtype == tilewright_ir::DType::Bool)
     }
 
-    /// How often each value is read, the net's outputs included.
+    /// Number of reads of each value, the net's outputs included.
     pub fn n_uses(&self) -> Vec<usize> {
         let mut n_uses = vec![0; self.values.len()];
         let read = self.nodes.iter().flat_map(|node| node.inputs.iter().flatten());

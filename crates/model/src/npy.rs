@@ -14,7 +14,7 @@ use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::{Buffer, Program, Role};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
-/// A header is longer only where somebody wants harm.
+/// Most bytes of a header; only a hostile file has a longer one.
 const LONGEST_HEADER: usize = 1 << 16;
 /// Characters of a tensor's name that a file is called by: systems allow 255, of which some are for a number.
 const MOST_OF_NAME: usize = 200;

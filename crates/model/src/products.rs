@@ -164,8 +164,8 @@ impl Job<'_> {
         self.biased(product, 2, to)
     }
 
-    /// Bytes as whole numbers less their zero point, which is one, or one for each place of a dimension that
-    /// has so many behind it.
+    /// Subtracts the zero point from bytes, which is a single one or one for each position of a dimension
+    /// that has `n_behind` behind it.
     fn less_zero(&mut self, x: ValueId, zero: Option<ValueId>, n_behind: usize) -> Option<ValueId> {
         self.is_whole(x).then_some(())?;
         let shape = self.net.shape(x).to_vec();
@@ -199,8 +199,8 @@ impl Job<'_> {
         Some(())
     }
 
-    /// Whole numbers times scales, as bytes; of the second factor there may be one scale for each place of a
-    /// dimension that has so many behind it. Numbers are of double precision on the way, as sums are exact.
+    /// Scales integers, and converts them to bytes; the second factor may have a scale for each position of a
+    /// dimension that has so many behind it. Intermediate numbers are f64, as sums are exact.
     fn requantized(&mut self, x: ValueId, n_behind: [usize; 2]) -> Option<()> {
         let to = self.output()?;
         let shape = self.net.shape(x).to_vec();

@@ -16,7 +16,7 @@ use crate::runner::{RunError, Runner};
 
 /// Outline of a model's run.
 pub struct Outline {
-    /// How many kernels there are, of a sequence those of one of its steps.
+    /// Number of kernels, of a sequence those of one of its steps.
     pub n_kernels: usize,
     /// Kernels, each with how often it runs.
     pub kernels: Vec<(Workload, usize)>,
@@ -81,7 +81,7 @@ pub struct ProfiledStep {
     /// 16 lie next to each other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
-    /// How often a run has it: once for each step of a sequence.
+    /// Number of its calls in a run: one for each step of a sequence.
     #[serde(skip_serializing_if = "is_one")]
     pub times: usize,
     /// The median over runs, in microseconds, of all these times together; 0 where it was not measured.
@@ -176,7 +176,7 @@ pub fn profile_table(steps: &[ProfiledStep]) -> String {
     table(&rows.collect::<Vec<_>>())
 }
 
-/// A text that is no longer than so many characters.
+/// Shortens a text to `most` characters.
 fn brief(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((at, _)) => format!("{}…", &text[..at]),

@@ -20,9 +20,9 @@ struct Way<'a> {
     op: &'a Recurrent,
     /// Index of the direction.
     at: usize,
-    /// From the last step to the first one.
+    /// Whether it runs from the last step to the first.
     is_reverse: bool,
-    /// Of the batch, of the state.
+    /// Sizes of the batch and of the state.
     sizes: [i64; 2],
     /// Contribution of the inputs to all gates, step by step.
     inputs: ValueId,
@@ -279,7 +279,8 @@ impl Job<'_> {
         self.advance(way, gates, inside, before)
     }
 
-    /// A step of a direction, by what the inputs add to all gates and what of the batch still goes on.
+    /// Advances a direction by a step, given the inputs' contribution to all gates and the mask of the
+    /// sequences that continue.
     fn advance(
         &mut self,
         way: &Way,

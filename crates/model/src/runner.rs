@@ -21,7 +21,7 @@ pub enum RunError {
         /// Reason.
         what: String,
     },
-    /// There is no memory, or there are no threads.
+    /// Lack of memory or threads.
     #[error("no memory or threads for a run: {0}")]
     Memory(#[from] std::io::Error),
     /// An operator without code refused.
@@ -99,7 +99,7 @@ impl Runner {
         taken.into_iter().try_for_each(|(value, tensor)| self.set(&value.name, tensor))
     }
 
-    /// The median nanoseconds of so many runs.
+    /// Median nanoseconds of `n_runs` runs.
     ///
     /// # Errors
     /// As [`Runner::run`].

@@ -18,7 +18,7 @@ fn minus(a: Expr, b: Expr) -> Expr {
     Expr::binary(BinaryOp::Sub, a, b)
 }
 
-/// A place brought back into an image of so many pixels, where what is beyond is of the image.
+/// Brings a coordinate back into an image of `n` pixels, where values outside are those of the image.
 fn inside(op: &GridSample, x: Expr, n: f64) -> Expr {
     match op.beyond {
         Beyond::Zeros => x,

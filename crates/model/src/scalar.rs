@@ -16,7 +16,7 @@ pub fn number(x: f64) -> Expr {
     Expr::Const(x)
 }
 
-/// Beyond it, doubles leave integers out.
+/// Magnitude beyond which doubles skip integers.
 const MOST_EXACT: f64 = (1u64 << 53) as f64;
 
 /// An integer of a type: a literal, or the sum of two where no double is the number.
@@ -69,7 +69,7 @@ pub fn mul(a: Expr, b: Expr) -> Expr {
     }
 }
 
-/// The smallest number of single precision with all its digits.
+/// Smallest normal f32.
 const NORMAL: f64 = f32::MIN_POSITIVE as f64;
 
 /// `a / b`
@@ -165,7 +165,7 @@ fn negative_exp(x: Expr) -> Expr {
     of(UnaryOp::Expm1, min(x, number(0.0)))
 }
 
-/// `x · tanh(log(1 + eˣ))`, a ratio of polynomials of eˣ, which is 1 in single precision from 20 on.
+/// `x · tanh(log(1 + eˣ))`, a ratio of polynomials of eˣ, which is 1 in f32 from 20 on.
 fn mish(x: Expr) -> Expr {
     let power = of(UnaryOp::Exp, min(x.clone(), number(20.0)));
     let above = mul(power.clone(), add(power, number(2.0)));
@@ -197,7 +197,7 @@ pub fn is_not_zero(x: Expr) -> Expr {
     truth(not(is_between.and(less(x, number(1.0)))))
 }
 
-/// The first where a truth holds, else the second.
+/// Chooses the first where a boolean holds, else the second.
 pub fn choose(truth: Expr, a: Expr, b: Expr) -> Expr {
     let is = condition(&truth).unwrap_or_else(|| less(number(0.0), truth));
     Expr::Select(Box::new(is), Box::new(a), Box::new(b))

@@ -38,7 +38,7 @@ struct Guesses<'a> {
     cache: &'a Cache,
     /// The estimates of the choices, by the workload's text.
     estimates: RefCell<HashMap<String, Option<f64>>>,
-    /// By the workload's text; why there is none is words.
+    /// Guesses by the workload's text, or the reasons why there are none.
     known: RefCell<HashMap<String, Result<Rc<Choice>, String>>>,
 }
 

@@ -18,7 +18,7 @@ use crate::scalar::{self, add, input, mul, number, where_less};
 
 /// Branches on a way, at most: each is a stage of the nest.
 const DEEPEST: usize = 64;
-/// A level for itself has so many times as many places as nodes, at most.
+/// Most positions of a level of its own, as a multiple of its nodes.
 const MOST_PADDED: usize = 4;
 /// Targets of which each tree gives one, at most, for a nest each.
 const MOST_APART: usize = 32;

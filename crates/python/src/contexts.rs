@@ -18,12 +18,12 @@ pub type Argument = (String, &'static str, Vec<usize>);
 pub struct Contexts {
     model: Arc<Model>,
     threads: Threads,
-    /// Taken while Python's lock is held, and so by nobody at a fork.
+    /// Idle contexts; taken while Python's lock is held, and so never during a fork.
     idle: Mutex<Vec<Context>>,
 }
 
 impl Contexts {
-    /// A model with one context, on so many threads.
+    /// Makes contexts of a model, one of them at once, on `n_threads` threads.
     ///
     /// # Errors
     /// Where memory or threads do not suffice.

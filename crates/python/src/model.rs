@@ -104,8 +104,8 @@ fn in_python(text: &str) -> String {
     out + rest
 }
 
-/// Does work in a thread of its own, so that an interrupt of Python's is not waited for. The thread goes on
-/// then, and nobody takes what it comes to.
+/// Runs work in a thread of its own, so that an interrupt of Python's need not wait for it. The thread goes
+/// on then, and its result is dropped.
 fn interruptible<T: Send + 'static>(py: Python, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
     let (sender, mut receiver) = mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name("tilewright".to_owned());
@@ -173,7 +173,7 @@ impl Model {
         self.loaded.outputs.clone()
     }
 
-    /// How many different kernels are not recorded, so that the model of the machine chose them.
+    /// Number of distinct kernels that are not recorded, so that the model of the machine chose them.
     #[getter]
     fn n_untuned(&self) -> usize {
         self.loaded.n_untuned

@@ -12,7 +12,7 @@ use tilewright_tune::{AtBudget, Outcome, RecordedSpace, ReplayPlan};
 use crate::space::Space;
 use crate::value;
 
-/// How often it is looked whether Python was interrupted.
+/// Interval of the checks whether Python was interrupted.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A recorded space: `open_recorded` reads one from a file of a format that `tilewright formats` lists.
@@ -69,7 +69,7 @@ impl Recorded {
         self.recorded.notes().to_vec()
     }
 
-    /// How many configurations were measured successfully.
+    /// Number of configurations that were measured successfully.
     #[getter]
     fn n_valid(&self) -> usize {
         self.recorded.n_valid()

@@ -21,7 +21,7 @@ use crate::value;
 pub struct Worker;
 
 impl Worker {
-    /// Of a session that starts none.
+    /// Worker command of a session that starts no workers.
     pub fn none() -> WorkerCommand {
         WorkerCommand { program: PathBuf::new(), arguments: Vec::new() }
     }

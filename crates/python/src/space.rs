@@ -35,7 +35,7 @@ pub struct Space {
 /// The values of a parameter as Python gave them.
 struct Listed {
     name: Py<PyString>,
-    /// By rank.
+    /// Values by rank.
     values: Vec<Py<PyAny>>,
     /// The rank of each value that can be a key.
     ranks: Py<PyDict>,
@@ -183,7 +183,7 @@ impl Space {
         Ok(Space { space: Arc::new(space), listed: Some(listed) })
     }
 
-    /// How many legal configurations there are, exactly.
+    /// Number of legal configurations, exactly.
     #[getter]
     fn size(&self) -> u128 {
         self.space.size()
@@ -242,7 +242,7 @@ impl Space {
         self.contains(config)
     }
 
-    /// Why a configuration is not legal; None where it is.
+    /// Reason why a configuration is not legal; None where it is.
     fn violated(&self, config: &Bound<PyAny>) -> Option<String> {
         self.config(config).err().map(|error| error.value(config.py()).to_string())
     }

@@ -34,9 +34,9 @@ impl Weights {
 /// Place of a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Home {
-    /// In the file, from this byte of its constants on.
+    /// Offset in the file's constants.
     File(usize),
-    /// In the memory that the first context fills, from this byte on.
+    /// Offset in the memory that the first context fills.
     Made(usize),
 }
 

@@ -4,12 +4,12 @@ use std::borrow::Cow;
 
 use tilewright_ir::target::Arch;
 
-/// Data begins at multiples of so many bytes.
+/// Alignment of data, in bytes.
 const ALIGN: usize = 64;
 /// Bytes of a large page. Systems map files in such pages where they begin at multiples of one in the file
 /// and in memory.
 const LARGE_PAGE: usize = 2 << 20;
-/// Data of so many large pages begins at one.
+/// Number of large pages from which on data is aligned to one.
 const LARGE_PAGES: usize = 8;
 const HEADER_BYTES: usize = 64;
 const SECTION_BYTES: usize = 64;

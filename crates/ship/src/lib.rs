@@ -30,7 +30,7 @@ pub use constants::Weights;
 /// Constants beyond which neither the index of an archive nor that of a wheel reaches what is behind them.
 const MOST_CONSTANT_BYTES: usize = (4 << 30) - (64 << 20);
 
-/// Why a model cannot be shipped.
+/// Reason why a model cannot be shipped.
 #[derive(Debug, Error)]
 pub enum ShipError {
     /// The name is no C identifier.
@@ -82,7 +82,7 @@ pub struct Library {
     origin: Vec<String>,
     /// All about it, for programs.
     build: Json,
-    /// In C, all but its kernels and its constants.
+    /// C source, without kernels and constants.
     source: String,
     /// The kernels, then the constants.
     members: Vec<Member>,

@@ -104,7 +104,7 @@ pub struct BenchRow {
 }
 
 impl BenchRow {
-    /// How many times as fast as it we are.
+    /// Our speedup over it.
     pub fn ours_over_theirs(&self) -> f64 {
         1.0 / self.ratio_to_ours
     }
@@ -183,13 +183,13 @@ fn peers(request: &BenchRequest, device: &Device, note: &dyn Fn(Note)) -> Vec<Co
 /// Implementation in the race.
 struct Contestant {
     implementation: &'static str,
-    /// Of the rounds of a peer.
+    /// Median of each of a peer's rounds.
     medians_ns: Vec<f64>,
     who: Who,
 }
 
 enum Who {
-    /// With what there is to say of it.
+    /// Our kernel, and its description.
     Ours(Racer, String),
     Peer(Peer),
 }
@@ -264,7 +264,7 @@ impl Contestant {
     }
 }
 
-/// For each peer, how many times as fast as it we are on each workload.
+/// Our speedups over each peer, by workload.
 pub fn ours_over_theirs(rows: &[BenchRow]) -> Vec<(&'static str, Vec<f64>)> {
     let mut all: Vec<(&'static str, Vec<f64>)> = Vec::new();
     for row in rows.iter().filter(|row| row.implementation != OURS) {

@@ -14,13 +14,13 @@ use crate::words::{digits, duration, percent};
 /// The best that is known of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Best {
-    /// Throughput in 10⁹ floating-point operations a second; 0 where nobody counts operations.
+    /// Throughput in 10⁹ floating-point operations a second; 0 without an operation count.
     pub gflops: f64,
     /// Median in milliseconds.
     pub ms_median: f64,
     /// Configuration.
     pub config: Json,
-    /// By what part of its median the runner-up is slower, where it was measured against others.
+    /// Margin to the runner-up, as a share of the median, where it was measured against others.
     pub margin: Option<f64>,
     /// Whether it and the runner-up cannot be told apart.
     #[serde(rename = "tie")]
@@ -94,8 +94,8 @@ impl Best {
         rank + origin
     }
 
-    /// How far the winner of a race is ahead of the runner-up, of so many where that is known; none where it
-    /// was not measured against others.
+    /// Lead of a race's winner over the runner-up, in words, of `n_leaders` leaders; `None` where it was not
+    /// measured against others.
     pub(crate) fn ahead(&self, n_leaders: Option<usize>) -> Option<String> {
         let margin = percent(self.margin?);
         let of = n_leaders.map_or(String::new(), |n| format!(" of {n}"));

@@ -43,7 +43,7 @@ pub struct Cache {
     folder: Option<PathBuf>,
     most_bytes: u64,
     has_grown: AtomicBool,
-    /// Why an entry could not be written.
+    /// Error that kept an entry from being written.
     refused: Mutex<Option<io::Error>>,
 }
 
@@ -78,7 +78,7 @@ impl Cache {
         }
     }
 
-    /// Why entries could not be written, where that happened.
+    /// Reason why entries could not be written, if so.
     pub fn refusal(&self) -> Option<String> {
         let refused = self.refused.lock().ok()?;
         let folder = self.folder.as_ref()?.display();
@@ -230,7 +230,7 @@ fn name(kind: &str, determined_by: &[&dyn Display]) -> String {
     format!("{kind}-{digits}")
 }
 
-/// When this program was made, where it is of sources that no commit names; else nothing.
+/// Build time of this program, where no commit names its sources; else empty.
 fn when_changed() -> String {
     let changed = || std::env::current_exe().ok()?.metadata().ok()?.modified().ok();
     if BUILD.contains(".d") { format!("{:?}", changed()) } else { String::new() }

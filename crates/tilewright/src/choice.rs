@@ -24,7 +24,7 @@ use crate::place::target_here;
 pub enum Source {
     /// A record, with its nanoseconds.
     Recorded(f64),
-    /// Nothing is recorded; a model of the machine ranks it first.
+    /// A guess of the machine's model, as nothing is recorded.
     Guessed,
     /// The model's guess, as the recorded configuration is of a space that has changed since.
     Outdated,
@@ -122,7 +122,7 @@ impl Best {
 /// Records of a database for many kernels: the file is opened once, and queried once for each.
 pub struct Records {
     database: Database,
-    /// None where there is no file.
+    /// Store of the records; `None` where there is no file.
     store: Option<Store>,
     asked: RefCell<HashMap<Question, (Option<Best>, PassedOver)>>,
 }

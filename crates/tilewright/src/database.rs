@@ -216,7 +216,7 @@ pub struct Opened {
     pub store: Store,
     /// Database that was opened.
     pub database: Database,
-    /// As [`Database::file`] has it.
+    /// Identity of the file, as of [`Database::file`].
     file: Option<(u64, u64)>,
     /// Warning about the file.
     pub warning: Option<String>,

@@ -63,7 +63,7 @@ impl Form {
 pub struct Subject<'a> {
     /// The task.
     pub task: &'a Task,
-    /// None for the untuned program.
+    /// Configuration; `None` for the untuned program.
     pub config: Option<&'a Config>,
     /// Prefix of the functions' names; `None` for one made of the workload and a hash of all that the code
     /// depends on.

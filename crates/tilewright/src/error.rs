@@ -19,7 +19,7 @@ impl Error {
         Error { text: reason.to_string(), is_input: true, source: None }
     }
 
-    /// Something failed on the way.
+    /// Error of something that failed on the way.
     pub fn failed(reason: impl fmt::Display) -> Error {
         Error { text: reason.to_string(), is_input: false, source: None }
     }

@@ -43,11 +43,11 @@ pub enum Destination {
 /// File that is written as a whole, but not in its place yet.
 #[derive(Debug)]
 pub enum Staged {
-    /// There is no place but the one where it is.
+    /// Contents that are in place already.
     Settled,
-    /// In a file of its own.
+    /// File beside its place.
     Aside(Aside, PathBuf),
-    /// In memory, as the file that is there cannot be replaced.
+    /// Contents in memory, as the present file cannot be replaced.
     InMemory(Vec<u8>, PathBuf),
 }
 
@@ -345,7 +345,7 @@ impl Aside {
     }
 }
 
-/// Names that nobody else has or can foresee.
+/// Unpredictable names of temporary files.
 fn names() -> tempfile::Builder<'static, 'static> {
     let mut names = tempfile::Builder::new();
     names.prefix(".tilewright-").suffix(".part").rand_bytes(12);
@@ -355,7 +355,7 @@ fn names() -> tempfile::Builder<'static, 'static> {
 /// Target of a path behind all links.
 enum Followed {
     Path(PathBuf),
-    /// To what this process has open under this number.
+    /// Descriptor that this process has open.
     Descriptor(u32),
 }
 

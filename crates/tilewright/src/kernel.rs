@@ -20,7 +20,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel of a recorded configuration, with so many threads of its own.
+    /// Compiles the kernel of a recorded configuration, with `threads` threads of its own.
     ///
     /// # Errors
     /// Where the configuration is not of the template's space as it is now, its code cannot be made, or

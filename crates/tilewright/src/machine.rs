@@ -40,7 +40,7 @@ pub struct Machine {
     pub memory_bytes: Option<u64>,
     /// The version of LLVM, where this build has it.
     pub llvm: Option<String>,
-    /// The measured peak in 10⁹ operations a second in single precision, by the number of threads; or why it
+    /// Measured peaks in f32, in 10⁹ operations a second, by the number of threads; or the reason why one
     /// could not be measured.
     #[serde(rename = "peak_gflops", serialize_with = "by_threads")]
     pub peaks: Vec<(usize, Result<f64, String>)>,
@@ -49,7 +49,7 @@ pub struct Machine {
     pub peers: Vec<(&'static str, Option<String>)>,
     /// Devices besides the CPU, each by its name for `--device` and what it is.
     pub devices: Vec<String>,
-    /// Why there are no more of them.
+    /// Reasons why there are no more of them.
     pub missing_devices: Vec<String>,
     /// The build.
     pub version: &'static str,

@@ -33,7 +33,7 @@ pub fn target_names() -> String {
     std::iter::once(HOST).chain(GENERIC.iter().map(|generic| generic.name)).collect::<Vec<_>>().join(", ")
 }
 
-/// As what a run is with: threads of the CPU, or a device.
+/// Formats the place as threads of the CPU, or as a device.
 impl fmt::Display for Place<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&if self.device == CPU { count(self.threads as u64, "thread") } else { self.device.to_owned() })

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::{Note, Recording, Status, Workload, gflops};
 
-/// How often the line is redrawn on a terminal.
+/// Interval at which the line is redrawn on a terminal.
 const REDRAW: Duration = Duration::from_millis(200);
-/// How often there is a line elsewhere.
+/// Interval of the lines elsewhere.
 const LINE_EVERY: Duration = Duration::from_secs(2);
 /// How long a start goes without words.
 const QUIET: Duration = Duration::from_millis(500);
@@ -118,7 +118,7 @@ impl Shared {
     }
 }
 
-/// Writes a line to standard error; where that is gone, nobody wants to know.
+/// Writes a line to standard error; errors are ignored.
 pub fn message(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
@@ -147,7 +147,7 @@ pub struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    /// Nothing yet.
+    /// Makes the display of a run without results yet.
     pub fn new(workload: &Workload, search: Option<&str>, seed: u64, concern: Concern<'a>) -> Shown<'a> {
         let workload = workload.clone();
         let show_best = move |status: &mut Status, best_ns: Option<f64>| {

@@ -176,7 +176,7 @@ impl Session {
         tune_many(tasks, time, &self.database, &self.worker, stop, note)
     }
 
-    /// As [`Session::tune`], without a way to stop it, and without a word.
+    /// Tunes as [`Session::tune`] does, without a way to stop it, and without notes.
     ///
     /// # Errors
     /// As [`Session::tune`], and where records are lost.
@@ -185,7 +185,8 @@ impl Session {
         tuned.lost.take().map_or(Ok(tuned), Err)
     }
 
-    /// The best that is recorded of a workload for this machine and so many threads; none where nothing is.
+    /// The best recorded result of a workload for this machine and this many threads; `None` where nothing is
+    /// recorded.
     ///
     /// # Errors
     /// Where the database cannot be read.

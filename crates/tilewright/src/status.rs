@@ -11,7 +11,7 @@ use crate::words::{digits, errors_text, grouped};
 /// Status of a run.
 #[derive(Debug, Clone)]
 pub struct Status {
-    /// When it began, by [`pause::now`].
+    /// Start of the run, by [`pause::now`].
     pub start: Instant,
     /// How long it may take.
     pub time: Option<Duration>,
@@ -23,7 +23,7 @@ pub struct Status {
     pub most_trials: Option<u64>,
     /// Throughput of the best so far.
     pub best_gflops: Option<f64>,
-    /// The best so far in words, where nobody counts operations.
+    /// Best so far in words, where there is no operation count.
     pub best: Option<String>,
     /// Measured peak of the machine.
     pub peak_gflops: Option<f64>,
@@ -34,7 +34,7 @@ pub struct Status {
 }
 
 impl Default for Status {
-    /// Nothing yet, from now on.
+    /// Status of a run that starts now.
     fn default() -> Status {
         Status {
             start: pause::now(),

@@ -193,7 +193,7 @@ pub fn key_of_class(class: &str, key: TaskKey) -> TaskKey {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Note<'a> {
-    /// Something that its user should know.
+    /// Message for the user.
     Message(String),
     /// A device starts.
     Start,
@@ -215,8 +215,8 @@ pub enum Note<'a> {
     LeftOut(String),
     /// Start of this many rounds, during which nothing else should run.
     Rounds(u32),
-    /// Of several tasks it is now the turn of this one: what comes is of it, and whatever it has measured can
-    /// be committed by the recording.
+    /// Turn of one of several tasks: later notes are of it, and its trials so far can be committed by the
+    /// recording.
     Turn(usize, &'a Recording),
     /// A turn has ended.
     Turned(&'a many::Turned),
@@ -303,7 +303,7 @@ pub struct Tuned {
     pub verified: bool,
     /// Whether the device is emulated: there are no times then, no best, and nothing is recorded.
     pub emulated: bool,
-    /// Why the search ended; none where it was not begun.
+    /// Reason why the search ended; `None` where it was not begun.
     #[serde(skip)]
     pub ended: Option<Ended>,
     /// Candidates that came to a limit, by class.
@@ -315,7 +315,7 @@ pub struct Tuned {
     /// Whether any candidate was right.
     #[serde(skip)]
     pub any_right: bool,
-    /// Why records of it are lost, where they are; the run ended with that.
+    /// Error that lost records of it, if so; the run ended with that.
     #[serde(skip)]
     pub lost: Option<Error>,
 }
@@ -408,7 +408,7 @@ pub struct Race {
     /// Time of the program as it is written, or on a GPU of the template's first guess.
     #[serde(skip)]
     pub untuned: Untuned,
-    /// How many came to the end.
+    /// Number of leaders that finished the race.
     #[serde(skip)]
     pub n_leaders: usize,
 }
@@ -416,7 +416,7 @@ pub struct Race {
 /// Time of a run by phase, in seconds by the wall clock, which add up to the whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct WallSeconds {
-    /// Until the search begins.
+    /// Start, until the search begins.
     pub start: f64,
     /// The search.
     pub search: f64,
@@ -437,7 +437,7 @@ struct Wall {
 }
 
 impl Wall {
-    /// From now on.
+    /// Starts the clock.
     fn new() -> Wall {
         Wall { last: Instant::now(), seconds: WallSeconds::default() }
     }
@@ -469,9 +469,9 @@ impl Wall {
 /// Records of earlier runs.
 #[derive(Debug, Default)]
 pub struct Earlier {
-    /// Their trials, as far as they can be true.
+    /// Plausible trials of earlier runs.
     pub trials: Vec<Trial>,
-    /// How many of them came to a limit, by class.
+    /// Numbers of those that came to a limit, by class.
     pub cut_off: BTreeMap<ErrorClass, u64>,
     /// The configurations of those that were imported.
     pub imported: HashSet<Config>,
@@ -706,7 +706,7 @@ fn with_best_elsewhere(
 
 /// Knowledge of earlier tasks for a search.
 struct Learned {
-    /// Something to fit its model on, where it has one.
+    /// Experience for its model, where it has one.
     experience: Option<Experience>,
     /// Configurations to begin with.
     carried_over: Vec<Config>,
@@ -779,7 +779,7 @@ impl<'a> Run<'a> {
         self.request.trials.map(|trials| trials.saturating_sub(self.earlier.trials.len() as u64))
     }
 
-    /// Why there is nothing to search, if so.
+    /// Reason why there is nothing to search, if so.
     fn nothing_left(&self) -> Option<&'static str> {
         match self.left() {
             Some(0) => Some("all trials asked for are recorded already"),

@@ -22,12 +22,12 @@ const CONFIGS: usize = 3;
 /// Orders of threads.
 const ORDERS: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(3)];
 
-/// How many of each template in a long run.
+/// Number of configurations of each template in a long run.
 fn n_asked() -> Option<usize> {
     std::env::var("TILEWRIGHT_CONFIGS").ok().map(|n| n.parse().expect("a number of configurations"))
 }
 
-/// How many of a template on each of so many shapes.
+/// Number of configurations of a template for each of `n_shapes` shapes.
 fn n_configs(n_shapes: usize) -> usize {
     n_asked().map_or(CONFIGS, |n| n.div_ceil(n_shapes))
 }

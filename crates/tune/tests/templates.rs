@@ -134,7 +134,7 @@ fn check(task: &Task, config: &Config, expected: &[Vec<f64>]) {
 struct Threads<'a> {
     program: &'a Program,
     values: HashMap<LoopId, i64>,
-    /// In a shared loop: the iteration, and temporaries of its own.
+    /// Iteration of a shared loop, and its own temporaries.
     iteration: Option<(i64, HashSet<BufferId>)>,
     /// Accesses to each element so far.
     touched: HashMap<(BufferId, Vec<i64>), Touched>,
@@ -160,7 +160,7 @@ impl Threads<'_> {
         index.eval(&|var| self.values[&var]).expect("indices of legal programs have values")
     }
 
-    /// None where it depends on data.
+    /// Whether a condition holds; `None` where it depends on data.
     fn holds(&self, cond: &Cond) -> Option<bool> {
         match cond {
             Cond::True => Some(true),
@@ -443,7 +443,7 @@ fn first_guesses_share_what_is_there_to_share() {
     }
 }
 
-/// Only what the model thinks hopeless is no guess: elsewhere there are as many of each algorithm.
+/// Guesses are of every algorithm but those that the model thinks hopeless.
 #[test]
 fn guesses_are_of_every_algorithm() {
     for text in [

@@ -106,8 +106,8 @@ pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str
     onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap_or_else(|error| panic!("{error}")).graph
 }
 
-/// Checks what kernels compute of statements, and that they are no more than so many; nothing else may run,
-/// but for so many copies. How many kernels there are.
+/// Checks the results of kernels for statements, and that there are no more than this many kernels and
+/// copies, and nothing else. Returns the number of kernels.
 fn check(inputs: &str, outputs: &str, statements: &str, (most_kernels, most_copies): (usize, usize)) -> usize {
     let graph = graph_of(inputs, outputs, statements);
     let special = specialise(&graph, &Bindings::default());
@@ -730,7 +730,7 @@ fn recurrent_networks_have_activations_of_their_own() {
     }
 }
 
-/// Behind the end of a sequence states stay, and what is given for all steps is zero.
+/// States stay behind the end of a sequence, and outputs of all steps are zero there.
 #[test]
 fn sequences_of_a_batch_have_lengths() {
     for cell in [("RNN", 1, ""), ("GRU", 3, ""), ("GRU", 3, ", linear_before_reset=1"), ("LSTM", 4, "")] {

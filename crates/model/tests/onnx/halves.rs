@@ -1,4 +1,4 @@
-//! Models of f16 and bf16: kernels compute them in single precision, and round where the model asks for it.
+//! Models of f16 and bf16: kernels compute them in f32, and round where the model asks for it.
 
 use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
 use tilewright_graph::op::Attribute;
@@ -69,7 +69,7 @@ fn run(graph: &Graph, given: &[(&str, Tensor)], exact: bool) -> Vec<Tensor> {
     runner.outputs().into_iter().map(|(_, tensor)| tensor).collect()
 }
 
-/// Whether numbers are as near to others as so many units in the last place of their type, of the largest.
+/// Checks that numbers are within `units` units in the last place of their type, of the largest.
 #[track_caller]
 fn check_near(found: &Tensor, wanted: &Tensor, units: f64) {
     assert_eq!(found.ty(), wanted.ty());

@@ -29,7 +29,7 @@ impl Random {
         self.next() % n
     }
 
-    /// Of all sizes, most of 58 bits and more.
+    /// Draws an integer of any size, mostly of 58 bits and more.
     fn integer(&mut self, dtype: DType) -> i128 {
         let size = if self.below(4) == 0 { self.below(60) } else { self.below(6) };
         let magnitude = i128::from(self.next() >> size);

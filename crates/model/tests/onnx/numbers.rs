@@ -75,7 +75,7 @@ fn arguments() -> Vec<f64> {
     all.into_iter().flat_map(|x| [x, -x]).map(|x| f64::from(x as f32)).collect()
 }
 
-/// The distance in units in the last place of the expected value in single precision.
+/// Distance in units in the last place of the expected value in f32.
 fn ulps(got: f64, expected: f64) -> f64 {
     let rounded = f64::from(expected as f32);
     if got == rounded || got.is_nan() && expected.is_nan() {
@@ -288,7 +288,7 @@ fn a_device_keeps_nan_and_infinities() {
     }
 }
 
-/// Behind a product or a convolution, an operator is computed as its results are stored.
+/// NaN passes operators that are computed as the results of a product or a convolution are stored.
 #[test]
 fn nan_passes_behind_products_and_convolutions() {
     let functions =

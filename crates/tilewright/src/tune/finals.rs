@@ -13,7 +13,7 @@ use super::Note;
 
 /// How often it is looked whether the user waits.
 const LOOK: Duration = Duration::from_millis(50);
-/// Candidates that look this much slower than the leading ones may be ahead in truth.
+/// Largest ratio to the leading time of candidates that may be ahead in truth.
 const NEAR: f64 = 1.3;
 /// Rank of the leading trial that admission compares with: one or two lucky timings shut nobody out.
 const N_LEADING: usize = 3;
@@ -79,7 +79,7 @@ pub enum End {
     Raced(Finals),
     /// No candidate was right, or none of the leaders again.
     NoLeader,
-    /// There was no time for a round.
+    /// No time for a round.
     NoTime,
 }
 
@@ -117,7 +117,7 @@ pub enum Untuned {
     },
     /// Given up at a limit.
     SlowerThan {
-        /// After so long.
+        /// Limit at which it was given up.
         limit: Duration,
     },
     /// Not measured.
@@ -136,7 +136,7 @@ impl Untuned {
 }
 
 impl Finals {
-    /// By what part the runner-up is slower than the winner.
+    /// Margin of the winner: the share by which the runner-up is slower.
     pub fn margin(&self) -> Option<f64> {
         match self.ranking.as_slice() {
             [first, second, ..] => Some(second.quartile_ns / first.quartile_ns - 1.0),
@@ -242,8 +242,8 @@ pub fn rank(
     Ok(standings.into_iter().filter_map(leader).collect())
 }
 
-/// The trials that may be the best in truth, as many as can be measured in this time: those of this machine,
-/// the apparently best first, then those that were imported.
+/// Leaders: the trials that may be the best in truth, as many as can be measured in this time. Those of this
+/// machine come first, the apparently best ahead, then those that were imported.
 fn leaders<'t>(trials: &'t [Trial], imported: &HashSet<Config>, limits: RaceLimits) -> Vec<&'t Trial> {
     let time = limits.rounds / RaceLimits::STAGES;
     let timed = trials.iter().filter_map(|trial| Some((trial, *trial.outcome.timing()?)));
@@ -303,7 +303,7 @@ mod tests {
         Trial { config: Config::new([rank]), outcome: Outcome::Measured(timing) }
     }
 
-    /// Limits of a race whose rounds take so long together.
+    /// Limits of a race whose rounds take `rounds` together.
     fn limits(rounds: Duration) -> RaceLimits {
         RaceLimits { rounds, total: LONGEST_RACE, best_ns: 0.0 }
     }

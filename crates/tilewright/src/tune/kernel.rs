@@ -108,7 +108,7 @@ pub struct KernelRequest {
 #[serde(deny_unknown_fields)]
 struct Form {
     name: String,
-    /// For readers.
+    /// Comment for readers of the file.
     #[serde(default, rename = "about", skip_serializing)]
     _about: String,
     source: PathBuf,
@@ -221,7 +221,7 @@ struct ArgumentForm {
     kind: String,
     /// Elements of a buffer.
     size: Option<Number>,
-    /// Of a value that is no buffer.
+    /// Value of an argument that is not a buffer.
     value: Option<Number>,
     /// Elements that the threads of a block share.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -329,7 +329,7 @@ struct Port {
     shared: Option<String>,
     /// Whether it is a variable of the source.
     is_variable: bool,
-    /// Of a value.
+    /// Value of an argument that is not a buffer.
     value: f64,
     role: RoleForm,
     fill: Fill,

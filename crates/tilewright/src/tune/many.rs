@@ -31,8 +31,8 @@ const STARTS_PER_TURN: u32 = 10;
 /// it report their fastest trial and race in the next run.
 const PART_FOR_RACES: f64 = 0.15;
 const LEAST_LATE: Duration = Duration::from_secs(1);
-/// Rounds of a race together take so much of its share: candidates are built and checked as well. It may take
-/// so long where its share is less.
+/// Rounds of a race together, as one part in this many of its share: candidates are built and checked as
+/// well. A race may take [`SHORTEST_RACE`] where its share is less.
 const PART_FOR_ROUNDS: u32 = 2;
 const SHORTEST_RACE: Duration = Duration::from_secs(1);
 /// Largest share of the memory, as one part in this many, that waiting tasks may hold; data beyond it are
@@ -48,7 +48,7 @@ pub struct Turned {
     pub best_ns: Option<f64>,
     /// The time of the whole so far in nanoseconds, once every task has a best.
     pub whole_ns: Option<f64>,
-    /// How many tasks have a best.
+    /// Number of tasks with a best.
     pub n_known: usize,
     /// Trials of all tasks in this run so far.
     pub n_trials: u64,
@@ -83,10 +83,10 @@ pub struct TunedMany {
 /// A task of several that share time.
 #[derive(Debug, Serialize)]
 pub struct TunedTask {
-    /// As a run of its own would say it.
+    /// Result, as of a run of its own.
     #[serde(flatten)]
     pub tuned: Tuned,
-    /// How often the whole runs it.
+    /// Number of its calls in the whole.
     pub weight: f64,
     /// Share of the time of the whole.
     pub share: Option<f64>,
@@ -102,12 +102,12 @@ struct Player<'a> {
     weight: f64,
     tuning: Tuning<'a>,
     course: Course,
-    /// None before its first turn, and where memory is short.
+    /// Device; `None` before its first turn, and where memory is short.
     device: Option<Device>,
     /// How long it took to start that, or its workers, the last time.
     start: Duration,
     pace: Pace,
-    /// None before its first turn.
+    /// Recording; `None` before its first turn.
     recording: Option<Recording>,
     found: Found,
     wall: Wall,

@@ -14,7 +14,7 @@ use crate::version::BUILD;
 /// Keeps the trials of a batch until they are committed.
 #[derive(Debug)]
 pub struct Recorder {
-    /// None once it is closed.
+    /// Open database; `None` once it is closed.
     opened: Option<Opened>,
     database: Database,
     space: Arc<Space>,
@@ -27,7 +27,7 @@ pub struct Recorder {
     toolchain: String,
     start: Instant,
     start_unix_ms: u64,
-    /// Since when it rests, if it does.
+    /// Time since which it rests, if it does.
     rests: Option<Instant>,
     pending: Vec<Record>,
 }
@@ -114,7 +114,8 @@ impl Recorder {
     }
 }
 
-/// A recorder that several threads use: the run itself, and whoever ends the program in the middle of it.
+/// Recorder that several threads share: the run itself, and handlers that end the program in the middle of
+/// it.
 #[derive(Debug, Clone)]
 pub struct Recording(Arc<Mutex<Recorder>>);
 
@@ -129,7 +130,7 @@ impl Recording {
         lock(&self.0).rests = Some(pause::now());
     }
 
-    /// The search goes on.
+    /// Resumes the search's clock.
     pub fn go_on(&self) {
         let mut recorder = lock(&self.0);
         if let Some(since) = recorder.rests.take() {

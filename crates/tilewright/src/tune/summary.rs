@@ -13,7 +13,7 @@ use crate::best::{Best, gflops};
 use crate::error::{Error, one_line};
 use crate::words::{count, digits, duration, errors_text, grouped, percent, table};
 
-/// A run that takes so many seconds is worth a word before it.
+/// Seconds of a run that is announced as slow.
 const SLOW_RUN_S: f64 = 0.1;
 
 impl fmt::Display for Plan {

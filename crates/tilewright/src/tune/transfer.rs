@@ -17,7 +17,7 @@ use crate::words::count;
 pub struct Transfer {
     /// The database.
     pub path: PathBuf,
-    /// Their texts; empty for all but the one that is tuned.
+    /// Texts of the workloads; empty for all but the one that is tuned.
     workloads: Vec<String>,
 }
 

@@ -7,18 +7,18 @@ use std::time::Duration;
 /// How long a turn is, as a rule: long enough that going from one task to another costs little beside it.
 pub const TURN: Duration = Duration::from_secs(2);
 
-/// How much of what is expected of a turn is what the last ones brought; the rest is that what a time has
-/// above its bound falls as one over the turns spent on it.
+/// Weight of the gain of the last turns in the expected gain of a turn; the rest is by a time whose excess
+/// over its bound falls as one over the turns spent on it.
 const OF_LAST: f64 = 0.2;
-/// How many turns are the last ones.
+/// Number of the last turns that count.
 const LAST_TURNS: f64 = 3.0;
 /// A turn for each task, by which the whole gains less than this, is not worth its time.
 const LEAST_GAIN: f64 = 0.002;
-/// A task that has no valid trial after so many turns has had its chance.
+/// Turns after which a task without a valid trial has had its chance.
 const TURNS_FOR_A_RESULT: f64 = 3.0;
 
-/// A turn has time for so many trials, and for so many batches of them: what is begun and not measured at its
-/// end is begun anew in the next one, and all of a batch may be built before any of it is measured.
+/// Least trials, and batches of trials, that a turn has time for: what is begun and not measured at its end
+/// is begun anew in the next one, and all of a batch may be built before any of it is measured.
 const TRIALS_PER_TURN: f64 = 4.0;
 const BATCHES_PER_TURN: f64 = 2.0;
 
@@ -57,7 +57,7 @@ pub struct Course {
 }
 
 impl Course {
-    /// A task that runs so often in the whole, and takes longer than this.
+    /// Makes a task that the whole runs `weight` times, and whose time is above `bound_ns`.
     pub fn new(weight: f64, bound_ns: f64) -> Course {
         Course { weight, bound_ns, bests: Vec::new(), seconds: 0.0, is_over: false }
     }
@@ -70,7 +70,7 @@ impl Course {
         }
     }
 
-    /// Nothing is left to be measured of it.
+    /// Marks that nothing is left to be measured of it.
     pub fn end(&mut self) {
         self.is_over = true;
     }
@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// A task as it would be tuned: its best after so many seconds, in steps.
+    /// Simulated task: its best after a time, in steps.
     struct Simulated {
         weight: f64,
         bound_ns: f64,

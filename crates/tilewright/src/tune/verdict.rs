@@ -22,7 +22,7 @@ impl Tuned {
         most.and_then(|(class, _)| option_of(*class))
     }
 
-    /// Why there is nothing best, where there should be: the run has not been interrupted.
+    /// Reason why there is no best, where there should be one: the run has not been interrupted.
     pub fn failure(&self) -> Option<Error> {
         let was_interrupted = matches!(self.ended, None | Some(Ended::Interrupted));
         if self.best.is_some() || was_interrupted || self.emulated && self.any_right {

@@ -11,7 +11,7 @@ use super::specification::{KernelSpecification, ProblemError};
 /// Values of a column that messages name, at most.
 const MOST_NAMED: usize = 12;
 
-/// Why a table cannot be learnt from. The fault is the file's, or that of what was asked of it.
+/// Reason why a model cannot be trained on a table. The fault of the file, or of the request.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The table has no such column.
@@ -22,7 +22,7 @@ pub enum DataError {
         /// The columns there are.
         known: String,
     },
-    /// There is one column, of what others separate in another way.
+    /// A single column, of values that another separator divides.
     #[error("the head is one column, as if {found} separated values: {head:?} (put commas between them)")]
     Separator {
         /// Kind of separator.
@@ -41,9 +41,9 @@ pub enum DataError {
     Ragged {
         /// The line, from 1.
         line: u64,
-        /// How many values the line has.
+        /// Number of values of the line.
         found: usize,
-        /// How many columns the head has.
+        /// Number of columns of the head.
         expected: usize,
     },
     /// A row that is no text.
@@ -72,7 +72,7 @@ pub enum DataError {
         /// The values of the specification, as text.
         known: String,
     },
-    /// There is a head at most.
+    /// A table with a head at most.
     #[error("there are no rows")]
     Empty,
     /// No row has the value asked for.
@@ -103,9 +103,9 @@ const SEPARATORS: [(char, &str); 4] = [('\t', "tabs"), (';', "semicolons"), ('|'
 /// A problem with its best parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// For each field of the specification its number.
+    /// Number of each field of the specification.
     pub problem: Vec<i64>,
-    /// For each parameter the index of its value.
+    /// Index of each parameter's value.
     pub answer: Vec<u32>,
     /// The value of the column by which rows are grouped, where one was asked for.
     pub group: String,

@@ -6,7 +6,7 @@ use tilewright_learn::sequence::{Example, Field, FieldKind, Parameter, Vocabular
 use super::data::Row;
 use super::specification::{KernelSpecification, ProblemError, SpecificationError};
 
-/// Why a model cannot be asked. The fault is the file's, or that of what was asked.
+/// Reason why a model cannot be queried. The fault of the file, or of the query.
 #[derive(Debug, thiserror::Error)]
 pub enum InputsError {
     /// Metadata that are not those of a kernel's model.
@@ -38,7 +38,7 @@ pub enum InputsError {
 pub struct Inputs {
     /// The fields by place.
     fields: Vec<usize>,
-    /// By field: its value, where it is always the same.
+    /// Value of each field that is always the same.
     fixed: Vec<Option<i64>>,
 }
 

@@ -55,7 +55,7 @@ struct Effort<'a> {
 }
 
 impl Effort<'_> {
-    /// Counts a choice; whether the question at hand goes on.
+    /// Counts a choice, and tells whether the query goes on.
     fn step(&mut self) -> bool {
         self.n_steps += 1;
         if self.n_steps.is_multiple_of(WATCH_EVERY)
@@ -84,7 +84,7 @@ struct Level {
     constraints: Vec<Code>,
     /// Partial results of earlier levels that this one or later ones read, as expressions of earlier places.
     frontier: Vec<Code>,
-    /// By the values on the frontier: whether there is a valid completion from here.
+    /// Whether a valid completion exists from here, by the values on the frontier.
     is_possible: HashMap<Box<[Option<Datum>]>, bool>,
 }
 
@@ -211,7 +211,7 @@ impl<'a> LookAhead<'a> {
         constraints.iter().all(|constraint| constraint.holds(&self.slots))
     }
 
-    /// As [`LookAhead::is_possible`], as a question of its own.
+    /// Queries as [`LookAhead::is_possible`] does, with a limit of its own.
     fn ask(&mut self, level: usize) -> Option<bool> {
         self.effort.ask();
         let known = self.is_possible(level);
@@ -270,8 +270,8 @@ impl Completions for LookAhead<'_> {
 
 impl KernelSpecification {
     /// The constraint to blame if no configuration is valid for a problem: the first that excludes
-    /// everything, alone or together with those before it. `None` if some configuration is valid, or nobody
-    /// can tell.
+    /// everything, alone or together with those before it. `None` if some configuration is valid, or if that
+    /// is not decided.
     pub fn unsatisfiable(&self, problem: &[i64]) -> Option<&str> {
         let codes = || self.constraints.iter().map(|constraint| &constraint.code);
         let is_excluded = |from: usize, to: usize| {

@@ -15,7 +15,7 @@ pub struct Score {
     pub average_accuracy: f64,
     /// The share of problems one of whose answers is right as a whole.
     pub perfect: f64,
-    /// As `perfect`, where an answer that means the same kernel as the right one is right.
+    /// Share as `perfect`, where an answer that means the same kernel as the right one counts as well.
     pub perfect_equivalent: f64,
     /// The share of answers that are valid.
     pub valid: f64,

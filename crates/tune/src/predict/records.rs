@@ -19,11 +19,11 @@ use crate::transfer::EarlierTask;
 const MOST_ANSWERS: usize = 8;
 /// The token of a parameter that a workload does not have.
 const ABSENT: &str = "-";
-/// How much slower than its workload's best one a configuration may be to be learnt from.
+/// Largest ratio to its workload's best time of a configuration that serves as an example.
 const NEAR_BEST: f64 = 1.05;
 
-/// Why there is nothing to learn from records, or a model cannot be asked. The fault is the records'
-/// or the model's.
+/// Reason why records are no training data, or a model cannot be queried. The fault of the records or the
+/// model.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
     /// Too few workloads to learn from some and validate with others.
@@ -33,7 +33,7 @@ pub enum RecordsError {
         template: String,
         /// The workloads there are.
         n_workloads: usize,
-        /// As many are needed.
+        /// Least number.
         least: usize,
     },
     /// Metadata that are not those of a template's model.
@@ -255,13 +255,13 @@ fn tokens_of_config(config: &Json) -> Option<BTreeMap<String, String>> {
 /// The legal configurations of a space as a model writes them.
 pub struct SpaceCompletions<'a> {
     space: &'a Space,
-    /// By parameter of the space: the place of its first token.
+    /// Position of the first token, by parameter of the space.
     first: Vec<usize>,
-    /// By parameter of the space, by rank: the values of its tokens, where the model knows them.
+    /// Values of the tokens, where the model knows them, by parameter of the space and rank.
     tokens: Vec<Vec<Option<Vec<u32>>>>,
-    /// By place: the parameter of the space, where it has this one.
+    /// Parameter of the space, where it has one, by position.
     places: Vec<Option<usize>>,
-    /// By place: which of the model's values may stand where the space has no such parameter.
+    /// Values of the model that may stand at each position where the space has no such parameter.
     absent: Vec<Vec<bool>>,
 }
 
@@ -313,7 +313,7 @@ impl SpaceCompletions<'_> {
         }
     }
 
-    /// By parameter, by rank: whether its tokens are known and do not contradict the prefix.
+    /// Whether tokens are known and do not contradict the prefix, by parameter of the space and rank.
     fn possible(&self, prefix: &[u32]) -> Vec<Option<Vec<bool>>> {
         let agrees = |axis: usize, tokens: &Option<Vec<u32>>| {
             tokens.as_ref().is_some_and(|tokens| {

@@ -19,10 +19,10 @@ pub enum SpecificationError {
         /// Reason.
         reason: String,
     },
-    /// There are none of these.
+    /// An empty list.
     #[error("there are no {0}")]
     Empty(&'static str),
-    /// Something that cannot be a name in an expression.
+    /// An invalid name in expressions.
     #[error("{name:?} cannot be a name (give letters, digits and _, and no word of the expressions)")]
     Name {
         /// The name.
@@ -58,7 +58,7 @@ pub enum SpecificationError {
     },
 }
 
-/// Why something is no problem of a kernel. The fault is the user's.
+/// Reason why something is not a problem of a kernel. The fault is the user's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {
     /// A field that the kernel does not have, or that is computed.
@@ -117,7 +117,7 @@ pub struct ParameterSpecification {
     pub name: String,
     /// Legal values as text, in order.
     pub values: Arc<[String]>,
-    /// By legal value: what expressions see.
+    /// Values as expressions see them, by legal value.
     pub(super) data: Vec<Datum>,
 }
 
@@ -159,7 +159,7 @@ pub struct KernelSpecification {
 #[serde(deny_unknown_fields)]
 struct Form {
     name: String,
-    /// For readers.
+    /// Comment for readers of the file.
     #[serde(default, rename = "about")]
     _about: String,
     fields: Vec<FieldForm>,
@@ -202,7 +202,7 @@ enum Values {
 struct NamedForm {
     name: String,
     is: String,
-    /// For readers.
+    /// Comment for readers of the file.
     #[serde(default, rename = "about")]
     _about: String,
 }

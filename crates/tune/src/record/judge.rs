@@ -35,7 +35,7 @@ pub enum Doubt {
     Unreadable,
 }
 
-/// How many records were passed over, and why.
+/// Numbers of records that were passed over, by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct PassedOver {
     /// Records of configurations that the space, as it is now, does not have.
@@ -94,7 +94,7 @@ pub struct Judge {
 /// Knowledge of a space.
 #[derive(Debug, Clone, Default)]
 enum Known {
-    /// Nothing: it depends on a machine that is not this one.
+    /// Nothing: the space depends on a machine that is not this one.
     #[default]
     Nothing,
     /// Absent: this version has no such template.
@@ -145,7 +145,7 @@ impl Judge {
         }
     }
 
-    /// Why this time of this configuration cannot be true, if so.
+    /// Reason why this time of this configuration is implausible, if so.
     pub fn doubt(&self, config: &Json, median_ns: Option<f64>) -> Option<Doubt> {
         match &self.space {
             _ if median_ns.is_some_and(|ns| ns < self.least_ns) => Some(Doubt::TooFast),
@@ -155,7 +155,7 @@ impl Judge {
         }
     }
 
-    /// Why this record cannot be true, if so.
+    /// Reason why this record is implausible, if so.
     pub fn doubt_of(&self, record: &Record) -> Option<Doubt> {
         self.doubt(&record.config, record.outcome.timing().map(|timing| timing.median_ns))
     }

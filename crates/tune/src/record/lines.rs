@@ -20,7 +20,7 @@ pub struct Line {
     pub winner: Option<Winner>,
 }
 
-/// Why a line is not a record. The file's fault.
+/// Reason why a line is not a record. The file's fault.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The reader failed.
@@ -28,7 +28,7 @@ pub enum RecordError {
     Read {
         /// The line, counted from 1.
         line: u64,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// The line is no record.

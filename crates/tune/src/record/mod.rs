@@ -21,11 +21,11 @@ use crate::trial::{ErrorClass, Limit, Outcome, Timing, Trial};
 pub struct TaskKey {
     /// As in [`Record`].
     pub workload: String,
-    /// As in [`Record`].
+    /// Target, as in [`Record`].
     pub target: String,
-    /// As in [`Record`].
+    /// Template, as in [`Record`].
     pub template: String,
-    /// As in [`Record`].
+    /// Threads, as in [`Record`].
     pub threads: u32,
 }
 
@@ -58,7 +58,7 @@ pub struct Record {
     pub version: String,
     /// The compiler that built it, with its version.
     pub toolchain: String,
-    /// When it was measured, in seconds since 1970.
+    /// Time of the measurement, in seconds since 1970.
     pub unix_time: u64,
     /// Time within its run; absent where an earlier version recorded it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,7 +78,7 @@ pub struct Record {
 /// The place of a trial in the run that measured it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RunTime {
-    /// When the run began, in milliseconds since 1970: what tells runs apart.
+    /// Start of the run, in milliseconds since 1970, which tells runs apart.
     pub start_unix_ms: u64,
     /// Seconds from the start of the run until the trial was complete, by the wall clock.
     pub elapsed_s: f64,

@@ -143,7 +143,7 @@ INSERT OR REPLACE INTO winners
     last_trial)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, (SELECT coalesce(max(id), 0) FROM trials WHERE task = ?1))";
 
-/// Why a store cannot be used.
+/// Reason why a store cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file is something else.
@@ -206,24 +206,24 @@ impl From<rusqlite::Error> for StoreError {
 /// As JSON it goes with the record of its trial, without what that says already.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Winner {
-    /// As in [`Record`].
+    /// Workload, as in [`Record`].
     #[serde(skip)]
     pub workload: String,
-    /// As in [`Record`].
+    /// Target, as in [`Record`].
     #[serde(skip)]
     pub target: String,
-    /// As in [`Record`].
+    /// Template, as in [`Record`].
     #[serde(skip)]
     pub template: String,
-    /// As in [`Record`].
+    /// Threads, as in [`Record`].
     #[serde(skip)]
     pub threads: u32,
-    /// As in [`Record`].
+    /// Configuration, as in [`Record`].
     #[serde(skip)]
     pub config: Json,
     /// Median of the race's measurements, in nanoseconds.
     pub median_ns: f64,
-    /// By what part of its own median the runner-up is slower; `None` where there was no other candidate.
+    /// Margin to the runner-up, as a share of the own median; `None` where there was no other candidate.
     pub margin: Option<f64>,
     /// How far the rounds of it and of the runner-up spread, as a part of their medians, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -234,13 +234,13 @@ pub struct Winner {
     pub gflops: f64,
     /// Whether its output was compared with the reference when it was measured again.
     pub verified: bool,
-    /// As in [`Record`].
+    /// Version, as in [`Record`].
     pub version: String,
-    /// As in [`Record`].
+    /// Toolchain, as in [`Record`].
     pub toolchain: String,
-    /// As in [`Record`].
+    /// Time of the measurement, as in [`Record`].
     pub unix_time: u64,
-    /// As in [`Record`].
+    /// Whether it was imported, as in [`Record`].
     #[serde(skip)]
     pub is_imported: bool,
 }
@@ -297,7 +297,7 @@ impl Best {
     }
 }
 
-/// By template: what its records are held against.
+/// Function from a template to the judge of its records.
 pub type Judges<'a> = &'a dyn Fn(&str) -> Judge;
 
 /// Counts of an import.

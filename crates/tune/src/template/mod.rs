@@ -89,7 +89,7 @@ pub struct Task {
     pub space: Arc<Space>,
 }
 
-/// Why there is no task. The fault is the caller's, but for `Space`, which is the template's.
+/// Reason why there is no task. The fault is the caller's, but for `Space`, which is the template's.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
     /// No template of that name serves the workload.

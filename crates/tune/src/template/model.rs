@@ -16,12 +16,12 @@ pub fn step_cycles(s: &Setting, vectors: i64, broadcast: i64) -> f64 {
     both.max((sums + operands) / core.issues).max(core.sum_latency)
 }
 
-/// How often tiles of which size cover an extent: the full ones, and the rest.
+/// Numbers and sizes of the tiles that cover an extent: the full ones, and the remainder.
 pub fn cuts(extent: i64, tile: i64) -> [(f64, i64); 2] {
     [((extent / tile) as f64, tile), (f64::from(u8::from(extent % tile > 0)), extent % tile)]
 }
 
-/// Bytes a cycle from the smallest cache that holds so many bytes; from main memory where none does.
+/// Bytes a cycle from the smallest cache that holds `bytes` bytes; from main memory where none does.
 pub fn bandwidth(s: &Setting, bytes: f64) -> f64 {
     let Target { l1d_bytes, l2_bytes, l3_bytes, .. } = s.target;
     // Caches hold other things too.
@@ -29,8 +29,8 @@ pub fn bandwidth(s: &Setting, bytes: f64) -> f64 {
     levels.into_iter().find(|(size, _)| bytes <= *size).map_or(8.0, |(_, rate)| rate)
 }
 
-/// Cycles that results of so many bytes take on their way to memory: those that no cache of this core holds
-/// are read before they are written, and written back.
+/// Cycles for writing `bytes` bytes of results to memory: those that no cache of this core holds are read
+/// before they are written, and written back.
 pub fn write_back(s: &Setting, bytes: f64) -> f64 {
     if bytes > 0.5 * s.target.l2_bytes as f64 { 2.0 * bytes / bandwidth(s, bytes) } else { 0.0 }
 }

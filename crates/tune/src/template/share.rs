@@ -203,9 +203,9 @@ pub fn in_parts(stage: &str, result: &[&str], sum: &str, rest: &[&str], part: i6
     ]
 }
 
-/// Gives each part of the results cache lines of its own. `order`: the dimensions of the partial results in
-/// the order in which they are to stand; the one at `padded` has so many elements, each of so many of the
-/// dimensions inside.
+/// Gives each part of the results cache lines of its own. `order`: dimensions of the partial results, in
+/// memory order; the one at `padded` has `extent` elements, each of `inside` elements of the dimensions
+/// inside.
 pub fn on_own_lines(s: &Setting, order: &[usize], padded: usize, extent: i64, inside: i64) -> Step {
     let per_line = LINE_BYTES / s.workload.dtype.bytes() as i64;
     let fills = (1..=per_line).find(|n| n * inside % per_line == 0).expect("a line's worth of them does");

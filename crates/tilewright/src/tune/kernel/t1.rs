@@ -73,7 +73,7 @@ struct Specification {
     shared_memory: Option<i64>,
 }
 
-/// Something along each axis.
+/// Values along each axis.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Along<T> {

@@ -94,7 +94,7 @@ fn loops(cut: Option<&str>) -> [&'static str; 6] {
     }
 }
 
-/// How many elements a tile size means: of vectors where it counts lanes.
+/// Number of elements of a tile size, which counts vectors where it is of lanes.
 fn elements(tile: i64, is_lanes: bool, lanes: i64) -> i64 {
     if is_lanes { tile * lanes } else { tile }
 }
@@ -449,7 +449,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     steps
 }
 
-/// Rows seldom begin and end where vectors do: so many times as long do pixels as lanes take.
+/// Slowdown of pixels as lanes: rows seldom begin and end where vectors do.
 const LANES_OF_PIXELS: f64 = 1.12;
 /// Cycles of a vector whose elements lie apart.
 const APART: f64 = 3.5;

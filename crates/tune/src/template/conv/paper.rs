@@ -43,8 +43,8 @@ pub const CONV_4_4_4_2_2_2: Template = Template {
     estimate: None,
 };
 
-/// On a CPU all but transposed ones and layouts that others chose; on a GPU those without groups and layouts
-/// of ours.
+/// Whether the template serves a workload: on a CPU all but transposed convolutions and layouts that others
+/// chose; on a GPU those without groups and layouts of ours.
 fn serves(s: &Setting) -> bool {
     let Structure::Window(window) = s.workload.structure() else { return false };
     let is_plain = window.groups == 1 && !is_blocked(s);

@@ -27,13 +27,13 @@ fn is_possible(s: &Setting) -> bool {
     s.target.has_async_copies() && s.workload.prologue().is_empty()
 }
 
-/// How many steps ahead factors are there: in registers, in two of the shared memory as well, or in so many
-/// of it.
+/// Pipeline stages of the factors: loaded ahead in registers, in two buffers of shared memory as well, or in
+/// this many buffers by asynchronous copies.
 pub fn ahead(s: &Setting) -> Parameter {
     Parameter::ordinal("ahead", 0..=if is_possible(s) { 4 } else { 2 })
 }
 
-/// By which way.
+/// Kind of copies to shared memory.
 pub fn way(s: &Setting) -> Option<Parameter> {
     is_possible(s).then(|| Parameter::categorical("copies", &["registers", "async"]).optional())
 }
@@ -55,7 +55,7 @@ pub fn constraints(s: &Setting, elements: &str, unasked: u64, parameters: &[Para
     [constraint("shared_bytes", &shared, parameters)].into_iter().chain(ways).collect()
 }
 
-/// How many of a step's loads a thread has in registers: none, or its part, as a factor of an expression.
+/// Share of a step's loads that a thread holds in registers, all or none, as a factor of an expression.
 pub fn in_registers(s: &Setting) -> &'static str {
     if is_possible(s) { "(min(ahead, 1) if copies == 'registers' else 0)" } else { "min(ahead, 1)" }
 }
@@ -73,10 +73,10 @@ pub fn are_alone(parameters: &[Parameter]) -> &'static str {
 /// How factors get into shared memory in a configuration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Copies {
-    /// Loaded where they are needed, or so many steps ahead into registers: one, or two with as many of the
-    /// shared memory.
+    /// Copies through registers, loaded where they are needed or this many steps ahead: one, or two with as
+    /// many buffers in shared memory.
     Registers(i64),
-    /// On their way into so many of the shared memory.
+    /// Asynchronous copies into this many pipeline stages.
     Async(i64),
     /// Asynchronous copies, as bulk copies of boxes by one thread where possible.
     Bulk(i64),
@@ -94,18 +94,18 @@ impl Copies {
         }
     }
 
-    /// How many of the shared memory there are.
+    /// Number of buffers in shared memory.
     pub fn n(self) -> i64 {
         let (Copies::Registers(n) | Copies::Async(n) | Copies::Bulk(n)) = self;
         n.max(1)
     }
 
-    /// Whether something else goes on while factors are loaded.
+    /// Whether loads of factors overlap with other work.
     pub fn are_ahead(self) -> bool {
         self != Copies::Registers(0)
     }
 
-    /// Elements of a thread, of so many, that pass through registers.
+    /// Elements of a thread, of `elements`, that pass through registers.
     pub fn in_registers(self, elements: i64) -> i64 {
         if matches!(self, Copies::Registers(1..)) { elements } else { 0 }
     }

@@ -60,7 +60,7 @@ const OTHER_REGISTERS: i64 = 20;
 /// Elements of a sum for each block that shares it, at least.
 const LEAST_PART: i64 = 64;
 
-/// Blocks that share a sum of so many elements.
+/// Parameter of the blocks that share a sum of `k` elements (split-k).
 pub(super) fn split_k(k: i64) -> Parameter {
     Parameter::ordinal("split_k", [1, 2, 4, 8, 16].into_iter().filter(|&n| n == 1 || k >= n * LEAST_PART))
 }
@@ -163,9 +163,9 @@ fn words(s: &Setting) -> i64 {
     s.workload.dtype.arithmetic().bytes() as i64 / 4
 }
 
-/// Registers of a thread, of so many, for elements that are loaded ahead, as an expression: what is loaded
-/// one by one has an address each, what is gathered for a convolution a condition too, and two halves that
-/// are loaded together have one register.
+/// Registers of a thread, of `threads`, for elements that are loaded ahead, as an expression: elements that
+/// are loaded one by one have an address each, those gathered for a convolution a condition too, and two f16
+/// or bf16 that are loaded together share a register.
 pub(super) fn loaded_ahead(s: &Setting, threads: &str) -> String {
     let is_loaded = copies::in_registers(s);
     let is_gathered = matches!(s.workload.structure(), Structure::Window(_));
@@ -180,7 +180,7 @@ pub(super) fn loaded_ahead(s: &Setting, threads: &str) -> String {
 /// Registers for a copy of one element: its address, and where it goes.
 const COPY_REGISTERS: i64 = 3;
 
-/// Registers of a thread, of so many, for copies of single elements that it does not load ahead, as an
+/// Registers of a thread, of `threads`, for copies of single elements that it does not load ahead, as an
 /// expression.
 fn copied_alone(threads: &str, parameters: &[Parameter]) -> String {
     let of = |factor: char, block: char| {
@@ -190,8 +190,9 @@ fn copied_alone(threads: &str, parameters: &[Parameter]) -> String {
     format!("{} * {COPY_REGISTERS} * ({} + {})", copies::are_alone(parameters), of('a', 'm'), of('b', 'n'))
 }
 
-/// How many registers a thread, and all threads of a block, may have. `registers`: what a thread needs
-/// besides those for copies of single elements, of which many threads have less at a time, as an expression.
+/// Constraints on the registers of a thread, and of all threads of a block. `registers`: registers of a
+/// thread besides those for copies of single elements, of which many threads have less at a time, as an
+/// expression.
 pub(super) fn in_registers(s: &Setting, registers: &str, threads: &str, parameters: &[Parameter]) -> Constraint {
     let gpu = gpu(s);
     let mut copied = copied_alone(threads, parameters);
@@ -304,7 +305,7 @@ pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config)
     cycles + sums_of_parts(s, p, t.split)
 }
 
-/// Cycles of the blocks of a tiling on a CPU with vectors of so many lanes: each core runs one block after
+/// Cycles of the blocks of a tiling on a CPU with vectors of `lanes` lanes: each core runs one block after
 /// the other. Threads take turns between barriers there, and their sums lie in memory meanwhile: on Zen 4 by
 /// Intel's runtime that leaves two fifths of the speed.
 fn cycles_of_cores(s: &Setting, t: &Tiling, lanes: i64, blocks: &Blocks) -> f64 {

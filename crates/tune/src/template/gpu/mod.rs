@@ -65,8 +65,8 @@ fn constraint(name: &str, text: &str, parameters: &[Parameter]) -> Constraint {
     Constraint::parse(name, text, parameters).unwrap_or_else(|e| panic!("invariant: `{text}` is an expression: {e}"))
 }
 
-/// How many threads a block may have, in all and along the third axis. `along`: the threads along x, y and z,
-/// as expressions.
+/// Constraints on the threads of a block, in all and along the third axis. `along`: the threads along x, y
+/// and z, as expressions.
 pub fn threads(s: &Setting, along: &[&str], parameters: &[Parameter]) -> Vec<Constraint> {
     let gpu = gpu(s);
     let all = constraint("threads", &format!("{} <= {}", along.join(" * "), gpu.most_threads), parameters);
@@ -76,7 +76,7 @@ pub fn threads(s: &Setting, along: &[&str], parameters: &[Parameter]) -> Vec<Con
     [all].into_iter().chain(third).collect()
 }
 
-/// How much shared memory a block has. `elements`: what it keeps there, as expressions.
+/// Constraint on the shared memory of a block. `elements`: numbers of elements there, as expressions.
 pub fn shared_bytes(s: &Setting, elements: &[impl AsRef<str>], parameters: &[Parameter]) -> Constraint {
     let (bytes, most) = (s.workload.dtype.bytes(), gpu(s).shared_bytes);
     let elements: Vec<&str> = elements.iter().map(AsRef::as_ref).collect();

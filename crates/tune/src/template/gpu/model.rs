@@ -16,7 +16,7 @@ const EACH: f64 = 300.0;
 
 /// Blocks of a kernel, as the cost model sees them.
 pub struct Blocks {
-    /// Their number.
+    /// Number of blocks.
     pub n: i64,
     /// Threads of each.
     pub threads: i64,
@@ -30,7 +30,7 @@ pub struct Blocks {
     pub efficiency: f64,
     /// Bytes that it reads and writes in the device's memory.
     pub bytes: f64,
-    /// How often it waits for what it reads.
+    /// Number of waits for loads.
     pub waits: f64,
 }
 
@@ -115,12 +115,12 @@ impl Work {
         }
     }
 
-    /// Has threads of a block wait for each other, and for so many steps of what they share.
+    /// Adds the waits of a block's threads for each other, and for `n_steps` steps of shared work.
     pub fn share(&mut self, n_steps: i64) {
         self.waits += SHARED * (n_steps + 2) as f64;
     }
 
-    /// Cycles until so many blocks of so many threads are done.
+    /// Cycles until `n_blocks` blocks of `threads` threads are done.
     pub fn cycles(&self, gpu: &Gpu, n_blocks: i64, threads: i64) -> f64 {
         let units = i64::from(gpu.n_units).max(1);
         let resident = (i64::from(gpu.unit_threads) / threads).clamp(1, 16);

@@ -51,7 +51,7 @@ const FEW_ROWS: i64 = 8;
 const LONG_SUM: i64 = 64;
 /// Sums of fewer elements blocks do not share.
 const VERY_LONG_SUM: i64 = 4096;
-/// Of so many sums blocks share none.
+/// Number of sums from which on blocks do not share them.
 const MANY_SUMS: i64 = 1024;
 /// Iterations that a single block does where a further kernel would begin otherwise.
 const ALONE: f64 = 65536.0;

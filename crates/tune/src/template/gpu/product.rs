@@ -58,13 +58,12 @@ pub struct Factor {
     pub loads: i64,
 }
 
-/// How many neighbours of rows of so many elements may be stored at once.
+/// Vector width for stores to rows of `n` elements.
 fn aligned(n: i64) -> i64 {
     [4, 2].into_iter().find(|v| n % v == 0).unwrap_or(1)
 }
 
-/// How many neighbours of rows of so many elements may be loaded at once: those in 16 bytes, of double
-/// precision too four.
+/// Vector width for loads from rows of `n` elements: 16 bytes, and four in f64, too.
 fn loaded(w: &Workload, n: i64) -> i64 {
     if w.dtype.is_half() && n % 8 == 0 { 8 } else { aligned(n) }
 }
@@ -112,9 +111,9 @@ impl Product {
         Product { steps, loops, last, batch: c.batch, m: c.m, n: c.n, k: c.k, a, b, stores, is_among_others }
     }
 
-    /// The products of Winograd's algorithm with tiles of so many rows and columns of results: rows are
-    /// channels of the output, columns tiles of it, and there is one product for each element of a tile. What
-    /// they are products of, and what is made of them, are kernels before and after.
+    /// Products of Winograd's algorithm with tiles of `tile` rows and columns of results: rows are channels
+    /// of the output, columns tiles of it, and there is a product for each element of a tile. Their factors
+    /// and their use are kernels before and after.
     pub fn of_winograd(window: &Window, tile: i64) -> Product {
         let [th, tw] = window.axes.map(|axis| ceil_div(axis.output, tile));
         let steps = vec![
@@ -275,11 +274,11 @@ impl Division {
 /// How threads read the factors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fragments {
-    /// From shared memory, as they multiply.
+    /// Reads from shared memory by each multiplication.
     None,
-    /// Through registers, for one step of the sum at a time.
+    /// Registers for one step of the sum at a time.
     Step,
-    /// Through registers, for all steps of the innermost loop of the sum.
+    /// Registers for all steps of the innermost loop of the sum.
     Inner,
 }
 
@@ -500,7 +499,8 @@ pub fn bind_blocks(order: Order, outer: Vec<String>) -> Vec<Step> {
     steps
 }
 
-/// Has so many blocks go through those of [`bind_blocks`] one after the other, in the same order.
+/// Makes each block go through several blocks of [`bind_blocks`] one after the other, in the same order
+/// (persistent blocks).
 pub fn bind_units(order: Order, outer: Vec<String>, n_units: i64) -> Vec<Step> {
     let (mut steps, mut all) = (Vec::new(), outer);
     let inner: &[&str] = match order {

@@ -329,8 +329,8 @@ impl Making<'_> {
         self.threads(row.map(of), own.iter().map(|d| of(*d)).collect(), n_own).map(drop)
     }
 
-    /// Spreads a nest over threads: the rows of a block, and so many elements of each. The loop over a
-    /// thread's elements, or else over rows, where there is one.
+    /// Spreads a nest over threads: the rows of a block, and `n_own` elements of each. Returns the loop over
+    /// a thread's elements, or else over rows, where there is one.
     fn threads(&mut self, row: Option<String>, own: Vec<String>, n_own: i64) -> Option<Option<String>> {
         let [along, across] = if self.division.along_first { [0, 1] } else { [1, 0] };
         let mut inside = row.clone();

@@ -49,8 +49,8 @@ pub(super) const WGMMA: Algorithm<Setting> = Algorithm {
     estimate: |s, _, space, config| UNPROVEN * estimate(s, &product(s), space, config),
 };
 
-/// How much worse than the model says these are taken to be beside other algorithms: they have been emulated
-/// and not run on a GPU, and nobody checks what a first guess computes.
+/// Penalty beside other algorithms: these have been emulated and not run on a GPU, and first guesses run
+/// unchecked.
 const UNPROVEN: f64 = 100.0;
 /// Columns of the least block.
 const LEAST_COLUMNS: i64 = 32;
@@ -69,8 +69,8 @@ fn row(dtype: DType) -> i64 {
     ROW_BYTES / dtype.bytes() as i64
 }
 
-/// Whether a factor is transposed on its way into shared memory: tensor cores want numbers in single
-/// precision along the sum, of halves they also take rows that lie across it.
+/// Whether a factor is transposed on its way into shared memory: tensor cores take f32 K-major only, f16 and
+/// bf16 MN-major too.
 fn is_turned(dtype: DType, factor: &Factor) -> bool {
     !factor.along_k && !dtype.is_half()
 }

@@ -52,7 +52,7 @@ fn window(s: &Setting) -> Option<Window> {
     }
 }
 
-/// The products with tiles of so many rows and columns.
+/// Products with tiles of `tile` rows and columns.
 fn product(s: &Setting, tile: i64) -> Product {
     Product::of_winograd(&window(s).expect("the template serves such convolutions"), tile)
 }

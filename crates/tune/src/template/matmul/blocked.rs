@@ -41,7 +41,7 @@ const LINE_BYTES: i64 = 64;
 /// More lines than this take longer to ask for than a tile takes to compute.
 const MOST_LINES: i64 = 128;
 
-/// A batch of so many products for each thread needs no parallel loops inside a product.
+/// Products of a batch for each thread from which on a product needs no parallel loops inside.
 const PRODUCTS_PER_THREAD: i64 = 4;
 
 /// Rows or columns of a block of whole tiles: `n` cut into about `blocks` equal parts.
@@ -281,7 +281,7 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
 /// How far the loops over rows or columns are those of the epilogue, which compute what it reads inside them.
 #[derive(Clone, Copy)]
 enum Finished {
-    /// Not at all: the product is computed first, or there is no epilogue.
+    /// No fusion: the product is computed first, or there is no epilogue.
     Whole,
     /// Over blocks.
     Blocks,

@@ -26,7 +26,7 @@ pub const MATMUL_DOT: Template = Template {
 /// Dot products as an algorithm.
 pub const DOT: Algorithm<Product> = Algorithm { name: "dot", applies, parameters, constraints, steps, estimate };
 
-/// With more rows and columns than this, packed panels win.
+/// Most rows and columns; beyond them packed panels win.
 const MOST_OF_FEWER: i64 = 64;
 
 /// Rows or columns of a tile.

@@ -78,7 +78,7 @@ pub enum Lanes {
     Across(usize),
     /// A loop over what an element combines.
     Along(usize),
-    /// None: there is but one element.
+    /// No lanes: there is but one element.
     None,
 }
 
@@ -115,8 +115,8 @@ impl Lanes {
     }
 }
 
-/// Numbers that a configuration adds up one after the other at most: the relative error of a sum of positive
-/// numbers is then below 2⁻¹⁴ in single precision, whatever there is to sum. Longer sums are sums of sums.
+/// Most numbers that a configuration adds up one after the other: the relative error of a sum of positive
+/// numbers is then below 2⁻¹⁴ in f32, whatever the extent. Longer sums are sums of sums.
 pub const MOST_ADDED: i64 = 1024;
 
 /// Numbers that a stage adds up one after the other.
@@ -185,8 +185,8 @@ pub fn crossing(stages: &[Stage], group: &Group, lanes: i64) -> Option<usize> {
     stage.axes().find(crosses)
 }
 
-/// How many first and last iterations of the loop of lanes of a group's last stage conditions tell
-/// from the others.
+/// Numbers of the first and the last iterations that conditions tell from the others, in the loop of lanes of
+/// a group's last stage.
 pub fn borders(stages: &[Stage], group: &Group, lanes: i64) -> Option<[i64; 2]> {
     let stage = &stages[group.root];
     let Lanes::Across(lane) = Lanes::of(stages, group, group.root, lanes, &Choices::default()) else { return None };
@@ -308,7 +308,8 @@ impl Builder {
         }
     }
 
-    /// Has a stage add up sums over parts of its outermost loop, where so many numbers are added up.
+    /// Has a stage add up sums over parts of its outermost loop, so that at most [`MOST_ADDED`] of its
+    /// `n_added` numbers are added one after the other.
     fn cut_sum(&mut self, stage: &Stage, n_added: i64, along: Lanes, lanes: i64) -> bool {
         let Some(r) = stage.reduction().find(|r| stage.loops[*r].extent > 1) else { return false };
         let extent = stage.loops[r].extent;
@@ -661,7 +662,7 @@ struct Parts {
 
 /// Parts of a sum.
 struct Level {
-    /// Their buffer, and what the names of their loops begin in.
+    /// Name of their buffer, and prefix of their loops' names.
     name: String,
     /// The stage's loop that became their lanes.
     lane: String,

@@ -43,11 +43,11 @@ pub struct Axis {
 
 /// A load of a stage.
 pub struct Read {
-    /// From where.
+    /// Buffer that is read.
     pub buffer: BufferId,
-    /// At which element.
+    /// Subscripts of the element.
     pub subscripts: Vec<Index>,
-    /// By loop: elements from one iteration to the next; none where that varies.
+    /// Elements from one iteration to the next, by loop; `None` where that varies.
     pub strides: Vec<Option<i64>>,
 }
 
@@ -215,7 +215,7 @@ pub struct Group {
     pub attached: Vec<usize>,
     /// The outermost loops of the last one that make up a row; those that it has besides are inside.
     pub rows: usize,
-    /// By stage and loop: the loop of the last stage that it follows.
+    /// Loop of the last stage that each loop follows, by stage and loop.
     pub follows: Vec<Vec<Option<usize>>>,
 }
 
@@ -274,8 +274,8 @@ pub fn groups(program: &Program, stages: &[Stage], apart: bool, by_elements: boo
     (0..n).filter(|s| root_of[*s] == *s).map(of_root).collect()
 }
 
-/// By loop of a stage, the loop of its readers' last stage that it follows wherever it is read; `None` where
-/// the stage's subscripts are none that can be followed.
+/// Loop of its readers' last stage that each loop of a stage follows wherever it is read; `None` where the
+/// stage's subscripts cannot be followed.
 fn followed(
     stages: &[Stage],
     s: usize,
