@@ -11,7 +11,7 @@ use std::{env, fs};
 /// The major version of LLVM that the bindings are written for.
 const LLVM_MAJOR: &str = "22";
 
-/// How to get out of any failure below.
+/// Advice for any failure below.
 const HINT: &str = "use Rust 1.95 or a later release that still has LLVM 22 (`rustc -vV` tells), \
                     or set TILEWRIGHT_LIBLLVM to the path of a libLLVM 22";
 

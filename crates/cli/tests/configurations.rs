@@ -57,7 +57,7 @@ const CASES: [(&str, usize); 30] = [
 /// Random configurations of each template for one convolution.
 const CONFIGS_OF_CONVOLUTION: usize = 3;
 
-/// How thorough to be.
+/// Number of configurations to test.
 fn n_configs() -> usize {
     std::env::var("TILEWRIGHT_CONFIGS").map_or(4, |n| n.parse().expect("a number of configurations"))
 }

@@ -63,7 +63,7 @@ pub enum ArgumentAlign {
 /// code is as fast.
 const MOST_STORES: usize = 8;
 
-/// How a buffer is reached in a function.
+/// Storage of a buffer as a function reaches it.
 #[derive(Clone)]
 pub(super) enum Storage {
     /// Pointer to the first element.
@@ -178,7 +178,7 @@ pub fn symbol(part: Part) -> &'static str {
     }
 }
 
-/// How code is written.
+/// Options of code generation.
 #[derive(Clone, Copy, Default)]
 pub struct Options<'p> {
     /// Prefix of the functions' names, where they are exported.

@@ -170,7 +170,8 @@ pub type ParallelFor = unsafe extern "C" fn(
     n_iterations: i64,
 );
 
-/// How parallel loops run. A C object calls it by this layout.
+/// Callback, with its context, through which a kernel runs parallel loops. Compiled objects rely on this
+/// layout.
 #[repr(C)]
 pub struct Runtime {
     /// Passed through to `parallel_for`.

@@ -387,7 +387,7 @@ impl Printer<'_> {
         self.lanes = Some((var, width));
     }
 
-    /// How far apart neighbouring lanes are; none where that is not the same everywhere.
+    /// Distance between neighbouring lanes; `None` where it varies.
     fn step(&self, place: &Index) -> Option<i64> {
         let Some((var, _)) = self.lanes else { return Some(0) };
         let step = place.coefficient(var);

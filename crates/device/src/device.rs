@@ -38,7 +38,7 @@ const MOST_RUNNERS: usize = 4;
 /// Samples that a trial has at least: a disturbance outlasts a second one, and another candidate tells more.
 const SAMPLES_OF_TRIAL: u32 = 1;
 
-/// How candidates are built, run and timed.
+/// Options for building, running and timing candidates.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Command that starts a worker process.
@@ -175,8 +175,7 @@ pub struct Device {
     /// CPUs that workers may use, and those of them on which no kernel is timed.
     all_cpus: Vec<usize>,
     other_cpus: Vec<usize>,
-    /// How the machine was when it was looked the last time, and when that was; none where kernels run
-    /// elsewhere.
+    /// Conditions of the machine at the last look, and its moment; `None` where kernels run elsewhere.
     conditions: Option<(Conditions, Instant)>,
     /// The pauses so far, as far as candidates know of them.
     paused: Duration,

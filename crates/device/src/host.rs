@@ -157,7 +157,7 @@ pub fn pin_cpus(threads: usize) -> Vec<usize> {
 /// Cores whose speed differs by no more than this are of one kind.
 const ONE_KIND: f64 = 0.85;
 
-/// How fast a CPU is compared with others of this machine, where the kernel says: its capacity, or its
+/// Speed of a CPU compared with others of this machine, where the kernel reports it: its capacity, or its
 /// highest frequency.
 fn speed(cpu: usize) -> Option<f64> {
     let of = |name: &str| {

@@ -43,7 +43,7 @@ pub struct Job {
     pub arguments: Vec<Argument>,
     /// File of the buffers' contents and right results.
     pub data: PathBuf,
-    /// How far an element may be from the right one, as a part of its size and of that of the largest one.
+    /// Largest error allowed of an element, relative to its size and to that of the largest one.
     pub tolerance: f64,
     /// Nanoseconds to spend in timed runs.
     pub min_time_ns: f64,
@@ -122,7 +122,7 @@ impl Answer {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Done {
-    /// How a process ended, or would have ended, that did nothing else, as the system has it.
+    /// Wait status that a process which did only this work ended with, or would have.
     pub status: i32,
     /// Whether earlier work may have caused a failure.
     pub is_doubtful: bool,

@@ -20,7 +20,7 @@ const N_ROUNDS: usize = 40;
 const N_TRIES: usize = 3;
 /// No neighbour slows a core down by more; what looks slower has another reason.
 const MOST: f64 = 2.0;
-/// How long the first looks take, and the pause between two of them.
+/// Length of the first looks, and the pause between two of them.
 const FIRST_LOOKS: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(200);
 /// Looks that are remembered.
@@ -113,7 +113,7 @@ unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
     work.times[iteration as usize].store(fastest, Ordering::Relaxed);
 }
 
-/// How the times of a workload's kernels vary, learnt from samples of the same kernel.
+/// Variation of the times of a workload's kernels, learnt from samples of the same kernel.
 ///
 /// They grow with the pace, `log time = … + sensitivity · log pace`: what waits for memory hardly does, what
 /// computes does in full. What is left is noise.

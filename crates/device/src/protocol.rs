@@ -30,14 +30,14 @@ pub enum Request {
     Check {
         /// The number that the program is kept under.
         id: u64,
-        /// How it is timed, where it is.
+        /// Plan of the timing; `None` where the program is only checked.
         plan: Option<Plan>,
     },
     /// Time a kept program that has been checked.
     Run {
         /// The number that the program is kept under.
         id: u64,
-        /// How long, and against what.
+        /// Plan of the timing.
         plan: Plan,
     },
     /// Forget a kept program.
@@ -80,7 +80,7 @@ pub enum Caches {
     Cold,
 }
 
-/// How a kernel is timed.
+/// Plan by which a kernel is timed.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Plan {
     /// Least time spent in samples, in nanoseconds.
@@ -145,7 +145,7 @@ pub enum Reply {
         stopped_early: bool,
         /// Seconds spent in runs.
         seconds: f64,
-        /// How the device was, where that is another machine.
+        /// Conditions of the device, where it is another machine.
         conditions: Conditions,
     },
     /// The request failed.

@@ -19,9 +19,9 @@ pub const SOURCE: &str = include_str!("runner/tw-run.c");
 
 /// The version of what is said.
 const PROTOCOL: &str = "1";
-/// How long it may take to say what it is: it is started meanwhile, over a network perhaps.
+/// Timeout for the runner's first message; starting it, perhaps over a network, counts too.
 const HELLO: Duration = Duration::from_secs(30);
-/// How long it may take for anything else but a run.
+/// Timeout for every other answer except that to a run.
 pub(crate) const ANSWER: Duration = Duration::from_secs(60);
 /// Larger answers are none.
 const MOST_BYTES: u64 = 1 << 36;
@@ -277,7 +277,7 @@ impl Runner {
         }
     }
 
-    /// How its process ended, and what it said last.
+    /// Describes the end of its process, and its last output.
     fn last_words(&mut self) -> String {
         let _ = self.child.kill();
         let status = self.child.wait().map_or_else(|unknown| unknown.to_string(), describe);

@@ -146,7 +146,7 @@ const OPENING: &[libc::c_long] = &[
     libc::SYS_open,
 ];
 
-/// How strict the filters are.
+/// Strictness of the filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
     /// Strict for generated code: calls that are not allowed are refused.

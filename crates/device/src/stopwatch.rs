@@ -1,4 +1,4 @@
-//! How long runs of a kernel take.
+//! Timing of a kernel's runs.
 
 use std::time::{Duration, Instant};
 

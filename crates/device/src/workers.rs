@@ -23,7 +23,7 @@ pub struct WorkerCommand {
 
 const LANES: [Lane; 2] = [Lane::Build, Lane::Test];
 
-/// How long a worker may take to start.
+/// Timeout for the start of a worker.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A worker may wait for its cores this many times as long as it may use them. A thread that waits in vain
@@ -355,7 +355,7 @@ pub fn is_from_outside(status: ExitStatus) -> bool {
     status.signal().is_some_and(|signal| !FAULTS.contains(&signal))
 }
 
-/// How a process ended, in words.
+/// Describes the end of a process in words.
 pub fn describe(status: ExitStatus) -> String {
     match status.signal() {
         Some(libc::SIGSEGV) => "access to memory outside its buffers (SIGSEGV)".to_owned(),

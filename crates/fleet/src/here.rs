@@ -226,7 +226,7 @@ pub fn class_here() -> String {
     format!("{cpu}-{:08x}", hash.finish() as u32)
 }
 
-/// How this machine is, where kernels are timed.
+/// Conditions of this machine, on which kernels are timed.
 fn conditions_here() -> Conditions {
     host::conditions(host::pin_cpus(1).first().copied().unwrap_or(0))
 }

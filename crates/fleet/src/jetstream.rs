@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::nats::{Client, Message};
 use crate::protocol::{DEVICES, RESULTS, TASKS, VERSION, class_consumer, device_consumer, device_subject};
 
-/// How long the server may take to answer.
+/// Timeout for the server's answers.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Time without news after which a device counts as absent.
 pub const DEVICE_AGE: Duration = Duration::from_secs(30);

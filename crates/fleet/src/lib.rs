@@ -63,7 +63,8 @@ impl Fleet {
         Ok(Fleet { servers, credentials, class, lease: LEASE })
     }
 
-    /// A part of the lease: whatever is waited for is, so that leases that tests can wait for do for all.
+    /// The lease divided by `of`. All waits are such fractions, so that tests with a short lease wait briefly
+    /// everywhere.
     fn part(&self, of: u32) -> Duration {
         self.lease / of
     }

@@ -28,7 +28,7 @@ use wire::{Frame, Info, Parser};
 
 pub use address::Servers;
 
-/// How long a connection, a handshake or a write may take.
+/// Timeout of a connection, a handshake or a write.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that says nothing for so long at first may encrypt that, too.
 const FIRST_WORD: Duration = Duration::from_secs(2);
@@ -42,7 +42,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const MOST_WAITING: usize = 64 << 20;
 /// Bytes of a message besides its payload.
 const OF_MESSAGE: usize = 128;
-/// How long it takes to the second try to connect, and how long it takes between tries at most.
+/// Time before the second try to connect, and the most between two tries.
 const FIRST_TRY: Duration = Duration::from_millis(100);
 const MOST_BETWEEN_TRIES: Duration = Duration::from_secs(5);
 
@@ -59,7 +59,7 @@ impl Retry {
         Retry { n_failed: 0, at: Instant::now() }
     }
 
-    /// How long to wait yet.
+    /// Time left until the next try.
     pub fn left(&self) -> Duration {
         self.at.saturating_duration_since(Instant::now())
     }

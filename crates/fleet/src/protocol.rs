@@ -106,7 +106,7 @@ pub struct Sent {
     pub steps: String,
     /// Configuration, which the result repeats so that it can be recorded without the task.
     pub config: String,
-    /// How long its runs may take, whatever others do.
+    /// Timeout of its runs, whatever other candidates take.
     pub patience_s: Option<f64>,
 }
 

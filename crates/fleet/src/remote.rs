@@ -42,7 +42,7 @@ const QUIET_LEASES: u32 = 2;
 const MOST_STRIKES: u64 = 2;
 /// Interval at which a race checks whether it is to end.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long it is waited for a device to race on.
+/// Timeout of the wait for a device to race on.
 const FIRST_DEVICE: Duration = Duration::from_secs(5);
 /// A race of which nothing is heard for so much longer than it may take is had elsewhere.
 const RACE_SLACK: Duration = Duration::from_secs(30);

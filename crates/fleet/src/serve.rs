@@ -22,12 +22,12 @@ use crate::remote::to_json;
 const MOST_HELD: usize = 2;
 /// Assignments of which workers and data are kept for when they come again.
 const MOST_ASSIGNMENTS: usize = 6;
-/// How long the server holds a request for a task, and how much later it is taken for lost: the server does
-/// not answer at all while nobody has made a place for tasks, and whoever joins first is to begin soon all
-/// the same.
+/// Divisors of the lease that give the time for which the server holds a request for a task, and the time
+/// after that when the request counts as lost: the server does not answer at all while nobody has made a
+/// place for tasks, and a device that joins first is to begin soon all the same.
 ///
-/// Both are parts of a lease, as are a tuner's time to say what it still wants, after which it wants all of
-/// it, and the time where there is nobody to ask for tasks yet.
+/// The next two give a tuner's time to say what it still wants, after which it wants all of it, and the time
+/// where there is nobody to ask for tasks yet.
 const PULL_TIME: u32 = 10;
 const PULL_SLACK: u32 = 20;
 const ANSWER_TIME: u32 = 5;
@@ -37,7 +37,7 @@ const LEAST_PULL: Duration = Duration::from_millis(100);
 /// Interval of the announcements, and the pause before one that was not stored is repeated.
 const SELF: Duration = Duration::from_secs(5);
 pub const SELF_AGAIN: Duration = Duration::from_millis(500);
-/// How long it listens at a time, where kernels are measured and where not.
+/// Longest wait for a result while kernels are measured, and for a message while none are.
 const LISTEN: Duration = Duration::from_millis(1);
 const REST: Duration = Duration::from_millis(50);
 /// Interval of the checks which leases are to be renewed; each is renewed three times in its length.

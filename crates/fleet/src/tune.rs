@@ -18,13 +18,13 @@ use crate::nkey::random_name;
 use crate::protocol::{Ask, Assignment, Cancel, Done, Finding, RESULTS, cancel_subject, rest_subject};
 use crate::remote::{Books, Remote, to_json};
 
-/// How long it is waited for a device of the class.
+/// Timeout of the wait for a device of the class.
 const FIRST_DEVICE: Duration = Duration::from_secs(5);
 /// Candidates that a device is to have at a time, at least: one that is measured, one that is built.
 const PER_DEVICE: usize = 2;
 /// Searches that are made ready at a time: a core each, and none for each of those that wait.
 const MADE_READY: usize = 2;
-/// How long the tuner of a run may take to say that it is there.
+/// Timeout for the tuner of a run to report its presence.
 const SIGN: Duration = Duration::from_secs(1);
 /// Results that are taken over at a time, and how long none may come.
 const TAKEN: u64 = 256;
@@ -88,7 +88,7 @@ pub fn tune_many(
     Ok(done)
 }
 
-/// How several searches share devices.
+/// Turns by which several searches share devices.
 struct Turns {
     /// The devices that each is to keep busy.
     n_devices: usize,

@@ -18,8 +18,8 @@ const LONGEST_NS: f64 = 86_400e9;
 /// The largest numbers of integer types and of single precision, which stand for failures in any unit.
 const LARGEST: &[f64] = &[i32::MAX as f64, u32::MAX as f64, i64::MAX as f64, u64::MAX as f64, f32::MAX as f64];
 
-/// How Kernel Tuner calls failures. It tells fewer of them apart than we do: of classes with one name the
-/// first is read.
+/// Kernel Tuner's names of failures. It has fewer of them than we have classes: a name that several classes
+/// share is read as the first of them.
 const FAILURES: &[(&str, ErrorClass)] = &[
     ("CompilationFailedConfig", ErrorClass::CompileErrorDevice),
     ("CompilationFailedConfig", ErrorClass::CompileErrorHost),
@@ -31,7 +31,7 @@ const FAILURES: &[(&str, ErrorClass)] = &[
     ("InvalidConfig", ErrorClass::InstantiationError),
 ];
 
-/// How Kernel Tuner calls a failure of this class.
+/// Kernel Tuner's name of a failure of this class.
 pub(crate) fn failure_of(class: ErrorClass) -> &'static str {
     let row = FAILURES.iter().find(|(_, known)| *known == class);
     row.expect("invariant: each class of errors has a name in Kernel Tuner").0

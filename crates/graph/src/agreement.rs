@@ -2,7 +2,7 @@
 
 use crate::Tensor;
 
-/// How far two tensors agree.
+/// Measures of the agreement of two tensors.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Agreement {
     /// The cosine of the angle between them as vectors: 1 where they agree, and of two that are all zero.

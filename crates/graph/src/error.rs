@@ -148,7 +148,7 @@ fn needs_shape(dims: Option<&[Dim]>) -> bool {
     dims.is_none_or(|dims| dims.contains(&Dim::Unknown))
 }
 
-/// How to make known what inputs decide, where they are few.
+/// Hint to set the inputs on whose values a shape depends, where they are few.
 fn set_hint(inputs: &[String]) -> String {
     match inputs {
         [] => String::new(),

@@ -28,7 +28,7 @@ pub use write::{ModelFile, NodeFile, Port, write};
 
 /// The newest opset of ONNX's own domain that is known.
 pub const NEWEST_OPSET: i64 = 28;
-/// How deep graphs may lie in graphs, and functions in functions.
+/// Deepest nesting of graphs in graphs, and of functions in functions.
 const DEEPEST: usize = 16;
 
 /// Reads a model. Weights stay in the file's bytes, or in those of files beside it, which `external` gives by

@@ -1,4 +1,4 @@
-//! How fast the interpreter, the reference, the verifier and the lowering are. Numbers to look at; none is
+//! Speed of the interpreter, the reference, the verifier and the lowering. Numbers to look at; none is
 //! asserted.
 //!
 //! `cargo bench -p tilewright-ir [-- NAME]` measures all that it names, or those whose names contain NAME.

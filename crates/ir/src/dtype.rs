@@ -357,13 +357,14 @@ impl DType {
         if x.is_infinite() { self.whole(self.held(x)) } else { self.wrap(x as i128) }
     }
 
-    /// How an element is held that a number becomes: rounded; of a [wide](DType::is_wide) type as its bits.
+    /// Converts a number to the held form of an element: rounded to the type, or for a [wide](DType::is_wide)
+    /// type as its bits.
     pub fn held(self, x: f64) -> f64 {
         let Row { round, encode, .. } = self.row();
         if self.is_wide() { f64::from_bits(encode(x)) } else { round(x) }
     }
 
-    /// How an element is held that an integer becomes.
+    /// Converts an integer to the held form of an element.
     pub fn held_whole(self, x: i128) -> f64 {
         let x = self.wrap(x);
         if self.is_wide() { f64::from_bits(x as u64) } else { x as f64 }
@@ -419,7 +420,7 @@ impl DType {
         (self.row().random)(bits)
     }
 
-    /// How large such values are.
+    /// Sizes of these random values.
     pub fn random_size(self) -> RandomSize {
         self.row().random_size
     }

@@ -145,7 +145,7 @@ impl BinaryOp {
     }
 }
 
-/// How a reduction combines its old value with a new one.
+/// Operation by which a reduction combines its old value with a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// Sum; identity 0.

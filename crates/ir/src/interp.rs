@@ -783,7 +783,7 @@ impl Compiler<'_> {
 /// The machine has stopped with a fault.
 pub(crate) struct Stopped;
 
-/// How every operation is rounded: not at all.
+/// Mode that does not round.
 const AS_IS: u8 = 0;
 /// Mode that rounds to f32, the usual case, made fast.
 const TO_F32: u8 = 1;

@@ -125,7 +125,7 @@ impl Buffer {
     }
 }
 
-/// How the iterations of a loop are carried out.
+/// Execution of a loop's iterations: in order, in parallel, as lanes, or on a GPU's axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LoopKind {
     /// Sequential.
@@ -203,7 +203,7 @@ pub struct Loop {
     pub var: LoopId,
     /// Number of iterations, may mention outer variables; none where negative.
     pub extent: Index,
-    /// How iterations are carried out.
+    /// Execution of the iterations.
     pub kind: LoopKind,
     /// Statements of an iteration.
     pub body: Vec<Stmt>,
@@ -240,7 +240,7 @@ pub enum Stmt {
         buffer: BufferId,
         /// Subscripts, one for each dimension.
         index: Vec<Index>,
-        /// How old and new are combined.
+        /// Operation that combines the old value with the new one.
         op: ReduceOp,
         /// Value to combine with the element.
         value: Expr,

@@ -207,7 +207,7 @@ fn minutes(seconds: f64) -> String {
     }
 }
 
-/// How fast runs come to their ends.
+/// Ratio of the time that runs took to the most that they might have taken.
 #[derive(Default)]
 struct Pace {
     /// Seconds that complete runs took, and the most that they might have taken.
@@ -221,7 +221,7 @@ impl Pace {
         self.most += most;
     }
 
-    /// How long runs take that may take so many seconds at most.
+    /// Estimates the time left for runs that take `most` seconds at most.
     fn expect(&self, most: f64) -> String {
         match self.most > 0.0 {
             true => format!("about {} left", minutes(most * self.took / self.most)),

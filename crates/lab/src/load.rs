@@ -1,8 +1,8 @@
-//! How busy other programs keep the machine: measurements beside them are of little worth.
+//! Load of the machine by other programs: measurements beside them are of little worth.
 
 use std::time::{Duration, Instant};
 
-/// How long it is watched.
+/// Time for which the load is watched.
 const WINDOW: Duration = Duration::from_millis(250);
 /// CPUs in use from which on a measurement suffers.
 const TOO_MANY: f64 = 0.25;

@@ -52,11 +52,11 @@ pub struct Plot {
 pub struct Axis {
     /// Quantity and unit.
     pub label: String,
-    /// How values become distances.
+    /// Scale of the values.
     pub scale: Scale,
 }
 
-/// How values become distances.
+/// Scale of an axis: the mapping of values to distances.
 #[derive(Debug, Clone)]
 pub enum Scale {
     /// Evenly, from zero.

@@ -335,10 +335,10 @@ pub struct BeamScore {
     /// Whether answers are kept to valid ones.
     #[serde(rename = "constrained")]
     pub is_constrained: bool,
-    /// How good the answers are.
+    /// Quality of the answers.
     #[serde(flatten)]
     pub score: Score,
-    /// How long the answers to one problem take in the median, constraints included.
+    /// Median time of the answers to one problem, constraints included, in milliseconds.
     pub median_ms: f64,
     /// The longest.
     pub longest_ms: f64,

@@ -2,7 +2,8 @@
 
 use std::f64::consts::{PI, SQRT_2};
 
-/// How a mean and a spread become one score. Larger predictions and larger scores are better.
+/// Acquisition function: combines a mean and a spread into one score. Larger predictions and larger scores
+/// are better.
 ///
 /// # Source
 /// AutoTVM, section 3.3, which names these three; it finds no gain over the mean.

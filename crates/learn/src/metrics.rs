@@ -1,4 +1,4 @@
-//! How good predictions are.
+//! Measures of the quality of predictions.
 
 /// The coefficient of determination: 1 for perfect predictions, 0 for those as good as the mean of the
 /// targets.

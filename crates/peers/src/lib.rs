@@ -262,7 +262,7 @@ enum Choice {
     AsWorkload,
 }
 
-/// How a peer is run.
+/// Implementation of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
     OpenBlas,
@@ -398,7 +398,7 @@ pub fn find(name: &str) -> Option<&'static PeerSpec> {
     PEERS.iter().find(|spec| spec.name == name)
 }
 
-/// How to get the library of a variant that is not compiled in.
+/// Instructions to get the library of a variant that is not compiled in.
 fn how_to_get(variant: Variant) -> String {
     match PEERS.iter().find(|spec| spec.variant == variant).and_then(|spec| spec.package) {
         Some(package @ Package::Debian(_)) => format!("{package}; or give --peer-path"),
@@ -419,7 +419,7 @@ pub enum Unavailable {
     NotInstalled {
         /// File name of the library.
         library: String,
-        /// How to get it.
+        /// Instructions to get it.
         get: String,
     },
     /// A library without the needed operation.
@@ -656,7 +656,7 @@ fn round_of(child: &mut Child, flops: f64, round: Round) -> Result<Vec<f64>, Una
     }
 }
 
-/// How long `n_runs` runs may take before the child counts as hung: they would be slower than 0.2 GFLOP/s.
+/// Timeout of `n_runs` runs, after which the child counts as hung: they would be slower than 0.2 GFLOP/s.
 fn time_limit(work_flops: f64, min_time: Duration, n_runs: u32) -> Duration {
     Duration::from_secs(60) + min_time + Duration::from_secs_f64(f64::from(n_runs) * work_flops / 0.2e9)
 }

@@ -60,7 +60,7 @@ pub struct ModelPeerSpec {
     engine: Engine,
 }
 
-/// How a runtime is used.
+/// Runtime, and its setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     OnnxRuntime { spins: bool },
@@ -149,7 +149,7 @@ impl ModelPeer {
         &self.version
     }
 
-    /// How it runs the model, in words.
+    /// Description of the runtime's settings for the model.
     pub fn details(&self) -> &str {
         &self.details
     }
@@ -180,7 +180,7 @@ impl ModelPeer {
     }
 }
 
-/// How long a model may take to load.
+/// Timeout for loading a model.
 const START_LIMIT: Duration = Duration::from_secs(240);
 
 fn broken(error: io::Error) -> Unavailable {
@@ -195,7 +195,7 @@ pub(super) fn version(peer: &str) -> Result<String, Unavailable> {
     }
 }
 
-/// How to get the library that a Python package brings.
+/// Instructions to get the library that a Python package brings.
 fn get(package: &str) -> String {
     format!("pip download --no-deps {package}, unzip it and give the folder as --peer-path")
 }

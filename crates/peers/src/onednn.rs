@@ -27,7 +27,7 @@ use super::problem::{Conv, Kernel, Layouts, Matmul, Problem};
 use super::worker::{Prepared, Run, shortest_ns};
 use super::{Unavailable, Variant};
 
-/// How a convolution is computed.
+/// Algorithm of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Algorithm {
     /// `dnnl_convolution_direct`

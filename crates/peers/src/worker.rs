@@ -202,7 +202,8 @@ fn serve<T: Number>(
     Ok(())
 }
 
-/// How far a peer's result may be from the reference: as far as a kernel's that computes in the same way.
+/// Largest error allowed of a peer's result against the reference: that of a kernel that computes in the same
+/// way.
 fn tolerance(spec: &PeerSpec, problem: &Problem, program: &Program) -> Tolerance {
     let winograd = match spec.variant {
         Variant::OneDnnWinograd => true,

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tilewright_codegen::Runtime;
 
-/// How long an idle worker of a pool that measures spins before it sleeps. Long enough to bridge the serial
+/// Time that an idle worker of a measuring pool spins before it sleeps: long enough to bridge the serial
 /// parts of a kernel and the gap between two runs, short enough that an idle process leaves the cores alone.
 const SPIN: Duration = Duration::from_micros(200);
 

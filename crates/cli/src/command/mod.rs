@@ -312,7 +312,7 @@ pub fn on_interrupt(act: impl FnMut() + Send + 'static) -> anyhow::Result<()> {
     })
 }
 
-/// How workers are started: as this same program.
+/// Command that starts a worker: this same program.
 ///
 /// # Errors
 /// Where the path of this program is unknown.

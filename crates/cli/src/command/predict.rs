@@ -77,13 +77,13 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
-/// How models are trained.
+/// Training options of models.
 #[derive(Args, Debug)]
 struct TrainingArgs {
     /// The largest number of passes over the rows [default: the model's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     epochs: Option<u64>,
-    /// How models see numbers: by size and divisors, or as the paper has it, one token for each number seen
+    /// Encoding of numbers: by size and divisors, or as the paper has it, one token for each number seen
     #[arg(long, value_name = "numeric|one-hot", default_value = "numeric")]
     encoding: String,
 }

@@ -31,7 +31,7 @@ pub struct ReportArgs {
     model: OfModelArgs,
 }
 
-/// How a model is run.
+/// Options of running a model.
 #[derive(Args, Debug)]
 struct OfModelArgs {
     #[command(flatten)]

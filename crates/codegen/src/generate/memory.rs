@@ -10,7 +10,7 @@ use super::warpgroup::PART_BYTES;
 use super::{ARGUMENT_ALIGN, Generator, Lanes, Storage};
 use crate::ssa::{Id, Type};
 
-/// How the lanes of a vector lie in a buffer.
+/// Places of a vector's lanes in a buffer.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Access {
     /// All lanes in one place.
@@ -40,7 +40,7 @@ impl Access {
 }
 
 impl Generator<'_> {
-    /// How the lanes of an access lie.
+    /// Places of an access's lanes.
     pub(super) fn access(&self, buffer: BufferId, index: &[Index]) -> Access {
         let flat = self.flat(buffer, index);
         let Some(lanes) = self.f.lanes.filter(|l| flat.uses(l.var)) else {

@@ -53,7 +53,7 @@ pub struct Piece {
     pub width: usize,
 }
 
-/// How a vectorized loop is carried out.
+/// Execution of a vectorized loop.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Vectors {
     /// Vectors of known lengths.
@@ -269,7 +269,7 @@ fn chunks(accesses: &BTreeSet<(i64, usize)>) -> Option<Vec<Chunk>> {
     Some(out)
 }
 
-/// How a register buffer is accessed.
+/// Accesses to a register buffer.
 enum Accesses {
     /// Known positions: first element and number of elements.
     Constant(BTreeSet<(i64, usize)>),

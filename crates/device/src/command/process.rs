@@ -17,7 +17,7 @@ pub const MOST_OUTPUT: usize = 16 << 20;
 /// Interval of the checks whether a run is to be given up.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How a program is run.
+/// Settings with which a program is run.
 pub struct Setting<'a> {
     /// CPUs that it may use; where empty, all.
     pub cpus: &'a [usize],
@@ -35,7 +35,7 @@ pub struct Setting<'a> {
     pub is_over: &'a dyn Fn() -> bool,
 }
 
-/// How a run ended.
+/// End of a run.
 #[derive(Debug)]
 pub enum End {
     /// Exit of its own, or by a signal.
@@ -51,7 +51,7 @@ pub enum End {
 /// A run.
 #[derive(Debug)]
 pub struct Run {
-    /// How it ended.
+    /// End of the run.
     pub end: End,
     /// Seconds by the clock, from when the system is asked to begin the program.
     pub wall_s: f64,
@@ -134,7 +134,7 @@ struct Process {
     /// Standard output and standard error.
     pipes: [Pipe; 2],
     start_ns: u64,
-    /// How it ended, and its seconds of CPU time, once it was waited for.
+    /// Exit status and seconds of CPU time, once the process was waited for.
     ended: Option<(ExitStatus, f64)>,
 }
 

@@ -28,7 +28,7 @@ const LIMIT_GROWTH: u32 = 4;
 const SLOW_RUN: u32 = 3;
 /// Least time before others are checked beside a slow first run.
 const LEAST_SLOW: Duration = Duration::from_millis(30);
-/// How long it may take to empty the caches a few times, whatever their size.
+/// Timeout for emptying the caches a few times, whatever their size.
 const MOST_FLUSHING_TIME: Duration = Duration::from_secs(5);
 
 /// Most repeated measurements of a candidate whose test was stopped or disturbed from outside.
@@ -45,7 +45,7 @@ pub(super) struct Policy {
     pub n_workers: usize,
     /// Whether workers can build on other cores than those on which a kernel is timed.
     pub has_cores_left: bool,
-    /// How a trial is timed.
+    /// Extent of the timing of a trial.
     pub round: Round,
     pub build_timeout: Duration,
     pub run_timeout: Duration,
@@ -90,10 +90,10 @@ struct Candidate {
     /// Number of its submission; earlier ones come first.
     submission: u64,
     source: Source,
-    /// How long its runs may take whatever others do, where that is given.
+    /// Timeout of its runs, whatever other candidates take, where one is given.
     patience: Option<Duration>,
     state: State,
-    /// How long its first run took at least when it was given up, if it was.
+    /// Time after which its first run was given up; zero if it was not.
     given_up: Duration,
     /// Whether there was a pause in its test: what that took says nothing.
     is_disturbed: bool,
@@ -101,7 +101,7 @@ struct Candidate {
     seconds: Seconds,
 }
 
-/// How far a candidate is.
+/// Progress of a candidate.
 enum State {
     Waiting,
     Building(Kernel),
@@ -412,7 +412,7 @@ impl Scheduler {
         self.candidates.iter_mut().filter(may_run).for_each(|c| c.is_disturbed = true);
     }
 
-    /// How a kernel that is kept is timed in a round, and how long it may take.
+    /// Plan by which a kept kernel is timed in a round, and the timeout for it.
     pub fn round(&self, round: Round, is_alone: bool) -> (Plan, Duration) {
         let plan = self.plan(round, None, if is_alone { f64::MAX } else { 0.0 });
         (plan, self.policy.run_timeout + self.flushing(round))
@@ -603,7 +603,7 @@ impl Scheduler {
         self.plan(self.policy.round, leading_ns, alone_ns)
     }
 
-    /// How long it may take to empty the caches, which is not the candidate's time.
+    /// Time allowed for emptying the caches, which does not count against the candidate.
     fn flushing(&self, round: Round) -> Duration {
         match self.policy.caches {
             Caches::Warm => Duration::ZERO,
@@ -776,7 +776,7 @@ impl Scheduler {
         (status.signal() == Some(libc::SIGABRT)).then(|| self.memory_limit())
     }
 
-    /// How long the first run of a candidate may take that was given up after `given_up`, if it was.
+    /// Timeout of a candidate's first run, longer for one that was given up before.
     ///
     /// Until one candidate has come to its end nobody knows what is slow: all of them are tried for a short
     /// time, then those that are left for a longer one.
@@ -794,7 +794,7 @@ impl Scheduler {
         self.policy.to_the_end || self.goal == Goal::Keep || candidate.patience.is_some()
     }
 
-    /// How long the runs of a candidate may take.
+    /// Timeout of a candidate's runs.
     fn run_timeout(&self, candidate: &Candidate) -> Duration {
         candidate.patience.unwrap_or(self.policy.run_timeout)
     }

@@ -149,12 +149,12 @@ struct Tester {
     loaded: Option<(u64, [Option<u64>; 3])>,
     kernels: Arc<Kernels<Built>>,
     variation: Variation,
-    /// How the device was when it was asked the last time, and when that was.
+    /// Conditions of the device when it was last asked, and the moment of that.
     conditions: Conditions,
     looked: Option<Instant>,
 }
 
-/// How a part is run.
+/// Numbers of runs and samples of a part.
 #[derive(Clone, Copy)]
 struct Sampling {
     n_warm: u32,
@@ -287,7 +287,7 @@ impl Tester {
         Ok(bytes.as_chunks().0.iter().map(|ns| u64::from_le_bytes(*ns) as f64).collect())
     }
 
-    /// How the device is, asked now and then.
+    /// Conditions of the device, asked for now and then.
     fn conditions(&mut self) -> Conditions {
         if self.looked.is_none_or(|looked| looked.elapsed() > BETWEEN_LOOKS) {
             self.looked = Some(Instant::now());

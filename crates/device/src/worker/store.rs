@@ -12,7 +12,7 @@ use tilewright_tune::ErrorClass;
 /// A kernel with its properties.
 pub struct Built {
     pub kernel: Kernel,
-    /// How far its answers may be from the reference.
+    /// Largest error allowed of its results against the reference.
     pub tolerance: Tolerance,
     /// Whether its body has a loop that threads share.
     pub is_parallel: bool,

@@ -34,7 +34,7 @@ const RUNS_AT_A_TIME: usize = 4;
 /// A run that takes longer hangs.
 const MOST_TIME: Duration = Duration::from_secs(60);
 
-/// How devices are cut off from the server while they go on.
+/// Ways to cut devices off from the server while they keep running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Partition {
     /// All packets are dropped, by the system: this process has a network of its own.

@@ -1,4 +1,4 @@
-//! How a fleet shares work.
+//! Sharing of work in a fleet.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

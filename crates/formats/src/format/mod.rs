@@ -49,7 +49,7 @@ pub struct Format {
     writer: Option<Writer>,
 }
 
-/// How a format is written.
+/// Writer of a format.
 enum Writer {
     /// A file with a task.
     Document(WriteTask),

@@ -10,7 +10,7 @@ use crate::{DType, OpError, Tensor, TensorType};
 /// Convolution of an image `[n, c, …]` with weights `[m, c/groups, …]`; input 2 is a number for each of `m`.
 #[derive(Debug, Clone)]
 pub struct Conv {
-    /// How windows lie.
+    /// Placement of the windows.
     pub window: Window,
     /// Parts of the channels that have nothing to do with each other.
     pub groups: usize,
@@ -23,7 +23,7 @@ pub struct ConvInteger(pub Conv);
 /// Transposed convolution, the gradient of a convolution, with weights `[c, m/groups, …]`.
 #[derive(Debug, Clone)]
 pub struct ConvTranspose {
-    /// How windows lie.
+    /// Placement of the windows.
     pub window: Window,
     /// Parts of the channels that have nothing to do with each other.
     pub groups: usize,
@@ -66,7 +66,7 @@ pub struct ConvShape {
     pub groups: usize,
     /// The image.
     pub image: Vec<usize>,
-    /// How windows lie over the image; of a transposed one, over its output.
+    /// Placement of the windows over the image, or, for a transposed convolution, over its output.
     pub geometry: Geometry,
 }
 

@@ -629,7 +629,7 @@ impl Operation for CenterCropPad {
     }
 }
 
-/// How windows lie in an image, for [`Col2Im`].
+/// Placement of windows in an image, for [`Col2Im`].
 struct Columns {
     image: Vec<usize>,
     block: Vec<usize>,

@@ -31,7 +31,7 @@ pub enum PoolKind {
 pub struct Pool {
     /// Reduction of each window.
     pub kind: PoolKind,
-    /// How windows lie.
+    /// Placement of the windows.
     pub window: Window,
 }
 
@@ -45,7 +45,7 @@ pub struct GlobalPool {
 /// Numbers back where a [`Pool`] found them; input 2 is the output's shape, where given.
 #[derive(Debug, Clone)]
 pub struct MaxUnpool {
-    /// How windows lay.
+    /// Placement of the pool's windows.
     pub window: Window,
 }
 
@@ -83,10 +83,10 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Pool {
-    /// How windows lie over an image of this shape.
+    /// Places windows over an image of this shape.
     ///
     /// # Errors
-    /// Where they do not.
+    /// When the windows do not fit.
     pub fn geometry(&self, shape: &[usize]) -> Result<Geometry, OpError> {
         check_rank(shape, 3)?;
         let kernel = self.window.kernel.as_ref().expect("a pool has a size of windows");

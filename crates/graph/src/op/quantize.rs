@@ -17,7 +17,7 @@ pub struct QuantizeLinear(pub Scaling);
 #[derive(Debug, Clone, Copy)]
 pub struct DequantizeLinear(pub Scaling);
 
-/// How scales belong to elements, and the type of the result.
+/// Assignment of scales to elements, and the type of the result.
 #[derive(Debug, Clone, Copy)]
 pub struct Scaling {
     /// Dimension along which the scales vary, where there are several.

@@ -5,7 +5,7 @@ use super::{Import, Inputs, Op, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{OpError, Tensor, TensorType};
 
-/// How what lies between pixels is found.
+/// Interpolation between pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ResizeMode {
     /// The nearest pixel.
@@ -51,7 +51,7 @@ pub enum Aspect {
 /// An image in another size: region, factors and sizes are inputs 1 to 3.
 #[derive(Debug, Clone)]
 pub struct Resize {
-    /// How what lies between pixels is found.
+    /// Interpolation between pixels.
     pub mode: ResizeMode,
     /// Mapping of coordinates.
     pub coordinates: Coordinates,

@@ -6,7 +6,7 @@ use super::{Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{OpError, Tensor, TensorType};
 
-/// How what lies between pixels is found.
+/// Interpolation between pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum SampleMode {
@@ -27,7 +27,7 @@ pub enum Beyond {
 /// Samples of an image, input 0, at coordinates from -1 to 1, input 1.
 #[derive(Debug, Clone, Copy)]
 pub struct GridSample {
-    /// How what lies between pixels is found.
+    /// Interpolation between pixels.
     pub mode: SampleMode,
     /// Source of values outside.
     pub beyond: Beyond,

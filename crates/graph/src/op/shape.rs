@@ -68,7 +68,7 @@ pub struct Expand;
 pub struct EyeLike {
     /// The type, if not the input's.
     pub dtype: Option<DType>,
-    /// How far above the main diagonal.
+    /// Number of places above the main diagonal.
     pub k: i64,
 }
 

@@ -6,7 +6,7 @@ use super::{Inputs, Operation};
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// How a branch compares a feature with its threshold.
+/// Comparison of a feature with a branch's threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Test {
@@ -39,7 +39,7 @@ pub enum TreeNode {
     Branch {
         /// Feature that is compared.
         feature: usize,
-        /// How.
+        /// Comparison with the threshold.
         test: Test,
         /// Threshold.
         threshold: f64,

@@ -1,4 +1,4 @@
-//! How windows of convolutions and pools lie over an image.
+//! Placement of the windows of convolutions and pools over an image.
 
 use super::Import;
 use super::util::size;

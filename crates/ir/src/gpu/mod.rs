@@ -77,7 +77,7 @@ pub struct Kernel {
 /// Bytes that a buffer in shared memory begins at a multiple of: the widest access of a thread.
 pub const SHARED_ALIGN: u64 = 16;
 
-/// How a kernel uses a buffer.
+/// Use of a buffer by a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Read only.

@@ -52,7 +52,7 @@ pub struct GroupProduct {
     pub tiles: Vec<TileProduct>,
 }
 
-/// How a factor lies in shared memory.
+/// Layout of a factor in shared memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matrix {
     /// Buffer in shared memory.
@@ -111,7 +111,7 @@ impl GroupProduct {
         self.tiles.len() as i64 * COLUMNS
     }
 
-    /// How the factors of rows and of columns lie, where positions in buffers are these.
+    /// Layouts of the factors of rows and of columns, given the positions of elements in buffers.
     ///
     /// # Errors
     /// In which way tensor cores cannot read them.

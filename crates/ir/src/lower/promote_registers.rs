@@ -34,7 +34,7 @@ pub fn promote_registers(mut program: Program) -> Program {
     program
 }
 
-/// How a temporary is used.
+/// Accesses to a temporary.
 #[derive(Default)]
 struct Uses {
     /// First element and number of elements of each write.

@@ -112,7 +112,7 @@ pub struct Factor {
     pub heads: Heads,
 }
 
-/// How the factors of a batch of products lie in one buffer.
+/// Layout of the factors of a batch of products in one buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Heads {
     /// Side by side: the batch is the second dimension rather than the first.

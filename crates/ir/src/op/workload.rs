@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Largest size of all buffers of a workload together, in bytes: what 47-bit user addresses can hold.
 const MOST_BYTES: u64 = 1 << 46;
 
-/// How activations come and go.
+/// Layout of the activations that a workload reads and writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// The operator's own layout: batch, channels, rows, columns.
@@ -565,7 +565,7 @@ impl Workload {
         Workload { prologue, epilogue, ..self.clone() }
     }
 
-    /// How activations come and go.
+    /// Layout of the activations.
     pub fn layout(&self) -> Layout {
         self.layout
     }

@@ -32,7 +32,7 @@ pub(super) struct Nest<'a> {
     to: BufferId,
     /// Position of the written element.
     at: Flat,
-    /// How values are combined; a store has no reduction.
+    /// Reduction that combines the values; `None` for a store.
     reduce: Option<Reduce>,
     value: Node,
     /// Buffers that the value is made of.

@@ -1,4 +1,5 @@
-//! How far a result may be from the trusted one, and the data for which that is argued.
+//! Tolerances: the largest allowed error of a result against the trusted one, and the test data for which it
+//! is derived.
 
 use crate::dtype::{DType, RandomSize};
 use crate::expr::{BinaryOp, Cond, Expr, Node, ReduceOp, Subscript, UnaryOp};
@@ -159,7 +160,7 @@ impl Tolerance {
     }
 }
 
-/// How far a result is from the trusted one as a whole: ‖out − reference‖₂ / ‖reference‖₂.
+/// Relative error of a result as a whole: ‖out − reference‖₂ / ‖reference‖₂.
 ///
 /// # Panics
 /// Where the lengths differ.

@@ -1,4 +1,4 @@
-//! How far an evaluation is, shared among its threads.
+//! Progress of an evaluation, shared among its threads.
 
 use crate::interp::Fault;
 use std::ops::ControlFlow;

@@ -206,7 +206,7 @@ pub enum Step {
     Tensorize {
         /// The loop over the steps.
         target: String,
-        /// How numbers are multiplied.
+        /// Kind of the tensor core operation.
         how: Tensor,
     },
     /// Copies the part of a buffer that one iteration of `at` reads into a temporary of its own layout.

@@ -69,7 +69,8 @@ pub fn is_exact(line: &str) -> bool {
     SOURCES.iter().find(|s| line.split(':').next() == Some(s.name)).is_none_or(|s| s.exact)
 }
 
-/// How far results of a line's program may be from those after these steps, see [`difference`].
+/// Largest difference allowed between the results of a line's program and those after these steps, see
+/// [`difference`].
 ///
 /// Data are whole numbers below five, so most programs stay exact. Winograd's tiles of four have weights
 /// of thirds, and transforms that blow up what they round by up to a few hundred: a few thousandths in

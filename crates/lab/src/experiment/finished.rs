@@ -27,7 +27,7 @@ pub struct Finished<'a> {
 /// the records of earlier runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// How a user repeats it.
+    /// Command that repeats the run.
     pub command: String,
     /// Date and time of the start.
     pub started: String,

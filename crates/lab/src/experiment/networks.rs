@@ -40,7 +40,7 @@ pub const FIGURE: &str = "figure 11";
 pub const COMPARES: &str = "five networks untuned and tuned, beside other runtimes";
 /// Differences from the paper, in one line.
 pub const DIFFERS: &str = "a CPU; seeded weights; ONNX Runtime and OpenVINO in the place of MXNet and TensorFlow Lite";
-/// How long a network is tuned by default.
+/// Default tuning time of a network.
 pub const TIME: Duration = Duration::from_secs(40);
 
 /// Rounds of a comparison; each runs every implementation once, in random order.
@@ -57,7 +57,7 @@ const DIMS: [(&str, usize); 1] = [("steps", 20)];
 pub struct NetworksRequest {
     /// Networks to keep to; all where empty.
     pub networks: Vec<String>,
-    /// How long each is tuned.
+    /// Tuning time of each network.
     pub time: Duration,
     /// Folder of data and plots, if not `experiments` and its name.
     pub folder: Option<PathBuf>,
@@ -73,7 +73,7 @@ pub struct NetworksRequest {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Outcome {
     network: String,
-    /// How a user repeats the tuning.
+    /// Command that repeats the tuning.
     command: String,
     started: String,
     version: String,
@@ -133,7 +133,7 @@ impl NetworksRequest {
         Ok(NETWORKS.iter().filter(is_asked).collect())
     }
 
-    /// How a user repeats it.
+    /// Command that repeats the tuning.
     fn command(&self) -> String {
         let NetworksRequest { time, seed, threads, .. } = self;
         let folder = self.peer_path.as_ref().map_or(String::new(), |_| " --peer-path FOLDER".to_owned());

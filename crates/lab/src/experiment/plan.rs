@@ -294,7 +294,7 @@ impl Plan {
         is_known(planned) || (planned.is_source && learners.all(is_known))
     }
 
-    /// How a user repeats it.
+    /// Command that repeats the run.
     pub(super) fn command(&self) -> String {
         let Plan { experiment, budget, repeats, seed, threads, .. } = self;
         let name = experiment.name;

@@ -25,7 +25,7 @@ pub struct Experiment {
     pub sources: &'static [Problem],
     /// Arms that are compared.
     pub arms: Arms,
-    /// How long each run is at a budget of 1.
+    /// Length of each run at a budget of 1.
     pub length: Length,
     /// Runs of each arm on each problem.
     pub repeats: u64,

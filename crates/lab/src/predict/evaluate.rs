@@ -26,7 +26,7 @@ pub struct Request {
     pub architectures: Vec<Architecture>,
     /// Repetitions, each with its own rows held out and its own randomness.
     pub n_seeds: u64,
-    /// How models are trained; the seed is that of the first repetition.
+    /// Training options of the models; the seed is that of the first repetition.
     pub training: Training,
     /// Widths of the beam.
     pub widths: Vec<usize>,
@@ -92,13 +92,13 @@ pub struct BeamFacts {
     /// Whether answers are kept to valid ones.
     #[serde(rename = "constrained")]
     pub is_constrained: bool,
-    /// How long the answers to a problem take.
+    /// Time of the answers to a problem, in milliseconds.
     pub query_ms: QueryTime,
     /// The paper's figures for the same.
     pub paper: Option<PaperFigures>,
 }
 
-/// How long the answers to a problem take.
+/// Time of the answers to a problem, in milliseconds.
 #[derive(Debug, Serialize)]
 pub struct QueryTime {
     /// The median, as the mean over the repetitions.

@@ -40,7 +40,7 @@ impl Answers {
 pub struct Candidate {
     /// Values by parameter.
     pub parameters: Map<String, Json>,
-    /// How likely it is the best, as the model has it.
+    /// Probability, by the model, that it is the best.
     pub probability: f64,
 }
 

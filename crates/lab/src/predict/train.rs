@@ -22,7 +22,7 @@ const WIDTHS: [usize; 2] = [1, 10];
 pub struct Learning {
     /// The kind of model.
     pub architecture: Architecture,
-    /// How it is trained.
+    /// Training options.
     pub training: Training,
     /// Destination of the model.
     pub places: ModelPlaces,

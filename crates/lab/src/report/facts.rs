@@ -65,7 +65,7 @@ pub struct Best {
     pub steps: String,
 }
 
-/// How a search did on a template.
+/// Results of a search on a template.
 #[derive(Debug, Serialize)]
 pub struct SearchFacts {
     /// The search with its options.

@@ -119,7 +119,7 @@ fn title(step: &StepFacts) -> String {
     format!("{prologue}{operator}{sizes}{stride}{epilogue}")
 }
 
-/// How large a node is drawn.
+/// Size at which a node is drawn.
 fn size(node: &GraphNode) -> (f64, f64) {
     match node.kind {
         "step" => (WIDE, HIGH),

@@ -18,7 +18,7 @@ pub use objective::Objective;
 use objective::Pull;
 use tree::Tree;
 
-/// How trees are boosted.
+/// Options of boosted trees.
 ///
 /// The defaults are those of AutoTVM's public implementation, but for the number of trees, which is fixed
 /// unless an early stop is asked for, and for trees of depth 6 at a learning rate of 0.1 instead of 3 and

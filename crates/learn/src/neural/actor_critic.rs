@@ -7,7 +7,7 @@ use super::policy::{policy_loss, probability};
 use super::{Trained, squared_error};
 use crate::tape::{Builder, Dense, Parameters, Rows, Tape, Var, forth, log_softmax};
 
-/// How an actor and its critic learn.
+/// Training options of an actor and its critic.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActorCriticOptions {
     /// The width of the two hidden layers of each network.

@@ -10,7 +10,7 @@ use crate::tape::{Builder, Dense, Lstm, Parameters, Rows, Tape, Var, Weight, for
 /// The score of a choice that is not allowed.
 const FORBIDDEN: f32 = -1e9;
 
-/// How a controller learns.
+/// Training options of a controller.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ControllerOptions {
     /// The width of the LSTM's state, and of the embedding of a choice.

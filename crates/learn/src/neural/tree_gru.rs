@@ -55,7 +55,7 @@ pub enum TreeObjective {
     Regression,
 }
 
-/// How a [`TreeGru`] is made and learns.
+/// Size and training options of a [`TreeGru`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct TreeGruOptions {
     /// The width of the embedding of a node's features.

@@ -184,7 +184,7 @@ impl TryFrom<String> for Architecture {
     }
 }
 
-/// How numbers of a problem become inputs of a model.
+/// Encoding of a problem's numbers as inputs of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Encoding {
@@ -194,7 +194,7 @@ pub enum Encoding {
     OneHot,
 }
 
-/// How a model is trained. Defaults are the paper's where it gives any, but for the encoding.
+/// Training options of a model. Defaults are the paper's where it gives any, except the encoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Training {
     /// The largest number of passes over the examples.
@@ -203,11 +203,11 @@ pub struct Training {
     pub batch: usize,
     /// Epochs without a lower validation loss after which training ends.
     pub patience: usize,
-    /// Adam's.
+    /// Learning rate of Adam.
     pub learning_rate: f64,
     /// The share of an LSTM's inputs, and of its recurrent state, that is left out in training.
     pub dropout: f64,
-    /// How numbers of problems are seen.
+    /// Encoding of the numbers of problems.
     pub encoding: Encoding,
     /// Width of LSTM states; the decoder of the attention models has twice as many.
     pub n_hidden: usize,
@@ -233,8 +233,8 @@ impl Default for Training {
     }
 }
 
-/// How far a training is. An epoch of a network is a pass over the examples; one of a chain is a parameter
-/// learnt.
+/// Progress of a training. An epoch of a network is a pass over the examples; an epoch of a chain is a
+/// parameter learnt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
     /// Epochs done.

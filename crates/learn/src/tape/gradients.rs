@@ -2,7 +2,8 @@
 
 use super::Parameters;
 
-/// How far a weight is moved to each side; rounding in `f32` allows no less.
+/// Step of the central differences, by which a weight is moved to each side; rounding in `f32` allows no
+/// less.
 const STEP: f32 = 4e-3;
 /// Weights of each parameter that are tried, at most.
 const N_TRIED: usize = 25;

@@ -43,7 +43,8 @@ impl Rows {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Var(usize);
 
-/// How a value came about. Sequences are stacked: all rows of the first step, then all of the second.
+/// Operation that produced a value. Sequences are stacked: all rows of the first step, then all of the
+/// second.
 enum Op {
     /// Given, or not differentiated.
     Constant,

@@ -5,7 +5,7 @@ use crate::error::{invalid, unsupported};
 use crate::op::{Binary, Clip, Import, MatMul, PairwiseCoupling, Reduce, ReduceKind, Unary, Variadic, Where};
 use crate::{DType, OpError};
 
-/// How near a row is to a support vector.
+/// Kernel function: the similarity of a row and a support vector.
 #[derive(Debug, Clone, Copy)]
 enum Kernel {
     Linear,
@@ -45,7 +45,7 @@ impl Machine {
         }
     }
 
-    /// How near each row is to each of `n` vectors.
+    /// Kernel function of each row and each of `n` support vectors.
     fn near(&self, x: Port, n: usize, draft: &mut Draft) -> Result<Port, OpError> {
         if n == 0 || self.vectors.is_empty() || !self.vectors.len().is_multiple_of(n) {
             return Err(invalid!("{} numbers are not {n} support vectors", self.vectors.len()));

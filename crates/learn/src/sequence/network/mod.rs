@@ -194,7 +194,7 @@ struct Run<'a> {
     decoding: Decoding,
 }
 
-/// How far decoding is.
+/// State of the decoding.
 enum Decoding {
     Begun,
     /// The decoder of `Body::EncDec`.

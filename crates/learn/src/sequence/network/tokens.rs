@@ -9,7 +9,7 @@ use crate::tape::Rows;
 const N_SIZES: usize = 12;
 const N_DIVISORS: usize = 6;
 
-/// How problems become steps of numbers.
+/// Encoding of problems as steps of numbers.
 ///
 /// A field that is the same in all training problems is no step. Every step has a token for each value that
 /// its field had in training and one for all others. With [`Encoding::Numeric`], a number also has, so that
