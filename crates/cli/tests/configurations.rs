@@ -17,7 +17,8 @@ use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::apply_all;
 use tilewright_ir::{Target, lower};
-use tilewright_tune::{Config, Outcome, Setting, TEMPLATES, Task, TaskError, Template};
+use tilewright_search::{Config, Outcome};
+use tilewright_tune::{Setting, TEMPLATES, Task, TaskError, Template};
 
 /// Shapes that nothing divides, and the number of threads.
 const CASES: [(&str, usize); 30] = [

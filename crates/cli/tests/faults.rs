@@ -8,7 +8,7 @@ use tilewright_device::device::Round;
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
-use tilewright_tune::{ErrorClass, Measure, Next, Outcome};
+use tilewright_search::{ErrorClass, Measure, Next, Outcome};
 
 const HEADER: &str = "program \"faulty\"
 buffer A: f32[16, 16] global input

@@ -16,7 +16,8 @@ use serde_json::Value as Json;
 use tilewright_codegen::{Emit, emit, llvm_version, quick_code};
 use tilewright_ir::op::{OPS, Workload};
 use tilewright_ir::{Target, lower, lower_gpu};
-use tilewright_tune::{Config, Setting, TEMPLATES, Task, Template};
+use tilewright_search::Config;
+use tilewright_tune::{Setting, TEMPLATES, Task, Template};
 
 /// Targets of the code, with the number of threads; the kernels of a GPU are hashed before any code is
 /// printed.

@@ -5,7 +5,7 @@ mod common;
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
-use tilewright_tune::{ErrorClass, Outcome};
+use tilewright_search::{ErrorClass, Outcome};
 
 /// The matrix product and then half a second of additions, one after the other, that leave it as it is.
 const SLOW: &str = "program \"slow\"

@@ -16,7 +16,8 @@ use tilewright_ir::gpu::{GpuProgram, lower_gpu};
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{DType, Stmt, Target};
-use tilewright_tune::{ErrorClass, Outcome, Setting, TEMPLATES, Task};
+use tilewright_search::{ErrorClass, Outcome};
+use tilewright_tune::{Setting, TEMPLATES, Task};
 
 /// The first device; says why a test is skipped where there is none.
 fn device() -> Option<OpenClDevice> {

@@ -13,7 +13,7 @@ use tilewright_device::device::WorkerCommand;
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options, host};
 use tilewright_ir::op::Workload;
-use tilewright_tune::{ErrorClass, Limit, Measured, pause};
+use tilewright_search::{ErrorClass, Limit, Measured, pause};
 
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 

@@ -25,7 +25,7 @@ use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Watch;
 use tilewright_ir::target::{Arch, GpuApi};
-use tilewright_tune::{
+use tilewright_search::{
     BoxError, Candidate, Conditions, Limits, Machine, Measure, Measured, Next, RaceLimits, Standing, pause,
 };
 

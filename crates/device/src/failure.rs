@@ -1,6 +1,6 @@
 //! Failures of requests to a device.
 
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 /// Failure of a candidate: its class and a description.
 pub struct Failure {

@@ -9,7 +9,7 @@ use std::path::Path;
 use tilewright_ir::Target;
 use tilewright_ir::gpu::{GpuProgram, Kernel};
 use tilewright_ir::target::Gpu;
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 use crate::failure::Failure;
 use crate::guarded::{DeviceMemory, Guarded};

@@ -6,7 +6,7 @@ use std::path::Path;
 use tilewright_ir::Target;
 use tilewright_ir::target::Arch;
 pub use tilewright_runtime::{pin, pin_thread};
-use tilewright_tune::Conditions;
+use tilewright_search::Conditions;
 
 /// The machine this process runs on, as a target.
 ///

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tilewright_ir::DType;
 use tilewright_ir::reference::Tolerance;
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 use crate::cuda::compile::Write;
 use crate::data;

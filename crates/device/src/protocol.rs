@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use tilewright_tune::{Conditions, ErrorClass};
+use tilewright_search::{Conditions, ErrorClass};
 
 /// Thread of a worker. Each serves one request at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

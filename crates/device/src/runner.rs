@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GENERIC};
-use tilewright_tune::Conditions;
+use tilewright_search::Conditions;
 
 /// The program's source, which any C compiler makes it of.
 pub const SOURCE: &str = include_str!("runner/tw-run.c");

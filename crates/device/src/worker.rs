@@ -29,7 +29,7 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_ir::{Program, Target};
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 /// Most bytes of unused prepared buffers that are kept. More would raise the hit rate, but fresh memory is
 /// expensive on virtual machines: 2.3 ms a megabyte, where packing one takes 0.5 ms.

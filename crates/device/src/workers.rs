@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
-use tilewright_tune::pause;
+use tilewright_search::pause;
 
 /// Command that starts a worker: a program whose standard streams are served by [`crate::worker::serve`].
 #[derive(Debug, Clone)]

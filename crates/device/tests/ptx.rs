@@ -26,7 +26,8 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{self, Tolerance, random_argument};
 use tilewright_ir::target::{Arch, GENERIC, GpuApi};
 use tilewright_ir::{GpuProgram, Program, Role, Target, interp, lower_gpu};
-use tilewright_tune::{Config, Constraint, Parameter, Setting, Task, Value};
+use tilewright_search::{Config, Constraint, Parameter, Value};
+use tilewright_tune::{Setting, Task};
 
 /// The GPUs.
 fn gpus() -> Vec<&'static str> {

@@ -13,7 +13,8 @@ use tilewright_device::device::WorkerCommand;
 use tilewright_device::runner::Hello;
 use tilewright_device::{Device, host, peak};
 use tilewright_ir::{DType, Target};
-use tilewright_tune::{BoxError, Conditions, Measure, Next, Setting, Subject, Task};
+use tilewright_search::{BoxError, Conditions, Measure, Next, Subject};
+use tilewright_tune::{Setting, Task};
 
 use crate::Fleet;
 use crate::devices::Description;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tilewright_device::Caches;
-use tilewright_tune::{Candidate, Conditions, Config, Limit, Measured, Outcome, RaceLimits, Seconds, Standing};
+use tilewright_search::{Candidate, Conditions, Config, Limit, Measured, Outcome, RaceLimits, Seconds, Standing};
 
 use crate::error::Error;
 
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn what_failed_in_a_race_comes_over() {
-        let outcome = Outcome::Failed { class: tilewright_tune::ErrorClass::RuntimeError, message: "x".into() };
+        let outcome = Outcome::Failed { class: tilewright_search::ErrorClass::RuntimeError, message: "x".into() };
         let standing = Standing { at: 3, outcome, quartile_ns: f64::INFINITY, relative_error: None };
         let text = serde_json::to_string(&Place::from(standing.clone())).unwrap();
         assert_eq!(Standing::from(serde_json::from_str::<Place>(&text).unwrap()), standing);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tilewright_tune::{BoxError, Candidate, ErrorClass, Machine, Measure, Measured, Next, RaceLimits, Standing};
+use tilewright_search::{BoxError, Candidate, ErrorClass, Machine, Measure, Measured, Next, RaceLimits, Standing};
 
 use crate::Fleet;
 use crate::devices::{Description, listed};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tilewright_tune::{BoxError, Measure, Measured, Next, Standing};
+use tilewright_search::{BoxError, Measure, Measured, Next, Standing};
 
 use crate::Fleet;
 use crate::devices::Description;

@@ -8,7 +8,8 @@ use tilewright::{
     Database, Elsewhere, Note, Recorder, Recording, Session, TuneRequest, Tuned, key_of_class, task_key, trials_of,
 };
 use tilewright_ir::Target;
-use tilewright_tune::{Config, Event, Judge, Measure, PassedOver, Report, StoreError, Subject, Task, TaskKey, Trial};
+use tilewright_search::{Config, Event, Measure, Report, Subject, Trial};
+use tilewright_tune::{Judge, PassedOver, StoreError, Task, TaskKey};
 
 use crate::Fleet;
 use crate::devices::{Description, wait_for};

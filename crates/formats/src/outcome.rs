@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use tilewright_tune::{ErrorClass, Outcome, Timing};
+use tilewright_search::{ErrorClass, Outcome, Timing};
 
 use crate::format::OBJECTIVE;
 

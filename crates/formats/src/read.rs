@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 
-use tilewright_tune::{RecordedSpace, SpaceError};
+use tilewright_search::{RecordedSpace, SpaceError};
 
 use crate::format::{Description, FORMATS, Format, names_of_formats};
 use crate::json::{Fault, MOST_BYTES, Reader, unpacked};

@@ -1,6 +1,6 @@
 //! Results as records of ours, which a database keeps.
 
-use tilewright_tune::Conditions;
+use tilewright_search::Conditions;
 use tilewright_tune::record::{Line, Record};
 
 use crate::format::FORMATS;

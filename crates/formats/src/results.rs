@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
-use tilewright_tune::space::Product;
-use tilewright_tune::{Config, Domain, Outcome, Parameter, RecordedSpace, Seconds, Space, Trial};
+use tilewright_search::space::Product;
+use tilewright_search::{Config, Domain, Outcome, Parameter, RecordedSpace, Seconds, Space, Trial};
 
 use crate::read::ReadError;
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use serde_json::{Number, Value as Json};
-use tilewright_tune::{Outcome, Seconds, Timing};
+use tilewright_search::{Outcome, Seconds, Timing};
 
 use crate::json::{Fault, Reader};
 use crate::outcome::{Reading, brief};

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use tilewright_formats::{
     Description, FORMATS, Format, Recorded, Results, Task, check_writable, named, read, records, table, write,
 };
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 fn corpus() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/corpus/foreign")

@@ -10,8 +10,8 @@ use flate2::{Compression, write::GzEncoder};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tilewright_formats::{ReadError, write_space};
-use tilewright_tune::{
-    ErrorClass, Outcome, Parameter, RecordedSpace, Replay, ReplayPlan, SEARCHES, Space, Timing, Trial, search,
+use tilewright_search::{
+    ErrorClass, Outcome, Parameter, RecordedSpace, Replay, ReplayPlan, SEARCHES, Space, Timing, Trial,
 };
 
 /// The space of the only task of a file.
@@ -578,7 +578,7 @@ fn searches_beat_random_on_average_over_real_spaces() {
 fn proposals_on_real_spaces_are_legal_and_new() {
     for recorded in all_spaces() {
         for row in SEARCHES {
-            let mut search = search::build(quick(row.name), recorded.space(), 3).unwrap();
+            let mut search = tilewright_search::build(quick(row.name), recorded.space(), 3).unwrap();
             let mut seen = HashSet::new();
             for _ in 0..40 {
                 // Nothing is observed: the worst a search can meet.

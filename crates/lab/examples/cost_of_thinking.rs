@@ -13,9 +13,9 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::metrics::kendall_tau;
 use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
-use tilewright_tune::{
+use tilewright_search::{
     BoxError, Budget, Candidate, Config, Constraint, Event, HeadStart, Machine, Measure, Measured, Next, Outcome,
-    Parameter, Queue, RaceLimits, SEARCHES, Space, Standing, Timing, Trial, search, tune,
+    Parameter, Queue, RaceLimits, SEARCHES, Space, Standing, Timing, Trial, tune,
 };
 
 const PNPOLY: &[u8] = include_bytes!("../../formats/tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
@@ -49,7 +49,7 @@ fn run(
     (trials, batch): (u64, usize),
     observer: &mut dyn FnMut(Event),
 ) {
-    let mut search = search::build(name, space, seed).expect("a search of the table");
+    let mut search = tilewright_search::build(name, space, seed).expect("a search of the table");
     let budget = Budget { trials: Some(trials), batch, ..Budget::default() };
     let (never, none) = (AtomicBool::new(false), HeadStart::default());
     let mut observer = |event: Event| {
@@ -173,7 +173,7 @@ fn trial(space: &Space, config: Config) -> Trial {
 /// until they rest.
 fn annealing() {
     let space = matmul_like();
-    let mut gbt = search::build("gbt", &space, 1).expect("a search of the table");
+    let mut gbt = tilewright_search::build("gbt", &space, 1).expect("a search of the table");
     for _ in 0..16 {
         let (seconds, batch) = timed(|| gbt.propose(16));
         println!(

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use tilewright_tune::{ErrorClass, Record, Seconds};
+use tilewright_search::{ErrorClass, Seconds};
+use tilewright_tune::Record;
 
 use crate::stats::{Quartiles, median};
 
@@ -192,7 +193,8 @@ pub fn median_curve(curves: &[Curve]) -> MedianCurve {
 mod tests {
     use super::*;
     use serde_json::json;
-    use tilewright_tune::{Conditions, Outcome, RunTime, Timing};
+    use tilewright_search::{Conditions, Outcome, Timing};
+    use tilewright_tune::RunTime;
 
     fn record(seed: u64, unix_time: u64, run: Option<RunTime>, ns: Option<f64>) -> Record {
         let timing = |median_ns| Timing { median_ns, min_ns: 1.0, spread: 0.0, n_samples: 1, stopped_early: false };

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use tilewright_tune::SEARCHES;
+use tilewright_search::SEARCHES;
 
 use crate::history::MedianCurve;
 use crate::stats::Quartiles;

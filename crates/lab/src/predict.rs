@@ -20,10 +20,11 @@ use tilewright_learn::sequence::{
     ARCHITECTURES, Architecture, Checkpoint, Completions, Example, Kept, Model, ModelFiles, Progress, SequenceError,
     Training, Vocabulary,
 };
+use tilewright_search::Config;
+use tilewright_tune::Task;
 use tilewright_tune::predict::{
     Inputs, KernelSpecification, LookAhead, Row, Score, Split, content_hash, read_rows, records, score,
 };
-use tilewright_tune::{Config, Task};
 
 use crate::stats::Quartiles;
 use crate::{Caller, OrFailed};

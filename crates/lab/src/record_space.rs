@@ -12,9 +12,8 @@ use tilewright::{
 };
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::{Device, Options};
-use tilewright_tune::{
-    Budget, Config, ErrorClass, Event, HeadStart, RecordedSpace, Summary, Task, TaskKey, Trial, search,
-};
+use tilewright_search::{Budget, Config, ErrorClass, Event, HeadStart, RecordedSpace, Summary, Trial};
+use tilewright_tune::{Task, TaskKey};
 
 use crate::Caller;
 
@@ -193,9 +192,9 @@ impl Space<'_> {
     }
 
     /// Makes the search that draws configurations.
-    fn search(&self) -> Result<Box<dyn tilewright_tune::Search>, Error> {
+    fn search(&self) -> Result<Box<dyn tilewright_search::Search>, Error> {
         let Request { task, seed, .. } = self.request;
-        search::build(SEARCH, &task.space, seed).map_err(Error::failed)
+        tilewright_search::build(SEARCH, &task.space, seed).map_err(Error::failed)
     }
 
     /// Measures a few configurations, and refuses a space of which the rest would take too long.
@@ -237,7 +236,7 @@ impl Space<'_> {
         let Request { task, seed, .. } = *request;
         let summary = caller.watch(&task.setting.workload, Some(SEARCH), seed, |note| {
             note(Note::Search(recording, &plan));
-            tilewright_tune::tune(
+            tilewright_search::tune(
                 search.as_mut(),
                 task.into(),
                 device,

@@ -1,7 +1,7 @@
 //! Summaries of a few numbers.
 
 use serde::Serialize;
-use tilewright_tune::quantile;
+use tilewright_search::quantile;
 
 /// Extremes, quartiles and median, as [`quantile`] gives them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tilewright::words::{count, digits, duration, grouped, table};
 use tilewright::{Workload, one_line};
 use tilewright_runtime::Memory;
-use tilewright_tune::Timing;
+use tilewright_search::Timing;
 
 use crate::compile::{Compiled, lay_out};
 use crate::fuse::{Fused, Step};

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tilewright_device::gpu::{GpuContext, GpuError};
 use tilewright_graph::{Tensor, TensorType, Value};
 use tilewright_runtime::{Aligned, AnyModel, Context, Threads};
-use tilewright_tune::Timing;
+use tilewright_search::Timing;
 
 use crate::compile::Compiled;
 

@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use tilewright_device::ChildProcess;
-use tilewright_tune::pause;
+use tilewright_search::pause;
 
 use super::Unavailable;
 use super::protocol::{Reply, Request};

@@ -6,7 +6,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_device::device::Round;
-use tilewright_tune::Timing;
+use tilewright_search::Timing;
 
 /// A sample averages runs until it is so long.
 const SAMPLE_NS: f64 = 100_000.0;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use serde_json::json;
 use tilewright_formats::{name_of, read};
-use tilewright_tune::{AtBudget, Outcome, RecordedSpace, ReplayPlan};
+use tilewright_search::{AtBudget, Outcome, RecordedSpace, ReplayPlan};
 
 use crate::space::Space;
 use crate::value;

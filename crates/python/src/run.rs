@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use serde_json::{Value as Json, json};
 use tilewright::{CommandRequest, Database, Error, KernelRequest, Note, Session, TuneRequest, Tuned, Workload};
 use tilewright_device::device::WorkerCommand;
-use tilewright_tune::{Outcome, Space};
+use tilewright_search::{Outcome, Space};
 
 use crate::value;
 

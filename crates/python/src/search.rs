@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::json;
-use tilewright_tune::{ErrorClass, Outcome, SEARCHES, Timing, Trial, search};
+use tilewright_search::{ErrorClass, Outcome, SEARCHES, Timing, Trial};
 
 use crate::space::Space;
 use crate::value;
@@ -19,7 +19,7 @@ use crate::value;
 pub struct Search {
     space: Py<Space>,
     name: String,
-    search: Mutex<Box<dyn search::Search>>,
+    search: Mutex<Box<dyn tilewright_search::Search>>,
 }
 
 #[pymethods]
@@ -27,7 +27,7 @@ impl Search {
     #[new]
     #[pyo3(signature = (name, space, seed=0))]
     fn new(name: &str, space: Bound<Space>, seed: u64) -> PyResult<Search> {
-        let search = search::build(name, &space.get().space, seed).map_err(value::refuse)?;
+        let search = tilewright_search::build(name, &space.get().space, seed).map_err(value::refuse)?;
         Ok(Search { space: space.unbind(), name: name.to_owned(), search: Mutex::new(search) })
     }
 
@@ -97,7 +97,7 @@ fn outcome(result: &Bound<PyAny>) -> PyResult<Outcome> {
 /// Every search with what it does and its options.
 #[pyfunction]
 pub fn searches(py: Python) -> PyResult<Bound<PyAny>> {
-    let row = |row: &search::SearchRow| {
+    let row = |row: &tilewright_search::SearchRow| {
         let options = row.options.iter().map(|o| json!({"name": o.name, "default": o.default, "text": o.text}));
         json!({"name": row.name, "text": row.text, "paper": row.paper, "options": options.collect::<Vec<_>>()})
     };

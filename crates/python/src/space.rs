@@ -8,8 +8,8 @@ use pyo3::types::{PyDict, PyList, PyString};
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright::{TuneRequest, Workload};
-use tilewright_tune::expression::{Datum, Expression, Scope, Type};
-use tilewright_tune::{self as tune, Config, Constraint, Parameter, Product, Value};
+use tilewright_search::expression::{Datum, Expression, Scope, Type};
+use tilewright_search::{Config, Constraint, Parameter, Product, Value, self as core};
 
 use crate::value;
 
@@ -27,7 +27,7 @@ const MOST_NAMED: usize = 12;
 /// A space knows exactly how many legal configurations it has, numbers them, and draws them uniformly.
 #[pyclass(frozen, module = "tilewright")]
 pub struct Space {
-    pub space: Arc<tune::Space>,
+    pub space: Arc<core::Space>,
     /// By parameter; none where values are those of one of our templates.
     listed: Option<Vec<Listed>>,
 }
@@ -102,7 +102,7 @@ fn constraint(text: &str, parameters: &[Parameter], data: &[Vec<Datum>]) -> PyRe
     let tables: Vec<Vec<(Value, Datum)>> = reads
         .iter()
         .map(|&at| {
-            let space = tune::Space::new("one", vec![parameters[at].clone()], Vec::new());
+            let space = core::Space::new("one", vec![parameters[at].clone()], Vec::new());
             let space = space.map_err(value::refuse)?;
             Ok((0..).map(|rank| space.value_at(0, rank)).zip(data[at].iter().cloned()).collect())
         })
@@ -169,7 +169,7 @@ impl Space {
         let constraint = |text: &String| constraint(text, &parameters, &data);
         let constraints = restrictions.iter().map(constraint).collect::<PyResult<Vec<_>>>()?;
         let space = match configurations {
-            None => py.detach(|| tune::Space::new(NAME, parameters, constraints)).map_err(value::refuse)?,
+            None => py.detach(|| core::Space::new(NAME, parameters, constraints)).map_err(value::refuse)?,
             Some(_) if !constraints.is_empty() => {
                 return Err(value::refuse("give restrictions or configurations, which say themselves what is legal"));
             }
@@ -291,7 +291,7 @@ impl Space {
 
 impl Space {
     /// The same space of values that JSON has.
-    pub fn of_json(space: Arc<tune::Space>) -> Space {
+    pub fn of_json(space: Arc<core::Space>) -> Space {
         Space { space, listed: None }
     }
 

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
 use serde_json::{Map, Number, Value as Json};
 use tilewright::Error;
-use tilewright_tune::expression::Datum;
+use tilewright_search::expression::Datum;
 
 /// What an expression sees of a value.
 ///

@@ -16,7 +16,8 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::target::Arch;
 pub use tilewright_peers::{Layouts, PEERS, PeerSpec};
 use tilewright_peers::{Peer, Setup};
-use tilewright_tune::{Outcome, PassedOver, Timing};
+use tilewright_search::{Outcome, Timing};
+use tilewright_tune::PassedOver;
 
 use crate::best::{gflops, target_name};
 use crate::choice::Choice;

@@ -6,6 +6,7 @@ use tilewright_device::{Caches, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::{GENERIC, Generic};
+use tilewright_search::is_tie;
 use tilewright_tune::record::Judges;
 use tilewright_tune::{self as core, Judge, PassedOver, Record, Store, StoreError, TaskKey, Winner};
 
@@ -115,7 +116,7 @@ impl Best {
     pub(crate) fn of_unnamed_winner(winner: &Winner) -> Best {
         Best {
             margin: winner.margin,
-            is_tie: winner.margin.zip(winner.spread).is_some_and(|(margin, spread)| core::is_tie(margin, spread)),
+            is_tie: winner.margin.zip(winner.spread).is_some_and(|(margin, spread)| is_tie(margin, spread)),
             is_confirmed: true,
             is_imported: winner.is_imported,
             spread: winner.spread,

@@ -11,7 +11,8 @@ use tilewright_device::Caches;
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Target, lower, lower_gpu, verify};
 use tilewright_runtime::{AnyModel, Code, GpuModel, Model};
-use tilewright_tune::{Config, PassedOver, Setting, Store, Task};
+use tilewright_search::Config;
+use tilewright_tune::{PassedOver, Setting, Store, Task};
 
 use crate::best::{Best, known_best, target_name};
 use crate::cache::Cache;

@@ -5,7 +5,8 @@ use tilewright_codegen::{Argument, CompileError, Emit, Interface, emit_gpu, expo
 use tilewright_ir::gpu::{GpuProgram, lower_gpu};
 use tilewright_ir::schedule::{apply_all, steps_text};
 use tilewright_ir::{Part, Program, Role, Step, lower, verify};
-use tilewright_tune::{Config, Task};
+use tilewright_search::Config;
+use tilewright_tune::Task;
 
 use crate::error::Error;
 use crate::version::BUILD;

@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-use tilewright_tune::BoxError;
+use tilewright_search::BoxError;
 
 /// Why something was not done: its text says what, where and how to mend it.
 #[derive(Debug)]

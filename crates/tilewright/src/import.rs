@@ -149,7 +149,6 @@ impl Database {
         let imported = imported.map_err(|error| match error {
             TuneError::Record(error) => no_record(name, &error),
             TuneError::Store(error) => self.failure(&error),
-            other => Error::failed(&other).because(other),
         })?;
         opened.check().map_err(|error| self.failure(&error))?;
         Ok(imported)

@@ -1,7 +1,7 @@
 //! What a run can be told to search by.
 
 use serde_json::{Value as Json, json};
-use tilewright_tune::SEARCHES;
+use tilewright_search::SEARCHES;
 
 /// Every search with its options, as `tilewright searches --json` prints them and as text.
 pub fn searches() -> (Json, String) {

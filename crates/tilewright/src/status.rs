@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use tilewright_tune::{ErrorClass, Trial, pause};
+use tilewright_search::{ErrorClass, Trial, pause};
 
 use crate::tune::Plan;
 use crate::words::{digits, errors_text, grouped};

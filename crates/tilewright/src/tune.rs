@@ -23,13 +23,13 @@ use tilewright_device::{Caches, Device, DeviceError, Options, host, peak};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::work;
 use tilewright_ir::{DType, Target};
-use tilewright_tune::record::Judges;
-use tilewright_tune::transfer::warm_start;
-use tilewright_tune::{
-    self as core, BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Judge, Limits, Measure,
-    Outcome, PassedOver, Record, Report, Search, Seconds, Setting, Space, Store, StoreError, Summary, Task, TaskKey,
-    Trial, Tuning, Winner, search,
+use tilewright_search::{
+    BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Limits, Measure, Outcome, Report,
+    Search, Seconds, Space, Summary, Trial, Tuning,
 };
+use tilewright_tune::record::Judges;
+use tilewright_tune::transfer::{experience, warm_start};
+use tilewright_tune::{self as core, Judge, PassedOver, Record, Setting, Store, StoreError, Task, TaskKey, Winner};
 
 use crate::best::{Best, CACHES, gflops, known_best, target_name, trials_of};
 use crate::database::{Database, Opened};
@@ -661,7 +661,7 @@ fn search_of(
     note: &(dyn Fn(Note) + Sync),
 ) -> Result<(Box<dyn Search>, Vec<Config>), Error> {
     let see = |error| Error::input(format!("{error} (see `tilewright searches`)"));
-    let has_model = search::transfers(&request.search).map_err(see)?;
+    let has_model = tilewright_search::transfers(&request.search).map_err(see)?;
     let mut problem = task.problem();
     let mut guesses = if request.guesses { task.guesses(request.seed) } else { Vec::new() };
     match request.transfer.as_ref().map(|transfer| learned(transfer, key, task, has_model, note)) {
@@ -682,7 +682,7 @@ fn search_of(
         Some(Err(error)) => return Err(error),
     }
     guesses.splice(0..0, request.first.iter().cloned());
-    let search = search::build(&request.search, problem, request.seed).map_err(see)?;
+    let search = tilewright_search::build(&request.search, problem, request.seed).map_err(see)?;
     Ok((search, guesses))
 }
 
@@ -723,7 +723,7 @@ fn learned(
 ) -> Result<Learned, Error> {
     let tasks = transfer.tasks(key, &|n| note(n))?;
     let n_tasks = count(tasks.len() as u64, "task");
-    let experience = has_model.then(|| Experience::of(&tasks)).filter(|experience| !experience.is_empty());
+    let experience = has_model.then(|| experience(&tasks)).filter(|experience| !experience.is_empty());
     let carried_over = warm_start(task, &tasks);
     let n_configs = count(carried_over.len() as u64, "configuration");
     let name = transfer.name();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 /// A time in seconds that a text says.
 ///

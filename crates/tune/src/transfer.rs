@@ -1,14 +1,14 @@
 //! Transfer: what trials of other workloads are worth to a new one.
 //!
-//! Their programs teach a cost model, which then need not begin from nothing ([`Experience`]); their best
+//! Their programs teach a cost model, which then need not begin from nothing ([`experience`]); their best
 //! configurations, carried over into the new space, are good first candidates ([`warm_start`]).
 
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{apply_all, parse_steps};
+use tilewright_search::{Config, Experience};
 
-use crate::features::LoopContexts;
+use crate::loops::loop_contexts;
 use crate::record::Record;
-use crate::space::Config;
 use crate::template::Task;
 
 /// Programs to learn from, at most; of more, each task gives its share.
@@ -31,52 +31,31 @@ pub struct EarlierTask {
     pub records: Vec<Record>,
 }
 
-/// Programs of other workloads and how fast they were, for a model that predicts programs of any.
+/// Returns what these tasks teach a cost model. Programs are made of the recorded steps, so templates and
+/// spaces may have changed since. Records whose steps no longer apply are left out, and so are tasks of which
+/// nothing was measured.
 ///
-/// # Source
-/// AutoTVM, section 4: the data that the global model is fitted on.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Experience {
-    /// The loops of each program.
-    pub contexts: Vec<LoopContexts>,
-    /// The throughput of each program as a share of the best one of its task; 0 for a failure.
-    pub targets: Vec<f32>,
-    /// The task of each program.
-    pub groups: Vec<u32>,
-}
-
-impl Experience {
-    /// What these tasks teach. Programs are made of the recorded steps, so templates and spaces may have
-    /// changed since. Records whose steps no longer apply are left out, and so are tasks of which
-    /// nothing was measured.
-    ///
-    /// # Cost
-    /// That of scheduling each program.
-    pub fn of(tasks: &[EarlierTask]) -> Experience {
-        let mut experience = Experience::default();
-        let share = MOST_PROGRAMS / tasks.len().max(1);
-        for (group, task) in tasks.iter().enumerate() {
-            let best = task.records.iter().map(|record| record.outcome.fitness()).fold(0.0, f64::max);
-            if best == 0.0 {
-                continue;
-            }
-            let untransformed = task.workload.program();
-            // Every so many, so that early and late trials, bad and good ones, are there alike.
-            for record in task.records.iter().step_by(task.records.len().div_ceil(share.max(1)).max(1)) {
-                let steps = parse_steps(&record.steps).ok().filter(|steps| !steps.is_empty());
-                let Some(program) = steps.and_then(|steps| apply_all(&untransformed, &steps).ok()) else { continue };
-                experience.contexts.push(LoopContexts::of(&program));
-                experience.targets.push((record.outcome.fitness() / best) as f32);
-                experience.groups.push(group as u32);
-            }
+/// # Cost
+/// That of scheduling each program.
+pub fn experience(tasks: &[EarlierTask]) -> Experience {
+    let mut experience = Experience::default();
+    let share = MOST_PROGRAMS / tasks.len().max(1);
+    for (group, task) in tasks.iter().enumerate() {
+        let best = task.records.iter().map(|record| record.outcome.fitness()).fold(0.0, f64::max);
+        if best == 0.0 {
+            continue;
         }
-        experience
+        let untransformed = task.workload.program();
+        // Every so many, so that early and late trials, bad and good ones, are there alike.
+        for record in task.records.iter().step_by(task.records.len().div_ceil(share.max(1)).max(1)) {
+            let steps = parse_steps(&record.steps).ok().filter(|steps| !steps.is_empty());
+            let Some(program) = steps.and_then(|steps| apply_all(&untransformed, &steps).ok()) else { continue };
+            experience.contexts.push(loop_contexts(&program));
+            experience.targets.push((record.outcome.fitness() / best) as f32);
+            experience.groups.push(group as u32);
+        }
     }
-
-    /// Whether it teaches nothing.
-    pub fn is_empty(&self) -> bool {
-        self.contexts.is_empty()
-    }
+    experience
 }
 
 /// The best configurations of the nearest tasks of the same template, carried over into this task's space:

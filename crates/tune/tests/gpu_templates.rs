@@ -14,7 +14,8 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::gpu::simt::{self, Order};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Target, lower_gpu, verify};
-use tilewright_tune::{Config, Setting, TEMPLATES, Task, Template};
+use tilewright_search::Config;
+use tilewright_tune::{Setting, TEMPLATES, Task, Template};
 
 /// Random configurations of a template on a shape in plain `cargo test`.
 const CONFIGS: usize = 3;

@@ -7,7 +7,8 @@ use tilewright_ir::expr::ReduceOp;
 use tilewright_ir::index::Ranges;
 use tilewright_ir::op::Workload;
 use tilewright_ir::{BufferId, LoopId, LoopKind, Program, Role, Stmt, Target, interp, lower, verify};
-use tilewright_tune::{Config, Setting, Task};
+use tilewright_search::Config;
+use tilewright_tune::{Setting, Task};
 
 /// The nests of the tests, by name.
 fn nests() -> impl Iterator<Item = (&'static str, Workload)> {

@@ -7,11 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rusqlite::{Connection, OpenFlags};
 use serde_json::json;
+use tilewright_search::{Conditions, ErrorClass, Limit, Outcome, Seconds, Timing};
 use tilewright_tune::record::{Exported, Imported};
-use tilewright_tune::{
-    Best, Conditions, ErrorClass, Judge, Limit, Outcome, Record, RunTime, Seconds, Store, StoreError, TaskKey, Timing,
-    Winner,
-};
+use tilewright_tune::{Best, Judge, Record, RunTime, Store, StoreError, TaskKey, Winner};
 
 const WORKLOAD: &str = "matmul:m=512,n=512,k=512";
 const TARGET: &str = "x86-64";

@@ -12,7 +12,8 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::text::parse;
 use tilewright_ir::verify::VerifyError;
 use tilewright_ir::{BufferId, Cond, Index, LoopId, LoopKind, Program, Stmt, Target, lower, verify};
-use tilewright_tune::{Config, Setting, Space, TEMPLATES, Task, Template};
+use tilewright_search::{Config, Space};
+use tilewright_tune::{Setting, TEMPLATES, Task, Template};
 
 #[test]
 fn every_template_computes_the_operator_on_any_shape() {

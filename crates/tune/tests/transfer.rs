@@ -10,12 +10,12 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_learn::sequence::{self, Architecture, Completions, Training, Vocabulary, train};
-use tilewright_tune::predict::records::{self, Lessons, RecordsError, SpaceCompletions};
-use tilewright_tune::transfer::{EarlierTask, Experience, warm_start};
-use tilewright_tune::{
-    Conditions, Config, Constraint, ErrorClass, Outcome, Parameter, Record, Seconds, Setting, Space, TEMPLATES, Task,
-    Timing, Trial, search,
+use tilewright_search::{
+    Conditions, Config, Constraint, ErrorClass, Experience, Outcome, Parameter, Seconds, Space, Timing, Trial,
 };
+use tilewright_tune::predict::records::{self, Lessons, RecordsError, SpaceCompletions};
+use tilewright_tune::transfer::{EarlierTask, experience, warm_start};
+use tilewright_tune::{Record, Setting, TEMPLATES, Task};
 
 /// The template of the paper's products.
 const PAPER: &str = "gemm-4-2-4";
@@ -82,8 +82,8 @@ fn earlier(task: &Task, n: usize, seed: u64) -> EarlierTask {
 
 /// The costs of the first candidates that a search proposes.
 fn first_costs(task: &Task, text: &str, experience: Option<&Arc<Experience>>, seed: u64, n: usize) -> Vec<f64> {
-    let problem = search::Problem { experience: experience.cloned(), ..task.problem() };
-    let mut search = search::build(text, problem, seed).unwrap();
+    let problem = tilewright_search::Problem { experience: experience.cloned(), ..task.problem() };
+    let mut search = tilewright_search::build(text, problem, seed).unwrap();
     let mut costs = Vec::new();
     while costs.len() < n {
         let proposals = search.propose(8.min(n - costs.len()));
@@ -99,7 +99,7 @@ fn first_costs(task: &Task, text: &str, experience: Option<&Arc<Experience>>, se
 fn a_model_of_other_workloads_finds_better_candidates_from_the_start() {
     let sources =
         ["matmul:m=256,n=384,k=256", "matmul:m=512,n=256,k=128"].map(|w| earlier(&task(w, Some(PAPER)), 150, 1));
-    let experience = Arc::new(Experience::of(&sources));
+    let experience = Arc::new(experience(&sources));
     assert_eq!((experience.contexts.len(), experience.groups[0], experience.groups[299]), (300, 0, 1));
     assert!(experience.targets.iter().all(|share| (0.0..=1.0).contains(share)));
     let new = task("matmul:m=384,n=512,k=256", Some(PAPER));
@@ -138,12 +138,12 @@ fn experience_passes_over_what_it_cannot_use() {
     earlier.records[0].steps = String::new();
     earlier.records[1].steps = "split nothing by 4".into();
     earlier.records[2].outcome = Outcome::Failed { class: ErrorClass::WrongAnswer, message: String::new() };
-    let experience = Experience::of(std::slice::from_ref(&earlier));
-    assert_eq!(experience.targets, [0.0, 1.0]);
+    let taught = experience(std::slice::from_ref(&earlier));
+    assert_eq!(taught.targets, [0.0, 1.0]);
     earlier.records.truncate(3);
     earlier.records.remove(0);
     earlier.records.remove(0);
-    assert!(Experience::of(&[earlier]).is_empty(), "nothing of it was measured");
+    assert!(experience(&[earlier]).is_empty(), "nothing of it was measured");
 }
 
 /// Pairs of workloads that one template may serve both.

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use tilewright_device::host;
 use tilewright_formats::{Task as TunedTask, carried_over, name_of};
-use tilewright_tune::{AtBudget, Config, ReplayPlan, Space};
+use tilewright_search::{AtBudget, Config, ReplayPlan, Space};
 
 use super::count;
 use super::formats::{FormatArgs, read_file, refuse};

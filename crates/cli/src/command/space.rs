@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::Args;
 use serde_json::{Map, Value as Json};
 use tilewright_formats::{Description, name_of};
-use tilewright_tune::{Domain, Space};
+use tilewright_search::{Domain, Space};
 
 use super::formats::refuse;
 use super::{WorkloadArgs, count, make_task};

@@ -1,7 +1,7 @@
 //! Metrics of commands.
 
 use regex_lite::{Regex, RegexBuilder};
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 use super::process::Run;
 use crate::kernel::Answer;

@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tilewright_tune::{
+use tilewright_search::{
     BoxError, Candidate, Config, ErrorClass, Limit, Limits, Machine, Measure, Measured, Next, Outcome, RaceLimits,
     Seconds, Space, Standing, Timing, Value, quantile,
 };
@@ -727,8 +727,8 @@ impl Racer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tilewright_tune::Parameter;
-    use tilewright_tune::expression::Datum;
+    use tilewright_search::Parameter;
+    use tilewright_search::expression::Datum;
 
     /// A program that speaks the protocol of a process that stays: its time is a serial number, and it fails
     /// on demand.

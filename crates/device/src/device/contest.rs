@@ -16,7 +16,7 @@ use crate::protocol::Source;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tilewright_tune::{Candidate, Outcome, RaceLimits, Standing};
+use tilewright_search::{Candidate, Outcome, RaceLimits, Standing};
 
 /// Candidates that run all rounds of a race; beyond them the slower half leaves after some rounds.
 const FINALISTS: usize = 6;
@@ -34,7 +34,7 @@ const LEAST_FOR_SITTINGS: Duration = Duration::from_secs(1);
 type Runner = (usize, Racer);
 
 impl Device {
-    /// Races candidates, as [`Measure::race`](tilewright_tune::Measure::race) says.
+    /// Races candidates, as [`Measure::race`](tilewright_search::Measure::race) says.
     pub(super) fn contest(
         &mut self,
         candidates: &[Candidate],

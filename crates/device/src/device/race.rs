@@ -10,7 +10,7 @@ use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use std::io;
 use std::time::Duration;
-use tilewright_tune::{ErrorClass, Measured, Outcome, Timing, pause, quantile};
+use tilewright_search::{ErrorClass, Measured, Outcome, Timing, pause, quantile};
 
 /// Least extent of a candidate's runs in a round of a race.
 #[derive(Debug, Clone, Copy)]

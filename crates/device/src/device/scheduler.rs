@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
-use tilewright_tune::{Conditions, ErrorClass, Limit, Measured, Outcome, Seconds, Timing};
+use tilewright_search::{Conditions, ErrorClass, Limit, Measured, Outcome, Seconds, Timing};
 
 /// A candidate is given up once its first run takes this many times as long as the fastest first run so far,
 /// and at least [`LEAST_LIMIT`].

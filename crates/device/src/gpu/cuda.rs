@@ -8,7 +8,7 @@ use tilewright_codegen::{ARGUMENT_ALIGN, CompileError, compile_gpu};
 use tilewright_ir::Target;
 use tilewright_ir::gpu::{GpuProgram, Kernel, bulk};
 use tilewright_ir::target::Gpu;
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 /// A context of one of NVIDIA's GPUs, and what assembles code for it.
 #[derive(Clone)]

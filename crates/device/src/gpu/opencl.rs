@@ -9,7 +9,7 @@ use tilewright_codegen::opencl_c;
 use tilewright_ir::Target;
 use tilewright_ir::gpu::{GpuProgram, Kernel};
 use tilewright_ir::target::Gpu;
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 /// A context of an OpenCL device.
 #[derive(Clone)]

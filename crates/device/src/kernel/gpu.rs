@@ -8,8 +8,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
-use tilewright_tune::ErrorClass;
-use tilewright_tune::expression::{Datum, Expression, Scope, Type, evaluate};
+use tilewright_search::ErrorClass;
+use tilewright_search::expression::{Datum, Expression, Scope, Type, evaluate};
 
 use super::{Answer, Argument, Buffer, Failure, Job, compare, is_hopeless, unknown, write_outputs};
 use crate::cuda::compile::{CompileError, Compiler, Unit, Write, entry_of};

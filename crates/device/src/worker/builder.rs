@@ -13,7 +13,7 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{Buffer, Program, Role, Step, Stmt, Target, lower, text, verify};
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 /// A program that no machine should fail at.
 pub const PROBE: &str = "program \"probe\"

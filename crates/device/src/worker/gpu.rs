@@ -18,7 +18,7 @@ use tilewright_ir::gpu::{Kernel, lower_gpu};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{BufferId, Program, Role, Target};
-use tilewright_tune::{Conditions, ErrorClass};
+use tilewright_search::{Conditions, ErrorClass};
 
 /// Byte of unwritten outputs: as a number it is NaN, so that they cannot pass for right.
 const POISON: u8 = 0xFF;

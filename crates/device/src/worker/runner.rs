@@ -17,7 +17,7 @@ use tilewright_codegen::{Address, CompileError, Object};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{Buffer, Part, Program, Role, Stmt, Target, lower};
-use tilewright_tune::{Conditions, ErrorClass};
+use tilewright_search::{Conditions, ErrorClass};
 
 /// Byte of unwritten outputs: as a number it is NaN, so that they cannot pass for right.
 const POISON: u8 = 0xFF;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use tilewright_codegen::Kernel;
 use tilewright_ir::reference::Tolerance;
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 /// A kernel with its properties.
 pub struct Built {

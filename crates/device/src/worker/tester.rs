@@ -20,7 +20,7 @@ use std::time::Instant;
 use tilewright_codegen::Kernel;
 use tilewright_ir::{Program, Role};
 use tilewright_runtime::Pool;
-use tilewright_tune::{Conditions, ErrorClass};
+use tilewright_search::{Conditions, ErrorClass};
 
 pub struct Tester {
     untuned: Program,

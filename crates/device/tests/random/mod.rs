@@ -10,7 +10,8 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::op::Workload;
 use tilewright_ir::{GpuProgram, Target, lower_gpu};
-use tilewright_tune::{Config, Setting, TEMPLATES, Task};
+use tilewright_search::Config;
+use tilewright_tune::{Setting, TEMPLATES, Task};
 
 /// Small shapes that nothing divides, and some that tiles divide.
 pub const SHAPES: [&str; 15] = [

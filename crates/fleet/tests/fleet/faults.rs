@@ -15,7 +15,8 @@ use tilewright::{Database, Workload};
 use tilewright_device::host;
 use tilewright_fleet::nats::{Client, Servers};
 use tilewright_fleet::{Books, LEASE, Remote};
-use tilewright_tune::{Judge, Measure, Next, Outcome, Record, Subject};
+use tilewright_search::{Measure, Next, Outcome, Subject};
+use tilewright_tune::{Judge, Record};
 
 use crate::broker::{Broker, version};
 use crate::process::{POISON, Process, ROLE, WORKLOAD, tune_alone};
@@ -367,7 +368,7 @@ fn what_takes_machines_along_is_one_failure() {
     let mut remote = Remote::start(&fleet, "poison", assignment(), 2, books).unwrap();
     let space = space();
     let subject = Subject::described(&space, &describe);
-    let poison = tilewright_tune::Config::new(serde_json::from_str::<Vec<u64>>(POISON).unwrap());
+    let poison = tilewright_search::Config::new(serde_json::from_str::<Vec<u64>>(POISON).unwrap());
     let mut configs: Vec<_> = (0..11).map(|at| space.config_at(at * 311)).collect();
     configs.insert(5, poison.clone());
     let numbers = remote.submit(&configs.iter().map(|config| subject.candidate(config.clone())).collect::<Vec<_>>());

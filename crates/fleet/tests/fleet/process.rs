@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tilewright::{Database, Elsewhere, Note, Session, TuneRequest};
 use tilewright_device::device::WorkerCommand;
-use tilewright_tune::Measure;
+use tilewright_search::Measure;
 
 use crate::replay::{CLASS, Slow, fleet_with, hashed, recorded, serve_replay};
 

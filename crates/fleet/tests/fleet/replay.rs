@@ -12,10 +12,9 @@ use tilewright_device::host;
 use tilewright_fleet::devices::Description;
 use tilewright_fleet::protocol::Assignment;
 use tilewright_fleet::{Books, Fleet, Here, Remote, serve};
-use tilewright_tune::search::build;
-use tilewright_tune::{
+use tilewright_search::{
     BoxError, Budget, Candidate, Config, ErrorClass, Event, HeadStart, Machine, Measure, Measured, Next, Outcome,
-    Parameter, RaceLimits, Space, Standing, Subject, Timing, Trial, tune,
+    Parameter, RaceLimits, Space, Standing, Subject, Timing, Trial, build, tune,
 };
 
 /// A space of 4,000 configurations.

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use tilewright::{TuneRequest, Workload};
 use tilewright_fleet::tune_many;
-use tilewright_tune::{Measure, Next, RaceLimits, Subject};
+use tilewright_search::{Measure, Next, RaceLimits, Subject};
 
 use crate::broker::Broker;
 use crate::process::{Process, session};
 use crate::replay::{Device, Slow, describe, fleet, proposals, proposals_counted, recorded, remote, space};
 
 /// The trials of some batches, in the order of the batches.
-fn n_trials(batches: &[Vec<tilewright_tune::Trial>]) -> usize {
+fn n_trials(batches: &[Vec<tilewright_search::Trial>]) -> usize {
     batches.iter().map(Vec::len).sum()
 }
 

@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 
 use serde_json::{Value as Json, json};
-use tilewright_tune::{ErrorClass, Seconds};
+use tilewright_search::{ErrorClass, Seconds};
 
 use super::records::{THREADS, WORKLOAD};
 use crate::json::{Fault, Reader};

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use serde_json::{Map, Value as Json, json};
-use tilewright_tune::Seconds;
+use tilewright_search::Seconds;
 
 use super::{ERROR, MILLISECONDS_NS, MOST_TIMES, OBJECTIVE, number, task_of};
 use crate::json::{Fault, Reader};

@@ -1,7 +1,7 @@
 //! Results of KTT, as JSON.
 
 use serde_json::Value as Json;
-use tilewright_tune::ErrorClass;
+use tilewright_search::ErrorClass;
 
 use super::t4::nanoseconds;
 use super::{MOST_TIMES, task_of};

@@ -17,7 +17,7 @@ use std::io::{self, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::Value as Json;
-use tilewright_tune::RecordedSpace;
+use tilewright_search::RecordedSpace;
 
 pub use t1::Description;
 

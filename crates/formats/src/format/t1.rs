@@ -1,8 +1,8 @@
 //! T1, the description of a space that belongs to T4 results.
 
 use serde_json::Value as Json;
-use tilewright_tune::expression::{self, Datum, Expression, ExpressionError, Scope, Type};
-use tilewright_tune::{Constraint, Parameter, Space};
+use tilewright_search::expression::{self, Datum, Expression, ExpressionError, Scope, Type};
+use tilewright_search::{Constraint, Parameter, Space};
 
 use crate::json::{Fault, Reader};
 use crate::outcome::brief;

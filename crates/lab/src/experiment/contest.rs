@@ -17,7 +17,8 @@ use tilewright::{EndLimits, Error, rank};
 use tilewright_device::device::{Round, WorkerCommand};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options, host};
-use tilewright_tune::{Record, Task, Trial};
+use tilewright_search::Trial;
+use tilewright_tune::{Record, Task};
 
 use super::finished::{Finished, Found};
 use super::plan::{Plan, task};

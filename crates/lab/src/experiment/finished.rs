@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tilewright::gflops;
 use tilewright_ir::op::Workload;
-use tilewright_tune::{Outcome, Record, Seconds};
+use tilewright_search::{Outcome, Seconds};
+use tilewright_tune::Record;
 
 use super::plan::Planned;
 use super::table::Moment;

@@ -14,7 +14,7 @@ use tilewright::{Database, Error, Session, Transfer, TuneRequest, since_1970, tr
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
 use tilewright_ir::op::Workload;
-use tilewright_tune::{Judge, PassedOver, Record, Setting, Task, search};
+use tilewright_tune::{Judge, PassedOver, Record, Setting, Task};
 
 use super::Request;
 use super::elsewhere::Machine;
@@ -225,7 +225,7 @@ impl Plan {
             let of_sources = sources.iter().map(|source| (source, &SOURCE, true));
             let of_problems = targets.iter().flat_map(|problem| arms.iter().map(move |arm| (problem, arm, false)));
             for ((problem, task), arm, is_source) in of_sources.chain(of_problems) {
-                search::build(arm.search, task.problem(), seed)
+                tilewright_search::build(arm.search, task.problem(), seed)
                     .map_err(|error| Error::input(format!("{error} (see `tilewright searches`)")))?;
                 let stem = stem(problem.label, arm.label, seed);
                 runs.push(Planned {

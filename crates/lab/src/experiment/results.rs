@@ -11,7 +11,7 @@ use tilewright::file::write_whole;
 use tilewright::version::BUILD;
 use tilewright::words::{count, digits, grouped};
 use tilewright_device::host;
-use tilewright_tune::{ErrorClass, Outcome, Seconds};
+use tilewright_search::{ErrorClass, Outcome, Seconds};
 
 use super::data;
 use super::elsewhere::Machine;

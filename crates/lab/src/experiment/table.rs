@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tilewright_tune::SEARCHES;
+use tilewright_search::SEARCHES;
 
 use crate::history::Run;
 use tilewright::words::count;

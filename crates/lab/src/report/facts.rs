@@ -6,9 +6,8 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use tilewright::{is_own, judges};
 use tilewright_ir::op::Workload;
-use tilewright_tune::{
-    ErrorClass, Judge, Outcome, PassedOver, Record, Seconds, Store, StoreError, TaskKey, importance,
-};
+use tilewright_search::{ErrorClass, Outcome, Seconds, importance};
+use tilewright_tune::{Judge, PassedOver, Record, Store, StoreError, TaskKey};
 
 use crate::history::{Run, runs};
 use crate::stats::{Quartiles, median};

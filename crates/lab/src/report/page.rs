@@ -3,7 +3,7 @@
 use tilewright::version::BUILD;
 use tilewright::words::{count, digits, duration, grouped, percent};
 use tilewright::{one_line, since_1970};
-use tilewright_tune::Seconds;
+use tilewright_search::Seconds;
 
 use super::facts::{Best, OutcomeFacts, Subject, TemplateFacts, flops_of};
 use crate::clock::utc;

@@ -11,12 +11,12 @@ use tilewright_device::Caches;
 use tilewright_device::command::{Commands, FOLDER, Metric, Options, Template, TemplateError};
 use tilewright_device::host;
 use tilewright_ir::Target;
-use tilewright_tune::expression::{self, Datum};
-use tilewright_tune::predict::content_hash;
-use tilewright_tune::{
-    Budget, Config, Constraint, Event, HeadStart, Judge, Parameter, Space, Subject, TaskKey, Timing, Trial, Tuning,
-    Winner, search,
+use tilewright_search::expression::{self, Datum};
+use tilewright_search::{
+    Budget, Config, Constraint, Event, HeadStart, Parameter, Space, Subject, Timing, Trial, Tuning,
 };
+use tilewright_tune::predict::content_hash;
+use tilewright_tune::{Judge, TaskKey, Winner};
 
 use super::files::Files;
 use super::finals::{self, End, EndLimits, Finals, Leader};
@@ -347,7 +347,7 @@ pub(super) fn carry_out(
     note: &(dyn Fn(Note) + Sync),
 ) -> Result<Tuned, Error> {
     let see = |error| Error::input(format!("{error} (see `tilewright searches`)"));
-    let mut search = search::build(course.search, &space, course.seed).map_err(see)?;
+    let mut search = tilewright_search::build(course.search, &space, course.seed).map_err(see)?;
     let guesses = course.transfer.map_or(Ok(Vec::new()), |file| best_of_file(file, &space, note))?;
     let key = TaskKey {
         workload,
@@ -381,7 +381,7 @@ pub(super) fn carry_out(
         commands: Some(steps(config)),
         ..best
     };
-    let report = |new: &[Trial], summary: Option<&tilewright_tune::Summary>, wall: &Wall| {
+    let report = |new: &[Trial], summary: Option<&tilewright_search::Summary>, wall: &Wall| {
         Tuned::of(&key, (course.search, course.seed), database, &earlier, new, summary, wall)
     };
     if let Some(nothing_left) = nothing_left {

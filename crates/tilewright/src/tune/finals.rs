@@ -4,10 +4,11 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tilewright_tune::{
-    BoxError, Candidate, Config, ErrorClass, Measure, Next, Outcome, RaceLimits, Standing, Subject, Task, Timing,
-    Trial, is_tie,
+use tilewright_search::{
+    BoxError, Candidate, Config, ErrorClass, Measure, Next, Outcome, RaceLimits, Standing, Subject, Timing, Trial,
+    is_tie,
 };
+use tilewright_tune::Task;
 
 use super::Note;
 

@@ -23,8 +23,8 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{evaluate_watched, random_elements};
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_ir::{DType, Role, Target};
-use tilewright_tune::Space;
-use tilewright_tune::expression::{self, Datum, Type};
+use tilewright_search::Space;
+use tilewright_search::expression::{self, Datum, Type};
 use tilewright_tune::predict::content_hash;
 
 use super::command::{Course, carry_out, seconds, space_of};
@@ -785,8 +785,8 @@ impl Bench<'_> {
             }
             _ => space.config_at(0),
         };
-        let text = |value: tilewright_tune::Value| match value {
-            tilewright_tune::Value::Text(text) => text,
+        let text = |value: tilewright_search::Value| match value {
+            tilewright_search::Value::Text(text) => text,
             other => other.to_string(),
         };
         Ok(space.names().map(|name| (name.to_owned(), text(space.value(&config, name)))).collect())

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::{Device, host, peak};
+use tilewright_search::{Budget, Config, Ended, Event, HeadStart, Measure, Search, Tuning, pause};
+use tilewright_tune::Winner;
 use tilewright_tune::record::least_ns;
 use tilewright_tune::template::least_flops;
-use tilewright_tune::{Budget, Config, Ended, Event, HeadStart, Measure, Search, Tuning, Winner, pause};
 
 use super::finals::EndLimits;
 use super::recorder::{Recorder, Recording};

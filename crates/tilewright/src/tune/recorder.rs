@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use tilewright_search::{Event, Report, Space, pause};
 use tilewright_tune::record::least_ns;
-use tilewright_tune::{Event, Record, Report, RunTime, Space, StoreError, Task, TaskKey, Winner, pause};
+use tilewright_tune::{Record, RunTime, StoreError, Task, TaskKey, Winner};
 
 use super::{lock, since_1970};
 use crate::database::{Database, Opened};

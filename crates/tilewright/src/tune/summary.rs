@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use tilewright_ir::op::Workload;
-use tilewright_tune::{Ended, TaskKey};
+use tilewright_search::Ended;
+use tilewright_tune::TaskKey;
 
 use super::finals::Untuned;
 use super::many::{TunedMany, Turned};

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use tilewright_formats::{carried_over, name_of, read};
 use tilewright_ir::op::Workload;
-use tilewright_tune::{Config, EarlierTask, Judge, PassedOver, Space, Store, TaskKey};
+use tilewright_search::{Config, Space};
+use tilewright_tune::{EarlierTask, Judge, PassedOver, Store, TaskKey};
 
 use super::Note;
 use crate::best::trials_of;

@@ -1,6 +1,6 @@
 //! What is to be said of a run that was not as it should be.
 
-use tilewright_tune::{Ended, ErrorClass};
+use tilewright_search::{Ended, ErrorClass};
 
 use super::Tuned;
 use crate::error::Error;

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use tilewright_learn::sequence::Completions;
+use tilewright_search::expression::residual::{Range, residual};
+use tilewright_search::expression::{Code, Datum};
 
 use super::specification::KernelSpecification;
-use crate::expression::residual::{Range, residual};
-use crate::expression::{Code, Datum};
 
 /// The most choices of a value that all questions together may try while they are exact; some seconds' work.
 const MOST_STEPS: u64 = 1 << 24;

@@ -13,7 +13,6 @@ pub mod records;
 mod specification;
 mod split;
 
-pub use crate::expression::ExpressionError;
 pub use data::{DataError, Row, content_hash, read_rows};
 pub use inputs::{Inputs, InputsError};
 pub use look_ahead::LookAhead;
@@ -23,6 +22,7 @@ pub use specification::{
     SpecificationError,
 };
 pub use split::{Split, divide};
+pub use tilewright_search::expression::ExpressionError;
 
 /// `n` things, in the singular where it is one.
 fn count(n: usize, thing: &str) -> String {

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value as Json, json};
 use tilewright_ir::op::{Epilogue, Workload};
 use tilewright_learn::sequence::{Answer, Completions, Example, Field, FieldKind, Parameter, Vocabulary};
+use tilewright_search::{Config, Space};
 
 use super::count;
 use crate::record::Record;
-use crate::space::{Config, Space};
 use crate::transfer::EarlierTask;
 
 /// Configurations of a workload that are learnt from, at most.

@@ -5,8 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde::Deserialize;
-
-use crate::expression::{Code, Datum, Expression, ExpressionError, Scope, Slash, Type, is_name};
+use tilewright_search::expression::{Code, Datum, Expression, ExpressionError, Scope, Slash, Type, is_name};
 
 /// Why a text specifies no kernel. The fault is the writer's.
 #[derive(Debug, thiserror::Error)]

@@ -12,9 +12,9 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
+use tilewright_search::Space;
 
 use super::Record;
-use crate::space::Space;
 use crate::template::{Setting, Task, least_flops};
 
 /// Upper bound on a CPU clock, in GHz.

@@ -102,9 +102,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::measure::{Conditions, Seconds};
     use crate::record::RunTime;
-    use crate::trial::{ErrorClass, Limit, Outcome, Timing};
+    use tilewright_search::{Conditions, Seconds};
+    use tilewright_search::{ErrorClass, Limit, Outcome, Timing};
 
     fn any_record() -> impl Strategy<Value = Record> {
         let timing = (1e-3f64..1e12, 1e-3f64..1e12, 0f64..9.0, any::<u32>(), any::<bool>());

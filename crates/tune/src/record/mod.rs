@@ -7,14 +7,11 @@ mod store;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use tilewright_search::{Conditions, ConfigError, Limit, Outcome, Seconds, Space, Trial};
 
 pub use judge::{Doubt, Judge, PassedOver, least_ns};
 pub use lines::{Line, RecordError, read_lines};
 pub use store::{Best, Exported, Imported, Judges, Store, StoreError, Winner};
-
-use crate::measure::{Conditions, Seconds};
-use crate::space::{ConfigError, Space};
-use crate::trial::{ErrorClass, Limit, Outcome, Timing, Trial};
 
 /// What the trials of one space on one machine have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -122,65 +119,5 @@ impl Record {
     /// [`ConfigError`] where the configuration is not one of the space's, as after a change of the template.
     pub fn trial(&self, space: &Space) -> Result<Trial, ConfigError> {
         Ok(Trial { config: space.config_from_json(&self.config)?, outcome: self.outcome.clone() })
-    }
-}
-
-/// An [`Outcome`] as one flat set of optional fields, the form that JSON and SQL share.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub(crate) struct FlatOutcome {
-    class: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    message: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    median_ns: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    min_ns: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    spread: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    n_samples: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stopped_early: Option<bool>,
-}
-
-impl From<Outcome> for FlatOutcome {
-    fn from(outcome: Outcome) -> FlatOutcome {
-        match outcome {
-            Outcome::Measured(timing) => FlatOutcome {
-                class: Outcome::NO_ERROR.into(),
-                message: None,
-                median_ns: Some(timing.median_ns),
-                min_ns: Some(timing.min_ns),
-                spread: Some(timing.spread),
-                n_samples: Some(timing.n_samples),
-                stopped_early: Some(timing.stopped_early),
-            },
-            Outcome::Failed { class, message } => {
-                FlatOutcome { class: class.name().into(), message: Some(message), ..FlatOutcome::default() }
-            }
-        }
-    }
-}
-
-impl TryFrom<FlatOutcome> for Outcome {
-    type Error = String;
-
-    fn try_from(flat: FlatOutcome) -> Result<Outcome, String> {
-        if flat.class != Outcome::NO_ERROR {
-            let class =
-                ErrorClass::from_name(&flat.class).ok_or_else(|| format!("unknown error class {:?}", flat.class))?;
-            return Ok(Outcome::Failed { class, message: flat.message.unwrap_or_default() });
-        }
-        let median_ns = flat.median_ns.ok_or("missing field `median_ns`")?;
-        if !(median_ns > 0.0 && median_ns.is_finite()) {
-            return Err(format!("median_ns {median_ns} is not a positive number"));
-        }
-        Ok(Outcome::Measured(Timing {
-            median_ns,
-            min_ns: flat.min_ns.unwrap_or(median_ns),
-            spread: flat.spread.unwrap_or(0.0),
-            n_samples: flat.n_samples.unwrap_or(1),
-            stopped_early: flat.stopped_early.unwrap_or(false),
-        }))
     }
 }

@@ -10,11 +10,10 @@ use rusqlite::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tilewright_ir::op::Workload;
+use tilewright_search::{Conditions, FlatOutcome, Limit, Outcome, Seconds};
 
-use super::{Doubt, FlatOutcome, Judge, Line, PassedOver, Record, RunTime, TaskKey, read_lines};
+use super::{Doubt, Judge, Line, PassedOver, Record, RunTime, TaskKey, read_lines};
 use crate::Error;
-use crate::measure::{Conditions, Seconds};
-use crate::trial::{Limit, Outcome};
 
 /// Marks a database as ours: "TLWR".
 const APPLICATION_ID: i32 = 0x544c_5752;

@@ -1,8 +1,8 @@
 //! Spaces in which the algorithm is a choice like any other.
 
 use super::Setting;
-use crate::space::{Config, Constraint, Domain, Parameter, Space, SpaceError, Value};
 use tilewright_ir::Step;
+use tilewright_search::{Config, Constraint, Domain, Parameter, Space, SpaceError, Value};
 
 /// A way to compute something, given what the templates of an operator read off its workload.
 pub struct Algorithm<Problem> {

@@ -9,15 +9,15 @@ mod model;
 mod nest;
 mod share;
 
-use crate::features::LoopContexts;
-use crate::search::Problem;
-use crate::space::{Config, Space, SpaceError};
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use std::sync::Arc;
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{Illegal, apply_all, steps_text};
 use tilewright_ir::{Program, Step, Target};
+use tilewright_search::{Config, Describe, Problem, Space, SpaceError, Subject};
+
+use crate::loops::loop_contexts;
 
 /// Everything about a template.
 pub struct Template {
@@ -237,7 +237,7 @@ impl Task {
         let (task, untransformed) = (self.clone(), self.setting.workload.program());
         let contexts = move |config: &Config| {
             let program = apply_all(&untransformed, &task.steps(config)).ok()?;
-            Some(LoopContexts::of(&program))
+            Some(loop_contexts(&program))
         };
         Problem { space: self.space.clone(), contexts: Some(Arc::new(contexts)), experience: None }
     }
@@ -248,6 +248,18 @@ impl Task {
     /// The position of the step that is illegal, and why: the template's fault.
     pub fn program(&self, config: &Config) -> Result<Program, (usize, Illegal)> {
         apply_all(&self.setting.workload.program(), &self.steps(config))
+    }
+}
+
+impl Describe for Task {
+    fn describe(&self, config: &Config) -> String {
+        self.steps_text(config)
+    }
+}
+
+impl<'a> From<&'a Task> for Subject<'a> {
+    fn from(task: &'a Task) -> Subject<'a> {
+        Subject::described(&task.space, task)
     }
 }
 

@@ -8,9 +8,9 @@
 
 use super::step::{layout, reorder, rfactor, split};
 use super::{Setting, ceil_div};
-use crate::space::{Config, Constraint, Parameter, Space, Value};
 use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_search::{Config, Constraint, Parameter, Space, Value};
 
 /// The parameter.
 const NAME: &str = "share";

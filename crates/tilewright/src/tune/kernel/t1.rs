@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde_json::Value as Json;
-use tilewright_tune::expression::{self, Datum};
+use tilewright_search::expression::{self, Datum};
 
 use super::{ArgumentForm, Axes, Fill, FillName, Form, Language, Number, ParameterForm, ReferenceForm, RoleForm};
 use super::{ValuesForm, default_flags, default_tolerance};

@@ -7,10 +7,10 @@ use super::super::step::{
 };
 use super::direct::pack;
 use super::{Algorithm, Shape, ceil_div, divisors, is_blocked};
-use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Axis, Window};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// A matrix product `columns[krs, hw] = Σ W[c, krs] · X[c, hw]` around a register tile, then each result as
 /// the sum of the columns that meet it: no inserted zero is read or multiplied.

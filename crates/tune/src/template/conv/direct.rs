@@ -7,10 +7,10 @@ use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, peel, reorder, split, stage, unroll, vectorize,
 };
 use super::{Algorithm, Shape, ceil_div, in_blocks, is_blocked};
-use crate::space::{Config, Constraint, Parameter, Space, Value};
 use tilewright_ir::Step;
 use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_search::{Config, Constraint, Parameter, Space, Value};
 
 /// Loops over tiles of channels, rows and columns in any order, each computing one register tile completely.
 ///

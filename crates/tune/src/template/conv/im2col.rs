@@ -7,10 +7,10 @@ use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reindex, reorder, split, stage, unroll, vectorize,
 };
 use super::{Algorithm, Shape, ceil_div, divisors, is_blocked};
-use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Axis, Window};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// A matrix product `acc[k, pq] = Σ W[k, crs] · cols[crs, pq]` around a register tile of channels and pixels.
 ///

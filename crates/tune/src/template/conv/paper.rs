@@ -4,9 +4,9 @@ use super::super::gpu::{self, Direct, Tile};
 use super::super::step::{accumulate, compute_at, fuse, parallel, reorder, split, unroll, vectorize};
 use super::super::{Setting, Template};
 use super::{Shape, is_blocked};
-use crate::space::{Config, Parameter, Space, SpaceError};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Structure, Window};
+use tilewright_search::{Config, Parameter, Space, SpaceError};
 
 /// Output channels, rows and columns in 4 loops each, input channels and both kernel axes in 2,
 /// and unrolling.

@@ -8,10 +8,10 @@ use super::super::step::{
 };
 use super::direct::{pack, pack_padded};
 use super::{Algorithm, Shape, ceil_div, in_blocks, is_blocked};
-use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Blocks of tile rows; in each the input is transformed, multiplied with the transformed weights by a
 /// register tile of channels and tiles, and transformed back. Lanes are channels throughout.

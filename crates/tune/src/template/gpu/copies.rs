@@ -4,8 +4,8 @@
 use super::super::Setting;
 use super::super::step::{exact, pipeline, stream, unroll};
 use super::{constraint, gpu};
-use crate::space::{Config, Constraint, Domain, Parameter, Space};
 use tilewright_ir::Step;
+use tilewright_search::{Config, Constraint, Domain, Parameter, Space};
 
 /// Copies of a thread that are repeated in the code: the addresses of more of them would not leave other
 /// things enough registers.

@@ -6,9 +6,9 @@ use super::copies::{self, Copies};
 use super::model::{Blocks, START};
 use super::product::LEAST_BLOCK;
 use super::{Fragments, Order, Product, Tile, Tiling, constraint, gpu};
-use crate::space::{Config, Constraint, Domain, Parameter, Space};
 use tilewright_ir::op::Structure;
 use tilewright_ir::target::{Arch, GpuApi};
+use tilewright_search::{Config, Constraint, Domain, Parameter, Space};
 
 /// Blocks of the result in tiles of registers, factors through shared memory.
 ///

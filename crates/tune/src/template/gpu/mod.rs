@@ -19,8 +19,8 @@ mod winograd;
 
 use super::algorithm::{self, Algorithm};
 use super::{Setting, Template};
-use crate::space::{Constraint, Parameter};
 use tilewright_ir::target::Gpu;
+use tilewright_search::{Constraint, Parameter};
 
 pub use conv::GPU_CONV;
 pub use copies::Copies;

@@ -8,11 +8,11 @@ use super::super::{Setting, Template, ceil_div};
 use super::model::Work;
 use super::rows::{self, Division};
 use super::{constraint, gpu, parts};
-use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::dependence::find_race;
 use tilewright_ir::index::Ranges;
 use tilewright_ir::op::Structure;
 use tilewright_ir::{Index, LoopKind, Program, Role, Step, Stmt};
+use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Small stages are computed where they are read. Of the others each is a kernel, in which neighbouring
 /// threads compute neighbouring elements; or stages that go by the same rows are one, of which a block

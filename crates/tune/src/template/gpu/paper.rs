@@ -2,9 +2,9 @@
 
 use super::super::{Setting, Template};
 use super::{Direct, Tile, shared_bytes, threads};
-use crate::space::{Config, Parameter, Space, SpaceError};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Layout, Structure, Window};
+use tilewright_search::{Config, Parameter, Space, SpaceError};
 
 /// A depthwise convolution: channels, rows and columns of the output in 4 loops each, and unrolling.
 ///

@@ -10,10 +10,10 @@ use super::model::Blocks;
 use super::parts::{Copied, Threads};
 use super::product::{Division, Factor, Product, bind_blocks};
 use super::{constraint, gpu};
-use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::gpu::tensor::{self, WARP};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_ir::{DType, LoopKind, Step, Tensor};
+use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Tiles of warps in tensor cores, factors through shared memory.
 ///

@@ -10,12 +10,12 @@ use super::parts::{Copied, Threads};
 use super::product::{Factor, Product, bind_blocks, bind_units};
 use super::tensor::{bind_warps, division};
 use super::{constraint, gpu};
-use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::gpu::copier;
 use tilewright_ir::gpu::tensor::{self, WARP};
 use tilewright_ir::gpu::warpgroup::{COLUMNS, MOST_COLUMNS, ROW_BYTES, ROWS, WARPS};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_ir::{DType, Step, Tensor};
+use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Tiles of groups of four warps in tensor cores, which read both factors from shared memory.
 ///

@@ -6,9 +6,9 @@ use super::super::{Setting, Template};
 use super::model::START;
 use super::parts::each_thread;
 use super::{Product, gpu, matmul};
-use crate::space::{Config, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Layout, Structure, Window};
+use tilewright_search::{Config, Parameter, Space};
 
 /// Transforms of weights and data, products in tiles, and the transform of results: a kernel each.
 ///

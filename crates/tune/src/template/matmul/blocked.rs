@@ -6,9 +6,9 @@ use super::super::share::{self, Share};
 use super::super::step::{accumulate, compute_at, parallel, prefetch, reorder, split, stage, unroll, vectorize};
 use super::super::{Setting, Template};
 use super::{Factor, Product, ceil_div, is_product_on_cpu};
-use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
+use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Multi-level tiling around a register tile of `mr × nv` vectors.
 ///

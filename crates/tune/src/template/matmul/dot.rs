@@ -6,8 +6,8 @@ use super::super::share::{self, Share};
 use super::super::step::{accumulate, compute_at, parallel, reorder, rfactor, split, unroll, vectorize};
 use super::super::{Setting, Template, ceil_div};
 use super::{Product, is_product_on_cpu};
-use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
+use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Scalar products of a tile of rows with a tile of columns: the reduction's neighbours are vector lanes,
 /// each of which sums what it meets, and the lanes are added up at the end.

@@ -4,9 +4,9 @@ use super::super::gpu::{self, Copies, Fragments, Order, Tile, Tiling};
 use super::super::step::{accumulate, parallel, reorder, split, unroll, vectorize};
 use super::super::{Setting, Template};
 use super::Product;
-use crate::space::{Config, Parameter, Space, SpaceError};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Contraction, Structure, Workload};
+use tilewright_search::{Config, Parameter, Space, SpaceError};
 
 /// Rows and columns in 4 loops each, the reduction in 2, and nothing else.
 ///

@@ -7,12 +7,12 @@ pub mod stages;
 
 use super::model::bandwidth;
 use super::{Setting, Template, ceil_div};
-use crate::space::{Config, Parameter, Space, SpaceError};
 use schedule::{Choices, Lanes};
 use stages::{Group, Stage};
 use std::collections::BTreeSet;
 use tilewright_ir::op::Structure;
 use tilewright_ir::{BufferId, Program, Step};
+use tilewright_search::{Config, Parameter, Space, SpaceError};
 
 pub use schedule::Builder;
 

@@ -6,10 +6,10 @@ use super::super::step::{
 };
 use super::super::{Setting, ceil_div};
 use super::stages::{self, Group, Stage, groups, stages};
-use crate::space::{Config, Space};
 use tilewright_ir::index::Ranges;
 use tilewright_ir::schedule::apply;
 use tilewright_ir::{Index, Program, Step};
+use tilewright_search::{Config, Space};
 
 /// A configuration, where parameters that a space does not have are what they are by default.
 pub struct Choices {

@@ -8,7 +8,7 @@ use super::{Code, Datum, Operator as Op};
 
 /// What a value lies between, where it is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Range {
+pub struct Range {
     least: i128,
     most: i128,
 }
@@ -22,7 +22,7 @@ impl Range {
     }
 
     /// Of one of these values; `None` where one is no whole number.
-    pub(crate) fn of(values: &[Datum]) -> Option<Range> {
+    pub fn of(values: &[Datum]) -> Option<Range> {
         let numbers = values.iter().map(Datum::int).collect::<Option<Vec<_>>>()?;
         Range::new((*numbers.iter().min()?).into(), (*numbers.iter().max()?).into())
     }
@@ -33,7 +33,7 @@ impl Range {
     }
 
     /// Of an expression, from those of the places it reads; `None` where that is not followed.
-    pub(crate) fn of_code(code: &Code, ranges: &[Option<Range>]) -> Option<Range> {
+    pub fn of_code(code: &Code, ranges: &[Option<Range>]) -> Option<Range> {
         let (operator, operands) = match code {
             Code::Constant(value) => return Range::of(&[value.clone().ok()?]),
             Code::Slot(slot) => return ranges[*slot],
@@ -71,12 +71,7 @@ impl Range {
 }
 
 /// Adds to `found` the results that an expression still depends on, of places that are decided.
-pub(crate) fn residual(
-    code: &Code,
-    is_decided: &dyn Fn(usize) -> bool,
-    ranges: &[Option<Range>],
-    found: &mut Vec<Code>,
-) {
+pub fn residual(code: &Code, is_decided: &dyn Fn(usize) -> bool, ranges: &[Option<Range>], found: &mut Vec<Code>) {
     let Code::Apply(operator, operands) = code else {
         // Within a comprehension what depends on its item is no result of its own.
         let mut reads = Vec::new();

@@ -1,13 +1,12 @@
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{Loop, Program, Stmt, Target, text};
+use tilewright_search::features::{KnobFeatures, N_CONTEXT_FEATURES, N_RELATION_FEATURES};
 
 use super::*;
-use crate::space::{Parameter, Space};
 use crate::template::{Setting, TEMPLATES, Task};
-use rand::SeedableRng;
-use rand_xoshiro::Xoshiro256PlusPlus;
-use std::sync::Arc;
 
 fn program(source: &str) -> Program {
     text::parse(source).unwrap_or_else(|e| panic!("{e}\n{source}"))
@@ -24,7 +23,7 @@ fn table(contexts: &LoopContexts, of: fn(&Touch) -> f64) -> Vec<Vec<f64>> {
 
 #[test]
 fn contexts_of_a_matrix_product_are_those_of_the_paper() {
-    let contexts = LoopContexts::of(&matmul());
+    let contexts = loop_contexts(&matmul());
     // Columns: C, A, B. Rows: i, j, k.
     assert_eq!(table(&contexts, |t| t.count), [[64.0, 64.0, 64.0], [8.0, 8.0, 64.0], [1.0, 8.0, 8.0]]);
     assert_eq!(table(&contexts, |t| t.reuse), [[8.0, 8.0, 8.0], [8.0, 8.0, 1.0], [8.0, 1.0, 1.0]]);
@@ -34,23 +33,6 @@ fn contexts_of_a_matrix_product_are_those_of_the_paper() {
     assert_eq!(of(|l| l.bottom_up), [512.0, 64.0, 8.0]);
     assert!(contexts.loops().iter().all(|l| l.n_operations == [1, 1, 0]));
     assert_eq!(contexts.chain().count(), 3);
-}
-
-#[test]
-fn relations_are_the_largest_touches_below_each_threshold() {
-    let relations = LoopContexts::of(&matmul()).relations();
-    assert_eq!(relations.len(), N_RELATION_FEATURES);
-    let curve = |buffer: usize, pair: usize| &relations[(2 * buffer + pair) * 24..][..24];
-    let log = |x: f64| log_scale(x);
-    // B: reuse 8, 1, 1 with touches 64, 64, 8. Below 2 there is j's.
-    assert!(curve(2, 0).iter().all(|&x| x == log(64.0)));
-    // C is always reused 8 times: nothing below 2, 4 and 8.
-    assert_eq!(curve(0, 0)[..4], [0.0, 0.0, 0.0, log(64.0)]);
-    // A: reuse 8, 8, 1 with touches 64, 8, 8.
-    assert_eq!(curve(1, 0)[..4], [log(8.0), log(8.0), log(8.0), log(64.0)]);
-    // The outermost loop is run once and touches most.
-    assert!((0..3).all(|buffer| curve(buffer, 1).iter().all(|&x| x == log(64.0))));
-    assert!(relations[3 * 48..].iter().all(|x| x.is_nan()));
 }
 
 /// Elements that one run of each loop touches of each buffer, at most, by enumeration.
@@ -99,7 +81,20 @@ fn enumerate(program: &Program, contexts: &LoopContexts) -> Vec<Vec<f64>> {
             }
         }
     }
-    let place = |l: &Loop| contexts.loops().iter().position(|c| c.var == l.var).unwrap();
+    // Contexts are in the order in which loops begin.
+    fn vars(stmts: &[Stmt], found: &mut Vec<LoopId>) {
+        for stmt in stmts {
+            if let Stmt::For(l) = stmt {
+                found.push(l.var);
+                vars(&l.body, found);
+            } else {
+                stmt.blocks().for_each(|block| vars(block, found));
+            }
+        }
+    }
+    let mut order = Vec::new();
+    vars(&program.body, &mut order);
+    let place = |l: &Loop| order.iter().position(|var| *var == l.var).unwrap();
     let n = contexts.loops().len();
     let mut run = Run {
         values: vec![0; program.loops.len()],
@@ -109,7 +104,7 @@ fn enumerate(program: &Program, contexts: &LoopContexts) -> Vec<Vec<f64>> {
     };
     block(&program.body, &mut run);
     let of_loop = |(l, most): (&LoopContext, &BTreeMap<u32, f64>)| {
-        l.touches.iter().map(|t| most.get(&t.buffer.0).copied().unwrap_or(0.0)).collect()
+        l.touches.iter().map(|t| most.get(&t.buffer).copied().unwrap_or(0.0)).collect()
     };
     contexts.loops().iter().zip(&run.most).map(of_loop).collect()
 }
@@ -126,7 +121,7 @@ const CONVOLUTION: &str = "program \"conv\"
 #[test]
 fn overlapping_windows_are_counted_once() {
     let convolution = program(CONVOLUTION);
-    let contexts = LoopContexts::of(&convolution);
+    let contexts = loop_contexts(&convolution);
     assert_eq!(table(&contexts, |t| t.count), enumerate(&convolution, &contexts));
 }
 
@@ -134,7 +129,7 @@ fn overlapping_windows_are_counted_once() {
 fn tiles_are_counted_as_they_are_touched() {
     let steps = "split y 4 -> yo yi shrink\nsplit x 3 -> xo xi\nreorder f yo xo c r s yi xi";
     let tiled = apply_all(&program(CONVOLUTION), &parse_steps(steps).unwrap()).unwrap();
-    let contexts = LoopContexts::of(&tiled);
+    let contexts = loop_contexts(&tiled);
     assert_eq!(table(&contexts, |t| t.count), enumerate(&tiled, &contexts));
     assert_eq!(contexts.loops()[1].extent, 3.0);
     assert_eq!(contexts.loops()[6].extent, 4.0);
@@ -142,18 +137,18 @@ fn tiles_are_counted_as_they_are_touched() {
 
 #[test]
 fn features_say_how_loops_are_carried_out() {
-    let plain = LoopContexts::of(&matmul()).features();
+    let plain = loop_contexts(&matmul()).features();
     assert_eq!(plain.len(), N_CONTEXT_FEATURES);
     let vectorized = apply_all(&matmul(), &parse_steps("reorder i k j\nvectorize j").unwrap()).unwrap();
-    let vectorized = LoopContexts::of(&vectorized).features();
+    let vectorized = loop_contexts(&vectorized).features();
     // Length, then serial, parallel, vectorized …
-    assert_eq!((plain[0], &plain[1..4]), (log_scale(8.0), &[1.0, 0.0, 0.0][..]));
+    assert_eq!((plain[0], &plain[1..4]), (9.0f32.log2(), &[1.0, 0.0, 0.0][..]));
     assert_eq!(vectorized[1..4], [0.0, 0.0, 1.0]);
 }
 
 #[test]
 fn a_tree_of_loops_does_not_depend_on_their_names() {
-    let tree = |steps: &str| LoopContexts::of(&apply_all(&matmul(), &parse_steps(steps).unwrap()).unwrap()).tree();
+    let tree = |steps: &str| loop_contexts(&apply_all(&matmul(), &parse_steps(steps).unwrap()).unwrap()).tree();
     assert_eq!(tree("split i 4 -> a b"), tree("split i 4 -> outer inner"));
     assert_ne!(tree("split i 4 -> a b"), tree("split i 2 -> a b"));
     assert_ne!(tree("split i 4 -> a b"), tree("split i 4 -> a b\nparallel a"));
@@ -171,7 +166,7 @@ fn every_candidate_has_features_of_the_same_length() {
             for _ in 0..20 {
                 let config = task.space.sample(&mut rng);
                 assert_eq!(knobs.of(&config).len(), knobs.n_features());
-                let contexts = LoopContexts::of(&task.program(&config).unwrap());
+                let contexts = loop_contexts(&task.program(&config).unwrap());
                 let (features, relations) = (contexts.features(), contexts.relations());
                 assert_eq!((features.len(), relations.len()), (N_CONTEXT_FEATURES, N_RELATION_FEATURES));
                 assert!(features.iter().chain(&relations).all(|x| !x.is_infinite()));
@@ -196,29 +191,6 @@ fn a_program_without_loops_has_no_contexts() {
         loops i
         run { Y[0] = 1.0 }",
     );
-    let contexts = LoopContexts::of(&constant);
+    let contexts = loop_contexts(&constant);
     assert!(contexts.features().iter().chain(&contexts.relations()).all(|x| x.is_nan()));
-}
-
-#[test]
-fn knobs_are_numbers_factors_positions_and_one_hot() {
-    let space = Space::new(
-        "knobs",
-        vec![
-            Parameter::ordinal("unroll", [1, 4, 16]),
-            Parameter::factorization("tile", 12, 3),
-            Parameter::categorical("pack", &["none", "rows", "panels"]),
-            Parameter::permutation("order", &["i", "j", "k"]),
-            // Too many values for a table.
-            Parameter::factorization("large", 1 << 40, 6),
-        ],
-        vec![],
-    )
-    .unwrap();
-    let json = serde_json::json!({
-        "unroll": 16, "tile": [2, 1, 6], "pack": "rows", "order": ["k", "i", "j"], "large": [1, 1024, 1024, 1024, 1024, 1],
-    });
-    let features = KnobFeatures::new(&Arc::new(space.clone())).of(&space.config_from_json(&json).unwrap());
-    let expected = [16.0, 2.0, 1.0, 6.0, 0.0, 1.0, 0.0, 1.0, 2.0, 0.0, 1.0, 1024.0, 1024.0, 1024.0, 1024.0, 1.0];
-    assert_eq!(features, expected);
 }

@@ -8,7 +8,7 @@
 mod code;
 mod datum;
 mod parse;
-pub(crate) mod residual;
+pub mod residual;
 #[cfg(test)]
 mod tests;
 

@@ -1,15 +1,13 @@
 //! Features: what a cost model sees of a candidate, as rows of numbers of fixed length.
 //!
 //! [`KnobFeatures`] describe a configuration in terms of its space, and cost next to nothing.
-//! [`LoopContexts`] describe what the loops of a program do: one by one, which means the same for all
-//! programs of a template ([`LoopContexts::features`]), or by relations that mean the same for any nest of
-//! loops ([`LoopContexts::relations`]).
+//! [`LoopContexts`] describe what the loops of a program do, by whoever knows the program: one by one, which
+//! means the same for all programs of a template ([`LoopContexts::features`]), or by relations that mean the
+//! same for any nest of loops ([`LoopContexts::relations`]).
 
 mod context;
 mod knob;
 mod relation;
-#[cfg(test)]
-mod tests;
 mod unit;
 
 pub use context::{LoopContext, LoopContexts, N_CONTEXT_FEATURES, N_TREE_FEATURES, Touch};

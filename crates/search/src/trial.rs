@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::FlatOutcome;
+use crate::flat_outcome::FlatOutcome;
 use crate::space::Config;
 
 /// Why a trial failed. With "no error", which is [`Outcome::Measured`], these are the nine classes of the
@@ -96,7 +96,7 @@ pub struct Limits {
 
 impl Limit {
     /// Its name and its number, as a table keeps them.
-    pub(crate) fn parts(self) -> (&'static str, f64) {
+    pub fn parts(self) -> (&'static str, f64) {
         match self {
             Limit::BuildS(seconds) => ("build_s", seconds),
             Limit::RunS(seconds) => ("run_s", seconds),
@@ -105,7 +105,7 @@ impl Limit {
     }
 
     /// The limit of such a name and number; `None` if this version knows no such limit.
-    pub(crate) fn from_parts(name: &str, number: f64) -> Option<Limit> {
+    pub fn from_parts(name: &str, number: f64) -> Option<Limit> {
         let known = [Limit::BuildS(number), Limit::RunS(number), Limit::MemoryBytes(number as u64)];
         known.into_iter().find(|limit| limit.parts().0 == name)
     }
@@ -187,7 +187,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// What stands for success where others have the class of their error.
-    pub(crate) const NO_ERROR: &str = "no_error";
+    pub const NO_ERROR: &str = "no_error";
 
     /// The timing, where there is one.
     pub fn timing(&self) -> Option<&Timing> {

@@ -1,183 +1,38 @@
-//! What each loop of a program does, and what it touches.
+//! The loops of a program as features take them: what each loop does, and what it touches.
 
 use tilewright_ir::expr::{BinaryOp, Expr};
 use tilewright_ir::{Atom, BufferId, Index, Loop, LoopId, LoopKind, Program, Stmt};
-use tilewright_learn::{Matrix, TreeRows};
+use tilewright_search::features::{LoopContext, LoopContexts, Touch};
 
-use super::{N_BUFFERS, log_scale};
-
-/// Loops that [`LoopContexts::features`] describes; of a longer chain the innermost ones.
-const N_LOOPS: usize = 12;
-
-/// Length, kind, top-down, bottom-up, nest level and three counts of operations.
-const N_LOOP_FEATURES: usize = 7 + N_KINDS;
-/// The kinds of loops that a feature tells apart: not those of tensor cores, which come last.
-const N_KINDS: usize = 10;
-
-/// Touch count, reuse ratio and stride.
-const N_TOUCH_FEATURES: usize = 3;
-
-/// The length of [`LoopContexts::features`].
-pub const N_CONTEXT_FEATURES: usize = N_LOOPS * (N_LOOP_FEATURES + N_BUFFERS * N_TOUCH_FEATURES);
-
-/// The length of a row of [`LoopContexts::tree`].
-pub const N_TREE_FEATURES: usize = N_LOOP_FEATURES + N_BUFFERS * N_TOUCH_FEATURES;
-
-/// Brings logarithms of sizes, up to some 20, to order 1.
-const TREE_SCALE: f32 = 0.1;
-
-/// What a loop does, and what it touches.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LoopContext {
-    /// The loop's variable.
-    pub var: LoopId,
-    /// The loop around it, by its place among the contexts.
-    pub parent: Option<usize>,
-    /// How many loops are around it.
-    pub depth: usize,
-    /// Its iterations, at most.
-    pub extent: f64,
-    /// How they are carried out.
-    pub kind: LoopKind,
-    /// Product of the extents of the loops around it: how often it is run.
-    pub top_down: f64,
-    /// Product of the extents from it inwards, along the deepest path: iterations of the innermost body in
-    /// one run.
-    pub bottom_up: f64,
-    /// Additions (with subtractions, minima and maxima), multiplications, and divisions (with other
-    /// functions) in its code.
-    pub n_operations: [u32; 3],
-    /// What one run of it touches, in the order of first occurrence.
-    pub touches: Vec<Touch>,
-}
-
-/// What one run of a loop touches of a buffer.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Touch {
-    /// The buffer.
-    pub buffer: BufferId,
-    /// Elements touched, each counted once.
-    pub count: f64,
-    /// Accesses for each of them.
-    pub reuse: f64,
-    /// Elements between what one iteration of the loop touches and what the next does.
-    pub stride: f64,
-}
-
-/// The contexts of all loops of a program's run part.
+/// Returns the contexts of all loops of a program's run part. They are taken of a scheduled program: lowering
+/// repeats unrolled loops in the code and splits others.
 ///
-/// They are taken of a scheduled program: lowering repeats unrolled loops in the code and splits others.
+/// # Cost
+/// O(accesses · depth).
 ///
 /// # Source
 /// AutoTVM, appendix A.2.1. We differ in that a touch count is the size of the box that an access covers, so
 /// that the windows of a convolution, which overlap, are not counted more than once; the public
 /// implementation's product of extents is an upper bound of it. Nest level and counts of operations are from
 /// that implementation.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LoopContexts {
-    /// Outer loops before inner ones, in the order of the program.
-    loops: Vec<LoopContext>,
-    /// The longest chain, outermost first.
-    chain: Vec<usize>,
-    /// The buffers that the statements of the chain's innermost loop touch, in the order of first occurrence.
-    innermost: Vec<BufferId>,
+pub fn loop_contexts(program: &Program) -> LoopContexts {
+    let strides = program.buffers.iter().map(|b| b.strides()).collect();
+    let mut walk = Walk {
+        program,
+        strides,
+        extents: vec![0; program.loops.len()],
+        depth_of: vec![usize::MAX; program.loops.len()],
+        stack: Vec::new(),
+        vars: Vec::new(),
+        loops: Vec::new(),
+    };
+    walk.block(&program.body);
+    LoopContexts::new(walk.loops)
 }
 
-impl LoopContexts {
-    /// The contexts of a program.
-    ///
-    /// # Cost
-    /// O(accesses · depth).
-    pub fn of(program: &Program) -> LoopContexts {
-        let strides = program.buffers.iter().map(|b| b.strides()).collect();
-        let mut walk = Walk {
-            program,
-            strides,
-            extents: vec![0; program.loops.len()],
-            depth_of: vec![usize::MAX; program.loops.len()],
-            stack: Vec::new(),
-            loops: Vec::new(),
-        };
-        walk.block(&program.body);
-        let loops = walk.loops;
-        let n_iterations = |l: &LoopContext| l.top_down * l.extent;
-        let deepest = (0..loops.len()).reduce(|a, b| {
-            let longer = |l: &LoopContext| (l.depth, n_iterations(l));
-            if longer(&loops[b]) > longer(&loops[a]) { b } else { a }
-        });
-        let mut chain: Vec<usize> = std::iter::successors(deepest, |&at| loops[at].parent).collect();
-        chain.reverse();
-        let innermost = deepest.map_or(Vec::new(), |at| loops[at].touches.iter().map(|t| t.buffer).collect());
-        LoopContexts { loops, chain, innermost }
-    }
-
-    /// All loops, outer ones before inner ones.
-    pub fn loops(&self) -> &[LoopContext] {
-        &self.loops
-    }
-
-    /// The longest chain of nested loops, outermost first; of equally long ones that with the most
-    /// iterations.
-    pub fn chain(&self) -> impl DoubleEndedIterator<Item = &LoopContext> + Clone {
-        self.chain.iter().map(|&at| &self.loops[at])
-    }
-
-    /// The buffers touched in the innermost loop of the chain, in the order of first occurrence.
-    pub fn innermost_buffers(&self) -> &[BufferId] {
-        &self.innermost
-    }
-
-    /// The contexts of the longest chain, innermost loop first, on a logarithmic scale. Absent numbers are
-    /// NaN.
-    ///
-    /// [`N_CONTEXT_FEATURES`] numbers: for each loop its length, one-hot kind, top-down and bottom-up
-    /// product, nest level and counts of operations, then touch count, reuse ratio and stride for each
-    /// innermost buffer.
-    pub fn features(&self) -> Vec<f32> {
-        let mut out = Vec::with_capacity(N_CONTEXT_FEATURES);
-        for l in self.chain().rev().take(N_LOOPS) {
-            let touches = self.innermost.iter().map(|&buffer| l.touch(buffer));
-            l.write_features(touches, &mut out);
-        }
-        out.resize(N_CONTEXT_FEATURES, f32::NAN);
-        out
-    }
-
-    /// The contexts of all loops as a tree, with a row of [`N_TREE_FEATURES`] numbers of order 1 for each
-    /// loop: the numbers of [`LoopContexts::features`], with the first buffers that the loop itself touches.
-    /// Absent numbers are 0.
-    pub fn tree(&self) -> TreeRows {
-        let row = |l: &LoopContext| {
-            let mut row = Vec::with_capacity(N_TREE_FEATURES);
-            l.write_features(l.touches.iter().map(Some), &mut row);
-            row.iter_mut().for_each(|x| *x = if x.is_nan() { 0.0 } else { *x * TREE_SCALE });
-            row
-        };
-        let rows = Matrix::from_rows(N_TREE_FEATURES, self.loops.iter().map(row));
-        TreeRows::new(self.loops.iter().map(|l| l.parent).collect(), rows)
-    }
-}
-
-impl LoopContext {
-    /// Length, one-hot kind, products, nest level and counts of operations, then touches of the first few
-    /// buffers.
-    fn write_features<'a>(&self, touches: impl Iterator<Item = Option<&'a Touch>>, out: &mut Vec<f32>) {
-        out.push(log_scale(self.extent));
-        out.extend(LoopKind::ALL[..N_KINDS].iter().map(|(kind, _)| f32::from(u8::from(*kind == self.kind))));
-        out.extend([log_scale(self.top_down), log_scale(self.bottom_up), self.depth as f32]);
-        out.extend(self.n_operations.map(|n| log_scale(n.into())));
-        for touch in touches.chain(std::iter::repeat(None)).take(N_BUFFERS) {
-            match touch {
-                Some(t) => out.extend([t.count, t.reuse, t.stride].map(log_scale)),
-                None => out.extend([f32::NAN; N_TOUCH_FEATURES]),
-            }
-        }
-    }
-
-    /// What one run touches of a buffer.
-    pub fn touch(&self, buffer: BufferId) -> Option<&Touch> {
-        self.touches.iter().find(|touch| touch.buffer == buffer)
-    }
+/// Returns the number of a kind of loop: those of tensor cores, which models do not tell apart, come last.
+fn number_of(kind: LoopKind) -> usize {
+    LoopKind::ALL.iter().position(|(other, _)| *other == kind).expect("every kind is listed")
 }
 
 /// A walk through a program, loop by loop.
@@ -191,6 +46,8 @@ struct Walk<'a> {
     depth_of: Vec<usize>,
     /// The loops around the present point, by their places among the contexts.
     stack: Vec<usize>,
+    /// The variable of each loop that has been met, and its context.
+    vars: Vec<LoopId>,
     loops: Vec<LoopContext>,
 }
 
@@ -224,12 +81,12 @@ impl Walk<'_> {
         self.extents[var] = extent;
         self.depth_of[var] = self.stack.len();
         self.stack.push(self.loops.len());
+        self.vars.push(l.var);
         self.loops.push(LoopContext {
-            var: l.var,
             parent,
             depth: self.stack.len() - 1,
             extent: extent as f64,
-            kind: l.kind,
+            kind: number_of(l.kind),
             top_down,
             bottom_up: extent as f64,
             n_operations: [0; 3],
@@ -269,7 +126,7 @@ impl Walk<'_> {
         let mut combinations = vec![1.0f64; index.len()];
         for depth in (0..self.stack.len()).rev() {
             let at = self.stack[depth];
-            let (var, extent) = (self.loops[at].var, self.loops[at].extent);
+            let (var, extent) = (self.vars[at], self.loops[at].extent);
             accesses *= extent;
             let (mut count, mut stride) = (1.0, 0.0);
             for (d, subscript) in index.iter().enumerate() {
@@ -283,8 +140,8 @@ impl Walk<'_> {
                 count *= combinations[d].min(box_);
             }
             let touches = &mut self.loops[at].touches;
-            match touches.iter_mut().find(|touch| touch.buffer == buffer) {
-                None => touches.push(Touch { buffer, count, reuse: accesses / count.max(1.0), stride }),
+            match touches.iter_mut().find(|touch| touch.buffer == buffer.0) {
+                None => touches.push(Touch { buffer: buffer.0, count, reuse: accesses / count.max(1.0), stride }),
                 Some(touch) => {
                     // Accesses by several statements mostly meet the same elements; the largest stands for
                     // all.
@@ -388,3 +245,6 @@ fn count_operations(e: &Expr, n: &mut [u32; 3]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

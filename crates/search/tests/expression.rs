@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::json;
-use tilewright_tune::expression::{Datum, Expression, Scope, Type};
+use tilewright_search::expression::{Datum, Expression, Scope, Type};
 
 /// Cases, of which there are more in a long run.
 fn cases(usual: u32) -> u32 {

@@ -9,7 +9,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::space::{Config, Space};
-use crate::template::Task;
 use crate::trial::{ErrorClass, Limit, Outcome, is_tie, quantile};
 
 /// An error of a part that this crate does not know.
@@ -39,58 +38,49 @@ impl AddAssign for Seconds {
 pub struct Candidate {
     /// The point of the space.
     pub config: Config,
-    /// The text of its schedule, a line a step; empty where configurations are no programs, as in a replay.
+    /// Text of its schedule, a line a step; empty where configurations are no programs, as in a replay.
     pub steps: Arc<str>,
     /// How long its runs may take, whatever others do; by default one that is hopeless is given up earlier.
     pub patience: Option<Duration>,
 }
 
-/// What is searched: a space, and what makes schedules of its configurations, if anything does.
+/// Way from a configuration to what it stands for, as text: the schedule of a program, a command line.
+pub trait Describe {
+    /// Returns what a configuration stands for; empty where it stands for nothing.
+    fn describe(&self, config: &Config) -> String;
+}
+
+impl<F: Fn(&Config) -> String> Describe for F {
+    fn describe(&self, config: &Config) -> String {
+        self(config)
+    }
+}
+
+/// Subject of a search: a space, and the way from its configurations to what they stand for, if there is one.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
     /// The space.
     pub space: &'a Space,
-    steps: Steps<'a>,
-}
-
-/// What a configuration stands for, as text.
-#[derive(Clone, Copy)]
-enum Steps<'a> {
-    /// The schedule of a task.
-    Of(&'a Task),
-    /// What this says.
-    By(&'a dyn Fn(&Config) -> String),
-    /// Nothing.
-    None,
+    describe: Option<&'a dyn Describe>,
 }
 
 impl<'a> Subject<'a> {
     /// The candidate of a configuration.
     pub fn candidate(&self, config: Config) -> Candidate {
-        let steps = match self.steps {
-            Steps::Of(task) => task.steps_text(&config).into(),
-            Steps::By(describe) => describe(&config).into(),
-            Steps::None => Arc::from(""),
-        };
+        let steps = self.describe.map_or_else(|| Arc::from(""), |by| by.describe(&config).into());
         Candidate { config, steps, patience: None }
     }
 
-    /// A space whose configurations are no programs of ours; what they stand for is recorded with them.
-    pub fn described(space: &'a Space, describe: &'a dyn Fn(&Config) -> String) -> Subject<'a> {
-        Subject { space, steps: Steps::By(describe) }
-    }
-}
-
-impl<'a> From<&'a Task> for Subject<'a> {
-    fn from(task: &'a Task) -> Subject<'a> {
-        Subject { space: &task.space, steps: Steps::Of(task) }
+    /// A space whose configurations stand for something that is recorded with them.
+    pub fn described(space: &'a Space, describe: &'a dyn Describe) -> Subject<'a> {
+        Subject { space, describe: Some(describe) }
     }
 }
 
 impl<'a> From<&'a Space> for Subject<'a> {
-    /// A space whose configurations are no programs.
+    /// A space whose configurations stand for nothing.
     fn from(space: &'a Space) -> Subject<'a> {
-        Subject { space, steps: Steps::None }
+        Subject { space, describe: None }
     }
 }
 

@@ -305,7 +305,7 @@ impl Space {
     ///
     /// # Cost
     /// O(edges) of the diagram of the parameter and those it is tied to.
-    pub(crate) fn ranks_possible(&self, parameter: usize, allowed: &[Option<Vec<bool>>]) -> Vec<bool> {
+    pub fn ranks_possible(&self, parameter: usize, allowed: &[Option<Vec<bool>>]) -> Vec<bool> {
         let of_axis = |component: &Component, axis: usize| {
             let mut found = allowed[axis].clone().unwrap_or_else(|| vec![true; self.axes[axis].len as usize]);
             if let Component::Tied(diagram) = component {

@@ -89,3 +89,32 @@ fn write(domain: &Domain, value: &Value, out: &mut Vec<f32>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::Parameter;
+
+    #[test]
+    fn knobs_are_numbers_factors_positions_and_one_hot() {
+        let space = Space::new(
+            "knobs",
+            vec![
+                Parameter::ordinal("unroll", [1, 4, 16]),
+                Parameter::factorization("tile", 12, 3),
+                Parameter::categorical("pack", &["none", "rows", "panels"]),
+                Parameter::permutation("order", &["i", "j", "k"]),
+                // Too many values for a table.
+                Parameter::factorization("large", 1 << 40, 6),
+            ],
+            vec![],
+        )
+        .unwrap();
+        let json = serde_json::json!({
+            "unroll": 16, "tile": [2, 1, 6], "pack": "rows", "order": ["k", "i", "j"], "large": [1, 1024, 1024, 1024, 1024, 1],
+        });
+        let features = KnobFeatures::new(&Arc::new(space.clone())).of(&space.config_from_json(&json).unwrap());
+        let expected = [16.0, 2.0, 1.0, 6.0, 0.0, 1.0, 0.0, 1.0, 2.0, 0.0, 1.0, 1024.0, 1024.0, 1024.0, 1024.0, 1.0];
+        assert_eq!(features, expected);
+    }
+}

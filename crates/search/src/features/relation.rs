@@ -40,3 +40,44 @@ impl LoopContexts {
         out
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The loops i, j and k of a matrix product of 8 × 8 × 8 elements, which touch C, A and B.
+    fn matmul() -> LoopContexts {
+        let counts = [[64.0, 64.0, 64.0], [8.0, 8.0, 64.0], [1.0, 8.0, 8.0]];
+        let reuses = [[8.0, 8.0, 8.0], [8.0, 8.0, 1.0], [8.0, 1.0, 1.0]];
+        let context = |depth: usize| LoopContext {
+            parent: depth.checked_sub(1),
+            depth,
+            extent: 8.0,
+            kind: 0,
+            top_down: 8f64.powi(depth as i32),
+            bottom_up: 8f64.powi(3 - depth as i32),
+            n_operations: [1, 1, 0],
+            touches: (0..3)
+                .map(|at| Touch { buffer: at as u32, count: counts[depth][at], reuse: reuses[depth][at], stride: 1.0 })
+                .collect(),
+        };
+        LoopContexts::new((0..3).map(context).collect())
+    }
+
+    #[test]
+    fn relations_are_the_largest_touches_below_each_threshold() {
+        let relations = matmul().relations();
+        assert_eq!(relations.len(), N_RELATION_FEATURES);
+        let curve = |buffer: usize, pair: usize| &relations[(2 * buffer + pair) * 24..][..24];
+        let log = |x: f64| log_scale(x);
+        // B: reuse 8, 1, 1 with touches 64, 64, 8. Below 2 there is j's.
+        assert!(curve(2, 0).iter().all(|&x| x == log(64.0)));
+        // C is always reused 8 times: nothing below 2, 4 and 8.
+        assert_eq!(curve(0, 0)[..4], [0.0, 0.0, 0.0, log(64.0)]);
+        // A: reuse 8, 8, 1 with touches 64, 8, 8.
+        assert_eq!(curve(1, 0)[..4], [log(8.0), log(8.0), log(8.0), log(64.0)]);
+        // The outermost loop is run once and touches most.
+        assert!((0..3).all(|buffer| curve(buffer, 1).iter().all(|&x| x == log(64.0))));
+        assert!(relations[3 * 48..].iter().all(|x| x.is_nan()));
+    }
+}

@@ -100,7 +100,7 @@ impl Constraint {
     /// A constraint over `parameters`; `holds` gets their values in that order and depends on nothing else.
     ///
     /// ```
-    /// # use tilewright_tune::Constraint;
+    /// # use tilewright_search::Constraint;
     /// Constraint::new("registers", "mr * nr <= 24", &["mr", "nr"], |v| v[0].int() * v[1].int() <= 24);
     /// ```
     pub fn new(
@@ -118,7 +118,7 @@ impl Constraint {
     /// and an order are lists there; texts that are all numbers, or all `true` and `false`, are read as such.
     ///
     /// ```
-    /// # use tilewright_tune::{Constraint, Parameter};
+    /// # use tilewright_search::{Constraint, Parameter};
     /// let parameters = [Parameter::ordinal("tile", [8, 16, 32]), Parameter::ordinal("t", 1..=8)];
     /// let constraint = Constraint::parse("fits", "tile * t <= 64", &parameters).unwrap();
     /// assert_eq!(constraint.parameters, ["tile", "t"]);

@@ -6,10 +6,9 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
 
-use super::{Contexts, Problem};
+use super::{Contexts, Experience, Problem};
 use crate::features::{KnobFeatures, LoopContexts, N_CONTEXT_FEATURES, N_RELATION_FEATURES};
 use crate::space::{Config, Space};
-use crate::transfer::Experience;
 
 /// Configurations whose programs are remembered, at most.
 const MOST_KEPT: usize = 1 << 14;

@@ -5,6 +5,7 @@
 
 mod annealing;
 mod auto;
+mod experience;
 mod gbfs;
 mod gbt;
 mod genetic;
@@ -26,11 +27,11 @@ mod walk;
 
 use std::sync::Arc;
 
+pub use experience::Experience;
 use options::Options;
 
 use crate::features::LoopContexts;
 use crate::space::{Config, Space};
-use crate::transfer::Experience;
 use crate::trial::Trial;
 
 /// A search over one space. Its proposals follow from its seed, its options and the trials it was told alone.

@@ -1,0 +1,164 @@
+//! What each loop of a program does, and what it touches.
+
+use tilewright_learn::{Matrix, TreeRows};
+
+use super::{N_BUFFERS, log_scale};
+
+/// Loops that [`LoopContexts::features`] describes; of a longer chain the innermost ones.
+const N_LOOPS: usize = 12;
+
+/// Length, kind, top-down, bottom-up, nest level and three counts of operations.
+const N_LOOP_FEATURES: usize = 7 + N_KINDS;
+/// The kinds of loops that a feature tells apart: see [`LoopContext::kind`].
+const N_KINDS: usize = 10;
+
+/// Touch count, reuse ratio and stride.
+const N_TOUCH_FEATURES: usize = 3;
+
+/// The length of [`LoopContexts::features`].
+pub const N_CONTEXT_FEATURES: usize = N_LOOPS * (N_LOOP_FEATURES + N_BUFFERS * N_TOUCH_FEATURES);
+
+/// The length of a row of [`LoopContexts::tree`].
+pub const N_TREE_FEATURES: usize = N_LOOP_FEATURES + N_BUFFERS * N_TOUCH_FEATURES;
+
+/// Brings logarithms of sizes, up to some 20, to order 1.
+const TREE_SCALE: f32 = 0.1;
+
+/// What a loop does, and what it touches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoopContext {
+    /// The loop around it, by its place among the contexts.
+    pub parent: Option<usize>,
+    /// How many loops are around it.
+    pub depth: usize,
+    /// Its iterations, at most.
+    pub extent: f64,
+    /// How they are carried out, by a number of the program's own: serial, parallel, vectorized and so on.
+    /// Numbers from 10 on look alike to a model.
+    pub kind: usize,
+    /// Product of the extents of the loops around it: how often it is run.
+    pub top_down: f64,
+    /// Product of the extents from it inwards, along the deepest path: iterations of the innermost body in
+    /// one run.
+    pub bottom_up: f64,
+    /// Additions (with subtractions, minima and maxima), multiplications, and divisions (with other
+    /// functions) in its code.
+    pub n_operations: [u32; 3],
+    /// What one run of it touches, in the order of first occurrence.
+    pub touches: Vec<Touch>,
+}
+
+/// What one run of a loop touches of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Touch {
+    /// The buffer, by its number in the program.
+    pub buffer: u32,
+    /// Elements touched, each counted once.
+    pub count: f64,
+    /// Accesses for each of them.
+    pub reuse: f64,
+    /// Elements between what one iteration of the loop touches and what the next does.
+    pub stride: f64,
+}
+
+/// The contexts of all loops of a program's run part.
+///
+/// # Source
+/// AutoTVM, appendix A.2.1; nest level and counts of operations are from its public implementation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoopContexts {
+    /// Outer loops before inner ones, in the order of the program.
+    loops: Vec<LoopContext>,
+    /// The longest chain, outermost first.
+    chain: Vec<usize>,
+    /// The buffers that the statements of the chain's innermost loop touch, in the order of first occurrence.
+    innermost: Vec<u32>,
+}
+
+impl LoopContexts {
+    /// The contexts of a program, from those of its loops.
+    ///
+    /// # Panics
+    /// Where a loop stands before the one around it.
+    pub fn new(loops: Vec<LoopContext>) -> LoopContexts {
+        let is_after_parent = |(at, l): (usize, &LoopContext)| l.parent.is_none_or(|parent| parent < at);
+        assert!(loops.iter().enumerate().all(is_after_parent), "invariant: outer loops stand before inner ones");
+        let n_iterations = |l: &LoopContext| l.top_down * l.extent;
+        let deepest = (0..loops.len()).reduce(|a, b| {
+            let longer = |l: &LoopContext| (l.depth, n_iterations(l));
+            if longer(&loops[b]) > longer(&loops[a]) { b } else { a }
+        });
+        let mut chain: Vec<usize> = std::iter::successors(deepest, |&at| loops[at].parent).collect();
+        chain.reverse();
+        let innermost = deepest.map_or(Vec::new(), |at| loops[at].touches.iter().map(|t| t.buffer).collect());
+        LoopContexts { loops, chain, innermost }
+    }
+
+    /// All loops, outer ones before inner ones.
+    pub fn loops(&self) -> &[LoopContext] {
+        &self.loops
+    }
+
+    /// The longest chain of nested loops, outermost first; of equally long ones that with the most
+    /// iterations.
+    pub fn chain(&self) -> impl DoubleEndedIterator<Item = &LoopContext> + Clone {
+        self.chain.iter().map(|&at| &self.loops[at])
+    }
+
+    /// The buffers touched in the innermost loop of the chain, in the order of first occurrence.
+    pub fn innermost_buffers(&self) -> &[u32] {
+        &self.innermost
+    }
+
+    /// The contexts of the longest chain, innermost loop first, on a logarithmic scale. Absent numbers are
+    /// NaN.
+    ///
+    /// [`N_CONTEXT_FEATURES`] numbers: for each loop its length, one-hot kind, top-down and bottom-up
+    /// product, nest level and counts of operations, then touch count, reuse ratio and stride for each
+    /// innermost buffer.
+    pub fn features(&self) -> Vec<f32> {
+        let mut out = Vec::with_capacity(N_CONTEXT_FEATURES);
+        for l in self.chain().rev().take(N_LOOPS) {
+            let touches = self.innermost.iter().map(|&buffer| l.touch(buffer));
+            l.write_features(touches, &mut out);
+        }
+        out.resize(N_CONTEXT_FEATURES, f32::NAN);
+        out
+    }
+
+    /// The contexts of all loops as a tree, with a row of [`N_TREE_FEATURES`] numbers of order 1 for each
+    /// loop: the numbers of [`LoopContexts::features`], with the first buffers that the loop itself touches.
+    /// Absent numbers are 0.
+    pub fn tree(&self) -> TreeRows {
+        let row = |l: &LoopContext| {
+            let mut row = Vec::with_capacity(N_TREE_FEATURES);
+            l.write_features(l.touches.iter().map(Some), &mut row);
+            row.iter_mut().for_each(|x| *x = if x.is_nan() { 0.0 } else { *x * TREE_SCALE });
+            row
+        };
+        let rows = Matrix::from_rows(N_TREE_FEATURES, self.loops.iter().map(row));
+        TreeRows::new(self.loops.iter().map(|l| l.parent).collect(), rows)
+    }
+}
+
+impl LoopContext {
+    /// Length, one-hot kind, products, nest level and counts of operations, then touches of the first few
+    /// buffers.
+    fn write_features<'a>(&self, touches: impl Iterator<Item = Option<&'a Touch>>, out: &mut Vec<f32>) {
+        out.push(log_scale(self.extent));
+        out.extend((0..N_KINDS).map(|kind| f32::from(u8::from(kind == self.kind))));
+        out.extend([log_scale(self.top_down), log_scale(self.bottom_up), self.depth as f32]);
+        out.extend(self.n_operations.map(|n| log_scale(n.into())));
+        for touch in touches.chain(std::iter::repeat(None)).take(N_BUFFERS) {
+            match touch {
+                Some(t) => out.extend([t.count, t.reuse, t.stride].map(log_scale)),
+                None => out.extend([f32::NAN; N_TOUCH_FEATURES]),
+            }
+        }
+    }
+
+    /// What one run touches of a buffer.
+    pub fn touch(&self, buffer: u32) -> Option<&Touch> {
+        self.touches.iter().find(|touch| touch.buffer == buffer)
+    }
+}

@@ -1,0 +1,72 @@
+//! Outcomes as tables and files keep them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::trial::{ErrorClass, Outcome, Timing};
+
+/// An [`Outcome`] as one flat set of optional fields, the form that JSON and SQL share.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct FlatOutcome {
+    /// Name of the error class; `no_error` where it was measured.
+    pub class: String,
+    /// Reason of a failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Median over the samples, in nanoseconds a run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub median_ns: Option<f64>,
+    /// Fastest sample, in nanoseconds a run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_ns: Option<f64>,
+    /// Interquartile range over median.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<f64>,
+    /// Samples taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_samples: Option<u32>,
+    /// Whether sampling ended early.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped_early: Option<bool>,
+}
+
+impl From<Outcome> for FlatOutcome {
+    fn from(outcome: Outcome) -> FlatOutcome {
+        match outcome {
+            Outcome::Measured(timing) => FlatOutcome {
+                class: Outcome::NO_ERROR.into(),
+                message: None,
+                median_ns: Some(timing.median_ns),
+                min_ns: Some(timing.min_ns),
+                spread: Some(timing.spread),
+                n_samples: Some(timing.n_samples),
+                stopped_early: Some(timing.stopped_early),
+            },
+            Outcome::Failed { class, message } => {
+                FlatOutcome { class: class.name().into(), message: Some(message), ..FlatOutcome::default() }
+            }
+        }
+    }
+}
+
+impl TryFrom<FlatOutcome> for Outcome {
+    type Error = String;
+
+    fn try_from(flat: FlatOutcome) -> Result<Outcome, String> {
+        if flat.class != Outcome::NO_ERROR {
+            let class =
+                ErrorClass::from_name(&flat.class).ok_or_else(|| format!("unknown error class {:?}", flat.class))?;
+            return Ok(Outcome::Failed { class, message: flat.message.unwrap_or_default() });
+        }
+        let median_ns = flat.median_ns.ok_or("missing field `median_ns`")?;
+        if !(median_ns > 0.0 && median_ns.is_finite()) {
+            return Err(format!("median_ns {median_ns} is not a positive number"));
+        }
+        Ok(Outcome::Measured(Timing {
+            median_ns,
+            min_ns: flat.min_ns.unwrap_or(median_ns),
+            spread: flat.spread.unwrap_or(0.0),
+            n_samples: flat.n_samples.unwrap_or(1),
+            stopped_early: flat.stopped_early.unwrap_or(false),
+        }))
+    }
+}

@@ -1,0 +1,24 @@
+//! What is known of other problems when a search begins.
+
+use crate::features::LoopContexts;
+
+/// Programs of other workloads and how fast they were, for a model that predicts programs of any.
+///
+/// # Source
+/// AutoTVM, section 4: the data that the global model is fitted on.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Experience {
+    /// The loops of each program.
+    pub contexts: Vec<LoopContexts>,
+    /// The throughput of each program as a share of the best one of its task; 0 for a failure.
+    pub targets: Vec<f32>,
+    /// The task of each program.
+    pub groups: Vec<u32>,
+}
+
+impl Experience {
+    /// Whether it teaches nothing.
+    pub fn is_empty(&self) -> bool {
+        self.contexts.is_empty()
+    }
+}
