@@ -239,10 +239,10 @@ struct Job<'a> {
     tensors: HashMap<ValueId, usize>,
     /// The kernels' numbers by their workloads' texts, and what each keeps.
     kernels: (HashMap<String, usize>, Vec<Vec<Kept>>),
-    /// What a kernel keeps of these constants.
+    /// Buffers that a kernel keeps of these constants.
     prepared: HashMap<(usize, Vec<ValueId>), Vec<Slice>>,
     origins: Vec<Option<usize>>,
-    /// What values are at this step of a sequence, and how many bytes behind its beginning.
+    /// Values at the present step of a sequence: the value that each stands for, and its offset in bytes.
     moving: HashMap<ValueId, (ValueId, usize)>,
 }
 

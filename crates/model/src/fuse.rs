@@ -16,7 +16,7 @@ use crate::net::{AsHeads, Convolution, Kind, Net, Node, Read, Sequence, Track, V
 use crate::scalar::{self, cost, input};
 use crate::simplify::{drop_unread, joined, simplify};
 
-/// What a kernel computes.
+/// Kernel of a fused graph: its workload, inputs and output.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     /// Workload, as it is tuned.
@@ -156,8 +156,8 @@ impl Fused {
     }
 }
 
-/// What a run of a specialised graph does. Where it is to be exact, its kernels round no more than its
-/// operators as written, and no less: f16 and bf16 are then rounded to behind each operator.
+/// Lowers a specialised graph to kernels. Where `exact`, they round no more than its operators as written,
+/// and no less: f16 and bf16 are then rounded to behind each operator.
 ///
 /// # Errors
 /// As [`fuse`].

@@ -10,7 +10,7 @@ use crate::{attention, embedding};
 
 /// Operations of a map that is made of several, at most.
 const MOST_COST: usize = 400;
-/// What is computed again for every element that it is broadcast to may cost so much.
+/// Most operations of a map that is computed again for every element that it is broadcast to.
 const CHEAP: usize = 2;
 
 /// Rounds of all rules, at most. A round sees chains of any length to their end; a model of a few thousand

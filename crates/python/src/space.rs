@@ -13,7 +13,7 @@ use tilewright_search::{Config, Constraint, Parameter, Product, Value, self as c
 
 use crate::value;
 
-/// What spaces of Python's are called.
+/// Name of spaces made from Python.
 const NAME: &str = "python";
 /// The most values of a parameter that a message names.
 const MOST_NAMED: usize = 12;
@@ -290,7 +290,7 @@ impl Space {
 }
 
 impl Space {
-    /// The same space of values that JSON has.
+    /// Makes the space for Python of a space whose values are all JSON.
     pub fn of_json(space: Arc<core::Space>) -> Space {
         Space { space, listed: None }
     }

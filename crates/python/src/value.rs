@@ -7,7 +7,7 @@ use serde_json::{Map, Number, Value as Json};
 use tilewright::Error;
 use tilewright_search::expression::Datum;
 
-/// What an expression sees of a value.
+/// Converts a value to the form that expressions see.
 ///
 /// # Errors
 /// Where it is no number, text, truth value, `None`, or list of these.

@@ -1,4 +1,4 @@
-//! Which parameters of a space matter, as far as a cost model can tell from trials.
+//! Importance of a space's parameters, as far as a cost model can tell it from trials.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::trial::Trial;
 const LEAST_TRIALS: usize = 40;
 /// Valid trials that are looked at, at most.
 const MOST_TRIALS: usize = 4000;
-/// One in so many trials is kept from the model, to judge it by.
+/// Ratio of all trials to those that are held out, by which the model is judged.
 const HELD_OUT: usize = 4;
 /// Shuffles of a parameter, whose effects are averaged.
 const N_SHUFFLES: usize = 5;
 
-/// What a model of the trials says of the parameters.
+/// Importance of the parameters by a model of the trials.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Importance {
     /// The share of the variance of log time that the model explains on trials that it was not fitted on;

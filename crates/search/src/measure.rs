@@ -14,7 +14,7 @@ use crate::trial::{ErrorClass, Limit, Outcome, is_tie, quantile};
 /// An error of a part that this crate does not know.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Where the time of a trial went, in seconds.
+/// Seconds of a trial, by what they were spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Seconds {
     /// Instantiating and compiling. Candidates compile side by side, so sums may exceed the wall clock.
@@ -40,7 +40,7 @@ pub struct Candidate {
     pub config: Config,
     /// Text of its schedule, a line a step; empty where configurations are no programs, as in a replay.
     pub steps: Arc<str>,
-    /// How long its runs may take, whatever others do; by default one that is hopeless is given up earlier.
+    /// Timeout of its runs, whatever other candidates take; by default a hopeless one is pruned earlier.
     pub patience: Option<Duration>,
 }
 
@@ -84,16 +84,16 @@ impl<'a> From<&'a Space> for Subject<'a> {
     }
 }
 
-/// Where a candidate was measured, and how that machine was, as far as it is known.
+/// Device on which a candidate was measured, and its state, as far as they are known.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Conditions {
-    /// The device of a fleet, by its name.
+    /// Name of the device in a fleet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// The frequency of its cores in megahertz …
+    /// Frequency of its cores in megahertz.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frequency_mhz: Option<f64>,
-    /// … and its temperature in degrees Celsius.
+    /// Temperature in degrees Celsius.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_c: Option<f64>,
 }
@@ -101,18 +101,18 @@ pub struct Conditions {
 /// The result for one candidate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
-    /// What became of it.
+    /// Outcome.
     pub outcome: Outcome,
-    /// Where its time went.
+    /// Seconds, by what they were spent on.
     pub seconds: Seconds,
-    /// What it failed of that another run may allow more of.
+    /// Limit that caused the failure, which another run may raise; `None` otherwise.
     pub limit: Option<Limit>,
-    /// Where that was.
+    /// Device and its state.
     pub conditions: Conditions,
 }
 
 impl Measured {
-    /// What is known of an outcome alone.
+    /// Makes a result of an outcome alone; everything else is unknown.
     pub fn of(outcome: Outcome) -> Measured {
         Measured { outcome, seconds: Seconds::default(), limit: None, conditions: Conditions::default() }
     }
@@ -123,18 +123,18 @@ impl Measured {
     }
 }
 
-/// What is to be had of something that measures.
+/// Answer of [`Measure::next`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Next {
     /// The result of a candidate, by its number.
     Done(u64, Measured),
-    /// None came in the time given.
+    /// No result came in the time given.
     Pending,
     /// There is nothing left to measure.
     Idle,
 }
 
-/// What measures, as far as others have to know.
+/// Properties of what measures that searches depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Machine {
     /// Whether it gains by candidates that are submitted before the results of others are there: it builds
@@ -142,14 +142,14 @@ pub struct Machine {
     pub works_ahead: bool,
 }
 
-/// How long a race may take.
+/// Time limits of a race.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RaceLimits {
-    /// All rounds, as a rule.
+    /// Time for all rounds, as a rule.
     pub rounds: Duration,
-    /// The race as a whole: a round that would go on past that is not begun.
+    /// Time for the race as a whole: a round that would not end by then is not begun.
     pub total: Duration,
-    /// What a run of the fastest takes, as far as that is known before.
+    /// Expected time of the fastest candidate's run in nanoseconds, as far as it is known.
     pub best_ns: f64,
 }
 
@@ -199,12 +199,11 @@ impl RaceLimits {
 /// A candidate after a race.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Standing {
-    /// Its place among those that were to race.
+    /// Index among the candidates that were to race.
     pub at: usize,
-    /// Over its rounds; or what it failed of.
+    /// Outcome over its rounds, or its failure.
     pub outcome: Outcome,
-    /// What it is ranked by: the first quartile of its rounds, in nanoseconds a run. Infinite where it
-    /// failed.
+    /// First quartile of its rounds, by which it is ranked, in nanoseconds a run; infinite for a failure.
     pub quartile_ns: f64,
     /// ‖out − reference‖ / ‖reference‖ of its answer, where that is known.
     pub relative_error: Option<f64>,
@@ -214,25 +213,25 @@ pub struct Standing {
 ///
 /// It is asked, and never calls back: whoever measures elsewhere need only pass on what is asked.
 pub trait Measure: Send {
-    /// Takes on candidates, to be measured after those that were taken on before; their numbers.
+    /// Submits candidates, to be measured after those submitted before; returns their numbers.
     fn submit(&mut self, candidates: &[Candidate]) -> Range<u64>;
 
-    /// The next result, of any candidate that was taken on, at most once of each; waits for so long at most.
-    /// `leading_ns` is the median of one that leads so far, against which hopeless timings may be ended
-    /// early.
+    /// Returns the next result, of any candidate submitted, at most once for each; waits for `at_most` at
+    /// most. `leading_ns` is the median of the candidate that leads so far, against which hopeless timings
+    /// may be pruned.
     ///
     /// # Errors
     /// Where measuring as a whole is impossible, such as a worker that cannot be started. A candidate that
     /// fails is an [`Outcome`].
     fn next(&mut self, leading_ns: Option<f64>, at_most: Duration) -> Result<Next, BoxError>;
 
-    /// Begins no candidate any more that is not under way: of those nothing comes.
+    /// Begins no further candidates; those not begun yet have no result.
     fn wind_down(&mut self);
 
-    /// Told that all that has come of candidates below this number is on record.
+    /// Tells that all results of candidates below this number are on record.
     fn recorded(&mut self, _before: u64) {}
 
-    /// Gives up all candidates from this number on, those under way too.
+    /// Cancels all candidates from this number on, those under way too.
     ///
     /// # Errors
     /// As [`Measure::next`].
@@ -252,7 +251,7 @@ pub trait Measure: Send {
         left: &mut dyn FnMut(usize),
     ) -> Result<Vec<Standing>, BoxError>;
 
-    /// What measures.
+    /// Properties of what measures.
     fn machine(&self) -> Machine;
 }
 
@@ -272,7 +271,7 @@ impl Queue {
         first..self.n_submitted
     }
 
-    /// The one that has waited longest.
+    /// Candidate that has waited longest.
     pub fn pop(&mut self) -> Option<(u64, Candidate)> {
         self.waiting.pop_front()
     }

@@ -5,16 +5,17 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a thread looks at the clock …
+/// Interval at which a thread looks at the clock.
 const BEAT: Duration = Duration::from_millis(100);
-/// … and how late it may be by the system's leave; if it is later, the process was stopped.
+/// Largest delay of a look that the system's scheduling accounts for: after a larger one, the process counts
+/// as stopped.
 const LATEST: Duration = Duration::from_millis(500);
 
 static PAUSES: Mutex<Pauses> = Mutex::new(Pauses { last_beat: None, total: Duration::ZERO });
 
-/// What is known of the pauses so far.
+/// State of the pauses so far.
 struct Pauses {
-    /// None until somebody watches.
+    /// `None` until a thread watches.
     last_beat: Option<Instant>,
     total: Duration,
 }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::flat_outcome::FlatOutcome;
 use crate::space::Config;
 
-/// Why a trial failed. With "no error", which is [`Outcome::Measured`], these are the nine classes of the
-/// NoSE paper.
+/// Classes of failures of a trial. With "no error", which is [`Outcome::Measured`], these are the nine
+/// classes of the NoSE paper.
 ///
 /// # Source
 /// NoSE, table I. The names are stable: records and scripts rely on them.
@@ -71,31 +71,31 @@ impl fmt::Display for ErrorClass {
     }
 }
 
-/// The limit that a failure is owed to: under a higher one the same configuration may do.
+/// Limit that caused a failure: under a higher one the same configuration may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
-    /// It was not built within so many seconds.
+    /// Timeout of the build, in seconds.
     BuildS(f64),
-    /// Its runs did not come to an end within so many seconds.
+    /// Timeout of the runs, in seconds.
     RunS(f64),
-    /// So many bytes beyond what its worker began with did not suffice.
+    /// Limit of memory, in bytes beyond those that its worker began with.
     MemoryBytes(u64),
 }
 
 /// The limits under which candidates are built and run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// Seconds that a build may take.
+    /// Timeout of a build, in seconds.
     pub build_s: f64,
-    /// Seconds that the runs of a candidate may take together.
+    /// Timeout of all runs of a candidate together, in seconds.
     pub run_s: f64,
     /// Bytes that a worker may use beyond what it begins with.
     pub memory_bytes: u64,
 }
 
 impl Limit {
-    /// Its name and its number, as a table keeps them.
+    /// Name and number of the limit, as a table keeps them.
     pub fn parts(self) -> (&'static str, f64) {
         match self {
             Limit::BuildS(seconds) => ("build_s", seconds),
@@ -110,7 +110,7 @@ impl Limit {
         known.into_iter().find(|limit| limit.parts().0 == name)
     }
 
-    /// Whether what failed of it has another chance under these.
+    /// Whether a candidate that failed of this limit has another chance under these.
     pub fn is_below(self, limits: &Limits) -> bool {
         match self {
             Limit::BuildS(seconds) => seconds < limits.build_s,
@@ -120,7 +120,7 @@ impl Limit {
     }
 }
 
-/// How long a kernel runs.
+/// Time that a kernel takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
     /// Median over the samples, in nanoseconds a run; positive and finite.
@@ -170,15 +170,15 @@ pub fn quantile(sorted: &[f64], q: f64) -> f64 {
     below + (sorted[position.ceil() as usize] - below) * position.fract()
 }
 
-/// What became of a trial.
+/// Outcome of a trial.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(into = "FlatOutcome", try_from = "FlatOutcome")]
 pub enum Outcome {
-    /// It compiled, ran, gave the right answer and was timed.
+    /// A success: it compiled, ran, gave the right answer and was timed.
     Measured(Timing),
-    /// It did not.
+    /// A failure.
     Failed {
-        /// Which of the classes.
+        /// Class of the failure.
         class: ErrorClass,
         /// The reason, in one line or more.
         message: String,
@@ -186,7 +186,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// What stands for success where others have the class of their error.
+    /// Name of success, where failures have the name of their class.
     pub const NO_ERROR: &str = "no_error";
 
     /// The timing, where there is one.
@@ -205,7 +205,7 @@ impl Outcome {
         }
     }
 
-    /// How a trial ended, as records and results name it: `no_error`, or the class of its error.
+    /// Name of the outcome in records and results: `no_error`, or the class of its error.
     pub fn name_of(class: Option<ErrorClass>) -> &'static str {
         class.map_or(Outcome::NO_ERROR, ErrorClass::name)
     }
@@ -222,12 +222,12 @@ impl Outcome {
     }
 }
 
-/// A configuration and what became of it.
+/// A configuration and its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trial {
     /// The configuration.
     pub config: Config,
-    /// What became of it.
+    /// Outcome.
     pub outcome: Outcome,
 }
 

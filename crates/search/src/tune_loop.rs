@@ -14,7 +14,7 @@ use crate::search::Search;
 use crate::space::{Config, Space};
 use crate::trial::{ErrorClass, Limit, Trial};
 
-/// When to stop, and how many candidates to measure at a time.
+/// Budget of a run: when it stops, and how many candidates it measures at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// The most trials to measure in this call. A caller that resumes subtracts what is recorded already.
@@ -38,10 +38,11 @@ impl Default for Budget {
     }
 }
 
-/// So long after the beginning of a run a guess is begun all the same where there is no valid one yet.
+/// Time from the beginning of a run until which further guesses are begun even past the budget, as long as no
+/// trial is valid.
 const FOR_A_RESULT: Duration = Duration::from_secs(5);
 
-/// So many trials are known for each candidate of a batch.
+/// Known trials for each candidate of a batch: batches grow with what is known.
 const KNOWN_PER_CANDIDATE: u64 = 16;
 
 impl Budget {
@@ -57,7 +58,7 @@ impl Budget {
     }
 }
 
-/// What a run begins with; by default nothing.
+/// Trials and guesses that a run begins with; by default none.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeadStart<'a> {
     /// Trials of an earlier run or of another, told to the search first and never measured again.
@@ -66,44 +67,44 @@ pub struct HeadStart<'a> {
     pub guesses: &'a [Config],
 }
 
-/// One trial of a run, as it is reported to the observer.
+/// Report of one trial of a run, for the observer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// Its number in the workload's history: the count of prior trials and of those reported before.
+    /// Number in the workload's history: the count of prior trials and of those reported before.
     pub number: u64,
-    /// The configuration and what became of it.
+    /// Configuration and its outcome.
     pub trial: Trial,
-    /// The text of its schedule, as of its [`Candidate`].
+    /// Text of the schedule, as of its [`Candidate`].
     pub steps: Arc<str>,
-    /// Where its time went.
+    /// Seconds, by what they were spent on.
     pub seconds: Seconds,
-    /// What it failed of that another run may allow more of.
+    /// Limit that caused the failure, which another run may raise; `None` otherwise.
     pub limit: Option<Limit>,
-    /// Where it was measured.
+    /// Device on which it was measured, and its state.
     pub conditions: Conditions,
     /// The best median so far in nanoseconds, this trial included.
     pub best_ns: Option<f64>,
 }
 
-/// What the observer of a run is told.
+/// Event of a run, for the observer.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// One candidate is done: the place to show progress.
+    /// End of one trial: the moment to show progress.
     Trial(&'a Report),
-    /// A batch is complete, as far as it was measured: the place to commit records.
+    /// End of a batch, as far as it was measured: the moment to commit records.
     Batch(&'a [Report]),
 }
 
-/// What a run came to.
+/// Summary of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// The best of the prior and the new trials; `None` where all failed.
     pub best: Option<Trial>,
     /// Trials measured in this call, failures included.
     pub n_trials: u64,
-    /// How many of them failed, by class; classes without failures are left out.
+    /// Number of them that failed, by class; classes without failures are left out.
     pub errors: BTreeMap<ErrorClass, u64>,
-    /// How many of those had come to a limit that another run may raise.
+    /// Number of those that had come to a limit that another run may raise.
     pub cut_off: BTreeMap<ErrorClass, u64>,
     /// Seconds spent proposing and observing.
     pub search_seconds: f64,
@@ -111,11 +112,11 @@ pub struct Summary {
     pub seconds: Seconds,
     /// Seconds by the wall clock, without pauses.
     pub wall_seconds: f64,
-    /// Why it ended.
+    /// Reason for its end.
     pub ended: Ended,
 }
 
-/// Why a run ended.
+/// Reasons for which a run ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     /// The budget of trials is spent.
@@ -128,7 +129,7 @@ pub enum Ended {
     Interrupted,
 }
 
-/// How long candidates that are tested may go on when all is over: most are done by then.
+/// Time for which candidates under test may continue after the end: most are done by then.
 const LAST_WAIT: Duration = Duration::from_millis(500);
 /// How often it is looked whether all is over.
 const LOOK: Duration = Duration::from_millis(50);
@@ -160,26 +161,26 @@ pub struct Tuning<'a> {
     search: &'a mut dyn Search,
     subject: Subject<'a>,
     books: Books<'a>,
-    /// Those that are not measured yet.
+    /// Guesses that are not measured yet.
     guesses: std::vec::IntoIter<Config>,
     /// Whether there is a valid trial, or the first guess has been tried.
     is_begun: bool,
-    /// What the search has not been told yet.
+    /// Trials that the search has not been told yet.
     untold: Vec<Trial>,
-    /// What was chosen when the time was up.
+    /// Batches that were chosen when the time was up.
     left_over: VecDeque<Batch>,
     wall: Duration,
 }
 
 impl<'a> Tuning<'a> {
-    /// One that begins when it first goes on: the search is told the trials of the head start first, and
-    /// those of its guesses like its own.
+    /// Makes a run that begins with the first [`Tuning::go_on`]: the search is told the trials of the head
+    /// start first, and those of its guesses like its own.
     pub fn new(search: &'a mut dyn Search, subject: Subject<'a>, head_start: HeadStart) -> Tuning<'a> {
         let start = pause::now();
         Tuning::by_clock(search, subject, head_start, Rc::new(move || pause::now() - start))
     }
 
-    /// The same by another clock.
+    /// Makes a run that keeps time by another clock.
     fn by_clock(
         search: &'a mut dyn Search,
         subject: Subject<'a>,
@@ -207,7 +208,7 @@ impl<'a> Tuning<'a> {
         self.books.best_ns()
     }
 
-    /// What it has come to so far, where it ended in this way the last time.
+    /// Summary so far of a run that last ended in this way.
     pub fn summary(&self, ended: Ended) -> Summary {
         let books = &self.books;
         Summary {
@@ -430,14 +431,14 @@ impl<'a> Tuning<'a> {
 /// The time since some moment.
 type Clock<'a> = Rc<dyn Fn() -> Duration + 'a>;
 
-/// What is measured together.
+/// Candidates that are measured together.
 struct Batch {
     candidates: Vec<Candidate>,
     /// Whether no search has proposed it.
     is_guess: bool,
     /// Their numbers, once they are submitted.
     numbers: Option<Range<u64>>,
-    /// What came of them while the batch before was at hand.
+    /// Results of them that came while the batch before was under way.
     early: VecDeque<(u64, Measured)>,
 }
 
@@ -450,7 +451,7 @@ impl Batch {
         Batch { candidates, is_guess, numbers: None, early: VecDeque::new() }
     }
 
-    /// What is left of it without those that are measured.
+    /// The batch without the candidates that are measured.
     fn without(&self, measured: &[(u64, Trial)]) -> Batch {
         let measured: HashSet<u64> = measured.iter().map(|(number, _)| *number).collect();
         let numbered = self.numbers.clone().into_iter().flatten().zip(&self.candidates);
@@ -483,7 +484,7 @@ impl Batch {
 const MOST_LEADING: usize = 10;
 const ONE_LEADS_OF: usize = 10;
 
-/// What the loop remembers and counts.
+/// Records and counts of the loop.
 struct Books<'a> {
     clock: Clock<'a>,
     /// Everything that was measured or is being measured.
@@ -555,7 +556,7 @@ impl<'a> Books<'a> {
         result
     }
 
-    /// So many guesses at most that are new.
+    /// Takes at most `n` guesses that are new.
     fn guess(&mut self, guesses: &mut dyn Iterator<Item = Config>, n: usize) -> Vec<Config> {
         guesses.filter(|config| self.seen.insert(config.clone())).take(n).collect()
     }

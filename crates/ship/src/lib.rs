@@ -201,7 +201,7 @@ impl Library {
         ]
     }
 
-    /// What a C compiler is told, in the folder of [`Library::c_files`], to make the object that
+    /// Arguments of a C compiler, in the folder of [`Library::c_files`], to make the object that
     /// [`Library::crate_files`] takes; the file that it makes comes last.
     pub fn object_arguments(&self) -> Vec<String> {
         let name = &self.name;
@@ -209,7 +209,7 @@ impl Library {
         words.split(' ').map(str::to_owned).collect()
     }
 
-    /// What only the linker of [`Library::shared_arguments`] reads: the names that the library shows.
+    /// Version script for the linker of [`Library::shared_arguments`]: the names that the library exports.
     pub fn version_script(&self) -> File {
         let shown: String = self.symbols().iter().map(|symbol| format!(" {symbol};")).collect();
         File::new(format!("{}.map", self.name), format!("{{ global:{shown} local: *; }};\n"))

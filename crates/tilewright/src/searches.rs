@@ -1,4 +1,4 @@
-//! What a run can be told to search by.
+//! Searches that a run can use, with their options.
 
 use serde_json::{Value as Json, json};
 use tilewright_search::SEARCHES;

@@ -712,8 +712,7 @@ struct Learned {
     carried_over: Vec<Config>,
 }
 
-/// What the records that are to be learnt from are to the search, which has a model that can learn from them
-/// or not.
+/// Prepares the records to learn from for the search, which has a model that can learn from them or not.
 fn learned(
     transfer: &Transfer,
     key: &TaskKey,

@@ -2,7 +2,7 @@
 
 use crate::record::{RecordError, StoreError};
 
-/// What this crate can refuse, by the part that refuses.
+/// Error of this crate, by the part that refuses.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A record that cannot be read: the file's fault.

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use super::datum::{Number, floor_div};
 use super::{Clause, Datum, Expression, ExpressionError, Kind, MOST_ITEMS, Op, Operator, Reason, Undefined};
 
-/// What kind of value an expression has, as far as that is known before.
+/// Kind of an expression's value, as far as it is known before evaluation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Type {
     /// A number.
     Number,
     /// Yes or no.
     Boolean,
-    /// One of these texts.
+    /// A text, one of these.
     Category(Arc<[String]>),
     /// A text.
     Text,
@@ -47,7 +47,7 @@ impl Type {
         }
     }
 
-    /// What all of these data are.
+    /// Common type of these data; [`Type::Any`] where they differ or there are none.
     pub fn of_all(data: &[Datum]) -> Type {
         let Some((first, rest)) = data.split_first() else { return Type::Any };
         let first = Type::of(first);
@@ -68,7 +68,7 @@ impl Type {
         matches!(self, Type::Text | Type::Category(_))
     }
 
-    /// That of something that is of one of two types.
+    /// Type of a value that is of one of two types.
     fn or(self, other: Type) -> Type {
         match (self, other) {
             (a, b) if a == b => a,
@@ -623,7 +623,7 @@ impl Code {
         }
     }
 
-    /// The same with its places exchanged for others.
+    /// The code with its places exchanged for others.
     pub(crate) fn moved(&self, place: &impl Fn(usize) -> usize) -> Code {
         match self {
             Code::Constant(_) | Code::Local(_) => self.clone(),

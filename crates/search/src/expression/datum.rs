@@ -1,4 +1,5 @@
-//! What expressions compute with: the values of Python that constraints need, and its arithmetic on them.
+//! Values with which expressions compute: the values of Python that constraints need, and its arithmetic on
+//! them.
 
 use std::cmp::Ordering;
 use std::fmt;

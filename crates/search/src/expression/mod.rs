@@ -28,24 +28,24 @@ const MOST_ITEMS: usize = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("position {position}: {reason}")]
 pub struct ExpressionError {
-    /// The character that it is about, from 1.
+    /// Position of the character that the error is about, from 1.
     pub position: usize,
-    /// What is wrong there.
+    /// Reason of the error.
     pub reason: Reason,
 }
 
-/// What can be wrong with an expression.
+/// Reasons for which an expression is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// A character that no expression has.
     #[error("unexpected character {0:?}")]
     Character(char),
-    /// What other languages have, or Python has and this has not.
+    /// A symbol of other languages, or of Python, that expressions here do not have.
     #[error("`{found}` is not known here; {instead}")]
     Foreign {
         /// The symbol.
         found: String,
-        /// What is written in its place.
+        /// Advice on what to write in its place.
         instead: String,
     },
     /// A whole number beyond 64 bits, or digits that are no number.
@@ -54,12 +54,12 @@ pub enum Reason {
     /// A text that does not end.
     #[error("the quoted text does not end")]
     Quote,
-    /// Something else is wanted here.
+    /// A different symbol, word or value is expected here.
     #[error("expected {expected}, found {found}")]
     Expected {
-        /// What could stand here.
+        /// Description of what could stand here.
         expected: String,
-        /// What does.
+        /// Description of what stands here.
         found: String,
     },
     /// More parts than [`MOST_PARTS`].
@@ -99,9 +99,9 @@ pub enum Reason {
     Type {
         /// The operator.
         operator: &'static str,
-        /// What it takes.
+        /// Kinds of operands that it takes.
         expected: String,
-        /// What it was given.
+        /// Kind of the operand given.
         found: String,
     },
     /// A text that is not one of the values it is compared with.
@@ -112,12 +112,12 @@ pub enum Reason {
         /// The values.
         known: String,
     },
-    /// It reads no names and has no value.
+    /// An expression that reads no names and has no value.
     #[error("it has no value: {0}")]
     Undefined(Undefined),
 }
 
-/// Why an expression has no value, where Python has an exception or a number that does not fit.
+/// Reasons for which an expression has no value, where Python has an exception or a number that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Undefined {
     /// A division by zero.
@@ -132,12 +132,12 @@ pub enum Undefined {
     /// A list with more items than [`MOST_ITEMS`].
     #[error("more than {MOST_ITEMS} values")]
     TooMany,
-    /// It reads what has no value.
+    /// A name without a value.
     #[error("a name without a value")]
     Unknown,
 }
 
-/// What is done to operands.
+/// Operators of expressions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operator {
     /// `a if c else b`; operands are `a`, `c`, `b`.
@@ -146,7 +146,7 @@ pub enum Operator {
     Or,
     /// The first operand unless it holds, else the second.
     And,
-    /// It does not hold.
+    /// Negation of a condition.
     Not,
     /// `x in list`.
     In,
@@ -174,7 +174,7 @@ pub enum Operator {
     Divide,
     /// Quotient, rounded down.
     FloorDivide,
-    /// What is left of the quotient rounded down; it has the divisor's sign.
+    /// Remainder of the quotient rounded down; its sign is the divisor's.
     Remainder,
     /// The negative.
     Negate,
@@ -281,7 +281,7 @@ const OPERATORS: &[(Operator, &str, Form)] = &[
     (Op::Gcd, "gcd", Form::Function(2, 2)),
     (Op::IsPowerOfTwo, "is_power_of_two", Form::Function(1, 1)),
 ];
-/// What other languages write, and how it is written here.
+/// Symbols of other languages, each with advice on what to write here.
 const FOREIGN: &[(&str, &str)] = &[
     (".", "names have no parts: write the value, and `tile` in the place of `p.tile`"),
     ("=", "write `==`"),
@@ -333,7 +333,7 @@ pub fn is_name(text: &str) -> bool {
     begins && !is_operator && !is_reserved && text.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 
-/// What `/` means in an expression.
+/// Meaning of `/` in an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slash {
     /// As in Python, a floating-point number.
@@ -373,7 +373,7 @@ enum Kind {
 pub enum Clause<T> {
     /// For each item of a list, by this name.
     For(String, T),
-    /// Where this holds.
+    /// Condition that an item must satisfy.
     If(T),
 }
 

@@ -287,8 +287,8 @@ impl Parser {
         Ok(left)
     }
 
-    /// What is between brackets, up to the closing one, and whether there is a comma: expressions, or one
-    /// with the clauses of a comprehension.
+    /// Parses the items between brackets, up to the closing one, and tells whether there is a comma:
+    /// expressions, or one expression with the clauses of a comprehension.
     fn items(&mut self, closing: &str) -> Result<(Vec<Expression>, bool), ExpressionError> {
         let (mut items, mut has_comma) = (Vec::new(), false);
         while !self.takes(closing) {

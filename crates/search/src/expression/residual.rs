@@ -1,12 +1,13 @@
-//! What an expression still depends on once some of what it reads is decided: partial results.
+//! Partial results: the values on which an expression still depends once some of the names that it reads are
+//! decided.
 //!
-//! Of `a + b + c <= n`, where `a` and `b` are decided, it is `a + b`: all that gives the same sum means the
-//! same. Sums, products and extremes are regrouped for that, sums and products where they cannot overflow in
-//! any order.
+//! With `a` and `b` decided, the partial result of `a + b + c <= n` is `a + b`: values with the same sum are
+//! equivalent. Sums, products and extremes are regrouped for that, sums and products only where they cannot
+//! overflow in any order.
 
 use super::{Code, Datum, Operator as Op};
 
-/// What a value lies between, where it is defined.
+/// Bounds of a value, where it is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     least: i128,
@@ -247,7 +248,7 @@ mod tests {
     }
 
     proptest! {
-        /// Where the results agree, so does the expression, whatever is decided later.
+        /// Checks that where the partial results agree, so does the expression, whatever is decided later.
         #[test]
         fn results_tell_all_that_matters(text in text(), values in prop::array::uniform6(-3i64..4), far: bool, n_decided in 1usize..4) {
             let (least, most) = (if far { i64::MIN } else { -3 }, if far { i64::MAX } else { 4 });

@@ -1,4 +1,4 @@
-//! What each loop of a program does, and what it touches.
+//! Contexts of a program's loops: their extents, their operations, and the elements that they touch.
 
 use tilewright_learn::{Matrix, TreeRows};
 
@@ -24,17 +24,17 @@ pub const N_TREE_FEATURES: usize = N_LOOP_FEATURES + N_BUFFERS * N_TOUCH_FEATURE
 /// Brings logarithms of sizes, up to some 20, to order 1.
 const TREE_SCALE: f32 = 0.1;
 
-/// What a loop does, and what it touches.
+/// Context of a loop: its place in the nest, its operations, and the elements that it touches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoopContext {
     /// The loop around it, by its place among the contexts.
     pub parent: Option<usize>,
-    /// How many loops are around it.
+    /// Number of loops around it.
     pub depth: usize,
-    /// Its iterations, at most.
+    /// Largest number of iterations.
     pub extent: f64,
-    /// How they are carried out, by a number of the program's own: serial, parallel, vectorized and so on.
-    /// Numbers from 10 on look alike to a model.
+    /// Kind of execution, by a number of the program's own: serial, parallel, vectorized and so on. Numbers
+    /// from 10 on look alike to a model.
     pub kind: usize,
     /// Product of the extents of the loops around it: how often it is run.
     pub top_down: f64,
@@ -44,11 +44,11 @@ pub struct LoopContext {
     /// Additions (with subtractions, minima and maxima), multiplications, and divisions (with other
     /// functions) in its code.
     pub n_operations: [u32; 3],
-    /// What one run of it touches, in the order of first occurrence.
+    /// Accesses of one run of the loop, by buffer, in the order of first occurrence.
     pub touches: Vec<Touch>,
 }
 
-/// What one run of a loop touches of a buffer.
+/// Accesses of one run of a loop to a buffer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Touch {
     /// The buffer, by its number in the program.
@@ -157,7 +157,7 @@ impl LoopContext {
         }
     }
 
-    /// What one run touches of a buffer.
+    /// Accesses of one run to a buffer; `None` where there are none.
     pub fn touch(&self, buffer: u32) -> Option<&Touch> {
         self.touches.iter().find(|touch| touch.buffer == buffer)
     }

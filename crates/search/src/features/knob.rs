@@ -1,4 +1,4 @@
-//! What a configuration says of itself.
+//! Features of a configuration itself, without its program.
 
 use std::sync::Arc;
 

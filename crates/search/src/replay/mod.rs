@@ -24,7 +24,7 @@ pub struct RecordedSpace {
     space: Arc<Space>,
     outcomes: Arc<HashMap<Config, Outcome>>,
     notes: Arc<[String]>,
-    /// What is to be looked up.
+    /// Configurations to look up.
     queue: Queue,
 }
 
@@ -35,7 +35,7 @@ impl RecordedSpace {
         RecordedSpace { space, outcomes: Arc::new(outcomes), notes: Arc::default(), queue: Queue::default() }
     }
 
-    /// The same with what is odd about the file that it was read from.
+    /// Attaches notes on oddities of the file that the space was read from.
     pub fn with_notes(self, notes: Vec<String>) -> RecordedSpace {
         RecordedSpace { notes: notes.into(), ..self }
     }
@@ -45,7 +45,7 @@ impl RecordedSpace {
         &self.space
     }
 
-    /// What is odd about the file that it was read from, each in a line: rows that were left out or count as
+    /// Notes on the file that the space was read from, each in a line: rows that were left out or count as
     /// failed, an end that is missing.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -66,7 +66,7 @@ impl RecordedSpace {
         self.outcomes.values().filter(|outcome| outcome.timing().is_some()).count()
     }
 
-    /// What is recorded, in the order of the space.
+    /// Recorded configurations with their outcomes, in the order of the space.
     pub fn outcomes(&self) -> Vec<(&Config, &Outcome)> {
         let mut outcomes: Vec<(&Config, &Outcome)> = self.outcomes.iter().collect();
         outcomes.sort_by_key(|(config, _)| self.space.index_of(config));
@@ -80,7 +80,7 @@ impl RecordedSpace {
 }
 
 impl RecordedSpace {
-    /// What became of a configuration; one that is not recorded failed with [`ErrorClass::Unknown`].
+    /// Outcome of a configuration; one that is not recorded failed with [`ErrorClass::Unknown`].
     pub fn outcome(&self, config: &Config) -> Outcome {
         let missing = || Outcome::Failed { class: ErrorClass::Unknown, message: "not recorded".into() };
         self.outcomes.get(config).cloned().unwrap_or_else(missing)

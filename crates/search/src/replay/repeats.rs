@@ -8,7 +8,7 @@ use crate::search::{self, SearchError};
 use crate::space::Config;
 use crate::tune_loop::{Budget, Event, HeadStart, tune};
 
-/// What to replay.
+/// Plan of a replay: the search, and its repetitions.
 #[derive(Debug, Clone)]
 pub struct ReplayPlan {
     /// The search with its options, as [`search::build`] takes it.
@@ -78,7 +78,8 @@ impl RecordedSpace {
         self.replay_until(plan, &AtomicBool::new(false))
     }
 
-    /// The same, ended early once `stop` is raised: then fractions are of what was tried.
+    /// Replays as [`RecordedSpace::replay`], and ends early once `stop` is raised: then fractions are of what
+    /// was tried.
     ///
     /// # Errors
     /// As for [`RecordedSpace::replay`].

@@ -36,7 +36,7 @@ pub(super) const BATCH: SearchOption = SearchOption {
     default: "16",
     text: "trials between two fits, at least 1; the paper's 64 are random where a budget is small, so more come with what is known",
 };
-/// What [`BATCH`] may be.
+/// Range of [`BATCH`].
 pub(super) const BATCHES: RangeInclusive<usize> = 1..=1_000_000;
 pub(super) const EPSILON: SearchOption =
     SearchOption { name: "epsilon", default: "0.05", text: "share of random configurations in a batch, 0 to 1" };
@@ -56,7 +56,7 @@ pub(super) const STEPS: SearchOption = SearchOption {
     text: "steps of the annealing, at most; at most 32 where programs are made",
 };
 
-/// What the annealing climbs.
+/// Cost model by which the annealing climbs.
 pub(super) trait CostModel: Send {
     /// Takes note of a trial.
     fn observe(&mut self, config: &Config, fitness: f64);
@@ -100,7 +100,7 @@ pub(super) struct Annealing<M> {
     rng: Xoshiro256PlusPlus,
     n_known: usize,
     chains: Vec<Config>,
-    /// What is left to measure of the batch.
+    /// Configurations of the batch that are left to measure.
     plan: VecDeque<Config>,
 }
 
@@ -172,8 +172,8 @@ impl<M: CostModel> Annealing<M> {
         best.ranking
     }
 
-    /// The same configuration with another random value for one parameter; `None` if that is not legal or no
-    /// other.
+    /// Changes one parameter of a configuration to another random value; `None` if the result is not legal or
+    /// no other.
     fn step_from(&mut self, config: &Config) -> Option<Config> {
         if config.ranks().is_empty() {
             return None;

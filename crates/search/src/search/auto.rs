@@ -71,7 +71,7 @@ struct Auto {
     seen: Seen,
     rng: Xoshiro256PlusPlus,
     features: UnitFeatures,
-    /// What was proposed or observed.
+    /// Configurations that were proposed or observed.
     known: Vec<Known>,
     places: HashMap<Config, usize>,
     process: GaussianProcess,
@@ -99,23 +99,23 @@ struct Known {
 struct Pool {
     offers: Vec<Offers>,
     places: HashMap<Config, Place>,
-    /// Those whose surroundings are in the pool.
+    /// Configurations whose surroundings are in the pool.
     expanded: HashSet<Config>,
 }
 
 /// Configurations that came into the pool together.
 struct Offers {
     configs: Vec<Config>,
-    /// Which of them are yet to be measured.
+    /// Whether each is yet to be measured.
     is_fresh: Vec<bool>,
     candidates: Candidates,
     means: Vec<f64>,
 }
 
-/// Where a configuration is in the pool: with which others, and its position there.
+/// Place of a configuration in the pool: the index of the offers that it came with, and its position there.
 type Place = (usize, usize);
 
-/// What the model is asked with.
+/// Targets that a question to the model refers to.
 struct Question {
     /// The largest target so far, without its noise: no improvement on a lucky measurement is asked for.
     best: f64,

@@ -1,4 +1,4 @@
-//! What is known of other problems when a search begins.
+//! Experience with other problems that a search may begin with.
 
 use crate::features::LoopContexts;
 

@@ -110,7 +110,7 @@ struct Trees {
     /// Features of all trials, with what the model of other workloads predicts for each.
     known: Vec<(Vec<f32>, f32)>,
     fitness: Vec<f64>,
-    /// What the predictions of the model of other workloads count.
+    /// Weight of the predictions of the model of other workloads.
     weight: f32,
     /// `None` before the first fit.
     model: Option<Model>,

@@ -51,18 +51,18 @@ pub trait Search: Send {
     fn observe(&mut self, trials: &[Trial]);
 }
 
-/// What is searched.
+/// Problem that is searched: a space, with what a search may know about it.
 #[derive(Clone)]
 pub struct Problem {
     /// The space.
     pub space: Arc<Space>,
-    /// What the loops of configurations do; `None` where configurations are no programs, as in a replay.
+    /// Contexts of the loops of configurations; `None` where configurations are no programs, as in a replay.
     pub contexts: Option<Contexts>,
-    /// What is known of other workloads, for searches that can use it; see [`SearchRow::transfers`].
+    /// Experience with other workloads, for searches that can use it; see [`SearchRow::transfers`].
     pub experience: Option<Arc<Experience>>,
 }
 
-/// The way from a configuration to what its loops do; `None` for one that makes no program.
+/// Function from a configuration to the contexts of its loops; `None` for one that makes no program.
 pub type Contexts = Arc<dyn Fn(&Config) -> Option<LoopContexts> + Send + Sync>;
 
 impl From<&Arc<Space>> for Problem {
@@ -76,13 +76,13 @@ impl From<&Arc<Space>> for Problem {
 pub struct SearchRow {
     /// The name by which it is asked for, as in the literature.
     pub name: &'static str,
-    /// What it does, in one line.
+    /// Description, in one line.
     pub text: &'static str,
-    /// Where it comes from; empty for the textbook ones.
+    /// Paper that describes it; empty for textbook searches.
     pub paper: &'static str,
     /// Whether it has a model that learns from [`Problem::experience`].
     pub transfers: bool,
-    /// What can be set.
+    /// Options that can be set.
     pub options: &'static [SearchOption],
     make: Make,
 }
@@ -94,9 +94,9 @@ type Make = fn(&Problem, u64, &Options) -> Result<Box<dyn Search>, SearchError>;
 pub struct SearchOption {
     /// The name that [`build`] reads.
     pub name: &'static str,
-    /// Its value unless one is given.
+    /// Default value.
     pub default: &'static str,
-    /// What it means and what it can be.
+    /// Meaning and possible values.
     pub text: &'static str,
 }
 
@@ -154,7 +154,7 @@ pub enum SearchError {
         option: &'static str,
         /// The value found.
         value: String,
-        /// What it can be.
+        /// Description of the possible values.
         expected: String,
     },
 }

@@ -136,14 +136,15 @@ struct Na2c {
     costs: HashMap<Config, f64>,
     /// Steps between known states, the latest last.
     memory: VecDeque<(Config, usize, Config)>,
-    /// What is measured before walks set out, unless so many are known otherwise.
+    /// Configurations to measure before the first walks, unless as many trials are known already.
     start: VecDeque<Config>,
-    /// Where walks start: the best state so far.
+    /// State from which walks start: the best so far.
     centre: Config,
     best: f64,
-    /// What is left to measure of the batch.
+    /// Configurations of the batch that are left to measure.
     collected: VecDeque<Config>,
-    /// What walks came across and is being measured: others' trials say nothing of how long walks should be.
+    /// Configurations that walks came across and that are being measured: trials of others say nothing about
+    /// the best length of walks.
     under_way: HashSet<Config>,
     walk_length: usize,
     /// States of walks observed since the last batch ended.
@@ -210,7 +211,7 @@ impl Na2c {
         self.memory.drain(..self.memory.len().saturating_sub(self.n_remembered));
     }
 
-    /// One step of learning from random memories.
+    /// Learns from a batch of random memories.
     fn learn(&mut self) {
         let Some(learner) = &mut self.learner else { return };
         let memory = self.memory.make_contiguous();

@@ -52,7 +52,7 @@ impl Options {
         &self.entry(name).1
     }
 
-    /// That the value of an option is not what is expected.
+    /// Error that the value of an option is not what is expected.
     pub(super) fn bad_value(&self, name: &str, expected: String) -> SearchError {
         let (option, value) = self.entry(name).clone();
         SearchError::BadValue { search: self.search, option, value, expected }

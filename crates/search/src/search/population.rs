@@ -14,14 +14,14 @@ use crate::features::UnitFeatures;
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
-/// What parents are selected by, an option of every evolutionary search.
+/// Option of every evolutionary search: the measure by which parents are selected.
 pub(super) const SELECTION: SearchOption = SearchOption {
     name: "selection",
     default: "rank",
     text: "what a parent is chosen in proportion to: rank (its place among them, from the last) or fitness, as in the paper",
 };
 
-/// How many children a generation has, an option of every evolutionary search.
+/// Option of every evolutionary search: the number of children of a generation.
 pub(super) const GENERATION: SearchOption = SearchOption {
     name: "generation",
     default: "0",
@@ -54,7 +54,7 @@ struct Member {
     config: Config,
 }
 
-/// Whom a generation is bred from.
+/// Members from which a generation is bred.
 pub(super) struct Parents<'a> {
     members: &'a [Member],
     /// `None` if none is any good, for example if all trials failed: then each counts alike.
@@ -62,7 +62,7 @@ pub(super) struct Parents<'a> {
 }
 
 impl Parents<'_> {
-    /// One parent.
+    /// Draws one parent.
     pub(super) fn select(&self, rng: &mut Xoshiro256PlusPlus) -> &Config {
         let place = match &self.weights {
             Some(weights) => rng.sample(weights),
@@ -97,7 +97,7 @@ impl Population {
         })
     }
 
-    /// The same, but that a generation, where it has a fixed size, replaces as many members as it has.
+    /// Changes the population so that a generation of fixed size replaces as many members as it has children.
     pub(super) fn replaced(self) -> Population {
         let n_survivors = self.n_children.map_or(self.n_parents, |n| self.n_parents.saturating_sub(n));
         Population { n_survivors, ..self }
@@ -159,7 +159,7 @@ impl Population {
     }
 }
 
-/// What a generation is bred with.
+/// Means by which a generation is bred.
 pub(super) struct Breeding<'a> {
     parents: Parents<'a>,
     seen: &'a Seen,

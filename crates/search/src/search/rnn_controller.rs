@@ -69,7 +69,7 @@ struct RnnController {
     /// Of each known configuration.
     fitness: HashMap<Config, f64>,
     best: f64,
-    /// What is to be learnt from, with the fitness.
+    /// Configurations to learn from, each with its fitness.
     lessons: Vec<(Config, f64)>,
 }
 

@@ -1,4 +1,4 @@
-//! What a search has proposed or observed, and draws from the rest.
+//! Configurations that a search has proposed or observed, and draws from the rest.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -58,9 +58,9 @@ struct SimulatedAnnealing {
     temperature: f64,
     seen: Seen,
     rng: Xoshiro256PlusPlus,
-    /// Where the walk is, with the time there; `None` before it starts.
+    /// Current configuration of the walk, with its time; `None` before the walk starts.
     current: Option<(Config, f64)>,
-    /// Its steps that have yet to be observed.
+    /// Steps of the walk that have yet to be observed.
     proposed: HashSet<Config>,
 }
 

@@ -76,7 +76,7 @@ fn all_fail(_: &Space, _: &Config) -> Outcome {
     Outcome::Failed { class: ErrorClass::RuntimeError, message: "crash".into() }
 }
 
-/// The same everywhere but in the last configuration.
+/// Outcomes that are alike except for that of the last configuration.
 fn needle(space: &Space, config: &Config) -> Outcome {
     measured(if space.index_of(config) == Some(space.size() - 1) { 1.0 } else { 1000.0 })
 }

@@ -1,4 +1,5 @@
-//! What a cost model sees of configurations, and what a model of other workloads expects of them.
+//! Features that a cost model sees of configurations, and predictions that a model of other workloads makes
+//! of them.
 
 use std::collections::HashMap;
 
@@ -15,7 +16,7 @@ const MOST_KEPT: usize = 1 << 14;
 /// Configurations of which the model of other workloads is asked.
 const N_ASKED: usize = 1024;
 
-/// What features are taken of.
+/// Kind of features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FeatureKind {
     /// The configuration.
@@ -31,7 +32,7 @@ pub(super) struct View {
     kind: FeatureKind,
     knobs: KnobFeatures,
     contexts: Option<Contexts>,
-    /// What the model of other workloads says, as trees on the features of configurations.
+    /// Model of other workloads, as trees on the features of configurations.
     prior: Option<Gbt>,
     /// The features of configurations whose programs were made.
     kept: HashMap<Config, Vec<f32>>,
@@ -40,7 +41,7 @@ pub(super) struct View {
 /// Configurations as a model takes them.
 pub(super) struct Rows {
     pub(super) features: Matrix,
-    /// What the model of other workloads predicts for each; 0 without one.
+    /// Prediction of the model of other workloads for each row; 0 without one.
     pub(super) base: Vec<f32>,
 }
 
@@ -120,8 +121,9 @@ impl View {
 /// The length of [`described`].
 const N_DESCRIBED: usize = N_RELATION_FEATURES + N_CONTEXT_FEATURES;
 
-/// What the model of other workloads sees of a program: relations, which mean the same for any nest of loops,
-/// and the loops themselves, the innermost one first, which mean the same for all programs of a template.
+/// Features by which the model of other workloads sees a program: relations, which mean the same for any nest
+/// of loops, and the loops themselves, the innermost one first, which mean the same for all programs of a
+/// template.
 fn described(program: &LoopContexts) -> Vec<f32> {
     let mut features = program.relations();
     features.extend(program.features());

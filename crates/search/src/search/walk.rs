@@ -6,8 +6,8 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::space::Space;
 
-/// Where a walk from `rank` ends that goes on to a neighbour, each alike, with probability `q`, which is
-/// below 1, and stops otherwise. A value without neighbours keeps the walk.
+/// Draws the end of a random walk from `rank` that moves to a neighbour, each alike, with probability `q`,
+/// which is below 1, and stops otherwise. A value without neighbours keeps the walk.
 ///
 /// # Source
 /// OpEvo, section 4.3: the end points are distributed as `(1 − q)(I − qW)⁻¹`, W being the uniform random

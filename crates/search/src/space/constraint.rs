@@ -8,7 +8,7 @@ use crate::expression::{Code, Datum, Expression, ExpressionError, Scope, Type};
 
 type Function = dyn Fn(&[&Value]) -> bool + Send + Sync;
 
-/// What decides whether a constraint holds.
+/// Predicate of a constraint: a function or an expression.
 #[derive(Clone)]
 enum Predicate {
     Function(Arc<Function>),
@@ -50,7 +50,7 @@ impl Reading {
         }
     }
 
-    /// What expressions see of a value.
+    /// Value as expressions see it.
     pub(super) fn datum(self, value: &Value) -> Datum {
         let list = |items: Vec<Datum>| Datum::List(items.into());
         match (value, self) {

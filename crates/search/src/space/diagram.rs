@@ -141,7 +141,7 @@ impl Diagram {
     /// # Cost
     /// A shortest path through the diagram: O(edges) at worst, little where a legal combination is near.
     pub(super) fn write_nearest(&self, ranks: &mut [u64]) {
-        /// What a changed parameter costs beside the distance in ranks.
+        /// Cost of a changed parameter, besides the distance in ranks.
         const CHANGE: u64 = 1 << 40;
         // Each step of a path names the one before it, so that the queue holds no paths.
         let mut steps: Vec<(usize, u32)> = vec![(0, 0)];
@@ -244,7 +244,7 @@ enum Stop {
     Count,
 }
 
-/// What is checked at a level.
+/// Check that can be made at a level.
 enum Check<'a> {
     /// A function of the values at these levels.
     Function(&'a Constraint, Vec<usize>),
@@ -252,7 +252,8 @@ enum Check<'a> {
     Expression(Code),
 }
 
-/// What can follow a prefix depends on this: ranks, and partial results of expressions.
+/// Key of a node that prefixes share: the ranks, and the partial results of expressions, on which what can
+/// follow depends.
 type Key = (Box<[u32]>, Box<[Option<Datum>]>);
 
 struct Builder<'a> {
@@ -262,16 +263,16 @@ struct Builder<'a> {
     data: Vec<Vec<Datum>>,
     /// By level: the constraints that can be checked there.
     due: Vec<Vec<Check<'a>>>,
-    /// By level: the earlier levels that constraints due there or later read as they are …
+    /// By level: the earlier levels whose values constraints due there or later read directly.
     frontier: Vec<Vec<usize>>,
-    /// … and the partial results of earlier levels that they read.
+    /// By level: the partial results of earlier levels that these constraints read.
     results: Vec<Vec<Code>>,
     /// By level: the nodes already built.
     built: Vec<HashMap<Key, u32>>,
     nodes: Nodes,
     /// The prefix at hand, by level.
     prefix: Vec<u32>,
-    /// What expressions see of it; empty where there are none.
+    /// Values of the prefix as expressions see them; empty where there are none.
     slots: Vec<Option<Datum>>,
     visits: u64,
 }

@@ -32,7 +32,7 @@ pub enum Domain {
 pub struct Parameter {
     /// Unique within its space.
     pub name: String,
-    /// What it may hold.
+    /// Values that it may hold.
     pub domain: Domain,
     /// Whether a configuration that lacks it means its first value: one that templates came to have after
     /// configurations without it were recorded.
@@ -81,7 +81,7 @@ impl Parameter {
         Parameter::new(name, Domain::Permutation(owned(names)))
     }
 
-    /// The same parameter, which a configuration may lack.
+    /// Makes the parameter optional: a configuration may lack it.
     pub fn optional(self) -> Parameter {
         Parameter { optional: true, ..self }
     }
@@ -217,7 +217,7 @@ impl Axis {
         }
     }
 
-    /// What is allowed, in words.
+    /// Allowed values, in words.
     pub(super) fn allowed(&self) -> String {
         match &self.domain {
             Domain::Factorization { n, parts } => format!("{parts} positive integers whose product is {n}"),

@@ -36,17 +36,17 @@ pub enum SpaceError {
     ReadsUnknown {
         /// The constraint.
         constraint: String,
-        /// What it reads.
+        /// Parameter that it reads.
         parameter: String,
     },
     /// The constraints leave nothing.
     #[error("no configuration satisfies {constraint} ({text}){}", if earlier.is_empty() { String::new() } else { format!(" together with {}", earlier.join(", ")) })]
     NothingLegal {
-        /// The one that excludes everything.
+        /// Constraint that excludes everything.
         constraint: String,
         /// The predicate.
         text: String,
-        /// Those before it, where it needs them to.
+        /// Constraints before it, if it excludes everything only together with them.
         earlier: Vec<String>,
     },
     /// The number of combinations does not fit: 2^64 for one parameter or tied ones, 2^128 for the space.
@@ -105,7 +105,7 @@ pub enum ConfigError {
         constraint: String,
         /// The predicate.
         text: String,
-        /// What it read.
+        /// Parameters that it read, with their values.
         values: Vec<(String, Value)>,
     },
 }

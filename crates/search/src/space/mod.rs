@@ -47,7 +47,7 @@ impl Config {
         &self.0
     }
 
-    /// The same configuration with one parameter changed.
+    /// Makes the configuration in which one parameter is changed.
     pub fn with(&self, parameter: usize, rank: u64) -> Config {
         let mut ranks = self.0.clone();
         ranks[parameter] = rank;
@@ -71,7 +71,7 @@ pub struct Space {
 /// components.
 #[derive(Debug, Clone)]
 enum Component {
-    /// One parameter that no constraint reads.
+    /// A parameter that no constraint reads.
     Free { axis: usize, len: u64 },
     /// Parameters tied together by constraints.
     Tied(Diagram),
@@ -151,7 +151,7 @@ impl Space {
         Space::new(&self.name, self.parameters(), kept.cloned().collect())
     }
 
-    /// What it was made of, besides constraints.
+    /// Parameters of the space.
     fn parameters(&self) -> Vec<Parameter> {
         let parameter = |a: &Axis| Parameter { name: a.name.clone(), domain: a.domain.clone(), optional: a.optional };
         self.axes.iter().map(parameter).collect()
@@ -300,8 +300,8 @@ impl Space {
         self.config_at(rng.random_range(0..self.size))
     }
 
-    /// Which ranks a parameter has in legal configurations all of whose ranks are allowed; `allowed` is by
-    /// parameter, `None` where every rank is.
+    /// Finds the ranks that a parameter has in those legal configurations all of whose ranks are allowed;
+    /// `allowed` is by parameter, `None` where every rank is.
     ///
     /// # Cost
     /// O(edges) of the diagram of the parameter and those it is tied to.

@@ -440,7 +440,7 @@ fn texts_that_are_numbers_or_yes_and_no_are_read_as_such() {
     assert_eq!(space.config_to_json(&space.config_at(0))["on"], "True");
 }
 
-/// What would be 10⁹ combinations one by one is done by partial results.
+/// Checks that partial results stand for what would be 10⁹ combinations one by one.
 #[test]
 fn a_space_of_a_billion_combinations_is_built_at_once() {
     let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];

@@ -1,4 +1,4 @@
-//! What is to be said of a run that was not as it should be.
+//! Messages on runs that did not go as they should.
 
 use tilewright_search::{Ended, ErrorClass};
 

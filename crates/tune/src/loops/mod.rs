@@ -217,7 +217,7 @@ fn slope(e: &Index, var: LoopId) -> f64 {
     e.terms().iter().map(|(atom, c)| *c as f64 * of_atom(atom)).sum()
 }
 
-/// Where an operation is counted.
+/// Index of the class in which an operation is counted.
 fn class_of(op: BinaryOp) -> usize {
     match op {
         BinaryOp::Add | BinaryOp::Sub | BinaryOp::Min | BinaryOp::Max => 0,

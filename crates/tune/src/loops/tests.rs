@@ -41,7 +41,8 @@ fn enumerate(program: &Program, contexts: &LoopContexts) -> Vec<Vec<f64>> {
     type Elements = HashSet<Vec<i64>>;
     struct Run<'a> {
         values: Vec<i64>,
-        /// What the present run of each loop around has touched, with the loop's place in the program.
+        /// Elements that the present run of each loop around has touched, with the loop's place in the
+        /// program.
         touched: Vec<(usize, BTreeMap<u32, Elements>)>,
         most: Vec<BTreeMap<u32, f64>>,
         place: &'a dyn Fn(&Loop) -> usize,

@@ -11,7 +11,7 @@ use super::specification::KernelSpecification;
 
 /// The most choices of a value that all questions together may try while they are exact; some seconds' work.
 const MOST_STEPS: u64 = 1 << 24;
-/// What a question may try where that is spent.
+/// Steps of a question once these are spent.
 const LEAST_STEPS: u64 = 256;
 /// The most numbers that are remembered of prefixes; some hundred megabytes.
 const MOST_REMEMBERED: usize = 1 << 23;

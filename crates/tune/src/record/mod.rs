@@ -13,7 +13,7 @@ pub use judge::{Doubt, Judge, PassedOver, least_ns};
 pub use lines::{Line, RecordError, read_lines};
 pub use store::{Best, Exported, Imported, Judges, Store, StoreError, Winner};
 
-/// What the trials of one space on one machine have in common.
+/// Key of the trials of one space on one machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TaskKey {
     /// As in [`Record`].

@@ -6,7 +6,7 @@ use tilewright_search::{Config, Constraint, Domain, Parameter, Space, SpaceError
 
 /// A way to compute something, given what the templates of an operator read off its workload.
 pub struct Algorithm<Problem> {
-    /// Its name as a value of `algorithm`.
+    /// Name as a value of `algorithm`.
     pub name: &'static str,
     /// Whether it is one for this problem.
     pub applies: fn(&Problem) -> bool,

@@ -21,7 +21,7 @@ use crate::loops::loop_contexts;
 
 /// Everything about a template.
 pub struct Template {
-    /// Its name on the command line and in records.
+    /// Name on the command line and in records.
     pub name: &'static str,
     /// Description of the space, in one line.
     pub text: &'static str,

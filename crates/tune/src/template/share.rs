@@ -1,4 +1,4 @@
-//! What threads share: the result, the sum, or nothing.
+//! Division of work among threads: by the result, by the sum, or not at all.
 //!
 //! Threads take tiles of a result where there are enough of them. Of a small result with a long sum each
 //! takes a part of the sum instead; the parts are added up in their order once all are done, so that results
