@@ -421,8 +421,8 @@ struct InPlace {
     part: (i64, i64),
 }
 
-/// How a factor of a batch of products lies in what it is moved from, where a product can read it there; with
-/// its last two dimensions as they are, or the other way round where that may be.
+/// Layout of a factor of a batch of products in the tensor that it is moved from, where a product can read it
+/// there: with its last two dimensions as they are, or the other way round where that may be.
 fn in_place(net: &Net, producers: &[Option<usize>], id: ValueId, may_turn: bool) -> Option<InPlace> {
     let Strided { source, offset, dims } = strided(net, producers, id, None);
     let n_all = net.value(source).n_elements();

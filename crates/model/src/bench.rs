@@ -74,7 +74,7 @@ pub struct ModelBenchRow {
     pub ms_best: f64,
     /// Throughput relative to ours, where ours ran.
     pub ratio_to_ours: Option<f64>,
-    /// How far its rounds spread, as a part of the median.
+    /// Spread of its rounds, relative to the median.
     pub spread: f64,
     /// Rounds that it was measured in.
     pub rounds: u32,
@@ -88,7 +88,7 @@ pub struct ModelBenchRow {
     pub max_error: Option<f64>,
     /// The version of the library.
     pub version: String,
-    /// How it runs the model, in words.
+    /// Description of the runtime's settings for the model.
     pub details: String,
 }
 

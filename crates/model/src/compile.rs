@@ -68,7 +68,7 @@ pub struct Compiled {
 /// The program of a workload: scheduled, as well as is known.
 pub type Schedule<'a> = &'a dyn Fn(&Workload) -> Result<Program, String>;
 
-/// How a model is compiled, and what for.
+/// Options of compiling a model.
 #[derive(Clone, Copy)]
 pub struct Making<'a> {
     /// Cache of code and schedules.

@@ -272,7 +272,7 @@ fn is_anchor(kind: &Kind) -> bool {
     matches!(kind, Kind::Conv(_) | Kind::Product { .. })
 }
 
-/// How an input goes along a result; none where it does neither.
+/// Operand kind of an input of a result: per channel or per element; `None` for neither.
 fn operand_of(net: &Net, id: ValueId, out: &[i64], axis: usize) -> Option<Operand> {
     net.element_type(id).filter(|dtype| *dtype == DType::F32)?;
     let shape = net.shape(id);

@@ -91,7 +91,7 @@ pub struct Windows {
     pub strides: Vec<i64>,
     /// Distances within a window.
     pub dilations: Vec<i64>,
-    /// How far ahead of the tensor the first window begins.
+    /// Elements ahead of the tensor at which the first window begins.
     pub before: Vec<i64>,
 }
 
@@ -114,7 +114,7 @@ pub struct Convolution {
     pub transposed: bool,
 }
 
-/// How a batch of products lies in memory, where it is as the heads of attention.
+/// Layout of a batch of products in memory, where it is as the heads of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsHeads {
     /// Products.
@@ -156,7 +156,7 @@ pub enum Kind {
     Product {
         /// The second factor's sums are its last dimension.
         turned: bool,
-        /// How the products of a batch lie in the factors and the result, where that is not as above.
+        /// Layout of the products of a batch in the factors and the result, where it is not as above.
         heads: Option<AsHeads>,
     },
     /// Elements of input 0 at places of one of its dimensions that are the numbers in input 1; negative ones
@@ -210,7 +210,7 @@ pub enum Read {
 pub struct Track {
     /// The first step's.
     pub first: i64,
-    /// How far the next step's is from a step's.
+    /// Distance from a step's to the next step's.
     pub by: i64,
     /// Number of steps after which the positions repeat.
     pub round: i64,

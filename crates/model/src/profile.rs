@@ -77,8 +77,8 @@ pub struct ProfiledStep {
     /// Label of the workload for people.
     #[serde(skip)]
     pub label: String,
-    /// How the channels of an image that a kernel writes lie, where that is not as in the model: `c16` where
-    /// 16 lie next to each other.
+    /// Layout of the channels of an image that a kernel writes, where it is not that of the model: `c16`
+    /// where 16 are next to each other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
     /// Number of its calls in a run: one for each step of a sequence.

@@ -15,7 +15,7 @@ use tilewright_runtime::AnyModel;
 use crate::contexts::{Argument, Contexts};
 use crate::value;
 
-/// How long Python waits for a model before it looks for an interrupt.
+/// Time that Python waits for a model before it looks for an interrupt.
 const WAIT: Duration = Duration::from_millis(50);
 
 /// Model to load, and the options.

@@ -26,7 +26,8 @@ pub struct Importance {
     /// The share of the variance of log time that the model explains on trials that it was not fitted on;
     /// near 0 or below the model has learnt nothing, and nothing can be learnt from it.
     pub r_squared: f64,
-    /// By parameter of the space: how much that share falls when its values are shuffled among those trials.
+    /// Importance of each parameter of the space: the drop of that share when its values are shuffled among
+    /// those trials.
     pub by_parameter: Vec<f64>,
 }
 

@@ -130,7 +130,7 @@ pub enum Next {
     Done(u64, Measured),
     /// No result came in the time given.
     Pending,
-    /// There is nothing left to measure.
+    /// Nothing is left to measure.
     Idle,
 }
 
@@ -160,7 +160,7 @@ impl RaceLimits {
     pub const LEAST_ROUNDS: u64 = 3;
     /// Times that candidates leave, at most, with the end.
     pub const STAGES: u32 = 3;
-    /// How many times as long as its rounds a race is to take, as a rule, with what it builds and checks.
+    /// Ratio of the length of a race, with what it builds and checks, to that of its rounds, as a rule.
     pub const GOAL: u32 = 3;
     /// Rounds of the two leading candidates before which nothing is plain, and before which nothing is a tie.
     const ROUNDS_UNTIL_PLAIN: usize = 4;

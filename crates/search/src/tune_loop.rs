@@ -51,7 +51,7 @@ impl Budget {
         left.min(self.batch.max(self.least).max(1) as u64) as usize
     }
 
-    /// How many of the trials that are left to ask a search for, where so many are known.
+    /// Trials to ask a search for, of those that are left, where `n_known` are known.
     fn at_a_time(&self, n_known: u64, left: u64) -> usize {
         let grown = if n_known == 0 { u64::MAX } else { (n_known / KNOWN_PER_CANDIDATE).max(self.least.max(1) as u64) };
         self.most_at_a_time(left.min(grown))
@@ -131,7 +131,7 @@ pub enum Ended {
 
 /// Time for which candidates under test may continue after the end: most are done by then.
 const LAST_WAIT: Duration = Duration::from_millis(500);
-/// How often it is looked whether all is over.
+/// Interval of the checks whether all is over.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs `search` over the subject's space against `measure` until the budget is spent, the space is exhausted
@@ -436,7 +436,7 @@ struct Batch {
     candidates: Vec<Candidate>,
     /// Whether no search has proposed it.
     is_guess: bool,
-    /// Their numbers, once they are submitted.
+    /// Numbers of the candidates, once they are submitted.
     numbers: Option<Range<u64>>,
     /// Results of them that came while the batch before was under way.
     early: VecDeque<(u64, Measured)>,
@@ -487,7 +487,7 @@ const ONE_LEADS_OF: usize = 10;
 /// Records and counts of the loop.
 struct Books<'a> {
     clock: Clock<'a>,
-    /// Everything that was measured or is being measured.
+    /// Configurations that were measured or are being measured.
     seen: HashSet<Config>,
     best: Option<Trial>,
     /// Medians of the fastest, ascending, [`MOST_LEADING`] at most, and of how many they are.
@@ -499,7 +499,7 @@ struct Books<'a> {
     cut_off: BTreeMap<ErrorClass, u64>,
     seconds: Seconds,
     search_time: Duration,
-    /// How long the search took to propose the last time.
+    /// Time that the search took for its last proposal.
     last_thought: Duration,
 }
 
@@ -930,8 +930,8 @@ mod tests {
         }
     }
 
-    /// How many trials there are in so many seconds where a trial takes so many and a proposal so many, and
-    /// when it ends.
+    /// Checks the number of trials in `limit` seconds, and the time of the end, where each trial and each
+    /// proposal takes this many seconds.
     #[track_caller]
     fn check_time([limit, trial, proposal]: [u64; 3], prior: &[Trial], guesses: &[u128], expected: (u64, u64)) {
         let now_s = AtomicU64::new(0);

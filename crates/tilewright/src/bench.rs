@@ -83,7 +83,7 @@ pub struct BenchRow {
     pub ms_median: f64,
     /// Throughput relative to ours.
     pub ratio_to_ours: f64,
-    /// How far its rounds spread, as a part of the median.
+    /// Spread of its rounds, relative to the median.
     pub spread: f64,
     /// Rounds that it was measured in.
     pub rounds: u32,

@@ -40,7 +40,7 @@ pub struct Best {
     /// Whether it was imported, and need not have been measured on this machine.
     #[serde(rename = "imported")]
     pub is_imported: bool,
-    /// How far the rounds of it and of the runner-up spread, where that is known.
+    /// Spread of the rounds of it and of the runner-up, where it is known.
     #[serde(skip)]
     pub spread: Option<f64>,
     /// Median in nanoseconds.
@@ -72,7 +72,7 @@ impl Best {
         }
     }
 
-    /// How fast it is, how that was found out, and what it is, in lines.
+    /// Text of its speed, its rank and its configuration, in lines.
     pub fn text(&self) -> String {
         format!(
             "{} GFLOP/s, {} ({})\ntemplate {}\n{}",
@@ -84,7 +84,7 @@ impl Best {
         )
     }
 
-    /// How its rank was found out: by a race or by a trial alone, here or elsewhere.
+    /// Rank in words: whether a race or a trial alone found it, here or elsewhere.
     pub fn rank(&self) -> String {
         let rank = match (self.is_confirmed, self.ahead(None)) {
             (true, Some(ahead)) => format!("winner: {ahead}"),

@@ -34,7 +34,7 @@ const MOST_ENTRY_BYTES: u64 = 64 << 20;
 const MOST_BYTES: u64 = 256 << 20;
 /// The part of that which stays then.
 const KEPT: f64 = 0.8;
-/// How long an entry's time of use may lag behind.
+/// Largest lag of an entry's time of use.
 const LAG: Duration = Duration::from_secs(3600);
 
 /// Entries in a folder, or none at all.

@@ -12,7 +12,7 @@ use crate::{Note, Recording, Status, Workload, gflops};
 const REDRAW: Duration = Duration::from_millis(200);
 /// Interval of the lines elsewhere.
 const LINE_EVERY: Duration = Duration::from_secs(2);
-/// How long a start goes without words.
+/// Time at the start before anything is shown.
 const QUIET: Duration = Duration::from_millis(500);
 
 /// Shows a status until it is finished. Clones show the same one.

@@ -91,7 +91,7 @@ impl Session {
         &self.database
     }
 
-    /// How workers are started.
+    /// Command that starts a worker.
     pub fn worker(&self) -> &WorkerCommand {
         &self.worker
     }

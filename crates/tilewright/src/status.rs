@@ -13,7 +13,7 @@ use crate::words::{digits, errors_text, grouped};
 pub struct Status {
     /// Start of the run, by [`pause::now`].
     pub start: Instant,
-    /// How long it may take.
+    /// Time limit.
     pub time: Option<Duration>,
     /// Trials recorded, those of earlier runs included.
     pub n_trials: u64,

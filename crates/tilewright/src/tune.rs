@@ -150,7 +150,7 @@ impl TuneRequest {
         Task::new(Setting { workload, target, n_threads: self.threads }, self.template.as_deref()).map_err(Error::input)
     }
 
-    /// How candidates are built, run and timed.
+    /// Options for building, running and timing candidates.
     pub fn options(&self, worker: WorkerCommand) -> Options {
         let options = Options::new(worker, self.threads);
         Options {
@@ -233,7 +233,7 @@ pub struct Begin {
     pub database: String,
     /// Trials of earlier runs.
     pub n_earlier: u64,
-    /// How long it will search, where that was left open.
+    /// Time that it will search, where the request left that open.
     pub default_time: Option<Duration>,
     /// Whether the device is emulated: nothing is recorded.
     pub is_emulated: bool,
@@ -242,7 +242,7 @@ pub struct Begin {
 /// Plan of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
-    /// How long it searches.
+    /// Time that it searches.
     pub time: Option<Duration>,
     /// Trials to come to.
     pub most_trials: Option<u64>,
@@ -254,7 +254,7 @@ pub struct Plan {
     pub peak_gflops: Option<f64>,
     /// About how long the start takes, and a run of a kernel at peak, in seconds.
     pub start_and_run_s: Option<(f64, f64)>,
-    /// How long the end takes at most; none without a race.
+    /// Time limits of the end; `None` without a race.
     pub limits: Option<EndLimits>,
 }
 

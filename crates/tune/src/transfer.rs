@@ -97,8 +97,8 @@ fn carried_over(task: &Task, earlier: &EarlierTask) -> Vec<Config> {
     configs
 }
 
-/// How unlike two tasks are: ratios of their sizes and threads on a logarithmic scale, and 1 for each
-/// attribute that differs.
+/// Distance of two tasks: ratios of their sizes and threads on a logarithmic scale, and 1 for each attribute
+/// that differs.
 fn distance(task: &Task, earlier: &EarlierTask) -> f64 {
     let (a, b) = (&task.setting.workload, &earlier.workload);
     let log_size = |workload: &Workload, name: &str| {

@@ -107,7 +107,7 @@ impl Expression {
         Compiler { scope, locals: Vec::new() }.compile(self)
     }
 
-    /// As [`Expression::compile`], of a condition: what is no text, for numbers and lists hold or do not.
+    /// Compiles a condition: an expression that is no text, for numbers and lists hold or do not.
     ///
     /// # Errors
     /// As there.

@@ -68,7 +68,7 @@ impl Hash for Datum {
     }
 }
 
-/// As Python's `str` writes it, but for floating-point numbers with an exponent.
+/// Writes a value as Python's `str` does, but for floating-point numbers with an exponent.
 impl fmt::Display for Datum {
     fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
         match self {
@@ -147,7 +147,7 @@ impl Datum {
         }
     }
 
-    /// As JSON; what JSON has no number for is null.
+    /// Converts a value to JSON; numbers that JSON does not have become null.
     pub fn to_json(&self) -> serde_json::Value {
         match self {
             Datum::Nothing => serde_json::Value::Null,

@@ -24,7 +24,7 @@ const MOST_DEPTH: usize = 500;
 /// The most items of lists that one evaluation may make: expressions come from others.
 const MOST_ITEMS: usize = 1 << 20;
 
-/// Why a text is no expression, or does not fit the names it reads. The fault is the writer's.
+/// Error of a text that is no expression, or does not fit the names it reads. The fault is the writer's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("position {position}: {reason}")]
 pub struct ExpressionError {
@@ -73,9 +73,9 @@ pub enum Reason {
     Arguments {
         /// The function.
         function: &'static str,
-        /// How many it takes, in words.
+        /// Number of arguments that it takes, in words.
         expected: String,
-        /// How many there are.
+        /// Number of arguments given.
         found: usize,
     },
     /// A function that is not known.
@@ -152,17 +152,17 @@ pub enum Operator {
     In,
     /// `x not in list`.
     NotIn,
-    /// Equal.
+    /// `a == b`.
     Equal,
-    /// Not equal.
+    /// `a != b`.
     NotEqual,
-    /// At most.
+    /// `a <= b`.
     AtMost,
-    /// At least.
+    /// `a >= b`.
     AtLeast,
-    /// Less.
+    /// `a < b`.
     Less,
-    /// Greater.
+    /// `a > b`.
     Greater,
     /// Sum, of lists too.
     Add,
@@ -200,13 +200,13 @@ pub enum Operator {
     Any,
     /// Whether all items of a list hold.
     All,
-    /// The numbers from, up to and by.
+    /// Integers as Python's `range` gives them.
     Range,
     /// The items of a list.
     ToList,
-    /// Towards zero.
+    /// Conversion to an integer, rounded towards zero.
     ToInt,
-    /// As a floating-point number.
+    /// Conversion to a floating-point number.
     ToFloat,
     /// Quotient, rounded up; Python has none of that name.
     CeilDivide,
@@ -218,18 +218,18 @@ pub enum Operator {
 
 use Operator as Op;
 
-/// How an operator is written.
+/// Form in which an operator is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Between its operands, which bind more tightly on the right.
+    /// Infix form; operands on the right bind more tightly.
     Infix(u8),
-    /// Between its operands; several in a row hold where each does.
+    /// Infix form of comparisons; several in a row hold where each does.
     Comparison,
-    /// Before its operand.
+    /// Prefix of its operand.
     Prefix(u8),
-    /// As a function of at least, and at most, so many arguments.
+    /// Function of this many arguments, at least and at most.
     Function(usize, usize),
-    /// In a way of its own.
+    /// Form of its own.
     Special(u8),
 }
 
@@ -336,9 +336,9 @@ pub fn is_name(text: &str) -> bool {
 /// Meaning of `/` in an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slash {
-    /// As in Python, a floating-point number.
+    /// Quotient as in Python, a floating-point number.
     Divides,
-    /// As `//`: so it is in kernel specifications, whose numbers are whole.
+    /// Quotient rounded down, as `//`: so it is in kernel specifications, whose numbers are whole.
     RoundsDown,
 }
 
@@ -347,7 +347,7 @@ pub enum Slash {
 pub struct Expression {
     kind: Kind,
     position: usize,
-    /// How deep it is nested.
+    /// Depth of its nesting.
     depth: usize,
 }
 
@@ -371,7 +371,7 @@ enum Kind {
 /// A part of a comprehension.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Clause<T> {
-    /// For each item of a list, by this name.
+    /// Iteration over the items of a list, by this name.
     For(String, T),
     /// Condition that an item must satisfy.
     If(T),
@@ -417,7 +417,7 @@ impl Expression {
         }
     }
 
-    /// With parentheses where its level is below what is wanted.
+    /// Prints it, with parentheses where its level is below what is wanted.
     fn print(&self, out: &mut fmt::Formatter, wanted: u8) -> fmt::Result {
         if self.level() < wanted { write!(out, "({self})") } else { write!(out, "{self}") }
     }

@@ -150,7 +150,7 @@ fn quoted(text: &str, quote: char) -> Option<(String, usize)> {
 }
 
 impl Expression {
-    /// As [`Expression::parse`], with the meaning of `/`.
+    /// Parses as [`Expression::parse`], with a meaning of `/`.
     ///
     /// # Errors
     /// As there.

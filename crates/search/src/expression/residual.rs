@@ -14,7 +14,7 @@ pub struct Range {
     most: i128,
 }
 
-/// Beyond this, ranges are not followed: what is regrouped stays far within 64 bits.
+/// Largest absolute value of ranges that are followed: what is regrouped stays far within 64 bits.
 const MOST: i128 = 1 << 62;
 
 impl Range {
@@ -22,7 +22,7 @@ impl Range {
         (least >= -MOST && most <= MOST).then_some(Range { least, most })
     }
 
-    /// Of one of these values; `None` where one is no whole number.
+    /// Range of these values; `None` where one is no whole number.
     pub fn of(values: &[Datum]) -> Option<Range> {
         let numbers = values.iter().map(Datum::int).collect::<Option<Vec<_>>>()?;
         Range::new((*numbers.iter().min()?).into(), (*numbers.iter().max()?).into())
@@ -33,7 +33,7 @@ impl Range {
         self.least.abs().max(self.most.abs())
     }
 
-    /// Of an expression, from those of the places it reads; `None` where that is not followed.
+    /// Range of an expression, from the ranges of the places it reads; `None` where that is not followed.
     pub fn of_code(code: &Code, ranges: &[Option<Range>]) -> Option<Range> {
         let (operator, operands) = match code {
             Code::Constant(value) => return Range::of(&[value.clone().ok()?]),

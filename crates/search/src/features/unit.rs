@@ -14,7 +14,7 @@ use crate::space::{Config, Domain, Space};
 #[derive(Debug, Clone)]
 pub struct UnitFeatures {
     knobs: KnobFeatures,
-    /// By feature: its parameter and what brings it into the unit interval.
+    /// Parameter of each feature, and the scale that brings it into the unit interval.
     columns: Vec<(usize, Scale)>,
 }
 

@@ -51,7 +51,7 @@ impl RecordedSpace {
         &self.notes
     }
 
-    /// How many configurations are recorded.
+    /// Number of recorded configurations.
     pub fn len(&self) -> usize {
         self.outcomes.len()
     }
@@ -61,7 +61,7 @@ impl RecordedSpace {
         self.outcomes.is_empty()
     }
 
-    /// How many configurations were measured successfully.
+    /// Number of configurations that were measured successfully.
     pub fn n_valid(&self) -> usize {
         self.outcomes.values().filter(|outcome| outcome.timing().is_some()).count()
     }

@@ -15,7 +15,7 @@ pub struct ReplayPlan {
     pub search: String,
     /// Numbers of configurations tried, failures included, at which the best one is looked at.
     pub budgets: Vec<u64>,
-    /// How often the search runs, each time to the largest budget.
+    /// Number of runs of the search, each up to the largest budget.
     pub n_repeats: usize,
     /// The seed of the first run; each further one counts it up.
     pub seed: u64,
@@ -27,16 +27,16 @@ pub struct ReplayPlan {
     pub guesses: Vec<Config>,
 }
 
-/// How a search did.
+/// Results of a replay.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Replay {
-    /// In the order of the plan's budgets.
+    /// Results at each budget of the plan, in its order.
     pub budgets: Vec<AtBudget>,
     /// Milliseconds that the search took for each configuration tried.
     pub overhead_ms_per_evaluation: f64,
 }
 
-/// How a search did by the time a budget was spent.
+/// Result of the runs at a budget.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AtBudget {
     /// The budget.
@@ -61,7 +61,7 @@ impl AtBudget {
 
 /// The curve of one run.
 struct Run {
-    /// After each trial: the best time so far, infinite before the first that succeeds.
+    /// Best time after each trial, infinite before the first that succeeds.
     best_ns: Vec<f64>,
     search_seconds: f64,
 }

@@ -79,7 +79,7 @@ struct Auto {
     rows: Vec<usize>,
     /// The known ones up to here are in the process, or were left out of it.
     n_entered: usize,
-    /// How many were known when the process's parameters were fitted.
+    /// Number of known configurations when the process's parameters were fitted.
     n_at_fit: usize,
     n_fits: usize,
     /// The best configuration whose surroundings the pool has.
@@ -162,7 +162,7 @@ impl Auto {
         ranking
     }
 
-    /// At most so many of these: the better half of them from the top, the others at random.
+    /// Draws at most `most` of these: the better half of them from the top, the others at random.
     fn sample(&mut self, ranking: &[usize], most: usize) -> Vec<usize> {
         if ranking.len() <= most {
             return ranking.to_vec();

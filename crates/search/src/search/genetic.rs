@@ -37,14 +37,14 @@ pub(super) const ROW: SearchRow = SearchRow {
     },
 };
 
-/// How two configurations are crossed, an option of genetic searches.
+/// Option of genetic searches: the crossover of two configurations.
 pub(super) const CROSSOVER: SearchOption = SearchOption {
     name: "crossover",
     default: "uniform",
     text: "what a child has of which parent: uniform (each parameter of either) or one_point (all up to one from the one)",
 };
 
-/// How far mutations go, an option of genetic searches.
+/// Option of genetic searches: the size of mutations.
 pub(super) const STEPS: SearchOption = SearchOption {
     name: "steps",
     default: "0.5",

@@ -36,8 +36,9 @@ use crate::trial::Trial;
 
 /// A search over one space. Its proposals follow from its seed, its options and the trials it was told alone.
 pub trait Search: Send {
-    /// At most `n` legal configurations, none of which was proposed or observed before. Fewer are no sign of
-    /// the end; none at all, for `n` above 0, means that the whole space has been proposed or observed.
+    /// Proposes at most `n` legal configurations, none of which was proposed or observed before. Fewer are no
+    /// sign of the end; none at all, for `n` above 0, means that the whole space has been proposed or
+    /// observed.
     fn propose(&mut self, n: usize) -> Vec<Config>;
 
     /// Whether proposals are about as good when the last ones are not observed yet: the next batch can then
@@ -116,7 +117,7 @@ pub const SEARCHES: &[SearchRow] = &[
     tree_gru::ROW,
 ];
 
-/// Why there is no such search. The user's fault.
+/// Error of a request for a search that does not exist. The fault is the user's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SearchError {
     /// No search has this name.

@@ -36,7 +36,7 @@ pub(super) struct Population {
     seen: Seen,
     rng: Xoshiro256PlusPlus,
     n_parents: usize,
-    /// How many of them may be parents of the next generation too.
+    /// Number of them that may be parents of the next generation too.
     n_survivors: usize,
     /// Children of a generation; `None` for as many as are asked for.
     n_children: Option<usize>,
@@ -113,8 +113,8 @@ impl Population {
         noted
     }
 
-    /// At most `n` children. When none is left `breed` makes the next generation from its parents. A batch
-    /// ends with its generation, because the next one is bred from this one's results.
+    /// Proposes at most `n` children. When none is left `breed` makes the next generation from its parents. A
+    /// batch ends with its generation, because the next one is bred from this one's results.
     pub(super) fn propose(&mut self, n: usize, breed: impl FnOnce(&mut Breeding) -> Vec<Config>) -> Vec<Config> {
         if self.unborn.is_empty() {
             // Of equals the earlier ones stay.
@@ -137,7 +137,7 @@ impl Population {
         self.unborn.drain(..n.min(self.unborn.len())).collect()
     }
 
-    /// At most `n` configurations that are spread over the space.
+    /// Draws at most `n` configurations that are spread over the space.
     fn start(&mut self, n: usize) -> Vec<Config> {
         let mut points: Vec<Vec<f32>> = self.members.iter().map(|member| self.features.of(&member.config)).collect();
         let mut batch = Vec::with_capacity(n);
@@ -174,9 +174,9 @@ impl Breeding<'_> {
         self.seen.space().n_parameters()
     }
 
-    /// At most `n` children that are legal, new and all different, each recombined from parents and mutated.
-    /// A child that is not new or not legal is mutated again; after several illegal ones the nearest legal
-    /// configuration takes its place.
+    /// Breeds at most `n` children that are legal, new and all different, each recombined from parents and
+    /// mutated. A child that is not new or not legal is mutated again; after several illegal ones the nearest
+    /// legal configuration takes its place.
     pub(super) fn children(
         &mut self,
         n: usize,

@@ -16,7 +16,7 @@ use crate::trial::Trial;
 const MOST_ALTERNATIVES: u64 = 64;
 /// Times that the policy is asked for unseen configurations before random ones stand in.
 const ROUNDS: usize = 4;
-/// Of the trials that are known when a search begins, the latest that it learns from.
+/// Most trials that it learns from when a search begins, the latest of those known.
 const MOST_LESSONS: usize = 512;
 
 pub(super) const ROW: SearchRow = SearchRow {
@@ -66,7 +66,7 @@ struct RnnController {
     sequences: Sequences,
     seen: Seen,
     rng: Xoshiro256PlusPlus,
-    /// Of each known configuration.
+    /// Fitness of each known configuration.
     fitness: HashMap<Config, f64>,
     best: f64,
     /// Configurations to learn from, each with its fitness.

@@ -96,8 +96,8 @@ impl CostModel for Recursive {
 enum Trees {
     /// The loops of its program; no tree at all where it makes none.
     Loops(Contexts),
-    /// For configurations that are no programs: a sequence of the parameters, each with its number and
-    /// features.
+    /// Features of configurations that are no programs: a sequence of the parameters, each with its number
+    /// and features.
     Parameters { features: UnitFeatures, groups: Vec<usize>, n_parameters: usize, width: usize },
 }
 

@@ -28,7 +28,7 @@ impl Predicate {
     }
 }
 
-/// How expressions see the texts of a parameter.
+/// Form in which expressions read the texts of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reading {
     Text,

@@ -40,9 +40,9 @@ struct Edge {
 pub(super) struct Diagram {
     /// The parameters, by position in the space, in the order of the levels.
     pub(super) order: Vec<usize>,
-    /// How many legal combinations there are.
+    /// Number of legal combinations.
     pub(super) len: u64,
-    /// By node; edges in ascending order of rank.
+    /// Edges of each node, in ascending order of rank.
     edges: Vec<Box<[Edge]>>,
     root: u32,
 }
@@ -172,7 +172,7 @@ impl Diagram {
 /// The nodes of a diagram while it is built; equal ones are one node.
 struct Nodes {
     ids: HashMap<Box<[Edge]>, u32>,
-    /// By node: its legal combinations.
+    /// Number of legal combinations of each node.
     counts: Vec<u64>,
 }
 
@@ -257,17 +257,17 @@ enum Check<'a> {
 type Key = (Box<[u32]>, Box<[Option<Datum>]>);
 
 struct Builder<'a> {
-    /// By level: the values of its parameter.
+    /// Values of the parameter of each level.
     values: Vec<Vec<Value>>,
-    /// By level: what expressions see of them; empty where there are none.
+    /// Values of each level as expressions see them; empty where there are none.
     data: Vec<Vec<Datum>>,
-    /// By level: the constraints that can be checked there.
+    /// Constraints that can be checked at each level.
     due: Vec<Vec<Check<'a>>>,
-    /// By level: the earlier levels whose values constraints due there or later read directly.
+    /// Earlier levels, for each level, whose values constraints due there or later read directly.
     frontier: Vec<Vec<usize>>,
-    /// By level: the partial results of earlier levels that these constraints read.
+    /// Partial results of earlier levels, for each level, that these constraints read.
     results: Vec<Vec<Code>>,
-    /// By level: the nodes already built.
+    /// Nodes of each level already built.
     built: Vec<HashMap<Key, u32>>,
     nodes: Nodes,
     /// The prefix at hand, by level.

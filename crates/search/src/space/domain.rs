@@ -98,7 +98,7 @@ pub(super) struct Axis {
     pub(super) domain: Domain,
     pub(super) optional: bool,
     pub(super) len: u64,
-    /// Of the product of a factorization; empty otherwise.
+    /// Prime factors of the product of a factorization; empty otherwise.
     pub(super) primes: Primes,
 }
 

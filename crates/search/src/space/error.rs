@@ -1,8 +1,8 @@
-//! Why a space cannot be built, and why a configuration is not one of a space's.
+//! Errors of spaces that cannot be built, and of configurations that are not in a space.
 
 use super::Value;
 
-/// Why a space cannot be built. All of these are the template's fault.
+/// Reason for which a space cannot be built. All of these are the template's fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpaceError {
     /// Two parameters have one name.
@@ -65,10 +65,11 @@ pub enum SpaceError {
     },
 }
 
-/// Why something is not a configuration of a space. All of these are the fault of whoever wrote it.
+/// Reason for which something is not a configuration of a space. All of these are the fault of whoever wrote
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Not a JSON object.
+    /// A value that is not a JSON object.
     #[error("a configuration is an object from parameter to value, not {found}")]
     NotAnObject {
         /// The JSON found.

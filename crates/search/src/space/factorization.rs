@@ -32,8 +32,7 @@ impl Primes {
         &self.0
     }
 
-    /// How many factorizations into `parts` there are: Π C(a + parts − 1, parts − 1); `None` above
-    /// `u64::MAX`.
+    /// Number of factorizations into `parts`: Π C(a + parts − 1, parts − 1); `None` above `u64::MAX`.
     pub(super) fn count(&self, parts: usize) -> Option<u64> {
         self.0.iter().try_fold(1u64, |count, &(_, a)| count.checked_mul(compositions(a, parts)?))
     }
@@ -108,7 +107,7 @@ fn binomial(n: u64, k: u64) -> Option<u64> {
     (0..k.min(n - k)).try_fold(1u64, |c, i| u64::try_from(u128::from(c) * u128::from(n - i) / u128::from(i + 1)).ok())
 }
 
-/// How many compositions of `a` into `parts` non-negative parts there are.
+/// Number of compositions of `a` into `parts` non-negative parts.
 fn compositions(a: u32, parts: usize) -> Option<u64> {
     binomial(u64::from(a) + parts as u64 - 1, u64::from(a))
 }
@@ -118,7 +117,7 @@ fn radix(a: u32, parts: usize) -> u64 {
     compositions(a, parts).expect("invariant: the count of the whole factorization fits in 64 bits")
 }
 
-/// How many compositions come before those that leave `rest` to the `parts` parts on the right.
+/// Number of compositions that come before those that leave `rest` to the `parts` parts on the right.
 fn before(rest: u32, parts: usize) -> u64 {
     if rest == 0 { 0 } else { radix(rest - 1, parts + 1) }
 }

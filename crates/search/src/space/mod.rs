@@ -61,7 +61,7 @@ pub struct Space {
     name: String,
     axes: Vec<Axis>,
     constraints: Vec<Constraint>,
-    /// By constraint: the positions of the parameters it reads.
+    /// Positions of the parameters that each constraint reads.
     reads: Vec<Vec<usize>>,
     components: Vec<Component>,
     size: u128,

@@ -280,7 +280,7 @@ pub(super) fn seconds(what: &str, value: f64) -> Result<Duration, Error> {
     time.ok_or_else(|| Error::input(format!("{what} takes a number of seconds above 0, not {value}")))
 }
 
-/// How a search is made, and how long it goes on: what all kinds of requests have in common.
+/// Course of a search, its options and its budget: the part that all kinds of requests share.
 pub(super) struct Course<'a> {
     /// The search, with options behind a colon.
     pub search: &'a str,

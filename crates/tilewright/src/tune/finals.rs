@@ -12,7 +12,7 @@ use tilewright_tune::Task;
 
 use super::Note;
 
-/// How often it is looked whether the user waits.
+/// Interval of the checks whether the user waits.
 const LOOK: Duration = Duration::from_millis(50);
 /// Largest ratio to the leading time of candidates that may be ahead in truth.
 const NEAR: f64 = 1.3;
@@ -41,7 +41,7 @@ const SHORTEST_UNTUNED_LIMIT: Duration = Duration::from_millis(100);
 /// Part of that time in which a run of it is to end.
 const PART_FOR_UNTUNED_RUN: f64 = 0.75;
 
-/// How long the end of a run may take.
+/// Time limits of the end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndLimits {
     /// All rounds of a race, as a rule.
@@ -91,7 +91,7 @@ pub struct Finals {
     pub ranking: Vec<Leader>,
     /// Time of the program as it is written.
     pub untuned: Untuned,
-    /// How long it took to know that.
+    /// Time that it took to measure that.
     pub untuned_time: Duration,
 }
 
@@ -108,7 +108,7 @@ pub struct Leader {
     pub relative_error: Option<f64>,
 }
 
-/// How the untuned program does, or on a GPU the first guess.
+/// Result of the untuned program, or on a GPU of the first guess.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum Untuned {
     /// Measured.
@@ -145,7 +145,7 @@ impl Finals {
         }
     }
 
-    /// How far the rounds of the winner and of the runner-up spread.
+    /// Spread of the rounds of the winner and of the runner-up, the larger one.
     pub fn spread(&self) -> f64 {
         self.ranking.iter().take(2).map(|leader| leader.timing.spread).fold(0.0, f64::max)
     }

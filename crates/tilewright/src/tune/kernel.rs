@@ -400,7 +400,7 @@ impl KernelRequest {
         Err(Error::input(format!("{source} is in {language} (give --device {word}, not {device})")))
     }
 
-    /// How it is built and launched on a GPU, where it is for one.
+    /// Build and launch on a GPU; `None` where the kernel is not for one.
     fn gpu(&self, target: &Target, compiler: Option<Compiler>) -> Result<Option<GpuJob>, Error> {
         if self.language()?.api().is_none() {
             return Ok(None);
@@ -598,7 +598,7 @@ fn wrapper(source: &Path, function: &str, ports: &[Port]) -> String {
 struct Bench<'a> {
     request: &'a KernelRequest,
     worker: &'a WorkerCommand,
-    /// How a kernel for a GPU is built and launched.
+    /// Build and launch of a kernel for a GPU.
     gpu: Option<GpuJob>,
     folder: Folder,
     ports: Vec<Port>,

@@ -105,7 +105,7 @@ struct Player<'a> {
     course: Course,
     /// Device; `None` before its first turn, and where memory is short.
     device: Option<Device>,
-    /// How long it took to start that, or its workers, the last time.
+    /// Time that it took to start that, or its workers, the last time.
     start: Duration,
     pace: Pace,
     /// Recording; `None` before its first turn.

@@ -18,7 +18,7 @@ use crate::words::{count, digits, duration, errors_text, grouped, percent, table
 const SLOW_RUN_S: f64 = 0.1;
 
 impl fmt::Display for Plan {
-    /// How long what comes may take.
+    /// Writes the times that the parts of the run may take.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
         let mut parts = Vec::new();
@@ -75,7 +75,7 @@ impl Begin {
 }
 
 impl Turned {
-    /// How the whole does after a turn; `labels` name the tasks.
+    /// Summary of all tasks after a turn, in a line; `labels` name the tasks.
     pub fn line(&self, labels: &[String]) -> String {
         let whole = match self.whole_ns {
             Some(ns) => format!("together {}", duration(ns)),

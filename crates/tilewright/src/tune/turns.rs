@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-/// How long a turn is, as a rule: long enough that going from one task to another costs little beside it.
+/// Length of a turn, as a rule: long enough that going from one task to another costs little beside it.
 pub const TURN: Duration = Duration::from_secs(2);
 
 /// Weight of the gain of the last turns in the expected gain of a turn; the rest is by a time whose excess
@@ -22,7 +22,7 @@ const TURNS_FOR_A_RESULT: f64 = 3.0;
 const TRIALS_PER_TURN: f64 = 4.0;
 const BATCHES_PER_TURN: f64 = 2.0;
 
-/// How long a trial of a task takes, in seconds; none where that is not known.
+/// Seconds that a trial of a task takes; `None` where that is not known.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace(Option<f64>);
 
@@ -33,7 +33,7 @@ impl Pace {
         Pace(Some(trial).filter(|trial| *trial > 0.0))
     }
 
-    /// How long a turn is at least.
+    /// Least length of a turn.
     pub fn least_turn(self) -> Duration {
         Duration::from_secs_f64(TRIALS_PER_TURN * self.0.unwrap_or(0.0))
     }
@@ -44,7 +44,7 @@ impl Pace {
     }
 }
 
-/// How a task has done so far.
+/// Results of a task so far.
 #[derive(Debug, Clone)]
 pub struct Course {
     weight: f64,
@@ -101,8 +101,7 @@ impl Course {
         after.or(self.bests.first()).map(|(_, ns)| *ns)
     }
 
-    /// By how many nanoseconds the whole is expected to gain by a turn; infinite where there is no result
-    /// yet.
+    /// Nanoseconds that the whole is expected to gain by a turn; infinite where there is no result yet.
     ///
     /// # Source
     /// TVM's task schedulers (auto_scheduler/task_scheduler.py,

@@ -38,9 +38,9 @@ fn number_of(kind: LoopKind) -> usize {
 /// A walk through a program, loop by loop.
 struct Walk<'a> {
     program: &'a Program,
-    /// Of each buffer.
+    /// Strides of each buffer.
     strides: Vec<Vec<i64>>,
-    /// Of each loop variable that has been met.
+    /// Extents of each loop variable that has been met.
     extents: Vec<i64>,
     /// The place of each variable on the stack; `usize::MAX` where it is not there.
     depth_of: Vec<usize>,

@@ -16,7 +16,7 @@ fn matmul() -> Program {
     Workload::parse("matmul:m=8,n=8,k=8").unwrap().program()
 }
 
-/// By loop and buffer, in the order of the program: what `of` says of the touch.
+/// Table, by loop and buffer in the order of the program, of what `of` says of the touch.
 fn table(contexts: &LoopContexts, of: fn(&Touch) -> f64) -> Vec<Vec<f64>> {
     contexts.loops().iter().map(|l| l.touches.iter().map(of).collect()).collect()
 }

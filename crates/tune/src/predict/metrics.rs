@@ -1,4 +1,4 @@
-//! How good predictions are.
+//! Quality of predictions.
 //!
 //! # Source
 //! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", section VI.
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::data::Row;
 use super::specification::KernelSpecification;
 
-/// How good the answers of a model are, as means over problems.
+/// Quality of a model's answers, as means over problems.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Score {
     /// The share of parameters predicted right; of several answers to a problem the best one counts.

@@ -9,7 +9,7 @@ use super::data::{Row, content_hash};
 /// The share of rows that is held out.
 const HELD_OUT: f64 = 0.1;
 
-/// How rows are divided.
+/// Division of rows into those to keep and those held out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
     /// Each row by chance.

@@ -19,7 +19,7 @@ use crate::Error;
 const APPLICATION_ID: i32 = 0x544c_5752;
 /// The version of the schema below.
 const SCHEMA_VERSION: i32 = 1;
-/// How long to wait for another process that is writing.
+/// Timeout of the wait for another process that is writing.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Texts that are the same for all trials of a run are kept once, in `tasks`. Failures have no median, and so
@@ -171,7 +171,7 @@ pub enum StoreError {
     /// Another process held the file for longer than we wait.
     #[error("locked by another process for {} s", .waited.as_secs())]
     Busy {
-        /// How long we waited.
+        /// Time that was waited.
         waited: Duration,
     },
     /// The file is damaged.
@@ -224,7 +224,7 @@ pub struct Winner {
     pub median_ns: f64,
     /// Margin to the runner-up, as a share of the own median; `None` where there was no other candidate.
     pub margin: Option<f64>,
-    /// How far the rounds of it and of the runner-up spread, as a part of their medians, where that is known.
+    /// Spread of the rounds of it and of the runner-up, relative to their medians, where it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<f64>,
     /// The configuration of the runner-up.

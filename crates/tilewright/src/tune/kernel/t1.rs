@@ -10,10 +10,10 @@ use super::{ArgumentForm, Axes, Fill, FillName, Form, Language, Number, Paramete
 use super::{ValuesForm, default_flags, default_tolerance};
 use crate::error::Error;
 
-/// How element types are called there, and in C.
+/// Names of element types there, and in C.
 const TYPES: &[(&str, &str)] =
     &[("int8", "int8_t"), ("uint8", "uint8_t"), ("int32", "int32_t"), ("uint32", "uint32_t"), ("int64", "int64_t")];
-/// How languages are called there.
+/// Names of languages there.
 const LANGUAGES: &[(&str, Language)] =
     &[("C", Language::C), ("C++", Language::Cpp), ("OpenCL", Language::OpenCl), ("CUDA", Language::Cuda)];
 /// Name of the problem's size in expressions of sizes.

@@ -1,5 +1,4 @@
-//! How factors get into shared memory: through registers, or by copies that are on their way while threads go
-//! on, where a GPU has them.
+//! Copies of factors into shared memory: through registers, or asynchronous where a GPU has those.
 
 use super::super::Setting;
 use super::super::step::{exact, pipeline, stream, unroll};
@@ -70,7 +69,7 @@ pub fn are_alone(parameters: &[Parameter]) -> &'static str {
     if has_async { "(1 if copies == 'async' or ahead == 0 else 0)" } else { "(1 - min(ahead, 1))" }
 }
 
-/// How factors get into shared memory in a configuration.
+/// Way in which factors get into shared memory in a configuration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Copies {
     /// Copies through registers, loaded where they are needed or this many steps ahead: one, or two with as

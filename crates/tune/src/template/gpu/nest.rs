@@ -192,7 +192,7 @@ fn groups_of(program: &Program, stages: &[Stage], by_rows: bool) -> Vec<Group> {
     all
 }
 
-/// How the blocks of one kernel compute a group, where one does.
+/// Division of a group among the blocks of one kernel; `None` where one does not compute it.
 fn division_of(stages: &[Stage], group: &Group, choices: &Choices) -> Option<Division> {
     let root = &stages[group.root];
     let n_combined: i64 = root.reduction().map(|r| root.loops[r].extent).product();

@@ -6,7 +6,7 @@ use super::super::step::{bind, exact, fuse, guard, layout, reorder, split, vecto
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_ir::{LoopKind, Step};
 
-/// How a block divides its part of a loop, outermost first.
+/// Division of a block's part of a loop, outermost first.
 #[derive(Clone, Copy, Debug)]
 pub struct Tile {
     /// Parts a stride apart of each thread: TVM's virtual threads.

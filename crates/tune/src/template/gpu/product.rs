@@ -183,7 +183,7 @@ impl Product {
     }
 }
 
-/// How the blocks of a device divide a product.
+/// Division of a product among the blocks of a device.
 pub struct Division {
     /// Rows and columns of a block.
     pub tile: [i64; 2],
@@ -271,7 +271,7 @@ impl Division {
     }
 }
 
-/// How threads read the factors.
+/// Reads of the factors by threads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fragments {
     /// Reads from shared memory by each multiplication.
@@ -298,7 +298,7 @@ pub struct Tiling {
     pub inner: i64,
     /// Whether that is repeated in the code.
     pub unrolled: bool,
-    /// How threads read the factors.
+    /// Reads of the factors by threads.
     pub fragments: Fragments,
     /// Blocks that share a sum.
     pub split: i64,
@@ -306,7 +306,7 @@ pub struct Tiling {
     pub order: Order,
     /// Elements of a load, of either factor.
     pub vectors: [i64; 2],
-    /// How factors get into shared memory.
+    /// Copies of the factors into shared memory.
     pub copies: Copies,
     /// Whether columns of a thread are lanes of vectors.
     pub lanes: bool,
@@ -331,7 +331,7 @@ impl Tiling {
         Threads([self.warp, self.rows.threads, self.columns.threads / self.warp * self.products])
     }
 
-    /// How blocks divide the product.
+    /// Division of the product among blocks.
     pub fn division(&self) -> Division {
         let tile = [self.rows.extent(), self.columns.extent()];
         Division { tile, products: self.products, depth: self.depth, split: self.split }

@@ -18,7 +18,7 @@ const LEAST_SUM: i64 = 8;
 /// Elements of a stage in between that a thread may have for itself.
 const MOST_PRIVATE: i64 = 64;
 
-/// How blocks divide rows.
+/// Division of rows among blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Division {
     /// Rows of a block.

@@ -161,7 +161,7 @@ pub(super) fn bind_warps(over: &str) -> [Step; 3] {
     [bind(&of("w"), LoopKind::Thread(2)), bind(&of("i.l"), LoopKind::Thread(1)), bind(&of("j.l"), LoopKind::Thread(0))]
 }
 
-/// How blocks divide the product.
+/// Division of the product among blocks.
 pub(super) fn division(space: &Space, config: &Config) -> Division {
     let int = |name: &str| space.int(config, name);
     Division { tile: ["block_m", "block_n"].map(int), products: 1, depth: int("block_k"), split: int("split_k") }
@@ -234,7 +234,7 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
     steps
 }
 
-/// How numbers are multiplied.
+/// Tensor core operation of a configuration.
 fn precision(space: &Space, config: &Config) -> Tensor {
     match space.text(config, "precision").as_str() {
         "halves" => Tensor::Halves,

@@ -119,7 +119,7 @@ fn are_boxes(s: &Setting, p: &Product) -> bool {
     copies::way(s).is_some() && precisions(s) != ["tf32x3"] && is_box(&p.a) && is_box(&p.b)
 }
 
-/// How numbers may be multiplied.
+/// Precisions in which numbers may be multiplied.
 fn precisions(s: &Setting) -> &'static [&'static str] {
     match s.workload.takes_tf32() {
         _ if s.workload.dtype.is_half() => &["halves"],
@@ -128,7 +128,7 @@ fn precisions(s: &Setting) -> &'static [&'static str] {
     }
 }
 
-/// How they are in a configuration.
+/// Tensor core operation of a configuration.
 fn precision(space: &Space, config: &Config) -> Tensor {
     if space.text(config, "precision") == "tf32x3" { Tensor::Wgmmax3 } else { Tensor::Wgmma }
 }

@@ -278,7 +278,7 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
     constraints
 }
 
-/// How far the loops over rows or columns are those of the epilogue, which compute what it reads inside them.
+/// Loops over rows or columns that are those of the epilogue, which compute what it reads inside them.
 #[derive(Clone, Copy)]
 enum Finished {
     /// No fusion: the product is computed first, or there is no epilogue.
