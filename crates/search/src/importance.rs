@@ -31,8 +31,8 @@ pub struct Importance {
     pub by_parameter: Vec<f64>,
 }
 
-/// The permutation importance of each parameter for the logarithm of the time; `None` for too few valid
-/// trials.
+/// Computes the permutation importance of each parameter for the logarithm of the time; `None` for too few
+/// valid trials.
 ///
 /// Boosted trees are fitted on three quarters of the trials. A parameter that constraints tie to others
 /// shares its importance with them. Trials of a search are no uniform sample: what it settled early looks

@@ -1,13 +1,14 @@
 //! Autotuning: spaces, searches, and the loop that measures.
 //!
 //! A [`Space`] holds parameters and the constraints between them; a [`Search`] proposes [`Config`]s of it and
-//! is told the [`Trial`]s; [`tune`] runs the two against something that can [`Measure`]. Nothing here knows
-//! what a configuration stands for: the flags of a compiler, the tiles of a kernel, the options of a server.
+//! observes the [`Trial`]s; [`tune`] runs the two against something that can [`Measure`]. Nothing here
+//! depends on the meaning of a configuration: the flags of a compiler, the tiles of a kernel, the options of
+//! a server.
 //! Nothing here opens a file, starts a process or reads the environment.
 //!
 //! # Ask and tell
 //!
-//! A search by itself is asked for configurations and told what became of them, by whoever measures:
+//! A program that measures by itself asks a search for configurations and tells it their outcomes:
 //!
 //! ```
 //! use std::sync::Arc;

@@ -33,7 +33,7 @@ impl AddAssign for Seconds {
     }
 }
 
-/// A configuration on its way to a result, with what is made of it once for all: its schedule.
+/// Configuration to measure, with the text of its schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
     /// The point of the space.
@@ -44,9 +44,9 @@ pub struct Candidate {
     pub patience: Option<Duration>,
 }
 
-/// Way from a configuration to what it stands for, as text: the schedule of a program, a command line.
+/// Description of configurations as text: the schedule of a program, a command line.
 pub trait Describe {
-    /// Returns what a configuration stands for; empty where it stands for nothing.
+    /// Describes a configuration; empty where there is nothing to say.
     fn describe(&self, config: &Config) -> String;
 }
 
@@ -56,7 +56,7 @@ impl<F: Fn(&Config) -> String> Describe for F {
     }
 }
 
-/// Subject of a search: a space, and the way from its configurations to what they stand for, if there is one.
+/// Subject of a search: a space, and the description of its configurations, if there is one.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
     /// The space.
@@ -71,14 +71,14 @@ impl<'a> Subject<'a> {
         Candidate { config, steps, patience: None }
     }
 
-    /// A space whose configurations stand for something that is recorded with them.
+    /// A space whose configurations have descriptions, which are recorded with them.
     pub fn described(space: &'a Space, describe: &'a dyn Describe) -> Subject<'a> {
         Subject { space, describe: Some(describe) }
     }
 }
 
 impl<'a> From<&'a Space> for Subject<'a> {
-    /// A space whose configurations stand for nothing.
+    /// A space whose configurations have no descriptions.
     fn from(space: &'a Space) -> Subject<'a> {
         Subject { space, describe: None }
     }
@@ -137,8 +137,8 @@ pub enum Next {
 /// Properties of what measures that searches depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Machine {
-    /// Whether it gains by candidates that are submitted before the results of others are there: it builds
-    /// them meanwhile.
+    /// Whether candidates should be submitted before the results of others are there, because it builds them
+    /// meanwhile.
     pub works_ahead: bool,
 }
 
@@ -209,9 +209,9 @@ pub struct Standing {
     pub relative_error: Option<f64>,
 }
 
-/// Something that turns candidates into outcomes: a device, or the replay of a recorded table.
+/// Measurement of candidates: by a device, or by the replay of a recorded table.
 ///
-/// It is asked, and never calls back: whoever measures elsewhere need only pass on what is asked.
+/// All calls go to it, and it never calls back: a proxy for a measurement elsewhere need only forward them.
 pub trait Measure: Send {
     /// Submits candidates, to be measured after those submitted before; returns their numbers.
     fn submit(&mut self, candidates: &[Candidate]) -> Range<u64>;

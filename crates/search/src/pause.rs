@@ -38,7 +38,7 @@ fn pauses() -> MutexGuard<'static, Pauses> {
     PAUSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Watches for pauses from now on; until then there are none.
+/// Watches for pauses from now on; earlier ones are not noticed.
 ///
 /// # Errors
 /// Where the system refuses a thread.

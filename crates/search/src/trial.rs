@@ -90,7 +90,7 @@ pub struct Limits {
     pub build_s: f64,
     /// Timeout of all runs of a candidate together, in seconds.
     pub run_s: f64,
-    /// Bytes that a worker may use beyond what it begins with.
+    /// Limit of a worker's memory, in bytes beyond those that it begins with.
     pub memory_bytes: u64,
 }
 
@@ -189,7 +189,7 @@ impl Outcome {
     /// Name of success, where failures have the name of their class.
     pub const NO_ERROR: &str = "no_error";
 
-    /// The timing, where there is one.
+    /// Timing of a success; `None` for a failure.
     pub fn timing(&self) -> Option<&Timing> {
         match self {
             Outcome::Measured(timing) => Some(timing),

@@ -23,11 +23,11 @@ pub struct Budget {
     /// those at hand have a moment to end; but the first guess is always finished, and others follow for a
     /// few seconds until one is valid, so that there is a result.
     pub time: Option<Duration>,
-    /// The most candidates to ask for at a time, at least 1. They compile side by side, and a killed run
-    /// loses at most so many. Only the first are asked for all at once, later ones as more is known: see
+    /// Largest batch of candidates to ask for, at least 1. They compile side by side, and a killed run loses
+    /// at most one batch. Only the first are asked for all at once, later ones as more is known: see
     /// [`Tuning::go_on`].
     pub batch: usize,
-    /// The fewest candidates to ask for at a time: where so many are measured side by side.
+    /// Smallest batch of candidates to ask for: where this many are measured side by side.
     pub least: usize,
 }
 
@@ -135,7 +135,7 @@ const LAST_WAIT: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs `search` over the subject's space against `measure` until the budget is spent, the space is exhausted
-/// or `stop` is raised: a [`Tuning`] that goes on once.
+/// or `stop` is raised: one call of [`Tuning::go_on`].
 ///
 /// # Errors
 /// As [`Tuning::go_on`].
@@ -156,7 +156,8 @@ pub fn tune(
     Ok(tuning.summary(ended))
 }
 
-/// A search that is under way: it goes on whenever it is given time, so that several can take turns.
+/// A search under way. It advances by [`Tuning::go_on`] whenever it is given time, so that several can take
+/// turns.
 pub struct Tuning<'a> {
     search: &'a mut dyn Search,
     subject: Subject<'a>,
@@ -223,7 +224,8 @@ impl<'a> Tuning<'a> {
         }
     }
 
-    /// Goes on until the budget is spent, the space is exhausted or `stop` is raised; why it ended.
+    /// Continues the run until the budget is spent, the space is exhausted or `stop` is raised; returns the
+    /// reason for its end.
     ///
     /// The observer is told every trial as it completes and the end of every batch; where it fails, the run
     /// ends.

@@ -86,11 +86,11 @@ pub type Scope = Vec<(String, Type)>;
 /// An expression whose names have been resolved.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Code {
-    /// A value, or why there is none.
+    /// Value of a constant, or the reason why it has none.
     Constant(Result<Datum, Undefined>),
     /// The value of the name at this place of the scope.
     Slot(usize),
-    /// The item at hand of the comprehension that is so many levels from the outermost one.
+    /// Current item of the comprehension at this level of nesting, counted from the outermost one.
     Local(usize),
     /// An operator with its operands.
     Apply(Operator, Vec<Code>),
@@ -110,7 +110,7 @@ impl Expression {
     /// Compiles a condition: an expression that is no text, for numbers and lists hold or do not.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Expression::compile`].
     pub fn compile_condition(&self, scope: &Scope) -> Result<Code, ExpressionError> {
         Compiler { scope, locals: Vec::new() }.condition(self, "a constraint")
     }
@@ -641,7 +641,7 @@ impl Code {
         }
     }
 
-    /// The conditions of which each has to hold for this one to hold.
+    /// Splits a condition into conditions of which each has to hold for this one to hold.
     pub fn conjuncts(self) -> Vec<Code> {
         match self {
             Code::Apply(Op::And, operands) => operands.into_iter().flat_map(Code::conjuncts).collect(),

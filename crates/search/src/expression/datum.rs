@@ -16,7 +16,7 @@ pub enum Datum {
     Nothing,
     /// `True` or `False`, numbers as well.
     Bool(bool),
-    /// A whole number.
+    /// Integer.
     Int(i64),
     /// A floating-point number.
     Float(f64),
@@ -138,7 +138,7 @@ impl Datum {
         }
     }
 
-    /// The whole number that it is, if any.
+    /// Integer that it is, if any.
     pub fn int(&self) -> Option<i64> {
         match self {
             Datum::Bool(value) => Some((*value).into()),
@@ -159,7 +159,7 @@ impl Datum {
         }
     }
 
-    /// Whether it holds as a condition: what is not zero, nothing or empty does.
+    /// Whether it holds as a condition: everything does but zero, `None` and what is empty.
     pub fn holds(&self) -> bool {
         match self {
             Datum::Nothing => false,

@@ -1,8 +1,9 @@
-//! Expressions with Python's meaning: constraints between parameters, what a kernel specification computes,
+//! Expressions with Python's meaning: constraints between parameters, definitions of kernel specifications,
 //! and the lists of values that people write.
 //!
-//! Whole numbers are 64 bits wide. What Python would end with an exception, such as a division by zero, and
-//! what does not fit into those bits has no value here, and a constraint without a value does not hold.
+//! Integers are 64 bits wide. An expression for which Python would raise an exception, such as a division by
+//! zero, or whose result does not fit into those bits has no value here, and a constraint without a value
+//! does not hold.
 //! `and`, `or` and `… if … else …` evaluate only what they need, so that a condition can guard a division.
 
 mod code;
@@ -48,7 +49,7 @@ pub enum Reason {
         /// Advice on what to write in its place.
         instead: String,
     },
-    /// A whole number beyond 64 bits, or digits that are no number.
+    /// An integer beyond 64 bits, or digits that form no number.
     #[error("the number is too large, or none")]
     Number,
     /// A text that does not end.
@@ -381,15 +382,15 @@ impl Expression {
     /// Reads an expression.
     ///
     /// # Errors
-    /// Where the text is none, with the position.
+    /// When the text is no expression, with the position.
     pub fn parse(text: &str) -> Result<Expression, ExpressionError> {
         Expression::parse_with(text, Slash::Divides)
     }
 
-    /// The value of an expression that reads no names.
+    /// Evaluates an expression that reads no names.
     ///
     /// # Errors
-    /// Where it reads one, or has no value.
+    /// When it reads a name, or has no value.
     pub fn value(&self) -> Result<Datum, ExpressionError> {
         let value = self.compile(&Scope::new())?.0.try_evaluate(&[]);
         value.map_err(|why| ExpressionError { position: self.position, reason: Reason::Undefined(why) })
@@ -423,10 +424,10 @@ impl Expression {
     }
 }
 
-/// The value of an expression in which names have these values.
+/// Evaluates an expression in which names have these values.
 ///
 /// # Errors
-/// In words, where it is none or has none.
+/// A description, when the text is no expression or has no value.
 pub fn evaluate(text: &str, known: &[(String, Datum)]) -> Result<Datum, String> {
     let scope: Scope = known.iter().map(|(name, value)| (name.clone(), Type::of(value))).collect();
     let slots: Vec<Option<Datum>> = known.iter().map(|(_, value)| Some(value.clone())).collect();
@@ -434,10 +435,10 @@ pub fn evaluate(text: &str, known: &[(String, Datum)]) -> Result<Datum, String> 
     code.map_err(|error| error.to_string())?.0.try_evaluate(&slots).map_err(|error| error.to_string())
 }
 
-/// The values of a list that an expression writes, without names.
+/// Evaluates an expression that writes a list, without names.
 ///
 /// # Errors
-/// Where it is none.
+/// When the text is no expression, or its value no list.
 pub fn list(text: &str) -> Result<Vec<Datum>, ExpressionError> {
     let expression = Expression::parse(text)?;
     match expression.value()? {

@@ -153,7 +153,7 @@ impl Expression {
     /// Parses as [`Expression::parse`], with a meaning of `/`.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Expression::parse`].
     pub fn parse_with(text: &str, slash: Slash) -> Result<Expression, ExpressionError> {
         let mut parser = Parser { tokens: tokens(text)?, at: 0, depth: 0, slash };
         let expression = parser.expression(CHOICE)?;

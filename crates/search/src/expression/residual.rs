@@ -22,7 +22,7 @@ impl Range {
         (least >= -MOST && most <= MOST).then_some(Range { least, most })
     }
 
-    /// Range of these values; `None` where one is no whole number.
+    /// Range of these values; `None` where one is no integer.
     pub fn of(values: &[Datum]) -> Option<Range> {
         let numbers = values.iter().map(Datum::int).collect::<Option<Vec<_>>>()?;
         Range::new((*numbers.iter().min()?).into(), (*numbers.iter().max()?).into())
@@ -33,7 +33,8 @@ impl Range {
         self.least.abs().max(self.most.abs())
     }
 
-    /// Range of an expression, from the ranges of the places it reads; `None` where that is not followed.
+    /// Range of an expression, from the ranges of the places it reads; `None` where ranges are not followed
+    /// through it.
     pub fn of_code(code: &Code, ranges: &[Option<Range>]) -> Option<Range> {
         let (operator, operands) = match code {
             Code::Constant(value) => return Range::of(&[value.clone().ok()?]),

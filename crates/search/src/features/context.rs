@@ -57,7 +57,7 @@ pub struct Touch {
     pub count: f64,
     /// Accesses for each of them.
     pub reuse: f64,
-    /// Elements between what one iteration of the loop touches and what the next does.
+    /// Distance in elements between the accesses of one iteration of the loop and those of the next.
     pub stride: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Features: what a cost model sees of a candidate, as rows of numbers of fixed length.
+//! Features: rows of numbers of fixed length, by which a cost model sees a candidate.
 //!
 //! [`KnobFeatures`] describe a configuration in terms of its space, and cost next to nothing.
 //! [`LoopContexts`] describe what the loops of a program do, by whoever knows the program: one by one, which

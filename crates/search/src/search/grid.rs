@@ -1,5 +1,5 @@
-//! Grid search: every legal configuration, in the order of the space's indices. A resumed run goes on where
-//! the observed trials end, since those are passed over.
+//! Grid search: every legal configuration, in the order of the space's indices. A resumed run continues where
+//! the observed trials end, since those are skipped.
 
 use super::seen::Seen;
 use super::{Problem, Search, SearchRow};

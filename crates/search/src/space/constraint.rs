@@ -114,8 +114,9 @@ impl Constraint {
         Constraint { name: name.into(), text: text.into(), parameters, predicate }
     }
 
-    /// The constraint that an expression says, over those of these parameters that it reads. A factorization
-    /// and an order are lists there; texts that are all numbers, or all `true` and `false`, are read as such.
+    /// Parses a constraint from an expression, over those of these parameters that it reads. A factorization
+    /// and a permutation are lists in it; texts that are all numbers, or all `true` and `false`, are read as
+    /// such.
     ///
     /// ```
     /// # use tilewright_search::{Constraint, Parameter};

@@ -60,8 +60,8 @@ impl Parameter {
         Parameter::new(name, Domain::Categorical(owned(values)))
     }
 
-    /// A parameter over these values of an expression: in their order where all are whole numbers, and as
-    /// alternatives, written as Python does, otherwise.
+    /// Makes a parameter of the values of an expression: ordinal, in their order, if all are integers;
+    /// otherwise categorical, with texts as Python writes them.
     pub fn of_data(name: &str, values: &[Datum]) -> Parameter {
         let whole = |datum: &Datum| if let Datum::Int(number) = datum { Some(*number) } else { None };
         let domain = match values.iter().map(whole).collect() {

@@ -139,7 +139,7 @@ impl Space {
         Space::new(&self.name, self.parameters(), [vec![is_it], self.constraints.clone()].concat()).ok()
     }
 
-    /// The space without the constraints of these names.
+    /// Makes the space without the constraints of these names.
     ///
     /// # Errors
     /// [`SpaceError`] where what is left has too many combinations to enumerate.
@@ -157,8 +157,8 @@ impl Space {
         self.axes.iter().map(parameter).collect()
     }
 
-    /// The part of the space that consists of these configurations, as a constraint of the name `listed` on
-    /// all parameters. Those that are not of this space are left out, those that are named twice count once.
+    /// Restricts the space to these configurations, by a constraint named `listed` on all parameters.
+    /// Configurations outside this space are ignored, and so are duplicates.
     ///
     /// # Errors
     /// [`SpaceError`] where nothing is left, or a parameter has more values than a listing can tell apart.
@@ -280,7 +280,7 @@ impl Space {
         Config(ranks)
     }
 
-    /// The index of a configuration, or `None` where it is not a legal one of this space.
+    /// Index of a configuration; `None` if it is not a legal one of this space.
     pub fn index_of(&self, config: &Config) -> Option<u128> {
         if config.0.len() != self.axes.len() {
             return None;
@@ -437,7 +437,7 @@ impl Space {
         Json::Object(values.map(|(axis, &rank)| (axis.name.clone(), axis.value(rank).to_json())).collect())
     }
 
-    /// The legal configuration that a JSON object from parameter to value stands for.
+    /// Reads a configuration from a JSON object from parameter to value.
     ///
     /// # Errors
     /// [`ConfigError`] where the object lacks a parameter that is not optional, has one too many, holds a
@@ -494,7 +494,8 @@ impl Space {
     }
 }
 
-/// Parameters of which listed combinations are to be legal. Of all there may be more than a space can number.
+/// Parameters of which only listed combinations are legal. The number of all combinations may exceed what a
+/// space can number.
 pub struct Product(Space);
 
 impl Product {

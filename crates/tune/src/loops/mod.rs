@@ -1,4 +1,5 @@
-//! The loops of a program as features take them: what each loop does, and what it touches.
+//! Contexts of a program's loops, for features: the operations of each loop, and the elements that it
+//! touches.
 
 use tilewright_ir::expr::{BinaryOp, Expr};
 use tilewright_ir::{Atom, BufferId, Index, Loop, LoopId, LoopKind, Program, Stmt};

@@ -46,7 +46,7 @@ pub enum DataError {
         /// Number of columns of the head.
         expected: usize,
     },
-    /// A row that is no text.
+    /// A row that is not text.
     #[error("line {line} is not UTF-8")]
     NoText {
         /// The line, from 1.

@@ -9,7 +9,7 @@ use super::specification::{KernelSpecification, ProblemError, SpecificationError
 /// Reason why a model cannot be queried. The fault of the file, or of the query.
 #[derive(Debug, thiserror::Error)]
 pub enum InputsError {
-    /// Metadata that are not those of a kernel's model.
+    /// Metadata other than those of a kernel's model.
     #[error("the model is of no kernel ({0} is missing)")]
     NoKernel(&'static str),
     /// The specification in the model's file cannot be read.

@@ -1,4 +1,4 @@
-//! Prediction of the parameters of problems that nobody has tuned, from those that somebody has.
+//! Prediction of the parameters of untuned problems from tuned ones.
 //!
 //! A [`KernelSpecification`] says what a kernel's problems and parameters are; [`read_rows`] reads tuned
 //! problems, which a sequence model learns from through [`Inputs`], and [`LookAhead`] keeps the model's

@@ -36,7 +36,7 @@ pub enum RecordsError {
         /// Least number.
         least: usize,
     },
-    /// Metadata that are not those of a template's model.
+    /// Metadata other than those of a template's model.
     #[error("the model is of no template")]
     NoTemplate,
     /// The model has not seen a parameter of the space.

@@ -1,5 +1,4 @@
-//! Kernel specifications: what a kernel's problems and parameters are, and which configurations are valid, as
-//! TOML.
+//! Kernel specifications in TOML: the problems and parameters of a kernel, and its valid configurations.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -39,7 +38,7 @@ pub enum SpecificationError {
         /// The field or the parameter.
         name: String,
     },
-    /// An expression that is none, or does not fit.
+    /// A text that is no expression, or does not fit.
     #[error("{place}, {error}")]
     Expression {
         /// Owner of the expression.
@@ -47,7 +46,7 @@ pub enum SpecificationError {
         /// Reason.
         error: ExpressionError,
     },
-    /// A constraint that is no condition.
+    /// A constraint whose expression is not a condition.
     #[error("constraint {name} is {found}, not a condition")]
     NoCondition {
         /// The constraint.
@@ -130,8 +129,8 @@ pub struct ConstraintSpecification {
     pub(super) code: Code,
 }
 
-/// A kernel: the fields of its problems, its parameters with their legal values, and which configurations are
-/// valid.
+/// Specification of a kernel: the fields of its problems, its parameters with their legal values, and the
+/// constraints on its configurations.
 ///
 /// Expressions read the fields, then the parameters, then the definitions before them; in this order they are
 /// the places of one list of values. They are those of [`crate::expression`], but that `/` rounds down.

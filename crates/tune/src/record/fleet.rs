@@ -35,7 +35,7 @@ SELECT DISTINCT target FROM tasks
 WHERE workload = ?1 AND threads = ?3 AND substr(target, 1, length(?2) + 1) = ?2 || '@' ORDER BY id";
 
 impl Store {
-    /// The targets of which a workload is recorded that are classes of machines of this one.
+    /// Targets with records of a workload that are classes of machines of this one.
     ///
     /// # Errors
     /// [`StoreError`].

@@ -1,9 +1,9 @@
 //! Plausibility of records: those of configurations that the space has, and of kernels no faster than a
 //! machine can be.
 //!
-//! Records come from other machines and versions, by import or with a database that was copied. One that
-//! cannot be true is passed over, wherever the best is looked up, a search goes on or something is learnt; it
-//! stays in the database.
+//! Records come from other machines and versions, by import or with a database that was copied. An
+//! implausible one is skipped when the best is looked up, a search is resumed or a model learns; it stays in
+//! the database.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub enum Doubt {
     OtherSpace,
     /// A time shorter than a machine of its target can reach.
     TooFast,
-    /// The row is none that this version understands.
+    /// A row that this version does not understand.
     Unreadable,
 }
 
@@ -113,7 +113,7 @@ impl Judge {
         }
     }
 
-    /// The judge of the records of a space of which nothing else is known.
+    /// Makes the judge of the records of a space, with nothing else known.
     pub fn of_space(space: &Arc<Space>) -> Judge {
         Judge { space: Known::Space(space.clone()), least_ns: 0.0 }
     }

@@ -177,7 +177,7 @@ pub enum StoreError {
     /// The file is damaged.
     #[error("damaged: {0}")]
     Damaged(String),
-    /// The file is no longer where it was opened, so that what is written to it is lost.
+    /// The file is no longer where it was opened: what is written to it is lost.
     #[error("deleted, moved or replaced while it was in use: what was recorded since is not in it")]
     Gone,
     /// The records could not be written out.
@@ -447,10 +447,10 @@ impl Store {
         Ok((records, passed_over))
     }
 
-    /// The best that is known and can be true, of one template or over all, and how many records that cannot
-    /// were passed over on the way: the winner of a completed run, or the fastest trial where no run was
-    /// completed or a later one has found something faster beyond the noise of single trials. What was
-    /// imported counts only where no race was run here.
+    /// Finds the best plausible record, of one template or over all, and the number of implausible ones that
+    /// were skipped for it: the winner of a completed run, or the fastest trial if no run was completed or a
+    /// later one has found something faster beyond the noise of single trials. Imported records count only if
+    /// no race was run here.
     ///
     /// Clocks of other machines decide nothing: later is what was recorded later.
     ///
@@ -634,9 +634,10 @@ impl Store {
         Ok(exported)
     }
 
-    /// Adds the trials and winners of a reader of JSON lines, as `check` has them, but those that it refuses
-    /// with a reason. With a line it gives the shortest time that can be true: a trial that is there already
-    /// stays where it is no shorter. A winner stays where a race was run here; else the last one counts.
+    /// Adds the trials and winners of a reader of JSON lines, as `check` returns them, except those that it
+    /// refuses with a reason. With a line it returns the shortest plausible time: a trial that is there
+    /// already stays if it is no shorter. A winner stays if a race was run here; otherwise the last one
+    /// counts.
     ///
     /// # Errors
     /// [`Error::Record`] with the first line that is no record, [`Error::Store`]; nothing was added then.

@@ -25,8 +25,8 @@ pub fn is_choice<P>(problem: &P, algorithms: &[Algorithm<P>]) -> bool {
     algorithms.iter().filter(|a| (a.applies)(problem)).nth(1).is_some()
 }
 
-/// The space of several algorithms: the parameters of all, where those that the chosen one does not have keep
-/// their first value and those that it has keep to its values.
+/// Makes the space of several algorithms: the parameters of all. Parameters that the chosen algorithm does
+/// not have keep their first value; the others keep to its values.
 pub fn space<P>(name: &str, s: &Setting, problem: &P, algorithms: &[Algorithm<P>]) -> Result<Space, SpaceError> {
     let algorithms: Vec<&Algorithm<P>> = algorithms.iter().filter(|a| (a.applies)(problem)).collect();
     if let [only] = algorithms[..] {

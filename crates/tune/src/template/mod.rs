@@ -61,8 +61,8 @@ pub const TEMPLATES: &[Template] = &[
     gpu::DEPTHWISE_4_4_4,
 ];
 
-/// The least floating-point operations by which any template computes a workload: products with padding are
-/// left out, and those that Winograd's algorithm saves.
+/// Smallest number of floating-point operations by which any template computes a workload, without products
+/// with padding and those that Winograd's algorithm saves.
 pub fn least_flops(workload: &Workload) -> f64 {
     workload.flops_inside() * conv::least_share(workload)
 }
@@ -78,7 +78,7 @@ pub struct Setting {
     pub n_threads: usize,
 }
 
-/// A template for a setting, with its space: what is tuned.
+/// Task: a template for a setting, with its space.
 #[derive(Clone)]
 pub struct Task {
     /// The workload, the machine and the threads.
@@ -184,10 +184,10 @@ impl Task {
         steps_text(&self.steps(config))
     }
 
-    /// Configurations to begin with: those that the template's model of the machine ranks first among a
-    /// sample of the space, of each of its algorithms alike, at growing distances, so that one flaw of the
-    /// model does not fill them all; the one that it ranks first of all comes first. Hopeless ones are left
-    /// out. None without a model.
+    /// Configurations to begin with: those that the template's model of the machine ranks first in a sample
+    /// of the space, from each of its algorithms alike, at growing distances, so that one flaw of the model
+    /// does not fill them all; the first of all comes first. Hopeless ones are left out. Empty without a
+    /// model.
     ///
     /// # Cost
     /// A few thousand evaluations of the model, and as much as making the space for each of its algorithms.
@@ -232,7 +232,7 @@ impl Task {
         self.guesses(seed).into_iter().next()
     }
 
-    /// The task as a search sees it: its space, and what the loops of its programs do.
+    /// Problem of the task for a search: its space, and the loop contexts of its programs.
     pub fn problem(&self) -> Problem {
         let (task, untransformed) = (self.clone(), self.setting.workload.program());
         let contexts = move |config: &Config| {
@@ -282,7 +282,7 @@ mod step {
         split_with(Tail::Exact, target, factor, outer, inner)
     }
 
-    /// A condition leaves out what is too much in the last round.
+    /// Split with a guard: a condition leaves out what exceeds the loop in the last round.
     pub fn guard(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
         split_with(Tail::Guard, target, factor, outer, inner)
     }

@@ -1,4 +1,4 @@
-//! A model of one core, for templates to rank configurations by: multiply-adds, loads, caches.
+//! Model of one core, by which templates rank configurations: multiply-adds, loads, caches.
 //!
 //! It is rough, and only has to put better configurations before worse ones. What a core does in a cycle is
 //! the target's; caches are as fast as those of current x86-64 cores.
@@ -7,7 +7,7 @@ use super::Setting;
 use tilewright_ir::Target;
 
 /// Cycles of a step of a reduction on a register tile of `vectors` × `broadcast` accumulators, each of which
-/// is used again once it is there.
+/// is used again once its last result is ready.
 pub fn step_cycles(s: &Setting, vectors: i64, broadcast: i64) -> f64 {
     let core = s.target.core();
     let (sums, operands) = ((vectors * broadcast) as f64, (vectors + broadcast) as f64);
@@ -29,7 +29,7 @@ pub fn bandwidth(s: &Setting, bytes: f64) -> f64 {
     levels.into_iter().find(|(size, _)| bytes <= *size).map_or(8.0, |(_, rate)| rate)
 }
 
-/// Cycles for writing `bytes` bytes of results to memory: those that no cache of this core holds are read
+/// Cycles for writing `bytes` bytes of results to memory. Lines that no cache of this core holds are read
 /// before they are written, and written back.
 pub fn write_back(s: &Setting, bytes: f64) -> f64 {
     if bytes > 0.5 * s.target.l2_bytes as f64 { 2.0 * bytes / bandwidth(s, bytes) } else { 0.0 }

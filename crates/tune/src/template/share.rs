@@ -37,7 +37,7 @@ const SUM_STEP: i64 = 64;
 /// Cycles that it takes to have other threads begin, and to wait for them.
 const START_CYCLES: f64 = 2000.0;
 
-/// The partial results, and what the names of their loops begin in.
+/// Buffer of the partial results, and prefix of the names of their loops.
 pub const PARTS: &str = "S";
 /// The loop over the parts of a sum, of the loops that add them up.
 pub const PART: &str = "part";
@@ -178,20 +178,20 @@ impl Work {
     }
 }
 
-/// Elements of a part of a sum, of which there are as many parts as threads, or fewer.
+/// Elements of a part of a sum, of which there is at most one part for each thread.
 pub fn part_of(s: &Setting, sum: i64, step: i64) -> i64 {
     ceil_div(ceil_div(sum, s.n_threads as i64), step) * step
 }
 
-/// Elements of a part of a product's sum, of which none is shorter than [`SUM_STEP`].
+/// Elements of a part of a product's sum; no part is shorter than [`SUM_STEP`].
 pub fn part_of_product(s: &Setting, sum: i64) -> i64 {
     let least = part_of(s, sum, SUM_STEP);
     let last = |part: i64| sum - (ceil_div(sum, part) - 1) * part;
     (least..sum).step_by(SUM_STEP as usize).find(|&part| last(part) >= SUM_STEP).unwrap_or(sum)
 }
 
-/// Has a stage sum parts of this length of a loop. `result` are the loops over its result, outermost first,
-/// and `rest` those of the sum that stay as they are.
+/// Makes a stage sum parts of a loop, `part` iterations each. `result` are the loops over its result,
+/// outermost first, and `rest` those of the sum that stay as they are.
 ///
 /// The partial results are [`PARTS`]. Their loops are [`EACH_PART`], outermost, then those named after the
 /// stage's.

@@ -124,8 +124,8 @@ impl Copies {
     }
 
     /// Steps for the copies of a loop's iterations that bypass registers, each with its loads of a thread.
-    /// `options`: whether their readers may go on in the next iteration, whether they begin behind all else,
-    /// and whether a producer warp begins them.
+    /// `options`: whether their readers may still run in the next iteration, whether they begin behind all
+    /// else, and whether a producer warp begins them.
     pub fn stream(self, at: &str, copies: &[(&str, i64)], options: [bool; 3]) -> Vec<Step> {
         let (Copies::Async(stages) | Copies::Bulk(stages)) = self else { return Vec::new() };
         let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();

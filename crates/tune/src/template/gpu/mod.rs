@@ -49,7 +49,7 @@ pub const GPU_ANY: Template = Template {
 const ALGORITHMS: &[Algorithm<Setting>] =
     &[matmul::SIMT, tensor::MMA, warpgroup::WGMMA, winograd::WINOGRAD, nest::ROWS];
 
-/// The constraints that say what a device refuses.
+/// Names of the constraints that express a device's limits.
 pub const LIMITS: [&str; 3] = ["threads", "threads_z", "shared_bytes"];
 
 /// The GPU that a setting is for.

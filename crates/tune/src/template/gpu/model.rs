@@ -73,9 +73,9 @@ pub struct Work {
 }
 
 impl Work {
-    /// Adds a stage, of whose iterations a thread does so many, `unroll` at a time. `x` and `y`: the loops
-    /// that neighbouring threads lie along and those a row of them apart, with how many there are. `is_near`:
-    /// what is in shared memory or in registers.
+    /// Adds a stage, of which each thread does `n_each` iterations, `unroll` at a time. `x` and `y`: the
+    /// loops along which neighbouring threads lie and those a row of them apart, with their numbers of
+    /// threads. `is_near`: whether a buffer is in shared memory or in registers.
     pub fn add(
         &mut self,
         gpu: &Gpu,

@@ -52,7 +52,7 @@ pub const LEAST_BLOCK: i64 = 32;
 /// A factor of a product.
 #[derive(Clone, Copy)]
 pub struct Factor {
-    /// Whether neighbours lie along what is summed over rather than along rows or columns.
+    /// Whether neighbours lie along the summed dimension rather than along rows or columns.
     pub along_k: bool,
     /// Neighbours that may be loaded at once.
     pub loads: i64,
@@ -69,7 +69,7 @@ fn loaded(w: &Workload, n: i64) -> i64 {
 }
 
 impl Product {
-    /// Product of a workload, where it is one.
+    /// Product of a workload; `None` if it is not one.
     pub fn of(w: &Workload) -> Option<Product> {
         match w.structure() {
             Structure::Contraction(c) => Some(Product::of_contraction(w, &c)),
@@ -189,10 +189,10 @@ pub struct Division {
     pub tile: [i64; 2],
     /// Products that a block computes at a time.
     pub products: i64,
-    /// Steps of the sum of which factors are in shared memory at a time.
+    /// Depth of the tiles in shared memory: steps of the sum whose factors are there at a time.
     pub depth: i64,
-    /// Blocks that share a sum, each of which computes a part of it; a kernel of its own adds up the parts,
-    /// in their order.
+    /// Number of blocks that share a sum (split-k), each of which computes a part of it; a kernel of its own
+    /// adds up the parts, in their order.
     pub split: i64,
 }
 
@@ -292,7 +292,7 @@ pub struct Tiling {
     pub warp: i64,
     /// Products that a block computes at a time.
     pub products: i64,
-    /// Steps of the sum of which factors are in shared memory at a time.
+    /// Depth of the tiles in shared memory: steps of the sum whose factors are there at a time.
     pub depth: i64,
     /// Steps of the innermost loop of the sum.
     pub inner: i64,

@@ -1,4 +1,4 @@
-//! The template of nests: rows that threads share, vectors along the output or along what is combined.
+//! Template of nests: rows that threads share, vectors along the output or along the reduction.
 //!
 //! The first guess is to be good by itself: a model that nobody tunes runs it.
 

@@ -1,5 +1,5 @@
-//! The schedule of a configuration, step by step on a program at hand, so that what a program does not
-//! allow is left out.
+//! Schedule of a configuration, step by step on the current program: steps that the program does not allow
+//! are left out.
 
 use super::super::step::{
     accumulate, compute_at, fuse, inline, parallel, peel, reorder, rfactor, split, unroll, vectorize,
@@ -76,7 +76,7 @@ impl Choices {
 pub enum Lanes {
     /// A loop over elements, by its number.
     Across(usize),
-    /// A loop over what an element combines.
+    /// A loop over the reduction of an element.
     Along(usize),
     /// No lanes: there is but one element.
     None,

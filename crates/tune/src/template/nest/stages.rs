@@ -1,4 +1,4 @@
-//! Stages of a program, as templates need them: their loops, what they read and how, and which are computed
+//! Stages of a program, as templates need them: their loops, their reads, and the groups that are computed
 //! together.
 
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, Node, ReduceOp, Subscript, UnaryOp};
@@ -19,7 +19,7 @@ pub struct Stage {
     pub is_sum: bool,
     /// Reads of the stage.
     pub reads: Vec<Read>,
-    /// Subscripts of what it writes.
+    /// Subscripts of the writes.
     pub subscripts: Vec<Index>,
     /// Conditions on loops within its value.
     pub conditions: Vec<[Index; 2]>,
@@ -37,7 +37,7 @@ pub struct Axis {
     pub extent: i64,
     /// Whether it is one over what each element combines.
     pub reduced: bool,
-    /// Elements from one iteration to the next of what is written.
+    /// Distance in elements between the writes of one iteration and of the next.
     pub stride: Option<i64>,
 }
 
@@ -189,7 +189,7 @@ pub fn lane_type(program: &Program) -> DType {
     widest.expect("a program has buffers")
 }
 
-/// A temporary that is better computed where it is read: what it costs is little, or it is read once.
+/// Finds a temporary that is better computed where it is read: it is cheap, or read once.
 pub fn to_inline(program: &Program, stages: &[Stage]) -> Option<String> {
     const CHEAP: f64 = 1.3;
     let found = stages.iter().find(|stage| {
@@ -213,7 +213,7 @@ pub struct Group {
     pub root: usize,
     /// The others, in the order in which they are computed.
     pub attached: Vec<usize>,
-    /// The outermost loops of the last one that make up a row; those that it has besides are inside.
+    /// Number of outermost loops of the last stage that make up a row; its other loops are inside.
     pub rows: usize,
     /// Loop of the last stage that each loop follows, by stage and loop.
     pub follows: Vec<Vec<Option<usize>>>,
@@ -229,9 +229,8 @@ impl Group {
 /// A stage with this many times fewer iterations than another is negligible beside it.
 const LITTLE: f64 = 8.0;
 
-/// The groups of a program, in order; each stage by itself where they are to be `apart`. `by_elements`: what
-/// a stage reads in rows of its own is known by the elements of what it reads, not by the number of its
-/// reads.
+/// Groups of a program, in order; each stage by itself if `apart`. `by_elements`: whether a stage reads in
+/// rows of its own is decided by the elements that it reads, not by the number of its reads.
 pub fn groups(program: &Program, stages: &[Stage], apart: bool, by_elements: bool) -> Vec<Group> {
     let n = stages.len();
     let mut root_of: Vec<usize> = (0..n).collect();
