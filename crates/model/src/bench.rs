@@ -150,7 +150,7 @@ impl Contestant {
     }
 }
 
-/// Measures a model. Who cannot run it is left out, which `note` is told in a line.
+/// Measures a model. Runtimes that cannot run it are left out, with a line to `note`.
 ///
 /// # Errors
 /// Where inputs do not fit, threads or memory do not suffice, or nobody runs it.

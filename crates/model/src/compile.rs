@@ -174,8 +174,8 @@ fn kept_by(program: &Program) -> Vec<Kept> {
     kept.map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect())).collect()
 }
 
-/// The memory that a run takes for what is computed on the way, in multiples of so many bytes each, and whose
-/// it is.
+/// Lays out the memory of a run for intermediate results, each in a multiple of `line` bytes, with the owners
+/// of its parts.
 pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Memory) {
     let mut blocks: Vec<(ValueId, Block)> = Vec::new();
     let mut at_of: HashMap<ValueId, usize> = HashMap::new();

@@ -1,4 +1,4 @@
-//! Maps as what is done to a product or a convolution before it is stored.
+//! Maps as epilogues of a product or a convolution: operations on its result before it is stored.
 
 use std::f64::consts::FRAC_1_SQRT_2;
 

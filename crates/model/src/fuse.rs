@@ -96,7 +96,7 @@ impl Moving {
     }
 }
 
-/// A net as what a run does, in order.
+/// Fused net: the steps of a run, in order.
 #[derive(Debug, Clone)]
 pub struct Fused {
     /// The values, and what the model takes and gives.
@@ -122,7 +122,7 @@ impl Fused {
         tasks
     }
 
-    /// The steps with how often a run has each: for a sequence, what it does at each of its steps.
+    /// Steps, each with the number of times that a run has it; of a sequence, the steps of its body.
     pub fn each(&self) -> impl Iterator<Item = (&Step, usize)> {
         self.steps.iter().flat_map(|step| match step {
             Step::Sequence(sequence) => sequence.steps.iter().map(|step| (step, sequence.n_steps as usize)).collect(),

@@ -35,8 +35,8 @@ pub struct Given {
     pub shapes: Vec<(String, Vec<usize>)>,
 }
 
-/// Compares tensors with what a model takes and what is bound of it. Those that come in the place of defaults
-/// become the model's.
+/// Checks tensors against a model's inputs and their bindings. Tensors in the place of defaults become the
+/// model's.
 ///
 /// # Errors
 /// Where there is no such input, or one has another type or shape.
@@ -112,8 +112,8 @@ fn matches_bound(name: &str, declared: &Declared, bindings: &Bindings, shape: &[
     Ok(bindings.bound(dims).is_ok())
 }
 
-/// A tensor for each input of a model: a given one, what is bound, or random numbers of a seed (ones where it
-/// is integers).
+/// Makes a tensor for each input of a model: a given one, a bound one, or random numbers of a seed (ones for
+/// integers).
 ///
 /// # Errors
 /// Where something does not fit the model, or a size is not bound.

@@ -58,7 +58,7 @@ impl Line {
     /// Every place itself.
     pub const SAME: Line = Line { factor: 1, term: 0, divisor: 1 };
 
-    /// The line through these places, where there is one.
+    /// Line through these places; `None` if they are not on a line.
     pub fn through(places: &[i64]) -> Option<Line> {
         const MOST: i64 = 16;
         let first = *places.first()?;
@@ -251,7 +251,7 @@ impl Node {
         }
     }
 
-    /// An input that is there.
+    /// Input of a node whose inputs are all present.
     pub fn input(&self, at: usize) -> ValueId {
         self.inputs[at].expect("only host operators leave inputs out")
     }

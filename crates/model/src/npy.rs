@@ -187,7 +187,7 @@ pub fn read_elements(file: Bytes, buffer: &Buffer) -> Result<Bytes, NpyError> {
     Ok(file)
 }
 
-/// The constant inputs of a program by name, each from a file that a name is given with; an option gave them.
+/// Reads the constant inputs of a program from files given by name, as options give them.
 ///
 /// # Errors
 /// Where one is not given or does not fit, or there is none of a name.
@@ -220,7 +220,7 @@ pub fn read_constants(
     }
 }
 
-/// Writes tensors into a folder, which is made where it is not there, each as a file of its name: the files.
+/// Writes tensors into a folder, which is created if needed, each as a file of its name; returns the files.
 ///
 /// # Errors
 /// Where a file cannot be written.

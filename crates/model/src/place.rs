@@ -15,7 +15,7 @@ pub struct Location {
 /// A copy that a run has to make, since a value cannot be computed where it is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copy {
-    /// The step ahead of which it is made.
+    /// Step ahead of which it is made.
     pub before: usize,
     /// The value.
     pub from: ValueId,

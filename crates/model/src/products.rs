@@ -1,5 +1,4 @@
-//! Products and convolutions of whole numbers or of double precision, as sums of products, and quantized
-//! operators.
+//! Products and convolutions of integers or of f64, as sums of products, and quantized operators.
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{ConvShape, product_shape};

@@ -26,7 +26,7 @@ pub struct Outline {
     pub host: Vec<(String, String)>,
     /// Copies between tensors.
     pub n_copies: usize,
-    /// The memory for what is computed on the way.
+    /// Memory for intermediate results.
     pub memory: Memory,
 }
 
@@ -101,7 +101,7 @@ fn is_one(n: &usize) -> bool {
 }
 
 impl Compiled {
-    /// The steps of a run, in order, not measured; what a run has several times stands where it is first.
+    /// Steps of a run, in order, not measured; a step that a run has several times is at its first place.
     pub fn steps(&self) -> Vec<ProfiledStep> {
         self.rows().0
     }

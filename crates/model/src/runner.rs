@@ -67,7 +67,7 @@ impl Runner {
         Ok(Runner { context, inputs, outputs })
     }
 
-    /// Names and types of what it takes.
+    /// Names and types of the inputs.
     pub fn inputs(&self) -> impl Iterator<Item = (&str, &TensorType)> {
         self.inputs.iter().map(|(name, ty, _)| (name.as_str(), ty))
     }

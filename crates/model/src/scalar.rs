@@ -190,7 +190,7 @@ fn cosh(x: Expr) -> Expr {
     add(mul(half, root.clone()), div(number(0.5), mul(root.clone(), root)))
 }
 
-/// 1 where a value is not zero, which a number that is none is neither, else 0.
+/// 1 where a value is neither zero nor NaN, else 0.
 pub fn is_not_zero(x: Expr) -> Expr {
     let not = |cond: Cond| Cond::Not(Box::new(cond));
     let is_between = not(less(x.clone(), number(0.0))).and(not(less(number(0.0), x.clone())));
@@ -212,12 +212,12 @@ pub fn condition(truth: &Expr) -> Option<Cond> {
     }
 }
 
-/// Whether a function of whole numbers gives whole numbers as it is written for numbers.
+/// Whether a function of integers gives integers as it is written for floating-point numbers.
 pub fn is_whole(f: Unary) -> bool {
     matches!(f, Unary::Identity | Unary::Abs | Unary::Neg | Unary::Relu | Unary::Sign | Unary::Not)
 }
 
-/// A function of the graph of two whole numbers, where there is an expression for it.
+/// A function of the graph on two integers; `None` if no expression computes it.
 pub fn binary_of_whole(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
     let not = |cond: Cond| Cond::Not(Box::new(cond));
     Some(match f {
@@ -245,7 +245,7 @@ fn power(base: Expr, exponent: &Expr) -> Option<Expr> {
     Some(power)
 }
 
-/// A power of an integer with an exponent that is none, which is cut off.
+/// Power of an integer with a floating-point exponent, whose result is truncated.
 pub fn power_of_whole(base: Expr, exponent: Expr) -> Expr {
     Expr::cast(DType::F64, Expr::binary(BinaryOp::Pow, base, exponent))
 }
@@ -359,7 +359,7 @@ pub fn binary(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
     })
 }
 
-/// Operations of an expression, where those that take long count as several.
+/// Cost of an expression in operations, of which slow ones count several times.
 pub fn cost(e: &Expr) -> usize {
     match e {
         Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_) => 0,

@@ -19,8 +19,8 @@ pub enum Layouts<'a> {
     /// A run with what is recorded, in layouts in which all of it is, where there are such; else what is not
     /// recorded is taken to be slower than what is.
     Run(&'a Records),
-    /// A search: what is not recorded is taken to be as much faster or slower as the model of the machine
-    /// says.
+    /// A search: unrecorded kernels are taken to be as much faster or slower as the model of the machine
+    /// predicts.
     Tune(&'a Records),
     /// A run of guesses, whatever is recorded.
     Guess,
@@ -136,7 +136,7 @@ fn best_ns(
     Ok(None)
 }
 
-/// Compiles fused steps with the best kernels that are recorded; those that are not are guessed.
+/// Compiles fused steps with the best recorded kernels, and guesses the others.
 ///
 /// # Errors
 /// As [`compile`], and where records cannot be read.

@@ -26,11 +26,11 @@ const MOST_APART: usize = 32;
 /// Forms of the features, side by side: what is not a number is above all, below all, or is all that counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Form {
-    /// Goes right where it is not a number.
+    /// NaN goes right.
     Right,
-    /// Goes left where it is not a number.
+    /// NaN goes left.
     Left,
-    /// Goes right where it is not a number, and nowhere else.
+    /// NaN goes right, and nothing else.
     Missing,
 }
 

@@ -61,7 +61,7 @@ pub fn header(library: &Library) -> String {
     named(&text, &library.name)
 }
 
-/// The source of a library, of a template and what it reads.
+/// Source of a library, made of a template and the tables that it reads.
 pub fn source(name: &str, origin: &[String], template: &str, tables: &str) -> String {
     let text = template
         .replace("net.h", &format!("{name}.h"))

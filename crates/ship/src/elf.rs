@@ -43,7 +43,8 @@ impl<'d> Section<'d> {
     }
 }
 
-/// A relocatable object with read-only data under a name that what it is linked into does not show.
+/// Relocatable object with read-only data under a hidden symbol, which the library it is linked into does not
+/// export.
 pub fn data_object(arch: Arch, symbol: &str, data: &[u8]) -> Vec<u8> {
     let mut symbols = vec![0; SYMBOL_BYTES];
     symbols.extend(1u32.to_le_bytes());

@@ -1,4 +1,4 @@
-//! The source of libraries for GPUs: kernels as text, and tables of what is launched.
+//! The source of libraries for GPUs: kernels as text, and tables of the launches.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;

@@ -42,7 +42,7 @@ pub enum ShipError {
     /// The constants do not fit one object.
     #[error("{0} bytes of constants are too many for a library, which takes {MOST_CONSTANT_BYTES}")]
     TooLarge(usize),
-    /// The device is none that libraries are for.
+    /// A device for which there are no libraries.
     #[error("libraries are for CPUs, for OpenCL and for NVIDIA's GPUs, not for {0}")]
     Device(String),
     /// The assembler refuses a kernel.
@@ -68,7 +68,7 @@ impl File {
     }
 }
 
-/// A model as a library, but for what a C compiler does.
+/// Library of a model, complete but for the work of a C compiler.
 pub struct Library {
     name: String,
     /// The machine that calls it.
@@ -92,9 +92,9 @@ pub struct Library {
 pub type Assemble<'a> = &'a (dyn Fn(&[u8]) -> Result<Option<Vec<u8>>, String> + Sync);
 
 impl Library {
-    /// The library of a model that was compiled for a target. All that it shows begins with the name; it runs
-    /// on so many threads at most, and makes what kernels keep of weights when it is told to. `origin` says
-    /// in a few lines what it is made of.
+    /// Makes the library of a model that was compiled for a target. All names that it exports begin with
+    /// `name`; it runs on at most `n_threads` threads, and makes the buffers that kernels keep of weights
+    /// when `weights` says. `origin` describes its source in a few lines.
     ///
     /// # Errors
     /// Where the model has steps of this process, its constants are too large, the name is no identifier, or

@@ -1,4 +1,4 @@
-//! Zip files, of which wheels are, and the hashes that wheels list.
+//! Zip files, the form of wheels, and the hashes that wheels list.
 
 use flate2::Crc;
 

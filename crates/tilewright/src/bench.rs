@@ -113,7 +113,7 @@ impl BenchRow {
 
 impl Session {
     /// Measures the best recorded kernel of a workload and peers side by side. Peers that cannot be measured
-    /// are left out, which `note` is told.
+    /// are left out, with a message to `note`.
     ///
     /// # Errors
     /// Bad input where the request does not fit; failure where workers do not start or our kernel fails.
@@ -277,7 +277,7 @@ pub fn ours_over_theirs(rows: &[BenchRow]) -> Vec<(&'static str, Vec<f64>)> {
     all
 }
 
-/// The rows of a workload as a table for people, with what is not comparable marked.
+/// Prints the rows of a workload as a table for people, with rows marked that are not comparable.
 pub fn table_of(workload: &Workload, rows: &[BenchRow]) -> String {
     let ours = Layouts::of(workload);
     let mut cells: Vec<Vec<String>> =

@@ -194,7 +194,7 @@ pub(crate) fn known_best(
     Ok((best.map(|best| Best::of_store(workload, best)), passed_over))
 }
 
-/// The trials of a task that can be true; what is passed over is added up.
+/// Reads the plausible trials of a task, and counts the records that are skipped.
 ///
 /// # Errors
 /// Where the database fails.

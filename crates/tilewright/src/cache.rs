@@ -1,4 +1,4 @@
-//! Code, schedules and estimates kept on disk, so that what was worked out once is not worked out again.
+//! Cache of code, schedules and estimates on disk.
 //!
 //! An entry is a file whose name is a hash of everything that its content depends on: the kind of content,
 //! the build of this program and of LLVM, and what was asked. It holds a checksum of name and content. What
@@ -85,8 +85,8 @@ impl Cache {
         refused.as_ref().map(|error| format!("compiled kernels could not be kept in {folder}: {error}"))
     }
 
-    /// The code of a lowered program: LLVM's, as [`Code::compile`] makes it, but for what it shares with
-    /// others.
+    /// Code of a lowered program, from the cache or from LLVM, as [`Code::compile`] makes it, but for what it
+    /// shares with others.
     ///
     /// # Errors
     /// As [`Code::compile`].
@@ -133,7 +133,7 @@ impl Cache {
         }
     }
 
-    /// The number that these texts determine, where there is one.
+    /// Number that these texts determine, from the cache or from `make`; `None` if `make` has none.
     pub fn number(&self, determined_by: &[&dyn Display], make: impl FnOnce() -> Option<f64>) -> Option<f64> {
         if self.folder.is_none() {
             return make();

@@ -148,10 +148,10 @@ fn caches_in_turn(caches: Caches) -> impl Iterator<Item = Caches> {
 }
 
 impl Records {
-    /// The best that is recorded of a workload, or of the one that [represents](Workload::representative)
-    /// it, of this template where one is named, and what is passed over. The target is as records name it
-    /// ([`target_name`]); where nothing is recorded of it, what was measured on a class of such machines
-    /// serves. What is recorded after the first such question does not count.
+    /// Finds the best record of a workload, or of the one that [represents](Workload::representative) it, of
+    /// this template if one is given, and counts the records skipped. The target is as records name it
+    /// ([`target_name`]); without records of it, those of a class of such machines serve. Answers are kept:
+    /// records made after the first such call do not count.
     ///
     /// # Errors
     /// Where the database cannot be read.
@@ -188,8 +188,9 @@ impl Records {
         Ok((best, passed_over))
     }
 
-    /// The best configuration that is known of a workload for a run that finds such caches: what is recorded,
-    /// else the best with others, else [`Choice::guess`]; and what is passed over.
+    /// Chooses the best known configuration of a workload for a run with caches in this state: the best
+    /// record, else the best with caches in another state, else [`Choice::guess`]; and counts the records
+    /// skipped.
     ///
     /// # Errors
     /// Where records cannot be read, or no template has a configuration for the workload.

@@ -155,8 +155,8 @@ impl Database {
         Connection::open_with_flags(plain, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX).map_err(|e| self.refuse(e.into()))
     }
 
-    /// The error of a store that is to be read, with the file's name and how to mend it: bad input where the
-    /// user named a file that is none to use.
+    /// Error of a store that cannot be read, with the file's name and advice: bad input if the user named a
+    /// file that cannot be used.
     pub fn refuse(&self, error: StoreError) -> Error {
         match error {
             StoreError::Busy { .. } | StoreError::Full | StoreError::Gone => self.failure(&error),
@@ -223,7 +223,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Checks that what was written is where it can be found again.
+    /// Checks that the records written are in the file that the path names.
     ///
     /// # Errors
     /// [`StoreError::Gone`] where the file was deleted, moved or replaced. SQLite then leaves the log beside

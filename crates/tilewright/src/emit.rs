@@ -36,7 +36,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// Each with its name and what it is.
+    /// Forms with their names and descriptions.
     pub const ALL: [(Form, &str, &str); 9] = [
         (Form::Steps, "steps", "Schedule steps"),
         (Form::Ir, "ir", "The scheduled program"),

@@ -30,7 +30,7 @@ impl Error {
         Error { source: Some(source.into()), ..self }
     }
 
-    /// Whether what was given is at fault, not what happened on the way.
+    /// Whether the input is at fault, rather than an event during the work.
     pub fn is_input(&self) -> bool {
         self.is_input
     }

@@ -1,4 +1,4 @@
-//! Files that users name, written the one way there is: whole or not at all.
+//! Files that users name: they are written as a whole or not at all.
 //!
 //! What is written goes into a file without a name in the folder of the target, which takes the target's
 //! place at the end. So a full disk or an interrupt leaves what was there, and nothing beside it. Links stay
@@ -88,7 +88,7 @@ pub fn write_passing(path: &Path, bytes: &[u8]) -> io::Result<()> {
     aside.replace(path)
 }
 
-/// Writes a file that its owner alone may read.
+/// Writes a file that only its owner may read.
 ///
 /// # Errors
 /// As [`write_whole`], and where what is there is no file.
@@ -117,7 +117,7 @@ pub fn writable(path: &Path, other: &str) -> Result<Destination, Error> {
     Destination::at(path).map_err(|error| Error::input(format!("cannot write {name}: {error} (give {other})")))
 }
 
-/// Checks that what is written to a place of this name leaves these files alone, which are needed as well.
+/// Checks that writing to this destination overwrites none of these files, which are needed as well.
 ///
 /// # Errors
 /// Bad input where it is the place of one of them.
@@ -145,7 +145,7 @@ fn is_beside_database(path: &Path) -> bool {
     databases.any(|database| is_database(&path.with_file_name(database)))
 }
 
-/// A file that the user named, as a whole; `wanted` says what it should be.
+/// Reads a whole file that the user named; `wanted` describes the expected content.
 ///
 /// # Errors
 /// Bad input where it cannot be read.
@@ -232,7 +232,7 @@ impl Destination {
         self.stage(write)?.settle()
     }
 
-    /// Writes what goes there, but leaves what is there: for files that belong together.
+    /// Writes the content, but does not replace the destination yet: for files that belong together.
     ///
     /// # Errors
     /// As [`Destination::write`].
@@ -405,7 +405,7 @@ fn write_over(path: &Path, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
-/// Opens a file to lock it, and makes it where it is not there.
+/// Opens a file to lock it, and creates it if needed.
 ///
 /// # Errors
 /// Where it can be neither opened nor made.

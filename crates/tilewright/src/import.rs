@@ -1,4 +1,4 @@
-//! Importing records: none where a line is no record, else those that fit what is known of workloads,
+//! Import of records: none if any line is not a record, otherwise those that fit the known workloads,
 //! machines and spaces.
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use crate::tune::Note;
 use crate::tune::command::is_own;
 use crate::version::{RELEASE, release_of};
 
-/// The name of the format of our own, among those that `formats` lists.
+/// Name of our own format, beside those of `formats`.
 pub const RECORDS: &str = "records";
 
 /// Most threads that code is made for.
@@ -50,8 +50,8 @@ impl Database {
         self.bring_in(&kept.bytes[..], name, customs, note)
     }
 
-    /// Adds the results of another tuner, as far as `formats` reads them, from a file of this name; says what
-    /// is odd about it.
+    /// Adds the results of another tuner, as far as `formats` reads them, from a file of this name; returns
+    /// notes on its oddities.
     ///
     /// # Errors
     /// Bad input where nothing can be known; failure where the database cannot be written.
@@ -64,8 +64,8 @@ impl Database {
         self.import_once(text.as_bytes(), name, note)
     }
 
-    /// Adds what a file holds, or standard input: records of ours, or what another tuner recorded, by the
-    /// format that is given or what stands in it. Says which format it was.
+    /// Adds the content of a file or of standard input: our records or those of another tuner, in the given
+    /// format or in the one found by its content. Returns the format.
     ///
     /// # Errors
     /// Bad input where it cannot be read, and as [`Database::import`] and [`Database::import_results`].

@@ -30,7 +30,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// Each with its name and what it is.
+    /// Forms with their names and descriptions.
     pub const ALL: [(Form, &str, &str); 4] = [
         (Form::C, "c", "Header, source and an archive of the kernels"),
         (Form::Shared, "so", "A shared library; needs `cc`"),
@@ -39,8 +39,8 @@ impl Form {
     ];
 }
 
-/// The library of a model that was compiled for a target, named after a text where it is given no name.
-/// `origin` says in a few lines what it is made of.
+/// Makes the library of a model that was compiled for a target, named after a text if no name is given.
+/// `origin` describes its source in a few lines.
 ///
 /// # Errors
 /// Bad input where the name is no identifier or the model cannot be shipped.
@@ -141,7 +141,7 @@ fn write_file(folder: &Path, file: &File) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// The name of the library of a workload or model: the given one, or one made of a text.
+/// Name of the library of a workload or model: the given one, or one made of a text.
 ///
 /// # Errors
 /// Bad input where it is no C identifier.

@@ -153,7 +153,7 @@ impl Place<'_> {
         self.runnable_target()
     }
 
-    /// The target, for libraries: of a CPU, of this machine or another one, or of a GPU.
+    /// Target of a library: a CPU, of this machine or another one, or a GPU.
     ///
     /// # Errors
     /// Bad input where there is no such target or device, or no machine has so many threads.

@@ -96,9 +96,9 @@ impl Session {
         &self.worker
     }
 
-    /// Tunes a workload: searches, checks, records, and races the leaders. Ends early and in order once
-    /// `stop` is raised, and raises it itself where records cannot be written. `note` is told what goes on,
-    /// by any thread.
+    /// Tunes a workload: searches, checks, records, and races the leaders. Ends early but in order once
+    /// `stop` is raised, and raises it itself if records cannot be written. `note` receives messages on the
+    /// progress, from any thread.
     ///
     /// # Errors
     /// Where the request does not fit, the database cannot be written, or workers do not start.
@@ -156,10 +156,10 @@ impl Session {
         best_own(&self.database, name, target, threads)
     }
 
-    /// Tunes workloads together, as those of a model: all of them, starts and races included, have this time.
-    /// Each comes with its weight: how often the whole runs it. First each has a turn, however long all of
-    /// these take, then turns of some 2 s go to the one by which the whole is expected to gain most; those
-    /// that have records go on from them.
+    /// Tunes workloads together, such as those of a model, in a time that includes starts and races. Each
+    /// comes with its weight: the number of times that the whole runs it. First each has a turn, however long
+    /// all of these take; then each turn of some 2 s goes to the workload from which the whole is expected to
+    /// gain most. Workloads with records continue from them.
     ///
     /// The time and the trials of a request bound what is spent on that one. `stop` and `note` are as those
     /// of [`Session::tune`]; [`Note::Turn`] says whose turn it is, [`Note::Turned`] how the whole does.

@@ -19,7 +19,7 @@ pub struct Status {
     pub n_trials: u64,
     /// Trials of this run.
     pub n_new: u64,
-    /// Trials to come to, those of earlier runs included.
+    /// Number of trials at which the run ends, including those of earlier runs.
     pub most_trials: Option<u64>,
     /// Throughput of the best so far.
     pub best_gflops: Option<f64>,

@@ -273,7 +273,7 @@ pub struct Tuned {
     pub threads: u32,
     /// The seed.
     pub seed: u64,
-    /// Trials recorded, those of earlier runs included.
+    /// Number of trials recorded, including those of earlier runs.
     pub trials: u64,
     /// Trials of this run.
     pub new_trials: u64,
@@ -424,7 +424,7 @@ pub struct WallSeconds {
     pub race: f64,
     /// The untuned program.
     pub untuned: f64,
-    /// Writing what is left and ending workers.
+    /// Seconds to write the last records and to end workers.
     pub end: f64,
     /// All of them.
     pub total: f64,
@@ -505,9 +505,9 @@ pub fn task_key(task: &Task, caches: Caches) -> TaskKey {
     }
 }
 
-/// The trials of earlier runs that belong to the space as it is now and can be true, without those that
-/// failed of lower limits than these: they may do better. The others are measured again where the search
-/// comes by them.
+/// Reads the plausible trials of earlier runs that belong to the present space, except failures under lower
+/// limits than these, which may succeed now. The trials left out are measured again if the search proposes
+/// them.
 ///
 /// # Errors
 /// Where the database fails.

@@ -64,7 +64,7 @@ pub fn digits(x: f64) -> String {
     format!("{x:.decimals$}")
 }
 
-/// `n` things, in the singular where it is one.
+/// `n` things, in the singular if `n` is 1.
 pub fn count(n: impl Into<u128>, thing: &str) -> String {
     let n = n.into();
     format!("{} {thing}{}", grouped(n), if n == 1 { "" } else { "s" })

@@ -90,7 +90,7 @@ pub struct CommandRequest {
     pub seed: u64,
     /// Whether the leaders race at the end.
     pub race: bool,
-    /// Whether what is recorded of it is forgotten first.
+    /// Whether its records are deleted first.
     pub fresh: bool,
     /// Results of another tuner whose best configurations are measured first, as far as they fit.
     pub transfer: Option<PathBuf>,
@@ -134,7 +134,7 @@ fn is_range(text: &str) -> bool {
     text.contains("..") && ends.clone().all(|end| end.is_empty() || is_number(end)) && ends.any(is_number)
 }
 
-/// The values that a text lists: `8,16,32`, `1..8` with both ends, or a list in Python's way.
+/// Parses a list of values: `8,16,32`, `1..8` with both ends, or a list as Python writes it.
 ///
 /// # Errors
 /// Where it lists none, or a range that is not one of whole numbers.
@@ -172,7 +172,7 @@ pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
     })
 }
 
-/// The space of parameters, each with its values, under conditions.
+/// Makes the space of parameters, each with its values, under conditions.
 ///
 /// # Errors
 /// Where a parameter or a condition is none, or no configuration is left.
@@ -197,7 +197,7 @@ pub fn space_of(name: &str, parameters: &[(String, Vec<Datum>)], constraints: &[
 }
 
 impl CommandRequest {
-    /// The space of its configurations.
+    /// Makes the space of its configurations.
     ///
     /// # Errors
     /// Where a parameter or a constraint is none, or no configuration is left.

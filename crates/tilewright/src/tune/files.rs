@@ -1,4 +1,4 @@
-//! Files that decide what a program of the user's does: records are of what is in them, too.
+//! Files on which a user's program depends: records are kept by their content, too.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -56,7 +56,8 @@ impl Files {
         found.iter().for_each(|path| self.add(path));
     }
 
-    /// Adds a source in C or a language that includes files as C does, with what it includes in quotes.
+    /// Adds a source in C, or in a language that includes files as C does, with the files that it includes in
+    /// quotes.
     pub fn add_source(&mut self, path: &Path) {
         let mut left = vec![path.to_owned()];
         let mut n_read = 0;
@@ -71,7 +72,7 @@ impl Files {
         }
     }
 
-    /// Adds a file, where there is one.
+    /// Adds a file, if it exists.
     pub fn add(&mut self, path: &Path) {
         let Ok(path) = path.canonicalize() else { return };
         if path.is_file()

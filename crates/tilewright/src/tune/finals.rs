@@ -165,7 +165,7 @@ pub fn plain_of(task: &Task, seed: u64) -> Option<Candidate> {
     }
 }
 
-/// Measures the leaders among `trials` against each other, and what the winner is compared with.
+/// Measures the leaders among `trials` against each other, and then the baseline of the winner.
 ///
 /// # Errors
 /// Where workers do not start.
@@ -206,8 +206,8 @@ pub fn run(
 }
 
 /// Measures the leaders among `trials` against each other within these limits, and until `stop` is raised:
-/// the fastest first, none where no trial is valid or there was no time for a round. Whoever has no round by
-/// then is none of them.
+/// the fastest first, without candidates that had no round; empty if no trial is valid or there was no time
+/// for a round.
 ///
 /// Trials of `imported` configurations were timed on a machine that need not be this one: their leaders race
 /// against those of the others, and keep none of them out.

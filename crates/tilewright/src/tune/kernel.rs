@@ -97,7 +97,7 @@ pub struct KernelRequest {
     pub seed: u64,
     /// Whether the leaders race at the end.
     pub race: bool,
-    /// Whether what is recorded of it is forgotten first.
+    /// Whether its records are deleted first.
     pub fresh: bool,
     /// Results of another tuner whose best configurations are measured first, as far as they fit.
     pub transfer: Option<PathBuf>,
@@ -462,7 +462,7 @@ impl KernelRequest {
         Ok(())
     }
 
-    /// The space of its configurations.
+    /// Makes the space of its configurations.
     ///
     /// # Errors
     /// Where a parameter or a constraint is none, or no configuration is left.

@@ -1,4 +1,5 @@
-//! Several tasks that share time: each turn is of the one by which the whole is expected to gain most.
+//! Tuning of several tasks that share time: each turn goes to the task from which the whole is expected to
+//! gain most.
 //!
 //! A search keeps what it knows from turn to turn. The workers of a task end with its turn and start anew
 //! with the next one, which takes some 60 ms; its inputs, its reference and what was compiled stay.
@@ -43,7 +44,7 @@ const PART_OF_MEMORY: u64 = 4;
 /// A turn that has ended, of several tasks that share time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Turned {
-    /// The task's place among those that were given.
+    /// Index of the task among those given.
     pub at: usize,
     /// The median of its best so far in nanoseconds.
     pub best_ns: Option<f64>,
@@ -116,7 +117,7 @@ struct Player<'a> {
     n_turns: u64,
 }
 
-/// Tunes tasks that share this time: each with how often the whole runs it.
+/// Tunes tasks that share this time, each with the number of times that the whole runs it.
 ///
 /// # Errors
 /// Where a request does not fit, the database cannot be written, or workers do not start. A task of which no

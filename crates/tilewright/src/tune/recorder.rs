@@ -139,8 +139,8 @@ impl Recording {
         }
     }
 
-    /// Takes note of a trial, or commits a batch. A database that is busy is told to `tell`: what it could
-    /// not write is written with a later batch.
+    /// Records a trial, or commits a batch. If the database is busy, `tell` receives a message, and the
+    /// records are written with a later batch.
     ///
     /// # Errors
     /// Where the database cannot be written, or is gone.
@@ -165,7 +165,7 @@ impl Recording {
         recorder.commit().map_err(|error| recorder.database.failure(&error))
     }
 
-    /// Writes what is left, and the winner where there is one, and closes the database.
+    /// Writes the remaining records and the winner, if there is one, and closes the database.
     ///
     /// # Errors
     /// Where the database cannot be written, or is gone.

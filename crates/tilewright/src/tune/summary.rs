@@ -114,8 +114,8 @@ impl Tuned {
         }
     }
 
-    /// The result of a command, or of a kernel of the user's; `show` puts what a run took into words, and
-    /// `may_race` says whether a race was wanted.
+    /// Summary of a user's command or kernel; `show` puts the time of a run into words, and `may_race` tells
+    /// whether a race was wanted.
     pub fn own_summary(&self, show: &dyn Fn(f64) -> String, may_race: bool) -> String {
         let mut text = match &self.best {
             None => "interrupted before a candidate was measured\n".to_owned(),
@@ -232,7 +232,7 @@ impl Tuned {
 }
 
 impl TunedMany {
-    /// The result as a table, with what the whole takes; `labels` name the tasks.
+    /// Summary as a table, with the time of the whole; `labels` name the tasks.
     pub fn summary(&self, labels: &[String]) -> String {
         let mut rows = vec![["workload", "GFLOP/s", "time", "share", "turns"].map(str::to_owned).to_vec()];
         for (task, label) in self.workloads.iter().zip(labels) {

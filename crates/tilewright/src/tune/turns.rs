@@ -124,8 +124,8 @@ impl Course {
     }
 }
 
-/// The task whose turn it is; none where turns are not worth their time. Each has one before any has another,
-/// first those that are large as far as that is known.
+/// Chooses the task of the next turn; `None` if no turn is worth its time. Each task has a first turn before
+/// any has a second, larger tasks first as far as their size is known.
 pub fn next(courses: &[&Course]) -> Option<usize> {
     let new = courses.iter().enumerate().filter(|(_, course)| course.is_new());
     let least_ns = |course: &Course| course.weight * course.bound_ns;
