@@ -63,10 +63,10 @@ pub enum Reason {
         /// Description of what stands here.
         found: String,
     },
-    /// More parts than [`MOST_PARTS`].
+    /// More words and symbols than an expression may have.
     #[error("more than {MOST_PARTS} words and symbols")]
     TooLong,
-    /// Nested more than [`MOST_DEPTH`] deep.
+    /// Deeper nesting than an expression may have.
     #[error("nested more than {MOST_DEPTH} deep")]
     TooDeep,
     /// A function with too few or too many arguments.
@@ -130,7 +130,7 @@ pub enum Undefined {
     /// Operands of kinds that the operator does not take, or a place that a list does not have.
     #[error("an operator of what it does not take")]
     Kind,
-    /// A list with more items than [`MOST_ITEMS`].
+    /// Lists with more items than one evaluation may make.
     #[error("more than {MOST_ITEMS} values")]
     TooMany,
     /// A name without a value.

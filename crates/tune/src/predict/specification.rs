@@ -133,7 +133,8 @@ pub struct ConstraintSpecification {
 /// constraints on its configurations.
 ///
 /// Expressions read the fields, then the parameters, then the definitions before them; in this order they are
-/// the places of one list of values. They are those of [`crate::expression`], but that `/` rounds down.
+/// the places of one list of values. Their language is that of [`tilewright_search::expression`], except that
+/// `/` rounds down.
 #[derive(Debug, Clone)]
 pub struct KernelSpecification {
     /// The kernel's name.
