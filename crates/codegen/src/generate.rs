@@ -161,7 +161,7 @@ pub(super) struct Generator<'p> {
     pub units: &'p Units,
     /// Units that this program uses and defines.
     pub uses: Uses,
-    /// Tells units for one target from those for another.
+    /// Hash of the target, which tells its units from those for other targets.
     pub target_hash: u64,
     /// Prefix of the functions' names, where they are exported.
     pub prefix: Option<&'p str>,

@@ -382,9 +382,9 @@ pub struct Instruction {
     pub op: Op,
     /// Operands of the operation.
     pub operands: Operands,
-    /// The value that it gives, where it gives one.
+    /// Value that results; `None` for an instruction without one.
     pub result: Option<Id>,
-    /// Bytes that the address it goes to is a multiple of; 0 where it goes to none.
+    /// Alignment of the address that it accesses, in bytes; 0 where it accesses none.
     pub align: u32,
 }
 
@@ -408,7 +408,7 @@ pub enum Linkage {
 /// CPU that a function is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cpu {
-    /// The target's.
+    /// CPU of the target.
     Target,
     /// The family's first, with what exported code asks for before it runs.
     Checked,

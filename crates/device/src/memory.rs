@@ -168,7 +168,7 @@ impl Fenced {
         self.protect(libc::PROT_READ)
     }
 
-    /// Takes that back.
+    /// Makes the contents writable again.
     ///
     /// # Errors
     /// Where the system refuses.

@@ -108,7 +108,7 @@ impl Cache {
         self.entries.last().map(|(_, prepared)| Arc::clone(prepared))
     }
 
-    /// Remembers it.
+    /// Stores a prepared result.
     pub fn insert(&mut self, recipe: Recipe, prepared: Arc<Prepared>) {
         self.entries.push((recipe, prepared));
     }

@@ -20,7 +20,7 @@ pub struct NKey {
 }
 
 impl NKey {
-    /// A fresh one.
+    /// Makes a new key.
     ///
     /// # Panics
     /// Where the system has no random bytes.

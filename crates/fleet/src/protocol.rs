@@ -16,7 +16,7 @@ use crate::error::Error;
 pub const VERSION: &str = "v1";
 /// Stream of tasks.
 pub const TASKS: &str = "TW_TASKS";
-/// The stream of what came of it.
+/// Stream of results.
 pub const RESULTS: &str = "TW_RESULTS";
 /// The bucket of devices, and its stream.
 pub const DEVICES: &str = "KV_TW_DEVICES";
@@ -121,9 +121,9 @@ impl Sent {
 /// Task of a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Task {
-    /// The run.
+    /// Run of the task.
     pub run: String,
-    /// The task's number in it.
+    /// Number of the task in its run.
     pub number: u64,
     /// Workload and settings.
     pub assignment: Assignment,
@@ -166,7 +166,7 @@ impl From<Bounds> for RaceLimits {
 pub struct Done {
     /// The task.
     pub task: u64,
-    /// The candidate's place in it.
+    /// Index of the candidate in its task.
     pub index: usize,
     /// Device that measured.
     pub device: String,

@@ -202,7 +202,7 @@ impl<'a> Remote<'a> {
         Ok(remote)
     }
 
-    /// Leaves out the devices that these are the names of.
+    /// Leaves out the devices of these names.
     #[must_use]
     pub fn without(mut self, aside: impl IntoIterator<Item = String>) -> Remote<'a> {
         self.aside.extend(aside);

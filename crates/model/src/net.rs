@@ -46,11 +46,11 @@ impl Value {
 /// The place `floor((factor · at + term) / divisor)` of each place `at`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Line {
-    /// See the formula.
+    /// `factor` of the formula.
     pub factor: i64,
-    /// See the formula.
+    /// `term` of the formula.
     pub term: i64,
-    /// See the formula.
+    /// `divisor` of the formula.
     pub divisor: i64,
 }
 
@@ -119,9 +119,9 @@ pub struct Convolution {
 pub struct AsHeads {
     /// Products.
     pub b: i64,
-    /// The first factor's.
+    /// Heads of the first factor.
     pub of_a: Heads,
-    /// The second factor's.
+    /// Heads of the second factor.
     pub of_b: Heads,
     /// The result is `[m, b, n]`.
     pub beside: bool,

@@ -13,7 +13,7 @@ use crate::compile::Compiled;
 /// Why a run fails.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// An input that is not there, or another one.
+    /// An input that does not exist, or does not fit.
     #[error("input `{name}` {what}")]
     Input {
         /// The input.

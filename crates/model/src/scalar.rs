@@ -81,12 +81,12 @@ pub fn div(a: Expr, b: Expr) -> Expr {
     }
 }
 
-/// The smaller.
+/// Smaller of two values.
 pub fn min(a: Expr, b: Expr) -> Expr {
     bound(BinaryOp::Min, a, b, f64::INFINITY)
 }
 
-/// The larger.
+/// Larger of two values.
 pub fn max(a: Expr, b: Expr) -> Expr {
     bound(BinaryOp::Max, a, b, f64::NEG_INFINITY)
 }

@@ -8,7 +8,7 @@ use crate::{File, Library, identifier, named, of_kind};
 /// Words that are no names in Rust, or names that the template has already.
 const RESERVED: &str = include_str!("../templates/reserved.txt");
 
-/// Whether a name is to be another one.
+/// Whether a name is reserved, in Rust or by the template.
 pub fn is_reserved(name: &str) -> bool {
     RESERVED.split_whitespace().any(|word| word == name)
 }

@@ -337,12 +337,12 @@ impl Builder {
         self.run(Op::CondBr(then, otherwise), smallvec![cond], 0);
     }
 
-    /// Leaves the function.
+    /// Returns from the function.
     pub fn ret(&self) {
         self.run(Op::Return, smallvec![], 0);
     }
 
-    /// Leaves the function with a value.
+    /// Returns a value from the function.
     pub fn ret_value(&self, v: Id) {
         self.run(Op::Return, smallvec![v], 0);
     }

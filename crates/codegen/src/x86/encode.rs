@@ -94,7 +94,7 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// The opposite one.
+    /// Negates a condition.
     pub fn not(self) -> Condition {
         match self {
             Condition::Above => Condition::NotAbove,
@@ -300,7 +300,7 @@ impl Assembler {
         }
     }
 
-    /// Leaves the flags as they are.
+    /// Moves a constant into a register, without changing the flags.
     pub fn move_constant(&mut self, to: u8, value: i64) {
         if let Ok(value) = u32::try_from(value) {
             if to >= 8 {

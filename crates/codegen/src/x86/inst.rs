@@ -301,7 +301,7 @@ pub struct Function {
 pub struct Block {
     pub insts: Vec<Inst>,
     pub successors: Vec<usize>,
-    /// Loops around it.
+    /// Number of loops around it.
     pub depth: usize,
     /// Whether an innermost loop begins here.
     pub is_inner_loop: bool,

@@ -67,7 +67,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// An empty one.
+    /// Makes an empty store.
     pub fn new(prepared: Cache) -> Store {
         Store { kernels: Kernels::default(), prepared: Mutex::new(prepared) }
     }

@@ -20,7 +20,7 @@ const TEXTS: i64 = 8;
 pub struct Source<'a> {
     /// The model's file.
     pub file: &'a Bytes,
-    /// Files beside it.
+    /// External files beside the model's file.
     pub external: &'a mut External<'a>,
     /// External files that were read, by path.
     pub opened: Vec<(String, Bytes)>,

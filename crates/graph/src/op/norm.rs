@@ -92,11 +92,11 @@ pub struct LpNormalization {
 /// `x / (bias + alpha/size · Σ x²)^beta`, the sum over neighbouring channels.
 #[derive(Debug, Clone, Copy)]
 pub struct Lrn {
-    /// See the formula.
+    /// `alpha` of the formula.
     pub alpha: f64,
-    /// See the formula.
+    /// `beta` of the formula.
     pub beta: f64,
-    /// See the formula.
+    /// `bias` of the formula.
     pub bias: f64,
     /// Number of channels.
     pub size: usize,

@@ -37,13 +37,13 @@ pub struct Reduce {
 /// Position of the largest or the smallest element along a dimension.
 #[derive(Debug, Clone, Copy)]
 pub struct ArgReduce {
-    /// The smallest.
+    /// Whether the smallest element is meant.
     pub is_min: bool,
     /// The dimension.
     pub axis: i64,
-    /// The dimension stays, with size 1.
+    /// Whether the dimension stays, with size 1.
     pub keeps_dims: bool,
-    /// The last of several equal ones.
+    /// Whether of several equal elements the last one is meant.
     pub takes_last: bool,
 }
 

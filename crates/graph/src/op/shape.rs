@@ -38,7 +38,7 @@ pub struct Unsqueeze {
 /// The dimensions of a tensor, from one to another.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// The first.
+    /// First dimension.
     pub start: i64,
     /// End of the range of dimensions, exclusive.
     pub end: Option<i64>,

@@ -501,7 +501,7 @@ impl Age {
 enum Way {
     /// Earlier accesses may conflict with another thread's access in the sequence.
     Meets,
-    /// A barrier ends it.
+    /// A barrier ends earlier accesses.
     Waits,
     /// Earlier accesses pass the end of the sequence without a barrier.
     Passes,

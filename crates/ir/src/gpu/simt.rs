@@ -38,9 +38,9 @@ pub enum Order {
 /// A thread: its block's place in the grid and its own in the block, each as x, y, z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thread {
-    /// The block's place.
+    /// Place of its block in the grid.
     pub block: [u32; 3],
-    /// The thread's place in it.
+    /// Place of the thread in its block.
     pub thread: [u32; 3],
 }
 
@@ -54,11 +54,11 @@ impl fmt::Display for Thread {
 /// Kinds of conflicting accesses of two threads to an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
-    /// Both write it.
+    /// Both write the element.
     Writes,
-    /// The first writes it, the second reads it.
+    /// The first thread writes the element, the second reads it.
     ReadAfterWrite,
-    /// The first reads it, the second writes it.
+    /// The first thread reads the element, the second writes it.
     WriteAfterRead,
     /// The first has not waited for its asynchronous copy to arrive, the second reads or writes the element.
     OnItsWay,

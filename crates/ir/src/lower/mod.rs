@@ -21,7 +21,7 @@ use crate::verify::{VerifyError, verify};
 pub enum Pass {
     /// Each part of a program by itself.
     Block(fn(Vec<Stmt>) -> Vec<Stmt>),
-    /// The whole of it.
+    /// Rewrites a whole program.
     Program(fn(Program) -> Program),
 }
 

@@ -45,7 +45,7 @@ pub struct Tolerance {
 pub struct Mismatch {
     /// Number of wrong elements.
     pub n_wrong: usize,
-    /// Row-major number of the first one.
+    /// Row-major index of the first wrong element.
     pub first: usize,
     /// Value computed there.
     pub got: f64,

@@ -527,7 +527,7 @@ pub enum Illegal {
     /// Unknown buffer.
     #[error("no buffer `{0}` in the program (buffers: {1})")]
     NoBuffer(String, String),
-    /// A new name is not one.
+    /// A new name that is not a valid name.
     #[error("`{0}` is not a name: a letter or `_`, then letters, digits, `_` and `.`")]
     NotAName(String),
     /// A new name is taken.

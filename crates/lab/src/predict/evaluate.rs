@@ -103,7 +103,7 @@ pub struct BeamFacts {
 pub struct QueryTime {
     /// The median, as the mean over the repetitions.
     pub median: f64,
-    /// The longest.
+    /// Longest time.
     pub longest: f64,
 }
 

@@ -100,7 +100,7 @@ pub struct TaskFacts {
     pub ms_before: Option<f64>,
     /// Milliseconds of the best, as it was measured.
     pub ms_after: Option<f64>,
-    /// Throughput of that.
+    /// Throughput of the best.
     pub gflops: Option<f64>,
     /// Trials recorded.
     pub trials: u64,
@@ -119,7 +119,7 @@ pub struct GraphNode {
     pub kind: &'static str,
     /// Name in the model.
     pub name: String,
-    /// The type of what comes out of it.
+    /// Type of its output.
     pub ty: String,
     /// The place of a step among the steps.
     pub step: Option<usize>,
@@ -162,7 +162,7 @@ pub struct TurnFacts {
     pub trials: u64,
 }
 
-/// Runs a model and tells of it.
+/// Runs a model and collects the facts about it.
 ///
 /// # Errors
 /// Where it cannot run, or its records cannot be read.

@@ -12,7 +12,7 @@ use crate::tape::{Builder, Dense, Parameters, Rows, Tape, Var, forth, log_softma
 pub struct ActorCriticOptions {
     /// The width of the two hidden layers of each network.
     pub n_hidden: usize,
-    /// Adam's.
+    /// Learning rate of Adam.
     pub learning_rate: f64,
     /// Discount of the next state's value, 0 to 1.
     pub discount: f32,

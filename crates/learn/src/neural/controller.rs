@@ -15,7 +15,7 @@ const FORBIDDEN: f32 = -1e9;
 pub struct ControllerOptions {
     /// The width of the LSTM's state, and of the embedding of a choice.
     pub n_hidden: usize,
-    /// Adam's.
+    /// Learning rate of Adam.
     pub learning_rate: f64,
     /// The weight of the policy's entropy, which keeps it from settling too soon.
     pub entropy: f32,

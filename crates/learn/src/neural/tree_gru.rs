@@ -68,7 +68,7 @@ pub struct TreeGruOptions {
     pub objective: TreeObjective,
     /// Trees in a step of learning.
     pub batch: usize,
-    /// Adam's.
+    /// Learning rate of Adam.
     pub learning_rate: f64,
 }
 

@@ -179,7 +179,7 @@ pub enum Operator {
     Remainder,
     /// The negative.
     Negate,
-    /// A number to the power of another one.
+    /// Power of a number.
     Power,
     /// `list[place]`, from the end where the place is negative.
     Item,

@@ -154,7 +154,7 @@ pub enum StoreError {
         /// The mark of that program; 0 where it sets none.
         application_id: i32,
     },
-    /// A later version wrote it.
+    /// A file that a later version wrote.
     #[error("schema version {found}; this version knows up to {known}")]
     NewerSchema {
         /// The version of the file.

@@ -68,7 +68,7 @@ pub struct Work {
     pub operations: f64,
     /// Cycles that it waits.
     pub waits: f64,
-    /// Bytes that go from memory and to it.
+    /// Bytes read from memory and written to it.
     pub bytes: f64,
 }
 

@@ -57,7 +57,7 @@ impl Division {
         if self.along == 1 { 0 } else { members(group).map(of).sum::<i64>() * self.rows }
     }
 
-    /// Cycles of a kernel that computes a group so.
+    /// Cycles of a kernel that computes a group with this division.
     pub fn cycles(&self, s: &Setting, program: &Program, stages: &[Stage], group: &Group, unroll: i64) -> f64 {
         let (gpu, mut work) = (gpu(s), Work::default());
         for at in members(group) {

@@ -13,7 +13,7 @@ pub struct Stage {
     pub name: String,
     /// Outermost first.
     pub loops: Vec<Axis>,
-    /// Whether it combines values rather than storing them.
+    /// Whether the stage combines values rather than storing them.
     pub reduces: bool,
     /// Whether it adds floating-point numbers up.
     pub is_sum: bool,
@@ -209,9 +209,9 @@ pub fn to_inline(program: &Program, stages: &[Stage]) -> Option<String> {
 
 /// Stages that are computed together: the last of them whole, the others for each of its rows.
 pub struct Group {
-    /// The last one.
+    /// Index of the last stage.
     pub root: usize,
-    /// The others, in the order in which they are computed.
+    /// Indices of the other stages, in the order in which they are computed.
     pub attached: Vec<usize>,
     /// Number of outermost loops of the last stage that make up a row; its other loops are inside.
     pub rows: usize,
