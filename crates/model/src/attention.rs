@@ -253,7 +253,7 @@ fn n_sequences(net: &Net, producers: &[Option<usize>], id: ValueId) -> Option<i6
     (is_apart && fits).then_some(sequences)
 }
 
-/// A transposition of products one behind the other, each of one sequence, is one of each.
+/// Replaces the transposition of concatenated products, each of one sequence, by a transposition of each.
 pub fn turn_sequences(net: &mut Net) {
     replace_each(net, turn_parts);
 }

@@ -100,7 +100,8 @@ pub fn write_secret(path: &Path, bytes: &[u8]) -> io::Result<()> {
     aside.replace(&target)
 }
 
-/// The place of a file that the user named, before the work that fills it; `other` says how to name another.
+/// Checks the place of a file that the user named, before the work that fills it; `other` tells how to name
+/// another.
 ///
 /// # Errors
 /// Bad input where it cannot be written to, or is a database or the log of one: the user took one option for

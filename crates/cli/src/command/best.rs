@@ -50,7 +50,7 @@ fn own(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
 /// Shows the best recorded configuration.
 ///
 /// # Errors
-/// Bad input where the workload does not exist or the database is none.
+/// Bad input where the workload does not exist, or the file is no database.
 pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     let machine = &args.of.machine;
     if tilewright::is_own(&args.of.workload) {

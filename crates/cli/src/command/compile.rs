@@ -50,7 +50,7 @@ pub struct CompileArgs {
     cache: CacheArgs,
 }
 
-/// Compiles the best that is recorded, or the first guess where nothing is.
+/// Compiles the best recorded kernel of a workload or model, or the first guess if none is recorded.
 ///
 /// # Errors
 /// Bad input where the workload does not exist, its constants are not given, or the folder cannot be written;

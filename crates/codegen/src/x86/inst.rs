@@ -72,8 +72,8 @@ pub enum Op {
     StoreMasked {
         wide: bool,
     },
-    /// Lanes in mask `u0` from the address and, each, a number of elements by `u1` from there; the others are
-    /// `u2`'s. The mask is lost.
+    /// Gathers the lanes in mask `u0`, each at its number of elements in `u1` from the address; the other
+    /// lanes are those of `u2`. The mask is lost.
     Gather {
         wide: bool,
     },

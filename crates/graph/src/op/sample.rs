@@ -38,16 +38,16 @@ pub struct GridSample {
 /// Coordinates for [`GridSample`] of an affine map, input 0, and an output's size, input 1.
 #[derive(Debug, Clone, Copy)]
 pub struct AffineGrid {
-    /// -1 and 1 are the centres of the outermost pixels.
+    /// Whether -1 and 1 are the centres of the outermost pixels.
     pub aligns_corners: bool,
 }
 
 /// Regions of an image, each pooled to one size: regions are input 1, and the image of each is input 2.
 #[derive(Debug, Clone, Copy)]
 pub struct RoiAlign {
-    /// The largest sample, and not the mean.
+    /// Whether the largest sample counts, rather than the mean.
     pub is_max: bool,
-    /// Coordinates are of pixels' centres.
+    /// Whether coordinates are those of pixels' centres.
     pub is_half_pixel: bool,
     /// The size.
     pub out: [usize; 2],

@@ -70,12 +70,12 @@ pub struct OfRecords {
 }
 
 impl Learning {
-    /// A training whose model goes to this path, apart from what it is learnt from. It goes on with what is
-    /// kept of one that was interrupted where `resume` says so; where the model is no file, nothing is kept.
+    /// Begins a training whose model goes to this path, which must be none of the inputs. With `resume` it
+    /// continues an interrupted training from its saved state; no state is saved if the path is not a file's.
     ///
     /// # Errors
-    /// Bad input where the model cannot be written, or there is something to go on with, or nothing, against
-    /// what `resume` says.
+    /// Bad input when the model cannot be written, or when saved state exists without `resume` or lacks with
+    /// it.
     pub fn new(
         architecture: Architecture,
         training: Training,

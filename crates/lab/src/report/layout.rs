@@ -42,9 +42,9 @@ pub struct Piece {
 pub struct End {
     /// The layer.
     pub layer: usize,
-    /// The middle.
+    /// Position of its middle.
     pub at: f64,
-    /// The node; none where the edge passes by others.
+    /// The node; `None` where the edge passes by others.
     pub node: Option<usize>,
 }
 

@@ -69,12 +69,12 @@ impl Inputs {
         }
     }
 
-    /// A problem as the model is given it.
+    /// Problem for the model: the fields that it reads.
     pub fn problem(&self, problem: &[i64]) -> Vec<i64> {
         self.fields.iter().map(|&at| problem[at]).collect()
     }
 
-    /// A row as the model is given it.
+    /// Example for the model: a row's problem and answer.
     pub fn example(&self, row: &Row) -> Example {
         Example { problem: self.problem(&row.problem), answer: row.answer.clone() }
     }

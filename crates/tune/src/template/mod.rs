@@ -272,12 +272,12 @@ mod step {
     use tilewright_ir::schedule::{LayoutAxis, Tail};
     use tilewright_ir::{LoopKind, Step, Tensor};
 
-    /// The last round is shorter, where the factor does not divide.
+    /// Split whose last round is shorter where the factor does not divide.
     pub fn split(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
         split_with(Tail::Shrink, target, factor, outer, inner)
     }
 
-    /// The factor divides.
+    /// Split by a factor that divides.
     pub fn exact(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
         split_with(Tail::Exact, target, factor, outer, inner)
     }

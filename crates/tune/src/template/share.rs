@@ -133,7 +133,7 @@ impl Work {
         self.results.saturating_mul(self.rows).saturating_mul(self.columns)
     }
 
-    /// Whether the sum may be shared to advantage.
+    /// Whether sharing the sum among threads may be faster.
     pub fn has_long_sum(&self, s: &Setting) -> bool {
         let n_threads = s.n_threads as i64;
         s.n_threads > 1

@@ -60,12 +60,12 @@ pub fn spread(buffer: &str, tiles: &[Option<Tile>]) -> [Step; 2] {
     [layout(buffer, &first), layout(buffer, &second)]
 }
 
-/// The threads of a block: how many there are along each axis, x first.
+/// Numbers of threads of a block along each axis, x first.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads(pub [i64; 3]);
 
 impl Threads {
-    /// All of them.
+    /// Number of threads of a block.
     pub fn n(&self) -> i64 {
         self.0.iter().product()
     }
