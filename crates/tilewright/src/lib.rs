@@ -3,7 +3,7 @@
 //! A [`Session`] knows where records are kept and how worker processes are started. [`Session::tune`]
 //! searches, checks every candidate against an independent reference, races the leaders, and records all of
 //! it; [`Session::best`] says what is recorded; [`Session::kernel`] compiles that into this process, to be
-//! called on slices. With the feature `peers`, [`Session::bench`](mod@bench) measures it beside other
+//! called on slices. With the feature `peers`, `Session::bench` measures it beside other
 //! libraries.
 //!
 //! A candidate never runs in the caller's process but in workers, which are this same program started anew: a
