@@ -20,6 +20,7 @@ pub mod kernel;
 mod math;
 mod memory;
 pub mod plan;
+mod range;
 mod tensor;
 pub mod unit;
 mod value;

@@ -189,6 +189,19 @@ pub struct Value {
     pub def: Def,
 }
 
+/// Directions in which numbers are rounded to whole ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rounding {
+    /// To the nearest one, of two to the even one.
+    Nearest,
+    /// To the largest one that is not larger.
+    Down,
+    /// To the smallest one that is not smaller.
+    Up,
+    /// To the one that is nearer to zero.
+    Zero,
+}
+
 /// Integer comparisons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compare {
@@ -265,6 +278,8 @@ pub enum Op {
     FNeg,
     FAbs,
     Sqrt,
+    /// The whole number next to a number, with its sign; NaN of NaN.
+    Round(Rounding),
     /// The first number with the sign of the second.
     CopySign,
     /// The smaller one; NaN where one is NaN. Of zeros of both signs either one. Where both are variable, the
@@ -320,6 +335,8 @@ pub enum Op {
     ToReal,
     /// Converts a floating-point number to a signed integer: truncated and saturated, NaN to zero.
     ToInteger,
+    /// A number as a signed integer, towards zero, where the type holds it; else it may be any integer.
+    ToIntegerInRange,
     /// A number in another width.
     Convert,
     /// Reinterprets the bits as another type.

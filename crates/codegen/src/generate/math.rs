@@ -12,7 +12,7 @@ use tilewright_ir::DType;
 use tilewright_ir::expr::UnaryOp;
 
 use super::Generator;
-use crate::ssa::{Id, Op, Type};
+use crate::ssa::{Id, Op, Rounding, Type};
 
 /// Constants of an element type.
 struct Format {
@@ -183,6 +183,14 @@ impl Generator<'_> {
     pub(super) fn rounded(&self, op: UnaryOp, x: Id, n: usize, dtype: DType) -> Option<Id> {
         if !matches!(op, UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round) {
             return None;
+        }
+        if self.has_rounding() {
+            let how = match op {
+                UnaryOp::Floor => Rounding::Down,
+                UnaryOp::Ceil => Rounding::Up,
+                _ => Rounding::Nearest,
+            };
+            return Some(self.m.unary(Op::Round(how), x));
         }
         let n = n.max(1);
         let (format, int) = if dtype == DType::F32 { (&SINGLE, Type::I32) } else { (&DOUBLE, Type::I64) };

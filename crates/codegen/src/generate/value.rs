@@ -5,12 +5,13 @@
 use std::collections::BTreeSet;
 
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use tilewright_ir::target::Arch;
 use tilewright_ir::{BufferId, DType, Index, Scope};
 
 use super::memory::LoadKey;
-use super::{Generator, Lanes, plan};
+use super::{Generator, Lanes, plan, range};
 use crate::map::Map;
-use crate::ssa::{Compare, Id, Kind, Linkage, Op, Type};
+use crate::ssa::{Compare, Id, Kind, Linkage, Op, Rounding, Type};
 
 /// A value with its number of lanes; 0 for a scalar, which stands for itself in every lane.
 #[derive(Clone, Copy)]
@@ -24,6 +25,14 @@ impl Operand {
     pub fn scalar(value: Id) -> Operand {
         Operand { value, lanes: 0 }
     }
+}
+
+/// A number that a cast to an integer type is of, with the type it is computed in, where the type is known to
+/// hold it.
+fn float_within(x: &Expr, to: DType) -> Option<(DType, &Expr)> {
+    let Expr::Cast(from @ (DType::F32 | DType::F64), x) = x else { return None };
+    let is_held = matches!(to, DType::I8 | DType::U8 | DType::I16 | DType::U16) && range::fits(x, to);
+    is_held.then(|| (*from, without_cast(x, *from)))
 }
 
 /// A value without a cast to the type that it is computed in.
@@ -101,12 +110,34 @@ impl Generator<'_> {
             }
             Expr::Binary(op, a, b) => self.binary(*op, a, b, dtype),
             Expr::Select(cond, a, b) => self.select(cond, a, b, dtype),
-            Expr::Cast(to, x) => {
-                let x = self.eval(x, to.arithmetic());
-                let x = self.rounded_to(x, *to);
-                self.convert(x, to.arithmetic(), dtype)
-            }
+            Expr::Cast(to, x) => self.cast(*to, x, dtype),
         }
+    }
+
+    /// A value rounded to a type, in the arithmetic of `dtype`. Numbers that the type is known to hold are
+    /// not brought into its range again, and those that are read as numbers stay so.
+    fn cast(&mut self, to: DType, x: &Expr, dtype: DType) -> Operand {
+        let Some((from, number)) = float_within(x, to) else {
+            let x = self.eval(x, to.arithmetic());
+            let x = self.rounded_to(x, to);
+            return self.convert(x, to.arithmetic(), dtype);
+        };
+        let x = self.eval(number, from);
+        let is_whole = range::is_whole(number);
+        if dtype == from && (is_whole || self.has_rounding()) {
+            let whole = if is_whole { x.value } else { self.m.unary(Op::Round(Rounding::Zero), x.value) };
+            // Integers have no negative zero.
+            let zero = self.m.splat(self.number(dtype, 0.0), x.lanes.max(1));
+            return Operand { value: self.m.binary(Op::FAdd, whole, zero), lanes: x.lanes };
+        }
+        let ty = self.arithmetic_type(to).vector(x.lanes.max(1));
+        let x = Operand { value: self.m.real_to_int_in_range(x.value, ty), lanes: x.lanes };
+        self.convert(x, to.arithmetic(), dtype)
+    }
+
+    /// Whether the target rounds to whole numbers by one instruction.
+    pub(super) fn has_rounding(&self) -> bool {
+        self.target.gpu.is_none() && self.target.has_fma
     }
 
     /// An element of a buffer in the arithmetic of `dtype`.
@@ -180,6 +211,7 @@ impl Generator<'_> {
         let value = match (from.is_float(), to.is_float()) {
             (true, true) => self.m.real_to_real(x.value, ty),
             (true, false) if to == DType::U64 => self.unsigned_of_real(x.value, n),
+            (true, false) if self.target.arch == Arch::X86_64 && x.lanes > 1 => self.saturated(x.value, ty),
             (true, false) => self.m.real_to_int(x.value, ty),
             (false, true) if from == DType::U64 => self.real_of_unsigned(x.value, ty),
             (false, true) => self.m.int_to_real(x.value, ty),
@@ -188,6 +220,25 @@ impl Generator<'_> {
             (false, false) => x.value,
         };
         Operand { value, lanes: x.lanes }
+    }
+
+    /// Floating-point numbers as signed integers, as [`Op::ToInteger`] has it, in a few instructions of vectors
+    /// for machines whose conversion gives any integer for what is out of range.
+    fn saturated(&self, x: Id, ty: Type) -> Id {
+        let m = &self.m;
+        let kind = m.type_of(x).element();
+        let real = |v: f64| m.splat(m.real(kind, v), ty.lanes);
+        let integer = |v: i64| m.splat(m.integer(ty.element(), v), ty.lanes);
+        let (beyond, most) = match ty.kind {
+            Kind::I32 => (2f64.powi(31), i64::from(i32::MAX)),
+            _ => (2f64.powi(63), i64::MAX),
+        };
+        let below = if kind == Type::F32 { f64::from((beyond as f32).next_down()) } else { beyond.next_down() };
+        let least = real(-beyond);
+        let from_least = m.select(m.fless(least, x), x, least);
+        let converted = m.real_to_int_in_range(from_least, ty);
+        let otherwise = m.select(m.fless(real(below), x), integer(most), integer(0));
+        m.select(m.fless(x, real(beyond)), converted, otherwise)
     }
 
     /// A floating-point number of an unsigned one of 64 bits, rounded once: of what has the highest bit set,

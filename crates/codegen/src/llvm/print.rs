@@ -19,7 +19,7 @@ use super::module::{Module, c_string};
 use crate::generate::cpu;
 use crate::ssa::{
     self, BlockId, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, Id, Instruction, Kind, Linkage, Op,
-    Space, Type,
+    Rounding, Space, Type,
 };
 
 /// The unnamed name.
@@ -106,6 +106,10 @@ fn intrinsic(op: &Op) -> Option<&'static str> {
         Op::FMax => "llvm.maximum",
         Op::FAbs => "llvm.fabs",
         Op::Sqrt => "llvm.sqrt",
+        Op::Round(Rounding::Nearest) => "llvm.roundeven",
+        Op::Round(Rounding::Down) => "llvm.floor",
+        Op::Round(Rounding::Up) => "llvm.ceil",
+        Op::Round(Rounding::Zero) => "llvm.trunc",
         Op::CopySign => "llvm.copysign",
         Op::SignedMin => "llvm.smin",
         Op::SignedMax => "llvm.smax",
@@ -539,6 +543,7 @@ impl Printer<'_> {
             Op::ExtendSigned => LLVMBuildSExt(b, x[0], ty, UNNAMED),
             Op::ExtendUnsigned => LLVMBuildZExt(b, x[0], ty, UNNAMED),
             Op::ToReal => LLVMBuildSIToFP(b, x[0], ty, UNNAMED),
+            Op::ToIntegerInRange => LLVMBuildFPToSI(b, x[0], ty, UNNAMED),
             Op::Convert => self.convert(x[0], of(0), result.expect("it gives a number")),
             Op::Bitcast => LLVMBuildBitCast(b, x[0], ty, UNNAMED),
             Op::Address => LLVMBuildPtrToInt(b, x[0], ty, UNNAMED),

@@ -554,6 +554,11 @@ impl Builder {
         self.compute(Op::ToInteger, smallvec![x], ty)
     }
 
+    /// A floating-point number as a signed integer that holds it: see [`Op::ToIntegerInRange`].
+    pub fn real_to_int_in_range(&self, x: Id, ty: Type) -> Id {
+        self.compute(Op::ToIntegerInRange, smallvec![x], ty)
+    }
+
     /// An integer in more bits.
     pub fn extend(&self, x: Id, ty: Type, is_signed: bool) -> Id {
         self.compute(if is_signed { Op::ExtendSigned } else { Op::ExtendUnsigned }, smallvec![x], ty)

@@ -129,9 +129,10 @@ impl Function {
             (Op::Compare(_), [a, b], Some(to)) => !is_real(*a) && a == b && masks(to, *a),
             (Op::FLess, [a, b], Some(to)) => is_real(*a) && a == b && masks(to, *a),
             (Op::FAdd | Op::FSub | Op::FMul | Op::FDiv, _, Some(to))
-            | (Op::FNeg | Op::FAbs | Op::Sqrt | Op::CopySign | Op::FMin | Op::FMax | Op::Fma, _, Some(to)) => {
+            | (Op::FNeg | Op::FAbs | Op::Sqrt | Op::Round(_) | Op::CopySign, _, Some(to))
+            | (Op::FMin | Op::FMax | Op::Fma, _, Some(to)) => {
                 let n = match op {
-                    Op::FNeg | Op::FAbs | Op::Sqrt => 1,
+                    Op::FNeg | Op::FAbs | Op::Sqrt | Op::Round(_) => 1,
                     Op::Fma => 3,
                     _ => 2,
                 };
@@ -160,7 +161,9 @@ impl Function {
             (Op::ExtendSigned | Op::ExtendUnsigned, [a], Some(to)) => {
                 is_integer(*a) && is_integer(to) && a.lanes == to.lanes && a.kind.bytes() < to.kind.bytes()
             }
-            (Op::ToInteger, [a], Some(to)) => is_real(*a) && is_integer(to) && a.lanes == to.lanes,
+            (Op::ToInteger | Op::ToIntegerInRange, [a], Some(to)) => {
+                is_real(*a) && is_integer(to) && a.lanes == to.lanes
+            }
             (Op::ToReal, [a], Some(to)) => is_integer(*a) && is_real(to) && a.lanes == to.lanes,
             (Op::Convert, [a], Some(to)) => is_number(*a) && is_number(to) && a.lanes == to.lanes,
             (Op::Bitcast, [a], Some(to)) => a.bytes() == to.bytes(),

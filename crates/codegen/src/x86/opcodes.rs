@@ -50,6 +50,15 @@ pub const fn arithmetic(code: u8, ty: Type) -> Opcode {
     }
 }
 
+/// `vroundps` with an immediate, `vrndscaleps` where registers are longer; of a type, packed or scalar.
+pub const fn round(ty: Type) -> Opcode {
+    let wide = matches!(ty.kind, Kind::F64);
+    match ty.lanes {
+        1 => opcode(3, 1, 0x0a + wide as u8, wide).of(Unit::Lane),
+        _ => opcode(3, 1, 0x08 + wide as u8, wide),
+    }
+}
+
 /// Arithmetic of all lanes of a register.
 pub const fn packed(code: u8, kind: Kind) -> Opcode {
     arithmetic(code, Type { kind, lanes: 2 })
@@ -142,6 +151,8 @@ pub const fn compare_integers(wide: bool) -> Opcode {
 
 // Conversions: `vcvtdq2ps`, `vcvtqq2ps`, `vcvtqq2pd`.
 pub const SHORT_TO_SINGLE: Opcode = opcode(1, 0, 0x5b, false).of(Unit::Other);
+/// `vcvttps2dq`
+pub const SINGLE_TO_SHORT: Opcode = opcode(1, 2, 0x5b, false);
 pub const LONG_TO_SINGLE: Opcode = evex(1, 0, 0x5b, true).of(Unit::Other);
 pub const LONG_TO_DOUBLE: Opcode = evex(1, 2, 0xe6, true).of(Unit::Other);
 

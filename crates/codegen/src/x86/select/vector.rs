@@ -5,7 +5,7 @@ use super::super::inst::NONE;
 use super::super::inst::{Class, Inst, Op, Reg};
 use super::super::opcodes::*;
 use super::{Selector, class_of, width};
-use crate::ssa::{self, Compare, Id, Kind, Op as Ssa, Type};
+use crate::ssa::{self, Compare, Id, Kind, Op as Ssa, Rounding, Type};
 
 impl Selector<'_> {
     /// Writes what gives a value.
@@ -93,6 +93,24 @@ impl Selector<'_> {
                     Inst::new(Op::Unary(op), d, &[x], w)
                 };
                 self.emit(inst);
+            }
+            Ssa::Round(how) => {
+                // Bit 3 keeps exceptions back.
+                let how = 8 + match how {
+                    Rounding::Nearest => 0,
+                    Rounding::Down => 1,
+                    Rounding::Up => 2,
+                    Rounding::Zero => 3,
+                };
+                let (x, op) = (self.reg(operand(0))?, round(ty));
+                self.emit(match ty.lanes {
+                    1 => Inst::new(Op::BinaryImmediate(op, how), d, &[x, x], w),
+                    _ => Inst::new(Op::UnaryImmediate(op, how), d, &[x], w),
+                });
+            }
+            Ssa::ToIntegerInRange if (self.ty(operand(0)).kind, ty.kind) == (Kind::F32, Kind::I32) && ty.lanes > 1 => {
+                let x = self.reg(operand(0))?;
+                self.emit(Inst::new(Op::Unary(SINGLE_TO_SHORT), d, &[x], w));
             }
             Ssa::FLess => {
                 let of = self.ty(operand(0));
