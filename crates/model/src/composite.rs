@@ -391,6 +391,12 @@ impl Job<'_> {
         self.is_read_as_single().then_some(())?;
         let mut factors = [a, b];
         for (slot, id) in [a, b].into_iter().enumerate() {
+            // What is known stays known.
+            if let Some(numbers) = self.centred_constant(id, slot) {
+                let shape = self.net.shape(id).to_vec();
+                factors[slot] = self.constant("weights", &shape, &numbers);
+                continue;
+            }
             let single = self.single(id)?;
             factors[slot] = match self.try_input(2 + slot) {
                 None => single,
@@ -402,11 +408,6 @@ impl Job<'_> {
                 }
                 Some(_) => return None,
             };
-            // What is known stays known.
-            if let Some(numbers) = self.centred_constant(id, slot) {
-                let shape = self.net.shape(id).to_vec();
-                factors[slot] = self.constant("weights", &shape, &numbers);
-            }
         }
         let shape = self.net.shape(to).to_vec();
         let sums = self.value("sums", DType::F32, &shape);
@@ -415,14 +416,17 @@ impl Job<'_> {
         Some(())
     }
 
-    /// The elements of a known factor less its known zero point.
+    /// The elements of a known factor less its known zero point, or zero points of the columns of the second
+    /// factor.
     fn centred_constant(&self, id: ValueId, slot: usize) -> Option<Vec<f32>> {
         let numbers = self.net.value(id).constant.as_ref()?.floats();
-        let zero = match self.try_input(2 + slot) {
-            None => 0.0,
-            Some(zero) => self.net.scalar(zero)?,
+        let zeros = match self.try_input(2 + slot) {
+            None => vec![0.0],
+            Some(zero) => self.net.value(zero).constant.as_ref()?.floats(),
         };
-        Some(numbers.into_iter().map(|x| (x - zero) as f32).collect())
+        let are_of_columns = slot == 1 && self.net.shape(id).last() == Some(&(zeros.len() as i64));
+        (zeros.len() == 1 || are_of_columns).then_some(())?;
+        Some(numbers.into_iter().zip(zeros.iter().cycle()).map(|(x, zero)| (x - zero) as f32).collect())
     }
 
     /// Whether all readers of the node's output convert it to f32.

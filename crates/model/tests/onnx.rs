@@ -17,6 +17,9 @@ mod integers;
 #[path = "onnx/numbers.rs"]
 mod numbers;
 
+#[path = "onnx/quantized.rs"]
+mod quantized;
+
 #[path = "onnx/random.rs"]
 mod random;
 
