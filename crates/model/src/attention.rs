@@ -6,7 +6,7 @@ use tilewright_ir::op::Heads;
 
 use crate::net::{AsHeads, Kind, Net, Node, ValueId};
 use crate::scalar::{self, add, input};
-use crate::simplify::{by_channel, comes_from_anchor, drop_unread, joined};
+use crate::simplify::{Links, by_channel, comes_from_anchor, drop_unread, joined};
 
 /// Has products of a batch read and write where what they compute with lies.
 pub fn place_heads(net: &mut Net) {
@@ -104,8 +104,18 @@ fn is_move(kind: &Kind) -> bool {
 /// A map of what is only moved becomes a move of the map, so that the map meets the product behind the move.
 pub fn sink_moves(net: &mut Net) -> usize {
     let mut n_sunk = 0;
-    while let Some((before, at)) = moved_map(net) {
+    let n = net.values.len();
+    let none = || vec![false; n];
+    let mut moves = Moves { links: Links::of(net), is_of_anchor: none(), comes_moved: none(), is_turned: none() };
+    let mut at = 0;
+    while at < net.nodes.len() {
+        let Some(before) = moves.moved_map(net, at) else {
+            at += 1;
+            continue;
+        };
         let (mover, mut node) = (net.nodes[before].clone(), net.nodes[at].clone());
+        moves.links.leave(&mover);
+        moves.links.leave(&node);
         drop_unread(&mut node);
         let (name, dtype) = (net.value(node.output()).name.clone(), net.value(node.output()).dtype);
         let shape = net.shape(mover.input(0)).to_vec();
@@ -113,62 +123,64 @@ pub fn sink_moves(net: &mut Net) -> usize {
         let outputs = std::mem::replace(&mut node.outputs, vec![mapped]);
         net.nodes[before] = Node { inputs: mover.inputs, ..node };
         net.nodes[at] = Node { kind: mover.kind, inputs: vec![Some(mapped)], outputs, origin: mover.origin };
+        for changed in [before, at] {
+            moves.links.enter(&net.nodes[changed]);
+            moves.links.place(&net.nodes[changed], changed);
+        }
         n_sunk += 1;
+        at = before;
     }
     n_sunk
 }
 
-/// A map of one tensor that is what a product or a convolution gives, moved, and the last of the moves.
-fn moved_map(net: &Net) -> Option<(usize, usize)> {
-    let (n_uses, producers) = (net.n_uses(), net.producers());
-    let mut is_of_anchor = vec![false; net.values.len()];
-    // Whether what is moved comes from an anchor, with its dimensions in another order.
-    let mut is_turned = vec![false; net.values.len()];
-    for (at, node) in net.nodes.iter().enumerate() {
-        let to = node.outputs[0].0;
-        is_of_anchor[to] = comes_from_anchor(net, &is_of_anchor, node);
-        if is_move(&node.kind) {
-            let from = node.input(0).0;
-            is_turned[to] = is_turned[from]
-                || matches!(node.kind, Kind::Transpose(_)) && comes_moved(net, &producers, &is_of_anchor, node);
+/// What is known of values that nodes up to some place compute.
+struct Moves {
+    links: Links,
+    is_of_anchor: Vec<bool>,
+    /// Whether a value is of an anchor, by way of moves perhaps.
+    comes_moved: Vec<bool>,
+    /// Whether what is moved comes from an anchor, with its dimensions in another order.
+    is_turned: Vec<bool>,
+}
+
+impl Moves {
+    /// The last of the moves ahead of a node, where that is a map of one tensor that is what a product or a
+    /// convolution gives, moved. It goes through the nodes in their order.
+    fn moved_map(&mut self, net: &Net, at: usize) -> Option<usize> {
+        let (Moves { links, is_of_anchor, comes_moved, is_turned }, node) = (self, &net.nodes[at]);
+        for known in [&mut *is_of_anchor, comes_moved, is_turned] {
+            known.resize(net.values.len(), false);
         }
-        let Kind::Map(value) = &node.kind else { continue };
+        let to = node.outputs[0].0;
+        is_of_anchor[to] = comes_from_anchor(net, is_of_anchor, node);
+        let moved = node.inputs.first().copied().flatten().filter(|_| is_move(&node.kind));
+        comes_moved[to] = moved.map_or(is_of_anchor[to], |from| comes_moved[from.0]);
+        let turns = matches!(node.kind, Kind::Transpose(_));
+        is_turned[to] = moved.is_some_and(|from| is_turned[from.0] || turns && comes_moved[from.0]);
+        let Kind::Map(value) = &node.kind else { return None };
         let mut read = scalar::inputs(value);
         read.dedup();
-        let [slot] = read[..] else { continue };
+        let [slot] = read[..] else { return None };
         let x = node.input(slot);
         let is_same = net.shape(node.output()) == net.shape(x);
         // Views alone are seen to by themselves.
-        if let Some(before) = producers[x.0].filter(|_| n_uses[x.0] == 1 && is_turned[x.0] && is_same) {
-            return Some((before, at));
-        }
+        links.producers[x.0].filter(|_| links.n_uses[x.0] == 1 && is_turned[x.0] && is_same)
     }
-    None
-}
-
-/// Whether a move is one of what an anchor gives, by way of other moves perhaps.
-fn comes_moved(net: &Net, producers: &[Option<usize>], is_of_anchor: &[bool], node: &Node) -> bool {
-    let mut from = node.input(0);
-    while let Some(at) = producers[from.0].filter(|&at| is_move(&net.nodes[at].kind)) {
-        from = net.nodes[at].input(0);
-    }
-    is_of_anchor[from.0]
 }
 
 /// The node that alone reads a value.
-fn only_user(net: &Net, id: ValueId) -> Option<usize> {
-    let mut users = (0..net.nodes.len()).filter(|&at| net.nodes[at].inputs.contains(&Some(id)));
-    let user = users.next()?;
-    (users.next().is_none() && !net.outputs.contains(&id)).then_some(user)
+fn only_user(net: &Net, users: &[Vec<usize>], id: ValueId) -> Option<usize> {
+    let &[user] = &users[id.0][..] else { return None };
+    (!net.outputs.contains(&id)).then_some(user)
 }
 
 /// Whether a value goes into products of batches and nowhere else, moved or in parts perhaps.
-fn is_for_heads(net: &Net, id: ValueId) -> bool {
-    let mut users = net.nodes.iter().filter(|node| node.inputs.contains(&Some(id))).peekable();
-    let is_read = users.peek().is_some() && !net.outputs.contains(&id);
+fn is_for_heads(net: &Net, users: &[Vec<usize>], id: ValueId) -> bool {
+    let mut own = users[id.0].iter().map(|&at| &net.nodes[at]).peekable();
+    let is_read = own.peek().is_some() && !net.outputs.contains(&id);
     is_read
-        && users.all(|node| match node.kind {
-            Kind::View | Kind::Transpose(_) | Kind::Slice(_) => is_for_heads(net, node.output()),
+        && own.all(|node| match node.kind {
+            Kind::View | Kind::Transpose(_) | Kind::Slice(_) => is_for_heads(net, users, node.output()),
             Kind::Product { heads: None, .. } => net.shape(node.output()).len() == 3,
             _ => false,
         })
@@ -183,29 +195,33 @@ pub fn split_sequences(net: &mut Net) {
     replace_each(net, split_product);
 }
 
-/// Puts others in the place of each node that `of` has some for.
-fn replace_each(net: &mut Net, of: fn(&mut Net, usize) -> Option<Vec<Node>>) {
-    let mut at = 0;
-    while at < net.nodes.len() {
-        at += match of(net, at) {
+/// Puts others in the place of each node that `of` has some for; the nodes before it are then those of the
+/// net.
+fn replace_each(net: &mut Net, of: fn(&mut Net, &Links, &Node) -> Option<Vec<Node>>) {
+    let mut links = Links::of(net);
+    for node in std::mem::take(&mut net.nodes) {
+        let new = match of(net, &links, &node) {
+            None => vec![node],
             Some(new) => {
-                let n_new = new.len();
-                net.nodes.splice(at..=at, new);
-                n_new
+                links.leave(&node);
+                new.iter().for_each(|node| links.enter(node));
+                new
             }
-            None => 1,
         };
+        for node in new {
+            links.place(&node, net.nodes.len());
+            net.nodes.push(node);
+        }
     }
 }
 
 /// Replaces one product, and returns the nodes that stand in its place.
-fn split_product(net: &mut Net, at: usize) -> Option<Vec<Node>> {
-    let node = net.nodes[at].clone();
+fn split_product(net: &mut Net, links: &Links, node: &Node) -> Option<Vec<Node>> {
+    let (node, producers) = (node.clone(), &links.producers);
     let Kind::Product { heads: None, .. } = node.kind else { return None };
     let (to, origin) = (node.output(), node.origin.clone());
     let &[all, m, n] = net.shape(to) else { return None };
-    let producers = net.producers();
-    let sequences = [0, 1].into_iter().find_map(|slot| n_sequences(net, &producers, node.input(slot)))?;
+    let sequences = [0, 1].into_iter().find_map(|slot| n_sequences(net, producers, node.input(slot)))?;
     let heads = all / sequences;
     let mut new: Vec<Node> = Vec::new();
     let mut step = |net: &mut Net, kind: Kind, inputs: &[ValueId], shape: &[i64]| {
@@ -258,17 +274,16 @@ pub fn turn_sequences(net: &mut Net) {
     replace_each(net, turn_parts);
 }
 
-fn turn_parts(net: &mut Net, at: usize) -> Option<Vec<Node>> {
-    let node = net.nodes[at].clone();
+fn turn_parts(net: &mut Net, links: &Links, node: &Node) -> Option<Vec<Node>> {
+    let node = node.clone();
     let Kind::Transpose(order) = &node.kind else { return None };
-    let producers = net.producers();
-    let producer = |id: ValueId| producers[id.0].map(|at| &net.nodes[at]);
+    let producer = |id: ValueId| links.producers[id.0].map(|at| &net.nodes[at]);
     let whole = producer(node.input(0)).filter(|node| matches!(node.kind, Kind::Concat(0)))?;
     let is_of_sequences = whole.inputs.iter().flatten().all(|id| {
         let product = producer(*id).filter(|view| matches!(view.kind, Kind::View)).map(|view| view.input(0));
         product.and_then(producer).is_some_and(|node| matches!(node.kind, Kind::Product { .. }))
     });
-    if order[0] != 0 || !is_of_sequences || only_user(net, node.input(0)) != Some(at) {
+    if order[0] != 0 || !is_of_sequences || links.n_uses[node.input(0).0] != 1 {
         return None;
     }
     let parts: Vec<ValueId> = whole.inputs.iter().flatten().copied().collect();
@@ -287,10 +302,11 @@ fn turn_parts(net: &mut Net, at: usize) -> Option<Vec<Node>> {
 /// Products of one tensor with several known matrices, for heads all of them, become one product with the
 /// matrices next to each other, of which each is a part.
 pub fn join_products(net: &mut Net) {
-    let mut at = 0;
+    let (mut at, mut users, mut producers) = (0, net.users(), net.producers());
     while at < net.nodes.len() {
-        if let Some(parts) = joinable(net, at) {
+        if let Some(parts) = joinable(net, &users, &producers, at) {
             join(net, &parts);
+            (users, producers) = (net.users(), net.producers());
         }
         at += 1;
     }
@@ -307,14 +323,14 @@ struct Part {
     to: ValueId,
 }
 
-fn part(net: &Net, at: usize) -> Option<Part> {
+fn part(net: &Net, users: &[Vec<usize>], at: usize) -> Option<Part> {
     let node = &net.nodes[at];
     let Kind::Product { heads: None, .. } = node.kind else { return None };
     let (x, out) = (node.output(), net.shape(node.output()).to_vec());
     let weights = node.input(1);
     net.value(weights).constant.as_ref().filter(|_| out.len() == 2)?;
     let n = out[1] as usize;
-    let user = only_user(net, x)?;
+    let user = only_user(net, users, x)?;
     let next = &net.nodes[user];
     let (bias, to) = match &next.kind {
         Kind::Map(Expr::Binary(BinaryOp::Add, a, b)) if net.shape(next.output()) == out => {
@@ -325,14 +341,13 @@ fn part(net: &Net, at: usize) -> Option<Part> {
         }
         _ => (vec![0.0; n], x),
     };
-    is_for_heads(net, to).then_some(Part { at, weights, bias, to })
+    is_for_heads(net, users, to).then_some(Part { at, weights, bias, to })
 }
 
 /// The products that may be joined with one, itself the first of them.
-fn joinable(net: &Net, first: usize) -> Option<Vec<Part>> {
-    let one = part(net, first)?;
+fn joinable(net: &Net, users: &[Vec<usize>], producers: &[Option<usize>], first: usize) -> Option<Vec<Part>> {
+    let one = part(net, users, first)?;
     let (kind, a) = (&net.nodes[first].kind, net.nodes[first].input(0));
-    let producers = net.producers();
     let viewed = |id: ValueId| match producers[id.0].map(|at| &net.nodes[at]) {
         Some(node) if matches!(node.kind, Kind::View) => node.input(0),
         _ => id,
@@ -345,7 +360,7 @@ fn joinable(net: &Net, first: usize) -> Option<Vec<Part>> {
             && net.shape(node.input(0)) == net.shape(a)
             && turned(&node.kind) == turned(kind)
     };
-    let others = (first + 1..net.nodes.len()).filter(is_alike).filter_map(|at| part(net, at));
+    let others = (first + 1..net.nodes.len()).filter(is_alike).filter_map(|at| part(net, users, at));
     let all: Vec<Part> = std::iter::once(one).chain(others).collect();
     (all.len() > 1).then_some(all)
 }
@@ -461,6 +476,7 @@ fn in_place(net: &Net, producers: &[Option<usize>], id: ValueId, may_turn: bool)
 
 /// Products of a batch read their factors from what these are moved from.
 fn read_heads(net: &mut Net) {
+    let producers = net.producers();
     for at in 0..net.nodes.len() {
         let Kind::Product { mut turned, heads } = net.nodes[at].kind else { continue };
         let out = net.shape(net.nodes[at].output()).to_vec();
@@ -468,7 +484,6 @@ fn read_heads(net: &mut Net) {
         {
             continue;
         }
-        let producers = net.producers();
         let beside = heads.is_some_and(|heads| heads.beside);
         let b = heads.map_or(out[0], |heads| heads.b);
         let inputs = [0, 1].map(|slot| net.nodes[at].input(slot));
@@ -520,6 +535,7 @@ fn part_of(net: &mut Net, from: ValueId, (part, n_parts): (i64, i64)) -> ValueId
 
 /// Products of a batch write their results where they are moved to.
 fn write_heads(net: &mut Net) {
+    let (users, producers) = (net.users(), net.producers());
     for at in 0..net.nodes.len() {
         let Kind::Product { turned, heads } = net.nodes[at].kind else { continue };
         let x = net.nodes[at].output();
@@ -527,7 +543,7 @@ fn write_heads(net: &mut Net) {
         if b == 1 || m == 1 || heads.is_some_and(|heads| heads.beside) {
             continue;
         }
-        let Some(mover) = moved_beside(net, x, [b, m, n]) else { continue };
+        let Some(mover) = moved_beside(net, &users, &producers, x, [b, m, n]) else { continue };
         let (name, dtype) = (net.value(x).name.clone(), net.value(x).dtype);
         let beside = net.add_value(&name, dtype, &[m, b, n]);
         net.nodes[at].outputs = vec![beside];
@@ -539,17 +555,22 @@ fn write_heads(net: &mut Net) {
 }
 
 /// The node that moves results `[b, m, n]`, which nobody else reads, to rows with all products side by side.
-fn moved_beside(net: &Net, x: ValueId, [b, m, n]: [i64; 3]) -> Option<usize> {
-    let producers = net.producers();
+fn moved_beside(
+    net: &Net,
+    users: &[Vec<usize>],
+    producers: &[Option<usize>],
+    x: ValueId,
+    [b, m, n]: [i64; 3],
+) -> Option<usize> {
     let mut id = x;
     loop {
-        let user = only_user(net, id)?;
+        let user = only_user(net, users, id)?;
         let node = &net.nodes[user];
         id = node.output();
         match node.kind {
             Kind::View => {}
             Kind::Transpose(_) => {
-                let Strided { source, dims, .. } = strided(net, &producers, id, Some(x));
+                let Strided { source, dims, .. } = strided(net, producers, id, Some(x));
                 let wanted = without_units(&[(m, n), (b, m * n), (n, 1)]);
                 return (source == x && without_units(&dims) == wanted).then_some(user);
             }

@@ -10,8 +10,9 @@ use crate::scalar::{condition, input, number};
 /// look-up of the weights' rows by that number.
 pub fn look_up(net: &mut Net) -> usize {
     let mut n_found = 0;
+    let producers = net.producers();
     for at in 0..net.nodes.len() {
-        if let Some(index) = one_hot(net, at) {
+        if let Some(index) = one_hot(net, &producers, at) {
             replace(net, at, index);
             n_found += 1;
         }
@@ -21,12 +22,11 @@ pub fn look_up(net: &mut Net) -> usize {
 }
 
 /// The numbers of the rows that a product with one-hot rows picks.
-fn one_hot(net: &Net, at: usize) -> Option<ValueId> {
+fn one_hot(net: &Net, producers: &[Option<usize>], at: usize) -> Option<ValueId> {
     let node = &net.nodes[at];
     let Kind::Product { turned: false, heads: None } = node.kind else { return None };
     let &[n_rows, n_places] = net.shape(node.input(0)) else { return None };
     net.value(node.input(1)).constant.as_ref()?;
-    let producers = net.producers();
     let mut made = &net.nodes[producers[node.input(0).0]?];
     while let Kind::View = made.kind {
         made = &net.nodes[producers[made.input(0).0]?];

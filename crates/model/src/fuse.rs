@@ -1,7 +1,7 @@
 //! Fusion of a simplified net to kernels: products and convolutions with their epilogues, and nests of the
 //! rest.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use tilewright::Caches;
 use tilewright_graph::Graph;
@@ -14,7 +14,7 @@ use crate::halves::widened;
 use crate::import::import;
 use crate::net::{AsHeads, Convolution, Kind, Net, Node, Read, Sequence, Track, ValueId, Windows};
 use crate::scalar::{self, cost, input};
-use crate::simplify::{drop_unread, joined, simplify};
+use crate::simplify::{MOST_COST, drop_unread, joined, simplify};
 
 /// Kernel of a fused graph: its workload, inputs and output.
 #[derive(Debug, Clone)]
@@ -110,10 +110,12 @@ impl Fused {
     /// [represents](Workload::representative) several in the place of these.
     pub fn tasks(&self) -> Vec<(Workload, usize)> {
         let mut tasks: Vec<(Workload, usize)> = Vec::new();
+        let mut places: HashMap<String, usize> = HashMap::new();
         for (step, times) in self.each() {
             if let Step::Kernel(kernel) = step {
                 let task = kernel.workload.representative();
-                match tasks.iter_mut().find(|(workload, _)| *workload == task) {
+                let place = *places.entry(task.to_string()).or_insert(tasks.len());
+                match tasks.get_mut(place) {
                     Some((_, n)) => *n += times,
                     None => tasks.push((task, times)),
                 }
@@ -178,7 +180,8 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
     absorb_maps(&mut net, &mut epilogues);
     let prologues = absorb_prologues(&mut net, &mut epilogues);
     let groups = groups(&net);
-    let is_inside = |at: usize| groups.iter().flatten().any(|members| members.contains(&at));
+    let mut is_inside = vec![false; net.nodes.len()];
+    groups.iter().flatten().flatten().for_each(|&member| is_inside[member] = true);
     let mut steps = Vec::new();
     for (at, node) in net.nodes.clone().iter().enumerate() {
         steps.push(match &node.kind {
@@ -188,7 +191,7 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
             }
             Kind::Sequence(sequence) => Step::Sequence(steps_of(&mut net, node, sequence)?),
             Kind::Call(_) | Kind::Host(_) => Step::Host(node.clone()),
-            Kind::View if is_inside(at) => continue,
+            Kind::View if is_inside[at] => continue,
             Kind::View => Step::Part { of: node.input(0), part: node.output(), offset: 0 },
             Kind::Slice(parts) if let Some(offset) = contiguous(&net, node, parts) => {
                 Step::Part { of: node.input(0), part: node.output(), offset }
@@ -290,16 +293,112 @@ fn operand_of(net: &Net, id: ValueId, out: &[i64], axis: usize) -> Option<Operan
 
 /// Maps behind products and convolutions become their epilogues, as far as they can.
 fn absorb_maps(net: &mut Net, epilogues: &mut Vec<Operations>) {
+    let mut job = Absorbing::new(net, std::mem::take(epilogues));
     // A kernel of two products could take the map of either: the later one has what the other computes.
-    let mut at = net.nodes.len();
-    while at > 0 {
-        at -= 1;
-        if is_anchor(&net.nodes[at].kind) {
-            let mut anchor = Some(at);
-            while let Some(at) = anchor {
-                anchor = absorb_map(net, epilogues, at);
-            }
+    for at in (0..job.net.nodes.len()).rev() {
+        let mut anchor = is_anchor(&job.net.nodes[at].kind).then_some(at);
+        while let Some(at) = anchor {
+            anchor = job.absorb(at);
         }
+    }
+    *epilogues = job.done();
+}
+
+/// Nodes on their way into others' epilogues. They keep their indices until all is done.
+struct Absorbing<'a> {
+    net: &'a mut Net,
+    epilogues: Vec<Operations>,
+    /// Nodes that read each value, and some that did.
+    users: Vec<Vec<usize>>,
+    is_output: Vec<bool>,
+    is_removed: Vec<bool>,
+    /// Where each node will stand: at the place of a node, the anchors that moved there ahead of it.
+    order: Vec<(usize, usize)>,
+    n_moved: usize,
+}
+
+impl<'a> Absorbing<'a> {
+    fn new(net: &'a mut Net, epilogues: Vec<Operations>) -> Absorbing<'a> {
+        let n = net.nodes.len();
+        let mut is_output = vec![false; net.values.len()];
+        net.outputs.iter().for_each(|id| is_output[id.0] = true);
+        let users = net.users();
+        let order = (0..n).map(|at| (at, usize::MAX)).collect();
+        Absorbing { net, epilogues, users, is_output, is_removed: vec![false; n], order, n_moved: 0 }
+    }
+
+    /// Puts the nodes that are left in their order: their epilogues.
+    fn done(self) -> Vec<Operations> {
+        let mut kept: Vec<usize> = (0..self.order.len()).filter(|&at| !self.is_removed[at]).collect();
+        kept.sort_by_key(|&at| self.order[at]);
+        let mut nodes: Vec<Option<Node>> = std::mem::take(&mut self.net.nodes).into_iter().map(Some).collect();
+        let mut epilogues = self.epilogues;
+        self.net.nodes = kept.iter().map(|&at| nodes[at].take().expect("each stands at one place")).collect();
+        kept.into_iter().map(|at| std::mem::take(&mut epilogues[at])).collect()
+    }
+
+    /// The node that alone reads a value.
+    fn only_user(&self, id: ValueId) -> Option<usize> {
+        let is_user = |at: &&usize| !self.is_removed[**at] && reads(&self.net.nodes[**at], id);
+        let mut users = self.users[id.0].iter().filter(is_user);
+        let first = users.next().filter(|_| !self.is_output[id.0])?;
+        users.all(|other| other == first).then_some(*first)
+    }
+
+    fn set(&mut self, at: usize, node: Node) {
+        self.users.resize(self.net.values.len(), Vec::new());
+        self.is_output.resize(self.net.values.len(), false);
+        node.inputs.iter().flatten().for_each(|id| self.users[id.0].push(at));
+        self.net.nodes[at] = node;
+    }
+
+    /// Takes what it can of the map behind an anchor; where it then stands, if a further map may follow.
+    fn absorb(&mut self, at: usize) -> Option<usize> {
+        let mut anchor = self.net.nodes[at].clone();
+        let x = anchor.output();
+        let user = self.only_user(x)?;
+        let net = &mut *self.net;
+        let out = net.shape(x).to_vec();
+        let axis = channel_axis(&anchor.kind, &out);
+        let node = net.nodes[user].clone();
+        let Kind::Map(value) = &node.kind else { return None };
+        if net.shape(node.output()) != out || net.value(node.output()).dtype != net.value(x).dtype {
+            return None;
+        }
+        let slot = node.inputs.iter().position(|id| *id == Some(x))?;
+        // The result itself is nowhere but in the kernel.
+        let operands = |slot: usize| operand_of(net, node.inputs[slot].filter(|id| *id != x)?, &out, axis);
+        let (found, part) = epilogue::largest(value, slot, &operands)?;
+        let own: Operations = found
+            .into_iter()
+            .map(|(operation, slot)| (operation, slot.map(|slot| node.inputs[slot].expect("a map has all inputs").0)))
+            .collect();
+        let all: Operations = [self.epilogues[at].clone(), own.clone()].concat();
+        let check = Workload::parse("matmul:m=1,n=1,k=1").expect("it is one");
+        check.with_epilogue(all.iter().map(|(operation, _)| *operation).collect()).ok()?;
+        // The operands are the anchor's inputs from now on, so that they are computed before it.
+        anchor.inputs.extend(own.iter().filter_map(|(_, id)| id.map(|id| Some(ValueId(id)))));
+        if part == *value {
+            anchor.outputs.clone_from(&node.outputs);
+            anchor.origin = joined(&anchor.origin, &node.origin);
+            self.is_removed[at] = true;
+            self.epilogues[user] = all;
+            self.set(user, anchor);
+            return Some(user);
+        }
+        let output = net.add_value(&format!("{}.part", node.origin), net.value(x).dtype, &out);
+        anchor.outputs = vec![output];
+        let rest = scalar::replaced(value, &part, &input(node.inputs.len()));
+        let mut rest_node = Node { kind: Kind::Map(rest), ..node };
+        rest_node.inputs.push(Some(output));
+        drop_unread(&mut rest_node);
+        self.set(user, rest_node);
+        // Just ahead of the rest, where all operands are there.
+        self.order[at] = (self.order[user].0, self.n_moved);
+        self.n_moved += 1;
+        self.epilogues[at] = all;
+        self.set(at, anchor);
+        None
     }
 }
 
@@ -308,78 +407,16 @@ fn channel_axis(kind: &Kind, out: &[i64]) -> usize {
     if matches!(kind, Kind::Conv(_)) { 1 } else { out.len() - 1 }
 }
 
-/// Takes what it can of the map behind an anchor; where it then stands, if a further map may follow.
-fn absorb_map(net: &mut Net, epilogues: &mut Vec<Operations>, at: usize) -> Option<usize> {
-    let anchor = net.nodes[at].clone();
-    let x = anchor.output();
-    let out = net.shape(x).to_vec();
-    let axis = channel_axis(&anchor.kind, &out);
-    if net.outputs.contains(&x) {
-        return None;
-    }
-    let mut users = net.nodes.iter().enumerate().filter(|(_, node)| node.inputs.contains(&Some(x)));
-    let (user, node) = users.next()?;
-    if users.next().is_some() {
-        return None;
-    }
-    let Kind::Map(value) = &node.kind else { return None };
-    if net.shape(node.output()) != out || net.value(node.output()).dtype != net.value(x).dtype {
-        return None;
-    }
-    let (node, value) = (node.clone(), value.clone());
-    let slot = node.inputs.iter().position(|id| *id == Some(x))?;
-    // The result itself is nowhere but in the kernel.
-    let operands = |slot: usize| operand_of(net, node.inputs[slot].filter(|id| *id != x)?, &out, axis);
-    let (found, part) = epilogue::largest(&value, slot, &operands)?;
-    let own: Operations = found
-        .into_iter()
-        .map(|(operation, slot)| (operation, slot.map(|slot| node.inputs[slot].expect("a map has all inputs").0)))
-        .collect();
-    let all: Operations = [epilogues[at].clone(), own.clone()].concat();
-    let check = Workload::parse("matmul:m=1,n=1,k=1").expect("it is one");
-    check.with_epilogue(all.iter().map(|(operation, _)| *operation).collect()).ok()?;
-    let is_all = part == value;
-    let output = if is_all {
-        node.output()
-    } else {
-        let name = format!("{}.part", node.origin);
-        net.add_value(&name, net.value(x).dtype, &out)
-    };
-    // The operands are the anchor's inputs from now on, so that they are computed before it.
-    let mut anchor = anchor;
-    anchor.inputs.extend(own.iter().filter_map(|(_, id)| id.map(|id| Some(ValueId(id)))));
-    anchor.outputs = vec![output];
-    if is_all {
-        anchor.origin = joined(&anchor.origin, &node.origin);
-        net.nodes[user] = anchor;
-        net.nodes.remove(at);
-        let _ = epilogues.remove(at);
-        epilogues[user - 1] = all;
-        return Some(user - 1);
-    }
-    let rest = scalar::replaced(&value, &part, &input(node.inputs.len()));
-    let mut rest_node = node.clone();
-    rest_node.inputs.push(Some(output));
-    rest_node.kind = Kind::Map(rest);
-    drop_unread(&mut rest_node);
-    net.nodes[user] = rest_node;
-    // Just ahead of the rest, where all operands are there.
-    net.nodes.insert(user, anchor);
-    epilogues.insert(user, all);
-    net.nodes.remove(at);
-    let _ = epilogues.remove(at);
-    None
-}
-
 /// Maps ahead of convolutions become their prologues where nothing else reads them: to compute one again
 /// costs less than to write it and to read it back. A nest that makes a map's input for it alone keeps it.
 fn absorb_prologues(net: &mut Net, epilogues: &mut Vec<Operations>) -> Vec<Operations> {
     let (n_uses, producers) = (net.n_uses(), net.producers());
     let mut prologues: Vec<Operations> = vec![Vec::new(); net.nodes.len()];
-    let mut absorbed: Vec<usize> = Vec::new();
+    let mut is_absorbed = vec![false; net.nodes.len()];
+    let mut all_users = net.users();
     for at in 0..net.nodes.len() {
         let node = net.nodes[at].clone();
-        let users: Vec<usize> = (0..net.nodes.len()).filter(|&user| reads(&net.nodes[user], node.output())).collect();
+        let users = all_users[node.output().0].clone();
         let may_change = |user: &usize| {
             let Node { kind, inputs, .. } = &net.nodes[*user];
             let n_reads = inputs.iter().filter(|id| **id == Some(node.output())).count();
@@ -395,8 +432,9 @@ fn absorb_prologues(net: &mut Net, epilogues: &mut Vec<Operations>) -> Vec<Opera
         if is_of_own_nest && n_uses[x.0] == 1 {
             continue;
         }
-        absorbed.push(at);
+        is_absorbed[at] = true;
         for user in users {
+            all_users[x.0].push(user);
             prologues[user] = operations.clone();
             let anchor = &mut net.nodes[user];
             anchor.inputs[0] = Some(x);
@@ -404,10 +442,12 @@ fn absorb_prologues(net: &mut Net, epilogues: &mut Vec<Operations>) -> Vec<Opera
             anchor.origin = joined(&node.origin, &anchor.origin);
         }
     }
-    for at in absorbed.into_iter().rev() {
-        net.nodes.remove(at);
-        let _ = (epilogues.remove(at), prologues.remove(at));
-    }
+    let mut is_kept = is_absorbed.iter().map(|is_absorbed| !is_absorbed);
+    net.nodes.retain(|_| is_kept.next() == Some(true));
+    let mut is_kept = is_absorbed.iter().map(|is_absorbed| !is_absorbed);
+    epilogues.retain(|_| is_kept.next() == Some(true));
+    let mut is_kept = is_absorbed.iter().map(|is_absorbed| !is_absorbed);
+    prologues.retain(|_| is_kept.next() == Some(true));
     prologues
 }
 
@@ -592,11 +632,7 @@ fn product(
 
 /// The nodes of each nest, by its last one, in order.
 fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
-    let (n_uses, producers) = (net.n_uses(), net.producers());
-    let mut users: Vec<Vec<usize>> = vec![Vec::new(); net.values.len()];
-    for (at, node) in net.nodes.iter().enumerate() {
-        node.inputs.iter().flatten().for_each(|id| users[id.0].push(at));
-    }
+    let (n_uses, producers, users) = (net.n_uses(), net.producers(), net.readers());
     let mut groups: Vec<Option<Vec<usize>>> = vec![None; net.nodes.len()];
     let mut is_taken = vec![false; net.nodes.len()];
     for root in (0..net.nodes.len()).rev() {
@@ -604,6 +640,7 @@ fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
             continue;
         }
         let mut members = vec![root];
+        let mut n_operations = operations_of(&net.nodes[root]);
         is_taken[root] = true;
         // Until nothing joins: a value with several readers may when they all have.
         loop {
@@ -637,8 +674,10 @@ fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
             };
             let read = members.iter().flat_map(|&member| net.nodes[member].inputs.iter().flatten());
             let mut candidates = read.filter_map(|id| candidate(*id));
-            let Some(new) = candidates.find(|new| may_join(net, &members, root, new)) else { break };
+            let fits = |new: &Candidate| n_operations + operations_of(&net.nodes[new.at]) <= MOST_OPERATIONS;
+            let Some(new) = candidates.find(|new| fits(new) && may_join(net, &members, root, new)) else { break };
             drop(candidates);
+            n_operations += operations_of(&net.nodes[new.at]);
             for at in new.views.into_iter().chain([new.at]) {
                 is_taken[at] = true;
                 members.push(at);
@@ -658,6 +697,17 @@ fn is_of_nest(net: &Net, node: &Node) -> bool {
         Kind::Concat(axis) => !is_flat(net, node, *axis),
         Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Sequence(_) => false,
         Kind::Call(_) | Kind::Host(_) => false,
+    }
+}
+
+/// Operations of a nest, at most: it is compiled as one function, and may be one expression.
+const MOST_OPERATIONS: usize = 4 * MOST_COST;
+
+/// Operations that a node adds to a nest.
+fn operations_of(node: &Node) -> usize {
+    match &node.kind {
+        Kind::Map(value) => cost(value).max(1),
+        _ => 1,
     }
 }
 

@@ -346,6 +346,22 @@ impl Net {
         n_uses
     }
 
+    /// The nodes that read each value, in order, one as often as it does.
+    pub fn readers(&self) -> Vec<Vec<usize>> {
+        let mut readers = vec![Vec::new(); self.values.len()];
+        for (at, node) in self.nodes.iter().enumerate() {
+            node.inputs.iter().flatten().for_each(|id| readers[id.0].push(at));
+        }
+        readers
+    }
+
+    /// The nodes that read each value, in order, each once.
+    pub fn users(&self) -> Vec<Vec<usize>> {
+        let mut readers = self.readers();
+        readers.iter_mut().for_each(Vec::dedup);
+        readers
+    }
+
     /// The node that computes each value.
     pub fn producers(&self) -> Vec<Option<usize>> {
         let mut producers = vec![None; self.values.len()];

@@ -9,7 +9,7 @@ use crate::scalar::{self, add, cost, input, substitute};
 use crate::{attention, embedding};
 
 /// Operations of a map that is made of several, at most.
-const MOST_COST: usize = 400;
+pub const MOST_COST: usize = 400;
 /// Most operations of a map that is computed again for every element that it is broadcast to.
 const CHEAP: usize = 2;
 
@@ -139,20 +139,20 @@ fn shuffled_in_place(net: &mut Net, links: &Links, at: usize) -> Option<()> {
 }
 
 /// Producers and readers of a net's values, counted once and updated as nodes change.
-struct Links {
+pub struct Links {
     /// How often each value is read, the net's outputs included.
-    n_uses: Vec<usize>,
+    pub n_uses: Vec<usize>,
     /// The node that computes each value.
-    producers: Vec<Option<usize>>,
+    pub producers: Vec<Option<usize>>,
 }
 
 impl Links {
-    fn of(net: &Net) -> Links {
+    pub fn of(net: &Net) -> Links {
         Links { n_uses: net.n_uses(), producers: net.producers() }
     }
 
     /// A node reads what it did not read before.
-    fn enter(&mut self, node: &Node) {
+    pub fn enter(&mut self, node: &Node) {
         for id in node.inputs.iter().flatten() {
             self.n_uses.resize(self.n_uses.len().max(id.0 + 1), 0);
             self.n_uses[id.0] += 1;
@@ -160,12 +160,12 @@ impl Links {
     }
 
     /// A node reads no more.
-    fn leave(&mut self, node: &Node) {
+    pub fn leave(&mut self, node: &Node) {
         node.inputs.iter().flatten().for_each(|id| self.n_uses[id.0] -= 1);
     }
 
     /// The node at a place computes its outputs.
-    fn place(&mut self, node: &Node, at: usize) {
+    pub fn place(&mut self, node: &Node, at: usize) {
         for id in &node.outputs {
             self.producers.resize(self.producers.len().max(id.0 + 1), None);
             self.producers[id.0] = Some(at);

@@ -256,3 +256,42 @@ fn a_view_of_one_element_between_maps_is_passed_once() {
     };
     within_time([1, 2, 4].map(file).into_iter());
 }
+
+/// Graphs of 20,000 nodes, in a chain or side by side.
+#[test]
+fn graphs_of_many_nodes_take_time_in_proportion() {
+    const N: usize = 20_000;
+    let shape = vec![2, 2];
+    let writer = || {
+        let mut writer = Writer::new(0);
+        writer.values = vec![("x".to_owned(), vec![2, 2])];
+        writer.file.inputs = vec![port("x", &[2, 2])];
+        writer
+    };
+    let before = |at: usize| if at == 0 { "x".to_owned() } else { format!("v{}", at - 1) };
+    let mut chain = writer();
+    for at in 0..N {
+        chain.push(["Relu", "Sigmoid", "Neg", "Tanh"][at % 4], &[&before(at)], &[], shape.clone());
+    }
+    let mut products = writer();
+    let w = products.weights(&[2, 2]);
+    for at in 0..N / 4 {
+        products.push("MatMul", &[&before(4 * at), &w], &[], shape.clone());
+        products.push("Transpose", &[&before(4 * at + 1)], &[], shape.clone());
+        products.push("Sigmoid", &[&before(4 * at + 2)], &[], shape.clone());
+        products.push("Transpose", &[&before(4 * at + 3)], &[], shape.clone());
+    }
+    let mut wide = writer();
+    wide.push("Exp", &["x"], &[], shape.clone());
+    for at in 0..N / 2 {
+        let c = wide.constant(Tensor::from_floats(DType::F32, [1], &[at as f64]));
+        wide.push("Mul", &["v0", &c], &[], shape.clone());
+        wide.push("Add", &[&before(2 * at + 1), &before(2 * at + 2)], &[], shape.clone());
+    }
+    let files = [("chain", chain), ("products", products), ("wide", wide)].map(|(name, mut writer)| {
+        let last = before(writer.file.nodes.len());
+        writer.file.outputs = vec![port(&last, &shape)];
+        (name.to_owned(), writer.file)
+    });
+    within_time(files.into_iter());
+}
