@@ -314,6 +314,7 @@ ops! {
     RotaryEmbedding: "Pairs turned by their position.",
     ScatterElements: "Elements replaced by index.",
     ScatterNd: "Slices replaced by index tuples.",
+    Select: "One of two tensors, by a truth.",
     Shape: "The dimensions of a tensor.",
     Size: "The number of elements.",
     Slice: "A part of each dimension.",

@@ -1,10 +1,11 @@
 //! Shapes and values: a model with its free dimensions bound, so that every tensor's type is exact.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use crate::error::{Unbound, invalid};
 use crate::evaluate::check_types;
-use crate::op::{Fact, Inputs, Op, Texts};
+use crate::op::{Body, Fact, If, Inputs, Op, Select, Texts};
 use crate::tensor::shape_text;
 use crate::{DType, Dim, Graph, Node, NodeId, OpError, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
@@ -135,6 +136,31 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     Specialised { graph, problems: job.problems }
 }
 
+/// Puts both graphs of each `If` of a specialised graph in its place, and a [`Select`] of each of its outputs.
+///
+/// # Panics
+/// Where the graph is not specialised.
+pub fn with_both_branches(graph: &Graph) -> Cow<'_, Graph> {
+    if !graph.nodes().any(|(_, node)| matches!(node.op, Op::If(_))) {
+        return Cow::Borrowed(graph);
+    }
+    let mut job = Job { takes_both: true, ..Job::new(Bindings::default().fold_bytes) };
+    job.graph.name.clone_from(&graph.name);
+    let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
+    for &id in &graph.inputs {
+        let new = job.graph.add_value(Value { producer: None, users: Vec::new(), ..graph.value(id).clone() });
+        map[id.0 as usize] = Some(new);
+        job.graph.inputs.push(new);
+    }
+    job.walk(graph, &mut map);
+    for &id in &graph.outputs {
+        let new = job.mapped(graph, &mut map, id).expect("a specialised graph computes its outputs");
+        let new = job.named_output(new, &graph.value(id).name);
+        job.graph.outputs.push(new);
+    }
+    Cow::Owned(pruned(&job.graph))
+}
+
 /// A graph's inputs with their exact types, and their elements where they are bound.
 ///
 /// # Errors
@@ -182,11 +208,14 @@ struct Job {
     /// Inputs that lack sizes, which are told together.
     unbound: Unbound,
     fold_bytes: usize,
+    /// Both graphs of an `If` are put in its place where its condition is not known.
+    takes_both: bool,
 }
 
 impl Job {
     fn new(fold_bytes: usize) -> Job {
-        Job { graph: Graph::default(), problems: Vec::new(), unbound: Unbound::default(), fold_bytes }
+        let (graph, unbound) = (Graph::default(), Unbound::default());
+        Job { graph, problems: Vec::new(), unbound, fold_bytes, takes_both: false }
     }
 
     fn tell_unbound(&mut self) {
@@ -342,12 +371,19 @@ impl Job {
                 Some(Fact { ty: value.ty.as_ref()?, value: value.constant.as_ref() })
             })
             .collect();
-        if let (Op::If(choice), Some(Some(condition))) = (&node.op, facts.first())
-            && let Some(condition) = condition.value
-        {
-            let body = choice.branch(condition).map_err(refuse)?;
-            self.inline(&body.graph, &body.captures, node, inputs, map);
-            return Ok(());
+        if let (Op::If(choice), Some(Some(condition))) = (&node.op, facts.first()) {
+            if let Some(condition) = condition.value {
+                let body = choice.branch(condition).map_err(refuse)?;
+                let outputs = self.inline(body, inputs);
+                for (output, new) in node.outputs.iter().zip(outputs) {
+                    output.iter().for_each(|id| map[id.0 as usize] = new);
+                }
+                return Ok(());
+            }
+            if self.takes_both {
+                self.both(old, choice, node, inputs, map);
+                return Ok(());
+            }
         }
         let operation = node.op.operation();
         let given = Inputs(&facts);
@@ -391,24 +427,30 @@ impl Job {
         Ok(())
     }
 
-    /// Puts a graph in the place of the node that has it.
-    fn inline(
-        &mut self,
-        body: &Graph,
-        captures: &[usize],
-        node: &Node,
-        inputs: &[Option<ValueId>],
-        map: &mut [Option<ValueId>],
-    ) {
-        let mut inner: Vec<Option<ValueId>> = vec![None; body.values().len()];
-        for (&id, &at) in body.inputs.iter().zip(captures) {
+    /// Puts a graph in the place of the node that has it: the graph's outputs.
+    fn inline(&mut self, body: &Body, inputs: &[Option<ValueId>]) -> Vec<Option<ValueId>> {
+        let graph = &body.graph;
+        let mut inner: Vec<Option<ValueId>> = vec![None; graph.values().len()];
+        for (&id, &at) in graph.inputs.iter().zip(&body.captures) {
             inner[id.0 as usize] = inputs[at];
         }
-        self.walk(body, &mut inner);
-        for (output, &id) in node.outputs.iter().zip(&body.outputs) {
-            if let Some(output) = output {
-                map[output.0 as usize] = self.mapped(body, &mut inner, id);
-            }
+        self.walk(graph, &mut inner);
+        graph.outputs.iter().map(|&id| self.mapped(graph, &mut inner, id)).collect()
+    }
+
+    /// Puts both graphs of a node in its place, and selects their outputs.
+    fn both(&mut self, old: &Graph, choice: &If, node: &Node, inputs: &[Option<ValueId>], map: &mut [Option<ValueId>]) {
+        let [then, otherwise] = [&choice.then, &choice.otherwise].map(|body| self.inline(body, inputs));
+        for (output, of_both) in node.outputs.iter().zip(then.into_iter().zip(otherwise)) {
+            let (Some(output), (Some(then), Some(otherwise))) = (output, of_both) else { continue };
+            let name = old.value(*output).name.clone();
+            let of_then = self.graph.value(then);
+            let (ty, texts) = (of_then.ty.clone(), of_then.texts.clone());
+            let new = self.graph.add_value(Value { name, ty, texts, ..Value::default() });
+            let (op, place) = (Select.into(), node.place.clone());
+            let inputs = vec![inputs[0], Some(then), Some(otherwise)];
+            self.graph.add_node(Node { op, place, inputs, outputs: vec![Some(new)] });
+            map[output.0 as usize] = Some(new);
         }
     }
 

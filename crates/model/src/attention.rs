@@ -133,7 +133,7 @@ pub fn sink_moves(net: &mut Net) -> usize {
     n_sunk
 }
 
-/// What is known of values that nodes up to some place compute.
+/// Facts of the values computed so far, in a walk over nodes in their order.
 struct Moves {
     links: Links,
     is_of_anchor: Vec<bool>,
@@ -144,7 +144,7 @@ struct Moves {
 }
 
 impl Moves {
-    /// The last of the moves ahead of a node, where that is a map of one tensor that is what a product or a
+    /// Finds the last of the moves ahead of a node, where that is a map of one tensor that is what a product or a
     /// convolution gives, moved. It goes through the nodes in their order.
     fn moved_map(&mut self, net: &Net, at: usize) -> Option<usize> {
         let (Moves { links, is_of_anchor, comes_moved, is_turned }, node) = (self, &net.nodes[at]);

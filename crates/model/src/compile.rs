@@ -13,10 +13,11 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu};
 use tilewright_runtime::gpu::GPU_LINE;
 use tilewright_runtime::{
-    self as runtime, AnyModel, Block, Constant, GpuModel, Memory, Model, Place, Plan, Slice, Work, on_all_cores,
+    self as runtime, AnyModel, Block, Constant, GpuModel, Guard, Memory, Model, Place, Plan, Slice, Work, on_all_cores,
     plan_memory,
 };
 
+use crate::branches::{Condition, conditions};
 use crate::fuse::{Fused, Kernel, Step, Steps};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::place::{Location, Places};
@@ -242,6 +243,8 @@ struct Job<'a> {
     /// Buffers that a kernel keeps of these constants.
     prepared: HashMap<(usize, Vec<ValueId>), Vec<Slice>>,
     origins: Vec<Option<usize>>,
+    /// Guard of the steps that are added.
+    guard: Option<usize>,
     /// Values at the present step of a sequence: the value that each stands for, and its offset in bytes.
     moving: HashMap<ValueId, (ValueId, usize)>,
 }
@@ -271,6 +274,7 @@ impl<'a> Job<'a> {
             kernels,
             prepared: HashMap::new(),
             origins: Vec::new(),
+            guard: None,
             moving: HashMap::new(),
         }
     }
@@ -279,14 +283,17 @@ impl<'a> Job<'a> {
         self.ports()?;
         self.arena()?;
         let mut copies = self.places.copies.iter().peekable();
+        let conditions = conditions(self.fused, self.places);
         let mut origin = 0;
         for (at, step) in self.fused.steps.iter().enumerate() {
+            self.guard = None;
             while let Some(copy) = copies.next_if(|copy| copy.before == at) {
                 let from = self.slice(copy.from)?;
                 let whole = self.slice(copy.to)?;
                 let to = Slice { offset: whole.offset + copy.offset, n_bytes: from.n_bytes, ..whole };
                 self.copy(from, to);
             }
+            self.guard = self.guard_of(&conditions[at])?;
             match step {
                 Step::Kernel(kernel) => {
                     let work = self.kernel(kernel, self.number(kernel))?;
@@ -305,6 +312,7 @@ impl<'a> Job<'a> {
             }
             origin += 1;
         }
+        self.guard = None;
         for copy in copies {
             let from = self.slice(copy.from)?;
             // At the end, it is the outputs that are copied to.
@@ -319,6 +327,20 @@ impl<'a> Job<'a> {
         Ok(self)
     }
 
+    /// Finds or adds the guard that has all of some conditions hold, given the outermost first.
+    fn guard_of(&mut self, conditions: &[Condition]) -> Result<Option<usize>, CompileError> {
+        let mut outer = None;
+        for &(truth, holds) in conditions {
+            let guard = Guard { truth: self.slice(truth)?, holds, outer };
+            let known = self.plan.guards.iter().position(|known| *known == guard);
+            outer = Some(known.unwrap_or(self.plan.guards.len()));
+            if known.is_none() {
+                self.plan.guards.push(guard);
+            }
+        }
+        Ok(outer)
+    }
+
     /// A copy, where there is anything to copy.
     fn copy(&mut self, from: Slice, to: Slice) {
         if from.n_bytes > 0 {
@@ -327,7 +349,7 @@ impl<'a> Job<'a> {
     }
 
     fn push(&mut self, name: &str, work: Work, origin: Option<usize>) {
-        self.plan.steps.push(runtime::Step { name: name.to_owned(), work });
+        self.plan.steps.push(runtime::Step { name: name.to_owned(), work, guard: self.guard });
         self.origins.push(origin);
     }
 

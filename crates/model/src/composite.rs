@@ -2,7 +2,7 @@
 //! by indices, quantized numbers.
 
 use tilewright_graph::op::{
-    ArgReduce, Cumulative, Einsum, GroupNormalization, Inputs, OneHot, QuantizeLinear, Resize, Scaling, axis,
+    ArgReduce, AxisSums, Cumulative, Einsum, GroupNormalization, Inputs, OneHot, QuantizeLinear, Resize, Scaling, axis,
 };
 use tilewright_graph::{DType, Op, Tensor};
 use tilewright_ir::Expr;
@@ -18,6 +18,11 @@ use crate::scalar::{
 const MOST_TAPS: usize = 32;
 /// Single precision counts so far.
 const MOST_COUNTED: i64 = 1 << 24;
+
+/// Counts the most pixels that a place is made of.
+fn most_taps(places: &[Vec<(usize, f64)>]) -> usize {
+    places.iter().map(Vec::len).max().unwrap_or(0)
+}
 
 impl Job<'_> {
     /// A constant of whole numbers.
@@ -35,6 +40,15 @@ impl Job<'_> {
         self.net.add_constant(&name, shape, numbers)
     }
 
+    /// Adds a constant of numbers in the precision of a value.
+    pub(crate) fn real_constant(&mut self, what: &str, like: ValueId, shape: &[i64], numbers: &[f64]) -> ValueId {
+        let dtype = self.net.value(like).dtype;
+        let id = self.value(what, dtype, shape);
+        let shape: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
+        self.net.values[id.0].constant = Some(Tensor::from_floats(dtype, shape, numbers));
+        id
+    }
+
     /// Lowers the position of the largest or smallest element of a dimension: the least or last position that
     /// has it.
     pub(crate) fn arg_reduce(&mut self, op: &ArgReduce) -> Option<()> {
@@ -42,7 +56,7 @@ impl Job<'_> {
         let shape = self.net.shape(x).to_vec();
         let axis = axis(op.axis, shape.len()).ok()?;
         let n = shape[axis];
-        (self.is_f32(x) && n < MOST_COUNTED).then_some(())?;
+        (self.has_code(x) && n < MOST_COUNTED).then_some(())?;
         let (mut kept, mut along) = (shape.clone(), vec![1; shape.len()]);
         (kept[axis], along[axis]) = (1, n);
         let counted: Vec<f32> = (0..n).map(|at| at as f32).collect();
@@ -50,8 +64,13 @@ impl Job<'_> {
         let extreme = if op.is_min { ReduceOp::Min } else { ReduceOp::Max };
         let best = self.step("best", Kind::Reduce(extreme, vec![axis]), &[x], &kept);
         let (order, none) = if op.takes_last { (ReduceOp::Max, -1) } else { (ReduceOp::Min, n) };
-        let place = choose_if(is_extreme(input(0), input(1), op.is_min), input(2), number(none as f64));
-        let place = self.step("place", Kind::Map(place), &[x, best, places], &shape);
+        let is_extreme = match self.is_real(x) {
+            true => is_extreme(input(0), input(1), op.is_min),
+            false => not(less(input(0), input(1))).and(not(less(input(1), input(0)))),
+        };
+        let place = choose_if(is_extreme, input(2), number(none as f64));
+        let to_place = self.value("place", DType::F32, &shape);
+        let place = self.push(Kind::Map(place), &[x, best, places], to_place);
         let found = self.step("found", Kind::Reduce(order, vec![axis]), &[place], &kept);
         let whole = self.value("whole", DType::I64, &kept);
         self.push(Kind::Map(input(0)), &[found], whole);
@@ -105,13 +124,13 @@ impl Job<'_> {
         Some(())
     }
 
-    /// An image in another size: by dimension, pixels picked, or sums of a few of them.
+    /// Resizes an image, dimension by dimension: pixels are picked, or a few of them summed.
     pub(crate) fn resized(&mut self, op: &Resize) -> Option<()> {
         let (from, to) = (self.try_input(0)?, self.output()?);
-        self.is_f32(from).then_some(())?;
+        self.has_code(from).then_some(())?;
         let mut of_axes = op.sums(Inputs(&self.facts())).ok()??;
-        let is_pick = |taps: &Vec<(usize, f64)>| matches!(taps[..], [(_, w)] if w == 1.0);
-        if of_axes.iter().all(|(_, places)| places.iter().all(is_pick)) {
+        let is_pick = |(_, places): &AxisSums| places.iter().all(|taps| matches!(taps[..], [(_, w)] if w == 1.0));
+        if of_axes.iter().all(is_pick) {
             let mut lines = vec![Some(Line::SAME); self.net.shape(from).len()];
             for (axis, places) in &of_axes {
                 lines[*axis] = Line::through(&places.iter().map(|taps| taps[0].0 as i64).collect::<Vec<_>>());
@@ -125,32 +144,47 @@ impl Job<'_> {
         let is_same =
             |places: &[Vec<(usize, f64)>]| places.iter().enumerate().all(|(at, taps)| taps[..] == [(at, 1.0)]);
         of_axes.retain(|(axis, places)| !is_whole(*axis, places.len()) || !is_same(places));
-        let most = |places: &Vec<Vec<(usize, f64)>>| places.iter().map(Vec::len).max().unwrap_or(0);
-        of_axes.iter().all(|(_, places)| (1..=MOST_TAPS).contains(&most(places))).then_some(())?;
-        let mut x = from;
+        of_axes.iter().all(|(_, places)| (1..=MOST_TAPS).contains(&most_taps(places))).then_some(())?;
+        // Integers are summed as numbers, and rounded.
+        let is_summed = !self.is_real(from) && !of_axes.iter().all(is_pick);
+        let mut x = if is_summed { self.double("numbers", from, &shape) } else { from };
         // Rows first, while there are few of them; the rest of their pixels are neighbours.
-        for (axis, places) in of_axes.iter().rev() {
-            let n = places.len() as i64;
-            let mut shape = self.net.shape(x).to_vec();
-            shape[*axis] = n;
-            let mut along = vec![1; shape.len() - axis];
-            along[0] = n;
-            let (mut picked, mut weights) = (Vec::new(), Vec::new());
-            for tap in 0..most(places) {
-                let of = |taps: &Vec<(usize, f64)>| taps.get(tap).copied().unwrap_or((taps[0].0, 0.0));
-                let list: Vec<i64> = places.iter().map(|taps| of(taps).0 as i64).collect();
-                let list = self.whole_constant("pixels", DType::I64, &[n], &list);
-                let kind = Kind::Gather { axis: *axis, by_element: false };
-                picked.push(self.step("picked", kind, &[x, list], &shape));
-                let numbers: Vec<f32> = places.iter().map(|taps| of(taps).1 as f32).collect();
-                weights.push(self.constant("weights", &along, &numbers));
-            }
-            let n_taps = picked.len();
-            let value = (0..n_taps).map(|tap| mul(input(tap), input(n_taps + tap))).reduce(add)?;
-            x = self.step("sum", Kind::Map(value), &[picked, weights].concat(), &shape);
+        for of_axis in of_axes.iter().rev() {
+            x = self.resized_along(x, of_axis, is_pick(of_axis))?;
         }
-        self.push(Kind::View, &[x], to);
+        match is_summed {
+            true => {
+                let rounded = Expr::cast(tilewright_ir::DType::F64, of(UnaryOp::Round, input(0)));
+                self.push(Kind::Map(rounded), &[x], to)
+            }
+            false => self.push(Kind::View, &[x], to),
+        };
         Some(())
+    }
+
+    /// Resizes a tensor along one dimension.
+    fn resized_along(&mut self, x: ValueId, (axis, places): &AxisSums, is_pick: bool) -> Option<ValueId> {
+        let n = places.len() as i64;
+        let mut shape = self.net.shape(x).to_vec();
+        shape[*axis] = n;
+        let mut along = vec![1; shape.len() - axis];
+        along[0] = n;
+        let (mut picked, mut weights) = (Vec::new(), Vec::new());
+        for tap in 0..most_taps(places) {
+            let of = |taps: &Vec<(usize, f64)>| taps.get(tap).copied().unwrap_or((taps[0].0, 0.0));
+            let list: Vec<i64> = places.iter().map(|taps| of(taps).0 as i64).collect();
+            let list = self.whole_constant("pixels", DType::I64, &[n], &list);
+            let kind = Kind::Gather { axis: *axis, by_element: false };
+            picked.push(self.step("picked", kind, &[x, list], &shape));
+            let numbers: Vec<f64> = places.iter().map(|taps| of(taps).1).collect();
+            weights.push(self.real_constant("weights", x, &along, &numbers));
+        }
+        if is_pick {
+            return Some(picked[0]);
+        }
+        let n_taps = picked.len();
+        let value = (0..n_taps).map(|tap| mul(input(tap), input(n_taps + tap))).reduce(add)?;
+        Some(self.step("sum", Kind::Map(value), &[picked, weights].concat(), &shape))
     }
 
     /// Groups of channels with mean 0 and variance 1, scaled and moved by group or by channel.

@@ -173,8 +173,9 @@ impl Job<'_> {
         let axis = axis(op.axis, kept.len()).ok()?;
         kept[axis] = 1;
         let norm = self.norm(x, Kind::Reduce(ReduceOp::Sum, vec![axis]), op.p, &kept)?;
-        let is_some = not(not(less(number(0.0), input(1))).and(not(less(input(1), number(0.0)))));
-        let value = choose_if(is_some, Expr::binary(BinaryOp::Div, input(0), input(1)), number(0.0));
+        // A norm of NaN is not 0: what follows from it is NaN.
+        let is_zero = less(input(1), number(1.0)).and(not(less(number(0.0), input(1))));
+        let value = choose_if(is_zero, number(0.0), Expr::binary(BinaryOp::Div, input(0), input(1)));
         self.push(Kind::Map(value), &[x, norm], to);
         Some(())
     }

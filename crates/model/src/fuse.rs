@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use tilewright::Caches;
-use tilewright_graph::Graph;
+use tilewright_graph::{Graph, with_both_branches};
 use tilewright_ir::expr::{Cond, ReduceOp, Subscript};
 use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, StageSpec, Workload, WorkloadError};
 use tilewright_ir::{BufferId, DType, Expr, Index, Role, Target};
@@ -164,7 +164,7 @@ impl Fused {
 /// # Errors
 /// As [`fuse`].
 pub fn lower(graph: &Graph, exact: bool) -> Result<Fused, WorkloadError> {
-    let mut net = import(&widened(graph, exact));
+    let mut net = import(&widened(&with_both_branches(graph), exact));
     simplify(&mut net);
     let mut fused = fuse(net)?;
     fused.workloads_mut().for_each(|workload| workload.exact |= exact);
@@ -312,7 +312,7 @@ struct Absorbing<'a> {
     users: Vec<Vec<usize>>,
     is_output: Vec<bool>,
     is_removed: Vec<bool>,
-    /// Where each node will stand: at the place of a node, the anchors that moved there ahead of it.
+    /// Sort key of each node: the place that it ends at, and the order of anchors that moved there.
     order: Vec<(usize, usize)>,
     n_moved: usize,
 }
@@ -327,7 +327,7 @@ impl<'a> Absorbing<'a> {
         Absorbing { net, epilogues, users, is_output, is_removed: vec![false; n], order, n_moved: 0 }
     }
 
-    /// Puts the nodes that are left in their order: their epilogues.
+    /// Puts the nodes that are left in their order, and returns their epilogues.
     fn done(self) -> Vec<Operations> {
         let mut kept: Vec<usize> = (0..self.order.len()).filter(|&at| !self.is_removed[at]).collect();
         kept.sort_by_key(|&at| self.order[at]);
@@ -337,7 +337,7 @@ impl<'a> Absorbing<'a> {
         kept.into_iter().map(|at| std::mem::take(&mut epilogues[at])).collect()
     }
 
-    /// The node that alone reads a value.
+    /// Finds the node that alone reads a value.
     fn only_user(&self, id: ValueId) -> Option<usize> {
         let is_user = |at: &&usize| !self.is_removed[**at] && reads(&self.net.nodes[**at], id);
         let mut users = self.users[id.0].iter().filter(is_user);
@@ -345,6 +345,7 @@ impl<'a> Absorbing<'a> {
         users.all(|other| other == first).then_some(*first)
     }
 
+    /// Replaces a node.
     fn set(&mut self, at: usize, node: Node) {
         self.users.resize(self.net.values.len(), Vec::new());
         self.is_output.resize(self.net.values.len(), false);
@@ -703,7 +704,7 @@ fn is_of_nest(net: &Net, node: &Node) -> bool {
 /// Operations of a nest, at most: it is compiled as one function, and may be one expression.
 const MOST_OPERATIONS: usize = 4 * MOST_COST;
 
-/// Operations that a node adds to a nest.
+/// Counts the operations that a node adds to a nest.
 fn operations_of(node: &Node) -> usize {
     match &node.kind {
         Kind::Map(value) => cost(value).max(1),

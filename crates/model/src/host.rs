@@ -1,16 +1,19 @@
 //! Operators that no kernel computes as functions in C, with kernels around them that find places.
 
 use tilewright_graph::op::{
-    Binary, Col2Im, Geometry, Inputs, MaxUnpool, Operation, RoiAlign, Scatter, TopK, Unary, axis,
+    Binary, Col2Im, Geometry, Inputs, MaxUnpool, Operation, Resize, ResizeMode, RoiAlign, Rounding, Scatter, TopK,
+    Unary, axis,
 };
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::BinaryOp;
-use tilewright_runtime::host::{BINARY, COPY, DET, HostCall, HostOperator, MAX_POOL, ROI_ALIGN, SCATTER, TOP_K, UNARY};
+use tilewright_runtime::host::{
+    BINARY, COPY, COUPLING, CROP, DET, HostCall, HostOperator, MAX_POOL, MEL, ROI_ALIGN, SCATTER, SELECT, TOP_K, UNARY,
+};
 
 use crate::import::Job;
 use crate::net::{Kind, ValueId};
-use crate::scalar::{add, choose_if, input, less, mul, number, where_less};
+use crate::scalar::{add, choose, choose_if, input, less, mul, number, where_less};
 
 impl Job<'_> {
     /// The number of a value's element type among parameters of host operators, where runs have that type.
@@ -184,9 +187,20 @@ impl Job<'_> {
             Binary::BitShift { to_left: false } => 4,
             Binary::Mod { of_dividend: true } => 5,
             Binary::Mod { of_dividend: false } => 6,
+            Binary::Pow if self.is_whole(a) && self.is_whole(b) => return self.whole_power(a, b, to),
             _ => return None,
         };
         self.binary_of(function, a, b, to)
+    }
+
+    /// Raises integers to powers of integers; lower bits of a power are those of the power of i64.
+    fn whole_power(&mut self, a: ValueId, b: ValueId, to: ValueId) -> Option<()> {
+        let shape = self.net.shape(to).to_vec();
+        let [a, b] = [a, b].map(|id| self.whole_map("wide", input(0), &[id], &shape));
+        let power = self.value("power", DType::I64, &shape);
+        self.binary_of(7, a, b, power)?;
+        self.push(Kind::Map(input(0)), &[power], to);
+        Some(())
     }
 
     fn binary_of(&mut self, function: i64, a: ValueId, b: ValueId, to: ValueId) -> Option<()> {
@@ -215,6 +229,105 @@ impl Job<'_> {
         let &[ref outer @ .., n, _] = &shape[..] else { return None };
         let parameters = vec![self.type_number(x)?, outer.iter().product(), n];
         self.call(DET, parameters, 8 * (n * n) as usize, &[x], &[to]);
+        Some(())
+    }
+
+    /// Selects the result of one of two graphs.
+    pub(crate) fn selected(&mut self) -> Option<()> {
+        let (truth, a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.try_input(2)?, self.output()?);
+        self.call(SELECT, vec![self.net.value(to).n_bytes() as i64], 0, &[truth, a, b], &[to]);
+        Some(())
+    }
+
+    /// Computes probabilities of classes from those of their pairs.
+    pub(crate) fn coupled(&mut self, n_classes: usize) -> Option<()> {
+        let (pairs, to) = (self.try_input(0)?, self.output()?);
+        self.is_f32(pairs).then_some(())?;
+        let scratch_bytes = 16 * n_classes * (n_classes + 1);
+        self.call(COUPLING, vec![self.net.shape(to)[0], n_classes as i64], scratch_bytes, &[pairs], &[to]);
+        Some(())
+    }
+
+    /// Converts a value to f64.
+    pub(crate) fn double(&mut self, what: &str, id: ValueId, shape: &[i64]) -> ValueId {
+        let to = self.value(what, DType::F64, shape);
+        self.push(Kind::Map(input(0)), &[id], to)
+    }
+
+    /// Computes weights from frequencies to mel bands.
+    pub(crate) fn mel_weights(&mut self) -> Option<()> {
+        let (rate, low, high, to) = (self.try_input(2)?, self.try_input(3)?, self.try_input(4)?, self.output()?);
+        [rate, low, high, to].iter().all(|id| self.has_code(*id)).then_some(())?;
+        let one = |job: &Self, at: usize| job.net.value(job.try_input(at)?).constant.as_ref()?.i64s().first().copied();
+        let parameters = vec![one(self, 1)?, one(self, 0)?];
+        let shape = |job: &Self, id: ValueId| job.net.shape(id).to_vec();
+        let (of_rate, of_low, of_high, out) = (shape(self, rate), shape(self, low), shape(self, high), shape(self, to));
+        let rate = self.whole_map("rate", input(0), &[rate], &of_rate);
+        let (low, high) = (self.double("low", low, &of_low), self.double("high", high, &of_high));
+        let weights = self.value("weights", DType::F64, &out);
+        self.call(MEL, parameters, 0, &[rate, low, high], &[weights]);
+        self.push(Kind::Map(input(0)), &[weights], to);
+        Some(())
+    }
+
+    /// Makes the bounds of a region: its starts along all dimensions, then its ends; a dimension that is not
+    /// resized is whole.
+    fn region(&mut self, axes: &[usize], rank: usize) -> Option<ValueId> {
+        let n = 2 * rank as i64;
+        let given = self.try_input(1).filter(|id| self.net.value(*id).n_elements() > 0);
+        let all = [vec![0, 0], vec![0, 1]].concat();
+        let ends: Vec<i64> = (0..n).map(|at| all[2 + usize::from(at >= rank as i64)]).collect();
+        let ends = self.whole_constant("ends", DType::I64, &[n], &ends);
+        let ends = self.double("ends", ends, &[n]);
+        let Some(given) = given else { return Some(ends) };
+        self.has_code(given).then_some(())?;
+        let place = |at: i64| {
+            let found = axes.iter().position(|axis| *axis as i64 == at % rank as i64);
+            found.map_or(-1, |found| found as i64 + if at < rank as i64 { 0 } else { axes.len() as i64 })
+        };
+        let places: Vec<i64> = (0..n).map(place).collect();
+        let is_given: Vec<i64> = places.iter().map(|place| i64::from(*place >= 0)).collect();
+        let places: Vec<i64> = places.into_iter().map(|place| place.max(0)).collect();
+        let (places, is_given) = (
+            self.whole_constant("places", DType::I64, &[n], &places),
+            self.whole_constant("is_given", DType::Bool, &[n], &is_given),
+        );
+        let given = self.double("region", given, &[2 * axes.len() as i64]);
+        let given = self.step("region", Kind::Gather { axis: 0, by_element: false }, &[given, places], &[n]);
+        let to = self.value("region", DType::F64, &[n]);
+        Some(self.push(Kind::Map(choose(input(0), input(1), input(2))), &[is_given, given, ends], to))
+    }
+
+    /// Resizes a region of an image.
+    pub(crate) fn cropped(&mut self, op: &Resize) -> Option<()> {
+        let (x, to, shape) = (self.try_input(0)?, self.output()?, self.shape(0)?);
+        (self.is_f32(x) && shape.len() <= 16).then_some(())?;
+        let resized = op.resized(Inputs(&self.facts())).ok()?;
+        let (mode, cubic) = match op.mode {
+            ResizeMode::Nearest(Rounding::HalfDown) => (0, 0.0),
+            ResizeMode::Nearest(Rounding::HalfUp) => (1, 0.0),
+            ResizeMode::Nearest(Rounding::Floor) => (2, 0.0),
+            ResizeMode::Nearest(Rounding::Ceil) => (3, 0.0),
+            ResizeMode::Linear => (4, 0.0),
+            ResizeMode::Cubic(a) => (5, a),
+        };
+        let (cubic, outside) = (cubic.to_bits() as i64, op.outside.to_bits() as i64);
+        let mut parameters = vec![shape.len() as i64, mode, cubic, outside, i64::from(op.excludes_outside)];
+        let mut n_entries = 0;
+        for (d, &from) in shape.iter().enumerate() {
+            let of_axis = resized.iter().find(|axis| axis.axis == d);
+            let narrow = of_axis.filter(|_| op.antialias).map_or(1.0, |axis| axis.factor.min(1.0));
+            let most = match mode {
+                0..=3 => 1,
+                _ => 2 * ((if mode == 5 { 2.0 } else { 1.0 }) / narrow).ceil() as i64 + 1,
+            };
+            let to = self.net.shape(to)[d];
+            parameters.extend([from, to, narrow.to_bits() as i64, most]);
+            n_entries += to * (1 + most);
+        }
+        let axes: Vec<usize> = resized.iter().map(|axis| axis.axis).collect();
+        let region = self.region(&axes, shape.len())?;
+        self.call(CROP, parameters, 16 * n_entries as usize, &[x, region], &[to]);
         Some(())
     }
 

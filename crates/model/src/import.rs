@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use tilewright_codegen::llvm_version;
 use tilewright_graph::op::{
-    Fact, Inputs, Pad, PadMode, PoolKind, ReduceKind, Scatter, SoftmaxKind, Unary, axis, product_shape,
+    Coordinates, Fact, Inputs, Pad, PadMode, PoolKind, ReduceKind, Scatter, SoftmaxKind, Unary, axis, product_shape,
 };
 use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor};
 use tilewright_ir::Expr;
@@ -29,12 +29,14 @@ pub fn import(graph: &Graph) -> Net {
         let is_read = |id: &tilewright_graph::ValueId| !graph.value(*id).users.is_empty() || graph.outputs.contains(id);
         let outputs: Vec<Option<ValueId>> =
             node.outputs.iter().map(|id| id.filter(is_read).map(|id| ValueId(id.0 as usize))).collect();
-        let mut job = Job { graph, node, net: &mut net, inputs: inputs.clone(), outputs };
+        let mut job = Job { graph, node, net: &mut net, inputs: inputs.clone(), outputs: outputs.clone() };
         let n_nodes = job.net.nodes.len();
         // Values on the way of what has no code after all are read by nobody.
         if job.lower().is_none() || !compiles(job.net, n_nodes) {
             job.net.nodes.truncate(n_nodes);
             job.inputs = inputs;
+            // What has no elements is known by now.
+            job.outputs = outputs.into_iter().map(|id| id.filter(|id| !job.is_empty(*id))).collect();
             if job.evaluate().is_none() {
                 job.host();
             }
@@ -104,6 +106,11 @@ impl Job<'_> {
 
     pub(crate) fn is_f32(&self, id: ValueId) -> bool {
         self.net.value(id).dtype == DType::F32
+    }
+
+    /// Tells whether a value has no elements.
+    fn is_empty(&self, id: ValueId) -> bool {
+        self.net.value(id).n_elements() == 0
     }
 
     /// Whether there is code for its elements. Nothing but a cast has such for numbers of 16 bits, since
@@ -233,8 +240,7 @@ impl Job<'_> {
                 *to = None;
             }
         }
-        let is_empty = |id: &ValueId| self.net.value(*id).n_elements() == 0;
-        if !matches!(self.node.op, Op::Concat(_)) && self.try_input(0).is_some_and(|id| is_empty(&id)) {
+        if !matches!(self.node.op, Op::Concat(_)) && self.try_input(0).is_some_and(|id| self.is_empty(id)) {
             return None;
         }
         let node = self.node;
@@ -263,7 +269,7 @@ impl Job<'_> {
             Op::Variadic(f) => {
                 use tilewright_graph::op::Variadic as V;
                 let f = *f;
-                (!matches!(f, V::Mean) || self.is_f32(self.output()?)).then_some(())?;
+                (!matches!(f, V::Mean) || self.is_real(self.output()?)).then_some(())?;
                 self.map(|x| {
                     let all = x.iter().cloned();
                     Some(match f {
@@ -397,7 +403,9 @@ impl Job<'_> {
                 let [m, n, k] = gemm.sizes(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
                 let (m, n, k) = (m as i64, n as i64, k as i64);
                 let (mut a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
-                (self.is_f32(a) && self.is_f32(b)).then_some(())?;
+                if !self.is_f32(a) || !self.is_f32(b) {
+                    return self.gemm_of_others(gemm, [m, n, k]);
+                }
                 if gemm.transposes_a {
                     a = self.step("a", Kind::Transpose(vec![1, 0]), &[a], &[m, k]);
                 }
@@ -425,7 +433,7 @@ impl Job<'_> {
                     return self.pooled_places(&geometry, columns_first);
                 }
                 let to = self.output()?;
-                let is_fitting = matches!(pool.kind, PoolKind::Max { .. }) && self.has_code(x) || self.is_f32(x);
+                let is_fitting = matches!(pool.kind, PoolKind::Max { .. }) && self.has_code(x) || self.is_real(x);
                 is_fitting.then_some(())?;
                 let with = |image: &[i64], rest: i64| [&[rest, rest][..], image].concat();
                 let windows = Windows {
@@ -462,13 +470,12 @@ impl Job<'_> {
                             let n: i64 = of_each.iter().map(|counts| counts[0]).product();
                             self.push(Kind::Map(mul(input(0), number(1.0 / n as f64))), &[sum], to);
                         } else {
-                            let mut factors = vec![1.0f32];
+                            let mut factors = vec![1.0];
                             for counts in &of_each {
                                 factors =
-                                    factors.iter().flat_map(|f| counts.iter().map(move |n| f / *n as f32)).collect();
+                                    factors.iter().flat_map(|f| counts.iter().map(move |n| f / *n as f64)).collect();
                             }
-                            let name = format!("{}.factors", self.node.place.node);
-                            let factors = self.net.add_constant(&name, &shape[2..], &factors);
+                            let factors = self.real_constant("factors", x, &shape[2..], &factors);
                             self.push(Kind::Map(mul(input(0), input(1))), &[sum, factors], to);
                         }
                     }
@@ -482,7 +489,7 @@ impl Job<'_> {
             }
             Op::GlobalPool(pool) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
-                self.is_f32(x).then_some(())?;
+                self.is_real(x).then_some(())?;
                 let shape = self.net.shape(x).to_vec();
                 let axes: Vec<usize> = (2..shape.len()).collect();
                 match pool.kind {
@@ -505,8 +512,8 @@ impl Job<'_> {
             }
             Op::Reduce(reduce) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
-                let is_exact =
-                    matches!(reduce.kind, ReduceKind::Max | ReduceKind::Min | ReduceKind::Sum | ReduceKind::Prod);
+                use ReduceKind as R;
+                let is_exact = matches!(reduce.kind, R::Max | R::Min | R::Sum | R::Prod | R::L1 | R::SumSquare);
                 (self.is_real(x) || is_exact && self.has_code(x)).then_some(())?;
                 let Some(axes) = reduce.axes(Inputs(&self.facts())).ok()? else { return self.view() };
                 let shape = self.net.shape(x).to_vec();
@@ -516,7 +523,6 @@ impl Job<'_> {
                 let mut kept = shape.clone();
                 axes.iter().for_each(|&axis| kept[axis] = 1);
                 let n: i64 = axes.iter().map(|&axis| shape[axis]).product();
-                use ReduceKind as R;
                 if reduce.kind == R::LogSumExp {
                     return self.log_of_sum(x, axes, &kept, to);
                 }
@@ -612,7 +618,7 @@ impl Job<'_> {
             }
             Op::RmsNormalization(norm) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
-                self.is_f32(x).then_some(())?;
+                self.is_real(x).then_some(())?;
                 let shape = self.shape(0)?;
                 let rank = shape.len();
                 let axis = axis(norm.axis, rank).ok()?;
@@ -632,7 +638,7 @@ impl Job<'_> {
             Op::Recurrent(recurrent) => self.recurrent(recurrent),
             Op::Lrn(lrn) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
-                self.is_f32(x).then_some(())?;
+                self.is_real(x).then_some(())?;
                 let shape = self.shape(0)?;
                 let ones = vec![1; shape.len()];
                 let (mut kernel, mut before) = (ones.clone(), vec![0; shape.len()]);
@@ -646,7 +652,11 @@ impl Job<'_> {
                 self.push(Kind::Map(mul(input(0), power)), &[x, sum], to);
                 Some(())
             }
+            Op::Resize(resize) if resize.coordinates == Coordinates::TfCropAndResize => self.cropped(resize),
             Op::Resize(resize) => self.resized(resize),
+            Op::Select(_) => self.selected(),
+            Op::PairwiseCoupling(coupling) => self.coupled(coupling.n_classes),
+            Op::MelWeightMatrix(_) => self.mel_weights(),
             Op::ArgReduce(reduce) => self.arg_reduce(reduce),
             Op::TreeEnsemble(trees) => self.trees(trees),
             Op::OneHot(one_hot) => self.one_hot(one_hot),
@@ -689,7 +699,7 @@ impl Job<'_> {
             Op::MatMulInteger(_) => self.quantized_product().or_else(|| self.whole_product()),
             Op::DepthToSpace(depth) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
-                self.is_f32(x).then_some(())?;
+                self.has_code(x).then_some(())?;
                 let &[n, c, h, w] = &self.shape(0)?[..] else { return None };
                 let b = depth.block as i64;
                 let (split, order) = match depth.channels_first {

@@ -7,6 +7,7 @@
 mod attention;
 #[cfg(feature = "peers")]
 pub mod bench;
+mod branches;
 mod compile;
 mod composite;
 mod decompose;

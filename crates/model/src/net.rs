@@ -346,7 +346,7 @@ impl Net {
         n_uses
     }
 
-    /// The nodes that read each value, in order, one as often as it does.
+    /// Lists the nodes that read each value, in order, one as often as it does.
     pub fn readers(&self) -> Vec<Vec<usize>> {
         let mut readers = vec![Vec::new(); self.values.len()];
         for (at, node) in self.nodes.iter().enumerate() {
@@ -355,7 +355,7 @@ impl Net {
         readers
     }
 
-    /// The nodes that read each value, in order, each once.
+    /// Lists the nodes that read each value, in order, each once.
     pub fn users(&self) -> Vec<Vec<usize>> {
         let mut readers = self.readers();
         readers.iter_mut().for_each(Vec::dedup);

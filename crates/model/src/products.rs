@@ -1,13 +1,13 @@
 //! Products and convolutions of integers or of f64, as sums of products, and quantized operators.
 
 use tilewright_graph::DType;
-use tilewright_graph::op::{ConvShape, product_shape};
+use tilewright_graph::op::{ConvShape, Gemm, product_shape};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
 use crate::import::Job;
 use crate::net::{Kind, ValueId};
-use crate::scalar::{add, clip, input, mul, of};
+use crate::scalar::{add, clip, input, mul, number, of};
 
 /// Elements of a window that are gathered into one tensor, at most.
 const MOST_TAPS: i64 = 512;
@@ -49,6 +49,29 @@ impl Job<'_> {
         let products = self.products(a, b)?;
         let out: Vec<i64> = found.out.iter().map(|&d| d as i64).collect();
         Some(self.viewed("product", products, &out))
+    }
+
+    /// Multiplies matrices of double precision or of integers, scales the product, and adds another matrix.
+    pub(crate) fn gemm_of_others(&mut self, op: &Gemm, [m, n, k]: [i64; 3]) -> Option<()> {
+        let (mut a, mut b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+        let is_whole = self.is_whole(a);
+        (!is_whole || op.alpha.fract() == 0.0 && op.beta.fract() == 0.0).then_some(())?;
+        if op.transposes_a {
+            a = self.step("a", Kind::Transpose(vec![1, 0]), &[a], &[m, k]);
+        }
+        if op.transposes_b {
+            b = self.step("b", Kind::Transpose(vec![1, 0]), &[b], &[k, n]);
+        }
+        let product = self.products(a, b)?;
+        let scaled = |x: Expr, factor: f64| if factor == 1.0 { x } else { mul(x, number(factor)) };
+        match self.try_input(2).filter(|_| op.beta != 0.0) {
+            None => self.push(Kind::Map(scaled(input(0), op.alpha)), &[product], to),
+            Some(c) => {
+                let sum = add(scaled(input(0), op.alpha), scaled(input(1), op.beta));
+                self.push(Kind::Map(sum), &[product, c], to)
+            }
+        };
+        Some(())
     }
 
     /// Products of double precision or of whole numbers.

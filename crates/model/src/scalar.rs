@@ -226,7 +226,7 @@ pub fn binary_of_whole(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
         Binary::LessOrEqual => truth(not(less(b, a))),
         Binary::GreaterOrEqual => truth(not(less(a, b))),
         Binary::Pow => power(a, &b)?,
-        Binary::PRelu => return None,
+        Binary::PRelu => where_less(a.clone(), number(0.0), mul(a.clone(), b), a),
         f => return binary(f, a, b),
     })
 }
@@ -345,7 +345,13 @@ pub fn binary(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
         Binary::And => mul(a, b),
         Binary::Or => max(a, b),
         Binary::Xor => of(UnaryOp::Abs, sub(a, b)),
-        Binary::PRelu => add(max(a.clone(), number(0.0)), mul(b, min(a, number(0.0)))),
+        Binary::PRelu => match b {
+            Expr::Const(slope) if slope.is_finite() => {
+                add(max(a.clone(), number(0.0)), mul(number(slope), min(a, number(0.0))))
+            }
+            // A slope counts below 0 alone, and may be anything elsewhere.
+            slope => where_less(a.clone(), number(0.0), mul(a.clone(), slope), a),
+        },
         Binary::Pow => match b {
             Expr::Const(1.0) => a,
             Expr::Const(2.0) => mul(a.clone(), a),

@@ -1,8 +1,17 @@
 /* A function of two elements that kernels do not have.
  * Buffers: two inputs, output, all of one type and size.
  * Parameters: type, elements, function: 0 and, 1 or, 2 exclusive or of bits; 3 bits moved to the left, 4 to the right;
- * the rest of a division, 5 with the sign of the dividend, 6 with that of the divisor. Whole numbers that are divided
- * by 0 leave 0. */
+ * the rest of a division, 5 with the sign of the dividend, 6 with that of the divisor; 7 a power of i64. Whole numbers
+ * that are divided by 0 leave 0. */
+
+/* A power modulo 2^64; one with a negative exponent is 0, but of 1 and of -1. */
+static int64_t net_binary_power(int64_t a, int64_t b) {
+    uint64_t power = 1, square = (uint64_t)a;
+    if (b < 0 && a != 1 && a != -1) return 0;
+    for (uint64_t rest = (uint64_t)b; rest; rest >>= 1, square *= square)
+        if (rest & 1) power *= square;
+    return (int64_t)power;
+}
 
 static int64_t net_binary_whole(int64_t function, int64_t a, int64_t b, int64_t n_bits) {
     int64_t rest = 0;
@@ -13,6 +22,7 @@ static int64_t net_binary_whole(int64_t function, int64_t a, int64_t b, int64_t 
     case 3: return b >= 0 && b < n_bits ? (int64_t)((uint64_t)a << b) : 0;
     /* Beyond the width, the sign is left. */
     case 4: return b >= 0 && b < 64 ? a >> b : a < 0 ? -1 : 0;
+    case 7: return net_binary_power(a, b);
     default:
         /* Of -1 the rest is 0, also where the quotient is too large. */
         if (b != 0 && b != -1) rest = a % b;

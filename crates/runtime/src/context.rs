@@ -10,7 +10,7 @@ use tilewright_codegen::Runtime;
 
 use crate::memory::Aligned;
 use crate::model::{Base, Model};
-use crate::plan::{Host, Slice, Work};
+use crate::plan::{Guard, Host, Slice, Work};
 use crate::pool::Threads;
 
 /// Reason why a run failed.
@@ -71,6 +71,8 @@ pub struct Context {
     /// Addresses of all slices, step by step.
     pointers: Vec<*mut u8>,
     passed: Vec<Passed>,
+    /// Addresses of the guards' truths, the last ones of `pointers`, begin here.
+    first_truth: usize,
     /// Room for what functions of this process are called with; empty between calls.
     reads: Vec<&'static [u8]>,
     writes: Vec<&'static mut [u8]>,
@@ -90,27 +92,30 @@ impl Context {
         let scratch = Aligned::new(model.scratch_bytes(threads.n_threads()))?;
         let (mut pointers, mut passed) = (Vec::new(), Vec::new());
         let (mut most_reads, mut most_writes) = (0, 0);
+        let mut add = |slice: &Slice| {
+            let pointer = model.address(slice).map_or(std::ptr::null_mut(), |address| match address.base {
+                // SAFETY: the model has checked that slices are within what they are of.
+                Base::Arena => unsafe { arena.pointer().add(address.offset) },
+                // SAFETY: as above.
+                Base::Constants => unsafe { model.constants().as_ptr().cast_mut().add(address.offset) },
+                base @ (Base::Input(_) | Base::Output(_)) => {
+                    passed.push(Passed { at: pointers.len(), base, offset: address.offset });
+                    std::ptr::null_mut()
+                }
+            });
+            pointers.push(pointer);
+        };
         for step in &model.plan().steps {
             if let Work::Host { inputs, outputs, run: Host::Function(_) } = &step.work {
                 (most_reads, most_writes) = (most_reads.max(inputs.len()), most_writes.max(outputs.len()));
             }
-            for slice in slices(&step.work) {
-                let pointer = model.address(slice).map_or(std::ptr::null_mut(), |address| match address.base {
-                    // SAFETY: the model has checked that slices are within what they are of.
-                    Base::Arena => unsafe { arena.pointer().add(address.offset) },
-                    // SAFETY: as above.
-                    Base::Constants => unsafe { model.constants().as_ptr().cast_mut().add(address.offset) },
-                    base @ (Base::Input(_) | Base::Output(_)) => {
-                        passed.push(Passed { at: pointers.len(), base, offset: address.offset });
-                        std::ptr::null_mut()
-                    }
-                });
-                pointers.push(pointer);
-            }
+            slices(&step.work).for_each(&mut add);
         }
+        model.plan().guards.iter().for_each(|guard| add(&guard.truth));
+        let first_truth = pointers.len() - model.plan().guards.len();
         let (reads, writes) = (Vec::with_capacity(most_reads), Vec::with_capacity(most_writes));
         let (model, threads) = (Arc::clone(model), threads.clone());
-        Ok(Context { model, threads, _arena: arena, scratch, pointers, passed, reads, writes })
+        Ok(Context { model, threads, _arena: arena, scratch, pointers, passed, first_truth, reads, writes })
     }
 
     /// The model.
@@ -179,6 +184,20 @@ impl Context {
         Ok(())
     }
 
+    /// Tells whether a run needs what has this guard. Each truth that counts is computed: one that is not is of a
+    /// guard whose outer one does not hold.
+    fn is_needed(&self, mut guard: Option<usize>) -> bool {
+        while let Some(at) = guard {
+            let Guard { holds, outer, .. } = self.model.plan().guards[at];
+            // SAFETY: the model has checked that it is a byte within what it is of.
+            if (unsafe { *self.pointers[self.first_truth + at] } != 0) != holds {
+                return false;
+            }
+            guard = outer;
+        }
+        true
+    }
+
     fn steps(&mut self, mut step_ns: Option<&mut [u64]>) -> Result<(), RunError> {
         let (on_all, on_one) = (self.threads.runtime(), Runtime::serial());
         let mut rest = &self.pointers[..];
@@ -186,6 +205,9 @@ impl Context {
             let start = step_ns.is_some().then(Instant::now);
             let (pointers, after) = rest.split_at(slices(&step.work).count());
             rest = after;
+            if !self.is_needed(step.guard) {
+                continue;
+            }
             match &step.work {
                 Work::Kernel { kernel, parts, all_threads, .. } => {
                     let runtime = if *all_threads { &on_all } else { &on_one };

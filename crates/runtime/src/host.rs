@@ -48,11 +48,15 @@ macro_rules! operators {
 operators! {
     BINARY: "binary", net_host_binary, "A function of two elements that kernels do not have.";
     COPY: "copy", net_host_copy, "The same bits as elements of another type.";
+    COUPLING: "coupling", net_host_coupling, "Probabilities of classes, of those of their pairs.";
+    CROP: "crop", net_host_crop, "Regions of an image in another size.";
     CUMULATIVE: "cumulative", net_host_cumulative, "Running sums or products.";
     DET: "det", net_host_det, "Determinants of matrices.";
     MAX_POOL: "max_pool", net_host_max_pool, "The largest number of each window, and where it is.";
+    MEL: "mel", net_host_mel, "Weights from frequencies to mel bands.";
     ROI_ALIGN: "roi_align", net_host_roi_align, "Regions of images.";
     SCATTER: "scatter", net_host_scatter, "A tensor with updates at some places.";
+    SELECT: "select", net_host_select, "One of two tensors.";
     TOP_K: "top_k", net_host_top_k, "The largest or smallest elements along a dimension.";
     UNARY: "unary", net_host_unary, "A function of each element that kernels do not have.";
 }

@@ -269,6 +269,7 @@ impl Model {
         let checker = Checker { plan: &plan, codes: &codes };
         let (inputs, outputs) = checker.interface()?;
         plan.steps.iter().try_for_each(|step| checker.step(step))?;
+        checker.guards()?;
         let mut end = 0;
         let needed = needed_constants(&plan, &codes);
         let offsets = plan.constants.iter().enumerate().map(|(at, constant)| {
@@ -543,7 +544,7 @@ pub(crate) fn plan_of_kernel(
     let in_runs = |part: &Part| has(*part) && (*part != Part::Prepare || !is_prepared_once);
     let parts = Part::ALL.map(|(part, _)| part).into_iter().filter(in_runs).collect();
     let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true };
-    plan.steps.push(Step { name: name.to_owned(), work });
+    plan.steps.push(Step { name: name.to_owned(), work, guard: None });
     plan
 }
 
@@ -570,6 +571,7 @@ fn needed_constants(plan: &Plan, codes: &[Code]) -> HashSet<usize> {
             Work::Host { inputs, .. } => inputs.iter().for_each(&mut need),
         }
     }
+    plan.guards.iter().for_each(|guard| need(&guard.truth));
     needed
 }
 
@@ -616,6 +618,32 @@ impl Checker<'_> {
             Port { tensor, n_bytes: of.n_bytes(), align: of.dtype.bytes() as usize }
         };
         self.plan.ports(place).into_iter().map(port).collect()
+    }
+
+    /// Checks that guards are bytes of tensors, and that each outer one stands before its inner ones.
+    fn guards(&self) -> Result<(), PlanError> {
+        for (at, guard) in self.plan.guards.iter().enumerate() {
+            let step = Step {
+                name: format!("guard {at}"),
+                work: Work::Copy { from: guard.truth, to: guard.truth },
+                guard: None,
+            };
+            self.slice(&step, &guard.truth)?;
+            if guard.truth.n_bytes != 1 {
+                let (tensor, given) = (self.name(&guard.truth), guard.truth.n_bytes);
+                return Err(PlanError::Size { step: step.name, tensor, expected: 1, given });
+            }
+            if let Some(index) = guard.outer.filter(|outer| *outer >= at) {
+                return Err(PlanError::Missing { step: step.name, what: "guard", index });
+            }
+        }
+        let is_missing = |step: &&Step| step.guard.is_some_and(|at| at >= self.plan.guards.len());
+        match self.plan.steps.iter().find(is_missing) {
+            Some(Step { name, guard: Some(index), .. }) => {
+                Err(PlanError::Missing { step: name.clone(), what: "guard", index: *index })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn step(&self, step: &Step) -> Result<(), PlanError> {

@@ -138,6 +138,19 @@ pub struct Step {
     pub name: String,
     /// Work of the step.
     pub work: Work,
+    /// Condition without which nobody needs what it does, an index into [`Plan::guards`].
+    pub guard: Option<usize>,
+}
+
+/// Condition of steps that are left out of a run where it does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Guard {
+    /// Truth of one byte, which an earlier step of the run may compute.
+    pub truth: Slice,
+    /// Value that the truth has to have.
+    pub holds: bool,
+    /// Another guard that has to hold too, an index that is smaller than this one's.
+    pub outer: Option<usize>,
 }
 
 /// Plan of a run, without the kernels.
@@ -149,6 +162,8 @@ pub struct Plan {
     pub constants: Vec<Constant>,
     /// Steps, in the order in which they run.
     pub steps: Vec<Step>,
+    /// Conditions of steps.
+    pub guards: Vec<Guard>,
 }
 
 impl Plan {

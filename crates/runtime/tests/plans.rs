@@ -126,10 +126,10 @@ fn a_step_may_write_what_it_reads() {
     let x = plan.tensor("x", DType::F32, &[66], Place::Input(0));
     let y = plan.tensor("y", DType::F32, &[66], Place::Output(0));
     let (from, to) = (plan.whole(x), plan.whole(y));
-    plan.steps.push(Step { name: "copy".to_owned(), work: Work::Copy { from, to } });
+    plan.steps.push(Step { name: "copy".to_owned(), work: Work::Copy { from, to }, guard: None });
     let arguments = vec![to, to];
     let work = Work::Kernel { kernel: 1, arguments, kept: vec![], parts: vec![Part::Body], all_threads: true };
-    plan.steps.push(Step { name: "in place".to_owned(), work });
+    plan.steps.push(Step { name: "in place".to_owned(), work, guard: None });
     let model = Arc::new(Model::new(plan, codes()).unwrap());
     let (x, mut y) = (vec![2.0; 66], vec![0; 66 * 4]);
     Context::new(&model, &Threads::new(1).unwrap()).unwrap().run(&[&bytes(&x)], &mut [&mut y]).unwrap();

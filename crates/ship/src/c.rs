@@ -7,7 +7,7 @@ use tilewright_ir::Part;
 use tilewright_runtime::host::HOST_HEADER;
 use tilewright_runtime::{Address, Base, Host, HostOperator, Model, Slice, Tensor, Work};
 
-use crate::constants::{Constants, Home};
+use crate::constants::{Constants, Home, Widened};
 use crate::{Library, dlpack, named, of_kind};
 
 /// The functions of a library, behind its name; the last one is of libraries for GPUs alone.
@@ -173,6 +173,7 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
     };
     let mut first = 0;
     for step in &model.plan().steps {
+        let guard = step.guard.map_or(0, |at| at + 1);
         match &step.work {
             Work::Kernel { kernel, arguments, kept, parts, all_threads } => {
                 kernels.push(*kernel);
@@ -181,14 +182,18 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
                 add(&mut slices.zip(0..).map(used), &step.name)?;
                 for part in parts {
                     let function = function(name, *kernel, *part);
-                    writeln!(steps, "    {{{function}, NULL, NULL, {first}, {}, 0}},", u8::from(*all_threads))?;
+                    writeln!(
+                        steps,
+                        "    {{{function}, NULL, NULL, {first}, {}, 0, {guard}}},",
+                        u8::from(*all_threads)
+                    )?;
                     n_steps += 1;
                 }
                 first += arguments.len() + kept.len();
             }
             Work::Copy { from, to } => {
                 add(&mut [(from, true), (to, true)].into_iter(), &step.name)?;
-                writeln!(steps, "    {{NULL, NULL, NULL, {first}, 0, {}}},", from.n_bytes)?;
+                writeln!(steps, "    {{NULL, NULL, NULL, {first}, 0, {}, {guard}}},", from.n_bytes)?;
                 n_steps += 1;
                 first += 2;
             }
@@ -197,7 +202,7 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
                 let (operator, name) = (call.operator, format!("net_parameters_{n_steps}"));
                 let numbers: Vec<String> = call.parameters.iter().map(|&x| literal(x)).collect();
                 writeln!(parameters, "static const int64_t {name}[] = {{{}}};", numbers.join(", "))?;
-                writeln!(steps, "    {{NULL, net_host_{}, {name}, {first}, 0, 0}},", operator.name)?;
+                writeln!(steps, "    {{NULL, net_host_{}, {name}, {first}, 0, 0, {guard}}},", operator.name)?;
                 if !operators.iter().any(|known| known.name == operator.name) {
                     operators.push(operator);
                 }
@@ -213,8 +218,15 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
         let Work::Kernel { kernel, arguments, kept, .. } = &step.work else { continue };
         let used = |(slice, at)| (slice, model.is_used(*kernel, at, &[Part::Prepare]));
         add(&mut arguments.iter().chain(kept).zip(0..).map(used), &step.name)?;
-        writeln!(makers, "    {{{}, NULL, NULL, {first}, 1, 0}},", function(name, *kernel, Part::Prepare))?;
+        writeln!(makers, "    {{{}, NULL, NULL, {first}, 1, 0, 0}},", function(name, *kernel, Part::Prepare))?;
         first += arguments.len() + kept.len();
+    }
+    let mut guards = String::new();
+    for guard in &model.plan().guards {
+        add(&mut std::iter::once((&guard.truth, true)), "guard")?;
+        let outer = guard.outer.map_or(0, |at| at + 1);
+        writeln!(guards, "    {{{first}, {}, {outer}}},", u8::from(guard.holds))?;
+        first += 1;
     }
     kernels.sort_unstable();
     kernels.dedup();
@@ -240,13 +252,22 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
     writeln!(out, "/* The addresses that are different in each run. */\n#define NET_PASSED {}u", passed.len())?;
     passed.push("0".to_owned());
     writeln!(out, "static const uint32_t net_passed[NET_PASSED + 1] = {{{}}};\n", passed.join(", "))?;
+    writeln!(out, "/* Conditions of steps, numbered from 1 on. */")?;
+    writeln!(out, "static const net_guard net_guards[] = {{\n{guards}    {{0, 0, 0}}\n}};\n")?;
     writeln!(out, "#define NET_STEPS {n_steps}u")?;
     writeln!(
         out,
-        "static const net_step net_steps[NET_STEPS + 1] = {{\n{steps}    {{NULL, NULL, NULL, 0, 0, 0}}\n}};\n"
+        "static const net_step net_steps[NET_STEPS + 1] = {{\n{steps}    {{NULL, NULL, NULL, 0, 0, 0, 0}}\n}};\n"
     )?;
     writeln!(out, "/* Bytes of what the first context makes of constants, and the steps that do so. */")?;
     writeln!(out, "#define NET_MADE_BYTES ((size_t){}u)", constants.made_bytes)?;
-    writeln!(out, "static const net_step net_makers[] = {{\n{makers}    {{NULL, NULL, NULL, 0, 0, 0}}\n}};")?;
+    writeln!(out, "/* The first of these bytes, which runs read. */")?;
+    writeln!(out, "#define NET_KEPT_BYTES ((size_t){}u)", constants.kept_bytes)?;
+    writeln!(out, "static const net_widened net_all_widened[] = {{")?;
+    for Widened { from, to, n, is_bf16 } in &constants.widened {
+        writeln!(out, "    {{{from}, {to}, {n}, {}}},", u8::from(*is_bf16))?;
+    }
+    writeln!(out, "    {{0, 0, 0, 0}}\n}};\n")?;
+    writeln!(out, "static const net_step net_makers[] = {{\n{makers}    {{NULL, NULL, NULL, 0, 0, 0, 0}}\n}};")?;
     Ok(out)
 }

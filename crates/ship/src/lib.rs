@@ -205,7 +205,7 @@ impl Library {
     /// [`Library::crate_files`] takes; the file that it makes comes last.
     pub fn object_arguments(&self) -> Vec<String> {
         let name = &self.name;
-        let words = format!("-O2 -fPIC -fvisibility=hidden -c {name}.c -o {name}.o");
+        let words = format!("-O2 -ffp-contract=off -fPIC -fvisibility=hidden -c {name}.c -o {name}.o");
         words.split(' ').map(str::to_owned).collect()
     }
 
@@ -222,7 +222,8 @@ impl Library {
         let old = format!("-D{}_OLD_GLIBC", name.to_uppercase());
         let map = format!("-Wl,--version-script={name}.map");
         let soname = format!("-Wl,-soname,lib{name}.so");
-        let flags = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", &old];
+        let flags =
+            ["-O2", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", &old];
         // Functions of libm that have got new versions since.
         let wrapped: &[&str] = if self.is_for_gpu { &[] } else { &["expf", "logf", "exp", "log"] };
         let wrapped = wrapped.iter().map(|function| format!("-Wl,--wrap={function}"));

@@ -71,7 +71,21 @@ typedef struct net_step {
     /* Whether all threads work on it. */
     uint32_t all_threads;
     size_t copied_bytes;
+    /* Number of the guard without which nobody needs what it does; 0 is none. */
+    uint32_t guard;
 } net_step;
+
+/* A truth that has to hold, or not to, and another guard beside it. */
+typedef struct net_guard {
+    uint32_t address, holds, outer;
+} net_guard;
+
+/* Constants of f32 that the file has in 16 bits: where they begin there and in memory, in bytes; elements; whether
+ * they are bf16, and not f16. */
+typedef struct net_widened {
+    size_t from, to, n;
+    uint32_t is_bf16;
+} net_widened;
 
 /* The tables of this library. */
 
@@ -318,6 +332,41 @@ static net_runtime net_together(net_context *context) {
     return has_threads ? together : alone;
 }
 
+/* The bits of the f32 with the value of an f16, on CPUs without instructions for that too. */
+static inline uint32_t net_wide_bits(uint32_t half) {
+    uint32_t exponent = half & 0x7c00, bits = (half & 0x7fff) << 13, least = 113u << 23, small;
+    uint32_t normal = bits + (112u << 23) + (exponent == 0x7c00 ? 112u << 23 : 0);
+    float sum, one;
+    /* A subnormal number is what is left of such a sum, in which nothing is subnormal. */
+    small = bits + least;
+    memcpy(&sum, &small, 4);
+    memcpy(&one, &least, 4);
+    sum -= one;
+    memcpy(&small, &sum, 4);
+    return (half & 0x8000) << 16 | (exponent ? normal : small);
+}
+
+static void net_widen(void) {
+    for (const net_widened *of = net_all_widened; of->n; of++) {
+        const uint16_t *from = (const uint16_t *)(const void *)(net_constants_at + of->from);
+        uint32_t *to = (uint32_t *)(void *)(net_made + of->to);
+        if (of->is_bf16)
+            for (size_t i = 0; i < of->n; i++) to[i] = (uint32_t)from[i] << 16;
+        else
+            for (size_t i = 0; i < of->n; i++) to[i] = net_wide_bits(from[i]);
+    }
+}
+
+/* Gives the memory back that served to make the rest. */
+static void net_give_back(void) {
+#ifdef MADV_DONTNEED
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uintptr_t start = ((uintptr_t)net_made + NET_KEPT_BYTES + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)net_made + NET_MADE_BYTES) / page * page;
+    if (start < end) (void)madvise((void *)start, end - start, MADV_DONTNEED);
+#endif
+}
+
 /* Has what is made of constants there, which the first context makes. */
 static int net_make(net_context *context) {
     int code = NET_OK;
@@ -332,9 +381,11 @@ static int net_make(net_context *context) {
         net_runtime together = net_together(context);
         /* What kernels leave out is zero. */
         memset(net_made, 0, NET_MADE_BYTES);
+        net_widen();
         for (const net_step *step = net_makers; step->kernel && code == NET_OK; step++)
             code = step->kernel(&context->addresses[step->first], context->scratch, &together);
         if (code) free(net_made);
+        else net_give_back();
     }
     if (code == NET_OK) net_made_users++;
     pthread_mutex_unlock(&net_shared_lock);
@@ -413,6 +464,15 @@ NET_API int net_create(const net_options *given, net_context **out) {
     return code;
 }
 
+static int net_is_needed(const net_context *context, uint32_t guard) {
+    while (guard) {
+        const net_guard *of = &net_guards[guard - 1];
+        if ((*(const unsigned char *)context->addresses[of->address] != 0) != of->holds) return 0;
+        guard = of->outer;
+    }
+    return 1;
+}
+
 /* Makes outputs of inputs that were checked, in a context that is in use. */
 static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs) {
     for (size_t i = 0; i != NET_PASSED; i++) {
@@ -425,6 +485,7 @@ static int net_run_steps(net_context *context, const void *const *inputs, void *
         const net_step *step = &net_steps[i];
         void *const *addresses = &context->addresses[step->first];
         int code = NET_OK;
+        if (!net_is_needed(context, step->guard)) continue;
         if (step->kernel)
             code = step->kernel(addresses, context->scratch, step->all_threads ? &together : &alone);
         else if (step->host)

@@ -10,7 +10,8 @@ use std::path::Path;
 use std::process::Command;
 
 use common::*;
-use tilewright_ir::Target;
+use tilewright_ir::{DType, Target};
+use tilewright_runtime::{Constant, Model, Place, Plan, Step, Work};
 use tilewright_ship::{File, Library, ShipError, Weights};
 
 const MAIN: &str = r#"
@@ -60,12 +61,17 @@ fn plans_compute_the_same_in_c() {
 
 /// A program of a library and [`MAIN`], in a folder; none where there is no compiler.
 fn built(files: &[File], libraries: &[&str]) -> Option<tempfile::TempDir> {
+    built_with(files, MAIN, libraries)
+}
+
+/// A program of a library and a text, in a folder; none where there is no compiler.
+fn built_with(files: &[File], main: &str, flags: &[&str]) -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     files.iter().for_each(|file| fs::write(folder.path().join(&file.path), &file.bytes).unwrap());
-    fs::write(folder.path().join("main.c"), MAIN).unwrap();
+    fs::write(folder.path().join("main.c"), main).unwrap();
     let mut cc = Command::new("cc");
     cc.args(["-std=c99", "-Wall", "-Wextra", "-Werror", "main.c", "two_Halves.c", "two_Halves_kernels.a"]);
-    let Ok(output) = cc.args(libraries).args(["-o", "main"]).current_dir(folder.path()).output() else {
+    let Ok(output) = cc.args(flags).args(["-o", "main"]).current_dir(folder.path()).output() else {
         println!("skipped: no `cc`");
         return None;
     };
@@ -86,6 +92,65 @@ fn check(program: &mut Command, what: &str) {
     let expected: String = expected(&x, false).iter().map(|y| format!("{y} ")).collect();
     let got: String = said.lines().map(|y| format!("{} ", hex(y))).collect();
     assert_eq!(got, expected, "{what}");
+}
+
+/// The f32 with the value of an f16, by the definition of its fields; infinities and NaN keep theirs.
+fn single(half: u16) -> u32 {
+    let (exponent, fraction) = (i32::from(half >> 10 & 0x1f), u32::from(half & 0x3ff));
+    let magnitude = match exponent {
+        0 => (f64::from(fraction) * 2f64.powi(-24)) as f32,
+        31 => f32::from_bits(0x7f80_0000 | fraction << 13),
+        _ => ((1.0 + f64::from(fraction) / 1024.0) * 2f64.powi(exponent - 15)) as f32,
+    };
+    magnitude.to_bits() | u32::from(half >> 15) << 31
+}
+
+/// Weights of 16 bits take so many in the file, and are widened to the bit by any compiler's code.
+#[test]
+fn weights_of_16_bits_are_stored_so() {
+    if tilewright_codegen::llvm_version().is_none() {
+        println!("skipped: no LLVM");
+        return;
+    }
+    const MAIN: &str = r#"
+#include <stdio.h>
+#include <string.h>
+#include "two_Halves.h"
+static unsigned wanted[3][65536], found[3][65536];
+int main(void) {
+    void *outputs[] = {found[0], found[1], found[2]};
+    two_Halves_context *context;
+    FILE *file = fopen("wanted", "rb");
+    if (!file || fread(wanted, 1, sizeof wanted, file) != sizeof wanted) return 3;
+    if (two_Halves_create(NULL, &context) || two_Halves_run(context, NULL, outputs)) return 1;
+    two_Halves_destroy(context);
+    return memcmp(wanted, found, sizeof found) != 0;
+}
+"#;
+    let all_f16: Vec<u32> = (0..=u16::MAX).map(single).collect();
+    let all_bf16: Vec<u32> = (0..=u16::MAX).map(|half| u32::from(half) << 16).collect();
+    let mut others = all_f16.clone();
+    others[7] = 1.1f32.to_bits();
+    let data = [all_f16, all_bf16, others].map(|bits| bits.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+    let mut plan = Plan::default();
+    for (at, data) in data.iter().enumerate() {
+        plan.constants.push(Constant::Data(data.clone().into()));
+        let [from, to] = [("w", Place::Constant(at)), ("y", Place::Output(at))]
+            .map(|(name, place)| plan.tensor(format!("{name}{at}"), DType::F32, &[65536], place));
+        let work = Work::Copy { from: plan.whole(from), to: plan.whole(to) };
+        plan.steps.push(Step { name: "copy".to_owned(), work, guard: None });
+    }
+    let model = Model::new(plan, Vec::new()).unwrap();
+    for (weights, sizes) in [(Weights::Small, [8 * 65536, 8 * 65536]), (Weights::Ready, [12 * 65536, 0])] {
+        let library = Library::new("two_Halves", &model, &target(), 1, weights, &[]).unwrap();
+        assert_eq!(["constant_bytes", "made_bytes"].map(|key| library.build()[key].clone()), sizes);
+        for level in ["-O0", "-O3"] {
+            let Some(program) = built_with(&library.c_files(), MAIN, &[level, "-lm", "-lpthread"]) else { return };
+            fs::write(program.path().join("wanted"), data.concat()).unwrap();
+            let status = Command::new("./main").current_dir(program.path()).status().unwrap();
+            assert!(status.success(), "{weights:?} {level}: {status}");
+        }
+    }
 }
 
 #[test]

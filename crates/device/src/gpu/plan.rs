@@ -370,7 +370,7 @@ run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }"
             double(part(sums, 0), part(way, 1)),
             Work::Copy { from: part(way, 1), to: part(y, 2) },
         ];
-        plan.steps = works.map(|work| Step { name: "a step".to_owned(), work }).into();
+        plan.steps = works.map(|work| Step { name: "a step".to_owned(), work, guard: None }).into();
         let target = Target::named("sm_90a").unwrap();
         GpuModel { plan, kernels: vec![lower_gpu(&kernel).unwrap()], target }
     }

@@ -31,6 +31,10 @@ pub struct If {
     pub otherwise: Body,
 }
 
+/// Input 1 where the truth in input 0 holds, else input 2: the end of both graphs of an [`If`].
+#[derive(Debug, Clone, Copy)]
+pub struct Select;
+
 /// An operator that is not supported.
 #[derive(Debug, Clone)]
 pub struct Unknown {
@@ -74,6 +78,18 @@ impl Operation for If {
             Some(reason) => reason.clone(),
             None => invalid!("{error}"),
         })
+    }
+}
+
+impl Operation for Select {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let (a, b) = (inputs.ty(1)?, inputs.ty(2)?);
+        if a == b { Ok(vec![a.clone()]) } else { Err(invalid!("it has {a} or {b}, and should have one type")) }
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let holds = inputs.tensor(0)?.integers().first().is_some_and(|holds| *holds != 0);
+        Ok(vec![inputs.tensor(if holds { 1 } else { 2 })?.clone()])
     }
 }
 

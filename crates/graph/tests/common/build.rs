@@ -38,6 +38,7 @@ pub enum Attr {
     Float(f32),
     Floats(Vec<f32>),
     Text(&'static str),
+    Texts(Vec<&'static str>),
     Tensor(Tensor),
     Graph(Vec<u8>),
 }
@@ -59,6 +60,7 @@ pub fn node_of(domain: &str, op: &str, inputs: &[&str], outputs: &[&str], attrib
             Attr::Float(x) => ([&varint(2 << 3 | 5)[..], &x.to_le_bytes()].concat(), 1),
             Attr::Floats(list) => (field(7, list.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>()), 6),
             Attr::Text(text) => (field(4, text), 3),
+            Attr::Texts(list) => (list.iter().flat_map(|text| field(9, text)).collect(), 8),
             Attr::Tensor(x) => (field(5, tensor("", x)), 4),
             Attr::Graph(graph) => (field(6, graph), 5),
         };

@@ -98,7 +98,9 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
         let each = |stmt: Stmt| nest(spatial.iter().cloned(), vec![stmt]);
         // Outside loops of the reduction at their first iteration: the tile starts afresh, else from memory.
         let op = op_of(stmt);
-        let identity = Expr::Const(dtype.round(op.identity()));
+        // No double is the largest integer of 64 bits: an infinite one stands for it.
+        let is_largest = dtype.is_wide() && op.identity() == f64::INFINITY;
+        let identity = Expr::Const(if is_largest { op.identity() } else { dtype.round(op.identity()) });
         let fresh = each(Stmt::Store { buffer: tile, index: place_in_tile.clone(), value: identity });
         let resumed =
             each(Stmt::Store { buffer: tile, index: place_in_tile.clone(), value: Expr::Load(result, index.clone()) });

@@ -8,8 +8,9 @@ use tilewright_ir::Target;
 use tilewright_model::Runner;
 use tilewright_runtime::Threads;
 
-use crate::common::no_files;
-use crate::{compiled_for, device};
+use crate::common::build::{Attr, single};
+use crate::common::{Case, no_files};
+use crate::{check, compiled_for, device};
 
 const SIDE: usize = 6;
 
@@ -241,5 +242,104 @@ fn integers_are_exact_on_a_device() {
     let Some((target, _one)) = device() else { return };
     for chain in chains(2, 1) {
         assert_eq!(chain.run(&target), chain.values, "run: {}", chain.text());
+    }
+}
+
+/// A case of one operator with one output.
+fn case_of(op: &str, opset: i64, attributes: &[(&str, Attr)], inputs: Vec<Tensor>, output: Tensor) -> Case {
+    let given: Vec<Option<Tensor>> = inputs.iter().cloned().map(Some).collect();
+    let model = single(op, opset, attributes, &given, 1);
+    Case { name: format!("{op} {:?}", inputs[0]), model, sets: vec![(inputs, vec![output])] }
+}
+
+/// Reductions and places of extremes, along dimensions of all lengths, with the ends of each type.
+#[test]
+fn reductions_of_integers_are_exact() {
+    const REDUCTIONS: [&str; 6] = ["ReduceMax", "ReduceMin", "ReduceSum", "ReduceProd", "ReduceL1", "ReduceSumSquare"];
+    let mut random = Random(9);
+    for dtype in TYPES {
+        for (n, by) in [(1, 1), (3, 2), (40, 3)] {
+            let x = random.tensor(dtype, 2 * n * by);
+            let along = |o: usize, i: usize| (0..n).map(|at| x[(o * n + at) * by + i]).collect::<Vec<i128>>();
+            let columns = || (0..2 * by).map(|at| along(at / by, at % by));
+            let tensor = |shape: [usize; 3], numbers: &[i128]| Tensor::from_integers(dtype, shape, numbers);
+            let input = tensor([2, n, by], &x);
+            for op in REDUCTIONS {
+                let size = |x: i128| cut(dtype, x.abs());
+                let reduced = |all: Vec<i128>| match op {
+                    "ReduceMax" => all.into_iter().max().unwrap(),
+                    "ReduceMin" => all.into_iter().min().unwrap(),
+                    "ReduceSum" => cut(dtype, all.into_iter().sum()),
+                    "ReduceL1" => cut(dtype, all.into_iter().map(size).sum()),
+                    "ReduceProd" => all.into_iter().fold(1_i128, |a, b| cut(dtype, a.wrapping_mul(b))),
+                    _ => cut(
+                        dtype,
+                        all.into_iter().fold(0_i128, |sum, x| cut(dtype, sum + cut(dtype, x.wrapping_mul(x)))),
+                    ),
+                };
+                let wanted = tensor([2, 1, by], &columns().map(reduced).collect::<Vec<_>>());
+                let case = case_of(op, 11, &[("axes", Attr::Ints(vec![1]))], vec![input.clone()], wanted);
+                assert_eq!(check(&case, &host::target()), Ok(Some(0)), "{}", case.name);
+            }
+            let place = |all: Vec<i128>| all.iter().position(|x| x == all.iter().min().unwrap()).unwrap() as i128;
+            let places: Vec<i128> = columns().map(place).collect();
+            let wanted = Tensor::from_integers(DType::I64, [2, 1, by], &places);
+            let case = case_of("ArgMin", 13, &[("axis", Attr::Int(1))], vec![input], wanted);
+            assert_eq!(check(&case, &host::target()), Ok(Some(0)), "{}", case.name);
+        }
+    }
+}
+
+/// Images of integers keep all their bits where pixels are only moved.
+#[test]
+fn integers_are_moved_as_they_are() {
+    let mut random = Random(4);
+    for dtype in TYPES {
+        let x = random.tensor(dtype, 24);
+        let tensor = |shape: [usize; 4], numbers: Vec<i128>| Tensor::from_integers(dtype, shape, &numbers);
+        // Pixel `x` of three comes from `floor(x / 1.5)` of two, in rows of one.
+        let wanted = x.chunks(2).flat_map(|row| [row[0], row[0], row[1]]).collect();
+        let scales = Tensor::from_floats(DType::F32, [4], &[1.0, 1.0, 1.0, 1.5]);
+        let attributes =
+            [("coordinate_transformation_mode", Attr::Text("asymmetric")), ("nearest_mode", Attr::Text("floor"))];
+        let inputs = [Some(tensor([1, 3, 4, 2], x.clone())), None, Some(scales)];
+        let model = single("Resize", 13, &attributes, &inputs, 1);
+        let sets = vec![(inputs.into_iter().flatten().collect(), vec![tensor([1, 3, 4, 3], wanted)])];
+        let case = Case { name: format!("Resize {dtype}"), model, sets };
+        assert_eq!(check(&case, &host::target()), Ok(Some(0)), "{}", case.name);
+        // Channel `4c + 2i + j` is pixel `(i, j)` of a block of channel `c`.
+        let input = tensor([1, 8, 1, 3], x.clone());
+        let at = |place: usize| {
+            let (c, row, column) = (place / 12, place / 6 % 2, place % 6);
+            x[(4 * c + 2 * row + column % 2) * 3 + column / 2]
+        };
+        let wanted = tensor([1, 2, 2, 6], (0..24).map(at).collect());
+        let attributes = [("blocksize", Attr::Int(2)), ("mode", Attr::Text("CRD"))];
+        let case = case_of("DepthToSpace", 13, &attributes, vec![input], wanted);
+        assert_eq!(check(&case, &host::target()), Ok(Some(0)), "{}", case.name);
+    }
+}
+
+/// Products of matrices with another one added, and slopes below zero.
+#[test]
+fn sums_and_slopes_of_integers_are_exact() {
+    let mut random = Random(6);
+    for dtype in TYPES {
+        let [a, b, c] = [12, 8, 2].map(|n| random.tensor(dtype, n));
+        let tensor = |shape: &[usize], x: &[i128]| Tensor::from_integers(dtype, shape, x);
+        let sum = |m: usize, n: usize| {
+            let term = |k: usize| a[4 * m + k].wrapping_mul(b[4 * n + k]);
+            cut(dtype, (0..4).fold(c[n], |sum, k| sum.wrapping_add(term(k))))
+        };
+        let wanted: Vec<i128> = (0..6).map(|at| sum(at / 2, at % 2)).collect();
+        let inputs = vec![tensor(&[3, 4], &a), tensor(&[2, 4], &b), tensor(&[2], &c)];
+        let case = case_of("Gemm", 13, &[("transB", Attr::Int(1))], inputs, tensor(&[3, 2], &wanted));
+        assert_eq!(check(&case, &host::target()), Ok(Some(0)), "{}", case.name);
+        let slope = random.tensor(dtype, 12);
+        let leaky = |(x, slope): (&i128, &i128)| if *x < 0 { cut(dtype, x.wrapping_mul(*slope)) } else { *x };
+        let wanted: Vec<i128> = a.iter().zip(&slope).map(leaky).collect();
+        let inputs = vec![tensor(&[12], &a), tensor(&[12], &slope)];
+        let case = case_of("PRelu", 16, &[], inputs, tensor(&[12], &wanted));
+        assert_eq!(check(&case, &host::target()), Ok(Some(0)), "{}", case.name);
     }
 }

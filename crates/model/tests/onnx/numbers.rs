@@ -8,7 +8,9 @@ use tilewright_model::Runner;
 use tilewright_runtime::Threads;
 
 use crate::blocks::{graph_at, graph_of};
-use crate::{compiled_for, device, with_known};
+use crate::common::Case;
+use crate::common::build::{Attr, single};
+use crate::{check, compiled_for, device, with_known};
 
 const NAN: f64 = f64::NAN;
 const INF: f64 = f64::INFINITY;
@@ -362,4 +364,47 @@ fn operators_of_two_elements_keep_nan_and_infinities() {
             }
         }
     }
+}
+
+/// Checks a case of one operator by kernels and by what they call.
+fn check_case(op: &str, attributes: &[(&str, Attr)], inputs: Vec<Tensor>, outputs: Vec<Tensor>) {
+    let given: Vec<Option<Tensor>> = inputs.iter().cloned().map(Some).collect();
+    let model = single(op, 17, attributes, &given, outputs.len());
+    let case = Case { name: op.to_owned(), model, sets: vec![(inputs, outputs)] };
+    check(&case, &host::target()).unwrap_or_else(|why| panic!("{op}: {why}"));
+}
+
+/// A slope counts below 0 alone; what a norm of NaN divides is NaN.
+#[test]
+fn what_does_not_count_is_not_multiplied() {
+    for dtype in [DType::F32, DType::F64] {
+        let tensor = |x: &[f64]| Tensor::from_floats(dtype, [x.len()], x);
+        let inputs = vec![tensor(&[2.5, -2.0, NAN, INF, 1.0]), tensor(&[NAN, 0.5, 1.0, NAN, -INF])];
+        check_case("PRelu", &[], inputs, vec![tensor(&[2.5, -1.0, NAN, INF, 1.0])]);
+        let of_rows = |x: &[f64]| Tensor::from_floats(dtype, [3, 2], x);
+        let inputs = vec![of_rows(&[NAN, 1.0, 0.0, 0.0, 3.0, -4.0])];
+        let wanted = of_rows(&[NAN, NAN, 0.0, 0.0, 0.6, -0.8]);
+        check_case("LpNormalization", &[("axis", Attr::Int(1))], inputs, vec![wanted]);
+    }
+}
+
+/// Double precision, where few kernels have it: of a recurrent network with the batch first, and of windows.
+#[test]
+fn double_precision_is_computed_whatever_has_code() {
+    let tensor = |shape: &[usize], x: &[f64]| Tensor::from_floats(DType::F64, shape, x);
+    let x = [0.5, -1.0, 2.0, 0.25];
+    let inputs = vec![tensor(&[1, 4, 1], &x), tensor(&[1, 1, 1], &[0.7]), tensor(&[1, 1, 1], &[-0.4])];
+    let step = |h: &mut f64, x: &f64| {
+        *h = (0.7 * x - 0.4 * *h).tanh();
+        Some(*h)
+    };
+    let states: Vec<f64> = x.iter().scan(0.0, step).collect();
+    let outputs = vec![tensor(&[1, 4, 1, 1], &states), tensor(&[1, 1, 1], &states[3..])];
+    check_case("RNN", &[("hidden_size", Attr::Int(1)), ("layout", Attr::Int(1))], inputs, outputs);
+    // Of windows that reach beyond the image, what is there counts.
+    let image = tensor(&[1, 1, 4], &[1.0, 2.0, 4.0, 9.0]);
+    let windows = [("kernel_shape", Attr::Ints(vec![3])), ("pads", Attr::Ints(vec![1, 1]))];
+    let means = tensor(&[1, 1, 4], &[1.5, 7.0 / 3.0, 5.0, 6.5]);
+    check_case("AveragePool", &windows, vec![image.clone()], vec![means]);
+    check_case("GlobalAveragePool", &[], vec![image], vec![tensor(&[1, 1, 1], &[4.0])]);
 }

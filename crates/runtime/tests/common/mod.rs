@@ -78,11 +78,11 @@ pub fn plan(on_host: bool) -> Plan {
         let arguments = vec![plan.whole(x), plan.whole(w), part];
         let (kept, parts) = (vec![plan.whole(k)], vec![Part::Body]);
         let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true };
-        plan.steps.push(Step { name: format!("half {half}"), work });
+        plan.steps.push(Step { name: format!("half {half}"), work, guard: None });
     }
     let arguments = vec![plan.whole(halves), plan.whole(tripled)];
     let work = Work::Kernel { kernel: 1, arguments, kept: vec![], parts: vec![Part::Body], all_threads: false };
-    plan.steps.push(Step { name: "triple".to_owned(), work });
+    plan.steps.push(Step { name: "triple".to_owned(), work, guard: None });
     let (from, to) = (plan.whole(tripled), plan.whole(y));
     let work = if on_host {
         let run = Arc::new(|inputs: &[&[u8]], outputs: &mut [&mut [u8]]| {
@@ -95,7 +95,7 @@ pub fn plan(on_host: bool) -> Plan {
     } else {
         Work::Copy { from, to }
     };
-    plan.steps.push(Step { name: "last".to_owned(), work });
+    plan.steps.push(Step { name: "last".to_owned(), work, guard: None });
     plan
 }
 

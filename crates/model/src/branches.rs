@@ -1,0 +1,80 @@
+//! Conditions of steps that a run needs for one of two graphs alone.
+
+use tilewright_runtime::host::SELECT;
+
+use crate::fuse::{Fused, Step};
+use crate::net::{Kind, Node, ValueId};
+use crate::place::Places;
+
+/// Truth, and the value that it has to have.
+pub type Condition = (ValueId, bool);
+
+/// Conditions that all readers of a value have in common, the outermost first; `None` before any is known.
+type Need = Option<Vec<Condition>>;
+
+/// Keeps the conditions that two needs have in common.
+fn join(need: &mut Need, other: &[Condition]) {
+    match need {
+        None => *need = Some(other.to_vec()),
+        Some(need) => {
+            let n_common = need.iter().zip(other).take_while(|(a, b)| a == b).count();
+            need.truncate(n_common);
+        }
+    }
+}
+
+/// Finds the conditions of each step without which nobody needs it, the outermost first.
+pub fn conditions(fused: &Fused, places: &Places) -> Vec<Vec<Condition>> {
+    let mut needs: Vec<Need> = vec![None; fused.net.values.len()];
+    let root = |id: ValueId| places.locate(id).root.0;
+    fused.net.outputs.iter().for_each(|id| needs[root(*id)] = Some(Vec::new()));
+    let mut all = vec![Vec::new(); fused.steps.len()];
+    for (at, step) in fused.steps.iter().enumerate().rev() {
+        let (reads, writes) = uses(step);
+        let mut own = None;
+        for id in writes {
+            if let Some(need) = &needs[root(id)] {
+                join(&mut own, need);
+            }
+        }
+        let own = own.unwrap_or_default();
+        for (id, condition) in reads {
+            let inner: Vec<Condition> = own.iter().copied().chain(condition).collect();
+            join(&mut needs[root(id)], &inner);
+        }
+        all[at] = own;
+    }
+    all
+}
+
+/// Lists the values that a step reads, each with the condition under which it does, and those that it makes.
+fn uses(step: &Step) -> (Vec<(ValueId, Option<Condition>)>, Vec<ValueId>) {
+    let always = |ids: Vec<ValueId>| ids.into_iter().map(|id| (id, None)).collect();
+    match step {
+        Step::Kernel(kernel) => (always(kernel.inputs.clone()), vec![kernel.output]),
+        Step::Sequence(sequence) => {
+            let (mut reads, mut writes) = (Vec::new(), Vec::new());
+            for step in &sequence.steps {
+                let (of_step, made) = uses(step);
+                reads.extend(of_step.into_iter().map(|(id, _)| id));
+                writes.extend(made);
+            }
+            reads.extend(sequence.moving.iter().flat_map(|moving| moving.first.into_iter().chain([moving.of])));
+            writes.extend(sequence.moving.iter().map(|moving| moving.of));
+            (always(reads), writes)
+        }
+        Step::Host(node) if is_selection(node) => {
+            let truth = node.input(0);
+            let reads =
+                vec![(truth, None), (node.input(1), Some((truth, true))), (node.input(2), Some((truth, false)))];
+            (reads, node.outputs.clone())
+        }
+        Step::Host(node) => (always(node.inputs.iter().flatten().copied().collect()), node.outputs.clone()),
+        Step::Part { .. } => (Vec::new(), Vec::new()),
+        Step::Join { parts, whole } => (always(parts.clone()), vec![*whole]),
+    }
+}
+
+fn is_selection(node: &Node) -> bool {
+    matches!(&node.kind, Kind::Call(call) if call.operator.name == SELECT.name)
+}
