@@ -136,7 +136,7 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     Specialised { graph, problems: job.problems }
 }
 
-/// Puts both graphs of each `If` of a specialised graph in its place, and a [`Select`] of each of its outputs.
+/// Puts both graphs of each `If` of a specialised graph in its place, with a [`Select`] of each output.
 ///
 /// # Panics
 /// Where the graph is not specialised.

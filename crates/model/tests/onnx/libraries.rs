@@ -174,7 +174,7 @@ fn of_two_graphs() -> bytes::Bytes {
     model(17, [all, field(12, declared("y", DType::F32, &[4]))].concat())
 }
 
-/// What one graph would do is neither done nor told where the other one is taken.
+/// Steps of the graph that is not taken neither run nor fail.
 #[test]
 fn one_of_two_graphs_runs() {
     let x = [1.0, -2.0, 3.0, 0.5];
