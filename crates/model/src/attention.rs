@@ -144,8 +144,8 @@ struct Moves {
 }
 
 impl Moves {
-    /// Finds the last of the moves ahead of a map of one tensor, where a product or a convolution gives what is
-    /// moved. Calls go through the nodes in their order.
+    /// Finds the last of the moves ahead of a map of one tensor, where a product or a convolution gives
+    /// what is moved. Calls go through the nodes in their order.
     fn moved_map(&mut self, net: &Net, at: usize) -> Option<usize> {
         let (Moves { links, is_of_anchor, comes_moved, is_turned }, node) = (self, &net.nodes[at]);
         for known in [&mut *is_of_anchor, comes_moved, is_turned] {

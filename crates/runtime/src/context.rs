@@ -184,8 +184,8 @@ impl Context {
         Ok(())
     }
 
-    /// Tells whether a run needs what has this guard. Truths that are not computed are of guards whose outer one
-    /// does not hold.
+    /// Tells whether a run needs what has this guard. Truths that are not computed are of guards whose
+    /// outer one does not hold.
     fn is_needed(&self, mut guard: Option<usize>) -> bool {
         while let Some(at) = guard {
             let Guard { holds, outer, .. } = self.model.plan().guards[at];
