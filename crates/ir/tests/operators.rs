@@ -368,6 +368,27 @@ fn texts_are_canonical() {
         &format!("{conv},const=w+in_bias+bias,prologue=scale+bias+relu,epilogue=bias"),
     );
     is(&format!("{conv},epilogue=clip(-0.5;1e3)+add"), &format!("{conv},epilogue=clip(-0.5;1000)+add"));
+    // Columns of pixels are rows of them, which is the same in memory.
+    is(
+        "conv2d:c=4,h=90,w=1,k=4,r=3,s=1,stride_h=2,dilation_h=4,pad_top=1,pad_bottom=2,out=c4",
+        "conv2d:c=4,h=1,w=90,k=4,r=1,s=3,stride_w=2,pad_left=1,pad_right=2,dilation_w=4,out=c4",
+    );
+    is("conv2d:c=4,h=90,w=1,k=4,r=1,s=1,stride=2", "conv2d:c=4,h=1,w=90,k=4,r=1,s=1,stride=2");
+    is(
+        "depthwise_conv2d:c=4,h=1,w=1,r=3,s=1,pad_top=2,pad_bottom=2",
+        "depthwise_conv2d:c=4,h=1,w=1,r=1,s=3,pad_left=2,pad_right=2",
+    );
+    is(
+        "conv2d_transpose:c=4,h=9,w=1,k=4,r=4,s=1,stride_h=2,pad_top=1,out_pad_h=1",
+        "conv2d_transpose:c=4,h=1,w=9,k=4,r=1,s=4,stride_w=2,pad_left=1,out_pad_w=1",
+    );
+    // Only where there is nothing beside the column.
+    is("conv2d:c=4,h=9,w=1,k=4,r=3,s=3,pad=1", "conv2d:c=4,h=9,w=1,k=4,r=3,s=3,pad=1");
+    is("conv2d:c=4,h=9,w=2,k=4,r=3,s=1", "conv2d:c=4,h=9,w=2,k=4,r=3,s=1");
+    is(
+        "conv2d_transpose:c=4,h=9,w=1,k=4,r=1,s=1,out_pad_w=1,stride=2",
+        "conv2d_transpose:c=4,h=9,w=1,k=4,r=1,s=1,stride=2,out_pad_w=1",
+    );
     is("conv2d:c=8,h=8,w=8,k=4,r=3,s=3,out=c4,in=c8,const=w", "conv2d:c=8,h=8,w=8,k=4,r=3,s=3,const=w,in=c8,out=c4");
     is("depthwise_conv2d:c=32,h=8,w=8,r=3,s=3,in=nchw,out=c32", "depthwise_conv2d:c=32,h=8,w=8,r=3,s=3,out=c32");
 }

@@ -562,18 +562,8 @@ fn convolution(
     conv: &Convolution,
     operations: [&Operations; 2],
 ) -> Result<Kernel, WorkloadError> {
-    let [mut x, mut w] = [0, 1].map(|slot| net.shape(node.input(slot)).to_vec());
+    let [x, w] = [0, 1].map(|slot| net.shape(node.input(slot)));
     let y = net.shape(node.output());
-    let mut conv = conv.clone();
-    if (x[3], w[3], y[3]) == (1, 1, 1) {
-        // A column of pixels lies in memory as a row does, and kernels have their vectors along rows.
-        for shape in [&mut x, &mut w] {
-            shape.swap(2, 3);
-        }
-        for sizes in [&mut conv.strides, &mut conv.dilations, &mut conv.before, &mut conv.after] {
-            sizes.swap(0, 1);
-        }
-    }
     let is_depthwise = conv.groups == x[1] && conv.groups > 1 && !conv.transposed;
     let channels = match (is_depthwise, conv.transposed) {
         (true, _) => format!("multiplier={}", y[1] / x[1]),

@@ -9,7 +9,8 @@ use super::{Axis, Operator, Size, Structure, Window, Workload, WorkloadError};
 /// first the first channel of each group, then the second, as a channel shuffle leaves them (Zhang et al.,
 /// "ShuffleNet", 2017, section 3.1), while W has one group after the other. The program of a
 /// pointwise convolution, 1×1 with stride 1 and no padding, has images of one row: h·w columns, the same
-/// elements in memory.
+/// elements in memory. Images that are columns of pixels (w = 1, and neither filter nor padding along it) are
+/// rows in the canonical form (h = 1) of every convolution.
 pub const CONV2D: Operator = Operator {
     name: "conv2d",
     text: "Y[n, k, p, q] = sum over c, r, s of padded X[n, c, p*stride + r*dilation, q*stride + s*dilation] * W[k, c, r, s]",

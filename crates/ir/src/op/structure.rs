@@ -222,6 +222,11 @@ pub struct Axis {
 }
 
 impl Axis {
+    /// Whether there is one element, which the filter's only tap meets.
+    fn is_single(&self) -> bool {
+        (self.input, self.filter, self.output) == (1, 1, 1)
+    }
+
     /// Elements from the first tap to the last, both included.
     pub fn reach(&self) -> i64 {
         self.dilation * (self.filter - 1) + 1
@@ -272,6 +277,13 @@ impl Window {
 
     fn is_padded(&self) -> bool {
         self.transposed || self.axes.iter().any(|axis| (axis.before, axis.after) != (0, 0))
+    }
+
+    /// Whether images are columns of pixels: turned into rows, they lie in memory as they are, and kernels
+    /// have their vectors along rows.
+    pub(super) fn is_column(&self) -> bool {
+        let [rows, columns] = &self.axes;
+        columns.is_single() && !rows.is_single()
     }
 
     /// The axes as the program has them: where each output sees one element of the input, in order, an image

@@ -46,6 +46,14 @@ const DIRECTIONS: [Direction; 2] = [
     },
 ];
 
+/// The size of columns that goes with one of rows, and the size of rows that goes with one of columns.
+pub(super) fn turned(name: &str) -> Option<&'static str> {
+    let names = |d: &Direction| [d.input, d.filter, d.stride, d.dilation, d.before, d.after, d.out_pad];
+    let [rows, columns] = DIRECTIONS.each_ref().map(names);
+    let other = |of: [&str; 7], to: [&'static str; 7]| of.iter().position(|n| *n == name).map(|at| to[at]);
+    other(rows, columns).or_else(|| other(columns, rows))
+}
+
 impl Axis {
     /// An axis without its output.
     fn sized(w: &Workload, d: &Direction) -> Axis {

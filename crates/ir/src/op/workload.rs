@@ -2,6 +2,7 @@
 
 use super::alias::{set_of, sets};
 use super::builder::kept;
+use super::window::turned;
 use super::{ALIASES, Axis, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure};
 use crate::dtype::DType;
 use crate::program::Program;
@@ -392,7 +393,16 @@ impl Workload {
             ..Workload::plain(operator, sizes, given.dtype.unwrap_or(DType::F32))
         };
         (operator.check)(&workload)?;
-        workload.with_layout(layout)?.with_constants(given.constants.unwrap_or_default())?.checked()
+        workload.turned().with_layout(layout)?.with_constants(given.constants.unwrap_or_default())?.checked()
+    }
+
+    /// Turns images that are columns of pixels into rows: the same elements in memory, and one task.
+    fn turned(mut self) -> Workload {
+        if matches!(self.structure(), Structure::Window(window) if window.is_column()) {
+            let names = self.operator.sizes.iter().map(|size| size.name);
+            self.sizes = names.map(|name| self.size(turned(name).unwrap_or(name))).collect();
+        }
+        self
     }
 
     /// A program of its own.
