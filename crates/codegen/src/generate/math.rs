@@ -33,13 +33,17 @@ struct Format {
     log: &'static [f64],
     /// Arguments from here on have the hyperbolic tangent 1.
     tanh_one: f64,
-    /// erf(x) / x in x² for |x| ≤ 1, less 1.
+    /// erf(x) / x in x² for |x| ≤ `ERF_LOW`, less 1.
     erf_low: &'static [f64],
-    /// −ln(1 − erf(x)) in x − `erf_center` for 1 ≤ x ≤ `erf_one`, where the error function becomes 1.
+    /// The fourth root of 1 − erf(x) in x − `erf_center` for `ERF_LOW` ≤ x ≤ `erf_one`, where the error
+    /// function becomes 1.
     erf_high: &'static [f64],
     erf_center: f64,
     erf_one: f64,
 }
+
+/// Up to here the error function is computed relative to its argument, beyond it relative to 1.
+const ERF_LOW: f64 = 1.1;
 
 const SINGLE: Format = Format {
     fraction_bits: 23,
@@ -53,28 +57,29 @@ const SINGLE: Format = Format {
     // 8.1e-10
     log: &[0.3333338820480005, 0.19988768789607694, 0.14935924385223762],
     tanh_one: 9.1,
-    // 1.2e-9
+    // 4.4e-9
     erf_low: &[
-        0.1283791657270887,
-        -0.3761262582510113,
-        0.11283585150676004,
-        -0.0268538118463975,
-        0.005188327319515221,
-        -0.0008010189247274423,
-        7.853844045899821e-05,
+        0.12837916222613704,
+        -0.3761260057229102,
+        0.11283292092426875,
+        -0.02684144972993315,
+        0.005164870523140285,
+        -0.000780581727320215,
+        7.188003712383772e-05,
     ],
-    // 1.1e-9 of the error function
+    // 1.2e-8 of the error function
     erf_high: &[
-        5.364941044455507,
-        4.418159387436713,
-        0.9237534809004541,
-        0.016487900688642504,
-        -0.003544232614900347,
-        0.0007111122569952249,
-        -0.0001863767060384038,
+        0.26152226747130647,
+        -0.2888630887491596,
+        0.09913716259595362,
+        0.0069156103296774095,
+        -0.012221426414826559,
+        0.0015123330676262746,
+        0.0007214808605706193,
+        -0.00017560896014534,
     ],
     erf_center: 2.0,
-    erf_one: 3.95,
+    erf_one: 4.0,
 };
 
 const DOUBLE: Format = Format {
@@ -108,44 +113,47 @@ const DOUBLE: Format = Format {
         0.07398052889547503,
     ],
     tanh_one: 19.1,
-    // 1.3e-19
+    // 1.5e-18
     erf_low: &[
-        0.12837916709551257,
-        -0.3761263890318375,
-        0.11283791670954857,
-        -0.026866170645072893,
-        0.005223977624780835,
-        -0.0008548326978740568,
-        0.00012055331036846668,
-        -1.4925593505766364e-05,
-        1.6460972801190717e-06,
-        -1.6350025076223882e-07,
-        1.4657878989888879e-08,
-        -1.1365663136628493e-09,
-        5.945257693941542e-11,
+        0.12837916709551256,
+        -0.3761263890318371,
+        0.11283791670953104,
+        -0.026866170644768154,
+        0.00522397762204471,
+        -0.0008548326833725072,
+        0.00012055326161165055,
+        -1.4925485496997834e-05,
+        1.6459374914284692e-06,
+        -1.6334391258915444e-07,
+        1.4560735725750295e-08,
+        -1.1018358341702766e-09,
+        5.4010910583915446e-11,
     ],
-    // 3.1e-17 of the error function
+    // 2.9e-17 of the error function
     erf_high: &[
-        7.806815272727191,
-        5.352680750985742,
-        0.9438937335270925,
-        0.010858072766083115,
-        -0.0021654768719041664,
-        0.0004209324082669605,
-        -7.703114856405878e-05,
-        1.2755908846983404e-05,
-        -1.7681896529371719e-06,
-        1.5649222840501249e-07,
-        1.2091289887963737e-08,
-        -1.1636317791684919e-08,
-        3.4860565982382277e-09,
-        -5.547194848679222e-10,
-        2.615256869022603e-10,
-        -5.635354977862577e-11,
-        -1.7703957847991347e-11,
+        0.1420318688298665,
+        -0.19006281257809515,
+        0.09365244705818451,
+        -0.012260002683005356,
+        -0.006484413808958246,
+        0.002642869270636492,
+        -9.542032539336715e-06,
+        -0.0001832394184832101,
+        2.952026526187435e-05,
+        5.773291635041705e-06,
+        -2.1658988178625215e-06,
+        -6.803684823485002e-09,
+        8.798962760815971e-08,
+        -7.947541337918949e-09,
+        -2.414875833315154e-09,
+        4.559045719824133e-10,
+        3.896623743443997e-11,
+        -1.4467653767975469e-11,
+        -8.492738155101984e-16,
+        1.798634771482435e-13,
     ],
     erf_center: 2.5,
-    erf_one: 5.95,
+    erf_one: 6.0,
 };
 
 /// Vectors of one type, with the constants for their elements.
@@ -379,15 +387,16 @@ impl Math<'_, '_> {
         self.with_sign_of(self.div(e, self.add(e, self.real(2.0))), x)
     }
 
+    /// Near zero x + x·p(x²), else 1 − r(|x|)⁴: the root needs a polynomial of half the degree of the error
+    /// function's own.
     fn erf(&self, x: Id) -> Id {
         let a = self.abs(x);
         let low = self.mul_add(x, self.polynomial(self.format.erf_low, self.mul(x, x)), x);
         let last = self.real(self.format.erf_one);
-        let u = self.sub(self.where_less(last, a, last, a), self.real(self.format.erf_center));
-        let (n, p) = self.reduced_exp(self.g.m.unary(Op::FNeg, self.polynomial(self.format.erf_high, u)));
-        let power = self.power_of_two(n);
-        // 1 − 2ⁿ·(1 + p)
-        let high = self.sub(self.sub(self.real(1.0), power), self.mul(power, p));
-        self.where_less(a, self.real(1.0), low, self.with_sign_of(high, x))
+        let u = self.sub(self.g.m.binary(Op::FMin, last, a), self.real(self.format.erf_center));
+        let root = self.polynomial(self.format.erf_high, u);
+        let square = self.mul(root, root);
+        let high = self.mul_add(self.g.m.unary(Op::FNeg, square), square, self.real(1.0));
+        self.where_less(a, self.real(ERF_LOW), low, self.with_sign_of(high, x))
     }
 }

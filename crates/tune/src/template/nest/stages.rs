@@ -161,7 +161,7 @@ fn cycles_of(node: Node) -> f64 {
             UnaryOp::Exp | UnaryOp::Expm1 => 10.0,
             UnaryOp::Log | UnaryOp::Log1p => 14.0,
             UnaryOp::Tanh => 22.0,
-            UnaryOp::Erf => 26.0,
+            UnaryOp::Erf => 12.0,
         },
         Node::Expr(Expr::Binary(BinaryOp::Div, ..)) => 9.0,
         Node::Expr(Expr::Binary(BinaryOp::Pow, _, n)) => {
