@@ -283,7 +283,7 @@ pub enum Op {
     /// The first number with the sign of the second.
     CopySign,
     /// The smaller one; NaN where one is NaN. Of zeros of both signs either one. Where both are variable, the
-    /// first takes longer.
+    /// first takes longer; the builder puts one that comes from other lanes second.
     FMin,
     FMax,
     /// `a · b + c`, rounded once.

@@ -47,6 +47,8 @@ struct Draft {
     phis: Map<Id, (Vec<BlockId>, Operands)>,
     /// Values that no instruction gives.
     fixed: Map<(Type, Def), Id>,
+    /// Values that come from other lanes of a vector, which takes some cycles.
+    moved: Map<Id, ()>,
 }
 
 #[derive(Default)]
@@ -454,6 +456,8 @@ impl Builder {
 
     /// An operation of two operands that gives their type.
     pub fn binary(&self, op: Op, a: Id, b: Id) -> Id {
+        let is_late = matches!(op, Op::FMin | Op::FMax) && self.0.borrow_mut().draft().moved.contains_key(&a);
+        let (a, b) = if is_late { (b, a) } else { (a, b) };
         self.compute(op, smallvec![a, b], self.type_of(a))
     }
 
@@ -596,7 +600,8 @@ impl Builder {
 
     /// Lane of a vector.
     pub fn extract(&self, v: Id, lane: usize) -> Id {
-        self.compute(Op::Extract(lane), smallvec![v], self.type_of(v).element())
+        let x = self.compute(Op::Extract(lane), smallvec![v], self.type_of(v).element());
+        self.moved_from(x, lane)
     }
 
     /// The vector with one lane replaced.
@@ -607,8 +612,18 @@ impl Builder {
     /// Picks lanes of two vectors laid side by side; `None` lanes are undefined.
     pub fn shuffle(&self, a: Id, b: Id, mask: &[Option<usize>]) -> Id {
         let ty = self.type_of(a).vector(mask.len());
+        let first = mask[0].unwrap_or(0);
         let mask = mask.iter().map(|lane| lane.map_or(-1, |l| l as i32)).collect();
-        self.compute(Op::Shuffle(mask), smallvec![a, b], ty)
+        let x = self.compute(Op::Shuffle(mask), smallvec![a, b], ty);
+        self.moved_from(x, first)
+    }
+
+    /// Notes which lane of a vector the first lane of a value comes from.
+    fn moved_from(&self, x: Id, lane: usize) -> Id {
+        if lane > 0 {
+            self.0.borrow_mut().draft().moved.insert(x, ());
+        }
+        x
     }
 
     /// A scalar in every lane.
@@ -660,6 +675,25 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn extremes_have_last_what_crosses_lanes() {
+        let b = Builder::new("test");
+        let f = b.function("f", Linkage::Internal, None, &[Type::F32.vector(4), Type::F32]);
+        b.go_to(f, b.block(f));
+        let (v, x) = (b.parameter(0), b.parameter(1));
+        let [first, last] = [0, 3].map(|lane| b.extract(v, lane));
+        let [low, high] = [0, 2].map(|lane| b.shuffle(v, v, &[Some(lane), Some(lane + 1)]));
+        let of = [(last, x), (first, x), (x, last), (last, first), (high, low), (low, high)];
+        for (a, c) in of {
+            b.binary(Op::FMax, a, c);
+        }
+        b.binary(Op::FSub, last, x);
+        let function = b.finish().functions.remove(0);
+        let operands: Vec<(Id, Id)> = function.blocks[0][4..].iter().map(|i| (i.operands[0], i.operands[1])).collect();
+        let expected = [(x, last), (first, x), (x, last), (first, last), (low, high), (low, high), (last, x)];
+        assert_eq!(operands, expected);
+    }
 
     #[test]
     fn hoisted_code_stands_before_what_was_written_first() {
