@@ -3,12 +3,15 @@
 //! A kernel of 30 µs gains from a second thread only if handing work over costs about a microsecond. So idle
 //! workers spin for a while before they sleep. Every thread has iterations of its own, the same in each run
 //! of a loop, so that it finds in its cache what it left there; a thread that is done takes of the others',
-//! which evens out threads that are slowed down by other programs.
+//! which evens out threads that are slowed down by other programs. A worker that has no core when a loop is
+//! published is not waited for: the loop closes once all its iterations are taken. Where a worker loses its
+//! core within an iteration, and the loop takes longer than its caller alone would have, the pool of a program
+//! leaves its workers out for a while.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Once};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,6 +23,18 @@ const SPIN: Duration = Duration::from_micros(200);
 
 /// Time that idle threads spin before they sleep, in a pool of a program with other things to do.
 const SHORT_SPIN: Duration = Duration::from_micros(50);
+
+/// Turns of a waiting caller between two looks at whether somebody else needs its core.
+const TURNS_TO_YIELD: u32 = 4096;
+
+/// Least time that a loop lost to a worker without a core for that to be no chance.
+const LEAST_LOSS: Duration = Duration::from_micros(20);
+/// Workers are left out for so many times the time that was lost, at most: once, and twice as long whenever it
+/// happens again within so many times the time for which they were out.
+const MOST_OUT_PER_LOSS: u32 = 16;
+const AGAIN: u32 = 4;
+/// Longest time for which they are left out.
+const LONGEST_OUT: Duration = Duration::from_millis(200);
 
 /// Forks between the process that made the first pool and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -53,14 +68,56 @@ struct Share {
     end: AtomicI64,
 }
 
-/// State that the threads share.
+/// Entrance of workers to the loop at hand: its number, whether it is open, and how many are inside.
+#[derive(Default)]
+struct Gate(AtomicU32);
+
+impl Gate {
+    /// The bits below the number of the loop.
+    const BITS: u32 = 12;
+    const OPEN: u32 = 1 << (Gate::BITS - 1);
+
+    /// Opens the next loop. Nobody is inside.
+    fn open(&self) {
+        let next = (self.0.load(Ordering::Relaxed) >> Gate::BITS).wrapping_add(1);
+        self.0.store(next << Gate::BITS | Gate::OPEN, Ordering::SeqCst);
+    }
+
+    /// The number of the last loop, which comes again after a million others.
+    fn loop_number(&self) -> u32 {
+        self.0.load(Ordering::SeqCst) >> Gate::BITS
+    }
+
+    /// Lets a worker in, where the loop is open; the number of that loop either way.
+    fn enter(&self) -> (u32, bool) {
+        let enter = |state: u32| (state & Gate::OPEN != 0).then_some(state + 1);
+        match self.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter) {
+            Ok(state) => (state >> Gate::BITS, true),
+            Err(state) => (state >> Gate::BITS, false),
+        }
+    }
+
+    /// Lets a worker out.
+    fn leave(&self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Closes the loop: nobody enters it any more.
+    fn close(&self) {
+        self.0.fetch_and(!Gate::OPEN, Ordering::Relaxed);
+    }
+
+    /// Whether nobody is inside.
+    fn is_empty(&self) -> bool {
+        self.0.load(Ordering::Acquire) & (Gate::OPEN - 1) == 0
+    }
+}
+
+/// State of all threads.
 struct Shared {
-    /// Number of jobs published so far; a worker that sees a new number reads `job`.
-    epoch: AtomicU64,
+    gate: Gate,
     job: UnsafeCell<Option<Job>>,
     shares: Box<[Share]>,
-    /// Workers that have not finished the current job.
-    n_running: AtomicUsize,
     n_asleep: AtomicUsize,
     stop: AtomicBool,
     sleep: Mutex<()>,
@@ -68,16 +125,17 @@ struct Shared {
     spin: Duration,
 }
 
-// SAFETY: `job` is written only by the thread that calls `Pool::run`, which holds `&mut Pool`, while no
-// worker runs (`n_running` is zero), and is read by workers only after they have seen the `epoch` that was
-// raised after the write.
+// SAFETY: `job` is written only by the thread that calls `Pool::run`, which holds `&mut Pool`, while the gate
+// is closed and nobody is inside, and is read by workers only inside.
 unsafe impl Sync for Shared {}
 // SAFETY: the raw pointers in a job are used only while `Pool::run`, which was given them, has not returned.
 unsafe impl Send for Shared {}
 
 impl Shared {
-    fn work(&self, job: Job, thread: usize) {
+    /// Carries out iterations until all are taken; how many of them.
+    fn work(&self, job: Job, thread: usize) -> i64 {
         let (others, own) = self.shares.split_at(thread);
+        let mut n_done = 0;
         for share in own.iter().chain(others) {
             let end = share.end.load(Ordering::Relaxed);
             loop {
@@ -88,8 +146,10 @@ impl Shared {
                 // SAFETY: whoever called `Pool::run` promised that the body may be called so for every
                 // iteration.
                 unsafe { (job.body)(job.env, iteration, thread as i64) };
+                n_done += 1;
             }
         }
+        n_done
     }
 
     fn serve(&self, thread: usize) {
@@ -97,13 +157,13 @@ impl Shared {
         loop {
             let start = Instant::now();
             let mut spins = 0u32;
-            while self.epoch.load(Ordering::Acquire) == seen {
+            while self.gate.loop_number() == seen {
                 std::hint::spin_loop();
                 spins = spins.wrapping_add(1);
                 if spins.is_multiple_of(64) && start.elapsed() > self.spin {
                     let mut guard = self.sleep.lock().expect("no thread panics while it holds the lock");
                     self.n_asleep.fetch_add(1, Ordering::SeqCst);
-                    while self.epoch.load(Ordering::SeqCst) == seen && !self.stop.load(Ordering::SeqCst) {
+                    while self.gate.loop_number() == seen && !self.stop.load(Ordering::SeqCst) {
                         guard = self.wake.wait(guard).expect("no thread panics while it holds the lock");
                     }
                     self.n_asleep.fetch_sub(1, Ordering::SeqCst);
@@ -112,12 +172,15 @@ impl Shared {
                     return;
                 }
             }
-            seen = self.epoch.load(Ordering::Acquire);
-            // SAFETY: the epoch was raised after the job was written; it is not written again before
-            // `n_running`, which this thread lowers below, is zero.
-            let job = unsafe { *self.job.get() }.expect("an epoch follows a job");
-            self.work(job, thread);
-            self.n_running.fetch_sub(1, Ordering::Release);
+            let is_inside;
+            (seen, is_inside) = self.gate.enter();
+            if is_inside {
+                // SAFETY: the gate was opened after the job was written; it is not written again before this
+                // thread, which leaves below, is outside.
+                let job = unsafe { *self.job.get() }.expect("an open gate follows a job");
+                self.work(job, thread);
+                self.gate.leave();
+            }
         }
     }
 }
@@ -128,6 +191,37 @@ pub struct Pool {
     threads: Vec<JoinHandle<()>>,
     /// Number of forks of the process before the pool was made.
     forks: u32,
+    /// Whether workers that cost more than they do are left out for a while.
+    adapts: bool,
+    out: Out,
+}
+
+/// Time for which workers are left out.
+#[derive(Default)]
+struct Out {
+    /// When they are let in again, where they are out.
+    until: Option<Instant>,
+    /// When that was the last time, and how long they were out then.
+    last: Option<(Instant, Duration)>,
+    /// Times the loss.
+    per_loss: u32,
+}
+
+impl Out {
+    /// Whether they are out at the moment.
+    fn is_now(&mut self) -> bool {
+        self.until = self.until.filter(|until| Instant::now() < *until);
+        self.until.is_some()
+    }
+
+    /// Leaves them out from now on, as a loop took so much longer with them than without.
+    fn lose(&mut self, now: Instant, lost: Duration) {
+        let again = self.last.is_some_and(|(until, length)| now < until + AGAIN * length);
+        self.per_loss = if again { (2 * self.per_loss).min(MOST_OUT_PER_LOSS) } else { 1 };
+        let length = (lost * self.per_loss).min(LONGEST_OUT);
+        self.until = Some(now + length);
+        self.last = Some((now + length, length));
+    }
 }
 
 impl Pool {
@@ -136,22 +230,21 @@ impl Pool {
     /// # Errors
     /// Where the system refuses a thread.
     pub fn new(n_threads: usize, cpus: &[usize]) -> io::Result<Pool> {
-        Pool::spinning(n_threads, cpus, SPIN)
+        Pool::with(n_threads, cpus, SPIN, false)
     }
 
-    fn spinning(n_threads: usize, cpus: &[usize], spin: Duration) -> io::Result<Pool> {
+    fn with(n_threads: usize, cpus: &[usize], spin: Duration, adapts: bool) -> io::Result<Pool> {
         let shared = Arc::new(Shared {
-            epoch: AtomicU64::new(0),
+            gate: Gate::default(),
             job: UnsafeCell::new(None),
             shares: (0..n_threads.max(1)).map(|_| Share { next: 0.into(), end: 0.into() }).collect(),
-            n_running: AtomicUsize::new(0),
             n_asleep: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
             spin,
         });
-        let mut pool = Pool { shared, threads: Vec::new(), forks: watch_forks() };
+        let mut pool = Pool { shared, threads: Vec::new(), forks: watch_forks(), adapts, out: Out::default() };
         for thread in 1..n_threads {
             let shared = pool.shared.clone();
             let cpu = cpus.get(thread).copied();
@@ -184,30 +277,47 @@ impl Pool {
     /// `body` may be called with `env` from several threads at once, for different iterations.
     pub unsafe fn run(&mut self, body: Body, env: *mut c_void, n_iterations: i64) {
         let job = Job { body, env };
-        let shared = &*self.shared;
-        if !self.has_threads() || n_iterations <= 1 {
+        if !self.has_threads() || n_iterations <= 1 || self.out.is_now() {
             for iteration in 0..n_iterations {
                 // SAFETY: promised by the caller.
                 unsafe { body(env, iteration, 0) };
             }
             return;
         }
+        let start = self.adapts.then(Instant::now);
+        let shared = &*self.shared;
         let n = shared.shares.len() as i64;
         for (share, at) in shared.shares.iter().zip(0..) {
             share.next.store(n_iterations * at / n, Ordering::Relaxed);
             share.end.store(n_iterations * (at + 1) / n, Ordering::Relaxed);
         }
-        shared.n_running.store(self.threads.len(), Ordering::Relaxed);
-        // SAFETY: no worker runs, and none reads the job before the epoch is raised.
+        // SAFETY: nobody is inside, and no worker enters before the gate opens.
         unsafe { *shared.job.get() = Some(job) };
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        shared.gate.open();
         if shared.n_asleep.load(Ordering::SeqCst) > 0 {
             let _guard = shared.sleep.lock().expect("no thread panics while it holds the lock");
             shared.wake.notify_all();
         }
-        shared.work(job, 0);
-        while shared.n_running.load(Ordering::Acquire) > 0 {
-            std::hint::spin_loop();
+        let n_own = shared.work(job, 0);
+        shared.gate.close();
+        if shared.gate.is_empty() {
+            return;
+        }
+        let own = start.map(|start| start.elapsed());
+        let mut turns = 0u32;
+        while !shared.gate.is_empty() {
+            turns = turns.wrapping_add(1);
+            // Where there are fewer cores than threads, a worker may need this one.
+            match turns.is_multiple_of(TURNS_TO_YIELD) {
+                true => std::thread::yield_now(),
+                false => std::hint::spin_loop(),
+            }
+        }
+        if let (Some(start), Some(own)) = (start, own) {
+            let now = Instant::now();
+            if let Some(lost) = lost(now - start, own, n_own, n_iterations) {
+                self.out.lose(now, lost);
+            }
         }
     }
 
@@ -223,6 +333,17 @@ impl Pool {
         }
         Runtime { context: std::ptr::from_mut(self).cast(), parallel_for }
     }
+}
+
+/// What a loop lost to its workers, where that is no chance.
+///
+/// `took`: the time of the loop; `own`: that in which the caller did `n_own` of its `n` iterations.
+fn lost(took: Duration, own: Duration, n_own: i64, n: i64) -> Option<Duration> {
+    if n_own == 0 {
+        return None;
+    }
+    let alone = own.mul_f64(n as f64 / n_own as f64);
+    took.checked_sub(alone).filter(|lost| *lost > LEAST_LOSS)
 }
 
 impl Drop for Pool {
@@ -256,7 +377,7 @@ impl Threads {
     /// # Errors
     /// Where the system refuses a thread.
     pub fn new(n_threads: usize) -> io::Result<Threads> {
-        let pool = Pool::spinning(n_threads, &[], SHORT_SPIN)?;
+        let pool = Pool::with(n_threads, &[], SHORT_SPIN, true)?;
         let n_threads = pool.n_threads();
         Ok(Threads { pool: Arc::new(Mutex::new(pool)), n_threads })
     }
@@ -287,6 +408,7 @@ impl Threads {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU64;
 
     unsafe extern "C" fn count(env: *mut c_void, iteration: i64, _thread: i64) {
         // SAFETY: the tests below pass a vector of counters with one for each iteration.
@@ -322,6 +444,96 @@ mod tests {
         // SAFETY: the child is this test's, and the status is written to what is borrowed.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child hung (signal 14), or missed an iteration");
+    }
+
+    /// What a test does in an iteration: counts it, and has a worker, which is no caller, take so long.
+    struct Lagging {
+        counters: Vec<AtomicU64>,
+        n_of_workers: AtomicU64,
+        lag: Duration,
+    }
+
+    unsafe extern "C" fn lag(env: *mut c_void, iteration: i64, thread: i64) {
+        // SAFETY: the tests below pass this, with a counter for each iteration.
+        let lagging = unsafe { &*env.cast::<Lagging>() };
+        lagging.counters[iteration as usize].fetch_add(1, Ordering::Relaxed);
+        if thread > 0 {
+            lagging.n_of_workers.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(lagging.lag);
+        }
+    }
+
+    #[test]
+    fn a_gate_lets_in_only_while_it_is_open() {
+        let gate = Gate::default();
+        assert_eq!(gate.enter(), (0, false), "nothing was published");
+        for number in 1..5 {
+            gate.open();
+            assert_eq!((gate.enter(), gate.enter()), ((number, true), (number, true)));
+            gate.close();
+            assert_eq!(gate.enter(), (number, false), "a late one stays outside");
+            gate.leave();
+            assert!(!gate.is_empty());
+            gate.leave();
+            assert!(gate.is_empty());
+        }
+        // Loops are numbered anew after the last number.
+        gate.0.store(u32::MAX << Gate::BITS, Ordering::Relaxed);
+        gate.open();
+        assert_eq!((gate.enter(), gate.loop_number()), ((0, true), 0));
+    }
+
+    #[test]
+    fn a_loop_loses_what_it_takes_longer_than_its_caller_alone() {
+        let ms = Duration::from_millis;
+        // Half of the iterations in 1 ms: alone it is 2 ms.
+        let check = |took: u64, n_own: i64, expected: Option<u64>| {
+            assert_eq!(lost(ms(took), ms(1), n_own, 8), expected.map(ms), "{took} ms with {n_own} of 8");
+        };
+        check(1, 4, None);
+        check(2, 4, None);
+        check(4, 4, Some(2));
+        check(4, 8, Some(3));
+        check(1000, 0, None);
+    }
+
+    #[test]
+    fn workers_are_left_out_the_longer_the_oftener_they_lose() {
+        let (mut out, mut now, ms) = (Out::default(), Instant::now(), Duration::from_millis);
+        // After a loss of 3 ms, so long behind the end of the last time.
+        let mut check = |after: u64, expected: u64| {
+            now = out.until.unwrap_or(now) + ms(after);
+            out.lose(now, ms(3));
+            assert_eq!(out.until.unwrap() - now, ms(expected), "{after} ms later");
+        };
+        check(0, 3);
+        check(1, 6);
+        check(20, 12);
+        check(10, 24);
+        check(10, 48);
+        check(10, 48);
+        // Nothing for a while.
+        check(200, 3);
+        out.lose(now, ms(1000));
+        assert_eq!(out.until.unwrap() - now, LONGEST_OUT);
+    }
+
+    #[test]
+    fn a_thread_that_lags_holds_up_no_iterations_but_its_own() {
+        for (n_threads, n) in [(2, 2), (2, 7), (2, 64), (3, 5), (4, 100)] {
+            let mut pool = Pool::new(n_threads, &[]).unwrap();
+            for _ in 0..5 {
+                let counters = (0..n).map(|_| AtomicU64::new(0)).collect();
+                let lagging = Lagging { counters, n_of_workers: 0.into(), lag: Duration::from_millis(20) };
+                // SAFETY: what is passed is shared and outlives the call.
+                unsafe { pool.run(lag, std::ptr::from_ref(&lagging).cast_mut().cast(), n) };
+                let is_right = lagging.counters.iter().all(|c| c.load(Ordering::Relaxed) == 1);
+                assert!(is_right, "{n_threads} threads, {n} iterations");
+                // While one sleeps, others take what there is: a second one is for who is back in time.
+                let n_of_workers = lagging.n_of_workers.into_inner();
+                assert!(n_of_workers < n_threads as u64, "{n_of_workers} of {n} by {n_threads} threads");
+            }
+        }
     }
 
     #[test]

@@ -92,7 +92,16 @@ typedef struct net_widened {
 @TABLES@
 
 /* Threads. Idle ones spin for a while and then sleep. A loop's iterations are divided among the threads; one that
- * is done takes of the others'. */
+ * is done takes of the others'. A thread that has no core when a loop begins is not waited for: the loop closes once
+ * all iterations are taken. Where a thread loses its core within an iteration, and the loop takes longer than its
+ * caller alone would have, the others are left out for a while. */
+
+/* The gate that threads enter a loop by: so many inside, whether it is open, and the loop's number. */
+enum { NET_GATE_BITS = 12, NET_GATE_OPEN = 1 << (NET_GATE_BITS - 1) };
+
+/* Least time that a loop lost to others for that to be no chance. They are left out for as long, twice as long
+ * whenever it happens again within so many times the time for which they were out, and so long at most. */
+enum { NET_LEAST_LOSS_NS = 20000, NET_AGAIN = 4, NET_MOST_OUT_PER_LOSS = 16, NET_LONGEST_OUT_NS = 200000000 };
 
 /* On cache lines that others touch only once they are out of work. */
 typedef struct net_share {
@@ -102,11 +111,13 @@ typedef struct net_share {
 typedef struct net_pool {
     /* Held while a loop runs: one that finds it so runs on its caller alone. */
     uint32_t is_busy;
-    /* Loops published so far; sleeping threads wait for a change. */
-    uint32_t epoch;
-    uint32_t n_running, n_asleep, stop;
+    /* Sleeping threads wait for another loop's number. */
+    uint32_t gate;
+    uint32_t n_asleep, stop;
     uint32_t n_threads, n_users;
     int64_t spin_ns;
+    /* Whether others are left out, until when they are or were, how long, and how many times the loss that was. */
+    int64_t is_out, out_until_ns, out_ns, out_per_loss;
     void (*body)(void *env, int64_t iteration, int64_t thread);
     void *env;
     pthread_t threads[NET_THREADS];
@@ -137,8 +148,10 @@ static int64_t net_now(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static void net_work(net_pool *pool, int64_t thread) {
+/* Carries out iterations until all are taken; how many of them. */
+static int64_t net_work(net_pool *pool, int64_t thread) {
     uint32_t n = pool->n_threads;
+    int64_t n_done = 0;
     for (uint32_t i = 0; i < n; i++) {
         net_share *share = &pool->shares[(thread + i) % n];
         int64_t end = __atomic_load_n(&share->end, __ATOMIC_RELAXED);
@@ -146,8 +159,23 @@ static void net_work(net_pool *pool, int64_t thread) {
             int64_t iteration = __atomic_fetch_add(&share->next, 1, __ATOMIC_RELAXED);
             if (iteration >= end) break;
             pool->body(pool->env, iteration, thread);
+            n_done++;
         }
     }
+    return n_done;
+}
+
+static uint32_t net_loop_number(const net_pool *pool) {
+    return __atomic_load_n(&pool->gate, __ATOMIC_SEQ_CST) >> NET_GATE_BITS;
+}
+
+/* Lets a thread into a loop that is open; the number of the last loop. */
+static uint32_t net_enter(net_pool *pool, int *is_inside) {
+    uint32_t gate = __atomic_load_n(&pool->gate, __ATOMIC_RELAXED);
+    do *is_inside = (gate & NET_GATE_OPEN) != 0;
+    while (*is_inside
+           && !__atomic_compare_exchange_n(&pool->gate, &gate, gate + 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED));
+    return gate >> NET_GATE_BITS;
 }
 
 static void *net_serve(void *of) {
@@ -156,31 +184,81 @@ static void *net_serve(void *of) {
     uint32_t seen = 0;
     for (;;) {
         int64_t start = net_now();
-        for (uint32_t spins = 1; __atomic_load_n(&pool->epoch, __ATOMIC_ACQUIRE) == seen; spins++) {
+        for (uint32_t spins = 1; net_loop_number(pool) == seen; spins++) {
             net_pause();
             if (spins % 64 == 0 && net_now() - start > pool->spin_ns) {
                 __atomic_fetch_add(&pool->n_asleep, 1, __ATOMIC_SEQ_CST);
-                while (__atomic_load_n(&pool->epoch, __ATOMIC_SEQ_CST) == seen)
-                    syscall(SYS_futex, &pool->epoch, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+                for (;;) {
+                    uint32_t gate = __atomic_load_n(&pool->gate, __ATOMIC_SEQ_CST);
+                    if (gate >> NET_GATE_BITS != seen) break;
+                    syscall(SYS_futex, &pool->gate, FUTEX_WAIT_PRIVATE, gate, NULL, NULL, 0);
+                }
                 __atomic_fetch_sub(&pool->n_asleep, 1, __ATOMIC_SEQ_CST);
             }
         }
-        seen++;
+        int is_inside;
+        seen = net_enter(pool, &is_inside);
         if (__atomic_load_n(&pool->stop, __ATOMIC_SEQ_CST)) return NULL;
+        if (!is_inside) continue;
         net_work(pool, worker->thread);
-        __atomic_fetch_sub(&pool->n_running, 1, __ATOMIC_RELEASE);
+        __atomic_fetch_sub(&pool->gate, 1, __ATOMIC_RELEASE);
     }
 }
 
-static void net_wake(net_pool *pool) {
-    __atomic_fetch_add(&pool->epoch, 1, __ATOMIC_SEQ_CST);
+/* Begins the next loop, which is open or of no work. */
+static void net_begin(net_pool *pool, uint32_t open) {
+    uint32_t next = (__atomic_load_n(&pool->gate, __ATOMIC_RELAXED) >> NET_GATE_BITS) + 1;
+    __atomic_store_n(&pool->gate, next << NET_GATE_BITS | open, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&pool->n_asleep, __ATOMIC_SEQ_CST) > 0)
-        syscall(SYS_futex, &pool->epoch, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+        syscall(SYS_futex, &pool->gate, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
+static int net_has_inside(const net_pool *pool) {
+    return (__atomic_load_n(&pool->gate, __ATOMIC_ACQUIRE) & (NET_GATE_OPEN - 1)) != 0;
 }
 
 static void net_in_order(void *context, void (*body)(void *, int64_t, int64_t), void *env, int64_t n) {
     (void)context;
     for (int64_t i = 0; i < n; i++) body(env, i, 0);
+}
+
+/* Whether others are left out at the moment. */
+static int net_leaves_out(net_pool *pool) {
+    if (pool->is_out && net_now() >= pool->out_until_ns) pool->is_out = 0;
+    return pool->is_out != 0;
+}
+
+/* Leaves others out from now on, as a loop took so much longer with them than without. */
+static void net_leave_out(net_pool *pool, int64_t now, double lost) {
+    int again = pool->out_per_loss && now < pool->out_until_ns + NET_AGAIN * pool->out_ns;
+    pool->out_per_loss = !again ? 1 : pool->out_per_loss < NET_MOST_OUT_PER_LOSS ? 2 * pool->out_per_loss
+                                                                                 : NET_MOST_OUT_PER_LOSS;
+    double out = lost * (double)pool->out_per_loss;
+    pool->out_ns = out < NET_LONGEST_OUT_NS ? (int64_t)out : NET_LONGEST_OUT_NS;
+    pool->out_until_ns = now + pool->out_ns;
+    pool->is_out = 1;
+}
+
+/* Runs a loop on all threads of a pool that is busy with it. */
+static void net_share_loop(net_pool *pool, int64_t n) {
+    int64_t start = net_now(), n_threads = pool->n_threads;
+    for (int64_t i = 0; i < n_threads; i++) {
+        __atomic_store_n(&pool->shares[i].next, n * i / n_threads, __ATOMIC_RELAXED);
+        __atomic_store_n(&pool->shares[i].end, n * (i + 1) / n_threads, __ATOMIC_RELAXED);
+    }
+    net_begin(pool, NET_GATE_OPEN);
+    int64_t n_own = net_work(pool, 0);
+    __atomic_fetch_and(&pool->gate, ~(uint32_t)NET_GATE_OPEN, __ATOMIC_RELAXED);
+    if (!net_has_inside(pool)) return;
+    int64_t own = net_now() - start;
+    /* Where there are fewer CPUs than threads, a thread may wait for this one's. */
+    for (uint32_t spins = 1; net_has_inside(pool); spins++) {
+        if (spins % 4096 == 0) sched_yield();
+        else net_pause();
+    }
+    int64_t now = net_now();
+    double lost = n_own ? (double)(now - start) - (double)own * (double)n / (double)n_own : 0;
+    if (lost > NET_LEAST_LOSS_NS) net_leave_out(pool, now, lost);
 }
 
 static void net_parallel_for(void *context, void (*body)(void *, int64_t, int64_t), void *env, int64_t n) {
@@ -189,31 +267,19 @@ static void net_parallel_for(void *context, void (*body)(void *, int64_t, int64_
         net_in_order(NULL, body, env, n);
         return;
     }
-    int64_t n_threads = pool->n_threads;
-    if (n_threads <= 1) {
+    if (pool->n_threads <= 1 || net_leaves_out(pool)) {
         net_in_order(NULL, body, env, n);
     } else {
         pool->body = body;
         pool->env = env;
-        for (int64_t i = 0; i < n_threads; i++) {
-            __atomic_store_n(&pool->shares[i].next, n * i / n_threads, __ATOMIC_RELAXED);
-            __atomic_store_n(&pool->shares[i].end, n * (i + 1) / n_threads, __ATOMIC_RELAXED);
-        }
-        __atomic_store_n(&pool->n_running, (uint32_t)n_threads - 1, __ATOMIC_RELAXED);
-        net_wake(pool);
-        net_work(pool, 0);
-        /* Where there are fewer CPUs than threads, a thread may wait for this one's. */
-        for (uint32_t spins = 1; __atomic_load_n(&pool->n_running, __ATOMIC_ACQUIRE) > 0; spins++) {
-            if (spins % 4096 == 0) sched_yield();
-            else net_pause();
-        }
+        net_share_loop(pool, n);
     }
     __atomic_store_n(&pool->is_busy, 0, __ATOMIC_RELEASE);
 }
 
 static void net_stop(net_pool *pool) {
     __atomic_store_n(&pool->stop, 1, __ATOMIC_SEQ_CST);
-    net_wake(pool);
+    net_begin(pool, 0);
     for (uint32_t i = 1; i < pool->n_threads; i++) pthread_join(pool->threads[i], NULL);
 }
 
