@@ -163,13 +163,12 @@ impl Work {
         if self.is_choice(s) { Share::Result.only(constraint) } else { constraint }
     }
 
-    /// Cycles of the busiest thread, of `cycles` in all, where the sharing is a choice; else all of them.
+    /// Cycles of the busiest thread, of `cycles` in all.
     ///
     /// `n_iterations`: of the loop that threads share; `n_tiles`: how often the sum of a tile is shared.
     pub fn of_busiest_thread(&self, s: &Setting, share: Share, cycles: f64, n_iterations: i64, n_tiles: i64) -> f64 {
         let n_threads = s.n_threads as i64;
         let (part, n_begins) = match share {
-            _ if !self.is_choice(s) => return cycles,
             Share::Nothing => (1.0, 0),
             Share::Sum => (1.0 / n_threads as f64, n_tiles),
             Share::Result => (ceil_div(n_iterations, n_threads) as f64 / n_iterations as f64, 1),
@@ -227,5 +226,32 @@ pub fn overhead(s: &Setting, share: Share, n_begins: i64, results: i64) -> f64 {
         Share::Result => START_CYCLES * n_begins as f64,
         // Most parts come from other cores' caches.
         Share::Sum => START_CYCLES * n_begins as f64 + (results * s.n_threads as i64) as f64 * 8.0 / lanes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tilewright_ir::Target;
+    use tilewright_ir::op::Workload;
+
+    fn setting(n_threads: usize) -> Setting {
+        let workload = Workload::parse("matmul:m=128,n=384,k=1536").unwrap();
+        Setting { workload, target: Target::named("x86-64-v4").unwrap(), n_threads }
+    }
+
+    #[test]
+    fn the_busiest_thread_has_what_is_left_of_uneven_iterations() {
+        let work = Work { results: 1, rows: 128, columns: 384, sum: 1536 };
+        let check = |n_threads: usize, share: Share, n_iterations: i64, expected: f64| {
+            let cycles = work.of_busiest_thread(&setting(n_threads), share, 12e6, n_iterations, 1);
+            assert!((cycles - expected).abs() < 1.0, "{n_threads} threads, {n_iterations} iterations: {cycles}");
+        };
+        assert!(!work.is_choice(&setting(2)), "it is too large to be left to one thread");
+        check(1, Share::Nothing, 3, 12e6);
+        check(2, Share::Result, 2, 6e6 + START_CYCLES);
+        check(2, Share::Result, 3, 8e6 + START_CYCLES);
+        check(2, Share::Result, 9, 12e6 * 5.0 / 9.0 + START_CYCLES);
+        check(4, Share::Result, 6, 4e6 + START_CYCLES);
     }
 }

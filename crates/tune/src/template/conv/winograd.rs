@@ -278,6 +278,11 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
             * (products.max(read) + 0.2 * products.min(read) + transforms + 2.0 * passed / bandwidth(s, between));
     }
     cycles *= 0.9 * shape.n as f64;
-    // Rows and channels are cut as evenly as threads ask for.
-    shape.work().of_busiest_thread(s, Share::of(s, space, config), cycles, s.n_threads as i64, 0)
+    let share = Share::of(s, space, config);
+    let n_iterations = match share {
+        Share::Result if space.text(config, "parallel") == "k" => int("k_blocks"),
+        Share::Result => shape.n * ceil_div(tile_rows, int("rows")),
+        Share::Sum | Share::Nothing => 1,
+    };
+    shape.work().of_busiest_thread(s, share, cycles, n_iterations, 0)
 }

@@ -337,13 +337,10 @@ struct Blocks {
     depth: i64,
 }
 
-/// Estimated cycles of the busiest thread, where it is a choice what threads share; else of all.
+/// Estimated cycles of the busiest thread.
 fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let blocks = Blocks { rows: int("m_blocks"), columns: int("n_blocks"), depth: int("k_blocks") };
-    if !p.work().is_choice(s) {
-        return of_one_thread(s, p, blocks, space, config);
-    }
     let (mr, nr) = (int("mr"), int("nv") * s.target.lanes(s.workload.dtype));
     let each = |n: i64| ceil_div(n, s.n_threads as i64);
     let (mut own, mut of_own, mut n_begins) = (*p, blocks, 1);

@@ -97,11 +97,8 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
     constraints
 }
 
-/// Estimated cycles of the busiest thread, where it is a choice what threads share; else of all.
+/// Estimated cycles of the busiest thread.
 fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
-    if !p.work().is_choice(s) {
-        return of_one_thread(s, p, space, config);
-    }
     let each = |n: i64| ceil_div(n, s.n_threads as i64);
     // Of rows or columns a thread takes whole tiles.
     let tiles = |n: i64, tile: &str| n.min(each(ceil_div(n, space.int(config, tile))) * space.int(config, tile));
