@@ -5,6 +5,8 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
+
 use common::{check_refused, command, json_of, run_json, stderr, text};
 
 #[test]
@@ -121,4 +123,28 @@ fn what_does_not_fit_a_model_is_refused() {
     check_refused(&["network", "dqn", path, "-o", "x.onnx"], "takes no model");
     check_refused(&["network", "reweight", "-o", "x.onnx"], "which model");
     check_refused(&["network", "reweight", array, "-o", "x.onnx"], "x.npy: ");
+}
+
+#[test]
+fn a_tuned_model_says_what_its_whole_run_takes_and_what_was_better_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, db) = (folder.path().join("dqn.onnx"), folder.path().join("records.db"));
+    run_json(&["network", "dqn", "-o", text(&path)]);
+    // One configuration at random for each kernel: none of them is near to what the template begins with.
+    let arguments = ["tune", text(&path), "--no-guesses", "--search", "random", "--trials", "1", "--no-race"];
+    let arguments = [&arguments[..], &["--db", text(&db)]].concat();
+    let run = run_json(&arguments)["run"].clone();
+    let ms = |name: &str| run[name].as_f64().unwrap();
+    assert!(ms("ms_tuned") > ms("ms_before"), "{run}");
+    assert!(ms("ms") < ms("ms_tuned"), "{run}");
+    let put_back = run["put_back"].as_array().unwrap();
+    assert!(!put_back.is_empty(), "{run}");
+    // From now on these are the best: the next run begins with them, and finds nothing else.
+    let again = run_json(&arguments)["run"].clone();
+    assert_eq!((&again["n_changed"], &again["put_back"]), (&json!(0), &json!([])), "{again}");
+    let output = command(&arguments).output().expect("the command starts");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let last = lines.lines().last().unwrap();
+    assert!(last.starts_with("whole run ") && last.ends_with(": the same kernels"), "{last}");
+    assert_eq!(run_json(&["run", text(&path), "--db", text(&db)])["untuned_kernels"], 0);
 }

@@ -3,11 +3,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tilewright::Caches;
 use tilewright_graph::{Graph, with_both_branches};
 use tilewright_ir::expr::{Cond, ReduceOp, Subscript};
 use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, StageSpec, Workload, WorkloadError};
-use tilewright_ir::{BufferId, DType, Expr, Index, Role, Target};
+use tilewright_ir::{BufferId, DType, Expr, Index, Role};
 
 use crate::epilogue::{self, Operations};
 use crate::halves::widened;
@@ -130,19 +129,6 @@ impl Fused {
             Step::Sequence(sequence) => sequence.steps.iter().map(|step| (step, sequence.n_steps as usize)).collect(),
             step => vec![(step, 1)],
         })
-    }
-
-    /// State of the caches that its kernels find: constants only where all of them stay in a core's cache
-    /// from one run to the next.
-    pub fn caches(&self, target: &Target) -> Caches {
-        let read = self.each().filter_map(|(step, _)| match step {
-            Step::Kernel(kernel) => Some(&kernel.inputs),
-            _ => None,
-        });
-        let constants: HashSet<ValueId> =
-            read.flatten().copied().filter(|id| self.net.value(*id).constant.is_some()).collect();
-        let n_bytes: u64 = constants.into_iter().map(|id| self.net.value(id).n_bytes()).sum();
-        if n_bytes > target.l2_bytes { Caches::ColdConstants } else { Caches::Warm }
     }
 
     /// The workload of each kernel, to change what is asked of it.

@@ -8,6 +8,7 @@ mod attention;
 #[cfg(feature = "peers")]
 pub mod bench;
 mod branches;
+mod caches;
 mod compile;
 mod composite;
 mod decompose;
@@ -32,7 +33,9 @@ mod scalar;
 mod schedule;
 mod simplify;
 mod trees;
+mod whole;
 
+pub use caches::CachesOfKernels;
 pub use compile::{CompileError, Compiled, Making, Schedule, compile, compile_as, compile_quickly, lay_out};
 pub use fuse::{Fused, Kernel, Moving, Step, Steps, fuse, lower};
 pub use halves::count_halves;
@@ -45,3 +48,4 @@ pub use profile::{Outline, ProfiledStep, profile_table};
 pub use runner::{RunError, Runner};
 pub use schedule::{Layouts, compile_guessed, compile_known, laid_out};
 pub use simplify::simplify;
+pub use whole::{Choices, Whole, settle};

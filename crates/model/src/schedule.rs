@@ -87,7 +87,7 @@ fn laid_out_by(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fuse
     let recorded = |workload: &Workload| match layouts {
         Layouts::Guess => None,
         Layouts::Run(records) | Layouts::Tune(records) => {
-            let best = best_ns(records, workload, target, threads, caches);
+            let best = best_ns(records, workload, target, threads, caches.of(workload));
             best.unwrap_or_else(|error| {
                 failed.set(Some(error.to_string()));
                 None
@@ -151,7 +151,7 @@ pub fn compile_known(
     let fused = laid_out_by(fused, Layouts::Run(records), &guesses)?;
     let (caches, guessed) = (fused.caches(target), RefCell::new(HashSet::new()));
     let schedule = |workload: &Workload| {
-        let known = records.program(workload, target, threads, caches, making.cache);
+        let known = records.program(workload, target, threads, caches.of(workload), making.cache);
         if let Some(program) = known.map_err(|error| error.to_string())? {
             return Ok(program);
         }

@@ -6,19 +6,23 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde_json::Value as Json;
 use tilewright_codegen::{ArgumentAlign, Compiler};
 use tilewright_device::Caches;
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Target, lower, lower_gpu, verify};
 use tilewright_runtime::{AnyModel, Code, GpuModel, Model};
 use tilewright_search::Config;
-use tilewright_tune::{PassedOver, Setting, Store, Task};
+use tilewright_tune::{PassedOver, Setting, Store, Task, Winner};
 
-use crate::best::{Best, known_best, target_name};
+use crate::best::{Best, gflops, known_best, target_name};
 use crate::cache::Cache;
 use crate::database::Database;
 use crate::error::Error;
 use crate::place::target_here;
+use crate::tune::recorder::toolchain;
+use crate::tune::{since_1970, task_key};
+use crate::version::BUILD;
 
 /// Origin of a kernel's configuration.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -67,6 +71,44 @@ impl Choice {
     /// Whether it was measured.
     pub fn is_recorded(&self) -> bool {
         matches!(self.source, Source::Recorded(_))
+    }
+
+    /// Whether another one is the same configuration of the same template.
+    pub fn same_configuration(&self, other: &Choice) -> bool {
+        let is_same_template = self.task.template.name == other.task.template.name;
+        is_same_template && self.config_json() == other.config_json()
+    }
+
+    fn config_json(&self) -> Json {
+        self.task.space.config_to_json(&self.config)
+    }
+
+    /// Records it, which took so long in a whole run, as the best of its workload in such caches, in the place
+    /// of another choice that was faster by itself. One of another template may still come before it, where
+    /// that was measured faster.
+    ///
+    /// # Errors
+    /// Where the database cannot be written.
+    pub fn put_back(&self, median_ns: f64, other: &Choice, database: &Database, caches: Caches) -> Result<(), Error> {
+        let workload = self.task.setting.workload.representative();
+        let key = task_key(&self.task, caches);
+        let winner = Winner {
+            workload: workload.to_string(),
+            target: key.target,
+            template: key.template,
+            threads: key.threads,
+            config: self.config_json(),
+            median_ns,
+            runner_up: Some(other.config_json()),
+            gflops: gflops(&workload, median_ns),
+            verified: true,
+            version: BUILD.to_owned(),
+            toolchain: toolchain(),
+            unix_time: since_1970().as_secs(),
+            ..Winner::default()
+        };
+        let mut opened = database.open_to_write()?;
+        opened.store.set_winner(&winner).map_err(|error| database.refuse(error))
     }
 
     /// The scheduled program.

@@ -174,7 +174,7 @@ fn outline(args: &CheckArgs, model: &Model) -> anyhow::Result<(Option<Outline>, 
     let (caches, tasks) = (fused.caches(&target), fused.tasks());
     let mut n_tuned = 0;
     for (workload, _) in &tasks {
-        n_tuned += usize::from(records.known(workload, &target, threads, caches, None)?.0.is_ok());
+        n_tuned += usize::from(records.known(workload, &target, threads, caches.of(workload), None)?.0.is_ok());
     }
     let tuned = TunedKernels { n_tuned, n_all: tasks.len(), database: database.name() };
     Ok((Some(Outline::of(&fused)), Some(tuned)))

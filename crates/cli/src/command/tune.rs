@@ -16,7 +16,7 @@ use tilewright_device::host;
 use tilewright_ir::Target;
 use tilewright_lab::predict::likely_configs;
 use tilewright_lab::{Caller, News};
-use tilewright_model::{Layouts, laid_out};
+use tilewright_model::{Choices, Layouts, laid_out, settle};
 
 use super::fleet::FleetArgs;
 use super::model::{BindingArgs, ModelArgs};
@@ -107,6 +107,9 @@ const OWN: [&str; 2] = ["command", "kernel"];
 
 /// Options without meaning on a fleet, or that its devices decide.
 const NOT_ON: [&str; 5] = ["together", "command", "kernel", "device", "target"];
+
+/// A workload, how often the whole runs it, and what it finds in the caches.
+type Task = (Workload, usize, Caches);
 
 /// Machine that measures candidates: the target, and the runner where that is another device.
 type Machine = (Target, Option<OnRunner>);
@@ -229,8 +232,9 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
     if args.together {
-        let tasks: Vec<(Workload, usize)> = workloads.iter().map(|workload| (workload.clone(), 1)).collect();
-        return together(args, &machine, &tasks, args.cold.caches(), &interrupts, as_json);
+        let caches = args.cold.caches();
+        let tasks: Vec<Task> = workloads.iter().map(|workload| (workload.clone(), 1, caches)).collect();
+        return together(args, &machine, &tasks, &interrupts)?.write(as_json);
     }
     if let [workload] = &workloads[..] {
         let report = tune(args, &machine, workload, false, &interrupts)?;
@@ -328,45 +332,82 @@ fn on_fleet(args: &TuneArgs, class: &str, requests: &[TuneRequest], as_json: boo
 /// Tunes the kernels of a model together.
 fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let file = ModelArgs::new(&args.of.workload, &args.bindings);
-    let mut fused = file.fused(&file.supported(&file.read()?)?, args.of.exact)?;
+    let model = file.read()?;
+    let plain = file.fused(&file.supported(&model)?, args.of.exact)?;
     let machine = args.machine()?;
-    let (target, _) = &machine;
-    if args.on.is_none() {
-        let records = args.records.database()?.records()?;
-        fused = laid_out(fused, target, args.of.machine.threads, Layouts::Tune(&records))?;
-    }
-    let tasks = fused.tasks();
+    let (target, runner) = &machine;
+    let threads = args.of.machine.threads;
+    let records = args.records.database()?.records()?;
+    let fused = match args.on {
+        Some(_) => plain.clone(),
+        None => laid_out(plain.clone(), target, threads, Layouts::Tune(&records))?,
+    };
+    let (found, asked) = (fused.caches(target), args.cold.asked());
+    let task = |(workload, n): (Workload, usize)| {
+        let caches = asked.unwrap_or(found.of(&workload));
+        (workload, n, caches)
+    };
+    let tasks: Vec<Task> = fused.tasks().into_iter().map(task).collect();
     if tasks.is_empty() {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));
     }
-    let caches = args.cold.asked().unwrap_or(fused.caches(target));
     if let Some(class) = &args.on {
         // The devices have the time together.
         let time = args.trials.is_none().then(|| args.time.unwrap_or(DEFAULT_TIME) / tasks.len() as u32);
-        let request = |(workload, _): &(Workload, usize)| {
-            Ok(TuneRequest { caches, time, ..args.request(&machine, workload, true)? })
+        let request = |(workload, _, caches): &Task| {
+            Ok(TuneRequest { caches: *caches, time, ..args.request(&machine, workload, true)? })
         };
         return on_fleet(args, class, &tasks.iter().map(request).collect::<anyhow::Result<Vec<_>>>()?, as_json);
     }
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
-    together(args, &machine, &tasks, caches, &interrupts, as_json)
+    // A GPU's compiler may take longer for a whole model than all the trials.
+    let runs_here = runner.is_none() && target.gpu.is_none();
+    let before = runs_here.then(|| Choices::known(plain.clone(), target, threads, &records)).transpose()?;
+    drop(records);
+    let mut tuned = together(args, &machine, &tasks, &interrupts)?;
+    if let Some(before) = before.filter(|_| tuned.is_whole(&interrupts)) {
+        let database = args.records.database()?;
+        let inputs = file.inputs(&model, &[])?;
+        let whole = Choices::known(plain, target, threads, &database.records()?)
+            .and_then(|after| settle(&before, after, &inputs, &database));
+        match whole {
+            Ok(whole) => {
+                tuned.text += &whole.text();
+                tuned.json["run"] = json!(whole);
+            }
+            Err(error) => message(&format!("the whole model was not run: {}", describe(&error.into()))),
+        }
+    }
+    tuned.write(as_json)
+}
+
+/// Result of a run in which workloads shared the time.
+struct Together {
+    json: Json,
+    text: String,
+    failure: Option<anyhow::Error>,
+}
+
+impl Together {
+    /// Whether every workload has its best, and nobody waits.
+    fn is_whole(&self, interrupts: &Interrupts) -> bool {
+        self.failure.is_none() && !interrupts.stop.load(Ordering::Relaxed)
+    }
+
+    fn write(self, as_json: bool) -> anyhow::Result<()> {
+        write_result(as_json, &self.json, &self.text)?;
+        self.failure.map_or(Ok(()), Err)
+    }
 }
 
 /// Tunes workloads together, each with how often the whole runs it: they share the time.
-fn together(
-    args: &TuneArgs,
-    machine: &Machine,
-    tasks: &[(Workload, usize)],
-    caches: Caches,
-    interrupts: &Interrupts,
-    as_json: bool,
-) -> anyhow::Result<()> {
+fn together(args: &TuneArgs, machine: &Machine, tasks: &[Task], interrupts: &Interrupts) -> anyhow::Result<Together> {
     let time = args.time.unwrap_or(DEFAULT_TIME);
-    let request = |(workload, n): &(Workload, usize)| {
-        Ok((TuneRequest { time: None, caches, ..args.request(machine, workload, true)? }, *n as f64))
+    let request = |(workload, n, caches): &Task| {
+        Ok((TuneRequest { time: None, caches: *caches, ..args.request(machine, workload, true)? }, *n as f64))
     };
-    let labels: Vec<String> = tasks.iter().map(|(workload, _)| workload.label()).collect();
+    let labels: Vec<String> = tasks.iter().map(|(workload, ..)| workload.label()).collect();
     let tasks = tasks.iter().map(request).collect::<anyhow::Result<Vec<(TuneRequest, f64)>>>()?;
     let session = Session::new(args.records.database()?, worker_command()?);
     let n_workloads = count(labels.len() as u64, "workload");
@@ -380,11 +421,9 @@ fn together(
     shown.finish();
     let mut tuned = tuned?;
     let text = tuned.summary(&labels);
-    write_result(as_json, &serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name"), &text)?;
-    match tuned.failure() {
-        Some((workload, error)) => Err(anyhow::Error::from(error).context(workload)),
-        None => Ok(()),
-    }
+    let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
+    let failure = tuned.failure().map(|(workload, error)| anyhow::Error::from(error).context(workload));
+    Ok(Together { json, text, failure })
 }
 
 /// Tunes one workload, alone or of a set.

@@ -12,7 +12,7 @@ use tilewright::bench::OURS;
 use tilewright::file::write_whole;
 use tilewright::version::BUILD;
 use tilewright::words::{count, digits, duration, percent, shell_quoted};
-use tilewright::{Database, Error, Session, TuneRequest, since_1970, with_suffix};
+use tilewright::{Database, Error, Session, TuneRequest, Workload, since_1970, with_suffix};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
 use tilewright_graph::networks::{NETWORKS, Network};
@@ -227,13 +227,13 @@ fn measure(
     }
     let target = host::target();
     let failed = |error: tilewright_model::CompileError| Error::failed(&error).because(error);
-    let caches = fused.caches(&target);
-    let tasks: Vec<(TuneRequest, f64)> = laid_out(fused.clone(), &target, threads, Layouts::Guess)
-        .map_err(failed)?
-        .tasks()
-        .into_iter()
-        .map(|(workload, n)| (TuneRequest { threads, seed, caches, ..TuneRequest::new(workload) }, n as f64))
-        .collect();
+    let own = laid_out(fused.clone(), &target, threads, Layouts::Guess).map_err(failed)?;
+    let caches = own.caches(&target);
+    let request = |(workload, n): (Workload, usize)| {
+        let caches = caches.of(&workload);
+        (TuneRequest { threads, seed, caches, ..TuneRequest::new(workload) }, n as f64)
+    };
+    let tasks: Vec<(TuneRequest, f64)> = own.tasks().into_iter().map(request).collect();
     let workloads: Vec<_> = tasks.iter().map(|(request, _)| request.workload.clone()).collect();
     caller.say(format!(
         "{}: tuning {} together for {} s",

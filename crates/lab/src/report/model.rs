@@ -185,12 +185,12 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
         let records = match &store {
             None => Vec::new(),
             Some(store) => {
-                let records = records_of(&workload, target, threads, caches, store);
+                let records = records_of(&workload, target, threads, caches.of(&workload), store);
                 records.map_err(|error| database.refuse(error))?
             }
         };
         trials.extend(records.iter().filter_map(|record| Trial::of(record, tasks.len())));
-        let (choice, _) = known.choose(&workload, target, threads, caches, None)?;
+        let (choice, _) = known.choose(&workload, target, threads, caches.of(&workload), None)?;
         tasks.push(TaskFacts::new(&workload, times, &choice, &records));
     }
     let search = search_time(trials, &tasks);
@@ -218,7 +218,7 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
         model: name.to_owned(),
         db: database.path.display().to_string(),
         cpu: host::cpu_name(),
-        target: target_name(target, caches),
+        target: target_name(target, caches.others()),
         threads,
         ms_median,
         ms_steps,

@@ -1,0 +1,141 @@
+//! Where the kernels of a run find their constants: in the caches, or in main memory.
+
+use std::collections::{HashMap, HashSet};
+
+use tilewright::Caches;
+use tilewright_ir::Target;
+use tilewright_ir::op::Workload;
+
+use crate::fuse::{Fused, Kernel, Step};
+use crate::net::ValueId;
+
+/// Part of the last cache that a run may count on: others use it too.
+const PART_OF_L3: u64 = 2;
+
+/// State of the caches for each kernel of a run.
+pub struct CachesOfKernels {
+    /// By the text of the workload that represents the kernel's.
+    known: HashMap<String, Caches>,
+    /// What a kernel finds that runs once.
+    others: Caches,
+}
+
+impl CachesOfKernels {
+    /// What the kernel of a workload finds; of one that is not in the run, such as one in another layout, what
+    /// kernels find that run once.
+    pub fn of(&self, workload: &Workload) -> Caches {
+        self.known.get(&workload.representative().to_string()).copied().unwrap_or(self.others)
+    }
+
+    /// What kernels find that run once.
+    pub fn others(&self) -> Caches {
+        self.others
+    }
+}
+
+/// Run of a kernel: its constants, each with its size in bytes.
+type Use = Vec<(ValueId, u64)>;
+
+impl Fused {
+    /// What each kernel finds in the caches, by the bytes of constants that are read between two of its runs:
+    /// its own where all these fit in a core's second cache, or, from step to step of a sequence, in half of
+    /// the last one. What the caller does between two runs is unknown, and has that cache. Where the runs of a
+    /// kernel differ, most of them count.
+    pub fn caches(&self, target: &Target) -> CachesOfKernels {
+        let mut names = Vec::new();
+        let mut uses: Vec<Use> = Vec::new();
+        let mut add = |kernel: &Kernel| {
+            let constants = kernel.inputs.iter().filter(|id| self.net.value(**id).constant.is_some());
+            uses.push(constants.map(|id| (*id, self.net.value(*id).n_bytes())).collect());
+            names.push(kernel.workload.representative().to_string());
+        };
+        for step in &self.steps {
+            match step {
+                Step::Kernel(kernel) => add(kernel),
+                Step::Sequence(sequence) => {
+                    for _ in 0..sequence.n_steps {
+                        let kernels = sequence.steps.iter();
+                        kernels.for_each(|step| {
+                            if let Step::Kernel(kernel) = step {
+                                add(kernel)
+                            }
+                        });
+                    }
+                }
+                Step::Host(_) | Step::Part { .. } | Step::Join { .. } => {}
+            }
+        }
+        let (l2, l3) = (target.l2_bytes, target.l3_bytes);
+        let mut balance: HashMap<String, i64> = HashMap::new();
+        for (at, name) in names.into_iter().enumerate().filter(|(at, _)| !uses[*at].is_empty()) {
+            let is_warm = finds_constants(&uses, at, l2, l3 / PART_OF_L3);
+            *balance.entry(name).or_default() += if is_warm { 1 } else { -1 };
+        }
+        let caches = |is_warm: bool| if is_warm { Caches::Warm } else { Caches::ColdConstants };
+        let known = balance.into_iter().map(|(name, balance)| (name, caches(balance > 0))).collect();
+        let all: HashSet<(ValueId, u64)> = uses.into_iter().flatten().collect();
+        CachesOfKernels { known, others: caches(all.into_iter().map(|(_, n)| n).sum::<u64>() <= l2) }
+    }
+}
+
+/// Whether a run of a kernel finds its constants in a cache: one of `between_runs` bytes, or from an earlier
+/// use in the same run of the model in one of `within_run`.
+fn finds_constants(uses: &[Use], at: usize, between_runs: u64, within_run: u64) -> bool {
+    let largest = uses[at].iter().max_by_key(|(_, n_bytes)| *n_bytes).expect("there is a constant").0;
+    let mut seen: HashSet<ValueId> = HashSet::new();
+    let mut n_bytes = 0;
+    let mut read = |constants: &Use| {
+        let new = constants.iter().filter(|(id, _)| seen.insert(*id));
+        n_bytes += new.map(|(_, n)| n).sum::<u64>();
+        n_bytes
+    };
+    read(&uses[at]);
+    for before in (0..at).rev() {
+        let n_bytes = read(&uses[before]);
+        if uses[before].iter().any(|(id, _)| *id == largest) {
+            return n_bytes <= between_runs.max(within_run);
+        }
+        if n_bytes > between_runs.max(within_run) {
+            return false;
+        }
+    }
+    for before in (at..uses.len()).rev() {
+        let n_bytes = read(&uses[before]);
+        if n_bytes > between_runs {
+            return false;
+        }
+        if uses[before].iter().any(|(id, _)| *id == largest) {
+            return true;
+        }
+    }
+    unreachable!("the run before used them too")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which of the uses find their constants, where each reads the constants named by letters, of 100 bytes
+    /// each; the caches hold 250 bytes between runs and 450 within one.
+    fn check(uses: &str, expected: &str) {
+        let constants = |of: &str| of.bytes().map(|letter| (ValueId(letter as usize), 100)).collect();
+        let each: Vec<Use> = uses.split(' ').map(constants).collect();
+        let found = |at: usize| if finds_constants(&each, at, 250, 450) { 'w' } else { 'c' };
+        assert_eq!((0..each.len()).map(found).collect::<String>(), expected, "{uses}");
+    }
+
+    #[test]
+    fn constants_are_found_where_what_is_read_between_fits() {
+        // All fit from run to run.
+        check("a b", "ww");
+        check("a", "w");
+        // They do not.
+        check("a b c", "ccc");
+        // One is used again at once, as from step to step of a sequence; before the first step are others.
+        check("a b c c c", "cccww");
+        check("abc abc abc", "cww");
+        // Between two steps others are read, which fit in the last cache or do not.
+        check("a b c d a b c d", "ccccwwww");
+        check("a b c d e a b c d e", "cccccccccc");
+    }
+}
