@@ -1,4 +1,4 @@
-//! Where the kernels of a run find their constants: in the caches, or in main memory.
+//! State of the caches for the kernels of a run: constants that are there, or in main memory.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,18 +16,18 @@ const PART_OF_L3: u64 = 2;
 pub struct CachesOfKernels {
     /// By the text of the workload that represents the kernel's.
     known: HashMap<String, Caches>,
-    /// What a kernel finds that runs once.
+    /// State for a kernel that runs once.
     others: Caches,
 }
 
 impl CachesOfKernels {
-    /// What the kernel of a workload finds; of one that is not in the run, such as one in another layout, what
-    /// kernels find that run once.
+    /// State for the kernel of a workload; for one that is not in the run, such as one in another layout,
+    /// that for kernels which run once.
     pub fn of(&self, workload: &Workload) -> Caches {
         self.known.get(&workload.representative().to_string()).copied().unwrap_or(self.others)
     }
 
-    /// What kernels find that run once.
+    /// State for kernels that run once.
     pub fn others(&self) -> Caches {
         self.others
     }
@@ -37,9 +37,10 @@ impl CachesOfKernels {
 type Use = Vec<(ValueId, u64)>;
 
 impl Fused {
-    /// What each kernel finds in the caches, by the bytes of constants that are read between two of its runs:
+    /// State of the caches for each kernel, by the bytes of constants that are read between two of its runs:
     /// its own where all these fit in a core's second cache, or, from step to step of a sequence, in half of
-    /// the last one. What the caller does between two runs is unknown, and has that cache. Where the runs of a
+    /// the last one. What the caller does between two runs is unknown, and has that cache. Where the runs of
+    /// a
     /// kernel differ, most of them count.
     pub fn caches(&self, target: &Target) -> CachesOfKernels {
         let mut names = Vec::new();
@@ -115,7 +116,8 @@ fn finds_constants(uses: &[Use], at: usize, between_runs: u64, within_run: u64) 
 mod tests {
     use super::*;
 
-    /// Which of the uses find their constants, where each reads the constants named by letters, of 100 bytes
+    /// Checks which of the uses find their constants, where each reads the constants named by letters, of 100
+    /// bytes
     /// each; the caches hold 250 bytes between runs and 450 within one.
     fn check(uses: &str, expected: &str) {
         let constants = |of: &str| of.bytes().map(|letter| (ValueId(letter as usize), 100)).collect();

@@ -54,9 +54,9 @@ pub struct Choices {
 pub struct Whole {
     /// Median milliseconds with the configurations that were the best known before: recorded, or guessed.
     pub ms_before: f64,
-    /// The same with what this run of the tuner has found.
+    /// Median milliseconds with what this run of the tuner has found.
     pub ms_tuned: f64,
-    /// The same with what is recorded as the best now.
+    /// Median milliseconds with what is recorded as the best now.
     pub ms: f64,
     /// Workloads with another configuration than before.
     pub n_changed: usize,
@@ -65,7 +65,7 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// It as one line.
+    /// Prints the times as one line.
     pub fn text(&self) -> String {
         let (ms, before) = (duration(self.ms * 1e6), duration(self.ms_before * 1e6));
         let compared = match self.ms_before / self.ms {
@@ -128,7 +128,8 @@ impl Choices {
         compiled.map_err(|error| Error::failed(&error).because(error))
     }
 
-    /// Workloads, as records have them, of which another one has another configuration, or which it is without.
+    /// Workloads, as records have them, of which another one has another configuration, or which it is
+    /// without.
     fn changed_from(&self, other: &Choices) -> HashSet<String> {
         let is_same = |a: &Choice, b: &Choice| a.same_configuration(b);
         let changed = self

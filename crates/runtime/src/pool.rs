@@ -5,7 +5,8 @@
 //! of a loop, so that it finds in its cache what it left there; a thread that is done takes of the others',
 //! which evens out threads that are slowed down by other programs. A worker that has no core when a loop is
 //! published is not waited for: the loop closes once all its iterations are taken. Where a worker loses its
-//! core within an iteration, and the loop takes longer than its caller alone would have, the pool of a program
+//! core within an iteration, and the loop takes longer than its caller alone would have, the pool of a
+//! program
 //! leaves its workers out for a while.
 
 use std::cell::UnsafeCell;
@@ -29,7 +30,8 @@ const TURNS_TO_YIELD: u32 = 4096;
 
 /// Least time that a loop lost to a worker without a core for that to be no chance.
 const LEAST_LOSS: Duration = Duration::from_micros(20);
-/// Workers are left out for so many times the time that was lost, at most: once, and twice as long whenever it
+/// Workers are left out for so many times the time that was lost, at most: once, and twice as long whenever
+/// it
 /// happens again within so many times the time for which they were out.
 const MOST_OUT_PER_LOSS: u32 = 16;
 const AGAIN: u32 = 4;
@@ -335,7 +337,7 @@ impl Pool {
     }
 }
 
-/// What a loop lost to its workers, where that is no chance.
+/// Time that a loop lost to its workers, where that is no chance.
 ///
 /// `took`: the time of the loop; `own`: that in which the caller did `n_own` of its `n` iterations.
 fn lost(took: Duration, own: Duration, n_own: i64, n: i64) -> Option<Duration> {
@@ -446,7 +448,7 @@ mod tests {
         assert_eq!(status, 0, "the child hung (signal 14), or missed an iteration");
     }
 
-    /// What a test does in an iteration: counts it, and has a worker, which is no caller, take so long.
+    /// Counters of iterations, of which a worker, which is no caller, takes so long for each.
     struct Lagging {
         counters: Vec<AtomicU64>,
         n_of_workers: AtomicU64,

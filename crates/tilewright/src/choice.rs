@@ -83,7 +83,8 @@ impl Choice {
         self.task.space.config_to_json(&self.config)
     }
 
-    /// Records it, which took so long in a whole run, as the best of its workload in such caches, in the place
+    /// Records it, which took so long in a whole run, as the best of its workload in such caches, in the
+    /// place
     /// of another choice that was faster by itself. One of another template may still come before it, where
     /// that was measured faster.
     ///
