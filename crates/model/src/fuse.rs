@@ -1,7 +1,7 @@
 //! Fusion of a simplified net to kernels: products and convolutions with their epilogues, and nests of the
 //! rest.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use tilewright_graph::{Graph, with_both_branches};
 use tilewright_ir::expr::{Cond, ReduceOp, Subscript};
