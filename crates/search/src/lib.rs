@@ -62,7 +62,8 @@ pub use measure::{
 };
 pub use replay::{AtBudget, RecordedSpace, Replay, ReplayPlan};
 pub use search::{
-    Contexts, Experience, Problem, SEARCHES, Search, SearchError, SearchOption, SearchRow, build, transfers,
+    Contexts, Experience, Problem, SEARCHES, Search, SearchError, SearchOption, SearchRow, blind_option, build,
+    most_experience,
 };
 pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Product, Space, SpaceError, Value};
 pub use trial::{ErrorClass, Limit, Limits, Outcome, Timing, Trial, is_tie, quantile};

@@ -661,10 +661,10 @@ fn search_of(
     note: &(dyn Fn(Note) + Sync),
 ) -> Result<(Box<dyn Search>, Vec<Config>), Error> {
     let see = |error| Error::input(format!("{error} (see `tilewright searches`)"));
-    let has_model = tilewright_search::transfers(&request.search).map_err(see)?;
+    let most_programs = tilewright_search::most_experience(&request.search).map_err(see)?;
     let mut problem = task.problem();
     let mut guesses = if request.guesses { task.guesses(request.seed) } else { Vec::new() };
-    match request.transfer.as_ref().map(|transfer| learned(transfer, key, task, has_model, note)) {
+    match request.transfer.as_ref().map(|transfer| learned(transfer, key, task, most_programs, note)) {
         None => {}
         Some(Ok(Learned { experience, carried_over })) => {
             if experience.is_some() {
@@ -712,17 +712,18 @@ struct Learned {
     carried_over: Vec<Config>,
 }
 
-/// Prepares the records to learn from for the search, which has a model that can learn from them or not.
+/// Prepares the records to learn from for the search, which has a model that can learn from so many programs, or
+/// none.
 fn learned(
     transfer: &Transfer,
     key: &TaskKey,
     task: &Task,
-    has_model: bool,
+    most_programs: Option<usize>,
     note: &(dyn Fn(Note) + Sync),
 ) -> Result<Learned, Error> {
     let tasks = transfer.tasks(key, &|n| note(n))?;
     let n_tasks = count(tasks.len() as u64, "task");
-    let experience = has_model.then(|| experience(&tasks)).filter(|experience| !experience.is_empty());
+    let experience = most_programs.map(|most| experience(&tasks, most)).filter(|experience| !experience.is_empty());
     let carried_over = warm_start(task, &tasks);
     let n_configs = count(carried_over.len() as u64, "configuration");
     let name = transfer.name();
@@ -732,9 +733,9 @@ fn learned(
             note(Note::Message(format!("learning from {n_programs} of {n_tasks} in {name}, {n_configs} carried over")));
         }
         None if carried_over.is_empty() => {
-            let what = match has_model {
-                true => "there is no program to learn from".to_owned(),
-                false => format!("no configuration of template {} can be carried over", key.template),
+            let what = match most_programs {
+                Some(_) => "there is no program to learn from".to_owned(),
+                None => format!("no configuration of template {} can be carried over", key.template),
             };
             return Err(Error::input(format!("{what} among the {n_tasks} of database {name}")));
         }

@@ -5,14 +5,13 @@
 
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{apply_all, parse_steps};
+use tilewright_search::features::value_features;
 use tilewright_search::{Config, Experience};
 
 use crate::loops::loop_contexts;
 use crate::record::Record;
 use crate::template::Task;
 
-/// Programs to learn from, at most; of more, each task gives its share.
-const MOST_PROGRAMS: usize = 4096;
 /// Configurations of a warm start, at most.
 const MOST_GUESSES: usize = 16;
 /// Workloads that a warm start takes configurations from, at most.
@@ -31,15 +30,15 @@ pub struct EarlierTask {
     pub records: Vec<Record>,
 }
 
-/// Returns what these tasks teach a cost model. Programs are made of the recorded steps, so templates and
-/// spaces may have changed since. Records whose steps no longer apply are left out, and so are tasks of which
-/// nothing was measured.
+/// Returns what these tasks teach a cost model, by at most `most_programs` programs, of which each task gives
+/// its share. Programs are made of the recorded steps, so templates and spaces may have changed since. Records
+/// whose steps no longer apply are left out, and so are tasks of which nothing was measured.
 ///
 /// # Cost
 /// That of scheduling each program.
-pub fn experience(tasks: &[EarlierTask]) -> Experience {
+pub fn experience(tasks: &[EarlierTask], most_programs: usize) -> Experience {
     let mut experience = Experience::default();
-    let share = MOST_PROGRAMS / tasks.len().max(1);
+    let share = most_programs / tasks.len().max(1);
     for (group, task) in tasks.iter().enumerate() {
         let best = task.records.iter().map(|record| record.outcome.fitness()).fold(0.0, f64::max);
         if best == 0.0 {
@@ -51,6 +50,7 @@ pub fn experience(tasks: &[EarlierTask]) -> Experience {
             let steps = parse_steps(&record.steps).ok().filter(|steps| !steps.is_empty());
             let Some(program) = steps.and_then(|steps| apply_all(&untransformed, &steps).ok()) else { continue };
             experience.contexts.push(loop_contexts(&program));
+            experience.values.push(value_features(&record.config));
             experience.targets.push((record.outcome.fitness() / best) as f32);
             experience.groups.push(group as u32);
         }

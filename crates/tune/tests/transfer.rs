@@ -99,11 +99,11 @@ fn first_costs(task: &Task, text: &str, experience: Option<&Arc<Experience>>, se
 fn a_model_of_other_workloads_finds_better_candidates_from_the_start() {
     let sources =
         ["matmul:m=256,n=384,k=256", "matmul:m=512,n=256,k=128"].map(|w| earlier(&task(w, Some(PAPER)), 150, 1));
-    let experience = Arc::new(experience(&sources));
+    let experience = Arc::new(experience(&sources, 4096));
     assert_eq!((experience.contexts.len(), experience.groups[0], experience.groups[299]), (300, 0, 1));
     assert!(experience.targets.iter().all(|share| (0.0..=1.0).contains(share)));
     let new = task("matmul:m=384,n=512,k=256", Some(PAPER));
-    for more in ["", ",features=relation", ",bootstrap=2"] {
+    for more in ["", ",features=relation", ",bootstrap=2", ",global=loop", ",global=relation", ",global=knob"] {
         let text = format!("gbt:chains=32,steps=20,batch=8{more}");
         let mean_log = |experience: Option<&Arc<Experience>>, range: std::ops::Range<usize>| -> f64 {
             let costs =
@@ -138,12 +138,12 @@ fn experience_passes_over_what_it_cannot_use() {
     earlier.records[0].steps = String::new();
     earlier.records[1].steps = "split nothing by 4".into();
     earlier.records[2].outcome = Outcome::Failed { class: ErrorClass::WrongAnswer, message: String::new() };
-    let taught = experience(std::slice::from_ref(&earlier));
+    let taught = experience(std::slice::from_ref(&earlier), 4096);
     assert_eq!(taught.targets, [0.0, 1.0]);
     earlier.records.truncate(3);
     earlier.records.remove(0);
     earlier.records.remove(0);
-    assert!(experience(&[earlier]).is_empty(), "nothing of it was measured");
+    assert!(experience(&[earlier], 4096).is_empty(), "nothing of it was measured");
 }
 
 /// Pairs of workloads that one template may serve both.

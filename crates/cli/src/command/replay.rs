@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use tilewright_device::host;
 use tilewright_formats::{Task as TunedTask, carried_over, name_of};
-use tilewright_search::{AtBudget, Config, ReplayPlan, Space};
+use tilewright_search::{AtBudget, Config, ReplayPlan, Space, blind_option};
 
 use super::count;
 use super::formats::{FormatArgs, read_file, refuse};
@@ -80,9 +80,12 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
     let results = read.task(args.task.as_deref()).map_err(|error| refuse(file, &error))?;
     let recorded = results.space(&name).map_err(|error| refuse(file, &error))?;
     let task = results.task.clone();
-    for note in read.notes.iter().chain(recorded.notes()) {
-        message(&format!("{}: {note}", args.file.display()));
-    }
+    let of_file = read.notes.iter().chain(recorded.notes()).map(|note| format!("{}: {note}", args.file.display()));
+    of_file.for_each(|note| message(&note));
+    // A search that does not exist is refused below.
+    let blind = blind_option(&args.search).ok().flatten();
+    let blind = blind.map(|option| format!("{option} has no effect: a recorded space has no programs to look at"));
+    blind.iter().for_each(|note| message(&format!("{}: {note}", args.search)));
     let guesses = guesses(args, &task, recorded.space())?;
     let n_guesses = guesses.len();
     let plan = ReplayPlan {
@@ -108,7 +111,7 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
         "valid": recorded.n_valid(),
         "task": task.to_string(),
         "transferred": n_guesses,
-        "notes": read.notes.iter().chain(recorded.notes()).collect::<Vec<_>>(),
+        "notes": read.notes.iter().chain(recorded.notes()).chain(&blind).collect::<Vec<_>>(),
         "budgets": replay.budgets.iter().map(|at| json!({
             "budget": at.budget,
             "mean_fraction_of_optimum": at.mean(),

@@ -9,11 +9,13 @@ mod context;
 mod knob;
 mod relation;
 mod unit;
+mod values;
 
 pub use context::{LoopContext, LoopContexts, N_CONTEXT_FEATURES, N_TREE_FEATURES, Touch};
 pub use knob::KnobFeatures;
 pub use relation::N_RELATION_FEATURES;
 pub use unit::UnitFeatures;
+pub use values::{N_VALUE_FEATURES, value_features};
 
 /// Innermost buffers that features are taken of; further ones are left out.
 const N_BUFFERS: usize = 5;

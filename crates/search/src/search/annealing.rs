@@ -24,7 +24,7 @@ const KNOWN_PER_CANDIDATE: usize = 16;
 const GROWN_BATCH: usize = 64;
 /// Random configurations of which the first batch is the best, where the model knows something beforehand.
 const N_FIRST: usize = 1024;
-/// Annealing where programs are made, at most: to schedule one takes as long as to predict a thousand.
+/// Annealing where programs are made, at most unless asked for: to schedule one takes as long as to predict a thousand.
 const PROGRAM_CHAINS: usize = 32;
 /// Likewise for the trials that are known when a search begins: so many of the latest, and of the best
 /// before.
@@ -48,12 +48,12 @@ pub(super) const DIVERSITY: SearchOption = SearchOption {
 pub(super) const CHAINS: SearchOption = SearchOption {
     name: "chains",
     default: "128",
-    text: "annealed configurations, at least 1; at most 32 where programs are made",
+    text: "annealed configurations, at least 1; unless given, at most 32 where programs are made",
 };
 pub(super) const STEPS: SearchOption = SearchOption {
     name: "steps",
     default: "500",
-    text: "steps of the annealing, at most; at most 32 where programs are made",
+    text: "steps of the annealing, at most; unless given, at most 32 where programs are made",
 };
 
 /// Cost model by which the annealing climbs.
@@ -107,13 +107,19 @@ pub(super) struct Annealing<M> {
 impl<M: CostModel> Annealing<M> {
     /// The annealing that [`BATCH`], [`EPSILON`], [`DIVERSITY`], [`CHAINS`] and [`STEPS`] ask for.
     pub(super) fn new(model: M, space: &Arc<Space>, seed: u64, options: &Options) -> Result<Annealing<M>, SearchError> {
+        let (chains, steps) = (options.number(CHAINS.name, 1..=1_000_000)?, options.number(STEPS.name, 0..=1_000_000)?);
+        // Who names a number has the time for it.
+        let affordable = |name: &str, number: usize, most: usize| match model.makes_programs() {
+            true if !options.is_given(name) => number.min(most),
+            _ => number,
+        };
         Ok(Annealing {
+            n_chains: affordable(CHAINS.name, chains, PROGRAM_CHAINS),
+            n_steps: affordable(STEPS.name, steps, PROGRAM_STEPS),
             model,
             batch: options.number(BATCH.name, BATCHES)?,
             epsilon: options.number(EPSILON.name, 0.0..=1.0)?,
             diversity: options.number(DIVERSITY.name, 0.0..=1000.0)?,
-            n_chains: options.number(CHAINS.name, 1..=1_000_000)?,
-            n_steps: options.number(STEPS.name, 0..=1_000_000)?,
             seen: Seen::new(space),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
             n_known: 0,
@@ -136,11 +142,7 @@ impl<M: CostModel> Annealing<M> {
 
     /// The best unseen configurations that the chains come across, best first, with their scores.
     fn anneal(&mut self, n: usize) -> Vec<(f64, Config)> {
-        let (n_chains, n_steps) = match self.model.makes_programs() {
-            true => (self.n_chains.min(PROGRAM_CHAINS), self.n_steps.min(PROGRAM_STEPS)),
-            false => (self.n_chains, self.n_steps),
-        };
-        while self.chains.len() < n_chains {
+        while self.chains.len() < self.n_chains {
             self.chains.push(self.seen.space().sample(&mut self.rng));
         }
         let mut best = Best::new(n);
@@ -150,8 +152,8 @@ impl<M: CostModel> Annealing<M> {
             best.offer(&self.seen, config, score);
         }
         let mut last_change = 0;
-        for step in 0..n_steps {
-            let temperature = 1.0 - step as f64 / n_steps as f64;
+        for step in 0..self.n_steps {
+            let temperature = 1.0 - step as f64 / self.n_steps as f64;
             let (places, moved): (Vec<usize>, Vec<Config>) =
                 chains.iter().enumerate().filter_map(|(at, config)| Some((at, self.step_from(config)?))).unzip();
             let moved_scores = self.model.score(&moved);

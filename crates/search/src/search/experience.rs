@@ -10,6 +10,9 @@ use crate::features::LoopContexts;
 pub struct Experience {
     /// The loops of each program.
     pub contexts: Vec<LoopContexts>,
+    /// The configuration of each program as numbers, as [`value_features`](crate::features::value_features)
+    /// has them.
+    pub values: Vec<Vec<f32>>,
     /// The throughput of each program as a share of the best one of its task; 0 for a failure.
     pub targets: Vec<f32>,
     /// The task of each program.

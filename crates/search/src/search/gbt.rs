@@ -8,7 +8,7 @@ use tilewright_learn::{
 };
 
 use super::annealing::{self, Annealing, CostModel, targets};
-use super::view::{FeatureKind, Rows, View};
+use super::view::{Described, FeatureKind, Rows, View};
 use super::{SearchOption, SearchRow};
 use crate::space::Config;
 
@@ -17,6 +17,22 @@ const KAPPA: f64 = 1.0;
 /// Most trials that a model is fitted on, so that a run of hours thinks no longer for each trial than one of
 /// a minute.
 const MOST_ROWS: usize = 4096;
+
+/// Features of trees.
+pub(super) const FEATURES: SearchOption = SearchOption {
+    name: "features",
+    default: "knob",
+    text: "what the trees see: knob (parameters), loop (each loop of the program) or relation (between loops)",
+};
+
+/// Trials of other workloads that a model learns from.
+pub(super) const EXPERIENCE: SearchOption = SearchOption {
+    name: "experience",
+    default: "4096",
+    text: "programs of other workloads that are learnt from, at most; 20,000 and more in the paper",
+};
+/// What [`EXPERIENCE`] may be.
+pub(super) const EXPERIENCES: std::ops::RangeInclusive<usize> = 1..=1_000_000;
 
 pub(super) const ROW: SearchRow = SearchRow {
     name: "gbt",
@@ -28,11 +44,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         annealing::BATCH,
         annealing::EPSILON,
         annealing::DIVERSITY,
-        SearchOption {
-            name: "features",
-            default: "knob",
-            text: "what the trees see: knob (parameters), loop (each loop of the program) or relation (between loops)",
-        },
+        FEATURES,
         annealing::CHAINS,
         annealing::STEPS,
         SearchOption { name: "trees", default: "100", text: "trees of a model, at most" },
@@ -61,6 +73,12 @@ pub(super) const ROW: SearchRow = SearchRow {
             default: "mean",
             text: "what several models' predictions become: mean, ei (expected improvement) or ucb (upper confidence bound)",
         },
+        EXPERIENCE,
+        SearchOption {
+            name: "global",
+            default: "all",
+            text: "what a model of other workloads sees: all (relations and loops), loop, relation or knob (parameters)",
+        },
     ],
     make: |problem, seed, options| {
         let n_models = options.number("bootstrap", 1..=1000)?;
@@ -74,7 +92,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             1 => Acquisition::ExpectedImprovement,
             _ => Acquisition::UpperConfidenceBound { kappa: KAPPA },
         };
-        let kind = match options.choice("features", &["knob", "loop", "relation"])? {
+        let kind = match options.choice(FEATURES.name, &["knob", "loop", "relation"])? {
             0 => FeatureKind::Knob,
             1 => FeatureKind::Loop,
             _ => FeatureKind::Relation,
@@ -92,7 +110,14 @@ pub(super) const ROW: SearchRow = SearchRow {
             early_stop,
             ..GbtOptions::default()
         };
-        let view = View::new(problem, kind, &trees, seed);
+        let described = match options.choice("global", &["all", "loop", "relation", "knob"])? {
+            0 => Described::All,
+            1 => Described::Loop,
+            2 => Described::Relation,
+            _ => Described::Knob,
+        };
+        options.number(EXPERIENCE.name, EXPERIENCES)?;
+        let view = View::new(problem, kind, described, &trees, seed);
         let (known, fitness) = (Vec::new(), Vec::new());
         let model = Trees { options: trees, n_models, acquisition, view, known, fitness, weight: 1.0, model: None };
         Ok(Box::new(Annealing::new(model, &problem.space, seed, options)?))

@@ -5,7 +5,7 @@ use rand::seq::IndexedRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::options::Options;
-use super::population::{GENERATION, Parents, Population, SELECTION};
+use super::population::{GENERATION, Parents, Population, SELECTION, START};
 use super::{Problem, Search, SearchError, SearchOption, SearchRow};
 use crate::space::{Config, Space};
 use crate::trial::Trial;
@@ -26,9 +26,11 @@ pub(super) const ROW: SearchRow = SearchRow {
             ..GENERATION
         },
         SELECTION,
+        START,
         CROSSOVER,
         SearchOption { name: "mutation", default: "0.15", text: "probability that a parameter is replaced, 0 to 1" },
         STEPS,
+        MUTANT,
     ],
     make: |Problem { space, .. }, seed, options| {
         let population =
@@ -51,16 +53,23 @@ pub(super) const STEPS: SearchOption = SearchOption {
     text: "share of mutations that move to a neighbouring value instead of any, 0 to 1; 0 in the paper",
 };
 
+/// Whether a mutation may change nothing, an option of genetic searches.
+pub(super) const MUTANT: SearchOption = SearchOption {
+    name: "mutant",
+    default: "any",
+    text: "what a mutation that does not move to a neighbour takes: any value, the old one too, or another (other), as in NoSE",
+};
+
 /// A genetic algorithm in a steady state: children are bred from the best of all trials so far.
 ///
 /// # Source
 /// The genetic algorithm that the NoSE paper compares itself with has generations, of which an elite of 3 of
 /// 100 survives, roulette selection, one-point crossover and a mutation of 0.1 to any value:
-/// `population=100,generation=97,selection=fitness,crossover=one_point,mutation=0.1,steps=0`. By default we
-/// differ in all of these: what has been measured is never measured again, so that a good configuration which
-/// is forgotten is lost; ranks select alike whatever the scale of the times; uniform crossover does not
-/// depend on the order in which a template declares its parameters; and steps to neighbours refine what is
-/// good already.
+/// `population=100,generation=97,selection=fitness,start=random` with
+/// `crossover=one_point,mutation=0.1,steps=0`. By default we differ in all of these: what has been measured
+/// is never measured again, so that a good configuration which is forgotten is lost; ranks select alike
+/// whatever the scale of the times; uniform crossover does not depend on the order in which a template
+/// declares its parameters; and steps to neighbours refine what is good already.
 struct Genetic {
     population: Population,
     crossover: Crossover,
@@ -102,6 +111,8 @@ impl Crossover {
 pub(super) struct Mutation {
     probability: f64,
     steps: f64,
+    /// Whether a value is replaced by another one for certain, where there is one.
+    is_other: bool,
 }
 
 impl Mutation {
@@ -109,6 +120,7 @@ impl Mutation {
         Ok(Mutation {
             probability: options.number("mutation", 0.0..=1.0)?,
             steps: options.number(STEPS.name, 0.0..=1.0)?,
+            is_other: options.choice(MUTANT.name, &["any", "other"])? == 1,
         })
     }
 
@@ -118,6 +130,12 @@ impl Mutation {
                 rank
             } else if rng.random_bool(self.steps) {
                 space.rank_neighbours(parameter, rank).choose(rng).copied().unwrap_or(rank)
+            } else if self.is_other {
+                match space.n_values(parameter) {
+                    1 => rank,
+                    // The others are the old one and so many further on, in a ring.
+                    n => (rank + rng.random_range(1..n)) % n,
+                }
             } else {
                 rng.random_range(0..space.n_values(parameter))
             }

@@ -179,10 +179,25 @@ fn row(text: &str) -> Result<(&'static SearchRow, &str), SearchError> {
     Ok((row, options))
 }
 
-/// Whether the search that `text` asks for has a model that learns from [`Problem::experience`].
+/// The most programs of other workloads that the search which `text` asks for learns from, where it has a
+/// model that learns from [`Problem::experience`].
 ///
 /// # Errors
-/// [`SearchError`] if there is no such search.
-pub fn transfers(text: &str) -> Result<bool, SearchError> {
-    Ok(row(text)?.0.transfers)
+/// [`SearchError`] if there is no such search or option.
+pub fn most_experience(text: &str) -> Result<Option<usize>, SearchError> {
+    let (row, options) = row(text)?;
+    let options = Options::parse(row, options)?;
+    row.transfers.then(|| options.number(gbt::EXPERIENCE.name, gbt::EXPERIENCES)).transpose()
+}
+
+/// The option of the search that `text` asks for which has no effect where configurations are no programs, if
+/// it is given.
+///
+/// # Errors
+/// [`SearchError`] if there is no such search or option.
+pub fn blind_option(text: &str) -> Result<Option<&'static str>, SearchError> {
+    let (row, options) = row(text)?;
+    let options = Options::parse(row, options)?;
+    let name = gbt::FEATURES.name;
+    Ok(Some(name).filter(|name| options.is_given(name) && options.text(name) != gbt::FEATURES.default))
 }

@@ -2,8 +2,8 @@
 
 use tilewright_learn::{Knn, Matrix};
 
-use super::genetic::{CROSSOVER, Crossover, Mutation, STEPS};
-use super::population::{GENERATION, Population, SELECTION};
+use super::genetic::{CROSSOVER, Crossover, MUTANT, Mutation, STEPS};
+use super::population::{GENERATION, Population, SELECTION, START};
 use super::{Problem, Search, SearchOption, SearchRow};
 use crate::features::KnobFeatures;
 use crate::space::Config;
@@ -26,6 +26,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         GENERATION,
         SearchOption { name: "offspring", default: "5", text: "children bred for each that is measured, 1 to 1000" },
         SELECTION,
+        START,
         CROSSOVER,
         SearchOption {
             name: "mutation",
@@ -33,6 +34,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             text: "probability that a parameter is replaced, 0 to 1; 0.3 in the paper",
         },
         STEPS,
+        MUTANT,
         SearchOption { name: "k", default: "9", text: "neighbours that predict a child, at least 1" },
     ],
     make: |Problem { space, .. }, seed, options| {
@@ -52,13 +54,12 @@ pub(super) const ROW: SearchRow = SearchRow {
 ///
 /// # Source
 /// NoSE, section III, with its 5 children bred for each that is measured (M = 1.5 N, E = 0.3 N) and k = 9.
-/// The rest is the paper's as
-/// `population=100,generation=30,selection=fitness,crossover=one_point,mutation=0.3,steps=0`; by default we
-/// differ as the genetic search does, for the same reasons. The first configurations are spread over the
-/// space. A child that is not new or not legal is mutated again, and after several illegal ones becomes the
-/// nearest legal configuration. Categories are compared by equality, since their codes have no distance, and
-/// the terms of the distance are of features, so that two categories are 2 apart and a factorization counts
-/// as many times as it has parts. Of many thousand trials, the earliest are forgotten.
+/// The rest is the paper's as `population=100,generation=30,selection=fitness,start=random` with
+/// `crossover=one_point,mutation=0.3,steps=0,mutant=other`; by default we differ as the genetic search does,
+/// for the same reasons. A child that is not new or not legal is mutated again, and after several illegal
+/// ones becomes the nearest legal configuration. Categories are compared by equality, since their codes have
+/// no distance, and the terms of the distance are of features, so that two categories are 2 apart and a
+/// factorization counts as many times as it has parts. Of many thousand trials, the earliest are forgotten.
 struct NoSe {
     population: Population,
     /// Children bred for each that is measured.

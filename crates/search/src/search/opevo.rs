@@ -2,7 +2,7 @@
 
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::population::{GENERATION, Parents, Population, SELECTION};
+use super::population::{GENERATION, Parents, Population, SELECTION, START};
 use super::walk::q_random_walk;
 use super::{Problem, Search, SearchOption, SearchRow};
 use crate::space::Config;
@@ -17,6 +17,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         SearchOption { name: "parents", default: "8", text: "best configurations that are recombined, at least 1" },
         GENERATION,
         SELECTION,
+        START,
         SearchOption {
             name: "q",
             default: "0.2",
@@ -32,11 +33,12 @@ pub(super) const ROW: SearchRow = SearchRow {
 /// Top configurations as parents, one parent for each parameter, walks as mutations.
 ///
 /// # Source
-/// OpEvo, algorithm 1, with its λ = 8; `generation=8,selection=fitness,q=0.5` are the paper's. By default we
-/// differ in that children are bred from all that is known, not 8 at a time; in selection by rank, which the
-/// scale of the times does not change; and in q, since 0.5 changes most parameters of a child at once. The
-/// first configurations are spread over the space. A child which constraints forbid is mutated again, as one
-/// that is not new, and after several such mutations becomes the nearest legal configuration.
+/// OpEvo, algorithm 1, with its λ = 8; `generation=8,selection=fitness,q=0.5,start=random` are the paper's.
+/// By default we differ in that children are bred from all that is known, not 8 at a time; in selection by
+/// rank, which the scale of the times does not change; in q, since 0.5 changes most parameters of a child at
+/// once; and in the first configurations, which are spread over the space. A child which constraints forbid
+/// is mutated again, as one that is not new, and after several such mutations becomes the nearest legal
+/// configuration.
 struct OpEvo {
     population: Population,
     q: f64,

@@ -8,6 +8,7 @@ use super::{SearchError, SearchRow};
 /// The value of every option of a row: the given one or its default.
 pub struct Options {
     search: &'static str,
+    given: Vec<&'static str>,
     values: Vec<(&'static str, String)>,
 }
 
@@ -27,10 +28,11 @@ impl Options {
                 return Err(malformed());
             }
         }
+        let given = values.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| *name).collect();
         let or_default = |(option, (name, value)): (&super::SearchOption, (&'static str, Option<String>))| {
             (name, value.unwrap_or_else(|| option.default.into()))
         };
-        Ok(Options { search, values: row.options.iter().zip(values).map(or_default).collect() })
+        Ok(Options { search, given, values: row.options.iter().zip(values).map(or_default).collect() })
     }
 
     /// The value of an option as a number in `range`.
@@ -48,7 +50,13 @@ impl Options {
         position.ok_or_else(|| self.bad_value(name, alternatives.join(" or ")))
     }
 
-    fn text(&self, name: &str) -> &str {
+    /// Whether an option was given, whatever its value.
+    pub(super) fn is_given(&self, name: &str) -> bool {
+        self.given.contains(&name)
+    }
+
+    /// The value of an option.
+    pub(super) fn text(&self, name: &str) -> &str {
         &self.entry(name).1
     }
 

@@ -28,10 +28,18 @@ pub(super) const GENERATION: SearchOption = SearchOption {
     text: "children of the same parents; 0: as many as are asked for at a time",
 };
 
+/// Where a population begins, an option of every evolutionary search.
+pub(super) const START: SearchOption = SearchOption {
+    name: "start",
+    default: "spread",
+    text: "first configurations: spread (far from each other) or random, as in the papers",
+};
+
 /// Measured configurations and the generation that is bred from them.
 ///
-/// The first ones are spread over the space; the parents of each generation are the best of the survivors of
-/// the last and of what was observed since. Trials of earlier runs count as members of the first.
+/// The first ones are spread over the space or random; the parents of each generation are the best of the
+/// survivors of the last and of what was observed since. Trials of earlier runs count as members of the
+/// first.
 pub(super) struct Population {
     seen: Seen,
     rng: Xoshiro256PlusPlus,
@@ -41,6 +49,8 @@ pub(super) struct Population {
     /// Children of a generation; `None` for as many as are asked for.
     n_children: Option<usize>,
     by_rank: bool,
+    /// Whether the first ones are spread over the space.
+    is_spread: bool,
     features: UnitFeatures,
     /// The survivors and what was observed since.
     members: Vec<Member>,
@@ -91,6 +101,7 @@ impl Population {
             n_survivors: n_parents,
             n_children: Some(n_children).filter(|&n| n > 0),
             by_rank: options.choice(SELECTION.name, &["rank", "fitness"])? == 0,
+            is_spread: options.choice(START.name, &["spread", "random"])? == 0,
             features: UnitFeatures::new(space),
             members: Vec::new(),
             unborn: VecDeque::new(),
@@ -137,8 +148,11 @@ impl Population {
         self.unborn.drain(..n.min(self.unborn.len())).collect()
     }
 
-    /// Draws at most `n` configurations that are spread over the space.
+    /// Draws at most `n` configurations to begin with.
     fn start(&mut self, n: usize) -> Vec<Config> {
+        if !self.is_spread {
+            return (0..n).map_while(|_| self.seen.draw(&mut self.rng)).collect();
+        }
         let mut points: Vec<Vec<f32>> = self.members.iter().map(|member| self.features.of(&member.config)).collect();
         let mut batch = Vec::with_capacity(n);
         for _ in 0..n {

@@ -21,9 +21,9 @@ fn quick(name: &'static str) -> &'static str {
 
 /// Evolutionary searches with the operators of their papers, whose generations have a fixed size.
 const AS_IN_THE_PAPERS: [&str; 3] = [
-    "genetic:population=50,generation=47,selection=fitness,crossover=one_point,mutation=0.1,steps=0",
-    "opevo:generation=8,selection=fitness,q=0.5",
-    "nose:population=30,generation=9,selection=fitness,crossover=one_point,mutation=0.3,steps=0",
+    "genetic:population=50,generation=47,selection=fitness,start=random,crossover=one_point,mutation=0.1,steps=0",
+    "opevo:generation=8,selection=fitness,q=0.5,start=random",
+    "nose:population=30,generation=9,selection=fitness,start=random,crossover=one_point,mutation=0.3,steps=0,mutant=other",
 ];
 
 type Landscape = fn(&Space, &Config) -> Outcome;
@@ -257,6 +257,52 @@ fn random_is_uniform_over_the_legal_configurations() {
     assert!((chi_square - degrees).abs() < 5.0 * (2.0 * degrees).sqrt(), "chi-square {chi_square} of {degrees}");
 }
 
+/// The paper's first configurations are independent draws. Spread ones lie far apart: of many first pairs
+/// none are neighbours.
+#[test]
+fn a_population_begins_spread_or_at_random() {
+    let space = space((0..4).map(|at| Parameter::ordinal(&format!("p{at}"), 0..3)).collect(), vec![]);
+    for name in ["opevo", "nose", "genetic"] {
+        let n_near = |start: &str| {
+            let is_near = |seed: &u64| {
+                let first = build(&format!("{name}:start={start}"), &space, *seed).unwrap().propose(2);
+                space.neighbours(&first[0]).contains(&first[1])
+            };
+            (0..300).filter(is_near).count()
+        };
+        // A configuration has 4 to 8 neighbours among the other 80, 5⅓ on average.
+        assert!((8..36).contains(&n_near("random")), "{name}: {} of 300", n_near("random"));
+        assert_eq!(n_near("spread"), 0, "{name}");
+    }
+}
+
+#[test]
+fn another_value_is_never_the_old_one() {
+    use rand::SeedableRng;
+    let space = space((0..8).map(|at| Parameter::boolean(&format!("p{at}"))).collect(), vec![]);
+    let mutated = |text: &str| {
+        let (row, options) = row(text).unwrap();
+        let mutation = genetic::Mutation::new(&Options::parse(row, options).unwrap()).unwrap();
+        let mut rng = rand_xoshiro::Xoshiro256PlusPlus::seed_from_u64(1);
+        let child = |_| mutation.mutate(&space, &Config::new([0; 8]), &mut rng).ranks().iter().sum::<u64>();
+        (0..100).map(child).collect::<Vec<_>>()
+    };
+    assert!(mutated("nose:mutation=1,steps=0,mutant=other").iter().all(|&n_changed| n_changed == 8));
+    let n_changed = mutated("nose:mutation=1,steps=0").iter().sum::<u64>();
+    assert!((300..500).contains(&n_changed), "{n_changed} of 800: half of them keep a value of two");
+}
+
+#[test]
+fn a_search_says_what_it_does_not_see_and_how_much_it_learns_from() {
+    assert_eq!(blind_option("gbt:features=loop"), Ok(Some("features")));
+    for text in ["gbt", "gbt:features=knob", "gbt:batch=8", "random"] {
+        assert_eq!(blind_option(text), Ok(None), "{text}");
+    }
+    assert!(blind_option("gbt:feature=loop").is_err());
+    assert_eq!(most_experience("gbt:experience=30000"), Ok(Some(30_000)));
+    assert_eq!((most_experience("gbt"), most_experience("auto")), (Ok(Some(4096)), Ok(None)));
+}
+
 #[test]
 fn gbfs_starts_untiled_and_goes_to_neighbours() {
     let space = gemm();
@@ -307,7 +353,7 @@ fn bad_searches_are_refused_with_what_there_is() {
     refused("annealing", &format!("unknown search annealing; there are {}", known.join(", ")));
     refused(
         "genetic:pop=3",
-        "search genetic has no option pop; it has population, generation, selection, crossover, mutation, steps",
+        "search genetic has no option pop; it has population, generation, selection, start, crossover, mutation, steps, mutant",
     );
     refused("grid:x=1", "search grid has no option x; it has none");
     refused("genetic:population", "search genetic: population is not one option=value");

@@ -34,7 +34,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         SearchOption { default: "32", ..annealing::CHAINS },
         SearchOption {
             default: "50",
-            text: "steps of the annealing, at most; at most 32 where programs are made, since the paper's 500 take seconds for each batch",
+            text: "steps of the annealing, at most; unless given, at most 32 where programs are made, since the paper's 500 take seconds for each batch",
             ..annealing::STEPS
         },
     ],

@@ -8,7 +8,9 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
 
 use super::{Contexts, Experience, Problem};
-use crate::features::{KnobFeatures, LoopContexts, N_CONTEXT_FEATURES, N_RELATION_FEATURES};
+use crate::features::{
+    KnobFeatures, LoopContexts, N_CONTEXT_FEATURES, N_RELATION_FEATURES, N_VALUE_FEATURES, value_features,
+};
 use crate::space::{Config, Space};
 
 /// Configurations whose programs are remembered, at most.
@@ -25,6 +27,42 @@ pub(super) enum FeatureKind {
     Loop,
     /// Relations between the loops of its program.
     Relation,
+}
+
+/// What the model of other workloads sees of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Described {
+    /// Relations, which mean the same for any nest of loops, and the loops themselves, the innermost one
+    /// first, which mean the same for all programs of a template.
+    All,
+    /// The loops.
+    Loop,
+    /// Relations.
+    Relation,
+    /// The configuration that it is made of.
+    Knob,
+}
+
+impl Described {
+    /// The number of features.
+    fn n_features(self) -> usize {
+        match self {
+            Described::All => N_RELATION_FEATURES + N_CONTEXT_FEATURES,
+            Described::Loop => N_CONTEXT_FEATURES,
+            Described::Relation => N_RELATION_FEATURES,
+            Described::Knob => N_VALUE_FEATURES,
+        }
+    }
+
+    /// The features of a program and of the values of its configuration.
+    fn features(self, program: &LoopContexts, values: &[f32]) -> Vec<f32> {
+        match self {
+            Described::All => [program.relations(), program.features()].concat(),
+            Described::Loop => program.features(),
+            Described::Relation => program.relations(),
+            Described::Knob => values.to_vec(),
+        }
+    }
 }
 
 /// Turns configurations of a problem into rows of features.
@@ -47,16 +85,23 @@ pub(super) struct Rows {
 
 impl View {
     /// The view of a problem with features of this kind, or of configurations if there are no programs. Trees
-    /// with these options are fitted on the trials of other workloads.
+    /// with these options are fitted on the trials of other workloads, described so.
     ///
     /// # Cost
     /// Where something is known, [`N_ASKED`] configurations are scheduled.
-    pub(super) fn new(problem: &Problem, kind: FeatureKind, trees: &GbtOptions, seed: u64) -> View {
+    pub(super) fn new(
+        problem: &Problem,
+        kind: FeatureKind,
+        described: Described,
+        trees: &GbtOptions,
+        seed: u64,
+    ) -> View {
         let contexts = problem.contexts.clone();
         let knobs = KnobFeatures::new(&problem.space);
         let prior = match (&problem.experience, &contexts) {
             (Some(experience), Some(contexts)) => {
-                Some(fit_prior(&fit_global(experience, trees, seed), &problem.space, contexts, &knobs, seed))
+                let global = fit_global(experience, described, trees, seed);
+                Some(fit_prior((&global, described), &problem.space, contexts, &knobs, seed))
             }
             _ => None,
         };
@@ -118,22 +163,12 @@ impl View {
     }
 }
 
-/// The length of [`described`].
-const N_DESCRIBED: usize = N_RELATION_FEATURES + N_CONTEXT_FEATURES;
-
-/// Features by which the model of other workloads sees a program: relations, which mean the same for any nest
-/// of loops, and the loops themselves, the innermost one first, which mean the same for all programs of a
-/// template.
-fn described(program: &LoopContexts) -> Vec<f32> {
-    let mut features = program.relations();
-    features.extend(program.features());
-    features
-}
-
 /// The model of other workloads. Ranks within a task compare, throughputs do not; nor do ranks of several
 /// tasks, so that all trees are grown.
-fn fit_global(experience: &Experience, trees: &GbtOptions, seed: u64) -> Gbt {
-    let rows = Matrix::from_rows(N_DESCRIBED, experience.contexts.iter().map(described));
+fn fit_global(experience: &Experience, described: Described, trees: &GbtOptions, seed: u64) -> Gbt {
+    let programs = experience.contexts.iter().zip(&experience.values);
+    let features = programs.map(|(program, values)| described.features(program, values));
+    let rows = Matrix::from_rows(described.n_features(), features);
     let examples = Examples::new(&rows, &experience.targets).in_groups(&experience.groups);
     let trees = GbtOptions { early_stop: None, ..trees.clone() };
     Gbt::fit(&examples, &trees, seed)
@@ -142,13 +177,19 @@ fn fit_global(experience: &Experience, trees: &GbtOptions, seed: u64) -> Gbt {
 
 /// Trees on the parameters that learnt the other model's predictions for a sample of the space: asking them
 /// takes no program.
-fn fit_prior(global: &Gbt, space: &Space, contexts: &Contexts, knobs: &KnobFeatures, seed: u64) -> Gbt {
+fn fit_prior(
+    (global, described): (&Gbt, Described),
+    space: &Space,
+    contexts: &Contexts,
+    knobs: &KnobFeatures,
+    seed: u64,
+) -> Gbt {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-    let mut programs = Matrix::new(N_DESCRIBED);
+    let mut programs = Matrix::new(described.n_features());
     let mut rows = Matrix::new(knobs.n_features());
     for config in (0..N_ASKED).map(|_| space.sample(&mut rng)) {
         if let Some(contexts) = contexts(&config) {
-            programs.push(&described(&contexts));
+            programs.push(&described.features(&contexts, &value_features(&space.config_to_json(&config))));
             rows.push(&knobs.of(&config));
         }
     }
