@@ -243,3 +243,229 @@ fn whole_networks_are_tuned_and_measured_once() {
     check_refused(&[&arguments("2")[..], &["--repeats", "2"]].concat(), "leave it out");
     check_refused(&[&arguments("2")[..], &["--problem", "vgg"]].concat(), "there are resnet18");
 }
+
+/// Figures and tables that a text names, such as "figures 2 to 4, table II", without letters of their parts.
+fn items(text: &str) -> Vec<(&'static str, u32)> {
+    let number = |word: &str| -> u32 {
+        let digits = word.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let roman = |word: &str| ["I", "II", "III", "IV", "V"].iter().position(|r| *r == word).map(|at| at as u32 + 1);
+        digits.parse().ok().or(roman(word)).unwrap_or_else(|| panic!("{word} is no number of a figure in {text}"))
+    };
+    let (mut kind, mut found) = ("", Vec::new());
+    for part in text.split(", ") {
+        let mut words: Vec<&str> = part.split(' ').collect();
+        for (name, plural) in [("figure", "figures"), ("table", "tables")] {
+            if [name, plural].contains(&words[0]) {
+                kind = name;
+                words.remove(0);
+            }
+        }
+        assert!(!kind.is_empty(), "{text}");
+        match words[..] {
+            [first, "to", last] => found.extend((number(first)..=number(last)).map(|n| (kind, n))),
+            [first, "and", last] => found.extend([first, last].map(|word| (kind, number(word)))),
+            [one] => found.push((kind, number(one))),
+            _ => panic!("{text}"),
+        }
+    }
+    found
+}
+
+/// A row of docs/papers.md: the figures or tables of which paper, its cells.
+struct PaperRow {
+    paper: String,
+    items: Vec<(&'static str, u32)>,
+    cells: Vec<String>,
+}
+
+/// The rows of docs/papers.md.
+fn paper_rows(page: &str) -> Vec<PaperRow> {
+    let mut paper = "";
+    let mut rows = Vec::new();
+    for line in page.lines() {
+        if let Some(title) = line.strip_prefix("## ") {
+            paper = title;
+        }
+        if line.starts_with("| figure ") || line.starts_with("| table ") {
+            let cells: Vec<String> = line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
+            assert_eq!(cells.len(), 4, "{line}");
+            rows.push(PaperRow { paper: paper.to_owned(), items: items(&cells[0]), cells });
+        }
+    }
+    rows
+}
+
+#[test]
+fn every_figure_of_the_papers_has_a_row_and_every_row_its_experiment() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let page = std::fs::read_to_string(docs.join("papers.md")).unwrap();
+    let rows = paper_rows(&page);
+    let list = run_json(&["experiment"]);
+    let of_papers: Vec<&serde_json::Value> =
+        list["experiments"].as_array().unwrap().iter().filter(|e| e["paper"] != "Tilewright").collect();
+    let name_of =
+        |row: &PaperRow| row.cells[2].strip_prefix("`experiment ").map(|rest| rest.trim_matches('`').to_owned());
+
+    for experiment in &of_papers {
+        let name = experiment["name"].as_str().unwrap();
+        for item in items(experiment["figure"].as_str().unwrap()) {
+            let is_it = |row: &&PaperRow| row.paper == experiment["paper"] && row.items.contains(&item);
+            let of_item: Vec<Option<String>> = rows.iter().filter(is_it).map(name_of).collect();
+            assert!(of_item.contains(&Some(name.to_owned())), "no row of {item:?} names {name}: {of_item:?}");
+        }
+        let result = format!("results/{name}/README.md");
+        assert!(!docs.join(&result).exists() || page.contains(&result), "{result} is not linked");
+    }
+    // Lists below a table say what came of its rows, over several lines.
+    let joined = page.replace("\n  ", " ");
+    for row in &rows {
+        let PaperRow { paper, cells, .. } = row;
+        let [item, _, _, state] = &cells[..] else { panic!("four cells") };
+        let of_paper = joined.split("\n## ").find(|part| part.starts_with(&paper[..])).unwrap();
+        let start = format!("- {item}: ");
+        let note = of_paper.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_default();
+        let is_kept = match &state[..] {
+            "repeated" => note.contains("](results/") || note.starts_with("As above"),
+            "not built" => note.contains("Differs: "),
+            state => ["repeatable", "by hand", "no measurement"].contains(&state),
+        };
+        assert!(is_kept, "{paper}, {item}: {state}, {note}");
+        if let Some(name) = name_of(row) {
+            let experiment = of_papers.iter().find(|experiment| experiment["name"] == name[..]);
+            let experiment = experiment.unwrap_or_else(|| panic!("there is no experiment {name}"));
+            let claimed = items(experiment["figure"].as_str().unwrap());
+            assert!(row.items.iter().all(|item| claimed.contains(item)), "{name} claims {claimed:?}, not {item}");
+        }
+    }
+    // Of each paper, without a gap.
+    let last =
+        [("G-BFS and N-A2C", 8, 1), ("AutoTVM", 11, 1), ("OpEvo", 4, 3), ("Sequence models", 11, 4), ("NoSE", 8, 2)];
+    for (paper, n_figures, n_tables) in last {
+        let all: Vec<(&str, u32)> =
+            rows.iter().filter(|row| row.paper == paper).flat_map(|row| row.items.iter().copied()).collect();
+        let expected = (1..=n_figures).map(|n| ("figure", n)).chain((1..=n_tables).map(|n| ("table", n)));
+        expected.for_each(|item| assert!(all.contains(&item), "{paper} has no row of {item:?}"));
+    }
+
+    // Deviations are those that the command tells.
+    let (_, deviations) = joined.split_once("## What the experiments differ in").expect("a list of deviations");
+    let found: Vec<&str> = deviations.lines().filter(|line| line.starts_with("- ")).collect();
+    let of = |e: &&serde_json::Value, name: &str| e[name].as_str().unwrap().to_owned();
+    let expected: Vec<String> =
+        of_papers.iter().map(|e| format!("- **{}**: {}.", of(e, "name"), of(e, "differs"))).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn sequence_models_learn_the_tables_of_the_repository() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let (folder, data) = (tempfile::tempdir().unwrap(), root.join("kernels/miopen"));
+    let arguments = [
+        "experiment",
+        "sequence-models",
+        "--problem",
+        "ConvAsmBwdWrW3x3.fp16",
+        "--arm",
+        "hybrid-2",
+        "--arm",
+        "chain",
+        "--arm",
+        "classifiers",
+        "--budget",
+        "0.01",
+        "--repeats",
+        "1",
+        "--data",
+        text(&data),
+        "-o",
+        text(folder.path()),
+    ];
+    let first = run_json(&arguments);
+    let found = &first["sets"][0]["found"];
+    assert_eq!((&first["complete"], &found["rows"]), (&false.into(), &425.into()));
+    let models = found["models"].as_array().unwrap();
+    let hybrid = models.iter().find(|model| model["model"] == "hybrid-2").unwrap();
+    let curve = hybrid["repetitions"][0]["curve"].as_array().unwrap();
+    assert_eq!(curve.len(), 2, "1 % of 200 epochs");
+    for epoch in curve {
+        let [train, validation] = ["train", "validation"].map(|part| epoch[part]["accuracy"].as_f64().unwrap());
+        assert!((0.1..1.0).contains(&train) && (0.1..1.0).contains(&validation), "{epoch}");
+    }
+    let losses = ["train", "validation"].map(|part| [0, 1].map(|at| curve[at][part]["loss"].as_f64().unwrap()));
+    assert!(losses[0][1] < losses[0][0], "{losses:?}");
+    let page = std::fs::read_to_string(folder.path().join("README.md")).unwrap();
+    for part in ["(table II)", "(table III)", "(table IV)", "ConvAsmBwdWrW3x3.svg", "(22.22)", "425 (447)"] {
+        assert!(page.contains(part), "{part} in {page}");
+    }
+    let picture = std::fs::read_to_string(folder.path().join("ConvAsmBwdWrW3x3.svg")).unwrap();
+    assert!(picture.contains("loss of hybrid-2") && picture.contains("accuracy of hybrid-2"));
+
+    // What is trained stays; what does not fit is refused.
+    assert_eq!(run_json(&arguments)["sets"], first["sets"]);
+    check_refused(&["experiment", "sequence-models", "--time", "5"], "--time is not for sequence-models");
+    let elsewhere = ["experiment", "sequence-models", "--data", text(folder.path()), "-o", text(folder.path())];
+    check_refused(&elsewhere, "--data");
+    check_refused(&["experiment", "sequence-models", "--problem", "nosuch"], "ConvAsm1x1U.fp32");
+}
+
+#[test]
+fn pictures_are_computed_alike_from_a_seed() {
+    for (name, part) in [("gemm-map", "gbfs:start=random"), ("opevo-walk", "16·1·1")] {
+        let folder = tempfile::tempdir().unwrap();
+        let arguments = ["experiment", name, "-o", text(folder.path())];
+        let first = run_json(&arguments);
+        assert_eq!((run_json(&arguments), &first["complete"]), (first.clone(), &true.into()));
+        let page = std::fs::read_to_string(folder.path().join("README.md")).unwrap();
+        let picture = format!("{name}.svg");
+        assert!(page.contains(part) && page.contains(&picture) && folder.path().join(picture).is_file(), "{page}");
+        check_refused(&[&arguments[..], &["--arm", "gbfs"]].concat(), "leave it out");
+    }
+}
+
+#[test]
+fn a_rival_learns_from_the_problem_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = [
+        "experiment",
+        "nose-iterations",
+        "--problem",
+        "C9",
+        "--problem",
+        "C10",
+        "--arm",
+        "gbt",
+        "--arm",
+        "genetic",
+        "--budget",
+        "0.001",
+        "-o",
+        text(folder.path()),
+    ];
+    let data = run_json(&arguments);
+    assert_eq!(data["complete"], true);
+    let command = |problem: &str, arm: &str| {
+        let runs = data["runs"].as_array().unwrap();
+        runs.iter().find(|run| run["problem"] == problem && run["arm"] == arm).unwrap()["command"].to_string()
+    };
+    assert!(command("C10", "gbt").contains("--transfer runs/C9_gbt_0.db"), "{}", command("C10", "gbt"));
+    for (problem, arm) in [("C9", "gbt"), ("C9", "genetic"), ("C10", "genetic")] {
+        assert!(!command(problem, arm).contains("--transfer"), "{}", command(problem, arm));
+    }
+    assert!(folder.path().join("outcomes.svg").is_file() && folder.path().join("time.svg").is_file());
+}
+
+#[test]
+fn operators_are_tuned_and_measured_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["experiment", "autotvm-operators", "--problem", "C12", "--time", "2", "-o", text(folder.path())];
+    let first = run_json(&arguments);
+    let operator = &first["operators"][0];
+    assert_eq!((&first["complete"], &operator["problem"]), (&false.into(), &"C12".into()));
+    let rows = operator["implementations"].as_array().unwrap();
+    let ours = rows.iter().find(|row| row["name"] == "tilewright").unwrap();
+    assert!(ours["gflops"].as_f64().unwrap() > 0.0 && operator["trials"].as_u64().unwrap() > 0, "{operator}");
+    let page = std::fs::read_to_string(folder.path().join("README.md")).unwrap();
+    assert!(page.contains("1 of 13 operators complete") && page.contains("| C12 |"), "{page}");
+    assert_eq!(run_json(&arguments), first);
+    check_refused(&[&arguments[..], &["--repeats", "2"]].concat(), "leave it out");
+}

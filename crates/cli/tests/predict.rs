@@ -95,6 +95,36 @@ fn a_trained_model_answers_with_valid_parameters() {
 }
 
 #[test]
+fn a_packed_table_is_the_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = std::fs::read(data("ConvAsmBwdWrW3x3.fp16")).unwrap();
+    let packed = folder.path().join("table.csv.gz");
+    let write = |bytes: &[u8]| std::fs::write(&packed, bytes).unwrap();
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut encoder, &table).unwrap();
+    let bytes = encoder.finish().unwrap();
+    write(&bytes);
+    let models = ["plain", "packed"].map(|name| folder.path().join(name).with_extension("safetensors"));
+    let spec = kernel("ConvAsmBwdWrW3x3");
+    let plain = data("ConvAsmBwdWrW3x3.fp16");
+    for (table, model) in [&plain[..], text(&packed)].into_iter().zip(&models) {
+        run_json(&["predict", "train", table, "--spec", &spec, "-o", text(model)]);
+    }
+    let [plain, from_packed] = models.map(|model| std::fs::read(model).unwrap());
+    assert!(plain == from_packed, "the weights are the same");
+    // Wherever it is cut off, and whatever stands in it, it is refused in one line.
+    let again = folder.path().join("again.safetensors");
+    for n in [2, 3, 12, bytes.len() / 2, bytes.len() - 1] {
+        write(&bytes[..n]);
+        check_refused(&["predict", "train", text(&packed), "--spec", &spec, "-o", text(&again)], "table.csv.gz");
+    }
+    let mut damaged = bytes.clone();
+    damaged[bytes.len() / 2] ^= 0x55;
+    write(&damaged);
+    check_refused(&["predict", "train", text(&packed), "--spec", &spec, "-o", text(&again)], "table.csv.gz");
+}
+
+#[test]
 fn a_killed_training_goes_on_to_the_same_weights() {
     let folder = tempfile::tempdir().unwrap();
     let [whole, killed] = ["whole", "killed"].map(|name| folder.path().join(name).with_extension("safetensors"));

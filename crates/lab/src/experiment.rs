@@ -9,8 +9,11 @@ mod elsewhere;
 mod finished;
 mod folder;
 pub mod networks;
+pub mod operators;
+pub mod pictures;
 mod plan;
 mod results;
+pub mod sequence;
 mod table;
 
 use std::fmt;
@@ -26,9 +29,12 @@ use tilewright_device::device::WorkerCommand;
 use crate::Caller;
 use elsewhere::Machine;
 use finished::n_complete;
+use pictures::PICTURES;
 pub use plan::{Plan, Planned};
 use plan::{beside_search, n_trials, task};
-pub use table::{Arm, Arms, EXPERIMENTS, Experiment, Length, Measure, Moment, Problem, Transferred, Trials, View};
+pub use table::{
+    Arm, Arms, Centre, EXPERIMENTS, Experiment, Length, Measure, Moment, Problem, Transferred, Trials, View,
+};
 
 /// Request for an experiment, or a part of it.
 #[derive(Clone)]
@@ -141,7 +147,8 @@ impl fmt::Display for Listed {
     }
 }
 
-/// All experiments: those of [`EXPERIMENTS`], and that of whole [`networks`].
+/// All experiments: those of [`EXPERIMENTS`], those of [`operators`] and whole [`networks`] beside libraries,
+/// that of [`sequence`] models, and [`pictures`].
 ///
 /// # Errors
 /// Where a space does not exist on this machine.
@@ -158,7 +165,27 @@ pub fn list() -> Result<Vec<Listed>, Error> {
         differs: networks::DIFFERS,
         cost: networks::cost(networks::TIME).to_string(),
     };
-    of_runs.chain([Ok(of_networks)]).collect()
+    let of_operators = Listed {
+        name: operators::NAME,
+        paper: operators::PAPER,
+        figure: operators::FIGURE,
+        compares: operators::COMPARES,
+        differs: operators::DIFFERS,
+        cost: operators::cost().to_string(),
+    };
+    let of_sequences = Listed {
+        name: sequence::NAME,
+        paper: sequence::PAPER,
+        figure: sequence::FIGURE,
+        compares: sequence::COMPARES,
+        differs: sequence::DIFFERS,
+        cost: sequence::cost().to_string(),
+    };
+    let of_pictures = PICTURES.iter().map(|picture| {
+        let pictures::Picture { name, paper, figure, compares, differs, .. } = *picture;
+        Ok(Listed { name, paper, figure, compares, differs, cost: "nothing is measured".to_owned() })
+    });
+    of_runs.chain([Ok(of_operators), Ok(of_networks), Ok(of_sequences)]).chain(of_pictures).collect()
 }
 
 /// Cost of an experiment at a budget of 1.

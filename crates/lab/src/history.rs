@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tilewright_search::{ErrorClass, Seconds};
 use tilewright_tune::Record;
 
-use crate::stats::{Quartiles, median};
+use crate::stats::{MeanStd, Quartiles, median};
 
 /// A pause of so many seconds between two trials ends a run in an earlier version's records, which do not say
 /// when runs began.
@@ -146,6 +146,17 @@ impl Run {
 }
 
 impl Curve {
+    /// The values of another curve over its own, as long as both go on.
+    pub fn ratio(&self, other: &Curve) -> Curve {
+        let end = self.end.min(other.end);
+        let mut positions: Vec<f64> = self.points.iter().chain(&other.points).map(|point| point.0).collect();
+        positions.retain(|position| *position <= end);
+        positions.sort_by(f64::total_cmp);
+        positions.dedup();
+        let ratio = |at: f64| Some((at, other.at(at)? / self.at(at)?));
+        Curve { points: positions.into_iter().filter_map(ratio).collect(), end }
+    }
+
     fn at(&self, position: f64) -> Option<f64> {
         self.points.iter().take_while(|point| point.0 <= position).last().map(|point| point.1)
     }
@@ -166,6 +177,19 @@ pub struct MedianCurve {
 /// The median of some curves within their quartiles; a single one without. It begins where half of them have
 /// a value and goes on as long as half of them do, and those that have ended keep their last value.
 pub fn median_curve(curves: &[Curve]) -> MedianCurve {
+    centre_curve(curves, |values| Quartiles::of(values).map(|q| (q.median, (q.first, q.third))))
+}
+
+/// The mean of some curves within a standard deviation, where [`median_curve`] has a median.
+pub fn mean_curve(curves: &[Curve]) -> MedianCurve {
+    centre_curve(curves, |values| {
+        let MeanStd { mean, std } = MeanStd::of(values)?;
+        Some((mean, ((mean - std).max(0.0), mean + std)))
+    })
+}
+
+/// A centre of some curves within a band.
+fn centre_curve(curves: &[Curve], centre: impl Fn(&[f64]) -> Option<(f64, (f64, f64))>) -> MedianCurve {
     let ends: Vec<f64> = curves.iter().map(|curve| curve.end).collect();
     let Some(end) = median(&ends) else { return MedianCurve::default() };
     let mut positions: Vec<f64> = curves.iter().flat_map(|c| c.points.iter().map(|p| p.0)).chain([end]).collect();
@@ -180,10 +204,10 @@ pub fn median_curve(curves: &[Curve]) -> MedianCurve {
         if values.len() * 2 < curves.len() {
             continue;
         }
-        let Some(q) = Quartiles::of(&values) else { continue };
-        points.push((*position, q.median));
+        let Some((value, around)) = centre(&values) else { continue };
+        points.push((*position, value));
         if curves.len() > 1 {
-            band.push((q.first, q.third));
+            band.push(around);
         }
     }
     MedianCurve { points, band }
@@ -265,6 +289,13 @@ mod tests {
         let MedianCurve { points, band } = median_curve(&curves);
         assert_eq!(points, [(1.0, 10.0), (2.0, 10.0), (3.0, 20.0), (10.0, 20.0)]);
         assert_eq!(band.last(), Some(&(15.0, 30.0)));
+        let MedianCurve { points, band } = mean_curve(&curves[1..]);
+        assert_eq!(
+            (points.last(), band.last()),
+            (Some(&(10.0, 30.0)), Some(&(30.0 - 200f64.sqrt(), 30.0 + 200f64.sqrt())))
+        );
+        let ratio = curves[2].ratio(&curves[1]);
+        assert_eq!((ratio.points, ratio.end), (vec![(2.0, 2.0), (3.0, 0.5)], 10.0));
         let MedianCurve { points, band } = median_curve(&curves[..1]);
         assert_eq!((points, band), (vec![(1.0, 10.0), (4.0, 10.0)], vec![]));
     }

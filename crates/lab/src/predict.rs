@@ -6,10 +6,12 @@ pub mod query;
 mod tables;
 pub mod train;
 
+use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use flate2::read::MultiGzDecoder;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tilewright::file::{self, Destination, check_apart, writable, write_whole};
@@ -17,8 +19,8 @@ use tilewright::words::{count, grouped};
 use tilewright::{Caches, Error, target_name, with_suffix};
 use tilewright_formats::{ReadError, detect};
 use tilewright_learn::sequence::{
-    ARCHITECTURES, Architecture, Checkpoint, Completions, Example, Kept, Model, ModelFiles, Progress, SequenceError,
-    Training, Vocabulary,
+    ARCHITECTURES, Architecture, Checkpoint, Completions, Epoch, Example, Kept, Model, ModelFiles, Progress,
+    SequenceError, Training, Vocabulary,
 };
 use tilewright_search::Config;
 use tilewright_tune::Task;
@@ -31,6 +33,9 @@ use crate::{Caller, OrFailed};
 
 /// Interval of a training's progress reports.
 const LINE_EVERY: Duration = Duration::from_secs(2);
+
+/// The longest table that is unpacked.
+const MOST_BYTES: u64 = 1 << 30;
 
 /// The split that holds out random rows.
 pub const RANDOM: &str = "random";
@@ -146,7 +151,8 @@ fn read_tuned(data: &[&Path], choice: &Choice) -> Result<Tuned, Error> {
         match detect(&bytes) {
             // A table has no sign of its own.
             Err(ReadError::Format { .. }) if data.len() == 1 => {
-                return Ok(Tuned { rows: bytes, specification: None, notes });
+                let rows = unpacked(bytes).map_err(|error| Error::input(format!("{}: {error}", path.display())))?;
+                return Ok(Tuned { rows, specification: None, notes });
             }
             Err(error) => return Err(Error::input(format!("{}: {error}", path.display()))),
             Ok(format) => {
@@ -160,6 +166,22 @@ fn read_tuned(data: &[&Path], choice: &Choice) -> Result<Tuned, Error> {
     }
     let table = tilewright_formats::table(&results, &choice.filters).map_err(Error::input)?;
     Ok(Tuned { rows: table.rows.into_bytes(), specification: Some(table.specification), notes })
+}
+
+/// A table as it is, or unpacked where gzip has packed it.
+///
+/// # Errors
+/// Where it is packed and damaged, or comes to more than [`MOST_BYTES`].
+fn unpacked(bytes: Vec<u8>) -> std::io::Result<Vec<u8>> {
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok(bytes);
+    }
+    let mut table = Vec::new();
+    MultiGzDecoder::new(&bytes[..]).take(MOST_BYTES + 1).read_to_end(&mut table)?;
+    match table.len() as u64 > MOST_BYTES {
+        true => Err(std::io::Error::other("it comes to more than 1 GiB unpacked (give a table)")),
+        false => Ok(table),
+    }
 }
 
 fn read_specification(path: &Path) -> Result<KernelSpecification, Error> {
@@ -284,11 +306,16 @@ fn teach(
     let mut last = None;
     let mut report = |progress: &Progress| {
         last = Some(progress.clone());
-        if told.elapsed() >= LINE_EVERY || progress.epoch == progress.n_epochs {
+        let Progress { epochs, n_epochs, best_epoch } = progress;
+        if let Some(Epoch { train, validation }) = epochs.last()
+            && (told.elapsed() >= LINE_EVERY || epochs.len() == *n_epochs)
+        {
             told = Instant::now();
             caller.say(format!(
-                "{name}, epoch {} of at most {}: loss {:.3}, validation {:.3}, best epoch {}",
-                progress.epoch, progress.n_epochs, progress.train_loss, progress.validation_loss, progress.best_epoch
+                "{name}, epoch {} of at most {n_epochs}: loss {:.3}, validation {:.3}, best epoch {best_epoch}",
+                epochs.len(),
+                train.loss,
+                validation.loss
             ));
         }
         if caller.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

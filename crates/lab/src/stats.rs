@@ -31,6 +31,25 @@ impl Quartiles {
     }
 }
 
+/// Mean, and standard deviation of one value.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MeanStd {
+    /// The mean.
+    pub mean: f64,
+    /// The standard deviation.
+    pub std: f64,
+}
+
+impl MeanStd {
+    /// The summary of some values; `None` of an empty list. A single value deviates by nothing.
+    pub fn of(values: &[f64]) -> Option<MeanStd> {
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        let std = (squares / (values.len().max(2) - 1) as f64).sqrt();
+        (!values.is_empty()).then_some(MeanStd { mean, std })
+    }
+}
+
 /// The median; `None` of nothing.
 pub fn median(values: &[f64]) -> Option<f64> {
     Quartiles::of(values).map(|q| q.median)

@@ -712,8 +712,8 @@ struct Learned {
     carried_over: Vec<Config>,
 }
 
-/// Prepares the records to learn from for the search, which has a model that can learn from so many programs, or
-/// none.
+/// Prepares the records to learn from for the search, which has a model that can learn from so many programs,
+/// or none.
 fn learned(
     transfer: &Transfer,
     key: &TaskKey,

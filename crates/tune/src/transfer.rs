@@ -31,8 +31,8 @@ pub struct EarlierTask {
 }
 
 /// Returns what these tasks teach a cost model, by at most `most_programs` programs, of which each task gives
-/// its share. Programs are made of the recorded steps, so templates and spaces may have changed since. Records
-/// whose steps no longer apply are left out, and so are tasks of which nothing was measured.
+/// its share. Programs are made of the recorded steps, so templates and spaces may have changed since.
+/// Records whose steps no longer apply are left out, and so are tasks of which nothing was measured.
 ///
 /// # Cost
 /// That of scheduling each program.

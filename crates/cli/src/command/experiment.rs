@@ -6,6 +6,9 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use tilewright_lab::experiment::networks::{self, NetworksRequest};
+use tilewright_lab::experiment::operators::{self, OperatorsRequest};
+use tilewright_lab::experiment::pictures::{PICTURES, Picture};
+use tilewright_lab::experiment::sequence::{self, SequenceRequest};
 use tilewright_lab::experiment::{self, EXPERIMENTS, Held, Plan, Request};
 
 use super::bench::check_peer_path;
@@ -54,6 +57,9 @@ pub struct ExperimentArgs {
     /// an experiment that measures them
     #[arg(long, value_name = "FOLDER")]
     peer_path: Option<PathBuf>,
+    /// Folder with the tables of an experiment that learns from them [default: kernels/miopen]
+    #[arg(long, value_name = "FOLDER")]
+    data: Option<PathBuf>,
 }
 
 /// Runs an experiment, or lists them.
@@ -66,7 +72,15 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
     if !(args.budget > 0.0 && args.budget <= 1e6) {
         return Err(bad_input(format!("--budget {} is not possible (give a number above 0)", args.budget)));
     }
-    let held = if name == networks::NAME { of_networks(args)? } else { of_runs(args, name)? };
+    let held = match name.as_str() {
+        operators::NAME => of_operators(args)?,
+        networks::NAME => of_networks(args)?,
+        sequence::NAME => of_sequences(args)?,
+        name => match Picture::named(name) {
+            Some(picture) => of_picture(args, picture)?,
+            None => of_runs(args, name)?,
+        },
+    };
     let text = format!(
         "{} of {} in {}{}",
         held.n_complete,
@@ -80,12 +94,14 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
 /// Runs an experiment that is a table of runs of `tune`.
 fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<Held> {
     let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| {
-        let known: Vec<&str> = EXPERIMENTS.iter().map(|experiment| experiment.name).chain([networks::NAME]).collect();
+        let of_runs = EXPERIMENTS.iter().map(|experiment| experiment.name);
+        let others = [operators::NAME, networks::NAME, sequence::NAME]
+            .into_iter()
+            .chain(PICTURES.iter().map(|picture| picture.name));
+        let known: Vec<&str> = of_runs.chain(others).collect();
         bad_input(format!("unknown experiment {name}; there are {}", known.join(", ")))
     })?;
-    if args.peer_path.is_some() {
-        return Err(bad_input(format!("{name} measures no other runtimes (leave --peer-path out)")));
-    }
+    refuse(name, &[("--peer-path", args.peer_path.is_some()), ("--data", args.data.is_some())])?;
     MachineArgs::here(args.threads).place().runnable_target()?;
     let plan = Plan::new(&Request {
         problems: args.problems.clone(),
@@ -102,18 +118,38 @@ fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<Held> {
     Ok(interrupts.listen(|caller| plan.carry_out(&args.beside, &worker, caller))?)
 }
 
-/// Runs the experiment of whole networks.
-fn of_networks(args: &ExperimentArgs) -> anyhow::Result<Held> {
+/// Runs the experiment of operators beside libraries.
+fn of_operators(args: &ExperimentArgs) -> anyhow::Result<Held> {
+    check_beside_peers(operators::NAME, args)?;
+    let request = OperatorsRequest {
+        problems: args.problems.clone(),
+        time: args.time.unwrap_or_else(|| operators::TIME.mul_f64(args.budget)),
+        folder: args.output.clone(),
+        seed: args.seed,
+        threads: args.threads,
+        peer_path: args.peer_path.clone(),
+    };
+    let interrupts = Interrupts::watch()?;
+    let worker = worker_command()?;
+    Ok(interrupts.listen(|caller| operators::carry_out(&request, &worker, caller))?)
+}
+
+/// Checks the options of an experiment that tunes something and measures it once beside others.
+fn check_beside_peers(name: &str, args: &ExperimentArgs) -> anyhow::Result<()> {
     let given = [
         ("--arm", !args.arms.is_empty()),
         ("--beside", !args.beside.is_empty()),
         ("--repeats", args.repeats.is_some()),
+        ("--data", args.data.is_some()),
     ];
-    if let Some((option, _)) = given.iter().find(|(_, is_given)| *is_given) {
-        return Err(bad_input(format!("{option} is not for {} (leave it out)", networks::NAME)));
-    }
+    refuse(name, &given)?;
     MachineArgs::here(args.threads).place().runnable_target()?;
-    check_peer_path(args.peer_path.as_deref())?;
+    check_peer_path(args.peer_path.as_deref())
+}
+
+/// Runs the experiment of whole networks.
+fn of_networks(args: &ExperimentArgs) -> anyhow::Result<Held> {
+    check_beside_peers(networks::NAME, args)?;
     let request = NetworksRequest {
         networks: args.problems.clone(),
         time: args.time.unwrap_or_else(|| networks::TIME.mul_f64(args.budget)),
@@ -125,6 +161,53 @@ fn of_networks(args: &ExperimentArgs) -> anyhow::Result<Held> {
     let interrupts = Interrupts::watch()?;
     let worker = worker_command()?;
     Ok(interrupts.listen(|caller| networks::carry_out(&request, &worker, caller))?)
+}
+
+/// Runs the experiment of models that predict parameters.
+fn of_sequences(args: &ExperimentArgs) -> anyhow::Result<Held> {
+    let given = [
+        ("--time", args.time.is_some()),
+        ("--beside", !args.beside.is_empty()),
+        ("--threads", args.threads != 1),
+        ("--peer-path", args.peer_path.is_some()),
+    ];
+    refuse(sequence::NAME, &given)?;
+    let request = SequenceRequest {
+        tables: args.problems.clone(),
+        arms: args.arms.clone(),
+        budget: args.budget,
+        repeats: args.repeats.unwrap_or(sequence::REPEATS),
+        data: args.data.clone().unwrap_or_else(|| sequence::DATA.into()),
+        folder: args.output.clone(),
+        seed: args.seed,
+    };
+    let interrupts = Interrupts::watch()?;
+    Ok(interrupts.listen(|caller| sequence::carry_out(&request, caller))?)
+}
+
+/// Computes an experiment that measures nothing.
+fn of_picture(args: &ExperimentArgs, picture: &Picture) -> anyhow::Result<Held> {
+    let given = [
+        ("--problem", !args.problems.is_empty()),
+        ("--arm", !args.arms.is_empty()),
+        ("--budget", args.budget != 1.0),
+        ("--time", args.time.is_some()),
+        ("--repeats", args.repeats.is_some()),
+        ("--beside", !args.beside.is_empty()),
+        ("--threads", args.threads != 1),
+        ("--peer-path", args.peer_path.is_some()),
+        ("--data", args.data.is_some()),
+    ];
+    refuse(picture.name, &given)?;
+    Ok(picture.carry_out(args.seed, args.output.clone())?)
+}
+
+/// Refuses options that mean nothing to an experiment.
+fn refuse(name: &str, given: &[(&str, bool)]) -> anyhow::Result<()> {
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((option, _)) => Err(bad_input(format!("{option} is not for {name} (leave it out)"))),
+        None => Ok(()),
+    }
 }
 
 fn list(as_json: bool) -> anyhow::Result<()> {

@@ -221,6 +221,15 @@ mod tests {
     }
 
     #[test]
+    fn a_run_without_trials_has_found_nothing() {
+        let run = Run { template: "p".into(), search: "random".into(), seed: 0, trials: Vec::new() };
+        let moments = [Moment::Seconds(1.5), Moment::Trials(1), Moment::End];
+        let summary = Summary::new("tune".into(), "now".into(), &[], &run, &json!({"best": null}), &moments);
+        assert_eq!((summary.trials, summary.elapsed_s, &summary.found[..]), (0, 0.0, &[None, None, None][..]));
+        assert!(summary.is_timed() && summary.improvements.is_empty() && summary.reached(1e9).is_none());
+    }
+
+    #[test]
     fn a_summary_says_what_the_trials_say() {
         let records = records();
         let run = only_run(&records).unwrap();

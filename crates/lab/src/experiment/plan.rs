@@ -22,6 +22,7 @@ use super::finished::{Finished, Summary, only_run};
 use super::folder::{self, RUNS};
 use super::table::{Arm, Experiment, Length, Moment, Problem, Transferred, Trials, View};
 use crate::clock::utc;
+use crate::history::Run;
 use crate::{Caller, News, OrFailed};
 
 /// An experiment with its sizes.
@@ -64,6 +65,8 @@ pub struct Planned {
     database: String,
     /// Whether it is there only for others to learn from.
     pub(super) is_source: bool,
+    /// The name of the database that it learns from.
+    teacher: Option<String>,
 }
 
 /// Seconds that a run which counts trials has at least. A dozen slow candidates on a busy machine may take
@@ -114,15 +117,15 @@ fn seconds(length: Length, budget: f64) -> f64 {
 ///
 /// # Errors
 /// Bad input if there is no such member.
-fn only<T: Copy>(kind: &str, asked: &[String], all: Vec<T>, name: fn(&T) -> &str) -> Result<Vec<T>, Error> {
+pub(super) fn only<T>(kind: &str, asked: &[String], all: Vec<T>, name: impl Fn(&T) -> String) -> Result<Vec<T>, Error> {
     if let Some(unknown) = asked.iter().find(|asked| !all.iter().any(|one| name(one) == **asked)) {
-        let known: Vec<&str> = all.iter().map(name).collect();
+        let known: Vec<String> = all.iter().map(name).collect();
         return Err(Error::input(format!(
             "--{kind} {unknown} is none of the experiment's; there are {}",
             known.join("; ")
         )));
     }
-    Ok(all.into_iter().filter(|one| asked.is_empty() || asked.iter().any(|asked| name(one) == asked)).collect())
+    Ok(all.into_iter().filter(|one| asked.is_empty() || asked.contains(&name(one))).collect())
 }
 
 /// The database of the sources of a repeat.
@@ -134,6 +137,11 @@ fn sources_of(seed: u64) -> String {
 fn stem(problem: &str, arm: &str, seed: u64) -> String {
     let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     format!("{}_{}_{seed}", plain(problem), plain(arm))
+}
+
+/// The database of a run.
+fn database_of(problem: &str, arm: &str, seed: u64) -> String {
+    format!("{}.db", stem(problem, arm, seed))
 }
 
 impl Planned {
@@ -157,8 +165,8 @@ impl Planned {
         let flags =
             [("--no-guesses", !self.has_guesses), ("--no-race", !self.is_raced), ("--to-the-end", self.to_the_end)];
         words.extend(flags.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name.to_owned()));
-        if let Some(sources) = self.sources() {
-            words.extend(["--transfer".to_owned(), sources]);
+        if let Some(teacher) = self.teacher() {
+            words.extend(["--transfer".to_owned(), teacher]);
         }
         words
     }
@@ -168,8 +176,8 @@ impl Planned {
     /// # Errors
     /// Bad input where the workload does not exist.
     pub fn request(&self, folder: &Path) -> Result<TuneRequest, Error> {
-        let transfer = self.sources().map(|sources| {
-            let mut transfer = Transfer::parse(&sources).map_err(Error::input)?;
+        let transfer = self.teacher().map(|teacher| {
+            let mut transfer = Transfer::parse(&teacher).map_err(Error::input)?;
             transfer.path = folder.join(&transfer.path);
             Ok::<_, Error>(transfer)
         });
@@ -189,8 +197,8 @@ impl Planned {
     }
 
     /// The database within the experiment's folder that it learns from.
-    fn sources(&self) -> Option<String> {
-        (self.arm.transfer != Transferred::Nothing).then(|| format!("{RUNS}/{}", sources_of(self.seed)))
+    fn teacher(&self) -> Option<String> {
+        self.teacher.as_ref().map(|database| format!("{RUNS}/{database}"))
     }
 
     /// How a user repeats it.
@@ -207,8 +215,8 @@ impl Plan {
     /// Bad input where there is no such problem or arm, or a search or a space does not exist.
     pub fn new(request: &Request) -> Result<Plan, Error> {
         let Request { experiment, budget, seed, threads, .. } = *request;
-        let problems = only("problem", &request.problems, experiment.problems.to_vec(), |problem| problem.label)?;
-        let arms = only("arm", &request.arms, experiment.arms(), |arm| arm.label)?;
+        let problems = only("problem", &request.problems, experiment.problems.to_vec(), |one| one.label.to_owned())?;
+        let arms = only("arm", &request.arms, experiment.arms(), |arm| arm.label.to_owned())?;
         let repeats = request.repeats.unwrap_or(experiment.repeats);
         let folder = request.folder.clone().unwrap_or_else(|| Path::new("experiments").join(experiment.name));
         let mut runs = Vec::new();
@@ -216,7 +224,7 @@ impl Plan {
             let with_task = |problem: &Problem| Ok((*problem, task(problem, threads)?));
             problems.iter().map(with_task).collect::<Result<Vec<_>, Error>>()
         };
-        let learns = arms.iter().any(|arm| arm.transfer != Transferred::Nothing);
+        let learns = arms.iter().any(|arm| matches!(arm.transfer, Transferred::Model | Transferred::ModelAndStart));
         let sources = with_tasks(if learns { experiment.sources } else { &[] })?;
         let targets = with_tasks(&problems)?;
         // A repeat of everything comes before the next one, so a broken-off experiment has something of each
@@ -228,6 +236,12 @@ impl Plan {
                 tilewright_search::build(arm.search, task.problem(), seed)
                     .map_err(|error| Error::input(format!("{error} (see `tilewright searches`)")))?;
                 let stem = stem(problem.label, arm.label, seed);
+                let before = targets.iter().take_while(|(other, _)| other.label != problem.label).last();
+                let teacher = match arm.transfer {
+                    Transferred::Nothing => None,
+                    Transferred::Model | Transferred::ModelAndStart => Some(sources_of(seed)),
+                    Transferred::Previous => before.map(|(other, _)| database_of(other.label, arm.label, seed)),
+                };
                 runs.push(Planned {
                     arm: *arm,
                     problem: *problem,
@@ -238,9 +252,10 @@ impl Plan {
                     has_guesses: experiment.with_guesses || arm.transfer == Transferred::ModelAndStart,
                     is_raced: experiment.is_raced && !is_source,
                     to_the_end: experiment.to_the_end,
-                    database: if is_source { sources_of(seed) } else { format!("{stem}.db") },
+                    database: if is_source { sources_of(seed) } else { database_of(problem.label, arm.label, seed) },
                     stem,
                     is_source,
+                    teacher,
                 });
             }
         }
@@ -444,8 +459,13 @@ impl Plan {
             let (summary, run) = match (marker.filter(|_| self.database(planned).exists() || known.is_none()), known) {
                 (Some(marker), _) => {
                     let records = self.records(planned, caller)?;
-                    let run =
-                        only_run(&records).ok_or_else(|| Error::failed(format!("{} has no trials", planned.stem)))?;
+                    // On a busy machine a short run may end before its first trial does.
+                    let run = only_run(&records).unwrap_or_else(|| Run {
+                        template: planned.problem.template.unwrap_or_default().to_owned(),
+                        search: planned.arm.search.to_owned(),
+                        seed: planned.seed,
+                        trials: Vec::new(),
+                    });
                     let started = marker["started"].as_str().unwrap_or_default().to_owned();
                     let summary =
                         Summary::new(planned.command(), started, &records, &run, &marker["result"], &self.moments());

@@ -17,11 +17,11 @@ use super::data;
 use super::elsewhere::Machine;
 use super::finished::{Finished, Summary, n_complete};
 use super::plan::Plan;
-use super::table::{Arm, Measure, Moment, Problem, View};
+use super::table::{Arm, Centre, Measure, Moment, Problem, View};
 use crate::OrFailed;
-use crate::history::{Curve, median_curve};
+use crate::history::{Curve, MedianCurve, mean_curve, median_curve};
 use crate::plot::{Axis, Bar, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
-use crate::stats::{Quartiles, geometric_mean, median};
+use crate::stats::{MeanStd, Quartiles, geometric_mean, median};
 
 /// The file of all trials.
 const TRIALS: &str = "trials.csv";
@@ -56,9 +56,12 @@ pub fn write(plan: &Plan, finished: &[Finished]) -> Result<Json, Error> {
     let mut pictures = Vec::new();
     for view in plan.experiment.views.iter().filter(|_| !finished.is_empty()) {
         let (name, title) = view.name();
-        let file = format!("{name}.svg");
-        files.push((file.clone(), sheet(&results.plots(*view), N_COLUMNS)));
-        pictures.push((title, file));
+        let plots = results.plots(*view);
+        if !plots.is_empty() {
+            let file = format!("{name}.svg");
+            files.push((file.clone(), sheet(&plots, N_COLUMNS)));
+            pictures.push((title, file));
+        }
     }
     files.push((PAGE.to_owned(), results.readme(&pictures)));
     for (name, text) in files {
@@ -76,6 +79,7 @@ impl View {
             View::Time => ("by-time", "The best so far against time"),
             View::Share => ("by-share", "The best so far against the share of the space that was tried"),
             View::Relative => ("relative", "The best so far as a share of the best known, over all problems"),
+            View::SpeedUpOver(_) => ("speed-up", "How many times as fast as another arm's the best so far is"),
             View::Boxes => ("best", "The best of each run"),
             View::NearBest => ("trials-to-95", "Trials until 95 % of the best known, of the runs that come so far"),
             View::Histogram => ("histogram", "How often which throughput occurs"),
@@ -131,7 +135,33 @@ impl<'a> Results<'a> {
         self.of(problem, arm).filter_map(|f| Some(f.gflops(f.ns_at(moment)?))).collect()
     }
 
-    /// Over the problems, the geometric mean of what an arm's median is of the best known.
+    /// The centre of the runs' values.
+    fn centre(&self, values: &[f64]) -> Option<f64> {
+        match self.plan.experiment.centre {
+            Centre::Median => median(values),
+            Centre::Mean => MeanStd::of(values).map(|summary| summary.mean),
+        }
+    }
+
+    /// The centre of the runs' values and how they spread, as text.
+    fn cell(&self, values: &[f64]) -> String {
+        match (self.plan.experiment.centre, MeanStd::of(values)) {
+            (Centre::Mean, Some(MeanStd { mean, std })) if values.len() > 1 => {
+                format!("{} ± {}", digits(mean), digits(std))
+            }
+            _ => spread(values, digits),
+        }
+    }
+
+    /// The centre of the runs' curves and how they spread.
+    fn centre_curve(&self, curves: &[Curve]) -> MedianCurve {
+        match self.plan.experiment.centre {
+            Centre::Median => median_curve(curves),
+            Centre::Mean => mean_curve(curves),
+        }
+    }
+
+    /// Over the problems, the geometric mean of what an arm's centre is of the best known.
     fn of_best_known(&self, arm: &Arm, moment: usize) -> Option<f64> {
         let shares: Option<Vec<f64>> = self
             .plan
@@ -139,7 +169,7 @@ impl<'a> Results<'a> {
             .iter()
             .map(|problem| {
                 let flops = self.of(problem, arm).next()?.workload.flops();
-                Some(median(&self.bests(problem, arm, moment))? * self.best_known(problem)? / flops)
+                Some(self.centre(&self.bests(problem, arm, moment))? * self.best_known(problem)? / flops)
             })
             .collect();
         geometric_mean(&shares?)
@@ -171,6 +201,7 @@ impl<'a> Results<'a> {
                         "when": moment.to_string(),
                         "runs": bests.len(),
                         "best_gflops": Quartiles::of(&bests),
+                        "mean_gflops": MeanStd::of(&bests),
                     }));
                 }
             }
@@ -301,6 +332,10 @@ impl<'a> Results<'a> {
                 n => format!("; {n} came to the end of their time before that of their trials"),
             }
         );
+        let (centre, summary) = match experiment.centre {
+            Centre::Median => ("median", "median over runs, in brackets the quartiles"),
+            Centre::Mean => ("mean", "mean ± standard deviation over runs"),
+        };
         for (at, moment) in self.plan.moments().into_iter().enumerate() {
             let what = match (experiment.is_raced, moment) {
                 (true, Moment::End) => "What won the race of a run's leaders, timed beside that of all other runs",
@@ -309,8 +344,8 @@ impl<'a> Results<'a> {
             };
             let _ = write!(
                 out,
-                "\n## Best GFLOP/s {moment}\n\n{what}: median over runs, in brackets the quartiles; the last row is the \
-                 geometric mean over problems\nof what the median is of the best known.\n\n"
+                "\n## Best GFLOP/s {moment}\n\n{what}: {summary}; the last row is the geometric mean over problems\nof what the \
+                 {centre} is of the best known.\n\n"
             );
             out += &self.table(at);
         }
@@ -376,7 +411,7 @@ impl<'a> Results<'a> {
         let arms = &self.plan.arms;
         let mut rows = vec![head(arms)];
         for problem in &self.plan.problems {
-            let cell = |arm: &Arm| spread(&self.bests(problem, arm, moment), digits);
+            let cell = |arm: &Arm| self.cell(&self.bests(problem, arm, moment));
             rows.push(std::iter::once(problem.label.to_owned()).chain(arms.iter().map(cell)).collect::<Vec<_>>());
         }
         let share = |arm: &Arm| self.of_best_known(arm, moment).map_or(NOTHING.to_owned(), share_text);
@@ -483,6 +518,10 @@ impl<'a> Results<'a> {
         match view {
             View::Trials | View::Time | View::Share => problems.iter().map(|p| self.curves(p, view)).collect(),
             View::Relative => vec![self.relative()],
+            View::SpeedUpOver(label) => {
+                let over = self.plan.arms.iter().find(|arm| arm.label == label);
+                over.map(|over| self.speed_up(over)).into_iter().collect()
+            }
             View::Boxes => {
                 vec![self.boxes("The best of each run", self.value_axis(), |f| Some(self.value(f, f.best_ns()?)))]
             }
@@ -522,14 +561,40 @@ impl<'a> Results<'a> {
             y: self.value_axis(),
             layers: self.layers(|_, arm| {
                 let curves: Vec<Curve> = self.of(problem, arm).map(curve).collect();
-                (!curves.is_empty()).then(|| Marks::Steps(median_curve(&curves)))
+                (!curves.is_empty()).then(|| Marks::Steps(self.centre_curve(&curves)))
+            }),
+        }
+    }
+
+    /// Speed of the best so far over the centre of another arm's runs on the same problem.
+    fn speed_up(&self, over: &'a Arm) -> Plot {
+        let curves = |problem: &Problem, arm: &Arm| -> Vec<Curve> {
+            self.of(problem, arm).map(|f| f.summary.best_so_far(|_, elapsed_s| elapsed_s, |ns| f.gflops(ns))).collect()
+        };
+        let of_problem = |problem: &Problem, arm: &Arm| -> Vec<Curve> {
+            let MedianCurve { points, .. } = self.centre_curve(&curves(problem, over));
+            let end = points.last().map_or(0.0, |point| point.0);
+            let theirs = Curve { points, end };
+            curves(problem, arm).iter().map(|own| theirs.ratio(own)).collect()
+        };
+        Plot {
+            title: format!("Over {}, over problems and runs", over.label),
+            x: Axis { label: "time, s".into(), scale: Scale::Log },
+            y: Axis { label: "times as fast".into(), scale: Scale::FromZero },
+            layers: self.layers(|_, arm| {
+                let ratios: Vec<Curve> =
+                    self.plan.problems.iter().flat_map(|problem| of_problem(problem, arm)).collect();
+                (arm.label != over.label && !ratios.is_empty()).then(|| Marks::Steps(self.centre_curve(&ratios)))
             }),
         }
     }
 
     fn relative(&self) -> Plot {
         Plot {
-            title: "Median over problems and runs, with quartiles".into(),
+            title: match self.plan.experiment.centre {
+                Centre::Median => "Median over problems and runs, with quartiles".into(),
+                Centre::Mean => "Mean over problems and runs, with standard deviation".into(),
+            },
             x: Axis { label: "time, s".into(), scale: Scale::Log },
             y: Axis { label: "share of the best known, %".into(), scale: Scale::FromZero },
             layers: self.layers(|_, arm| {
@@ -538,7 +603,7 @@ impl<'a> Results<'a> {
                     Some(f.summary.best_so_far(|_, elapsed_s| elapsed_s, |ns| 100.0 * best / ns))
                 });
                 let curves: Vec<Curve> = curves.collect();
-                (!curves.is_empty()).then(|| Marks::Steps(median_curve(&curves)))
+                (!curves.is_empty()).then(|| Marks::Steps(self.centre_curve(&curves)))
             }),
         }
     }

@@ -39,6 +39,8 @@ pub struct Experiment {
     pub to_the_end: bool,
     /// Quantity that is plotted.
     pub measure: Measure,
+    /// Summary of several runs, in tables and curves.
+    pub centre: Centre,
     /// Moments, besides the end, at which results are compared, in order, at a budget of 1.
     pub moments: &'static [Moment],
     /// Plots that are drawn.
@@ -71,19 +73,21 @@ pub struct Arm {
     pub label: &'static str,
     /// The search with its options.
     pub search: &'static str,
-    /// Transfer from the sources.
+    /// Transfer from earlier trials.
     pub transfer: Transferred,
 }
 
-/// Kind of transfer from the sources' trials.
+/// Kind of transfer from earlier trials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transferred {
     /// No transfer.
     Nothing,
-    /// Model fitted to them.
+    /// Model fitted to those of the sources.
     Model,
     /// Model fitted to them, and their best configurations as first candidates.
     ModelAndStart,
+    /// Model fitted to the arm's own trials of the problem before.
+    Previous,
 }
 
 /// How long a run is: until its trials or its seconds are spent, whichever comes first.
@@ -126,6 +130,15 @@ pub enum Measure {
     Cost,
 }
 
+/// Summary of several runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Centre {
+    /// Median, with the quartiles.
+    Median,
+    /// Mean, with the standard deviation.
+    Mean,
+}
+
 /// A picture.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum View {
@@ -137,6 +150,8 @@ pub enum View {
     Share,
     /// The best so far as a share of the best known against seconds, over all problems.
     Relative,
+    /// Speed of the best so far over that of an arm, by its name, against seconds, over all problems.
+    SpeedUpOver(&'static str),
     /// The best of each run, as boxes.
     Boxes,
     /// Trials until 95 % of the best known, as boxes.
@@ -241,11 +256,16 @@ const fn resnet(template: Option<&'static str>) -> [Problem; 12] {
 }
 
 const RESNET: &[Problem] = &resnet(None);
-const RESNET_AND_MATMUL: &[Problem] = &{
+/// The layers of ResNet-18 and a product, with the default templates.
+pub(super) const RESNET_AND_MATMUL: &[Problem] = &{
     let [c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12] = resnet(None);
     [c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, Problem::default("1024³", "matmul-1024")]
 };
-const RESNET_OF_PAPERS: &[Problem] = &resnet(Some("conv-4-4-4-2-2-2"));
+/// The layers that NoSE is tested on; the other four chose its options.
+const NOSE_TESTS: &[Problem] = &{
+    let [_, _, c3, c4, c5, c6, c7, c8, c9, c10, _, _] = resnet(Some("conv-4-4-4-2-2-2"));
+    [c3, c4, c5, c6, c7, c8, c9, c10]
+};
 
 const MIXED: &[Problem] = &[
     Problem::default("1024³", "matmul-1024"),
@@ -262,15 +282,35 @@ const GBFS_ARMS: &[Arm] = &[
     Arm::search("rnn_controller"),
     Arm::search("random"),
 ];
-const AUTOTVM_ON_A_CPU: &str =
-    "a CPU and our templates; trees of depth 6 see parameters, the paper's of depth 3 loops; the paper has 800 trials";
+const AUTOTVM_ON_A_CPU: &str = "a CPU and our templates; trees of depth 6 see parameters, the paper's of depth 3 loops; \
+                                diversity is in units of the predictions' spread; the paper has 800 trials";
 const AUTOTVM_MODELS_ON_A_CPU: &str = "a CPU and our templates; trees are of depth 6 and see parameters, but for one arm with those of \
-                                       the paper's implementation, of depth 3 and of loops; the network is half as wide, its \
-                                       annealing has a quarter of the chains and 32 steps of 500; batches are not varied on \
-                                       purpose; the genetic algorithm is ours with the paper's population; the paper has 800 \
+                                       the paper's implementation, of depth 3 and of loops; the network is half as wide, has no \
+                                       embedding of each identifier and 20 updates a batch; where programs are looked at, by \
+                                       the network and by the paper's trees, the annealing has a quarter of the chains and 32 \
+                                       steps of 500; batches are not varied on purpose; the genetic algorithm is ours with the paper's population; the paper has 800 \
                                        trials";
 const GBFS_ON_A_CPU: &str = "a CPU; G-BFS and N-A2C begin at a random configuration, since the untiled one of the paper takes \
-                             seconds here; random search beside the paper's four";
+                             seconds here; the XGBoost tuner is `gbt`, at most 100 trees of depth 6 on parameters; a kernel's \
+                             time is the median of a trial's samples, not the mean of ten; random search beside the paper's four";
+const NOSE_ON_A_CPU: &str = "a CPU, on which no configuration fails; eight of the twelve spaces have other sizes than the paper \
+                             lists; XGBoost is `gbt`, at most 100 trees of depth 6 on parameters; a minute a run instead of an \
+                             hour; deviations are standard ones, not errors of the mean";
+const NOSE_ARMS: &[Arm] = &[
+    Arm::named(
+        "nose",
+        "nose:population=100,generation=30,selection=fitness,start=random,crossover=one_point,mutation=0.3,steps=0,mutant=other",
+    ),
+    Arm::named(
+        "genetic",
+        "genetic:population=100,generation=97,selection=fitness,start=random,crossover=one_point,mutation=0.1,steps=0",
+    ),
+    Arm { label: "gbt", search: "gbt:batch=64", transfer: Transferred::Previous },
+];
+/// Arm of AutoTVM's figure 9, by the features of its trees.
+const fn seeing(label: &'static str, search: &'static str, transfer: Transferred) -> Arm {
+    Arm { label, search, transfer }
+}
 
 /// Defaults of most experiments.
 const PLAIN: Experiment = Experiment {
@@ -288,6 +328,7 @@ const PLAIN: Experiment = Experiment {
     is_raced: false,
     to_the_end: false,
     measure: Measure::Throughput,
+    centre: Centre::Median,
     moments: &[],
     views: &[],
 };
@@ -311,7 +352,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "gemm-sizes",
         paper: GBFS_PAPER,
-        figure: "figure 8",
+        figure: "figure 8a",
         compares: "the best kernel after 0.1 % of the space, 512³, 1024³ and 2048³",
         differs: GBFS_ON_A_CPU,
         problems: &[
@@ -324,6 +365,20 @@ pub const EXPERIMENTS: &[Experiment] = &[
         repeats: 10,
         measure: Measure::Cost,
         views: &[View::Boxes, View::Share],
+        ..PLAIN
+    },
+    Experiment {
+        name: "gemm-time",
+        paper: GBFS_PAPER,
+        figure: "figure 8b",
+        compares: "the best kernels of ten runs after 750 s each, 1024³",
+        differs: GBFS_ON_A_CPU,
+        problems: &[Problem::of("1024³", "matmul-1024", "gemm-4-2-4")],
+        arms: Arms::Listed(GBFS_ARMS),
+        length: Length::seconds(750.0),
+        repeats: 10,
+        measure: Measure::Cost,
+        views: &[View::Boxes, View::Time],
         ..PLAIN
     },
     Experiment {
@@ -400,11 +455,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "autotvm-transfer",
         paper: "AutoTVM",
-        figure: "figures 8 and 9",
+        figure: "figure 8",
         compares: "a model that has learnt from C1 to C6, also with their best configurations to begin with, against one that begins \
                    with nothing, on C7 to C9 and on 1024³",
-        differs: "a CPU and our templates; the paper learns from 20,000 trials and more; its figure 9d, from one device to another, \
-                  is left out",
+        differs: "a CPU and our templates; the paper learns from 20,000 trials and more, here six runs teach 4,096 at most \
+                  (`gbt:experience=` lifts that); what the model of other layers says is weighed by the trials of this one and \
+                  handed on to trees on parameters",
         problems: &[
             Problem::default("C7", "resnet18.C7"),
             Problem::default("C8", "resnet18.C8"),
@@ -423,12 +479,36 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ..PLAIN
     },
     Experiment {
+        name: "autotvm-invariance",
+        paper: "AutoTVM",
+        figure: "figure 9",
+        compares: "what a model may see to be of use elsewhere: parameters, loops or relations between loops, alone and with what \
+                   C1 to C6 teach, on C7 and on 1024³",
+        differs: "a CPU and our templates; six runs teach 4,096 programs at most, the paper's 20,000 and more; figure 9d, from one \
+                  device to another, is left out; trees on loops and relations anneal 32 chains for 32 steps",
+        problems: &[Problem::default("C7", "resnet18.C7"), Problem::default("1024³", "matmul-1024")],
+        sources: RESNET.split_at(6).0,
+        arms: Arms::Listed(&[
+            seeing("knob", "gbt:features=knob", Transferred::Nothing),
+            seeing("loop", "gbt:features=loop", Transferred::Nothing),
+            seeing("relation", "gbt:features=relation", Transferred::Nothing),
+            seeing("knob, transfer", "gbt:features=knob,global=knob", Transferred::Model),
+            seeing("loop, transfer", "gbt:features=loop,global=loop", Transferred::Model),
+            seeing("relation, transfer", "gbt:features=relation,global=relation", Transferred::Model),
+        ]),
+        length: Length::trials(256, 60.0),
+        repeats: 3,
+        moments: &[Moment::Trials(64)],
+        views: &[View::Trials],
+        ..PLAIN
+    },
+    Experiment {
         name: "opevo-operators",
         paper: "OpEvo",
         figure: "figures 2 to 4, tables 1 to 3",
         compares: "OpEvo against G-BFS, N-A2C, boosted trees and random search on eight operators",
         differs: "a CPU; 96 products instead of 960 in a batch and one image instead of 512; G-BFS and N-A2C begin at a random \
-                  configuration; the paper has 512 trials",
+                  configuration and search convolutions too; AutoTVM is `gbt`, at most 100 trees of depth 6 on parameters",
         problems: &[
             Problem::of("MM1", "bert.MM1", "matmul-4-3-4"),
             Problem::of("MM2", "bert.MM2", "matmul-4-3-4"),
@@ -440,7 +520,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             Problem::of("C2", "conv2d:n=1,c=64,h=27,w=27,k=192,r=5,s=5,pad=2", "conv-4-4-4-2-2-2"),
         ],
         arms: Arms::Listed(&[
-            Arm::named("opevo", "opevo:generation=8,selection=fitness,q=0.5"),
+            Arm::named("opevo", "opevo:generation=8,selection=fitness,q=0.5,start=random"),
             Arm::named("gbfs", "gbfs:start=random"),
             Arm::named("na2c", "na2c:start=random"),
             Arm::named("gbt", "gbt:batch=64"),
@@ -448,6 +528,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::trials(512, 120.0),
         repeats: 5,
+        centre: Centre::Mean,
         views: &[View::Trials, View::Boxes],
         ..PLAIN
     },
@@ -456,7 +537,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "NoSE",
         figure: "figures 3 and 4",
         compares: "error classes and throughput over the whole space of C12",
-        differs: "a CPU; configurations drawn at random, where the paper measures all",
+        differs: "a CPU, on which no configuration of this space fails; one in 200 drawn at random, where the paper measures all",
         problems: &[Problem::of("C12", "resnet18.C12", "conv-4-4-4-2-2-2")],
         arms: Arms::Listed(&[Arm::search("random")]),
         length: Length::share_of_space(0.005, 600.0),
@@ -468,25 +549,30 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "nose-layers",
         paper: "NoSE",
-        figure: "figures 5 to 8",
-        compares: "NoSE against a genetic algorithm and boosted trees by the wall clock, and where their time goes",
-        differs: "a CPU; the paper has 4 runs of 60 minutes",
-        problems: RESNET_OF_PAPERS,
-        arms: Arms::Listed(&[
-            Arm::named(
-                "nose",
-                "nose:population=100,generation=30,selection=fitness,crossover=one_point,mutation=0.3,steps=0",
-            ),
-            Arm::named(
-                "genetic",
-                "genetic:population=100,generation=97,selection=fitness,crossover=one_point,mutation=0.1,steps=0",
-            ),
-            Arm::named("gbt", "gbt:batch=64"),
-        ]),
+        figure: "figures 5 and 8",
+        compares: "NoSE against a genetic algorithm and boosted trees by the wall clock",
+        differs: NOSE_ON_A_CPU,
+        problems: NOSE_TESTS,
+        arms: Arms::Listed(NOSE_ARMS),
         length: Length::seconds(60.0),
-        repeats: 2,
+        repeats: 4,
+        centre: Centre::Mean,
         moments: &[Moment::Seconds(10.0)],
-        views: &[View::Relative, View::Time, View::Seconds, View::Outcomes],
+        views: &[View::Relative, View::SpeedUpOver("genetic"), View::Time],
+        ..PLAIN
+    },
+    Experiment {
+        name: "nose-iterations",
+        paper: "NoSE",
+        figure: "figures 6 and 7",
+        compares: "where the time of 5,000 trials goes and how they end, NoSE, a genetic algorithm and boosted trees",
+        differs: NOSE_ON_A_CPU,
+        problems: NOSE_TESTS,
+        arms: Arms::Listed(NOSE_ARMS),
+        length: Length::trials(5000, 600.0),
+        repeats: 1,
+        centre: Centre::Mean,
+        views: &[View::Seconds, View::Outcomes],
         ..PLAIN
     },
     Experiment {

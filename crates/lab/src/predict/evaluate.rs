@@ -11,12 +11,13 @@ use tilewright::file::write_whole;
 use tilewright::version::{BUILD, RELEASE};
 use tilewright::words::count;
 use tilewright_learn::baselines::{BASELINES, predict_classes};
-use tilewright_learn::sequence::{Architecture, Training};
+use tilewright_learn::sequence::{Architecture, Epoch, Training};
 use tilewright_tune::predict::{Inputs, Row, Score, score};
 
 use super::paper::PaperRow;
 use super::train::checkpoint_of;
 use super::{BeamScore, Lesson, ModelPlaces, Table, beam_scores, load_model, milliseconds, teach};
+pub use crate::stats::MeanStd;
 use crate::{Caller, OrFailed};
 
 /// Models to compare on a table, and the settings.
@@ -76,6 +77,8 @@ pub struct Trained {
     pub epochs: u64,
     /// The pass after which it was best.
     pub best_epoch: u64,
+    /// Fit after each pass.
+    pub curve: Vec<Epoch>,
     /// How long the model's file takes to read.
     pub load_ms: f64,
 }
@@ -144,26 +147,12 @@ pub struct Scores {
     pub repetitions: Vec<Score>,
 }
 
-/// Mean, and standard deviation of one repetition.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct MeanStd {
-    /// The mean.
-    pub mean: f64,
-    /// The standard deviation.
-    pub std: f64,
-}
-
-impl MeanStd {
-    fn of(scores: &[Score], of: fn(&Score) -> f64) -> MeanStd {
-        let mean = scores.iter().map(of).sum::<f64>() / scores.len() as f64;
-        let squares: f64 = scores.iter().map(|score| (of(score) - mean).powi(2)).sum();
-        MeanStd { mean, std: (squares / (scores.len().max(2) - 1) as f64).sqrt() }
-    }
-}
-
 impl Scores {
     fn of(repetitions: Vec<Score>) -> Scores {
-        let figure = |of| MeanStd::of(&repetitions, of);
+        let figure = |of: fn(&Score) -> f64| {
+            let values: Vec<f64> = repetitions.iter().map(of).collect();
+            MeanStd::of(&values).expect("invariant: there is a repetition")
+        };
         Scores {
             average_accuracy: figure(|score| score.average_accuracy),
             perfect: figure(|score| score.perfect),
@@ -254,7 +243,8 @@ impl<'a> Repetition<'a> {
                 let (model, last) = teach(architecture, &lesson, &training, Some(&checkpoint_of(&path)), caller)?;
                 let mut about = inputs.describe(kernel);
                 about["key"] = key.clone();
-                about["epochs"] = last.epoch.into();
+                about["epochs"] = last.epochs.len().into();
+                about["curve"] = serde_json::to_value(&last.epochs).expect("invariant: it is numbers by name");
                 about["best_epoch"] = last.best_epoch.into();
                 ModelPlaces::at(&path)?.write(&model, &about, caller)?;
                 load()?
@@ -263,7 +253,8 @@ impl<'a> Repetition<'a> {
         let epochs = |what: &str| about[what].as_u64().unwrap_or_default();
         let (epochs, best_epoch) = (epochs("epochs"), epochs("best_epoch"));
         let scores = beam_scores(&model, kernel, &inputs, &self.table.at(&self.test), widths, caller)?;
-        let run = Run { trained: Trained { seed: self.seed, epochs, best_epoch, load_ms }, scores };
+        let curve = Vec::deserialize(&about["curve"]).unwrap_or_default();
+        let run = Run { trained: Trained { seed: self.seed, epochs, best_epoch, curve, load_ms }, scores };
         let finished = Finished { key: scored_key, run: run.clone() };
         write_whole(&scores_path, |file| Ok(serde_json::to_writer(file, &finished)?))
             .or_failed(format!("cannot write {}", scores_path.display()))?;

@@ -7,7 +7,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::beam::{Answer, Decoder};
 use super::encoding::Columns;
-use super::{Example, Progress, SequenceError, Training, Vocabulary};
+use super::{Epoch, Example, Fit, Progress, SequenceError, Training, Vocabulary, likeliest};
 
 /// The least number of examples in a leaf; one that is drawn twice counts twice.
 const MIN_LEAF: usize = 3;
@@ -79,21 +79,27 @@ impl Chain {
             .map(|column| train_rows.iter().map(|row| row[column]).collect())
             .collect();
         let mut forests = Vec::with_capacity(n_parameters);
-        let (mut train_loss, mut validation_loss) = (0.0, 0.0);
+        let (mut sums, mut epochs) = (Epoch::default(), Vec::with_capacity(n_parameters));
         for (at, parameter) in vocabulary.parameters.iter().enumerate() {
             let classes: Vec<u32> = train.iter().map(|e| e.answer[at]).collect();
             let seen = &by_column[..columns.len() + at];
             let forest = Forest::grow(seen, &classes, parameter.values.len(), n_trees, &mut rng);
-            let loss = |rows: &[Vec<f32>], examples: &[Example]| {
+            let add = |sum: &mut Fit, rows: &[Vec<f32>], examples: &[Example]| {
                 let predicted = forest.predict(rows);
-                let of_row = |(row, e): (&[f32], &Example)| f64::from(-row[e.answer[at] as usize].ln());
-                predicted.chunks_exact(forest.n_values).zip(examples).map(of_row).sum::<f64>() / examples.len() as f64
+                for (row, example) in predicted.chunks_exact(forest.n_values).zip(examples) {
+                    let right = example.answer[at] as usize;
+                    sum.loss -= f64::from(row[right].ln()) / examples.len() as f64;
+                    sum.accuracy += f64::from(u8::from(likeliest(row) == right)) / examples.len() as f64;
+                }
             };
-            train_loss += loss(&train_rows, train);
-            validation_loss += loss(&validation_rows, validation);
+            add(&mut sums.train, &train_rows, train);
+            add(&mut sums.validation, &validation_rows, validation);
             forests.push(forest);
             let epoch = at + 1;
-            let now = Progress { epoch, n_epochs: n_parameters, train_loss, validation_loss, best_epoch: epoch };
+            // Losses add up over the parameters that are learnt, accuracies are their mean.
+            let mean = |sum: Fit| Fit { accuracy: sum.accuracy / epoch as f64, ..sum };
+            epochs.push(Epoch { train: mean(sums.train), validation: mean(sums.validation) });
+            let now = Progress { epochs: epochs.clone(), n_epochs: n_parameters, best_epoch: epoch };
             if progress(&now).is_break() && epoch < n_parameters {
                 return Err(SequenceError::Stopped { epochs: epoch });
             }

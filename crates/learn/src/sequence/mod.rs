@@ -237,16 +237,30 @@ impl Default for Training {
 /// parameter learnt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
-    /// Epochs done.
-    pub epoch: usize,
+    /// Epochs done, those before an interruption included.
+    pub epochs: Vec<Epoch>,
     /// The largest number of epochs.
     pub n_epochs: usize,
-    /// Mean over the training examples of minus the logarithm of the answer's probability.
-    pub train_loss: f64,
-    /// Mean over the validation examples of minus the logarithm of the answer's probability, without dropout.
-    pub validation_loss: f64,
-    /// The epoch with the lowest validation loss so far.
+    /// The epoch with the lowest validation loss so far, counted from 1.
     pub best_epoch: usize,
+}
+
+/// Fit of a model after an epoch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Epoch {
+    /// On the training examples; of a network in the course of the epoch and with dropout.
+    pub train: Fit,
+    /// On the validation examples, without dropout.
+    pub validation: Fit,
+}
+
+/// Fit of a model to examples. Of each parameter's value it is asked with those before it as they should be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Fit {
+    /// Mean over the examples of minus the logarithm of the answer's probability.
+    pub loss: f64,
+    /// Share of the values for which the likeliest is right, of 1.
+    pub accuracy: f64,
 }
 
 /// A trained model.
@@ -312,6 +326,12 @@ pub fn train(
         }
     };
     Ok(Model { vocabulary: vocabulary.clone(), weights })
+}
+
+/// The place of the likeliest value; of equals the first.
+fn likeliest(row: &[f32]) -> usize {
+    let places = row.iter().enumerate();
+    places.fold((0, f32::NEG_INFINITY), |best, (at, &value)| if value > best.1 { (at, value) } else { best }).0
 }
 
 /// Whether examples are there and fit.

@@ -24,7 +24,8 @@ const KNOWN_PER_CANDIDATE: usize = 16;
 const GROWN_BATCH: usize = 64;
 /// Random configurations of which the first batch is the best, where the model knows something beforehand.
 const N_FIRST: usize = 1024;
-/// Annealing where programs are made, at most unless asked for: to schedule one takes as long as to predict a thousand.
+/// Chains of the annealing where programs are made, at most unless asked for: to schedule one takes as long
+/// as to predict a thousand.
 const PROGRAM_CHAINS: usize = 32;
 /// Likewise for the trials that are known when a search begins: so many of the latest, and of the best
 /// before.

@@ -31,7 +31,7 @@ pub(super) const EXPERIENCE: SearchOption = SearchOption {
     default: "4096",
     text: "programs of other workloads that are learnt from, at most; 20,000 and more in the paper",
 };
-/// What [`EXPERIENCE`] may be.
+/// Range of [`EXPERIENCE`].
 pub(super) const EXPERIENCES: std::ops::RangeInclusive<usize> = 1..=1_000_000;
 
 pub(super) const ROW: SearchRow = SearchRow {

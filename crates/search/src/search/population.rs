@@ -28,7 +28,7 @@ pub(super) const GENERATION: SearchOption = SearchOption {
     text: "children of the same parents; 0: as many as are asked for at a time",
 };
 
-/// Where a population begins, an option of every evolutionary search.
+/// First configurations of a population, an option of every evolutionary search.
 pub(super) const START: SearchOption = SearchOption {
     name: "start",
     default: "spread",

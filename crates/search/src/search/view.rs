@@ -29,7 +29,7 @@ pub(super) enum FeatureKind {
     Relation,
 }
 
-/// What the model of other workloads sees of a program.
+/// Features that the model of other workloads has of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Described {
     /// Relations, which mean the same for any nest of loops, and the loops themselves, the innermost one

@@ -487,7 +487,9 @@ mod tests {
             gradients::check(&network.parameters, |parameters| {
                 let network = Network { parameters: parameters.clone(), ..network.clone() };
                 let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
-                training::gradients(&network, &examples, Some(Dropout { share: 0.2, rng: &mut rng }))
+                let dropout = Some(Dropout { share: 0.2, rng: &mut rng });
+                let (fit, gradients) = training::gradients(&network, &examples, dropout);
+                (fit.loss, gradients)
             });
         }
     }

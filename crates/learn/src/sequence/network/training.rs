@@ -10,7 +10,9 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::{Deserialize, Serialize};
 
 use super::super::file::{Reading, Stored};
-use super::super::{Architecture, Checkpoint, Example, Kept, Progress, SequenceError, Training, Vocabulary};
+use super::super::{
+    Architecture, Checkpoint, Epoch, Example, Fit, Kept, Progress, SequenceError, Training, Vocabulary, likeliest,
+};
 use super::{Dropout, Network, Run, Tokens};
 use crate::tape::{Adam, Var, log_softmax};
 
@@ -35,26 +37,21 @@ pub(in super::super) fn train(
     if let Some(kept) = checkpoint.as_mut().and_then(|checkpoint| checkpoint.kept.take()) {
         state.read(&kept, fingerprint)?;
     }
-    while state.at.epoch < training.epochs && state.at.epoch < state.at.best_epoch + training.patience {
-        state.epoch(train, training);
-        let validation_loss = loss(&state.network, validation);
-        state.at.epoch += 1;
+    while state.n_epochs() < training.epochs && state.n_epochs() < state.at.best_epoch + training.patience {
+        let epoch = Epoch { train: state.epoch(train, training), validation: fit(&state.network, validation) };
+        state.at.epochs.push(epoch);
+        let validation_loss = epoch.validation.loss;
         if validation_loss < state.at.best_loss || state.at.best_epoch == 0 {
-            (state.at.best_epoch, state.at.best_loss) = (state.at.epoch, validation_loss);
+            (state.at.best_epoch, state.at.best_loss) = (state.n_epochs(), validation_loss);
             state.best = state.network.parameters.values();
         }
         if let Some(checkpoint) = &mut checkpoint {
             (checkpoint.keep)(&state.write(fingerprint)).map_err(SequenceError::Unkept)?;
         }
-        let now = Progress {
-            epoch: state.at.epoch,
-            n_epochs: training.epochs,
-            train_loss: state.at.train_loss,
-            validation_loss,
-            best_epoch: state.at.best_epoch,
-        };
+        let now =
+            Progress { epochs: state.at.epochs.clone(), n_epochs: training.epochs, best_epoch: state.at.best_epoch };
         if progress(&now).is_break() {
-            return Err(SequenceError::Stopped { epochs: state.at.epoch });
+            return Err(SequenceError::Stopped { epochs: state.n_epochs() });
         }
     }
     state.network.set(state.best);
@@ -110,11 +107,10 @@ struct State {
 /// How far a training is.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Position {
-    epoch: usize,
+    epochs: Vec<Epoch>,
     n_steps: i32,
     best_epoch: usize,
     best_loss: f64,
-    train_loss: f64,
     fingerprint: u64,
 }
 
@@ -124,20 +120,26 @@ impl State {
         State { adam, network, best, at: Position::default() }
     }
 
-    /// Runs an epoch, a pass over the examples. The seed and the number of the epoch decide its order and
-    /// dropout, so that a resumed training has the same.
-    fn epoch(&mut self, train: &[Example], training: &Training) {
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(training.seed ^ (self.at.epoch as u64 + 1).rotate_left(32));
+    /// Number of epochs so far.
+    fn n_epochs(&self) -> usize {
+        self.at.epochs.len()
+    }
+
+    /// Runs an epoch, a pass over the examples, and gives their fit in its course. The seed and the number of
+    /// the epoch decide its order and dropout, so that a resumed training has the same.
+    fn epoch(&mut self, train: &[Example], training: &Training) -> Fit {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(training.seed ^ (self.n_epochs() as u64 + 1).rotate_left(32));
         let mut order: Vec<&Example> = train.iter().collect();
         order.shuffle(&mut rng);
-        let mut sum = 0.0;
+        let mut sum = Fit::default();
         for batch in order.chunks(training.batch) {
             let dropout = (training.dropout > 0.0).then_some(Dropout { share: training.dropout as f32, rng: &mut rng });
-            let (loss, gradients) = gradients(&self.network, batch, dropout);
-            sum += loss * batch.len() as f64;
+            let (fit, gradients) = gradients(&self.network, batch, dropout);
+            let share = batch.len() as f64 / train.len() as f64;
+            sum = Fit { loss: sum.loss + share * fit.loss, accuracy: sum.accuracy + share * fit.accuracy };
             self.adam.step(&mut self.network.parameters, &gradients, training.learning_rate);
         }
-        self.at.train_loss = sum / train.len() as f64;
+        sum
     }
 
     fn names(&self) -> Vec<String> {
@@ -198,29 +200,51 @@ fn scores(run: &mut Run, examples: &[&Example]) -> Vec<Var> {
         .collect()
 }
 
-/// The mean loss of examples, and its gradients.
-pub(super) fn gradients(network: &Network, examples: &[&Example], dropout: Option<Dropout>) -> (f64, Vec<Vec<f32>>) {
+/// Fit of examples, and the gradients of their mean loss.
+pub(super) fn gradients(network: &Network, examples: &[&Example], dropout: Option<Dropout>) -> (Fit, Vec<Vec<f32>>) {
     let problems: Vec<&[i64]> = examples.iter().map(|e| e.problem.as_slice()).collect();
     let mut run = Run::new(network, network.shape.tokens.rows(&problems), examples.len(), dropout);
-    let mut loss = 0.0;
+    let mut sum = Sum::default();
     let mut seeds = Vec::new();
     for (at, scores) in scores(&mut run, examples).into_iter().enumerate() {
         let mut rows = run.tape.value(scores).clone();
         for (row, example) in rows.values.chunks_exact_mut(rows.n_columns).zip(examples) {
             let right = example.answer[at] as usize;
             log_softmax(row);
-            loss -= f64::from(row[right]);
+            sum.add(row, right);
             row.iter_mut().for_each(|x| *x = x.exp() / examples.len() as f32);
             row[right] -= 1.0 / examples.len() as f32;
         }
         seeds.push((scores, rows.values));
     }
-    (loss / examples.len() as f64, run.tape.backward(seeds))
+    (sum.fit(examples.len()), run.tape.backward(seeds))
 }
 
-/// The mean loss of examples, without dropout.
-pub(super) fn loss(network: &Network, examples: &[Example]) -> f64 {
-    let mut sum = 0.0;
+/// Sums of values' log-probabilities.
+#[derive(Default)]
+struct Sum {
+    loss: f64,
+    n_right: usize,
+    n_values: usize,
+}
+
+impl Sum {
+    /// Adds a parameter's log-probabilities in one example.
+    fn add(&mut self, row: &[f32], right: usize) {
+        self.loss -= f64::from(row[right]);
+        self.n_right += usize::from(likeliest(row) == right);
+        self.n_values += 1;
+    }
+
+    /// Of so many examples.
+    fn fit(&self, n_examples: usize) -> Fit {
+        Fit { loss: self.loss / n_examples as f64, accuracy: self.n_right as f64 / self.n_values as f64 }
+    }
+}
+
+/// Fit of examples, without dropout.
+pub(super) fn fit(network: &Network, examples: &[Example]) -> Fit {
+    let mut sum = Sum::default();
     for batch in examples.chunks(VALIDATION_BATCH) {
         let batch: Vec<&Example> = batch.iter().collect();
         let problems: Vec<&[i64]> = batch.iter().map(|e| e.problem.as_slice()).collect();
@@ -229,9 +253,9 @@ pub(super) fn loss(network: &Network, examples: &[Example]) -> f64 {
             let mut rows = run.tape.value(scores).clone();
             for (row, example) in rows.values.chunks_exact_mut(rows.n_columns).zip(&batch) {
                 log_softmax(row);
-                sum -= f64::from(row[example.answer[at] as usize]);
+                sum.add(row, example.answer[at] as usize);
             }
         }
     }
-    sum / examples.len() as f64
+    sum.fit(examples.len())
 }

@@ -1,0 +1,339 @@
+//! The experiment of operators beside libraries: each tuned, then measured interleaved with its rivals.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+use tilewright::bench::{Bench, BenchRequest, OURS, PEERS};
+use tilewright::file::write_whole;
+use tilewright::version::BUILD;
+use tilewright::words::{count, digits};
+use tilewright::{Database, Error, Note, Session, TuneRequest, since_1970, with_suffix};
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::host;
+
+use super::folder::{self, RUNS};
+use super::plan::only;
+use super::results::{PAGE, markdown};
+use super::table::{Problem, RESNET_AND_MATMUL};
+use super::{Cost, Held, data};
+use crate::clock::utc;
+use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};
+use crate::stats::geometric_mean;
+use crate::{Caller, News, OrFailed, load};
+
+/// The name on the command line.
+pub const NAME: &str = "autotvm-operators";
+/// Paper that it is of.
+pub const PAPER: &str = "AutoTVM";
+/// Figure that it repeats.
+pub const FIGURE: &str = "figure 10";
+/// Comparison, in one line.
+pub const COMPARES: &str = "C1 to C12 and 1024³, each tuned, beside other libraries";
+/// Deviations from the paper, in one line.
+pub const DIFFERS: &str = "a CPU; oneDNN, OpenBLAS and the libraries that `bench` knows in the place of cuDNN, TensorComprehensions, \
+                           TensorFlow Lite and the ARM Compute Library; no depthwise layers";
+/// Time for which an operator is tuned by default.
+pub const TIME: Duration = Duration::from_secs(60);
+
+/// Rounds of a comparison; each runs every implementation once, in random order.
+const ROUNDS: u32 = 15;
+/// Seconds that start, race and comparison of an operator take.
+const BESIDE_SECONDS: f64 = 30.0;
+
+/// Part of the experiment that is asked for.
+#[derive(Clone)]
+pub struct OperatorsRequest {
+    /// The problems to keep to; all where there are none.
+    pub problems: Vec<String>,
+    /// Time for which each is tuned.
+    pub time: Duration,
+    /// Folder for data and plots, if not `experiments` and the name.
+    pub folder: Option<PathBuf>,
+    /// Seed of the searches.
+    pub seed: u64,
+    /// Threads that all may use.
+    pub threads: usize,
+    /// Folder in which libraries are looked for before the system's places.
+    pub peer_path: Option<PathBuf>,
+}
+
+/// An operator that was tuned and measured. `data.json` has a row for each.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Outcome {
+    problem: String,
+    workload: String,
+    started: String,
+    version: String,
+    cpu: String,
+    trials: u64,
+    /// Measured implementations, the fastest first.
+    implementations: Vec<Measured>,
+    /// Libraries that were left out, with reasons.
+    left_out: Vec<String>,
+}
+
+/// An implementation of an operator.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Measured {
+    name: String,
+    gflops: f64,
+    ms_median: f64,
+    spread: f64,
+    version: String,
+}
+
+/// Cost of all operators.
+pub fn cost() -> Cost {
+    let n_runs = RESNET_AND_MATMUL.len() as u64;
+    Cost { n_runs, n_trials: None, most_seconds: n_runs as f64 * (TIME.as_secs_f64() + BESIDE_SECONDS) }
+}
+
+/// Tunes and measures the operators that its folder has no results of, and writes data, a plot and a page of
+/// all that it has. Stopped, it leaves what is complete; the same goes on from there.
+///
+/// # Errors
+/// Bad input where there is no such problem or the folder holds something else; failure where workers do not
+/// start or files cannot be written.
+pub fn carry_out(request: &OperatorsRequest, worker: &WorkerCommand, caller: Caller) -> Result<Held, Error> {
+    let problems = only("problem", &request.problems, RESNET_AND_MATMUL.to_vec(), |one| one.label.to_owned())?;
+    let folder = request.folder.clone().unwrap_or_else(|| Path::new("experiments").join(NAME));
+    let own = json!({
+        "experiment": NAME,
+        "seconds": request.time.as_secs_f64(),
+        "seed": request.seed,
+        "threads": request.threads,
+        "target": host::target().name(),
+    });
+    let (_claim, before) = folder::claim(&folder, &own)?;
+    let rows = before["operators"].as_array().into_iter().flatten();
+    let known = rows.filter_map(|row| Outcome::deserialize(row).ok());
+    let mut outcomes: BTreeMap<String, Outcome> = known.map(|outcome| (outcome.problem.clone(), outcome)).collect();
+    for problem in &problems {
+        let at = |ending: &str| folder.join(RUNS).join(format!("{}.{ending}", problem.label));
+        let marker = at("json");
+        if outcomes.contains_key(problem.label) {
+            continue;
+        }
+        if caller.is_stopped() {
+            break;
+        }
+        let kept = fs::read(&marker).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        if let Some(outcome) = kept {
+            outcomes.insert(problem.label.to_owned(), outcome);
+            continue;
+        }
+        load::warning().into_iter().for_each(|warning| caller.say(warning));
+        if let Some(outcome) = measure(request, problem, &at("db"), worker, caller)? {
+            let text = serde_json::to_string(&outcome).expect("invariant: it is numbers and text by name");
+            write_whole(&marker, |file| file.write_all(text.as_bytes())).or_failed(marker.display())?;
+            outcomes.insert(problem.label.to_owned(), outcome);
+        }
+    }
+    let n_complete = problems.iter().filter(|problem| outcomes.contains_key(problem.label)).count();
+    let outcomes: Vec<Outcome> =
+        RESNET_AND_MATMUL.iter().filter_map(|problem| outcomes.remove(problem.label)).collect();
+    let page = Page { request, folder: &folder, outcomes: &outcomes };
+    Ok(Held { data: page.write(own)?, n_runs: problems.len(), n_complete, folder })
+}
+
+/// Tunes an operator and measures it beside the others; none where it was stopped.
+fn measure(
+    request: &OperatorsRequest,
+    problem: &Problem,
+    database: &Path,
+    worker: &WorkerCommand,
+    caller: Caller,
+) -> Result<Option<Outcome>, Error> {
+    let OperatorsRequest { time, seed, threads, ref peer_path, .. } = *request;
+    // From its beginning, if an earlier one was broken off.
+    for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
+        if path.exists() {
+            fs::remove_file(&path).or_failed(path.display())?;
+        }
+    }
+    let started = utc(since_1970().as_secs());
+    let tuning = TuneRequest { threads, seed, time: Some(time), ..TuneRequest::parse(problem.workload)? };
+    let session = Session::new(Database::new(Some(database))?, worker.clone());
+    caller.say(format!("{}: tuning it for {} s", problem.label, time.as_secs_f64()));
+    let mut tuned =
+        caller.watch(&tuning.workload, Some(&tuning.search), seed, |note| session.tune(&tuning, caller.stop, note))?;
+    (caller.tell)(News::Tuned(&tuned));
+    if let Some(lost) = tuned.lost.take() {
+        return Err(lost);
+    }
+    if caller.is_stopped() {
+        return Ok(None);
+    }
+    let bench = BenchRequest {
+        threads,
+        rounds: ROUNDS,
+        peer_path: peer_path.clone(),
+        ..BenchRequest::new(tuning.workload.clone())
+    };
+    let left_out = std::sync::Mutex::new(Vec::new());
+    let note = |note: Note| match note {
+        Note::LeftOut(reason) => left_out.lock().expect("nobody panics").push(reason),
+        note => (caller.tell)(News::Note(note)),
+    };
+    (caller.tell)(News::Begin(&tuning.workload, None, seed));
+    let measured = session.bench(&bench, &note);
+    (caller.tell)(News::Done);
+    let Bench::Measured(rows) = measured? else {
+        return Err(Error::failed(format!(
+            "{}: no candidate was valid within {} s",
+            problem.label,
+            time.as_secs_f64()
+        )));
+    };
+    let left_out = left_out.into_inner().expect("nobody panics");
+    left_out.iter().for_each(|reason| caller.say(reason.clone()));
+    let implementations = rows.into_iter().map(|row| Measured {
+        name: row.implementation.to_owned(),
+        gflops: row.gflops_median,
+        ms_median: row.ms_median,
+        spread: row.spread,
+        version: row.version,
+    });
+    Ok(Some(Outcome {
+        problem: problem.label.to_owned(),
+        workload: problem.workload.to_owned(),
+        started,
+        version: BUILD.to_owned(),
+        cpu: host::cpu_name(),
+        trials: tuned.new_trials,
+        implementations: implementations.collect(),
+        left_out,
+    }))
+}
+
+impl OperatorsRequest {
+    /// Command that repeats it.
+    fn command(&self) -> String {
+        let OperatorsRequest { time, seed, threads, .. } = self;
+        let folder = self.peer_path.as_ref().map_or(String::new(), |_| " --peer-path FOLDER".to_owned());
+        format!("tilewright experiment {NAME} --time {} --seed {seed} --threads {threads}{folder}", time.as_secs_f64())
+    }
+}
+
+impl Outcome {
+    fn of(&self, name: &str) -> Option<&Measured> {
+        self.implementations.iter().find(|measured| measured.name == name)
+    }
+
+    /// Speed of ours over that of another one.
+    fn speedup(&self, other: &str) -> Option<f64> {
+        Some(self.of(other)?.ms_median / self.of(OURS)?.ms_median)
+    }
+}
+
+/// Contents of the folder.
+struct Page<'a> {
+    request: &'a OperatorsRequest,
+    folder: &'a Path,
+    outcomes: &'a [Outcome],
+}
+
+impl Page<'_> {
+    /// Writes everything and gives what `data.json` holds.
+    fn write(&self, mut own: Json) -> Result<Json, Error> {
+        let speedups =
+            self.others().into_iter().filter_map(|name| Some(json!({"over": name, "geomean": self.mean(name)?})));
+        let facts = json!({
+            "paper": PAPER,
+            "figure": FIGURE,
+            "differs": DIFFERS,
+            "command": self.request.command(),
+            "complete": self.outcomes.len() == RESNET_AND_MATMUL.len(),
+            "operators": self.outcomes,
+            "speedups": speedups.collect::<Vec<_>>(),
+        });
+        let facts = facts.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone()));
+        own.as_object_mut().expect("it is one").extend(facts);
+        data::write(self.folder, &format!("{own:#}\n")).or_failed(data::path(self.folder).display())?;
+        for (name, text) in [("speed.svg", sheet(&[self.speed()], 1)), (PAGE, self.readme())] {
+            let path = self.folder.join(name);
+            write_whole(&path, |file| file.write_all(text.as_bytes())).or_failed(path.display())?;
+        }
+        Ok(own)
+    }
+
+    /// The libraries that were measured on any operator.
+    fn others(&self) -> Vec<&'static str> {
+        let all = PEERS.iter().map(|spec| spec.name);
+        all.filter(|name| self.outcomes.iter().any(|outcome| outcome.of(name).is_some())).collect()
+    }
+
+    /// Speed of ours over that of another one, as the geometric mean over the operators that both run.
+    fn mean(&self, other: &str) -> Option<f64> {
+        let ratios: Vec<f64> = self.outcomes.iter().filter_map(|outcome| outcome.speedup(other)).collect();
+        geometric_mean(&ratios)
+    }
+
+    fn readme(&self) -> String {
+        let mut out = format!("# {NAME}\n\n{PAPER}: {COMPARES} ({FIGURE}).\nDiffers from the paper: {DIFFERS}.\n");
+        let Some(first) = self.outcomes.first() else { return out + "\nNo operator is complete yet.\n" };
+        let _ = write!(
+            out,
+            "\n`{}` on {}, {}, from {} on, version {}.\n{} of {} complete, {}; each is tuned for {} s.\n\n\
+             GFLOP/s, the median over rounds in which all ran in turns; the last row is how many times as fast ours is, \
+             as geometric means.\n\n",
+            self.request.command(),
+            first.cpu,
+            host::target().name(),
+            first.started,
+            first.version,
+            self.outcomes.len(),
+            count(RESNET_AND_MATMUL.len() as u64, "operator"),
+            count(self.request.threads as u64, "thread"),
+            self.request.time.as_secs_f64(),
+        );
+        let others = self.others();
+        let names = || std::iter::once(OURS).chain(others.iter().copied());
+        let mut rows = vec![["problem", "trials"].into_iter().chain(names()).map(str::to_owned).collect::<Vec<_>>()];
+        for outcome in self.outcomes {
+            let speed = |name: &str| outcome.of(name).map_or("–".to_owned(), |measured| digits(measured.gflops));
+            let first = [outcome.problem.clone(), outcome.trials.to_string()];
+            rows.push(first.into_iter().chain(names().map(speed)).collect());
+        }
+        let mean = |name: &&str| self.mean(name).map_or("–".to_owned(), |mean| format!("{mean:.2}"));
+        let first = ["ours over it", "", ""].map(str::to_owned);
+        rows.push(first.into_iter().chain(others.iter().map(mean)).collect());
+        out += &markdown(&rows);
+        let left_out: std::collections::BTreeSet<&str> =
+            self.outcomes.iter().flat_map(|outcome| &outcome.left_out).map(String::as_str).collect();
+        if !left_out.is_empty() {
+            out += "\nLeft out:\n\n";
+            out.extend(left_out.iter().map(|reason| format!("- {reason}\n")));
+        }
+        out + "\n## Speed\n\n![Speed](speed.svg)\n\n"
+            + &format!("`{}` holds the numbers and `runs/` the records.\n", data::name(self.folder))
+    }
+
+    /// A bar for each implementation of each operator.
+    fn speed(&self) -> Plot {
+        let names: Vec<&str> = std::iter::once(OURS).chain(self.others()).collect();
+        let labels: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let width = 0.8 / names.len() as f64;
+        let layers = names.iter().zip(colours(&labels)).enumerate().map(|(at, (name, colour))| {
+            let bars = self.outcomes.iter().enumerate().filter_map(|(place, outcome)| {
+                let measured = outcome.of(name)?;
+                let left = place as f64 - 0.4 + at as f64 * width;
+                let text = format!("{name}: {} GFLOP/s", digits(measured.gflops));
+                Some(Bar { x: (left, left + width * 0.92), y: (0.0, measured.gflops), text })
+            });
+            Layer { label: (*name).to_owned(), colour, marks: Marks::Bars(bars.collect()) }
+        });
+        let problems = self.outcomes.iter().map(|outcome| outcome.problem.clone()).collect();
+        Plot {
+            title: "Speed of operators".into(),
+            x: Axis { label: String::new(), scale: Scale::Categories(problems) },
+            y: Axis { label: "GFLOP/s".into(), scale: Scale::FromZero },
+            layers: layers.collect(),
+        }
+    }
+}
