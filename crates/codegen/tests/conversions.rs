@@ -40,7 +40,7 @@ fn elementwise(from: DType, to: DType, n: usize, value: impl Fn(Expr) -> Expr) -
     p
 }
 
-/// What every back end makes of some bytes.
+/// Runs a program by every back end and returns its output's bytes, each with a name.
 fn results(p: &Program, given: &[u8], result_bytes: usize) -> Vec<(String, Vec<u8>)> {
     let mut all = Vec::new();
     for target in targets() {
@@ -59,8 +59,8 @@ fn in_memory(dtype: DType, x: &[f64]) -> Vec<u8> {
     bytes
 }
 
-/// The integer that a number becomes: towards zero in the arithmetic of the type, which saturates and has 0 for
-/// NaN, then its low bits.
+/// Returns the bytes of the integer that a number becomes: towards zero in the arithmetic of the type, which
+/// saturates and has 0 for NaN, then its low bits.
 fn converted(x: f64, to: DType) -> Vec<u8> {
     let arithmetic: i128 = match to {
         DType::U64 => (x as u64).into(),

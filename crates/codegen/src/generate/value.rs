@@ -222,8 +222,8 @@ impl Generator<'_> {
         Operand { value, lanes: x.lanes }
     }
 
-    /// Floating-point numbers as signed integers, as [`Op::ToInteger`] has it, in a few instructions of vectors
-    /// for machines whose conversion gives any integer for what is out of range.
+    /// Converts floating-point numbers to signed integers, as [`Op::ToInteger`] has it, in a few instructions
+    /// of vectors, for machines whose conversion gives any integer for what is out of range.
     fn saturated(&self, x: Id, ty: Type) -> Id {
         let m = &self.m;
         let kind = m.type_of(x).element();
