@@ -399,7 +399,7 @@ fn channel_axis(kind: &Kind, out: &[i64]) -> usize {
 fn absorb_prologues(net: &mut Net, epilogues: &mut Vec<Operations>) -> Vec<Operations> {
     let (n_uses, producers) = (net.n_uses(), net.producers());
     let mut prologues: Vec<Operations> = vec![Vec::new(); net.nodes.len()];
-    let mut is_absorbed = vec![false; net.nodes.len()];
+    let mut absorbed = Vec::new();
     let mut all_users = net.users();
     for at in 0..net.nodes.len() {
         let node = net.nodes[at].clone();
@@ -419,7 +419,7 @@ fn absorb_prologues(net: &mut Net, epilogues: &mut Vec<Operations>) -> Vec<Opera
         if is_of_own_nest && n_uses[x.0] == 1 {
             continue;
         }
-        is_absorbed[at] = true;
+        absorbed.push(at);
         for user in users {
             all_users[x.0].push(user);
             prologues[user] = operations.clone();
@@ -429,13 +429,19 @@ fn absorb_prologues(net: &mut Net, epilogues: &mut Vec<Operations>) -> Vec<Opera
             anchor.origin = joined(&node.origin, &anchor.origin);
         }
     }
-    let mut is_kept = is_absorbed.iter().map(|is_absorbed| !is_absorbed);
-    net.nodes.retain(|_| is_kept.next() == Some(true));
-    let mut is_kept = is_absorbed.iter().map(|is_absorbed| !is_absorbed);
-    epilogues.retain(|_| is_kept.next() == Some(true));
-    let mut is_kept = is_absorbed.iter().map(|is_absorbed| !is_absorbed);
-    prologues.retain(|_| is_kept.next() == Some(true));
+    leave_out(&mut net.nodes, &absorbed);
+    leave_out(epilogues, &absorbed);
+    leave_out(&mut prologues, &absorbed);
     prologues
+}
+
+/// Leaves out the entries at these places, which are in order.
+fn leave_out<T>(list: &mut Vec<T>, places: &[usize]) {
+    let (mut rest, mut next) = (places.iter().peekable(), 0..);
+    list.retain(|_| {
+        let at = next.next().expect("places have no end");
+        rest.next_if(|place| **place == at).is_none()
+    });
 }
 
 fn reads(node: &Node, id: ValueId) -> bool {
