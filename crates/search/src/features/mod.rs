@@ -1,16 +1,19 @@
 //! Features: rows of numbers of fixed length, by which a cost model sees a candidate.
 //!
-//! [`KnobFeatures`] describe a configuration in terms of its space, and cost next to nothing.
+//! [`KnobFeatures`] describe a configuration in terms of its space, and cost next to nothing; [`Alignments`]
+//! add which powers of two divide its numbers.
 //! [`LoopContexts`] describe what the loops of a program do, by whoever knows the program: one by one, which
 //! means the same for all programs of a template ([`LoopContexts::features`]), or by relations that mean the
 //! same for any nest of loops ([`LoopContexts::relations`]).
 
+mod alignment;
 mod context;
 mod knob;
 mod relation;
 mod unit;
 mod values;
 
+pub use alignment::Alignments;
 pub use context::{LoopContext, LoopContexts, N_CONTEXT_FEATURES, N_TREE_FEATURES, Touch};
 pub use knob::KnobFeatures;
 pub use relation::N_RELATION_FEATURES;

@@ -9,7 +9,7 @@ use tilewright_learn::{Acquisition, Candidates, GaussianProcess, Kernel, Matrix,
 
 use super::seen::Seen;
 use super::{Problem, Search, SearchRow};
-use crate::features::UnitFeatures;
+use crate::features::{Alignments, UnitFeatures};
 use crate::space::Config;
 use crate::trial::Trial;
 
@@ -39,12 +39,16 @@ pub(super) const ROW: SearchRow = SearchRow {
     transfers: false,
     options: &[],
     make: |Problem { space, .. }, seed, _| {
-        let features = UnitFeatures::new(space);
+        let (unit, alignments) = (UnitFeatures::new(space), Alignments::new(space));
+        // How much alignment matters is learnt by itself, beside how much the parameter does.
+        let own_groups = space.n_parameters()..space.n_parameters() + alignments.n_features();
+        let groups = unit.groups().into_iter().chain(own_groups).collect();
         Ok(Box::new(Auto {
             seen: Seen::new(space),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
-            process: GaussianProcess::new(Kernel::new(features.groups())),
-            features,
+            process: GaussianProcess::new(Kernel::new(groups)),
+            unit,
+            alignments,
             known: Vec::new(),
             places: HashMap::new(),
             rows: Vec::new(),
@@ -59,9 +63,10 @@ pub(super) const ROW: SearchRow = SearchRow {
 
 /// Bayesian optimization over a pool of candidates.
 ///
-/// The target is the logarithm of the time, cut off where it is bad; failures count as the worst. The pool
-/// holds random configurations, the surroundings of the best ones, and those of the most promising
-/// candidates, step by step: a local search on the model. A batch is chosen one by one, each as if those
+/// The target is the logarithm of the time, cut off where it is bad; failures count as the worst. Beside its
+/// place in the unit cube a configuration has the alignments of its numbers. The pool holds random
+/// configurations, the surroundings of the best ones, and those of the most promising candidates, a step in
+/// every proposal: a local search on the model. A batch is chosen one by one, each as if those
 /// before had turned out as predicted, which lowers the doubt around them and keeps the batch varied.
 ///
 /// # Source
@@ -70,7 +75,8 @@ pub(super) const ROW: SearchRow = SearchRow {
 struct Auto {
     seen: Seen,
     rng: Xoshiro256PlusPlus,
-    features: UnitFeatures,
+    unit: UnitFeatures,
+    alignments: Alignments,
     /// Configurations that were proposed or observed.
     known: Vec<Known>,
     places: HashMap<Config, usize>,
@@ -124,9 +130,17 @@ struct Question {
 }
 
 impl Auto {
+    /// Returns the point of a configuration: that of the unit cube, and its alignments.
+    fn features(&self, config: &Config) -> Vec<f32> {
+        let mut features = self.unit.of(config);
+        self.alignments.write(config, &mut features);
+        features
+    }
+
     fn learn_of(&mut self, config: &Config, log_throughput: Option<f64>) {
-        let place = *self.places.entry(config.clone()).or_insert_with(|| {
-            let features = self.features.of(config);
+        let place = self.places.get(config).copied().unwrap_or_else(|| {
+            let features = self.features(config);
+            self.places.insert(config.clone(), self.known.len());
             self.known.push(Known { config: config.clone(), features, log_throughput: None });
             self.known.len() - 1
         });
@@ -177,7 +191,8 @@ impl Auto {
         let ranking = self.ranking(targets);
         let fitted = self.sample(&ranking, MOST_FITTED);
         let features = fitted.iter().map(|&at| &self.known[at].features);
-        let features = Matrix::from_rows(self.features.n_features(), features);
+        let n_features = self.unit.n_features() + self.alignments.n_features();
+        let features = Matrix::from_rows(n_features, features);
         let values: Vec<f64> = fitted.iter().filter_map(|&at| targets[at]).collect();
         let mut kernel = self.process.kernel().clone();
         // The first fit goes some way; then coarse and fine steps take turns.
@@ -229,6 +244,8 @@ impl Auto {
         {
             self.expand(self.known[place].config.clone(), &question);
             self.climb(2, &question);
+        } else {
+            self.climb(1, &question);
         }
         self.best = best_known.first().copied();
         question
@@ -245,7 +262,7 @@ impl Auto {
             }
             is_new
         });
-        let features: Vec<Vec<f32>> = configs.iter().map(|config| self.features.of(config)).collect();
+        let features: Vec<Vec<f32>> = configs.iter().map(|config| self.features(config)).collect();
         let candidates = self.process.candidates(features.iter().map(|row| &row[..]));
         let means = self.process.means(&candidates, &question.solved);
         self.pool.offers.push(Offers { is_fresh: vec![true; configs.len()], configs, candidates, means });
@@ -345,8 +362,9 @@ impl Search for Auto {
         let mut batch = Vec::new();
         if self.known.len() < N_START {
             for _ in 0..n.min(N_START - self.known.len()) {
-                let points = self.known.iter().map(|known| &known.features);
-                let Some(config) = self.seen.draw_remote(&mut self.rng, &self.features, points) else { break };
+                let n_features = self.unit.n_features();
+                let points = self.known.iter().map(|known| &known.features[..n_features]);
+                let Some(config) = self.seen.draw_remote(&mut self.rng, &self.unit, points) else { break };
                 self.learn_of(&config, None);
                 batch.push(config);
             }
