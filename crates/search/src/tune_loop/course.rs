@@ -1,0 +1,297 @@
+//! One course of the loop: from where a run goes on until its budget is spent.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::batches::{Batch, Batches};
+use super::{Budget, Ended, Event, Report, Tuning};
+use crate::Error;
+use crate::measure::{BoxError, Measure, Next};
+use crate::trial::Trial;
+
+/// Time after the beginning of a course until which guesses are begun where there is no valid one yet.
+const FOR_A_RESULT: Duration = Duration::from_secs(5);
+/// Time that candidates under test have when all is over: most are done by then.
+const LAST_WAIT: Duration = Duration::from_millis(500);
+/// Time between two looks whether all is over.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Moment of a course, read once a turn, so that all that is decided in a turn agrees.
+#[derive(Clone, Copy)]
+struct Moment {
+    /// Time since the beginning of the course.
+    now: Duration,
+    /// Time that is left of the budget.
+    left: Duration,
+    is_stopped: bool,
+}
+
+impl Moment {
+    fn is_late(self) -> bool {
+        self.left.is_zero()
+    }
+
+    /// Whether nothing more is to be begun, as a rule.
+    fn is_over(self) -> bool {
+        self.is_stopped || self.is_late()
+    }
+}
+
+/// Right of a batch to be measured.
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    /// First guess of a run that knows nothing valid: measured however long it takes.
+    First,
+    /// Within the budget.
+    Searching,
+    /// Past the budget of time, one candidate after the other, as none is valid yet.
+    ForAResult,
+    /// All is over: what is under test has until this moment.
+    Draining(Duration),
+}
+
+impl Phase {
+    fn is_over(self, moment: Moment) -> bool {
+        match self {
+            Phase::First | Phase::ForAResult => moment.is_stopped,
+            Phase::Searching => moment.is_over(),
+            Phase::Draining(_) => true,
+        }
+    }
+
+    /// Longest wait for a result.
+    fn patience(self, moment: Moment) -> Duration {
+        match self {
+            Phase::First | Phase::ForAResult => Duration::MAX,
+            Phase::Searching => moment.left,
+            Phase::Draining(until) => until.saturating_sub(moment.now),
+        }
+    }
+}
+
+/// Results of the batch at hand.
+struct Round {
+    phase: Phase,
+    reports: Vec<Report>,
+    /// Trials by the numbers of their candidates.
+    trials: Vec<(u64, Trial)>,
+    /// Reason why the observer ended the run.
+    refused: Option<BoxError>,
+    /// Reason why nothing can be measured.
+    broken: Option<BoxError>,
+}
+
+/// One call of [`Tuning::go_on`].
+pub(super) struct Course<'c, 'a> {
+    tuning: &'c mut Tuning<'a>,
+    measure: &'c mut dyn Measure,
+    budget: Budget,
+    stop: &'c AtomicBool,
+    observer: &'c mut dyn FnMut(Event) -> Result<(), BoxError>,
+    batches: Batches,
+    start: Duration,
+    /// Trials of earlier courses.
+    n_before: u64,
+    /// Whether a batch is chosen before the results of the one before are there, which gains time.
+    works_ahead: bool,
+}
+
+impl<'c, 'a> Course<'c, 'a> {
+    pub(super) fn new(
+        tuning: &'c mut Tuning<'a>,
+        measure: &'c mut dyn Measure,
+        budget: Budget,
+        stop: &'c AtomicBool,
+        observer: &'c mut dyn FnMut(Event) -> Result<(), BoxError>,
+    ) -> Course<'c, 'a> {
+        let (start, n_before) = ((tuning.books.clock)(), tuning.books.n_trials);
+        let batches = Batches::of(std::mem::take(&mut tuning.left_over));
+        let works_ahead = measure.machine().works_ahead && tuning.search.looks_ahead();
+        Course { tuning, measure, budget, stop, observer, batches, start, n_before, works_ahead }
+    }
+
+    /// Goes on until the end; why it ended.
+    ///
+    /// # Errors
+    /// As [`Tuning::go_on`].
+    pub(super) fn carry_out(mut self) -> Result<Ended, Error> {
+        let untold = std::mem::take(&mut self.tuning.untold);
+        self.observe(&untold);
+        let ended = loop {
+            if let Some(ended) = self.round()? {
+                break ended;
+            }
+        };
+        self.tuning.left_over = self.batches.into_left_over(self.measure)?;
+        Ok(ended)
+    }
+
+    /// Chooses a batch and measures it; why the course ends, where it does.
+    fn round(&mut self) -> Result<Option<Ended>, Error> {
+        let begun = self.moment();
+        let left = self.trials_left();
+        let is_first = !std::mem::replace(&mut self.tuning.is_begun, true);
+        let phase = match self.begin(begun, left, is_first) {
+            Ok(phase) => phase,
+            Err(ended) => return Ok(Some(ended)),
+        };
+        let Some(mut batch) = self.batches.take().or_else(|| self.choose(begun, left, is_first)) else {
+            return Ok(Some(Ended::Time));
+        };
+        if batch.candidates.is_empty() {
+            let has_time = self.tuning.books.may_think(self.moment().left);
+            return Ok(Some(if has_time { Ended::Exhausted } else { Ended::Time }));
+        }
+        let most = if begun.is_late() { 1 } else { self.budget.most_at_a_time(left) };
+        self.batches.cut(&mut batch, most, self.measure)?;
+        batch.submit(self.measure);
+        if self.works_ahead && !begun.is_late() {
+            self.look_ahead(&batch, left.saturating_sub(batch.candidates.len() as u64));
+        }
+        let round = self.wait_for(&mut batch, phase)?;
+        self.finish(batch, round)
+    }
+
+    fn moment(&self) -> Moment {
+        let now = (self.tuning.books.clock)() - self.start;
+        let left = self.budget.time.map_or(Duration::MAX, |time| time.saturating_sub(now));
+        Moment { now, left, is_stopped: self.stop.load(Ordering::Relaxed) }
+    }
+
+    /// Trials that are left of the budget.
+    fn trials_left(&self) -> u64 {
+        let most = self.budget.trials.map_or(u64::MAX, |trials| trials + self.n_before);
+        most.saturating_sub(self.tuning.books.n_trials)
+    }
+
+    /// The phase of a batch that begins now; why none does.
+    fn begin(&self, moment: Moment, left: u64, is_first: bool) -> Result<Phase, Ended> {
+        let has_none = self.tuning.books.best.is_none();
+        match moment.is_late() {
+            _ if moment.is_stopped => Err(Ended::Interrupted),
+            _ if left == 0 => Err(Ended::Trials),
+            _ if is_first => Ok(Phase::First),
+            false => Ok(Phase::Searching),
+            true if has_none && moment.now < FOR_A_RESULT => Ok(Phase::ForAResult),
+            true => Err(Ended::Time),
+        }
+    }
+
+    /// Chooses a batch: guesses as long as there are any, and then what the search proposes; `None` where it
+    /// has no time to think.
+    fn choose(&mut self, moment: Moment, left: u64, is_first: bool) -> Option<Batch> {
+        let Tuning { search, subject, books, guesses, .. } = &mut *self.tuning;
+        let n = if is_first || moment.is_late() { 1 } else { self.budget.most_at_a_time(left) };
+        let guesses = books.guess(guesses, n);
+        if !guesses.is_empty() {
+            return Some(Batch::new(guesses, true, *subject));
+        }
+        books.may_think(moment.left).then(|| {
+            let n = self.budget.at_a_time(books.n_known(), left);
+            Batch::new(books.propose(*search, subject.space, n), false, *subject)
+        })
+    }
+
+    /// Chooses the batch after the one at hand, and has it measured after that; `left` trials are left then.
+    fn look_ahead(&mut self, batch: &Batch, left: u64) {
+        if left == 0 {
+            return;
+        }
+        if !self.batches.look_ahead() {
+            let moment = self.moment();
+            let Tuning { search, subject, books, guesses, .. } = &mut *self.tuning;
+            let guesses = books.guess(guesses, self.budget.most_at_a_time(left));
+            if !guesses.is_empty() {
+                self.batches.put_next(Batch::new(guesses, true, *subject));
+            } else if !batch.is_guess && books.may_think(moment.left) {
+                // One that does not know of the guesses yet could propose them again.
+                let n = self.budget.at_a_time(books.n_known() + batch.candidates.len() as u64, left);
+                self.batches.put_next(Batch::new(books.propose(*search, subject.space, n), false, *subject));
+            }
+        }
+        self.batches.submit_next(self.measure);
+    }
+
+    /// Waits for the results of the batch at hand, as long as its phase allows.
+    fn wait_for(&mut self, batch: &mut Batch, phase: Phase) -> Result<Round, Error> {
+        let leading_ns = self.tuning.books.leading_ns();
+        let mut round = Round { phase, reports: Vec::new(), trials: Vec::new(), refused: None, broken: None };
+        while round.reports.len() < batch.candidates.len() {
+            let came = match batch.early.pop_front() {
+                Some((number, measured)) => Ok(Next::Done(number, measured)),
+                None => {
+                    let moment = self.moment();
+                    if round.phase.is_over(moment) && !matches!(round.phase, Phase::Draining(_)) {
+                        round.phase = Phase::Draining(moment.now + LAST_WAIT);
+                        self.batches.withdraw_next(self.measure)?;
+                        self.measure.wind_down();
+                    }
+                    let at_most = round.phase.patience(moment).min(LOOK);
+                    if at_most.is_zero() {
+                        break;
+                    }
+                    self.measure.next(leading_ns, at_most)
+                }
+            };
+            match came {
+                Ok(Next::Done(number, measured)) => {
+                    let Some(candidate) = batch.candidate(number) else {
+                        self.batches.keep_early(number, measured);
+                        continue;
+                    };
+                    let report = self.tuning.books.enter(candidate, measured);
+                    round.trials.push((number, report.trial.clone()));
+                    round.refused = (self.observer)(Event::Trial(&report)).err();
+                    round.reports.push(report);
+                    if round.refused.is_some() || self.moment().is_over() {
+                        break;
+                    }
+                }
+                Ok(Next::Pending) => {}
+                Ok(Next::Idle) => break,
+                Err(error) => {
+                    round.broken = Some(error);
+                    break;
+                }
+            }
+        }
+        Ok(round)
+    }
+
+    /// Tells the search and the observer of the batch at hand; why the course ends, where it does.
+    fn finish(&mut self, mut batch: Batch, round: Round) -> Result<Option<Ended>, Error> {
+        let Round { phase, reports, mut trials, refused, broken } = round;
+        let moment = self.moment();
+        if reports.len() < batch.candidates.len() && broken.is_none() {
+            self.batches.withdraw_next(self.measure)?;
+            if phase.is_over(moment) {
+                self.batches.leave(batch.without(&trials));
+            }
+            batch.withdraw(self.measure)?;
+        }
+        trials.sort_by_key(|(number, _)| *number);
+        let trials: Vec<Trial> = trials.into_iter().map(|(_, trial)| trial).collect();
+        if moment.is_over() {
+            // One that is not asked again need not learn.
+            self.tuning.untold.extend(trials);
+        } else {
+            self.observe(&trials);
+        }
+        if let Some(error) = refused {
+            return Err(Error::Observer(error));
+        }
+        (self.observer)(Event::Batch(&reports)).map_err(Error::Observer)?;
+        if let Some(numbers) = &batch.numbers {
+            self.measure.recorded(numbers.end);
+        }
+        broken.map_or(Ok(()), Err).map_err(Error::Measure)?;
+        // A measuring side that gives no results would be asked for ever.
+        Ok((reports.is_empty() && !moment.is_late()).then_some(Ended::Interrupted))
+    }
+
+    /// Tells the search of trials, on the search's clock.
+    fn observe(&mut self, trials: &[Trial]) {
+        let Tuning { search, books, .. } = &mut *self.tuning;
+        books.search(|| search.observe(trials));
+    }
+}
