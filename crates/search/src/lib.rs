@@ -36,10 +36,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`SEARCHES`] lists the searches with their papers and options. A [`RecordedSpace`] replays measured
-//! outcomes, so that searches are compared without a device; [`importance`] says which parameters matter.
+//! [`SEARCHES`] lists the searches with their papers and options; [`conformance`] tests one of your own. A
+//! [`RecordedSpace`] replays measured outcomes, so that searches are compared without a device;
+//! [`importance`] says which parameters matter.
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 mod error;
 pub mod expression;
 pub mod features;

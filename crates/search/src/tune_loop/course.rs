@@ -1,4 +1,4 @@
-//! One course of the loop: from where a run goes on until its budget is spent.
+//! Course of the loop: from where a run goes on until its budget is spent.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -81,7 +81,7 @@ struct Round {
     broken: Option<BoxError>,
 }
 
-/// One call of [`Tuning::go_on`].
+/// Call of [`Tuning::go_on`].
 pub(super) struct Course<'c, 'a> {
     tuning: &'c mut Tuning<'a>,
     measure: &'c mut dyn Measure,

@@ -188,8 +188,7 @@ fn trace(name: &str, script: Script, guesses: &[u64], budgets: &[Budget]) -> Str
         let ended = ended.map_or_else(|error| error.to_string(), |ended| format!("{ended:?}"));
         stage.lock().unwrap().log(format_args!("ended: {ended}"));
     }
-    let log = std::mem::take(&mut stage.lock().unwrap().log);
-    log
+    std::mem::take(&mut stage.lock().unwrap().log)
 }
 
 #[test]
