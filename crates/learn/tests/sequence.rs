@@ -60,7 +60,7 @@ fn learn(
     };
     let checkpoint = Some(Checkpoint { kept: before, keep: &mut keep });
     train(architecture, &vocabulary(), &examples, &examples, training, checkpoint, &mut |progress| {
-        if progress.epoch < epochs { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        if progress.epochs.len() < epochs { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })
 }
 

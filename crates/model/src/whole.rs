@@ -4,6 +4,7 @@
 //! their times decides nothing here: two whole models are run in turns. Kernels that a run is plainly faster
 //! with as they were before get that configuration back.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -113,9 +114,9 @@ impl Choices {
         for (step, _) in fused.each() {
             let Step::Kernel(kernel) = step else { continue };
             let workload = &kernel.workload;
-            if !kernels.contains_key(&workload.to_string()) {
+            if let Entry::Vacant(place) = kernels.entry(workload.to_string()) {
                 let (choice, _) = records.choose(workload, target, threads, caches.of(workload), None)?;
-                kernels.insert(workload.to_string(), Rc::new(choice));
+                place.insert(Rc::new(choice));
             }
         }
         Ok(Choices { fused, target: target.clone(), threads, kernels })
