@@ -15,8 +15,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    bench, best, check, compile, experiment, fleet, formats, network, predict, record_space, records, replay, report,
-    run as run_model, show, space, tune,
+    bench, best, check, compile, experiment, fleet, formats, network, predict, race, record_space, records, replay,
+    report, run as run_model, show, space, tune,
 };
 use output::message;
 
@@ -40,6 +40,8 @@ enum Command {
     Best(best::BestArgs),
     /// Measure the best recorded kernel and other libraries side by side
     Bench(bench::BenchArgs),
+    /// Run commands against each other in turns: which is the fastest, or whether one became slower
+    Race(race::RaceArgs),
     /// Show parameters, constraints and size of a search space
     Space(space::SpaceArgs),
     /// Show what a configuration turns into
@@ -111,6 +113,7 @@ fn run() -> ExitCode {
         Command::Tune(args) => tune::run(&args, json),
         Command::Best(args) => best::run(&args, json),
         Command::Bench(args) => bench::run(&args, json),
+        Command::Race(args) => race::run(&args, json),
         Command::Space(args) => space::run(&args, json),
         Command::Show(args) => show::run(&args, json),
         Command::Compile(args) => compile::run(&args, json),

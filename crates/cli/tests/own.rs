@@ -424,7 +424,7 @@ fn follow(page: &str) {
             None => panic!("a block of neither a file nor commands: {head}"),
         }
     }
-    assert!(script.contains("tilewright tune"), "{script}");
+    assert!(script.contains("tilewright "), "{script}");
     let programs = Path::new(TILEWRIGHT).parent().unwrap();
     let path = std::env::join_paths(
         [programs.to_owned()].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
@@ -450,6 +450,13 @@ fn the_guide_to_any_command_can_be_followed() {
 fn the_guide_to_c_kernels_can_be_followed() {
     if has_compiler() {
         follow("c-kernel.md");
+    }
+}
+
+#[test]
+fn the_guide_to_races_in_ci_can_be_followed() {
+    if has_compiler() {
+        follow("ci.md");
     }
 }
 

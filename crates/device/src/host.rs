@@ -78,6 +78,26 @@ fn data_caches() -> Vec<(u32, u64)> {
     caches
 }
 
+/// Empties the system's cache of files, after what is to be written was written.
+///
+/// # Errors
+/// Where the system does not permit it, which it does for few.
+pub fn drop_file_cache() -> std::io::Result<()> {
+    let path = c"/proc/sys/vm/drop_caches";
+    // SAFETY: the path ends with a zero, the byte is there, and the descriptor is this function's own.
+    unsafe {
+        let file = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        if file < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        libc::sync();
+        let n_written = libc::write(file, c"1".as_ptr().cast(), 1);
+        let result = if n_written == 1 { Ok(()) } else { Err(std::io::Error::last_os_error()) };
+        libc::close(file);
+        result
+    }
+}
+
 /// Memory in bytes that this process may use: the physical memory, or a lower limit of its control groups;
 /// `None` where the system does not tell.
 pub fn memory_bytes() -> Option<u64> {

@@ -40,6 +40,7 @@ pub mod library;
 mod machine;
 mod place;
 pub mod progress;
+pub mod referee;
 mod searches;
 mod session;
 mod status;

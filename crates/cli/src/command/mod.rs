@@ -11,6 +11,7 @@ pub mod formats;
 pub mod model;
 pub mod network;
 pub mod predict;
+pub mod race;
 pub mod record_space;
 pub mod records;
 pub mod replay;

@@ -181,6 +181,39 @@ pub fn run_to_end(
     if run.is_success() { Ok(run.output) } else { Err(said.unwrap_or_else(|| run.complaint(what))) }
 }
 
+/// Runs a command once, as itself, on these CPUs (where empty, any), and returns the sample that the metric
+/// gives; `None` where it was given up as all was over.
+///
+/// # Errors
+/// In words, where it fails; `what` names it there.
+pub fn sample(
+    invocation: &Invocation,
+    what: &str,
+    metric: &Metric,
+    cpus: &[usize],
+    timeout: Duration,
+    is_over: &dyn Fn() -> bool,
+) -> Result<Option<f64>, String> {
+    let setting = Setting {
+        cpus,
+        memory_bytes: u64::MAX,
+        timeout,
+        input: None,
+        most_output: MOST_OUTPUT,
+        metric: Some(metric),
+        is_over,
+    };
+    let run = process::run(invocation, &setting);
+    match run.end {
+        End::GivenUp => Ok(None),
+        _ if !run.is_success() => Err(run.complaint(what)),
+        _ => match metric.samples_ns(&run) {
+            Ok(samples) => Ok(samples.first().copied()),
+            Err((_, message)) => Err(format!("{what}: {message}")),
+        },
+    }
+}
+
 /// A build: its folder, or why there is none. It may be under way.
 #[derive(Debug, Clone)]
 enum Build {

@@ -88,6 +88,21 @@ impl Invocation {
     pub fn new(words: Vec<String>) -> Invocation {
         Invocation { words, variables: Vec::new(), stays_after: None }
     }
+
+    /// Reads a command without places for values, in which braces are as good as other characters; as `sh -c`
+    /// takes it where `shell` is set, and otherwise as [`Template::words`] does.
+    ///
+    /// # Errors
+    /// [`TemplateError`].
+    pub fn parse(text: &str, shell: bool) -> Result<Invocation, TemplateError> {
+        if !shell {
+            return Ok(Template::read_words(text, None)?.with(&|_| String::new()));
+        }
+        match text.trim() {
+            "" => Err(TemplateError::Empty),
+            _ => Ok(Invocation::new(["sh", "-c", text].map(str::to_owned).into())),
+        }
+    }
 }
 
 /// Formats the command line for a shell.
@@ -117,6 +132,11 @@ impl Template {
     /// # Errors
     /// [`TemplateError`].
     pub fn words(text: &str, names: &[&str]) -> Result<Template, TemplateError> {
+        Template::read_words(text, Some(names))
+    }
+
+    /// Reads words; where no names are given, braces are text.
+    fn read_words(text: &str, names: Option<&[&str]>) -> Result<Template, TemplateError> {
         let mut words: Vec<Vec<Part>> = Vec::new();
         let mut word: Option<Vec<Part>> = None;
         let mut reader = Reader::new(text);
@@ -137,7 +157,8 @@ impl Template {
                     _ => push(word.get_or_insert_default(), c),
                 },
                 (_, '{' | '}') => {
-                    let part = reader.brace(position, c, names)?;
+                    let text = || Ok(Part::Text(c.to_string()));
+                    let part = names.map_or_else(text, |names| reader.brace(position, c, names))?;
                     if let Part::Words(name) = &part {
                         let is_alone = word.is_none() && reader.peek().is_none_or(char::is_whitespace);
                         // The first word is the program.
@@ -377,6 +398,17 @@ mod tests {
             "tile" => "8; rm -rf $HOME '\"`".to_owned(),
             other => format!("<{other}>"),
         }
+    }
+
+    #[test]
+    fn braces_of_a_command_without_values_stay() {
+        let words = |text: &str| Invocation::parse(text, false).map(|invocation| invocation.words);
+        assert_eq!(words("awk '{print $1}' {a,b} \\{ }").unwrap(), ["awk", "{print $1}", "{a,b}", "{", "}"]);
+        assert_eq!(words("a | b"), Err(TemplateError::Shell { position: 3, found: '|' }));
+        assert_eq!(words(" "), Err(TemplateError::Empty));
+        assert_eq!(Invocation::parse("\t", true), Err(TemplateError::Empty));
+        let script = "echo ${HOME} {x}";
+        assert_eq!(Invocation::parse(script, true).unwrap().words, ["sh", "-c", script]);
     }
 
     #[test]

@@ -30,6 +30,7 @@ use super::{
 use crate::best::{Best, target_name};
 use crate::database::{Database, Opened};
 use crate::error::Error;
+use crate::referee::parse_metric;
 use crate::version::BUILD;
 use crate::words::{digits, duration};
 
@@ -215,10 +216,7 @@ impl CommandRequest {
     /// # Errors
     /// Where it is neither a time nor a regular expression.
     pub fn metric(&self) -> Result<Metric, Error> {
-        Metric::parse(&self.metric, self.maximize).map_err(|error| {
-            let known = "give wall, cpu or a regular expression, such as 'time: ([0-9.]+)'";
-            Error::input(format!("--metric: {} ({known})", crate::error::one_line(&error.to_string())))
-        })
+        parse_metric(&self.metric, self.maximize)
     }
 
     /// Parses the commands and the metric.

@@ -1,0 +1,388 @@
+//! Referee: a race of commands or callables in interleaved rounds, with a verdict by a fixed rule.
+//!
+//! In each round every contestant has one sample, in an order that is shuffled anew, so that whatever changes
+//! on the machine hits all alike. Two contestants are compared by the logarithms of the ratios of their
+//! samples of the same round. If one takes `r` times as long as the other, then `ln r` taken off, each sign
+//! is the flip of a fair coin, as the order in the round was: drift, outliers and bursts change the sizes and
+//! not the signs. Hence Wilcoxon's signed-rank test has the error rate that it says without a word about the
+//! noise, and its inversion gives a confidence interval of `r`.
+//!
+//! - A contestant is slower than another where the whole interval of their ratio is above 1; in a race
+//!   against a baseline, above what is allowed.
+//! - The winner is the contestant that all others are slower than. Without one it is a tie, of those that
+//!   none is faster than; the first of them in the order given is the choice, so that it is always the same.
+//! - [`ERROR`] is the probability of any wrong statement of a race: it is divided among the pairs, and among
+//!   the looks at the results.
+
+mod commands;
+mod rule;
+#[cfg(test)]
+mod simulation;
+
+use std::time::{Duration, Instant};
+
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use serde::Serialize;
+use tilewright_search::quantile;
+
+pub use self::commands::CommandRace;
+pub(crate) use self::commands::parse_metric;
+use self::rule::{Interval, Looks, SignedRank};
+use crate::error::Error;
+
+/// Probability that a race says something wrong: calls the slower one of two faster, or one that is within
+/// the allowance beyond it.
+pub const ERROR: f64 = 0.01;
+/// Difference, as a share, below which all that are left are plainly a tie.
+pub const PLAIN_TIE: f64 = 0.01;
+/// Most rounds of a race.
+pub const MOST_ROUNDS: usize = 1000;
+/// Time of a race where neither that nor the rounds are given; there is time for a few rounds in any case.
+const DEFAULT_TIME: Duration = Duration::from_secs(60);
+/// Least time of a sample of a callable: shorter calls are repeated.
+const LEAST_SAMPLE: Duration = Duration::from_millis(1);
+
+/// Limits of a race, and the question that it answers.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rules {
+    /// Most rounds; [`MOST_ROUNDS`] by default.
+    pub rounds: Option<usize>,
+    /// Time after which no round begins; a minute where the rounds are not given either, and then for as many
+    /// rounds at least as a verdict takes.
+    pub time: Option<Duration>,
+    /// Seed of the orders.
+    pub seed: u64,
+    /// Slowdown against the first contestant that is allowed, as a share; `None` where a winner is sought.
+    pub allow: Option<f64>,
+}
+
+impl Rules {
+    /// Error rate of one question among `n` contestants.
+    fn error_of_one(&self, n: usize) -> f64 {
+        ERROR / if self.allow.is_some() { n - 1 } else { n * (n - 1) }.max(1) as f64
+    }
+
+    /// Checks that there is something to race, and rounds enough to tell.
+    fn check(&self, n: usize) -> Result<(), Error> {
+        if n < 2 {
+            return Err(Error::input("a race takes two contestants or more"));
+        }
+        let least = Looks::least_rounds(self.error_of_one(n));
+        match self.rounds {
+            Some(rounds) if rounds < least => Err(Error::input(format!(
+                "{rounds} rounds cannot tell {n} contestants apart at an error rate of 1 % (give {least} or more)"
+            ))),
+            Some(rounds) if rounds > MOST_ROUNDS => {
+                Err(Error::input(format!("{rounds} rounds are too many (give {MOST_ROUNDS} or fewer)")))
+            }
+            _ if self.allow.is_some_and(|allow| !(0.0..=100.0).contains(&allow)) => {
+                Err(Error::input("the slowdown that is allowed is a share from 0 to 100, such as 0.05"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reason why a race ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RaceEnd {
+    /// Verdict that no more rounds would change.
+    Plain,
+    /// End of the rounds.
+    Rounds,
+    /// End of the time.
+    Time,
+    /// Interrupt.
+    Interrupted,
+}
+
+/// Contestant against the winner or the choice, or against the baseline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standpoint {
+    /// Contestant that others are compared with.
+    Reference,
+    /// Slower; against a baseline, by more than is allowed.
+    Slower,
+    /// Not slower than is allowed.
+    Within,
+    /// Neither slower nor faster, as far as could be told.
+    Undecided,
+}
+
+/// Contestant after a race. Samples are milliseconds of a time, and otherwise what the metric says.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Contestant {
+    /// Name, different from all others.
+    pub name: String,
+    /// Median sample; `null` where there is none.
+    pub median: Option<f64>,
+    /// Outer quartiles of the samples.
+    pub quartiles: Option<[f64; 2]>,
+    /// Cost as a multiple of the reference's, so that more is worse whatever the metric; 1 of the reference,
+    /// `null` without a round.
+    pub ratio: Option<f64>,
+    /// Confidence interval of the ratio; an end that is not known is `null`.
+    pub interval: [Option<f64>; 2],
+    /// Place in the verdict.
+    pub stands: Standpoint,
+    /// Samples, one for each round.
+    pub samples: Vec<f64>,
+}
+
+/// Result of a race.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Raced {
+    /// The contestants in the order given.
+    pub contestants: Vec<Contestant>,
+    /// Contestant that all others are slower than, if there is one; `null` against a baseline.
+    pub winner: Option<String>,
+    /// The winner, or the first of those that are tied; the baseline where there is one.
+    pub choice: String,
+    /// Contestants that none is faster than, if there are several and a winner was sought.
+    pub tied: Vec<String>,
+    /// Slowdown against the first one that is allowed.
+    pub allow: Option<f64>,
+    /// Contestants that are slower than the first one by more than is allowed.
+    pub slower: Vec<String>,
+    /// Rounds that all who were left had.
+    pub rounds: usize,
+    /// Reason why it ended.
+    pub ended: RaceEnd,
+    /// Seconds that it took.
+    pub seconds: f64,
+    /// Probability with which all that it says is right.
+    pub confidence: f64,
+    /// Seed of the orders.
+    pub seed: u64,
+}
+
+/// State of a race.
+struct Race<'a> {
+    rules: &'a Rules,
+    /// Cost by contestant and round.
+    costs: Vec<Vec<f64>>,
+    /// Contestants that go on.
+    left: Vec<usize>,
+    /// Error rate of each end of an interval at the last look at which a contestant was there.
+    errors: Vec<f64>,
+    law: SignedRank,
+}
+
+/// Reports of a race under way: rounds that are done, and the number of contestants that go on.
+pub type TellRound<'a> = &'a mut dyn FnMut(usize, usize);
+
+/// Races contestants; `sample` gives the cost of a run of one by its index, a number above 0 of which less is
+/// better, or `None` where the race is to end, and `shown` turns costs into samples. Names that repeat get a
+/// number behind them.
+///
+/// # Errors
+/// Bad input where the rules do not fit; those of a sample.
+pub fn referee(
+    names: &[String],
+    rules: &Rules,
+    sample: &mut dyn FnMut(usize) -> Result<Option<f64>, Error>,
+    shown: &dyn Fn(f64) -> f64,
+    tell: TellRound,
+) -> Result<Raced, Error> {
+    rules.check(names.len())?;
+    let start = Instant::now();
+    let mut race = Race::new(names.len(), rules);
+    let mut looks = Looks::new(rules.error_of_one(names.len()));
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(rules.seed);
+    let mut n_rounds = 0;
+    let ended = loop {
+        let ended = match race.round(&mut rng, sample)? {
+            false => Some(RaceEnd::Interrupted),
+            true => {
+                n_rounds += 1;
+                race.is_over(n_rounds, start.elapsed(), looks.error)
+            }
+        };
+        let is_plain = looks.look(n_rounds, ended.is_some()).is_some_and(|error| race.judge(error));
+        tell(n_rounds, race.left.len());
+        if is_plain {
+            break RaceEnd::Plain;
+        }
+        if let Some(ended) = ended {
+            break ended;
+        }
+    };
+    let end = End { ended, rounds: n_rounds, seconds: start.elapsed().as_secs_f64() };
+    Ok(race.raced(&distinct(names), end, shown))
+}
+
+/// Races callables, by the clock, each called once before the first round. Calls of less than a millisecond
+/// are repeated; a sample is then the mean of some calls. Samples are in milliseconds.
+///
+/// All of them run in this process, so that what one leaves behind in memory and caches is there for the
+/// next.
+///
+/// # Errors
+/// Bad input where the rules do not fit.
+pub fn race(contestants: &mut [(&str, &mut dyn FnMut())], rules: &Rules) -> Result<Raced, Error> {
+    rules.check(contestants.len())?;
+    let names: Vec<String> = contestants.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let mut time = |at: usize, n_calls: u32| {
+        let start = Instant::now();
+        (0..n_calls).for_each(|_| (contestants[at].1)());
+        // A clock may stand still for a moment.
+        (start.elapsed() / n_calls).max(Duration::from_nanos(1))
+    };
+    let n_calls: Vec<u32> = (0..names.len())
+        .map(|at| {
+            time(at, 1);
+            (LEAST_SAMPLE.as_nanos() / time(at, 1).as_nanos()).clamp(1, 1_000_000) as u32
+        })
+        .collect();
+    let mut sample = |at: usize| Ok(Some(time(at, n_calls[at]).as_secs_f64() * 1e3));
+    referee(&names, rules, &mut sample, &|ms| ms, &mut |_, _| {})
+}
+
+/// Names that differ.
+fn distinct(names: &[String]) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for name in names {
+        let numbered = (2..).map(|number| format!("{name} ({number})"));
+        let fresh = std::iter::once(name.clone()).chain(numbered).find(|name| !all.contains(name));
+        all.extend(fresh);
+    }
+    all
+}
+
+/// End of a race.
+struct End {
+    ended: RaceEnd,
+    rounds: usize,
+    seconds: f64,
+}
+
+impl Race<'_> {
+    fn new(n: usize, rules: &Rules) -> Race<'_> {
+        Race { rules, costs: vec![Vec::new(); n], left: (0..n).collect(), errors: vec![0.0; n], law: SignedRank::new() }
+    }
+
+    /// Takes a sample of each contestant that is left; whether there is one of each. A round that is broken
+    /// off does not count.
+    fn round(
+        &mut self,
+        rng: &mut Xoshiro256PlusPlus,
+        sample: &mut dyn FnMut(usize) -> Result<Option<f64>, Error>,
+    ) -> Result<bool, Error> {
+        let mut order = self.left.clone();
+        order.shuffle(rng);
+        let mut costs = Vec::new();
+        for &at in &order {
+            let Some(cost) = sample(at)? else { return Ok(false) };
+            costs.push(cost);
+        }
+        order.iter().zip(costs).for_each(|(&at, cost)| self.costs[at].push(cost));
+        self.law.advance();
+        Ok(true)
+    }
+
+    /// Reason why there is no further round, after so many and so long.
+    fn is_over(&self, n_rounds: usize, elapsed: Duration, error: f64) -> Option<RaceEnd> {
+        let (time, least) = match (self.rules.time, self.rules.rounds) {
+            (Some(time), _) => (time, 0),
+            (None, Some(_)) => (Duration::MAX, 0),
+            (None, None) => (DEFAULT_TIME, Looks::least_rounds(error)),
+        };
+        let is_late = elapsed + elapsed / n_rounds as u32 > time && n_rounds >= least;
+        match () {
+            () if n_rounds >= self.rules.rounds.unwrap_or(MOST_ROUNDS) => Some(RaceEnd::Rounds),
+            () if is_late => Some(RaceEnd::Time),
+            () => None,
+        }
+    }
+
+    /// Interval of a contestant's log-ratio to another by the rounds that both had.
+    fn interval(&self, at: usize, to: usize, law: &SignedRank, error: f64) -> Interval {
+        let differences: Vec<f64> = self.costs[at].iter().zip(&self.costs[to]).map(|(a, b)| a.ln() - b.ln()).collect();
+        law.interval(&differences, error)
+    }
+
+    /// Looks at the results with this error rate: has those leave of which all is known that is asked;
+    /// whether the verdict is plain.
+    fn judge(&mut self, error: f64) -> bool {
+        self.left.iter().for_each(|&at| self.errors[at] = error);
+        let interval = |at: usize, to: usize| self.interval(at, to, &self.law, error);
+        if let Some(allow) = self.rules.allow {
+            let limit = allow.ln_1p();
+            let is_open = |at: usize| {
+                let Interval { low, high, .. } = interval(at, 0);
+                low <= limit && high > limit
+            };
+            self.left = self.left.iter().copied().filter(|&at| at == 0 || is_open(at)).collect();
+            return self.left.len() == 1;
+        }
+        let all = &self.left;
+        let is_beaten = |at: usize| all.iter().any(|&to| at != to && interval(at, to).low > 0.0);
+        let unbeaten: Vec<usize> = all.iter().copied().filter(|&at| !is_beaten(at)).collect();
+        let is_near = |at: usize, to: usize| {
+            let (Interval { low, high, .. }, limit) = (interval(at, to), PLAIN_TIE.ln_1p());
+            at >= to || low > -limit && high < limit
+        };
+        let is_plain = unbeaten.iter().all(|&at| unbeaten.iter().all(|&to| is_near(at, to)));
+        // Medians of ratios need not have an order; in a circle nobody wins.
+        if !unbeaten.is_empty() {
+            self.left = unbeaten;
+        }
+        is_plain && !self.left.is_empty()
+    }
+
+    /// The result for contestants of these names.
+    fn raced(&self, names: &[String], end: End, shown: &dyn Fn(f64) -> f64) -> Raced {
+        let allow = self.rules.allow;
+        let reference = if allow.is_some() { 0 } else { self.left.first().copied().unwrap_or(0) };
+        let contestants: Vec<Contestant> =
+            (0..names.len()).map(|at| self.contestant(at, reference, names[at].clone(), shown)).collect();
+        let left: Vec<String> = self.left.iter().map(|&at| names[at].clone()).collect();
+        let slower = contestants.iter().filter(|one| allow.is_some() && one.stands == Standpoint::Slower);
+        Raced {
+            slower: slower.map(|one| one.name.clone()).collect(),
+            winner: if allow.is_none() && left.len() == 1 { left.first().cloned() } else { None },
+            choice: names[reference].clone(),
+            tied: if allow.is_none() && left.len() > 1 { left } else { Vec::new() },
+            contestants,
+            allow,
+            rounds: end.rounds,
+            ended: end.ended,
+            seconds: end.seconds,
+            confidence: 1.0 - ERROR,
+            seed: self.rules.seed,
+        }
+    }
+
+    fn contestant(&self, at: usize, reference: usize, name: String, shown: &dyn Fn(f64) -> f64) -> Contestant {
+        let n = self.costs[at].len().min(self.costs[reference].len());
+        let error = if self.costs[at].len() <= self.costs[reference].len() { at } else { reference };
+        let law = if n == self.costs[self.left[0]].len() { self.law.clone() } else { SignedRank::of(n) };
+        let interval = self.interval(at, reference, &law, self.errors[error]);
+        let limit = self.rules.allow.map(f64::ln_1p);
+        let stands = match limit {
+            _ if at == reference => Standpoint::Reference,
+            Some(limit) if interval.low > limit => Standpoint::Slower,
+            Some(limit) if interval.high <= limit => Standpoint::Within,
+            None if !self.left.contains(&at) => Standpoint::Slower,
+            _ => Standpoint::Undecided,
+        };
+        let known = |end: f64| Some(end.exp()).filter(|_| n > 0 && end.is_finite() && at != reference);
+        let samples: Vec<f64> = self.costs[at].iter().map(|&cost| shown(cost)).collect();
+        let mut sorted = samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        let of = |part: f64| (!sorted.is_empty()).then(|| quantile(&sorted, part));
+        Contestant {
+            name,
+            median: of(0.5),
+            quartiles: of(0.25).zip(of(0.75)).map(|(low, high)| [low, high]),
+            ratio: (n > 0).then(|| if at == reference { 1.0 } else { interval.middle.exp() }),
+            interval: [known(interval.low), known(interval.high)],
+            stands,
+            samples,
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Races of commands, each sample a run in a process of its own.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tilewright_device::command::{Invocation, Metric, sample};
+use tilewright_device::host;
+
+use super::{Raced, Rules, TellRound, referee};
+use crate::error::{Error, one_line};
+
+/// Commands that are to race.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CommandRace {
+    /// The commands; the first is the baseline where there is one.
+    pub commands: Vec<String>,
+    /// Whether they are started by `sh -c`, rather than as words.
+    pub shell: bool,
+    /// Metric: `wall`, `cpu`, or a regular expression that finds a number in the output.
+    pub metric: String,
+    /// Whether that number is to be great.
+    pub maximize: bool,
+    /// Whether every run begins without what earlier ones left in the system's cache of files, as far as the
+    /// system permits, and no run warms up; otherwise each command has a run before the first round.
+    pub cold: bool,
+    /// CPUs to which runs are bound; where none is given, they run where the system has them run.
+    pub threads: Option<usize>,
+    /// Longest that a run may take.
+    pub timeout: Duration,
+    /// Limits and question.
+    pub rules: Rules,
+}
+
+impl Default for CommandRace {
+    /// No commands; by the clock, warm, and ten minutes for a run.
+    fn default() -> CommandRace {
+        CommandRace {
+            commands: Vec::new(),
+            shell: false,
+            metric: "wall".to_owned(),
+            maximize: false,
+            cold: false,
+            threads: None,
+            timeout: Duration::from_secs(600),
+            rules: Rules::default(),
+        }
+    }
+}
+
+impl CommandRace {
+    /// Parses the metric.
+    ///
+    /// # Errors
+    /// Where it is neither a time nor a regular expression.
+    pub fn metric(&self) -> Result<Metric, Error> {
+        parse_metric(&self.metric, self.maximize)
+    }
+
+    /// Runs the race until the verdict is plain, the limits are reached or `stop` is raised; what is worth a
+    /// line goes to `say`.
+    ///
+    /// # Errors
+    /// Bad input where a command, the metric or the rules are wrong; failure where a command fails.
+    pub fn run(&self, stop: &AtomicBool, say: &dyn Fn(&str), tell: TellRound) -> Result<Raced, Error> {
+        self.rules.check(self.commands.len())?;
+        let metric = self.metric()?;
+        let invocation = |text: &String| {
+            let refuse = |error| Error::input(format!("the command `{}`: {error}", one_line(text)));
+            Invocation::parse(text, self.shell).map_err(refuse)
+        };
+        let invocations = self.commands.iter().map(invocation).collect::<Result<Vec<Invocation>, Error>>()?;
+        let cpus = self.threads.map_or_else(Vec::new, host::pin_cpus);
+        let is_over = || stop.load(Ordering::Relaxed);
+        let mut drops = self.cold;
+        let mut run = |at: usize| {
+            if drops && let Err(error) = host::drop_file_cache() {
+                say(&format!("the system's cache of files stays: this process may not empty it ({error})"));
+                drops = false;
+            }
+            let name = format!("`{}`", one_line(&self.commands[at]));
+            sample(&invocations[at], &name, &metric, &cpus, self.timeout, &is_over).map_err(Error::failed)
+        };
+        let warm_ups = if self.cold { 0 } else { invocations.len() };
+        for at in 0..warm_ups {
+            run(at)?;
+        }
+        referee(&self.commands, &self.rules, &mut run, &|cost| metric.value(cost), tell)
+    }
+}
+
+/// A metric of commands.
+///
+/// # Errors
+/// Where a text is neither a time nor a regular expression.
+pub(crate) fn parse_metric(text: &str, maximize: bool) -> Result<Metric, Error> {
+    Metric::parse(text, maximize).map_err(|error| {
+        let known = "give wall, cpu or a regular expression, such as 'time: ([0-9.]+)'";
+        Error::input(format!("--metric: {} ({known})", one_line(&error.to_string())))
+    })
+}
