@@ -4,6 +4,7 @@
 mod contexts;
 mod kernel;
 mod model;
+mod race;
 mod recorded;
 mod records;
 mod run;
@@ -20,6 +21,8 @@ mod _tilewright {
     use super::kernel::Kernel;
     #[pymodule_export]
     use super::model::Model;
+    #[pymodule_export]
+    use super::race::race;
     #[pymodule_export]
     use super::recorded::{Recorded, open_recorded};
     #[pymodule_export]

@@ -26,6 +26,42 @@ def space():
     return tw.Space({"x": list(range(1, 21)), "y": list(range(1, 11))})
 
 
+class Races(unittest.TestCase):
+    def test_the_faster_one_wins_and_equal_ones_tie(self):
+        n_calls = {"short": 0, "long": 0}
+
+        def spin(name, n):
+            n_calls[name] += 1
+            sum(range(n))
+
+        functions = {"long": lambda: spin("long", 200_000), "short": lambda: spin("short", 1000)}
+        raced = tw.race(functions, rounds=200, seed=1)
+        self.assertEqual((raced["winner"], raced["choice"], raced["seed"]), ("short", "short", 1))
+        self.assertGreater(raced["contestants"][0]["ratio"], 2)
+        self.assertGreater(n_calls["short"], n_calls["long"])
+        gate = tw.race(functions, rounds=200, allow=0.05)
+        self.assertEqual((gate["slower"], gate["choice"]), ([], "long"))
+        self.assertEqual(tw.race(dict(reversed(functions.items())), rounds=200, allow=0.05)["slower"], ["long"])
+
+    def test_what_is_raised_ends_it(self):
+        calls = []
+
+        def fails():
+            calls.append(1)
+            if len(calls) > 5:
+                raise OSError("no such thing")
+            time.sleep(0.002)
+
+        with self.assertRaisesRegex(OSError, "no such thing"):
+            tw.race({"a": fails, "b": lambda: None})
+        self.assertEqual(len(calls), 6)
+        for arguments, text in [({"rounds": 3}, "give 9 or more"), ({"time": -1}, "seconds"), ({"allow": -1}, "share")]:
+            with self.assertRaisesRegex(ValueError, text):
+                tw.race({"a": fails, "b": fails}, **arguments)
+        with self.assertRaisesRegex(ValueError, "two contestants"):
+            tw.race({"a": fails})
+
+
 class Functions(unittest.TestCase):
     def test_twenty_trials_find_what_two_hundred_configurations_have(self):
         found = []

@@ -19,6 +19,7 @@ mod rule;
 #[cfg(test)]
 mod simulation;
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use rand::SeedableRng;
@@ -224,22 +225,38 @@ pub fn referee(
 /// # Errors
 /// Bad input where the rules do not fit.
 pub fn race(contestants: &mut [(&str, &mut dyn FnMut())], rules: &Rules) -> Result<Raced, Error> {
-    rules.check(contestants.len())?;
     let names: Vec<String> = contestants.iter().map(|(name, _)| (*name).to_owned()).collect();
+    race_calls(&names, rules, &mut |at| {
+        (contestants[at].1)();
+        ControlFlow::Continue(())
+    })
+}
+
+/// Races callables as [`race`] does, by a function that calls one by its index, and may break the race off.
+///
+/// # Errors
+/// Bad input where the rules do not fit.
+pub fn race_calls(
+    names: &[String],
+    rules: &Rules,
+    call: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Raced, Error> {
+    rules.check(names.len())?;
     let mut time = |at: usize, n_calls: u32| {
         let start = Instant::now();
-        (0..n_calls).for_each(|_| (contestants[at].1)());
+        let is_done = (0..n_calls).try_for_each(|_| call(at)).is_continue();
         // A clock may stand still for a moment.
-        (start.elapsed() / n_calls).max(Duration::from_nanos(1))
+        is_done.then(|| (start.elapsed() / n_calls).max(Duration::from_nanos(1)))
     };
-    let n_calls: Vec<u32> = (0..names.len())
-        .map(|at| {
-            time(at, 1);
-            (LEAST_SAMPLE.as_nanos() / time(at, 1).as_nanos()).clamp(1, 1_000_000) as u32
-        })
-        .collect();
-    let mut sample = |at: usize| Ok(Some(time(at, n_calls[at]).as_secs_f64() * 1e3));
-    referee(&names, rules, &mut sample, &|ms| ms, &mut |_, _| {})
+    let calls_of = |time: Duration| (LEAST_SAMPLE.as_nanos() / time.as_nanos()).clamp(1, 1_000_000) as u32;
+    // What was broken off is so in the first round again.
+    let mut n_calls = vec![1; names.len()];
+    for (at, n) in n_calls.iter_mut().enumerate() {
+        let Some(first) = time(at, 1).and_then(|_| time(at, 1)) else { break };
+        *n = calls_of(first);
+    }
+    let mut sample = |at: usize| Ok(time(at, n_calls[at]).map(|time| time.as_secs_f64() * 1e3));
+    referee(names, rules, &mut sample, &|ms| ms, &mut |_, _| {})
 }
 
 /// Names that differ.

@@ -19,7 +19,7 @@ from ._kernel import Kernel, kernel
 from ._model import Model, load
 from ._replay import AtBudget, Replay, recorded, replay
 from ._run import Event, Failure, Run, Trial, tune, tune_command, tune_kernel
-from ._tilewright import Recorded, Records, Search, Space, __version__, build, searches, workload_space
+from ._tilewright import Recorded, Records, Search, Space, __version__, build, race, searches, workload_space
 
 __all__ = [
     "Argument",
@@ -39,6 +39,7 @@ __all__ = [
     "build",
     "kernel",
     "load",
+    "race",
     "recorded",
     "replay",
     "searches",

@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, overload
 
@@ -119,6 +119,14 @@ class Running:
     def result(self) -> dict[str, Any] | None: ...
 
 def workload_space(workload: str, *, threads: int = 1, template: str | None = None) -> Space: ...
+def race(
+    callables: dict[str, Callable[[], Any]],
+    *,
+    rounds: int | None = None,
+    time: float | None = None,
+    seed: int | None = None,
+    allow: float | None = None,
+) -> dict[str, Any]: ...
 def searches() -> list[dict[str, Any]]: ...
 def open_recorded(file: _Path, *, task: str | None = None, description: _Path | None = None) -> Recorded: ...
 def serve(arguments: Sequence[str]) -> bool: ...
