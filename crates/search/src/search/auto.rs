@@ -14,7 +14,9 @@ use crate::space::Config;
 use crate::trial::Trial;
 
 /// Configurations that are spread over the space before the model has a say.
-const N_START: usize = 10;
+const N_START: usize = 6;
+/// Random configurations of which the one that is most remote from those known is taken to spread them.
+const N_DRAWS: usize = 200;
 /// The model's parameters are fitted again when it knows so many times as many trials.
 const GROWTH: f64 = 1.07;
 /// Trials that the parameters are fitted on, at most: the time goes with their third power.
@@ -364,7 +366,7 @@ impl Search for Auto {
             for _ in 0..n.min(N_START - self.known.len()) {
                 let n_features = self.unit.n_features();
                 let points = self.known.iter().map(|known| &known.features[..n_features]);
-                let Some(config) = self.seen.draw_remote(&mut self.rng, &self.unit, points) else { break };
+                let Some(config) = self.seen.draw_remote(N_DRAWS, &mut self.rng, &self.unit, points) else { break };
                 self.learn_of(&config, None);
                 batch.push(config);
             }

@@ -17,6 +17,8 @@ use crate::trial::Trial;
 
 /// Configurations that are spread over the space before walks set out.
 const N_START: usize = 10;
+/// Random configurations of which the most remote one is such a state.
+const N_DRAWS: usize = 20;
 /// Times that walkers set out for a batch before it is taken as it is.
 const ROUNDS: usize = 4;
 /// Batches without a better state after which walks grow by a step.
@@ -106,7 +108,7 @@ fn spread(space: &Arc<Space>, features: &UnitFeatures, rng: &mut Xoshiro256PlusP
     let mut drawn = Seen::new(space);
     let mut points: Vec<Vec<f32>> = Vec::with_capacity(N_START);
     let mut draw = || {
-        let config = drawn.draw_remote(rng, features, &points)?;
+        let config = drawn.draw_remote(N_DRAWS, rng, features, &points)?;
         points.push(features.of(&config));
         Some(config)
     };

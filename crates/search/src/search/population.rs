@@ -14,6 +14,9 @@ use crate::features::UnitFeatures;
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
+/// Random configurations of which the most remote one begins a population.
+const N_DRAWS: usize = 20;
+
 /// Option of every evolutionary search: the measure by which parents are selected.
 pub(super) const SELECTION: SearchOption = SearchOption {
     name: "selection",
@@ -156,7 +159,7 @@ impl Population {
         let mut points: Vec<Vec<f32>> = self.members.iter().map(|member| self.features.of(&member.config)).collect();
         let mut batch = Vec::with_capacity(n);
         for _ in 0..n {
-            let Some(config) = self.seen.draw_remote(&mut self.rng, &self.features, &points) else { break };
+            let Some(config) = self.seen.draw_remote(N_DRAWS, &mut self.rng, &self.features, &points) else { break };
             points.push(self.features.of(&config));
             batch.push(config);
         }

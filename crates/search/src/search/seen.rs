@@ -12,8 +12,6 @@ use crate::trial::Trial;
 
 /// Attempts to breed a child before a random configuration stands in for it.
 const ATTEMPTS: usize = 100;
-/// Random configurations that a remote one is the most remote of.
-const N_DRAWS: usize = 20;
 /// Illegal children in a row after which the nearest legal configuration is taken for one.
 const ILLEGAL_IN_A_ROW: usize = 10;
 
@@ -88,17 +86,18 @@ impl Seen {
         })
     }
 
-    /// Draws an unseen configuration that is far from all of these points, which have these features, and
-    /// marks it as seen; `None` where the space is exhausted.
+    /// Draws the one of `n_draws` unseen configurations that is farthest from all of these points, which have
+    /// these features, and marks it as seen; `None` where the space is exhausted.
     pub(super) fn draw_remote(
         &mut self,
+        n_draws: usize,
         rng: &mut Xoshiro256PlusPlus,
         features: &UnitFeatures,
         points: impl IntoIterator<Item = impl AsRef<[f32]>> + Clone,
     ) -> Option<Config> {
         let distance = |x: &[f32], z: &[f32]| x.iter().zip(z).map(|(x, z)| (x - z).powi(2)).sum::<f32>();
         let mut remotest: Option<(f32, Config)> = None;
-        for _ in 0..N_DRAWS {
+        for _ in 0..n_draws {
             let config = self.space.sample(rng);
             if self.is_fresh(&config) {
                 let of = features.of(&config);
