@@ -3,6 +3,7 @@
 //! An experiment is planned ([`Plan::new`]) and carried out ([`Plan::carry_out`]) in a folder, where it goes
 //! on from what is there.
 
+mod beside;
 mod contest;
 mod data;
 mod elsewhere;
@@ -27,6 +28,7 @@ use tilewright::words::count;
 use tilewright_device::device::WorkerCommand;
 
 use crate::Caller;
+pub use beside::BesideRequest;
 use elsewhere::Machine;
 use finished::n_complete;
 use pictures::PICTURES;

@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use tilewright_lab::experiment::networks::{self, NetworksRequest};
-use tilewright_lab::experiment::operators::{self, OperatorsRequest};
 use tilewright_lab::experiment::pictures::{PICTURES, Picture};
 use tilewright_lab::experiment::sequence::{self, SequenceRequest};
-use tilewright_lab::experiment::{self, EXPERIMENTS, Held, Plan, Request};
+use tilewright_lab::experiment::{self, BesideRequest, EXPERIMENTS, Held, Plan, Request, networks, operators};
 
 use super::bench::check_peer_path;
 use super::tune::{Interrupts, seconds};
@@ -120,22 +118,19 @@ fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<Held> {
 
 /// Runs the experiment of operators beside libraries.
 fn of_operators(args: &ExperimentArgs) -> anyhow::Result<Held> {
-    check_beside_peers(operators::NAME, args)?;
-    let request = OperatorsRequest {
-        problems: args.problems.clone(),
-        time: args.time.unwrap_or_else(|| operators::TIME.mul_f64(args.budget)),
-        folder: args.output.clone(),
-        seed: args.seed,
-        threads: args.threads,
-        peer_path: args.peer_path.clone(),
-    };
-    let interrupts = Interrupts::watch()?;
-    let worker = worker_command()?;
-    Ok(interrupts.listen(|caller| operators::carry_out(&request, &worker, caller))?)
+    let (request, worker) = (beside_request(operators::NAME, operators::TIME, args)?, worker_command()?);
+    Ok(Interrupts::watch()?.listen(|caller| operators::carry_out(&request, &worker, caller))?)
 }
 
-/// Checks the options of an experiment that tunes something and measures it once beside others.
-fn check_beside_peers(name: &str, args: &ExperimentArgs) -> anyhow::Result<()> {
+/// Runs the experiment of whole networks.
+fn of_networks(args: &ExperimentArgs) -> anyhow::Result<Held> {
+    let (request, worker) = (beside_request(networks::NAME, networks::TIME, args)?, worker_command()?);
+    Ok(Interrupts::watch()?.listen(|caller| networks::carry_out(&request, &worker, caller))?)
+}
+
+/// Makes the request of an experiment that tunes something and measures it once beside others, if the options
+/// are among its own.
+fn beside_request(name: &str, time: Duration, args: &ExperimentArgs) -> anyhow::Result<BesideRequest> {
     let given = [
         ("--arm", !args.arms.is_empty()),
         ("--beside", !args.beside.is_empty()),
@@ -144,23 +139,15 @@ fn check_beside_peers(name: &str, args: &ExperimentArgs) -> anyhow::Result<()> {
     ];
     refuse(name, &given)?;
     MachineArgs::here(args.threads).place().runnable_target()?;
-    check_peer_path(args.peer_path.as_deref())
-}
-
-/// Runs the experiment of whole networks.
-fn of_networks(args: &ExperimentArgs) -> anyhow::Result<Held> {
-    check_beside_peers(networks::NAME, args)?;
-    let request = NetworksRequest {
-        networks: args.problems.clone(),
-        time: args.time.unwrap_or_else(|| networks::TIME.mul_f64(args.budget)),
+    check_peer_path(args.peer_path.as_deref())?;
+    Ok(BesideRequest {
+        problems: args.problems.clone(),
+        time: args.time.unwrap_or_else(|| time.mul_f64(args.budget)),
         folder: args.output.clone(),
         seed: args.seed,
         threads: args.threads,
         peer_path: args.peer_path.clone(),
-    };
-    let interrupts = Interrupts::watch()?;
-    let worker = worker_command()?;
-    Ok(interrupts.listen(|caller| networks::carry_out(&request, &worker, caller))?)
+    })
 }
 
 /// Runs the experiment of models that predict parameters.

@@ -1,9 +1,8 @@
 //! The experiment of whole networks: before and after tuning, beside other runtimes, interleaved.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -21,14 +20,15 @@ use tilewright_model::bench::{ModelBench, ModelBenchRequest, bench_model};
 use tilewright_model::{Layouts, Making, all_inputs, compile_guessed, compile_known, laid_out, lower, read_model};
 use tilewright_peers::MODEL_PEERS;
 
-use super::folder::{self, RUNS};
+use super::beside::{self, BesideRequest};
+use super::plan::only;
 use super::results::{PAGE, markdown};
-use super::{Cost, Held, data};
+use super::{Cost, Held, data, folder};
 use crate::clock::utc;
 use crate::history::MedianCurve;
 use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};
 use crate::stats::geometric_mean;
-use crate::{Caller, News, OrFailed, load};
+use crate::{Caller, News, OrFailed};
 
 /// Name on the command line.
 pub const NAME: &str = "autotvm-end-to-end";
@@ -51,23 +51,6 @@ const BENCH_SECONDS: f64 = 20.0;
 const UNTUNED: &str = "untuned";
 /// Sizes that networks leave open: as many steps as Zaremba et al. unroll.
 const DIMS: [(&str, usize); 1] = [("steps", 20)];
-
-/// Request for the experiment, or a part of it.
-#[derive(Clone)]
-pub struct NetworksRequest {
-    /// Networks to keep to; all where empty.
-    pub networks: Vec<String>,
-    /// Tuning time of each network.
-    pub time: Duration,
-    /// Folder of data and plots, if not `experiments` and its name.
-    pub folder: Option<PathBuf>,
-    /// Seed of weights and searches.
-    pub seed: u64,
-    /// Threads that all may use.
-    pub threads: usize,
-    /// Folder in which libraries of other runtimes are looked for before the system's places.
-    pub peer_path: Option<PathBuf>,
-}
 
 /// A network that was tuned and measured. `data.json` has a row for each.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -115,81 +98,24 @@ pub fn cost(time: Duration) -> Cost {
     Cost { n_runs, n_trials: None, most_seconds: n_runs as f64 * (time.as_secs_f64() + BENCH_SECONDS) }
 }
 
-impl NetworksRequest {
-    /// All of it, as it is by default.
-    pub fn new() -> NetworksRequest {
-        NetworksRequest { networks: Vec::new(), time: TIME, folder: None, seed: 0, threads: 1, peer_path: None }
-    }
-
-    fn chosen(&self) -> Result<Vec<&'static Network>, Error> {
-        let known = || NETWORKS.iter().map(|network| network.name).collect::<Vec<_>>().join("; ");
-        if let Some(unknown) = self.networks.iter().find(|name| !NETWORKS.iter().any(|known| known.name == **name)) {
-            return Err(Error::input(format!(
-                "--problem {unknown} is none of the experiment's; there are {}",
-                known()
-            )));
-        }
-        let is_asked = |network: &&Network| self.networks.is_empty() || self.networks.iter().any(|n| n == network.name);
-        Ok(NETWORKS.iter().filter(is_asked).collect())
-    }
-
-    /// Command that repeats the tuning.
-    fn command(&self) -> String {
-        let NetworksRequest { time, seed, threads, .. } = self;
-        let folder = self.peer_path.as_ref().map_or(String::new(), |_| " --peer-path FOLDER".to_owned());
-        format!("tilewright experiment {NAME} --time {} --seed {seed} --threads {threads}{folder}", time.as_secs_f64())
-    }
-}
-
-impl Default for NetworksRequest {
-    fn default() -> NetworksRequest {
-        NetworksRequest::new()
-    }
-}
-
 /// Tunes and measures the networks that its folder has no results of, and writes data, plots and a page of
 /// all that it has. Stopped, it leaves what is complete; the same goes on from there.
 ///
 /// # Errors
 /// Bad input where there is no such network or the folder holds something else; failure where workers do not
 /// start or files cannot be written.
-pub fn carry_out(request: &NetworksRequest, worker: &WorkerCommand, caller: Caller) -> Result<Held, Error> {
-    let networks = request.chosen()?;
-    let folder = request.folder.clone().unwrap_or_else(|| Path::new("experiments").join(NAME));
-    let own = json!({
-        "experiment": NAME,
-        "seconds": request.time.as_secs_f64(),
-        "seed": request.seed,
-        "threads": request.threads,
-        "target": host::target().name(),
-    });
+pub fn carry_out(request: &BesideRequest, worker: &WorkerCommand, caller: Caller) -> Result<Held, Error> {
+    let networks = only("problem", &request.problems, NETWORKS.iter().collect(), |network| network.name.to_owned())?;
+    let (folder, own) = (request.folder(NAME), request.identity(NAME));
     let (_claim, before) = folder::claim(&folder, &own)?;
-    let mut outcomes: BTreeMap<String, Outcome> = BTreeMap::new();
     let rows = before["networks"].as_array().into_iter().flatten();
-    for outcome in rows.filter_map(|row| Outcome::deserialize(row).ok()) {
-        outcomes.insert(outcome.network.clone(), outcome);
-    }
-    for network in &networks {
-        let at = |ending: &str| folder.join(RUNS).join(format!("{}.{ending}", network.name));
-        if outcomes.contains_key(network.name) {
-            continue;
-        }
-        if caller.is_stopped() {
-            break;
-        }
-        let marker = at("json");
-        if let Some(outcome) = fs::read(&marker).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
-            outcomes.insert(network.name.to_owned(), outcome);
-            continue;
-        }
-        load::warning().into_iter().for_each(|warning| caller.say(warning));
-        if let Some(outcome) = measure(request, network, [&at("onnx"), &at("db")], worker, caller)? {
-            let text = serde_json::to_string(&outcome).expect("invariant: it is numbers and text by name");
-            write_whole(&marker, |file| file.write_all(text.as_bytes())).or_failed(marker.display())?;
-            outcomes.insert(network.name.to_owned(), outcome);
-        }
-    }
-    let n_complete = networks.iter().filter(|network| outcomes.contains_key(network.name)).count();
+    let known = rows.filter_map(|row| Outcome::deserialize(row).ok());
+    let known = known.map(|outcome| (outcome.network.clone(), outcome)).collect();
+    let names: Vec<&str> = networks.iter().map(|network| network.name).collect();
+    let mut outcomes = beside::outcomes(&folder, &names, known, caller, |place, at| {
+        measure(request, networks[place], [&at("onnx"), &at("db")], worker, caller)
+    })?;
+    let n_complete = names.iter().filter(|name| outcomes.contains_key(**name)).count();
     let outcomes: Vec<Outcome> = NETWORKS.iter().filter_map(|network| outcomes.remove(network.name)).collect();
     let page = Page { request, folder: &folder, outcomes: &outcomes };
     Ok(Held { data: page.write(own)?, n_runs: networks.len(), n_complete, folder })
@@ -197,13 +123,13 @@ pub fn carry_out(request: &NetworksRequest, worker: &WorkerCommand, caller: Call
 
 /// Tunes a network and measures it beside the others; none where it was stopped.
 fn measure(
-    request: &NetworksRequest,
+    request: &BesideRequest,
     network: &Network,
     [path, database]: [&Path; 2],
     worker: &WorkerCommand,
     caller: Caller,
 ) -> Result<Option<Outcome>, Error> {
-    let NetworksRequest { time, seed, threads, ref peer_path, .. } = *request;
+    let BesideRequest { time, seed, threads, ref peer_path, .. } = *request;
     let (started, start) = (since_1970().as_secs(), Instant::now());
     let file = onnx::write(&network.build(seed));
     write_whole(path, |to| to.write_all(&file)).or_failed(path.display())?;
@@ -334,35 +260,28 @@ impl Outcome {
 
 /// Page of results in the folder.
 struct Page<'a> {
-    request: &'a NetworksRequest,
+    request: &'a BesideRequest,
     folder: &'a Path,
     outcomes: &'a [Outcome],
 }
 
 impl Page<'_> {
     /// Writes everything and gives what `data.json` holds.
-    fn write(&self, mut own: Json) -> Result<Json, Error> {
+    fn write(&self, own: Json) -> Result<Json, Error> {
         let facts = json!({
             "paper": PAPER,
             "figure": FIGURE,
             "differs": DIFFERS,
-            "command": self.request.command(),
+            "command": self.request.command(NAME),
             "complete": self.outcomes.len() == NETWORKS.len(),
             "networks": self.outcomes,
             "speedups": self.means().into_iter().map(|(name, mean)| json!({"over": name, "geomean": mean}))
                 .collect::<Vec<_>>(),
         });
-        let facts = facts.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone()));
-        own.as_object_mut().expect("it is one").extend(facts);
-        data::write(self.folder, &format!("{own:#}\n")).or_failed(data::path(self.folder).display())?;
         let pictures = [("speed", sheet(&[self.speed()], 1)), ("by-time", sheet(&self.curves(), 3))];
         let pictures = pictures.into_iter().filter(|_| !self.outcomes.is_empty());
         let files = pictures.map(|(name, picture)| (format!("{name}.svg"), picture));
-        for (name, text) in files.chain([(PAGE.to_owned(), self.readme())]) {
-            let path = self.folder.join(name);
-            write_whole(&path, |file| file.write_all(text.as_bytes())).or_failed(path.display())?;
-        }
-        Ok(own)
+        beside::write(self.folder, own, facts, files.chain([(PAGE.to_owned(), self.readme())]))
     }
 
     /// Implementations measured on any network: ours first, the others in the order of their table.
@@ -389,7 +308,7 @@ impl Page<'_> {
         let _ = write!(
             out,
             "\n`{}` on {}, {}, {from} to {to}, version {}.\n{n} of {} complete, {}; each network is tuned for {} s.\n",
-            self.request.command(),
+            self.request.command(NAME),
             first.cpu,
             host::target().name(),
             first.version,

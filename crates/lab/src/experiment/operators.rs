@@ -1,30 +1,28 @@
 //! The experiment of operators beside libraries: each tuned, then measured interleaved with its rivals.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tilewright::bench::{Bench, BenchRequest, OURS, PEERS};
-use tilewright::file::write_whole;
 use tilewright::version::BUILD;
 use tilewright::words::{count, digits};
 use tilewright::{Database, Error, Note, Session, TuneRequest, since_1970, with_suffix};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
 
-use super::folder::{self, RUNS};
+use super::beside::{self, BesideRequest};
 use super::plan::only;
 use super::results::{PAGE, markdown};
 use super::table::{Problem, RESNET_AND_MATMUL};
-use super::{Cost, Held, data};
+use super::{Cost, Held, data, folder};
 use crate::clock::utc;
 use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};
 use crate::stats::geometric_mean;
-use crate::{Caller, News, OrFailed, load};
+use crate::{Caller, News, OrFailed};
 
 /// The name on the command line.
 pub const NAME: &str = "autotvm-operators";
@@ -44,23 +42,6 @@ pub const TIME: Duration = Duration::from_secs(60);
 const ROUNDS: u32 = 15;
 /// Seconds that start, race and comparison of an operator take.
 const BESIDE_SECONDS: f64 = 30.0;
-
-/// Part of the experiment that is asked for.
-#[derive(Clone)]
-pub struct OperatorsRequest {
-    /// The problems to keep to; all where there are none.
-    pub problems: Vec<String>,
-    /// Time for which each is tuned.
-    pub time: Duration,
-    /// Folder for data and plots, if not `experiments` and the name.
-    pub folder: Option<PathBuf>,
-    /// Seed of the searches.
-    pub seed: u64,
-    /// Threads that all may use.
-    pub threads: usize,
-    /// Folder in which libraries are looked for before the system's places.
-    pub peer_path: Option<PathBuf>,
-}
 
 /// An operator that was tuned and measured. `data.json` has a row for each.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -99,42 +80,18 @@ pub fn cost() -> Cost {
 /// # Errors
 /// Bad input where there is no such problem or the folder holds something else; failure where workers do not
 /// start or files cannot be written.
-pub fn carry_out(request: &OperatorsRequest, worker: &WorkerCommand, caller: Caller) -> Result<Held, Error> {
+pub fn carry_out(request: &BesideRequest, worker: &WorkerCommand, caller: Caller) -> Result<Held, Error> {
     let problems = only("problem", &request.problems, RESNET_AND_MATMUL.to_vec(), |one| one.label.to_owned())?;
-    let folder = request.folder.clone().unwrap_or_else(|| Path::new("experiments").join(NAME));
-    let own = json!({
-        "experiment": NAME,
-        "seconds": request.time.as_secs_f64(),
-        "seed": request.seed,
-        "threads": request.threads,
-        "target": host::target().name(),
-    });
+    let (folder, own) = (request.folder(NAME), request.identity(NAME));
     let (_claim, before) = folder::claim(&folder, &own)?;
     let rows = before["operators"].as_array().into_iter().flatten();
     let known = rows.filter_map(|row| Outcome::deserialize(row).ok());
-    let mut outcomes: BTreeMap<String, Outcome> = known.map(|outcome| (outcome.problem.clone(), outcome)).collect();
-    for problem in &problems {
-        let at = |ending: &str| folder.join(RUNS).join(format!("{}.{ending}", problem.label));
-        let marker = at("json");
-        if outcomes.contains_key(problem.label) {
-            continue;
-        }
-        if caller.is_stopped() {
-            break;
-        }
-        let kept = fs::read(&marker).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        if let Some(outcome) = kept {
-            outcomes.insert(problem.label.to_owned(), outcome);
-            continue;
-        }
-        load::warning().into_iter().for_each(|warning| caller.say(warning));
-        if let Some(outcome) = measure(request, problem, &at("db"), worker, caller)? {
-            let text = serde_json::to_string(&outcome).expect("invariant: it is numbers and text by name");
-            write_whole(&marker, |file| file.write_all(text.as_bytes())).or_failed(marker.display())?;
-            outcomes.insert(problem.label.to_owned(), outcome);
-        }
-    }
-    let n_complete = problems.iter().filter(|problem| outcomes.contains_key(problem.label)).count();
+    let known = known.map(|outcome| (outcome.problem.clone(), outcome)).collect();
+    let names: Vec<&str> = problems.iter().map(|problem| problem.label).collect();
+    let mut outcomes = beside::outcomes(&folder, &names, known, caller, |place, at| {
+        measure(request, &problems[place], &at("db"), worker, caller)
+    })?;
+    let n_complete = names.iter().filter(|name| outcomes.contains_key(**name)).count();
     let outcomes: Vec<Outcome> =
         RESNET_AND_MATMUL.iter().filter_map(|problem| outcomes.remove(problem.label)).collect();
     let page = Page { request, folder: &folder, outcomes: &outcomes };
@@ -143,13 +100,13 @@ pub fn carry_out(request: &OperatorsRequest, worker: &WorkerCommand, caller: Cal
 
 /// Tunes an operator and measures it beside the others; none where it was stopped.
 fn measure(
-    request: &OperatorsRequest,
+    request: &BesideRequest,
     problem: &Problem,
     database: &Path,
     worker: &WorkerCommand,
     caller: Caller,
 ) -> Result<Option<Outcome>, Error> {
-    let OperatorsRequest { time, seed, threads, ref peer_path, .. } = *request;
+    let BesideRequest { time, seed, threads, ref peer_path, .. } = *request;
     // From its beginning, if an earlier one was broken off.
     for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
         if path.exists() {
@@ -211,15 +168,6 @@ fn measure(
     }))
 }
 
-impl OperatorsRequest {
-    /// Command that repeats it.
-    fn command(&self) -> String {
-        let OperatorsRequest { time, seed, threads, .. } = self;
-        let folder = self.peer_path.as_ref().map_or(String::new(), |_| " --peer-path FOLDER".to_owned());
-        format!("tilewright experiment {NAME} --time {} --seed {seed} --threads {threads}{folder}", time.as_secs_f64())
-    }
-}
-
 impl Outcome {
     fn of(&self, name: &str) -> Option<&Measured> {
         self.implementations.iter().find(|measured| measured.name == name)
@@ -233,33 +181,27 @@ impl Outcome {
 
 /// Contents of the folder.
 struct Page<'a> {
-    request: &'a OperatorsRequest,
+    request: &'a BesideRequest,
     folder: &'a Path,
     outcomes: &'a [Outcome],
 }
 
 impl Page<'_> {
     /// Writes everything and gives what `data.json` holds.
-    fn write(&self, mut own: Json) -> Result<Json, Error> {
+    fn write(&self, own: Json) -> Result<Json, Error> {
         let speedups =
             self.others().into_iter().filter_map(|name| Some(json!({"over": name, "geomean": self.mean(name)?})));
         let facts = json!({
             "paper": PAPER,
             "figure": FIGURE,
             "differs": DIFFERS,
-            "command": self.request.command(),
+            "command": self.request.command(NAME),
             "complete": self.outcomes.len() == RESNET_AND_MATMUL.len(),
             "operators": self.outcomes,
             "speedups": speedups.collect::<Vec<_>>(),
         });
-        let facts = facts.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone()));
-        own.as_object_mut().expect("it is one").extend(facts);
-        data::write(self.folder, &format!("{own:#}\n")).or_failed(data::path(self.folder).display())?;
-        for (name, text) in [("speed.svg", sheet(&[self.speed()], 1)), (PAGE, self.readme())] {
-            let path = self.folder.join(name);
-            write_whole(&path, |file| file.write_all(text.as_bytes())).or_failed(path.display())?;
-        }
-        Ok(own)
+        let files = [("speed.svg", sheet(&[self.speed()], 1)), (PAGE, self.readme())];
+        beside::write(self.folder, own, facts, files.map(|(name, text)| (name.to_owned(), text)))
     }
 
     /// The libraries that were measured on any operator.
@@ -282,7 +224,7 @@ impl Page<'_> {
             "\n`{}` on {}, {}, from {} on, version {}.\n{} of {} complete, {}; each is tuned for {} s.\n\n\
              GFLOP/s, the median over rounds in which all ran in turns; the last row is how many times as fast ours is, \
              as geometric means.\n\n",
-            self.request.command(),
+            self.request.command(NAME),
             first.cpu,
             host::target().name(),
             first.started,
