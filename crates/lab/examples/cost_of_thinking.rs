@@ -15,7 +15,7 @@ use tilewright_learn::metrics::kendall_tau;
 use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
 use tilewright_search::{
     BoxError, Budget, Candidate, Config, Constraint, Event, HeadStart, Machine, Measure, Measured, Next, Outcome,
-    Parameter, Queue, RaceLimits, SEARCHES, Space, Standing, Timing, Trial, tune,
+    Parameter, Queue, SEARCHES, Space, Timing, Trial, tune,
 };
 
 const PNPOLY: &[u8] = include_bytes!("../../formats/tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
@@ -146,16 +146,6 @@ impl Measure for Formula {
     fn cancel(&mut self, from: u64) -> Result<(), BoxError> {
         self.queue.cancel(from);
         Ok(())
-    }
-
-    fn race(
-        &mut self,
-        _: &[Candidate],
-        _: RaceLimits,
-        _: Option<&AtomicBool>,
-        _: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Standing>, BoxError> {
-        Err("a formula is not raced".into())
     }
 
     fn machine(&self) -> Machine {

@@ -242,14 +242,17 @@ pub trait Measure: Send {
     /// race whenever that changes.
     ///
     /// # Errors
-    /// As [`Measure::next`].
+    /// As [`Measure::next`]; always by default.
     fn race(
         &mut self,
         candidates: &[Candidate],
         limits: RaceLimits,
         stop: Option<&AtomicBool>,
         left: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Standing>, BoxError>;
+    ) -> Result<Vec<Standing>, BoxError> {
+        let _ = (candidates, limits, stop, left);
+        Err("nothing is raced here".into())
+    }
 
     /// Properties of what measures.
     fn machine(&self) -> Machine;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
-use crate::measure::{Candidate, Machine, Measured, Next, RaceLimits, Standing};
+use crate::measure::{Candidate, Machine, Measured, Next};
 use crate::search::{SEARCHES, build};
 use crate::space::{Parameter, Space};
 use crate::trial::{Outcome, Timing};
@@ -183,16 +183,6 @@ impl Measure for Ahead {
         Ok(())
     }
 
-    fn race(
-        &mut self,
-        _: &[Candidate],
-        _: RaceLimits,
-        _: Option<&AtomicBool>,
-        _: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Standing>, BoxError> {
-        unreachable!("nothing is raced")
-    }
-
     fn machine(&self) -> Machine {
         Machine { works_ahead: true }
     }
@@ -293,16 +283,6 @@ impl Measure for Timed<'_, RecordedSpace> {
 
     fn cancel(&mut self, from: u64) -> Result<(), BoxError> {
         self.of.cancel(from)
-    }
-
-    fn race(
-        &mut self,
-        _: &[Candidate],
-        _: RaceLimits,
-        _: Option<&AtomicBool>,
-        _: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Standing>, BoxError> {
-        unreachable!("nothing is raced")
     }
 
     fn machine(&self) -> Machine {
@@ -430,16 +410,6 @@ impl Measure for Broken {
 
     fn cancel(&mut self, _: u64) -> Result<(), BoxError> {
         Ok(())
-    }
-
-    fn race(
-        &mut self,
-        _: &[Candidate],
-        _: RaceLimits,
-        _: Option<&AtomicBool>,
-        _: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Standing>, BoxError> {
-        unreachable!("nothing is raced")
     }
 
     fn machine(&self) -> Machine {

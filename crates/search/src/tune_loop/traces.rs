@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard};
 
 use super::*;
-use crate::measure::{Candidate, Machine, Measured, Next, Queue, RaceLimits, Standing};
+use crate::measure::{Candidate, Machine, Measured, Next, Queue};
 use crate::space::{Parameter, Space};
 use crate::trial::{Outcome, Timing};
 
@@ -147,16 +147,6 @@ impl Measure for Side<'_> {
         self.waiting.retain(|(number, _)| *number < from);
         self.stage().log(format_args!("cancel from {from}"));
         Ok(())
-    }
-
-    fn race(
-        &mut self,
-        _: &[Candidate],
-        _: RaceLimits,
-        _: Option<&AtomicBool>,
-        _: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Standing>, BoxError> {
-        unreachable!("nothing is raced")
     }
 
     fn machine(&self) -> Machine {
