@@ -81,7 +81,7 @@ fn data_caches() -> Vec<(u32, u64)> {
 /// Empties the system's cache of files, after what is to be written was written.
 ///
 /// # Errors
-/// Where the system does not permit it, which it does for few.
+/// If the system does not permit it to this process; few have the right.
 pub fn drop_file_cache() -> std::io::Result<()> {
     let path = c"/proc/sys/vm/drop_caches";
     // SAFETY: the path ends with a zero, the byte is there, and the descriptor is this function's own.

@@ -41,7 +41,7 @@ impl Bindings {
     /// A shape with its names bound.
     ///
     /// # Errors
-    /// Where a size is missing: the dimensions, with sizes where they are bound.
+    /// If a size is missing: the dimensions, with sizes where they are bound.
     pub fn bound(&self, dims: &[Dim]) -> Result<Vec<usize>, Vec<Dim>> {
         let bound = |dim: &Dim| match dim {
             Dim::Named(name) => {
@@ -139,7 +139,7 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
 /// Puts both graphs of each `If` of a specialised graph in its place, with a [`Select`] of each output.
 ///
 /// # Panics
-/// Where the graph is not specialised.
+/// If the graph is not specialised.
 pub fn with_both_branches(graph: &Graph) -> Cow<'_, Graph> {
     if !graph.nodes().any(|(_, node)| matches!(node.op, Op::If(_))) {
         return Cow::Borrowed(graph);

@@ -171,7 +171,7 @@ fn read_tuned(data: &[&Path], choice: &Choice) -> Result<Tuned, Error> {
 /// A table as it is, or unpacked where gzip has packed it.
 ///
 /// # Errors
-/// Where it is packed and damaged, or comes to more than [`MOST_BYTES`].
+/// If the file is packed and damaged, or comes to more than [`MOST_BYTES`].
 fn unpacked(bytes: Vec<u8>) -> std::io::Result<Vec<u8>> {
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return Ok(bytes);

@@ -39,7 +39,7 @@ pub struct Given {
 /// model's.
 ///
 /// # Errors
-/// Where there is no such input, or one has another type or shape.
+/// If there is no such input, or one has another type or shape.
 pub fn feed(graph: &mut Graph, bindings: &Bindings, tensors: Vec<(String, Tensor)>) -> Result<Given, Error> {
     let mut given = Given::default();
     for (name, tensor) in tensors {

@@ -105,7 +105,7 @@ impl Choices {
     /// The best that is known of each kernel of a model: recorded, else guessed.
     ///
     /// # Errors
-    /// Where records cannot be read, or a kernel has no configuration.
+    /// If records cannot be read, or a kernel has no configuration.
     pub fn known(fused: Fused, target: &Target, threads: usize, records: &Records) -> Result<Choices, Error> {
         let failed = |error: crate::CompileError| Error::failed(&error).because(error);
         let fused = laid_out(fused, target, threads, Layouts::Run(records)).map_err(failed)?;
@@ -239,7 +239,7 @@ fn better_before(before: &Profile, after: &Profile) -> HashSet<String> {
 /// with: those that the profiles show, or all where it was faster before as a whole.
 ///
 /// # Errors
-/// Where the model does not run here, or records cannot be written.
+/// If the model does not run here, or records cannot be written.
 pub fn settle(
     before: &Choices,
     after: Choices,

@@ -79,7 +79,7 @@ pub fn check(make: impl Fn(&Arc<Space>, u64) -> Box<dyn Search>) {
 /// `n_runs` runs of `n_trials` trials.
 ///
 /// # Panics
-/// Where it does not, with both means.
+/// If it does not, with both means.
 pub fn check_against_random(make: impl Fn(&Arc<Space>, u64) -> Box<dyn Search>, n_runs: u64, n_trials: usize) {
     let space = gemm();
     let mean = |make: Maker| {

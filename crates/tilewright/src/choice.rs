@@ -89,7 +89,7 @@ impl Choice {
     /// that was measured faster.
     ///
     /// # Errors
-    /// Where the database cannot be written.
+    /// If the database cannot be written.
     pub fn put_back(&self, median_ns: f64, other: &Choice, database: &Database, caches: Caches) -> Result<(), Error> {
         let workload = self.task.setting.workload.representative();
         let key = task_key(&self.task, caches);

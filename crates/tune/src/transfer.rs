@@ -35,7 +35,7 @@ pub struct EarlierTask {
 /// Records whose steps no longer apply are left out, and so are tasks of which nothing was measured.
 ///
 /// # Cost
-/// That of scheduling each program.
+/// Scheduling of each program.
 pub fn experience(tasks: &[EarlierTask], most_programs: usize) -> Experience {
     let mut experience = Experience::default();
     let share = most_programs / tasks.len().max(1);

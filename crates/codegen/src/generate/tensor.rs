@@ -5,8 +5,8 @@
 //! holds the factors of rows `y` and `y + 8` and of column `y`, of the steps `x` and `x + 4`, or of the pairs
 //! of steps of these numbers. Its sums are those of the program.
 //!
-//! Where a factor lies in shared memory in rows of which each 16 bytes belong to four threads, the warp loads
-//! tiles of them together, in an instruction for all registers (`ldmatrix`).
+//! Tiles of a factor that lies in shared memory in rows, of which each 16 bytes belong to four threads, are
+//! loaded by the warp together, in an instruction for all registers (`ldmatrix`).
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.14.5.6 and after, "Matrix
 //! Fragments for mma.m16n8k8", and 9.7.14.5.15, "ldmatrix".

@@ -97,7 +97,7 @@ impl<'a> Message<'a> {
     /// Reads the head of a field: its number, and how many bytes its payload has.
     ///
     /// # Errors
-    /// Where it is no field.
+    /// If the bytes are no field.
     pub fn head(&mut self) -> Result<(u64, usize), ReadError> {
         let at = self.at;
         let key = self.varint()?;
@@ -117,7 +117,7 @@ impl<'a> Message<'a> {
     /// Skips `n` bytes.
     ///
     /// # Errors
-    /// Where there are fewer.
+    /// If fewer bytes are left.
     pub fn pass(&mut self, n: usize) -> Result<(), ReadError> {
         self.take(n).map(drop)
     }
@@ -166,7 +166,7 @@ impl<'a> Field<'a> {
     /// The field as a message.
     ///
     /// # Errors
-    /// Where the field is of another kind.
+    /// If the field is of another kind.
     pub fn message(&self) -> Result<Message<'a>, ReadError> {
         match self.payload {
             Payload::Bytes(message) => Ok(message),
@@ -177,7 +177,7 @@ impl<'a> Field<'a> {
     /// The field as text.
     ///
     /// # Errors
-    /// Where the field is of another kind, or not UTF-8.
+    /// If the field is of another kind, or not UTF-8.
     pub fn text(&self) -> Result<&'a str, ReadError> {
         let what = "a text is not UTF-8";
         std::str::from_utf8(self.message()?.bytes).map_err(|_| ReadError::Malformed { at: self.at, what })
@@ -186,7 +186,7 @@ impl<'a> Field<'a> {
     /// The field as an integer.
     ///
     /// # Errors
-    /// Where the field is of another kind.
+    /// If the field is of another kind.
     pub fn int(&self) -> Result<i64, ReadError> {
         match self.payload {
             Payload::Varint(number) => Ok(number as i64),
@@ -197,7 +197,7 @@ impl<'a> Field<'a> {
     /// The field as an f32.
     ///
     /// # Errors
-    /// Where the field is of another kind.
+    /// If the field is of another kind.
     pub fn float(&self) -> Result<f32, ReadError> {
         match self.payload {
             Payload::Fixed32(bits) => Ok(f32::from_bits(bits)),

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 /// Valid completions of a prefix, for a problem.
 pub trait Completions {
     /// Tells, for each value of the parameter after this prefix, whether some valid whole answer begins so.
-    /// It has to be exact: where it says yes too often, a search may end with no answer.
+    /// Answers have to be exact: with a yes too many a search may end with no answer.
     fn allowed(&mut self, prefix: &[u32]) -> Vec<bool>;
 }
 

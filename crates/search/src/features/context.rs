@@ -79,7 +79,7 @@ impl LoopContexts {
     /// The contexts of a program, from those of its loops.
     ///
     /// # Panics
-    /// Where a loop stands before the one around it.
+    /// If a loop stands before the one around it.
     pub fn new(loops: Vec<LoopContext>) -> LoopContexts {
         let is_after_parent = |(at, l): (usize, &LoopContext)| l.parent.is_none_or(|parent| parent < at);
         assert!(loops.iter().enumerate().all(is_after_parent), "invariant: outer loops stand before inner ones");

@@ -228,11 +228,11 @@ impl<'a> Tuning<'a> {
     /// The observer is told every trial as it completes and the end of every batch; where it fails, the run
     /// ends.
     ///
-    /// Where no valid trial is known the first guess is measured alone, so that there is a result as soon as
-    /// can be. A search is not asked where it thought for longer the last time than is left.
+    /// The first guess is measured alone if no valid trial is known, so that there is a result as soon as can
+    /// be. A search is not asked where it thought for longer the last time than is left.
     ///
-    /// Where something is known a batch is a sixteenth of that, one candidate at least: what is chosen
-    /// together is chosen without the others' results, and early every result changes the choice.
+    /// Batches are a sixteenth of what is known, one candidate at least: the candidates of a batch are chosen
+    /// without each other's results, and early every result changes the choice.
     ///
     /// The search is told a batch as a whole and in order of batches, whatever comes first: what it proposes
     /// does not depend on how many candidates `measure` has under way. What is chosen and not measured when
@@ -242,7 +242,7 @@ impl<'a> Tuning<'a> {
     /// [`Error::Measure`] and [`Error::Observer`]. What was measured until then has been observed.
     ///
     /// # Panics
-    /// Where a median is not a positive, finite number: the measuring side's fault.
+    /// If a median is not a positive, finite number: the measuring side's fault.
     pub fn go_on(
         &mut self,
         measure: &mut dyn Measure,

@@ -51,7 +51,7 @@ impl CommandRace {
     /// Parses the metric.
     ///
     /// # Errors
-    /// Where it is neither a time nor a regular expression.
+    /// If the text is neither a time nor a regular expression.
     pub fn metric(&self) -> Result<Metric, Error> {
         parse_metric(&self.metric, self.maximize)
     }
@@ -91,7 +91,7 @@ impl CommandRace {
 /// A metric of commands.
 ///
 /// # Errors
-/// Where a text is neither a time nor a regular expression.
+/// If the text is neither a time nor a regular expression.
 pub(crate) fn parse_metric(text: &str, maximize: bool) -> Result<Metric, Error> {
     Metric::parse(text, maximize).map_err(|error| {
         let known = "give wall, cpu or a regular expression, such as 'time: ([0-9.]+)'";

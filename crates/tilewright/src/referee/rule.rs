@@ -50,7 +50,7 @@ impl SignedRank {
     /// pairs.
     ///
     /// # Panics
-    /// Where there are more or fewer differences than pairs.
+    /// If there are more or fewer differences than pairs.
     pub fn interval(&self, differences: &[f64], error: f64) -> Interval {
         assert_eq!(differences.len(), self.n, "invariant: there is a difference for each pair");
         let mut averages: Vec<f64> = Vec::with_capacity(self.probabilities.len());

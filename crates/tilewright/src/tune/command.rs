@@ -214,7 +214,7 @@ impl CommandRequest {
     /// Parses the metric.
     ///
     /// # Errors
-    /// Where it is neither a time nor a regular expression.
+    /// If the text is neither a time nor a regular expression.
     pub fn metric(&self) -> Result<Metric, Error> {
         parse_metric(&self.metric, self.maximize)
     }
