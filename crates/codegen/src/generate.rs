@@ -14,6 +14,7 @@ mod copier;
 mod copy;
 pub mod cpu;
 mod deinterleave;
+mod dot;
 mod export;
 mod interleave;
 pub mod kernel;

@@ -55,7 +55,7 @@ pub enum Kind {
     I1,
     /// A byte, which is computed with as something longer.
     I8,
-    /// A 16-bit integer, which is stored and not computed with.
+    /// A 16-bit integer, which is stored and shifted, and not computed with otherwise.
     I16,
     /// A 32-bit integer.
     I32,
@@ -288,6 +288,15 @@ pub enum Op {
     FMax,
     /// `a · b + c`, rounded once.
     Fma,
+    /// Dot product of four 8-bit integers of each 32-bit lane, added to a sum modulo 2^32. Operands are the
+    /// sums and both factors, all of 32-bit integers, 16, 8 or 4 of them.
+    Dot4 {
+        /// Whether each factor is signed; [`Target::dot4_lanes`](tilewright_ir::Target::dot4_lanes) says what
+        /// a machine has instructions for.
+        signed: [bool; 2],
+    },
+    /// Dot product of two signed 16-bit integers of each lane, as with [`Op::Dot4`]; x86-64 alone has it.
+    Dot2,
     /// The number with the first 11 of its bits, rounded.
     Tf32,
     /// A warp's load of 2 or 4 tiles of 8 rows of 16 bytes each from shared memory (`ldmatrix`): the threads

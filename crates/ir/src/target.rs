@@ -423,6 +423,27 @@ impl Target {
         self.arch == Arch::Gpu(GpuApi::Cuda) && version.and_then(|v| v.parse().ok()).is_some_and(|v: u32| v >= least)
     }
 
+    /// Most lanes of 32-bit sums to which one instruction adds dot products of four 8-bit integers each, of
+    /// factors that are signed so: `vpdpbusd` and its kin, `sdot`, `udot`, `usdot`. 0 without such.
+    pub fn dot4_lanes(&self, signed: [bool; 2]) -> usize {
+        let is_mixed = signed[0] != signed[1];
+        let has = |name| self.feature(name) == Some(true);
+        match self.arch {
+            Arch::X86_64 if is_mixed && has("avx512vnni") && self.vector_bits >= 512 => 16,
+            Arch::X86_64 if is_mixed && has("avx512vnni") && has("avx512vl") => 8,
+            Arch::X86_64 if is_mixed && has("avxvnni") => 8,
+            Arch::X86_64 if has("avxvnniint8") && !is_mixed => 8,
+            Arch::Aarch64 if has(if is_mixed { "i8mm" } else { "dotprod" }) => 4,
+            Arch::X86_64 | Arch::Aarch64 | Arch::Gpu(_) => 0,
+        }
+    }
+
+    /// Whether the features have one, by LLVM's name; `None` where they do not name it.
+    pub fn feature(&self, name: &str) -> Option<bool> {
+        let given = self.features.split(',').rev().find(|word| word.get(1..) == Some(name));
+        given.map(|word| word.starts_with('+'))
+    }
+
     /// Elements of a type in a vector register; f16 and bf16 count as f32.
     pub fn lanes(&self, dtype: crate::DType) -> i64 {
         let held = if dtype.is_half() { dtype.arithmetic() } else { dtype };
@@ -581,6 +602,30 @@ mod tests {
         for (from, to) in [("warp=32,", ""), ("threads_z=64", "threads_z=5000000000"), ("vector=", "vectors=")] {
             assert!(gpu.replace(from, to).parse::<Target>().is_err(), "without {from}");
         }
+    }
+
+    #[test]
+    fn dot_products_are_those_of_the_features() {
+        let check = |name: &str, features: &str, expected: [usize; 3]| {
+            let own = Target::named(name).unwrap();
+            let features = if features.is_empty() { own.features.clone() } else { features.to_owned() };
+            let target = Target { features, ..own };
+            let signs = [[false, true], [true, true], [false, false]];
+            assert_eq!(signs.map(|signed| target.dot4_lanes(signed)), expected, "{target}");
+            assert_eq!(target.dot4_lanes([true, false]), expected[0], "{target}");
+        };
+        check("x86-64", "", [0, 0, 0]);
+        check("x86-64-v4", "", [0, 0, 0]);
+        check("x86-64-v4", "+avx512vl,+avx512vnni", [16, 0, 0]);
+        check("x86-64-v4", "+avx512vnni,-avx512vnni", [0, 0, 0]);
+        check("x86-64-v4", "+avx512vnni,+avxvnni,+avxvnniint8", [16, 8, 8]);
+        check("x86-64-v3", "+avx512vnni,+avx512vl", [8, 0, 0]);
+        check("x86-64-v3", "+avxvnni", [8, 0, 0]);
+        check("x86-64-v3", "+avxvnni,+avxvnniint8", [8, 8, 8]);
+        check("cortex-a53", "", [0, 0, 0]);
+        check("cortex-a76", "", [0, 4, 4]);
+        check("neoverse-v1", "", [4, 4, 4]);
+        check("sm_90a", "", [0, 0, 0]);
     }
 
     /// Names that databases are full of.

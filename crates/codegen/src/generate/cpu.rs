@@ -10,8 +10,21 @@ use tilewright_ir::target::{Arch, Target};
 /// A register that CPUID fills.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Register {
+    Eax,
     Ebx,
     Ecx,
+    Edx,
+}
+
+impl Register {
+    fn name(self) -> &'static str {
+        match self {
+            Register::Eax => "eax",
+            Register::Ebx => "ebx",
+            Register::Ecx => "ecx",
+            Register::Edx => "edx",
+        }
+    }
 }
 
 /// An extension of x86-64's instruction set.
@@ -20,7 +33,7 @@ struct Feature {
     name: &'static str,
     /// The first level of x86-64 (`x86-64-v2` and so on) that has it; none where no level has.
     level: Option<u32>,
-    /// Bit of CPUID for the feature: leaf, register, bit.
+    /// Bit of CPUID for the feature: leaf, register, bit. [`LEAF_7_1`] is the second part of leaf 7.
     bit: (u32, Register, u32),
     /// The bits of XCR0 by which the operating system says that it keeps the registers.
     state: u32,
@@ -30,6 +43,8 @@ const AVX_STATE: u32 = 0x6;
 const AVX512_STATE: u32 = 0xe6;
 /// CPUID's bit that XCR0 can be read: leaf 1, ECX.
 const OSXSAVE: u32 = 27;
+/// Leaf 7 with 1 in ECX.
+const LEAF_7_1: u32 = 0x1_0007;
 
 const fn feature(
     name: &'static str,
@@ -44,8 +59,8 @@ const fn feature(
 
 /// Features that LLVM uses in kernels. Without one of them the code might differ from the code that was
 /// measured.
-const FEATURES: [Feature; 27] = {
-    use Register::{Ebx, Ecx};
+const FEATURES: [Feature; 29] = {
+    use Register::{Eax, Ebx, Ecx, Edx};
     [
         feature("sse3", Some(2), 1, Ecx, 0, 0),
         feature("ssse3", Some(2), 1, Ecx, 9, 0),
@@ -74,15 +89,19 @@ const FEATURES: [Feature; 27] = {
         feature("avx512vnni", None, 7, Ecx, 11, AVX512_STATE),
         feature("avx512bitalg", None, 7, Ecx, 12, AVX512_STATE),
         feature("avx512vpopcntdq", None, 7, Ecx, 14, AVX512_STATE),
+        feature("avxvnni", None, LEAF_7_1, Eax, 4, AVX_STATE),
+        feature("avxvnniint8", None, LEAF_7_1, Edx, 4, AVX_STATE),
     ]
 };
 
 fn features_of(target: &Target) -> impl Iterator<Item = &'static Feature> {
     let level = target.cpu.strip_prefix("x86-64-v").and_then(|level| level.parse().ok()).unwrap_or(1);
+    // With both, code uses the instructions of AVX-512, and runs where the others are missing.
+    let has_both = target.feature("avx512vnni") == Some(true);
     FEATURES.iter().filter(move |feature| {
-        let given = target.features.split(',').rev().find(|word| word.get(1..) == Some(feature.name));
         let implied = feature.level.is_some_and(|first| level >= first);
-        target.arch == Arch::X86_64 && given.map_or(implied, |word| word.starts_with('+'))
+        let is_needed = feature.name != "avxvnni" || !has_both;
+        target.arch == Arch::X86_64 && is_needed && target.feature(feature.name).unwrap_or(implied)
     })
 }
 
@@ -98,8 +117,9 @@ pub fn check(target: &Target) -> Option<String> {
     let mut text = String::new();
     let mut ask = |leaf: u32, register: Register, bits: u32| {
         if bits != 0 {
-            let register = if register == Register::Ebx { "ebx" } else { "ecx" };
-            let _ = write!(text, "movl $${leaf}, %eax\nxorl %ecx, %ecx\ncpuid\n");
+            let register = register.name();
+            let part = if leaf == LEAF_7_1 { "movl $$1, %ecx" } else { "xorl %ecx, %ecx" };
+            let _ = write!(text, "movl $${}, %eax\n{part}\ncpuid\n", if leaf == LEAF_7_1 { 7 } else { leaf });
             let _ = write!(text, "notl %{register}\ntestl $${bits}, %{register}\njne 1f\n");
         }
     };
@@ -109,13 +129,19 @@ pub fn check(target: &Target) -> Option<String> {
     };
     let saves = if state == 0 { 0 } else { 1 << OSXSAVE };
     ask(1, Register::Ecx, bits(1, Register::Ecx) | saves);
-    let more = [(7, Register::Ebx), (7, Register::Ecx), (0x8000_0001, Register::Ecx)];
+    let more = [
+        (7, Register::Ebx),
+        (7, Register::Ecx),
+        (LEAF_7_1, Register::Eax),
+        (LEAF_7_1, Register::Edx),
+        (0x8000_0001, Register::Ecx),
+    ];
     more.iter().for_each(|(leaf, register)| ask(*leaf, *register, bits(*leaf, *register)));
     if text.is_empty() {
         return None;
     }
     // Older CPUs answer a leaf that they lack with another one's bits.
-    let has_leaf_7 = if bits(7, Register::Ebx) | bits(7, Register::Ecx) == 0 {
+    let has_leaf_7 = if !features_of(target).any(|feature| matches!(feature.bit.0, 7 | LEAF_7_1)) {
         ""
     } else {
         "xorl %eax, %eax\ncpuid\ncmpl $$7, %eax\njb 1f\n"
@@ -150,6 +176,14 @@ mod tests {
         let mut host = Target { cpu: "nehalem".into(), ..named("x86-64") };
         host.features = "+sse3,-avx,+popcnt,+rdpid,-sse4.2".into();
         check(&host, 2, &[("cpuid", true), ("xgetbv", false), ("$$8388609, %ecx", true), ("cmpl $$7", false)]);
+        host.features = "+avxvnni,+avxvnniint8".into();
+        check(
+            &host,
+            2,
+            &[("movl $$1, %ecx", true), ("testl $$16, %eax", true), ("testl $$16, %edx", true), ("$$7", true)],
+        );
+        host.features = "+avx512vnni,+avxvnni".into();
+        check(&host, 1, &[("movl $$1, %ecx", false), ("testl $$2048, %ecx", true)]);
         let less = Target { features: "-avx512vl".into(), ..named("x86-64-v4") };
         assert!(!features(&less).contains(&"avx512vl") && features(&less).contains(&"avx512f"));
     }

@@ -490,6 +490,8 @@ impl Printer<'_> {
                 let n = self.scalar(Kind::I32, (*n).into());
                 self.intrinsic("llvm.nvvm.cp.async.wait.group", Vec::new(), vec![n])
             }
+            Op::Dot4 { signed } => self.dot4(*signed, x, result.map_or(0, |ty| ty.lanes)),
+            Op::Dot2 => self.dot2(x, result.map_or(0, |ty| ty.lanes)),
             Op::Tf32 => {
                 let bits = self.intrinsic("llvm.nvvm.f2tf32.rna", Vec::new(), x);
                 LLVMBuildBitCast(b, bits, ty, UNNAMED)
@@ -601,6 +603,48 @@ impl Printer<'_> {
             LLVMSetAlignment(memory, align);
             memory
         }}
+    }
+
+    /// Sums with dot products of four 8-bit integers a lane.
+    fn dot4(&self, signed: [bool; 2], x: Vec<LLVMValueRef>, lanes: usize) -> LLVMValueRef {
+        let [sums, a, b] = x[..] else { unreachable!("a dot product has three operands") };
+        let is_mixed = signed[0] != signed[1];
+        // Instructions of mixed signs take the unsigned factor first.
+        let (a, b) = if is_mixed && signed[0] { (b, a) } else { (a, b) };
+        let bits = 32 * lanes;
+        match self.target.arch {
+            Arch::Aarch64 => {
+                let name = if is_mixed { "usdot" } else { ["udot", "sdot"][usize::from(signed[0])] };
+                let [of_sums, of_factors] = [(Kind::I32, lanes), (Kind::I8, 4 * lanes)]
+                    .map(|(kind, n)| llvm!(LLVMVectorType(self.kind(kind), n as u32)));
+                self.of_bits(&format!("llvm.aarch64.neon.{name}"), vec![of_sums, of_factors], vec![sums, a, b])
+            }
+            _ if is_mixed => self.of_bits(&format!("llvm.x86.avx512.vpdpbusd.{bits}"), Vec::new(), vec![sums, a, b]),
+            _ => {
+                let signs = ["uu", "ss"][usize::from(signed[0])];
+                self.of_bits(&format!("llvm.x86.avx2.vpdpb{signs}d.{bits}"), Vec::new(), vec![sums, a, b])
+            }
+        }
+    }
+
+    /// Sums with dot products of two signed 16-bit integers a lane, on x86-64.
+    fn dot2(&self, x: Vec<LLVMValueRef>, lanes: usize) -> LLVMValueRef {
+        let name = match lanes {
+            16 => "avx512.pmaddw.d.512",
+            8 => "avx2.pmadd.wd",
+            _ => "sse2.pmadd.wd",
+        };
+        let products = self.of_bits(&format!("llvm.x86.{name}"), Vec::new(), x[1..].to_vec());
+        llvm!(LLVMBuildAdd(self.builder, x[0], products, UNNAMED))
+    }
+
+    /// Calls one of LLVM's own functions with operands that have the bits of its parameters.
+    fn of_bits(&self, name: &str, overloads: Vec<LLVMTypeRef>, mut operands: Vec<LLVMValueRef>) -> LLVMValueRef {
+        let f = self.own_function(name, overloads);
+        for (at, x) in operands.iter_mut().enumerate() {
+            *x = llvm!(LLVMBuildBitCast(self.builder, *x, LLVMTypeOf(LLVMGetParam(f, at as u32)), UNNAMED));
+        }
+        self.call(llvm!(LLVMGlobalGetValueType(f)), f, operands)
     }
 
     /// A warp's load of tiles, as lanes of a vector.
@@ -718,12 +762,17 @@ impl Printer<'_> {
     }
 
     /// Calls one of LLVM's own functions, overloaded for some types.
-    fn intrinsic(&self, name: &str, mut overloads: Vec<LLVMTypeRef>, arguments: Vec<LLVMValueRef>) -> LLVMValueRef {
+    fn intrinsic(&self, name: &str, overloads: Vec<LLVMTypeRef>, arguments: Vec<LLVMValueRef>) -> LLVMValueRef {
+        let f = self.own_function(name, overloads);
+        self.call(llvm!(LLVMGlobalGetValueType(f)), f, arguments)
+    }
+
+    /// Declares one of LLVM's own functions, overloaded for some types.
+    fn own_function(&self, name: &str, mut overloads: Vec<LLVMTypeRef>) -> LLVMValueRef {
         llvm! {{
             let id = LLVMLookupIntrinsicID(name.as_ptr().cast(), name.len());
             assert!(id != 0, "LLVM has no intrinsic {name}");
-            let f = LLVMGetIntrinsicDeclaration(self.module, id, overloads.as_mut_ptr(), overloads.len());
-            self.call(LLVMGlobalGetValueType(f), f, arguments)
+            LLVMGetIntrinsicDeclaration(self.module, id, overloads.as_mut_ptr(), overloads.len())
         }}
     }
 

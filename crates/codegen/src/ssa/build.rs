@@ -486,6 +486,16 @@ impl Builder {
         self.compute(Op::Fma, smallvec![a, b, c], self.type_of(a))
     }
 
+    /// Dot products of four 8-bit integers a lane, added to sums: see [`Op::Dot4`].
+    pub fn dot4(&self, signed: [bool; 2], sums: Id, a: Id, b: Id) -> Id {
+        self.compute(Op::Dot4 { signed }, smallvec![sums, a, b], self.type_of(sums))
+    }
+
+    /// Dot products of two signed 16-bit integers a lane, added to sums: see [`Op::Dot2`].
+    pub fn dot2(&self, sums: Id, a: Id, b: Id) -> Id {
+        self.compute(Op::Dot2, smallvec![sums, a, b], self.type_of(sums))
+    }
+
     /// The number with the first 11 of its bits, rounded.
     pub fn tf32(&self, x: Id) -> Id {
         self.compute(Op::Tf32, smallvec![x], Type::F32)

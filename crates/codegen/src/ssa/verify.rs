@@ -138,6 +138,9 @@ impl Function {
                 };
                 is_real(to) && x.len() == n && x.iter().all(|ty| *ty == to)
             }
+            (Op::Dot4 { .. } | Op::Dot2, [sums, a, b], Some(to)) => {
+                to.kind == Kind::I32 && matches!(to.lanes, 4 | 8 | 16) && [sums, a, b].iter().all(|ty| **ty == to)
+            }
             (Op::LoadTiles { .. }, [from], Some(to)) => {
                 *from == Type::SHARED && to.kind.bytes() == 4 && matches!(to.lanes, 2 | 4)
             }
