@@ -301,11 +301,15 @@ impl Plot {
         let widest = names.iter().map(|name| text_width(name)).fold(0.0, f64::max);
         let is_slanted = widest * names.len() as f64 > WIDTH - LEFT - RIGHT - 10.0 * names.len() as f64;
         let bottom = HEIGHT - if is_slanted { 30.0 + (widest * 0.6).min(110.0) } else { 48.0 };
+        // A slanted name begins to the left of its place.
+        let place = (WIDTH - LEFT - RIGHT) / names.len().max(1) as f64;
+        let begins = names.iter().enumerate().map(|(at, name)| text_width(name) * 0.82 - (at as f64 + 0.5) * place);
+        let left = if is_slanted { begins.fold(LEFT, |left, begin| left.max(begin + 4.0)) } else { LEFT };
 
         let extents: Vec<_> = self.layers.iter().map(|layer| layer.marks.extent()).collect();
         let x_range = self.range(&self.x, extents.iter().flat_map(|e| e.0.iter().copied()));
         let y_range = self.range(&self.y, extents.iter().flat_map(|e| e.1.iter().copied()));
-        let x = Ruler { axis: &self.x, range: x_range, place: (LEFT, WIDTH - RIGHT) };
+        let x = Ruler { axis: &self.x, range: x_range, place: (left, WIDTH - RIGHT) };
         let y = Ruler { axis: &self.y, range: y_range, place: (bottom, top) };
 
         let mut out = format!("<g font-family=\"system-ui,sans-serif\" font-size=\"{FONT}\" fill=\"currentColor\">");
