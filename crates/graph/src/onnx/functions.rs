@@ -1,4 +1,4 @@
-//! Operators of ONNX Runtime's own domain, which its tools write, as functions of ONNX's.
+//! Operators that are functions of others: of ONNX Runtime's own domain, which its tools write, and of ONNX's.
 
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use super::{NEWEST_OPSET, plain_domain};
@@ -83,24 +83,35 @@ const FUNCTIONS: &[&str] = &[
      s = Mul(sa, sb); t = Mul(f, s); y = Add(t, c)",
 ];
 
-/// Whether an operator is one of these functions.
-pub fn has(domain: &str, name: &str) -> bool {
-    // One of them has no domain in the models that have it.
-    let is_plain = domain.is_empty() && name == "SimplifiedLayerNormalization";
-    let is_named = |row: &&str| row.strip_prefix(name).is_some_and(|rest| rest.starts_with('('));
-    (domain == DOMAIN || is_plain) && FUNCTIONS.iter().any(is_named)
+/// Operators of ONNX's own domain, as in [`FUNCTIONS`].
+const PLAIN: &[&str] = &["SwiGLU(a, b) alpha=1.0 -> y: gate = Swish[alpha=@alpha](a); y = Mul(gate, b)"];
+
+/// The definitions of an operator, each behind its name and `(`.
+fn definitions(domain: &str, name: &str) -> impl Iterator<Item = &'static str> {
+    let rows = match (domain, name) {
+        // Models that have it leave its domain out.
+        (DOMAIN, _) | ("", "SimplifiedLayerNormalization") => FUNCTIONS,
+        ("", _) => PLAIN,
+        _ => &[],
+    };
+    rows.iter().filter_map(move |row| row.strip_prefix(name)?.strip_prefix('('))
 }
 
-/// The function that a node of ONNX Runtime's domain calls; none where it has none of that name.
+/// Whether an operator is one of these functions.
+pub fn has(domain: &str, name: &str) -> bool {
+    definitions(domain, name).next().is_some()
+}
+
+/// The function that a node calls; none if its operator is no function.
 ///
 /// # Errors
-/// Where it is given something else than is known here.
+/// If it is given something else than is known here.
 pub fn known<'a>(node: &NodeProto<'a>) -> Option<Result<FunctionProto<'a>, OpError>> {
-    if !has(plain_domain(node.domain), node.op_type) {
+    let domain = plain_domain(node.domain);
+    if !has(domain, node.op_type) {
         return None;
     }
-    let rows = FUNCTIONS.iter().filter_map(|row| row.strip_prefix(node.op_type)?.strip_prefix('('));
-    let mut functions = rows.map(|row| read(node, row));
+    let mut functions = definitions(domain, node.op_type).map(|row| read(node, row));
     let fits = |function: &FunctionProto<'_>| {
         let is_given = |at: usize| node.inputs.get(at).is_some_and(|name| !name.is_empty());
         let n = function.inputs.len().max(node.inputs.len());
