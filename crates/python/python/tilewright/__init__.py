@@ -1,9 +1,9 @@
-"""Finds the fastest kernel, or the best parameters of anything, by measuring.
+"""Autotuning: the fastest kernel, or the best parameters of any function, found by measuring.
 
-A `Space` has parameters with exact restrictions. A `Search` is asked what to measure and told what became of
-it; `tune` does both, for a function, or for a workload such as `"matmul-1024"`, whose kernels are compiled,
-checked and timed here. `replay` runs a search on what was recorded, `Records` is the database. `kernel` gives
-the best kernel that is recorded, and `load` an ONNX model, to be called on NumPy's arrays.
+A `Space` has parameters and exact constraints. A `Search` proposes configurations and is told their results;
+`tune` drives one, for a Python function, or for a workload such as `"matmul-1024"`, whose kernels it compiles,
+checks and times on this machine. `replay` runs a search on recorded measurements, `Records` reads the database.
+`kernel` returns the best recorded kernel of a workload and `load` an ONNX model, both callable on NumPy arrays.
 
     import tilewright as tw
 

@@ -1,4 +1,4 @@
-"""NumPy's arrays on their way to kernels and models."""
+"""NumPy arrays as arguments of kernels and models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TYPES = {"f32": "float32", "f64": "float64", "f16": "float16", "i8": "int8", "u
 
 
 class Argument(NamedTuple):
-    """An input or output."""
+    """Input or output of a kernel or model."""
 
     name: str
     dtype: Any
@@ -25,26 +25,26 @@ class Argument(NamedTuple):
 
 
 def arguments(native: list[tuple[str, str, list[int]]]) -> list[Argument]:
-    """What a kernel or model of the library takes or gives."""
+    """Returns the arguments that the library lists."""
     import numpy
 
     return [Argument(name, numpy.dtype(_TYPES[dtype]), tuple(shape)) for name, dtype, shape in native]
 
 
 def new(what: Argument) -> Any:
-    """An array for an output."""
+    """Allocates an array for an output."""
     import numpy
 
     return numpy.empty(what.shape, what.dtype)
 
 
 def lies_well(what: Argument, array: Any) -> bool:
-    """Whether an array of the type and the shape can be used as it lies in memory."""
+    """Returns whether an array of this dtype and shape can be passed without a copy."""
     return array.flags.c_contiguous and array.flags.aligned and array.dtype == what.dtype
 
 
 def laid_well(what: Argument, array: Any, warn: bool = False) -> Any:
-    """An array of the type and the shape, as it is where it lies well, else copied."""
+    """Returns the array itself if it can be passed without a copy, else a copy of this dtype and shape."""
     import numpy
 
     if lies_well(what, array):
@@ -56,12 +56,12 @@ def laid_well(what: Argument, array: Any, warn: bool = False) -> Any:
 
 
 def has_type(what: Argument, array: Any) -> bool:
-    """Whether an array has the type, in whatever order of bytes."""
+    """Returns whether an array has this dtype, in either byte order."""
     return array.dtype.newbyteorder("=") == what.dtype
 
 
 def memory(array: Any) -> Any:
-    """The bytes of an array that lies well."""
+    """Returns the memory of an array that can be passed without a copy."""
     import numpy
 
     return array.reshape(-1).view(numpy.uint8)

@@ -1,4 +1,4 @@
-"""Kernels that are called on NumPy's arrays, as they lie in memory."""
+"""Kernels callable on NumPy arrays, without copies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from ._arrays import Argument, arguments, has_type, laid_well, lies_well, memory
 
 
 class Kernel:
-    """A kernel in this process: `kernel(a, b)` gives the output of its inputs, `kernel(a, b, out=c)` writes it
-    into an array that is there.
+    """Kernel compiled into this process: `kernel(a, b)` returns the output, `kernel(a, b, out=c)` writes it to `c`.
 
-    Arrays are of the type and the shape that `inputs` and `outputs` say, contiguous in C's order and aligned:
-    then nothing is copied. Another one is copied, with a warning. Any thread may call a kernel: runs at the same
-    time have memory of their own each.
+    Arrays have the dtype and shape that `inputs` and `outputs` list. C-contiguous, aligned arrays are used
+    without a copy; others are copied, with a warning. Any thread may call a kernel: concurrent calls use
+    separate scratch memory.
     """
 
     def __init__(self, native: _tilewright.Kernel) -> None:
@@ -26,7 +25,7 @@ class Kernel:
 
     @property
     def workload(self) -> str:
-        """What it computes."""
+        """Workload that the kernel computes, as text."""
         return self._native.workload
 
     @property
@@ -41,7 +40,7 @@ class Kernel:
 
     @property
     def time(self) -> float | None:
-        """Seconds that a run took when it was measured; None where nothing is recorded."""
+        """Recorded seconds of a run; None if nothing is recorded."""
         return self._native.time
 
     def __repr__(self) -> str:
@@ -77,7 +76,9 @@ def kernel(
     db: str | os.PathLike[str] | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Kernel:
-    """The best kernel that is recorded of a workload, or what the model of this machine guesses, compiled into
-    this process. `constants` are arrays of inputs that the workload says stay the same (`const=w`)."""
+    """Compiles the best recorded kernel of a workload into this process, or if none is recorded, the first guess.
+
+    `constants` maps inputs that the workload declares constant (`const=w`) to their arrays.
+    """
     held = [(name, array.tobytes()) for name, array in (constants or {}).items()]
     return Kernel(_tilewright.Kernel(workload, threads=threads, db=db, constants=held))

@@ -1,4 +1,4 @@
-"""ONNX models that are called on NumPy's arrays."""
+"""ONNX models callable on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from ._arrays import Argument, arguments, has_type, laid_well, memory, new
 
 
 class Model:
-    """A model in this process: `model({"x": x})`, `model(x)` and `model(x=x)` give a dict with an array for each
-    output, by its name.
+    """Model compiled into this process: `model({"x": x})`, `model(x)` and `model(x=x)` return a dict of outputs.
 
-    Arrays are of the type and the shape that `inputs` says. Those that do not lie in memory in C's order, or are
-    not aligned, are copied. Outputs are new arrays. Any thread may call a model: runs at the same time have
-    memory of their own each, which later runs use again, and share the threads of `load`.
+    Arrays have the dtype and shape that `inputs` lists; those that are not C-contiguous and aligned are copied.
+    Outputs are new arrays. Any thread may call a model: concurrent calls use separate scratch memory, which
+    later calls reuse, and share the threads given to `load`.
     """
 
     def __init__(self, native: _tilewright.Model) -> None:
@@ -36,7 +35,7 @@ class Model:
 
     @property
     def n_untuned(self) -> int:
-        """How many different kernels are not recorded: the model of the machine chose their configurations."""
+        """Number of distinct kernels without a record, which use a first guess."""
         return self._native.n_untuned
 
     def __repr__(self) -> str:
@@ -44,7 +43,7 @@ class Model:
         return f"Model({self._native.file}: {listed(self._inputs)} -> {listed(self._outputs)})"
 
     def _named(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arrays of a call by the names of inputs."""
+        """Returns the arrays of a call by input name."""
         names = [what.name for what in self._inputs]
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):
             arrays, first = (), arrays[0]
@@ -77,9 +76,9 @@ class Model:
         return laid_well(what, array)
 
     def __call__(self, /, *arrays: Any, **named: Any) -> dict[str, Any]:
-        """The outputs of inputs: a dict of arrays, arrays in the order of `inputs`, or arrays by name.
+        """Runs the model on a dict of arrays, arrays in the order of `inputs`, or arrays by name.
 
-        Ctrl-C is noticed at the end of a run.
+        Ctrl-C takes effect at the end of the run.
         """
         given = self._named(arrays, named)
         inputs = [self._input(what, given[what.name]) for what in self._inputs]
@@ -98,13 +97,13 @@ def load(
     exact: bool = False,
     db: str | os.PathLike[str] | None = None,
 ) -> Model:
-    """An ONNX model, compiled into this process with the kernels that are recorded in `db`, by default the
-    database of the command `tilewright`; the model of the machine chooses those that are not.
+    """Compiles an ONNX model into this process, with the kernels recorded in `db`.
 
-    `dims` are sizes of named dimensions, `shapes` shapes of inputs, `values` inputs that become constants. A run
-    has so many `threads`; with `exact` algorithms that round more than the operators as written are left out.
+    `db` defaults to the database of the command `tilewright`; kernels that are not recorded are first guesses.
+    `dims` maps named dimensions to sizes, `shapes` inputs to shapes, `values` inputs to constants. A call uses
+    `threads` threads. `exact` excludes algorithms that round more than the operators as written.
 
-    Raises `ValueError` where the file is no model that is supported, or something does not fit it.
+    Raises `ValueError` if the file is no supported model, or an argument does not fit it.
     """
     import numpy
 

@@ -1,4 +1,4 @@
-"""Replays: how near to the optimum of a recorded space a search comes, without measuring anything."""
+"""Replays: searches run on recorded spaces, without measuring anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._tilewright import Recorded, open_recorded
 
 @dataclass(frozen=True)
 class AtBudget:
-    """How a search did by the time a budget was spent."""
+    """Result of a search at a budget."""
 
     budget: int
     """Configurations tried, failures included."""
@@ -25,7 +25,7 @@ class AtBudget:
 
 @dataclass(frozen=True)
 class Replay:
-    """How a search did."""
+    """Result of a search on a recorded space."""
 
     search: str
     """The search with its options."""
@@ -41,8 +41,8 @@ def recorded(
     task: str | int | None = None,
     description: str | os.PathLike[str] | None = None,
 ) -> Recorded:
-    """The recorded space of a file: a cache of Kernel Tuner, T4 results, a log of AutoTVM, or another format
-    that `tilewright formats` lists, packed by gzip or not."""
+    """Reads the recorded space of a file: a cache of Kernel Tuner, T4 results, a log of AutoTVM, or another format
+    that `tilewright formats` lists, gzipped or not."""
     return open_recorded(file, task=None if task is None else str(task), description=description)
 
 
@@ -58,7 +58,7 @@ def replay(
     task: str | int | None = None,
     description: str | os.PathLike[str] | None = None,
 ) -> Replay:
-    """Runs a search on a recorded space `repeats` times, and compares what it finds with the optimum."""
+    """Runs a search on a recorded space `repeats` times and compares the results with the optimum."""
     space = file if isinstance(file, Recorded) else recorded(file, task=task, description=description)
     budgets = [budget] if isinstance(budget, int) else list(budget)
     found = space.replay(search, budgets, repeats, seed, batch, threads)

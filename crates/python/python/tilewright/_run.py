@@ -1,4 +1,4 @@
-"""Runs: of a function, a workload, a command or a kernel of the user's."""
+"""Runs of a search: for a function, a workload, a command or a kernel in source."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _worker() -> list[str]:
 
 
 class Failure(Exception):
-    """That a configuration failed: raised by a function that is tuned, or told to a search.
+    """Failure of a configuration: raised by a function that is tuned, or told to a search.
 
     `kind` is one of `instantiation_error`, `compile_error_host`, `compile_error_device`, `runtime_error`,
     `wrong_answer`, `build_timeout`, `run_timeout` and `unknown`.
@@ -43,7 +43,7 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration and what became of it."""
+    """Configuration with its result."""
 
     number: int
     """Its number in the run, or in all that is recorded."""
@@ -61,7 +61,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Event:
-    """What a run says."""
+    """Progress report of a run."""
 
     kind: str
     """`trial`, `message`, `start`, `begin`, `plan`, `race` or `leader_failed`."""
@@ -72,10 +72,9 @@ class Event:
 
 
 class Run:
-    """A run of a search. Iterate over it to follow its events, or `wait` for its end.
+    """Run of a search. Iterate over it to follow its events, or `wait` for its end.
 
-    An interrupt ends it: what was measured until then stays in `trials`, and in the records where it is
-    recorded.
+    An interrupt ends it: measurements so far stay in `trials`, and in the database if the run has one.
     """
 
     def __init__(self, title: str, unit: str, trials: int | None) -> None:
@@ -93,7 +92,7 @@ class Run:
 
     @property
     def best(self) -> Trial | None:
-        """The best trial so far; after the end of a run with a race its winner."""
+        """Best trial so far; after a race, its winner."""
         best = (self.summary or {}).get("best")
         if best is not None:
             number = next((t.number for t in self.trials if t.config == best["config"]), -1)
@@ -112,7 +111,7 @@ class Run:
         self._is_over = True
 
     def wait(self, progress: bool = True) -> Run:
-        """Goes on to the end, with a bar of progress where tqdm is installed, and returns the run."""
+        """Waits for the end, with a progress bar if tqdm is installed, and returns the run."""
         bar = _bar(self._most) if progress and not self._is_over else None
         try:
             for event in self:
@@ -137,7 +136,7 @@ class Run:
 
 
 def _curve(trials: list[Trial], unit: str) -> str:
-    """The best so far against trials, as a picture."""
+    """Draws the best value so far against the number of trials."""
     best = [(at, trial.best) for at, trial in enumerate(trials, 1) if trial.best is not None]
     if not best:
         return ""
@@ -183,15 +182,15 @@ def tune(
     race: bool = True,
     db: str | os.PathLike[str] | None = None,
 ) -> Run:
-    """A run that minimises a function over a space, or tunes a workload on this machine.
+    """Minimises a function over a space, or tunes a workload on this machine.
 
-    `tune(space, function)` calls the function with configurations that the search proposes. It returns a
-    number above 0, which is made small; it raises `Failure` where a configuration fails, and exceptions of
-    the kinds in `catch` count as such. All others end the run. Give `trials`, or `time` in seconds.
+    `tune(space, function)` calls the function with the configurations that the search proposes. The function
+    returns a positive number to be minimised. If a configuration fails, it raises `Failure`; exceptions of the
+    types in `catch` count as failures too, and all others end the run. Give `trials`, or `time` in seconds.
 
-    `tune("matmul-1024")` compiles, checks and times kernels in worker processes; leaders are raced at the end
-    unless `race` is False. All is recorded in `db`, by default the database of the command `tilewright`, and
-    a run resumes what is recorded. Without `trials` or `time` it takes a minute.
+    `tune("matmul-1024")` compiles, checks and times kernels in worker processes, and races the finalists at the
+    end unless `race` is False. Everything is recorded in `db`, by default the database of the command
+    `tilewright`, and a later run resumes from it. Without `trials` or `time` it takes a minute.
     """
     if isinstance(what, Space):
         if function is None:
@@ -214,8 +213,8 @@ def tune_command(
     db: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Run:
-    """A run that tunes a command: any program, with `{name}` in the place of a parameter's value, and
-    `{*name}` in that of its words.
+    """Tunes a command: any program, with `{name}` in place of a parameter's value and `{*name}` in place of the
+    words of one.
 
     Options are `build`, `check`, `prepare`, `cleanup`, `metric`, `maximize`, `shell`, `timeout`,
     `build_timeout`, `memory_bytes`, `threads`, `samples`, `to_the_end`, `search`, `trials`, `time`, `seed` and
@@ -245,7 +244,7 @@ def tune_kernel(
     race: bool = True,
     db: str | os.PathLike[str] | None = None,
 ) -> Run:
-    """A run that tunes a kernel in C, C++, OpenCL C or CUDA, which a file describes, as `tilewright tune --kernel` does."""
+    """Tunes a kernel in C, C++, OpenCL C or CUDA that a file describes, as `tilewright tune --kernel` does."""
     running = _tilewright.start_kernel(
         file, worker=_worker(), db=db, search=search, trials=trials, time=time, seed=seed, threads=threads, race=race
     )
@@ -253,7 +252,7 @@ def tune_kernel(
 
 
 class _FunctionRun(Run):
-    """Of a function of the user's, in this thread."""
+    """Run over a Python function, in this thread."""
 
     def __init__(
         self,
@@ -301,7 +300,7 @@ class _FunctionRun(Run):
 
 
 class _RecordedRun(Run):
-    """Of something that is measured by threads and processes of ours, and recorded."""
+    """Run that the library measures in worker processes and records."""
 
     def __init__(self, title: str, running: _tilewright.Running, trials: int | None, unit: str = "s") -> None:
         super().__init__(title, unit, trials)

@@ -1,10 +1,10 @@
-"""A strategy for Kernel Tuner that uses our searches.
+"""Strategy for Kernel Tuner that uses the searches of Tilewright.
 
     from tilewright.kernel_tuner import Strategy
 
     kernel_tuner.tune_kernel(…, strategy=Strategy(), strategy_options={"max_fevals": 100})
 
-It takes the place of one of Kernel Tuner's own; kernels, caches, observers and simulation stay what they are.
+It replaces one of Kernel Tuner's own; kernels, caches, observers and simulation work as before.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ __all__ = ["Strategy"]
 
 
 class Strategy:
-    """Proposes what a search of ours does, on the configurations that Kernel Tuner lists as legal.
+    """Runs a search on the configurations that Kernel Tuner lists as legal.
 
-    `search` and `seed` are as for `tilewright.Search`, and may be given in `strategy_options` as well;
-    `batch` configurations are chosen at a time, of which more than one is for runners that measure side by
-    side.
+    `search` and `seed` are those of `tilewright.Search` and may be given in `strategy_options` as well. `batch`
+    configurations are proposed at a time; more than one serves runners that measure in parallel.
     """
 
     def __init__(self, search: str = "auto", seed: int = 0, batch: int = 1) -> None:
@@ -31,7 +30,7 @@ class Strategy:
         self.batch = batch
 
     def tune(self, searchspace: Any, runner: Any, tuning_options: Any) -> list[dict[str, Any]]:
-        """What Kernel Tuner calls: runs the search until the budget is spent."""
+        """Runs the search until the budget is spent; Kernel Tuner calls this."""
         from kernel_tuner.strategies.common import CostFunc
         from kernel_tuner.util import StopCriterionReached
 
@@ -61,7 +60,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _outcome(value: float, is_reversed: bool) -> float | Failure:
-    """What a search is told of a cost. Of an objective that is to be great Kernel Tuner's cost is minus that."""
+    """Converts a cost to a result. If the objective is maximised, Kernel Tuner's cost is its negative."""
     if value >= sys.float_info.max or value != value:
         return Failure("runtime_error", "no valid time")
     if is_reversed:

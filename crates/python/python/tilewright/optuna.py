@@ -1,4 +1,4 @@
-"""A sampler for Optuna that uses our searches, on a space with exact restrictions.
+"""Sampler for Optuna that uses the searches of Tilewright, on a space with exact constraints.
 
     import optuna, tilewright as tw
     from tilewright.optuna import Sampler
@@ -7,8 +7,8 @@
     study = optuna.create_study(sampler=Sampler(space))
     study.optimize(objective, n_trials=50)
 
-No trial has a configuration that is not legal, or that another one had: trials that are running, enqueued,
-failed or were pruned count as well. The study ends by itself when the space is exhausted.
+Every trial has a legal configuration that no other trial had; running, enqueued, failed and pruned trials count.
+The study ends by itself when the space is exhausted.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["Sampler"]
 
 
 class Sampler(BaseSampler):
-    """Proposes what a search of ours does.
+    """Sampler whose trials a search proposes.
 
-    `space` has all parameters that the objective suggests, by their names; of each the values that the space
-    lists have to be possible for the distribution that is suggested. `search` and `seed` are as for
-    `tilewright.Search`. Each study that a sampler is used in has a search of its own.
+    `space` has every parameter that the objective suggests, by name; the values it lists must be possible for the
+    suggested distribution. `search` and `seed` are those of `tilewright.Search`. A sampler keeps a separate search
+    for each study.
 
-    Searches make times small, which are numbers above 0. Where values of the objective are no such numbers,
-    `cost` makes one of a value; without it a study that maximizes uses the reciprocal.
+    Searches minimise positive numbers. If the objective's values are not such numbers, `cost` converts them;
+    without it, a study that maximizes uses the reciprocal.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Sampler(BaseSampler):
         return {}
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Asks for the whole configuration of a trial."""
+        """Asks the search for the configuration of a trial."""
         with self._lock:
             progress = self._progress_of(study)
             progress.catch_up(study)
@@ -115,13 +115,13 @@ class Sampler(BaseSampler):
     def after_trial(
         self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Tells what became of a trial."""
+        """Tells the search the result of a trial."""
         with self._lock:
             self._progress_of(study).end(study, trial, state, values)
 
 
 class _Progress:
-    """What a search knows of a study."""
+    """State of a search within a study."""
 
     def __init__(self, space: Space, search: Search, cost: Callable[[float], float] | None) -> None:
         self._space = space
@@ -141,7 +141,7 @@ class _Progress:
         self._withheld: list[dict[str, Any]] = []
 
     def catch_up(self, study: Study) -> None:
-        """Takes note of trials that are in the study and not from here."""
+        """Adds trials of the study that this search did not propose."""
         self._elsewhere.clear()
         for trial in study.get_trials(deepcopy=False):
             if trial.number in self._known:
@@ -158,7 +158,7 @@ class _Progress:
             indices.add(self._space.index_of(config))
 
     def begin(self, trial: FrozenTrial) -> bool:
-        """Gives a trial its configuration, unless it is enqueued with one; whether there is one."""
+        """Assigns a configuration to a trial unless it was enqueued with one; returns whether it has one."""
         self._known.add(trial.number)
         config = trial.system_attrs.get("fixed_params")
         if config is None:
@@ -171,7 +171,7 @@ class _Progress:
         return True
 
     def _next(self) -> dict[str, Any] | None:
-        """A configuration that no trial has; else one that another process has not brought to its end."""
+        """Returns a configuration that no trial has, else one that another process has not finished."""
         while configs := self._search.ask(1):
             index = self._space.index_of(configs[0])
             if index in self._elsewhere:
@@ -185,13 +185,13 @@ class _Progress:
         return None
 
     def has_ended(self, study: Study) -> bool:
-        """Whether every configuration has a trial, and none is enqueued."""
+        """Returns whether every configuration has a trial and none is enqueued."""
         if len(self._tried) < self._space.size:
             return False
         return not study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
 
     def end(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Tells the search what became of a trial."""
+        """Tells the search the result of a trial that ended."""
         self._known.add(trial.number)
         config = self.given.pop(trial.number, trial.params)
         if config not in self._space:
