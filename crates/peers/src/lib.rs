@@ -152,7 +152,7 @@ pub const PEERS: &[PeerSpec] = &[
     },
     PeerSpec {
         name: "cublas",
-        text: "cuBLAS in the operands' precision (halves are summed in f32), with the fastest of its calls; on a CUDA device",
+        text: "cuBLAS in the operands' type (f16 and bf16 are summed in f32), with the fastest of its calls; on a CUDA device",
         library: "cublas",
         package: Some(Package::Python("nvidia-cublas")),
         computes: &[Class::Matmul],

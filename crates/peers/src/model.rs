@@ -42,7 +42,7 @@ pub const MODEL_PEERS: &[ModelPeerSpec] = &[
     },
     ModelPeerSpec {
         name: "openvino",
-        text: "OpenVINO on the CPU, one stream, single precision",
+        text: "OpenVINO on the CPU, one stream, f32",
         library: "openvino",
         engine: Engine::OpenVino,
     },

@@ -44,7 +44,7 @@ pub(super) const EPSILON: SearchOption =
 pub(super) const DIVERSITY: SearchOption = SearchOption {
     name: "diversity",
     default: "0",
-    text: "worth of each value that is new to a batch, in units of the predictions' spread, 0 to 1000",
+    text: "weight of diversity: worth of a value that is new to a batch, in standard deviations of the predictions, 0 to 1000",
 };
 pub(super) const CHAINS: SearchOption = SearchOption {
     name: "chains",

@@ -29,7 +29,7 @@ pub(super) const FEATURES: SearchOption = SearchOption {
 pub(super) const EXPERIENCE: SearchOption = SearchOption {
     name: "experience",
     default: "4096",
-    text: "programs of other workloads that are learnt from, at most; 20,000 and more in the paper",
+    text: "most programs of other workloads to train on; 20,000 and more in the paper",
 };
 /// Range of [`EXPERIENCE`].
 pub(super) const EXPERIENCES: std::ops::RangeInclusive<usize> = 1..=1_000_000;
@@ -47,31 +47,27 @@ pub(super) const ROW: SearchRow = SearchRow {
         FEATURES,
         annealing::CHAINS,
         annealing::STEPS,
-        SearchOption { name: "trees", default: "100", text: "trees of a model, at most" },
-        SearchOption {
-            name: "depth",
-            default: "6",
-            text: "splits between the root and a leaf of a tree, 3 in the paper's implementation",
-        },
+        SearchOption { name: "trees", default: "100", text: "most trees of a model" },
+        SearchOption { name: "depth", default: "6", text: "depth of a tree, 3 in the paper's implementation" },
         SearchOption {
             name: "learning_rate",
             default: "0.1",
-            text: "the share of a tree's prediction that is added, 0.3 in the paper's implementation",
+            text: "learning rate, 0.3 in the paper's implementation",
         },
         SearchOption {
             name: "patience",
             default: "20",
-            text: "trees in a row that rank the best trials, as many as `batch` says, no better before growing ends; 0 grows all",
+            text: "early stopping: trees in a row that do not improve the ranking of the best `batch` trials; 0 grows all",
         },
         SearchOption {
             name: "bootstrap",
             default: "1",
-            text: "models; above 1 each is fitted by regression on a resample, 5 in the paper",
+            text: "number of models; above 1 each is fitted by regression on a bootstrap sample, 5 in the paper",
         },
         SearchOption {
             name: "acquisition",
             default: "mean",
-            text: "what several models' predictions become: mean, ei (expected improvement) or ucb (upper confidence bound)",
+            text: "acquisition function of several models: mean, ei (expected improvement) or ucb (upper confidence bound)",
         },
         EXPERIENCE,
         SearchOption {

@@ -19,10 +19,10 @@ pub(super) const ROW: SearchRow = SearchRow {
         SearchOption {
             name: "population",
             default: "8",
-            text: "configurations that are bred from, at least 2; the paper's 100 need thousands of trials",
+            text: "size of the population, at least 2; the paper's 100 need thousands of trials",
         },
         SearchOption {
-            text: "children that take the places of the worst parents; 0: as many as are asked for, and the best of all survive",
+            text: "children that replace the worst parents; 0: as many as are asked for, and the best of all survive",
             ..GENERATION
         },
         SELECTION,
@@ -43,7 +43,7 @@ pub(super) const ROW: SearchRow = SearchRow {
 pub(super) const CROSSOVER: SearchOption = SearchOption {
     name: "crossover",
     default: "uniform",
-    text: "what a child has of which parent: uniform (each parameter of either) or one_point (all up to one from the one)",
+    text: "crossover: uniform (each parameter from either parent) or one_point (up to one parameter from the first)",
 };
 
 /// Option of genetic searches: the size of mutations.
@@ -57,7 +57,7 @@ pub(super) const STEPS: SearchOption = SearchOption {
 pub(super) const MUTANT: SearchOption = SearchOption {
     name: "mutant",
     default: "any",
-    text: "what a mutation that does not move to a neighbour takes: any value, the old one too, or another (other), as in NoSE",
+    text: "other mutations take any value, the old one included, or another value (other), as in NoSE",
 };
 
 /// A genetic algorithm in a steady state: children are bred from the best of all trials so far.

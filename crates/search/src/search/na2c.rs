@@ -54,7 +54,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             text: "states collected between two updates of the centre, at least 1",
         },
         SearchOption { name: "width", default: "128", text: "width of the networks' hidden layers, 1 to 1024" },
-        SearchOption { name: "memory", default: "2048", text: "steps that are remembered to learn from, at least 1" },
+        SearchOption { name: "memory", default: "2048", text: "size of the replay memory, in steps, at least 1" },
         SearchOption {
             name: "start",
             default: "spread",

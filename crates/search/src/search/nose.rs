@@ -21,10 +21,14 @@ pub(super) const ROW: SearchRow = SearchRow {
         SearchOption {
             name: "population",
             default: "20",
-            text: "configurations that are bred from, at least 2; the paper's 100 need thousands of trials",
+            text: "size of the population, at least 2; the paper's 100 need thousands of trials",
         },
         GENERATION,
-        SearchOption { name: "offspring", default: "5", text: "children bred for each that is measured, 1 to 1000" },
+        SearchOption {
+            name: "offspring",
+            default: "5",
+            text: "children bred for each one that is measured, 1 to 1000",
+        },
         SELECTION,
         START,
         CROSSOVER,
@@ -35,7 +39,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         },
         STEPS,
         MUTANT,
-        SearchOption { name: "k", default: "9", text: "neighbours that predict a child, at least 1" },
+        SearchOption { name: "k", default: "9", text: "nearest neighbours that predict a child, at least 1" },
     ],
     make: |Problem { space, .. }, seed, options| {
         let features = KnobFeatures::new(space);

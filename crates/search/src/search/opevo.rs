@@ -14,7 +14,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     paper: "OpEvo, algorithm 1",
     transfers: false,
     options: &[
-        SearchOption { name: "parents", default: "8", text: "best configurations that are recombined, at least 1" },
+        SearchOption { name: "parents", default: "8", text: "size of the population, at least 1" },
         GENERATION,
         SELECTION,
         START,

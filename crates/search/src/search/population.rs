@@ -21,7 +21,7 @@ const N_DRAWS: usize = 20;
 pub(super) const SELECTION: SearchOption = SearchOption {
     name: "selection",
     default: "rank",
-    text: "what a parent is chosen in proportion to: rank (its place among them, from the last) or fitness, as in the paper",
+    text: "selection of parents, in proportion to rank (from the last) or to fitness, as in the paper",
 };
 
 /// Option of every evolutionary search: the number of children of a generation.

@@ -25,7 +25,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     paper: "the RNN baseline of GEMM tiling as a Markov decision process; Zoph and Le (2017)",
     transfers: false,
     options: &[
-        SearchOption { name: "batch", default: "8", text: "trials between two steps of learning, at least 1" },
+        SearchOption { name: "batch", default: "8", text: "trials between two gradient steps, at least 1" },
         SearchOption { name: "width", default: "64", text: "width of the LSTM's state, 1 to 1024" },
         SearchOption { name: "rate", default: "0.005", text: "the learning rate, 0.000001 to 1" },
         SearchOption { name: "entropy", default: "0.01", text: "the weight of the policy's entropy, 0 to 10" },

@@ -27,7 +27,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             default: "64",
             text: "width of a node's embedding and of the network's state, 1 to 1024; 128 in the paper",
         },
-        SearchOption { name: "updates", default: "20", text: "steps of learning before each batch" },
+        SearchOption { name: "updates", default: "20", text: "gradient steps before each batch" },
         annealing::BATCH,
         annealing::EPSILON,
         annealing::DIVERSITY,

@@ -61,7 +61,7 @@ pub const CONV_WINOGRAD: Template = Template {
 /// The matrix product of weights and patches alone.
 pub const CONV_IM2COL: Template = Template {
     name: "conv-im2col",
-    text: "matrix product of weights and patches: patches whole or by blocks, register tile of channels and pixels",
+    text: "im2col and a matrix product: patches all at once or by blocks, register tile of channels and pixels",
     serves: |s| is_convolution_on_cpu(s) && (im2col::IM2COL.applies)(&Shape::of(&s.workload)),
     space: |s| algorithm::space("conv-im2col", s, &Shape::of(&s.workload), &[im2col::IM2COL]),
     steps: |s, space, config| (im2col::IM2COL.steps)(s, &Shape::of(&s.workload), space, config),
@@ -71,7 +71,7 @@ pub const CONV_IM2COL: Template = Template {
 /// The product of a transposed convolution, whose columns are added up, alone.
 pub const CONV_COL2IM: Template = Template {
     name: "conv-col2im",
-    text: "transposed convolution without inserted zeros: product of weights and input, columns added up row by row",
+    text: "transposed convolution without inserted zeros: product of weights and input, then col2im row by row",
     serves: |s| is_convolution_on_cpu(s) && (col2im::COL2IM.applies)(&Shape::of(&s.workload)),
     space: |s| algorithm::space("conv-col2im", s, &Shape::of(&s.workload), &[col2im::COL2IM]),
     steps: |s, space, config| (col2im::COL2IM.steps)(s, &Shape::of(&s.workload), space, config),

@@ -11,7 +11,7 @@ use tilewright_ir::op::Structure;
 /// scheduled as [`super::GPU_MATMUL`]; groups are products of a batch.
 pub const GPU_CONV: Template = Template {
     name: "gpu-conv",
-    text: "GPU: convolution as a product with patches that are gathered into shared memory, tiled as gpu-matmul",
+    text: "GPU: implicit GEMM, patches gathered into shared memory, tiled as gpu-matmul",
     serves: |s| is_window(s) && (SIMT.applies)(s),
     space: |s| algorithm::space("gpu-conv", s, s, &[SIMT]),
     steps: |s, space, config| (SIMT.steps)(s, s, space, config),

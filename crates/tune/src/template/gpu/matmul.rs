@@ -20,7 +20,7 @@ use tilewright_search::{Config, Constraint, Domain, Parameter, Space};
 /// may share a sum among blocks, whose parts a second kernel adds up.
 pub const GPU_MATMUL: Template = Template {
     name: "gpu-matmul",
-    text: "GPU: block and register tiles, shared memory, vector loads, sums shared among blocks, order of blocks",
+    text: "GPU: block and thread tiles, shared memory, vector loads, split K, rasterization of blocks",
     serves: |s| is_contraction(s) && (SIMT.applies)(s),
     space: |s| algorithm::space("gpu-matmul", s, s, &[SIMT]),
     steps: |s, space, config| (SIMT.steps)(s, s, space, config),

@@ -38,7 +38,7 @@ pub use winograd::GPU_WINOGRAD;
 /// several.
 pub const GPU_ANY: Template = Template {
     name: "gpu-any",
-    text: "GPU: product of tiles by threads or by tensor cores, Winograd's algorithm, or sums shared by threads",
+    text: "GPU: implicit GEMM by threads or tensor cores, Winograd's algorithm, or sums shared by threads",
     serves: |s| algorithm::is_choice(s, ALGORITHMS),
     space: |s| algorithm::space("gpu-any", s, s, ALGORITHMS),
     steps: |s, space, config| algorithm::steps(s, s, ALGORITHMS, space, config),

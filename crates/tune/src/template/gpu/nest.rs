@@ -21,7 +21,7 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 /// adds up what they have.
 pub const GPU_NEST: Template = Template {
     name: "gpu-nest",
-    text: "GPU: stages as kernels or row by row, an element to a thread, sums shared by threads and by blocks",
+    text: "GPU: a kernel a stage or fused by rows, an element a thread, sums shared by threads and by blocks",
     serves: |s| s.target.gpu.is_some() && all_nests(&s.workload.program()).is_some(),
     space: |s| {
         let parameters = parameters(s);

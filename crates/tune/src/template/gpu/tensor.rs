@@ -24,7 +24,7 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 /// conflicts.
 pub const GPU_MATMUL_MMA: Template = Template {
     name: "gpu-matmul-mma",
-    text: "GPU: tensor cores multiply halves, or single precision as parts of 11 bits, block and warp tiles",
+    text: "GPU: mma by warps, on f16, bf16, or f32 as one or three TF32 products; block and warp tiles",
     serves: |s| is_contraction(s) && (MMA.applies)(s),
     space: |s| algorithm::space("gpu-matmul-mma", s, s, &[MMA]),
     steps: |s, space, config| (MMA.steps)(s, s, space, config),
@@ -34,7 +34,7 @@ pub const GPU_MATMUL_MMA: Template = Template {
 /// Tensor core product for convolutions: see [`super::GPU_CONV`].
 pub const GPU_CONV_MMA: Template = Template {
     name: "gpu-conv-mma",
-    text: "GPU: convolution as a product with patches gathered into shared memory, tiled as gpu-matmul-mma",
+    text: "GPU: implicit GEMM, patches gathered into shared memory, tiled as gpu-matmul-mma",
     serves: |s| is_window(s) && (MMA.applies)(s),
     space: |s| algorithm::space("gpu-conv-mma", s, s, &[MMA]),
     steps: |s, space, config| (MMA.steps)(s, s, space, config),

@@ -25,7 +25,7 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 /// nothing but copy them.
 pub const GPU_MATMUL_WGMMA: Template = Template {
     name: "gpu-matmul-wgmma",
-    text: "GPU: tensor cores multiply halves, or single precision as parts of 11 bits, four warps together",
+    text: "GPU: wgmma by warpgroups, on f16, bf16, or f32 as one or three TF32 products",
     serves: |s| is_contraction(s) && (WGMMA.applies)(s),
     space: |s| algorithm::space("gpu-matmul-wgmma", s, s, &[WGMMA]),
     steps: |s, space, config| (WGMMA.steps)(s, s, space, config),

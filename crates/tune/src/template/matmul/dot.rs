@@ -16,7 +16,7 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 /// be worth its copy.
 pub const MATMUL_DOT: Template = Template {
     name: "matmul-dot",
-    text: "scalar products along the reduction: register tile, partial sums in the lanes of vectors, threads",
+    text: "dot products along the reduction: register tile, partial sums in the lanes of vectors, threads",
     serves: |s| is_product_on_cpu(s) && applies(&Product::of(&s.workload)),
     space: |s| algorithm::space("matmul-dot", s, &Product::of(&s.workload), &[DOT]),
     steps: |s, space, config| steps(s, &Product::of(&s.workload), space, config),

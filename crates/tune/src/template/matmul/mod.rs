@@ -19,7 +19,7 @@ pub use factorized::{GEMM_4_2_4, MATMUL_4_3_4};
 /// Every algorithm that applies, as a choice of the search.
 pub const MATMUL: Template = Template {
     name: "matmul",
-    text: "blocks and packed panels, or scalar products along the reduction, whichever is faster",
+    text: "cache blocks and packed panels, or dot products along the reduction, whichever is faster",
     serves: |s| is_product_on_cpu(s),
     space: |s| algorithm::space("matmul", s, &Product::of(&s.workload), ALGORITHMS),
     steps: |s, space, config| algorithm::steps(s, &Product::of(&s.workload), ALGORITHMS, space, config),

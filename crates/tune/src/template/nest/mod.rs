@@ -19,7 +19,7 @@ pub use schedule::Builder;
 /// Any nest.
 pub const NEST: Template = Template {
     name: "nest",
-    text: "stages by rows or apart, vectors along the output or the reduction, tiles where they cross, threads",
+    text: "stages fused by rows or apart, vectors along the output or the reduction, tiles for transpositions, threads",
     serves: |s| s.target.gpu.is_none() && matches!(s.workload.structure(), Structure::Nest(_)),
     space,
     steps: |s, space, config| Builder::scheduled(s, &Choices::of(space, config)),
