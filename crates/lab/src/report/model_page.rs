@@ -18,8 +18,10 @@ const LOW: f64 = 24.0;
 const BETWEEN: f64 = 40.0;
 /// Characters that a line of a step has room for, in bold and plain, and what a character takes elsewhere.
 const TITLE: usize = 29;
-const LINE: usize = 40;
+const LINE: usize = 38;
 const CHARACTER: f64 = 6.6;
+/// Characters of a step's title in a table, at most.
+const CELL: usize = 48;
 /// The colour of what takes time.
 const HOT: &str = "#e15759";
 /// Width of the picture of turns, height of one of its rows, and the place of its names.
@@ -315,8 +317,8 @@ fn profile(facts: &ModelFacts) -> String {
     let row = |at: usize| {
         let StepFacts { step, share, .. } = &facts.steps[at];
         vec![
-            format!("<a href=\"#n{at}\" id=\"s{at}\">{}</a>", at + 1),
-            escape(&brief(&title(&facts.steps[at]), LINE)),
+            format!("<a class=\"number\" href=\"#n{at}\" id=\"s{at}\">{}</a>", at + 1),
+            escape(&brief(&title(&facts.steps[at]), CELL)),
             duration(step.us * 1e3),
             percent(*share),
             bar(share / most),
@@ -363,7 +365,7 @@ fn kernels(facts: &ModelFacts) -> String {
         });
         let whence = if task.is_recorded { "recorded" } else { "guessed" };
         vec![
-            format!("<span title=\"{}\">{}</span>", escape(&task.workload), escape(&brief(&task.label, 60))),
+            format!("<div class=\"names\" title=\"{}\">{}</div>", escape(&task.workload), escape(&task.label)),
             format!("{}×", task.times),
             escape(&task.template),
             ms(task.ms_before),

@@ -13,7 +13,7 @@ use crate::plot::{Axis, Bar, Layer, Marks, NEUTRAL, Plot, Scale, colours, escape
 const STYLE: &str = "
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}
 body{font:15px/1.45 system-ui,sans-serif;margin:0 auto;padding:1rem clamp(.7rem,3vw,2.5rem) 4rem;max-width:1300px}
-h1{font-size:1.6rem;margin:.4rem 0}
+h1{font-size:1.6rem;margin:.4rem 0;overflow-wrap:anywhere}
 h2{font-size:1.2rem;margin:3rem 0 .3rem;padding-top:1rem;border-top:2px solid var(--line);overflow-wrap:anywhere}
 h3{font-size:1rem;margin:1.6rem 0 .4rem}
 p{margin:.4rem 0;max-width:75ch}
@@ -29,6 +29,7 @@ td.wrap{white-space:normal;overflow-wrap:anywhere;min-width:12rem;text-align:lef
 .bar{display:inline-block;height:.7rem;border-radius:2px;background:#4e79a7;vertical-align:middle}
 td.wide{width:min(22rem,40vw);text-align:left}
 td a{display:inline-block;white-space:normal;overflow-wrap:anywhere;min-width:11rem}
+td a.number{min-width:0}
 dl{columns:15rem;margin:.4rem 0;font-size:.9rem}
 dl div{display:flex;justify-content:space-between;gap:1rem;border-bottom:1px solid var(--line);break-inside:avoid;padding:.2rem 0}
 dd{margin:0;text-align:right;overflow-wrap:anywhere}
@@ -41,6 +42,7 @@ a{color:inherit}
 .graph svg{display:block;margin:0 auto;padding:12px}
 .graph a{text-decoration:none}
 .step:target rect:first-child{stroke-width:3}
+@media(max-width:40rem){td.text{white-space:normal;min-width:7.5rem}}
 code{display:block;white-space:normal;overflow-wrap:anywhere;min-width:16rem;text-align:left}
 ";
 
