@@ -438,16 +438,24 @@ impl Job {
         graph.outputs.iter().map(|&id| self.mapped(graph, &mut inner, id)).collect()
     }
 
-    /// Puts both graphs of a node in its place, and selects their outputs.
+    /// Puts both graphs of a node in its place, and selects their outputs. A graph that refuses the sizes of
+    /// its inputs is left out.
     fn both(&mut self, old: &Graph, choice: &If, node: &Node, inputs: &[Option<ValueId>], map: &mut [Option<ValueId>]) {
-        let [then, otherwise] = [&choice.then, &choice.otherwise].map(|body| self.inline(body, inputs));
+        let [mut then, mut otherwise] = [&choice.then, &choice.otherwise].map(|body| self.inline(body, inputs));
+        let is_refused = |outputs: &[Option<ValueId>]| outputs.contains(&None);
+        let refused = is_refused(&then).then_some(true).or(is_refused(&otherwise).then_some(false));
+        match refused {
+            Some(true) => then.clone_from(&otherwise),
+            Some(false) => otherwise.clone_from(&then),
+            None => {}
+        }
         for (output, of_both) in node.outputs.iter().zip(then.into_iter().zip(otherwise)) {
             let (Some(output), (Some(then), Some(otherwise))) = (output, of_both) else { continue };
             let name = old.value(*output).name.clone();
             let of_then = self.graph.value(then);
             let (ty, texts) = (of_then.ty.clone(), of_then.texts.clone());
             let new = self.graph.add_value(Value { name, ty, texts, ..Value::default() });
-            let (op, place) = (Select.into(), node.place.clone());
+            let (op, place) = (Select { refused }.into(), node.place.clone());
             let inputs = vec![inputs[0], Some(then), Some(otherwise)];
             self.graph.add_node(Node { op, place, inputs, outputs: vec![Some(new)] });
             map[output.0 as usize] = Some(new);

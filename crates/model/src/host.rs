@@ -233,9 +233,10 @@ impl Job<'_> {
     }
 
     /// Selects the result of one of two graphs.
-    pub(crate) fn selected(&mut self) -> Option<()> {
+    pub(crate) fn selected(&mut self, refused: Option<bool>) -> Option<()> {
         let (truth, a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.try_input(2)?, self.output()?);
-        self.call(SELECT, vec![self.net.value(to).n_bytes() as i64], 0, &[truth, a, b], &[to]);
+        let parameters = vec![self.net.value(to).n_bytes() as i64, refused.map_or(-1, i64::from)];
+        self.call(SELECT, parameters, 0, &[truth, a, b], &[to]);
         Some(())
     }
 

@@ -654,7 +654,7 @@ impl Job<'_> {
             }
             Op::Resize(resize) if resize.coordinates == Coordinates::TfCropAndResize => self.cropped(resize),
             Op::Resize(resize) => self.resized(resize),
-            Op::Select(_) => self.selected(),
+            Op::Select(op) => self.selected(op.refused),
             Op::PairwiseCoupling(coupling) => self.coupled(coupling.n_classes),
             Op::MelWeightMatrix(_) => self.mel_weights(),
             Op::ArgReduce(reduce) => self.arg_reduce(reduce),

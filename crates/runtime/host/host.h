@@ -5,6 +5,9 @@
 /* An index leads out of a tensor. */
 #define NET_HOST_OUTSIDE 8
 
+/* A condition chooses a graph that refuses the sizes of its inputs. */
+#define NET_HOST_NO_GRAPH 9
+
 /* Types of elements, as parameters say them. */
 enum {
     NET_TYPE_F32,

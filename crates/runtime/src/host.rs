@@ -95,7 +95,8 @@ impl HostCall {
     /// Calls the function.
     ///
     /// # Errors
-    /// Where an index among the inputs leads out of a tensor.
+    /// If an index among the inputs leads out of a tensor, or a condition chooses a graph that refuses the
+    /// sizes of its inputs.
     ///
     /// # Safety
     /// Buffers and scratch memory are as large as the parameters say, aligned to their elements, and
@@ -105,6 +106,7 @@ impl HostCall {
         // SAFETY: the caller's promise; the function reads as many parameters as it takes.
         match unsafe { (self.operator.function)(buffers, scratch.cast(), runtime, parameters) } {
             0 => Ok(()),
+            9 => Err("a condition chooses a graph that refuses the sizes of its inputs".to_owned()),
             _ => Err("an index is outside of the tensor that it leads into".to_owned()),
         }
     }

@@ -359,6 +359,7 @@ NET_API const char *net_message(int code) {
     case NET_NO_MEMORY: return "memory does not suffice";
     case NET_NO_THREADS: return "the system refuses a thread";
     case NET_BUSY: return "the context runs in another thread";
+    case NET_NO_GRAPH: return "a condition chooses a graph that refuses the sizes of its inputs";
     case NET_BAD_INDEX: return "an index is outside of the tensor that it leads into";
     default: return "no such code";
     }

@@ -31,7 +31,9 @@ enum {
     /* The context runs in another thread; nothing was done. */
     NET_BUSY = 7,
     /* An index among the inputs leads out of a tensor; the outputs are not made. */
-    NET_BAD_INDEX = 8
+    NET_BAD_INDEX = 8,
+    /* A condition chooses a graph that refuses the sizes of its inputs; the outputs are not made. */
+    NET_NO_GRAPH = 9
 };
 
 /* A flag of the options: threads of the context's own, instead of those that all contexts share. */

@@ -33,7 +33,10 @@ pub struct If {
 
 /// Input 1 where the truth in input 0 holds, else input 2: the end of both graphs of an [`If`].
 #[derive(Debug, Clone, Copy)]
-pub struct Select;
+pub struct Select {
+    /// Truth for which there is no graph, as the graph refuses the sizes of its inputs: a run fails then.
+    pub refused: Option<bool>,
+}
 
 /// An operator that is not supported.
 #[derive(Debug, Clone)]
@@ -65,8 +68,13 @@ impl Operation for If {
         if let Some(condition) = inputs.fact(0)?.value {
             return types(self.branch(condition)?);
         }
-        let found = types(&self.then)?;
-        if found == types(&self.otherwise)? { Ok(found) } else { Err(OpError::NeedsValue(0)) }
+        match (types(&self.then), types(&self.otherwise)) {
+            (Ok(found), Ok(other)) if found == other => Ok(found),
+            (Ok(_), Ok(_)) => Err(OpError::NeedsValue(0)),
+            // Sizes that fit one graph alone are those of runs that take it.
+            (Ok(found), Err(OpError::Invalid(_))) | (Err(OpError::Invalid(_)), Ok(found)) => Ok(found),
+            (Err(error), _) | (_, Err(error)) => Err(error),
+        }
     }
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
@@ -89,6 +97,9 @@ impl Operation for Select {
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let holds = inputs.tensor(0)?.integers().first().is_some_and(|holds| *holds != 0);
+        if self.refused == Some(holds) {
+            return Err(invalid!("its condition is {holds}, and that graph refuses the sizes of its inputs"));
+        }
         Ok(vec![inputs.tensor(if holds { 1 } else { 2 })?.clone()])
     }
 }

@@ -174,6 +174,44 @@ fn of_two_graphs() -> bytes::Bytes {
     model(17, [all, field(12, declared("y", DType::F32, &[4]))].concat())
 }
 
+/// Sizes that fit one of two graphs alone: `y` is `x` as 3 numbers where `c` holds, else as 4, which
+/// it has.
+fn of_one_graph() -> bytes::Bytes {
+    let graph = |nodes: Vec<u8>| [nodes, field(12, field(1, "p"))].concat();
+    let reshaped = |n: i128| {
+        let shape = Tensor::from_integers(DType::I64, [1], &[n]);
+        let known = node("Constant", &[], &["s"], &[("value", Attr::Tensor(shape))]);
+        graph([known, node("Reshape", &["x", "s"], &["p"], &[])].concat())
+    };
+    let branches = [("then_branch", Attr::Graph(reshaped(3))), ("else_branch", Attr::Graph(reshaped(4)))];
+    let mut all = node("If", &["c"], &["y"], &branches);
+    let inputs = [("c", DType::Bool, &[1][..]), ("x", DType::F32, &[2, 2])];
+    all.extend(inputs.into_iter().flat_map(|(name, dtype, shape)| field(11, declared(name, dtype, shape))));
+    model(17, [all, field(12, declared("y", DType::F32, &[4]))].concat())
+}
+
+/// A graph that refuses the sizes of its inputs is an error of runs that take it.
+#[test]
+fn sizes_may_fit_one_of_two_graphs() {
+    let folder = tempfile::tempdir().unwrap();
+    let x = [1.0, -2.0, 3.0, 0.5];
+    for c in [0, 1] {
+        let inputs = vec![Tensor::from_integers(DType::Bool, [1], &[c]), Tensor::from_floats(DType::F32, [2, 2], &x)];
+        let sets = vec![(inputs, vec![Tensor::from_floats(DType::F32, [4], &x)])];
+        let case = Case { name: c.to_string(), model: of_one_graph(), sets };
+        if c == 1 {
+            let why = check(&case, &host::target()).unwrap_err();
+            assert!(why.contains("refuses the sizes"), "{why}");
+            continue;
+        }
+        assert_eq!(check(&case, &host::target()), Ok(Some(0)));
+        if tilewright_codegen::llvm_version().is_some() {
+            let expected = write_case(&case, "m", folder.path()).unwrap().unwrap();
+            assert_eq!(wrong_outputs(folder.path(), &[("m".to_owned(), expected)]), Vec::<String>::new());
+        }
+    }
+}
+
 /// Steps of the graph that is not taken neither run nor fail.
 #[test]
 fn one_of_two_graphs_runs() {
