@@ -373,6 +373,7 @@ impl Job<'_> {
     pub(crate) fn quantize(&mut self, op: QuantizeLinear) -> Option<()> {
         let (x, to) = (self.try_input(0)?, self.output()?);
         self.has_code(to).then_some(())?;
+        let x = if self.is_whole(x) { self.single(x)? } else { x };
         let multiple = self.quantized(op.0, self.net.value(to).dtype, x)?;
         self.push(Kind::Map(input(0)), &[multiple], to);
         Some(())

@@ -2,8 +2,8 @@
 
 use tilewright_graph::op::{
     BatchNormalization, CenterCropPad, Clip, Cumulative, Inputs, LayerNormalization, LossReduction, LpNormalization,
-    MeanVarianceNormalization, NegativeLogLikelihoodLoss, Pad, PadMode, ReverseSequence, Scatter, Softmax,
-    TensorScatter, Trilu, axis,
+    MeanVarianceNormalization, NegativeLogLikelihoodLoss, Pad, PadMode, Reduce, ReduceKind, ReverseSequence, Scatter,
+    Softmax, TensorScatter, Trilu, axis,
 };
 use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
@@ -261,6 +261,87 @@ impl Job<'_> {
         let value = add(mul(sub(input(0), input(3)), factor), input(2));
         let to = self.output()?;
         self.push(Kind::Map(value), &[&[x], &given[..]].concat(), to);
+        Some(())
+    }
+
+    /// Lowers a reduction. Over no dimensions it still maps each element.
+    pub(crate) fn reduced(&mut self, reduce: &Reduce) -> Option<()> {
+        use ReduceKind as R;
+        let (x, to) = (self.try_input(0)?, self.output()?);
+        match reduce.kind {
+            R::Mean if self.is_whole(x) => return self.mean_of_whole(reduce),
+            R::L2 | R::LogSum | R::LogSumExp if self.is_whole(x) => return self.in_doubles(|job| job.reduced(reduce)),
+            _ => {}
+        }
+        self.has_code(x).then_some(())?;
+        let axes = reduce.axes(Inputs(&self.facts())).ok()?.unwrap_or_default();
+        let square = || Some(mul(input(0), input(0)));
+        if axes.is_empty() {
+            let value = match reduce.kind {
+                R::L1 | R::L2 => of(UnaryOp::Abs, input(0)),
+                R::SumSquare => square()?,
+                R::LogSum => of(UnaryOp::Log, input(0)),
+                R::LogSumExp | R::Max | R::Mean | R::Min | R::Prod | R::Sum => return self.view(),
+            };
+            self.push(Kind::Map(value), &[x], to);
+            return Some(());
+        }
+        let shape = self.net.shape(x).to_vec();
+        let mut kept = shape.clone();
+        axes.iter().for_each(|&axis| kept[axis] = 1);
+        let n: i64 = axes.iter().map(|&axis| shape[axis]).product();
+        if reduce.kind == R::LogSumExp {
+            return self.log_of_sum(x, axes, &kept, to);
+        }
+        let (op, before, after) = match reduce.kind {
+            R::Max => (ReduceOp::Max, None, None),
+            R::Min => (ReduceOp::Min, None, None),
+            R::Sum => (ReduceOp::Sum, None, None),
+            R::Mean => (ReduceOp::Sum, None, Some(mul(input(0), number(1.0 / n as f64)))),
+            R::L1 => (ReduceOp::Sum, Some(of(UnaryOp::Abs, input(0))), None),
+            R::L2 => (ReduceOp::Sum, square(), Some(of(UnaryOp::Sqrt, input(0)))),
+            R::SumSquare => (ReduceOp::Sum, square(), None),
+            R::LogSum => (ReduceOp::Sum, None, Some(of(UnaryOp::Log, input(0)))),
+            R::Prod => (ReduceOp::Product, None, None),
+            R::LogSumExp => return None,
+        };
+        let mut x = x;
+        if let Some(before) = before {
+            x = self.step("before", Kind::Map(before), &[x], &shape);
+        }
+        let keeps = self.net.shape(to) == kept;
+        let kind = Kind::Reduce(op, axes);
+        match (keeps, after) {
+            (true, None) => self.push(kind, &[x], to),
+            (true, Some(after)) => {
+                x = self.step("reduced", kind, &[x], &kept);
+                self.push(Kind::Map(after), &[x], to)
+            }
+            (false, after) => {
+                x = self.step("reduced", kind, &[x], &kept);
+                if let Some(after) = after {
+                    x = self.step("after", Kind::Map(after), &[x], &kept);
+                }
+                self.push(Kind::View, &[x], to)
+            }
+        };
+        Some(())
+    }
+
+    /// Reduces integers to their mean: the quotient, cut off, of a sum of integers.
+    fn mean_of_whole(&mut self, reduce: &Reduce) -> Option<()> {
+        let (x, to) = (self.try_input(0)?, self.output()?);
+        let wide = if self.net.value(x).dtype == DType::U64 { DType::U64 } else { DType::I64 };
+        let (shape, out) = (self.net.shape(x).to_vec(), self.net.shape(to).to_vec());
+        let (from, sum) = (self.value("wide", wide, &shape), self.value("sum", wide, &out));
+        self.push(Kind::Map(input(0)), &[x], from);
+        (self.inputs[0], self.outputs[0]) = (Some(from), Some(sum));
+        self.reduced(&Reduce { kind: ReduceKind::Sum, ..reduce.clone() })?;
+        let n = self.net.value(x).n_elements() / self.net.value(to).n_elements();
+        let mean = self.value("mean", DType::F64, &out);
+        // A product with the inverse may be less than an integer that the quotient is.
+        self.push(Kind::Map(Expr::binary(BinaryOp::Div, input(0), number(n as f64))), &[sum], mean);
+        self.push(Kind::Map(input(0)), &[mean], to);
         Some(())
     }
 

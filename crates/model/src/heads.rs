@@ -116,7 +116,8 @@ impl Job<'_> {
     /// Scaled dot-product attention.
     pub(crate) fn attention(&mut self, op: &Attention) -> Option<()> {
         let (q, k, v) = (self.try_input(0)?, self.try_input(1)?, self.try_input(2)?);
-        [q, k, v].iter().all(|&id| self.is_f32(id)).then_some(())?;
+        let dtype = self.net.value(q).dtype;
+        (self.is_real(q) && [k, v].iter().all(|&id| self.net.value(id).dtype == dtype)).then_some(())?;
         let is_apart = self.shape(0)?.len() == 4;
         let q = self.heads(q, op.n_q_heads)?;
         let (k, v) = (self.with_past(1, 1, op.n_kv_heads)?, self.with_past(2, 2, op.n_kv_heads)?);
@@ -126,8 +127,7 @@ impl Job<'_> {
         let (keys, values) = (self.matrices_of_heads(k, h / n_kv)?, self.matrices_of_heads(v, h / n_kv)?);
         let queries = self.viewed("queries", q, &[b * h, s, d]);
         let (flat, shape) = ([b * h, s, total], [b, h, s, total]);
-        let product = Kind::Product { turned: true, heads: None };
-        let products = self.step("products", product, &[queries, keys], &flat);
+        let products = self.matrix_product("products", queries, keys, true);
         let products = self.viewed("products", products, &shape);
         let scale = op.scale.unwrap_or(1.0 / (d as f64).sqrt());
         let scaled = mul(input(0), number(scale));
@@ -148,12 +148,16 @@ impl Job<'_> {
         let kept = [b, h, s, 1];
         let largest = self.step("largest", Kind::Reduce(ReduceOp::Max, vec![3]), &[masked], &kept);
         // A query that sees no key gives zeros.
-        let finite = choose_if(less(input(1), number(f64::from(f32::MIN))), number(f64::from(f32::MIN)), input(1));
+        let (least, smallest) = match dtype {
+            DType::F32 => (f64::from(f32::MIN), f64::from(f32::MIN_POSITIVE)),
+            _ => (f64::MIN, f64::MIN_POSITIVE),
+        };
+        let finite = choose_if(less(input(1), number(least)), number(least), input(1));
         let power = of(UnaryOp::Exp, Expr::binary(BinaryOp::Sub, input(0), finite));
         let power = self.step("power", Kind::Map(power), &[masked, largest], &shape);
         let sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, vec![3]), &[power], &kept);
         let share = Expr::binary(BinaryOp::Div, input(0), input(1));
-        let share = choose_if(less(input(1), number(f64::from(f32::MIN_POSITIVE))), number(0.0), share);
+        let share = choose_if(less(input(1), number(smallest)), number(0.0), share);
         let shares = self.step("shares", Kind::Map(share), &[power, sum], &shape);
         if let Some(to) = self.outputs.get(3).copied().flatten() {
             let shown = match op.products {
@@ -165,8 +169,7 @@ impl Job<'_> {
         }
         let Some(to) = self.output() else { return Some(()) };
         let shares = self.viewed("shares", shares, &flat);
-        let product = Kind::Product { turned: false, heads: None };
-        let found = self.step("found", product, &[shares, values], &[b * h, s, width]);
+        let found = self.matrix_product("found", shares, values, false);
         if is_apart {
             self.push(Kind::View, &[found], to);
             return Some(());

@@ -13,7 +13,7 @@ use tilewright_runtime::host::{
 
 use crate::import::Job;
 use crate::net::{Kind, ValueId};
-use crate::scalar::{add, choose, choose_if, input, less, mul, number, where_less};
+use crate::scalar::{self, add, choose, choose_if, clip, input, less, mul, number, sub, where_less};
 
 impl Job<'_> {
     /// The number of a value's element type among parameters of host operators, where runs have that type.
@@ -176,6 +176,45 @@ impl Job<'_> {
         Some(())
     }
 
+    /// A function of each integer, in double precision unless it is exact in integers.
+    pub(crate) fn unary_of_whole(&mut self, f: Unary) -> Option<()> {
+        let (x, to) = (self.try_input(0)?, self.output()?);
+        let (least, most) = self.net.value(x).dtype.integer_range();
+        if let Unary::Shrink { bias, lambd } = f
+            && bias.fract() == 0.0
+            && lambd >= 0.0
+        {
+            // An integer is beyond a bound where it is beyond the bound's next integer inwards.
+            let low = number((-lambd).ceil().max(least as f64));
+            let high = number(lambd.floor().min(most as f64));
+            let above = choose_if(less(high, input(0)), sub(input(0), number(bias)), number(0.0));
+            let value = choose_if(less(input(0), low), add(input(0), number(bias)), above);
+            self.push(Kind::Map(value), &[x], to);
+            return Some(());
+        }
+        self.in_doubles(|job| {
+            let (x, to) = (job.try_input(0)?, job.output()?);
+            job.push(Kind::Map(scalar::unary(f, input(0))?), &[x], to);
+            Some(())
+        })
+    }
+
+    /// Lowers the node in double precision, where integers are what it reads first and what it gives; numbers
+    /// beyond these are the nearest ones.
+    pub(crate) fn in_doubles(&mut self, lower: impl FnOnce(&mut Self) -> Option<()>) -> Option<()> {
+        let (x, to) = (self.try_input(0)?, self.output()?);
+        let (shape, out) = (self.net.shape(x).to_vec(), self.net.shape(to).to_vec());
+        let (wide, found) = (self.double("wide", x, &shape), self.value("found", DType::F64, &out));
+        (self.inputs[0], self.outputs[0]) = (Some(wide), Some(found));
+        lower(self)?;
+        let dtype = self.net.value(to).dtype;
+        let (least, most) = dtype.integer_range();
+        let bounded = self.step("bounded", Kind::Map(clip(input(0), least as f64, most as f64)), &[found], &out);
+        let value = if dtype == DType::Bool { scalar::is_not_zero(input(0)) } else { input(0) };
+        self.push(Kind::Map(value), &[bounded], to);
+        Some(())
+    }
+
     /// A function of two elements that kernels do not have.
     pub(crate) fn binary_in_c(&mut self, f: Binary) -> Option<()> {
         let (a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
@@ -302,7 +341,10 @@ impl Job<'_> {
     /// Resizes a region of an image.
     pub(crate) fn cropped(&mut self, op: &Resize) -> Option<()> {
         let (x, to, shape) = (self.try_input(0)?, self.output()?, self.shape(0)?);
-        (self.is_f32(x) && shape.len() <= 16).then_some(())?;
+        if self.is_whole(x) {
+            return self.in_doubles(|job| job.cropped(op));
+        }
+        (self.is_real(x) && shape.len() <= 16).then_some(())?;
         let resized = op.resized(Inputs(&self.facts())).ok()?;
         let (mode, cubic) = match op.mode {
             ResizeMode::Nearest(Rounding::HalfDown) => (0, 0.0),
@@ -313,7 +355,8 @@ impl Job<'_> {
             ResizeMode::Cubic(a) => (5, a),
         };
         let (cubic, outside) = (cubic.to_bits() as i64, op.outside.to_bits() as i64);
-        let mut parameters = vec![shape.len() as i64, mode, cubic, outside, i64::from(op.excludes_outside)];
+        let excludes = i64::from(op.excludes_outside);
+        let mut parameters = vec![self.type_number(x)?, shape.len() as i64, mode, cubic, outside, excludes];
         let mut n_entries = 0;
         for (d, &from) in shape.iter().enumerate() {
             let of_axis = resized.iter().find(|axis| axis.axis == d);
@@ -335,13 +378,14 @@ impl Job<'_> {
     /// Regions of images, divided into bins.
     pub(crate) fn regions(&mut self, op: &RoiAlign) -> Option<()> {
         let (x, regions, images, to) = (self.try_input(0)?, self.try_input(1)?, self.try_input(2)?, self.output()?);
-        (self.is_f32(x) && self.is_f32(regions) && self.is_whole(images)).then_some(())?;
+        (self.is_real(x) && self.net.value(regions).dtype == self.net.value(x).dtype).then_some(())?;
+        self.is_whole(images).then_some(())?;
         let n = self.net.value(images).n_elements();
         let images = self.whole_map("images", input(0), &[images], &[n]);
         let [rows, columns, samples] = [op.out[0], op.out[1], op.n_samples].map(|size| size as i64);
         let (is_max, is_half) = (i64::from(op.is_max), i64::from(op.is_half_pixel));
         let rest = [n, rows, columns, samples, is_max, is_half, op.scale.to_bits() as i64];
-        let parameters = [&self.shape(0)?[..], &rest].concat();
+        let parameters = [&[self.type_number(x)?], &self.shape(0)?[..], &rest].concat();
         self.call(ROI_ALIGN, parameters, 0, &[x, regions, images], &[to]);
         Some(())
     }
@@ -349,9 +393,13 @@ impl Job<'_> {
     /// The largest number of each window, and where it is.
     pub(crate) fn pooled_places(&mut self, geometry: &Geometry, columns_first: bool) -> Option<()> {
         let (x, shape) = (self.try_input(0)?, self.shape(0)?);
-        self.is_f32(x).then_some(())?;
+        let dtype = self.net.value(x).dtype;
+        (self.is_real(x) || self.is_whole(x) && dtype.size() < 8).then_some(())?;
         let rank = geometry.kernel.len();
-        let mut parameters = vec![shape[..2].iter().product(), rank as i64, i64::from(columns_first)];
+        let least = if self.is_real(x) { f64::NEG_INFINITY } else { dtype.integer_range().0 as f64 };
+        let planes = shape[..2].iter().product();
+        let least = least.to_bits() as i64;
+        let mut parameters = vec![self.type_number(x)?, least, planes, rank as i64, i64::from(columns_first)];
         for d in 0..rank {
             let sizes = [geometry.out[d], geometry.kernel[d], geometry.strides[d], geometry.dilations[d]];
             parameters.push(shape[2 + d]);
@@ -360,7 +408,7 @@ impl Job<'_> {
         }
         let out: Vec<i64> = geometry.out.iter().map(|&n| n as i64).collect();
         let out = [&shape[..2], &out].concat();
-        let (values, places) = (self.output_or(0, DType::F32, &out), self.output_or(1, DType::I64, &out));
+        let (values, places) = (self.output_or(0, dtype, &out), self.output_or(1, DType::I64, &out));
         self.call(MAX_POOL, parameters, 0, &[x], &[values, places]);
         Some(())
     }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use tilewright_codegen::llvm_version;
 use tilewright_graph::op::{
-    Coordinates, Fact, Inputs, Pad, PadMode, PoolKind, ReduceKind, Scatter, SoftmaxKind, Unary, axis, product_shape,
+    Coordinates, Fact, Inputs, Pad, PadMode, PoolKind, Scatter, SoftmaxKind, Unary, axis, product_shape,
 };
 use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor};
 use tilewright_ir::Expr;
@@ -210,7 +210,7 @@ impl Job<'_> {
     }
 
     /// Lowers to a view in the output's shape.
-    fn view(&mut self) -> Option<()> {
+    pub(crate) fn view(&mut self) -> Option<()> {
         let (from, to) = (self.try_input(0)?, self.output()?);
         self.push(Kind::View, &[from], to);
         Some(())
@@ -250,7 +250,7 @@ impl Job<'_> {
             Op::Unary(Unary::IsInf { .. }) => self.infinite(),
             Op::Unary(f) => {
                 if !scalar::is_whole(*f) && self.is_whole(self.try_input(0)?) {
-                    return self.unary_in_c(*f);
+                    return self.unary_in_c(*f).or_else(|| self.unary_of_whole(*f));
                 }
                 self.map(|x| scalar::unary(*f, x[0].clone())).or_else(|| self.unary_in_c(*f))
             }
@@ -510,59 +510,7 @@ impl Job<'_> {
                 }
                 Some(())
             }
-            Op::Reduce(reduce) => {
-                let (x, to) = (self.try_input(0)?, self.output()?);
-                use ReduceKind as R;
-                let is_exact = matches!(reduce.kind, R::Max | R::Min | R::Sum | R::Prod | R::L1 | R::SumSquare);
-                (self.is_real(x) || is_exact && self.has_code(x)).then_some(())?;
-                let Some(axes) = reduce.axes(Inputs(&self.facts())).ok()? else { return self.view() };
-                let shape = self.net.shape(x).to_vec();
-                if axes.is_empty() {
-                    return None;
-                }
-                let mut kept = shape.clone();
-                axes.iter().for_each(|&axis| kept[axis] = 1);
-                let n: i64 = axes.iter().map(|&axis| shape[axis]).product();
-                if reduce.kind == R::LogSumExp {
-                    return self.log_of_sum(x, axes, &kept, to);
-                }
-                let (op, before, after): (ReduceOp, Option<Expr>, Option<Expr>) = match reduce.kind {
-                    R::Max => (ReduceOp::Max, None, None),
-                    R::Min => (ReduceOp::Min, None, None),
-                    R::Sum => (ReduceOp::Sum, None, None),
-                    R::Mean => (ReduceOp::Sum, None, Some(mul(input(0), number(1.0 / n as f64)))),
-                    R::L1 => (ReduceOp::Sum, Some(of(UnaryOp::Abs, input(0))), None),
-                    R::L2 => (ReduceOp::Sum, Some(mul(input(0), input(0))), Some(of(UnaryOp::Sqrt, input(0)))),
-                    R::SumSquare => (ReduceOp::Sum, Some(mul(input(0), input(0))), None),
-                    R::LogSum => (ReduceOp::Sum, None, Some(of(UnaryOp::Log, input(0)))),
-                    R::Prod => (ReduceOp::Product, None, None),
-                    R::LogSumExp => return None,
-                };
-                let mut x = x;
-                if let Some(before) = before {
-                    x = self.step("before", Kind::Map(before), &[x], &shape);
-                }
-                let keeps = self.net.shape(to) == kept;
-                let kind = Kind::Reduce(op, axes);
-                x = match (keeps, &after) {
-                    (true, None) => {
-                        self.push(kind, &[x], to);
-                        return Some(());
-                    }
-                    _ => self.step("reduced", kind, &[x], &kept),
-                };
-                if let Some(after) = after {
-                    x = match keeps {
-                        true => {
-                            self.push(Kind::Map(after), &[x], to);
-                            return Some(());
-                        }
-                        false => self.step("after", Kind::Map(after), &[x], &kept),
-                    };
-                }
-                self.push(Kind::View, &[x], to);
-                Some(())
-            }
+            Op::Reduce(reduce) => self.reduced(reduce),
             Op::Softmax(softmax) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
                 if softmax.kind == SoftmaxKind::Hard {
@@ -886,7 +834,7 @@ impl Job<'_> {
     }
 
     /// Logarithms of sums of powers along dimensions, without overflow.
-    fn log_of_sum(&mut self, x: ValueId, axes: Vec<usize>, kept: &[i64], to: ValueId) -> Option<()> {
+    pub(crate) fn log_of_sum(&mut self, x: ValueId, axes: Vec<usize>, kept: &[i64], to: ValueId) -> Option<()> {
         self.is_real(x).then_some(())?;
         let shape = self.net.shape(x).to_vec();
         let largest = self.step("largest", Kind::Reduce(ReduceOp::Max, axes.clone()), &[x], kept);

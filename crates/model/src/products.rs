@@ -39,6 +39,31 @@ impl Job<'_> {
         Some(self.viewed("products", sums, &[&batch[..], &[m, n]].concat()))
     }
 
+    /// Multiplies matrices `[.., m, k]` by as many of `[.., n, k]`, or `[.., k, n]` unless they are turned.
+    pub(crate) fn matrix_product(&mut self, what: &str, a: ValueId, b: ValueId, turned: bool) -> ValueId {
+        let (of_a, of_b) = (self.net.shape(a).to_vec(), self.net.shape(b).to_vec());
+        let (&[ref outer @ .., m, k], &[.., rows, columns]) = (&of_a[..], &of_b[..]) else {
+            unreachable!("both are matrices")
+        };
+        let n = if turned { rows } else { columns };
+        let out = [outer, &[m, n]].concat();
+        if self.is_f32(a) {
+            return self.step(what, Kind::Product { turned, heads: None }, &[a, b], &out);
+        }
+        // Sums go along the last dimension of turned factors, else along the one before.
+        let (of_a, of_b, all, behind, sums) = match turned {
+            true => ([m, 1, k], [1, n, k], [m, n, k], 2, [m, n, 1]),
+            false => ([m, k, 1], [1, k, n], [m, k, n], 1, [m, 1, n]),
+        };
+        let left = self.viewed("left", a, &[outer, &of_a].concat());
+        let right = self.viewed("right", b, &[outer, &of_b].concat());
+        let terms = Kind::Map(mul(input(0), input(1)));
+        let terms = self.step("terms", terms, &[left, right], &[outer, &all].concat());
+        let kind = Kind::Reduce(ReduceOp::Sum, vec![outer.len() + behind]);
+        let sums = self.step("sums", kind, &[terms], &[outer, &sums].concat());
+        self.viewed(what, sums, &out)
+    }
+
     /// Two factors of any number of dimensions as matrices, multiplied.
     pub(crate) fn product_by_sums(&mut self, a: ValueId, b: ValueId) -> Option<ValueId> {
         let as_sizes = |shape: &[i64]| shape.iter().map(|&d| d as usize).collect::<Vec<_>>();

@@ -1,8 +1,8 @@
 //! Networks over steps: what their inputs add to all gates is one product for all steps; the first step has a
 //! form of its own, and all others are the steps of a sequence.
 
+use tilewright_graph::Tensor;
 use tilewright_graph::op::{Cell, Direction, Recurrent};
-use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
 
 use crate::import::Job;
@@ -102,7 +102,7 @@ impl Job<'_> {
             let shape = self.net.shape(to).to_vec();
             let mut plain = vec![0; shape.len()];
             order.iter().zip(&shape).for_each(|(&from, &n)| plain[from] = n);
-            self.outputs[at] = Some(self.value("plain", DType::F32, &plain));
+            self.outputs[at] = Some(self.value("plain", self.net.value(to).dtype, &plain));
         }
         self.steps_first(&Recurrent { batch_first: false, ..op.clone() })?;
         for ((to, plain), order) in outputs.into_iter().zip(self.outputs.clone()).zip(orders) {
@@ -118,7 +118,7 @@ impl Job<'_> {
         let &[steps, batch, n] = &self.shape(0)?[..] else { return None };
         let n_directions = if op.direction == Direction::Both { 2 } else { 1 };
         let hidden = op.hidden as i64;
-        let fits = steps > 0 && steps * n_directions <= MOST_STEPS && self.is_f32(x);
+        let fits = steps > 0 && steps * n_directions <= MOST_STEPS && self.is_real(x);
         fits.then_some(())?;
         let inside = self.inside(steps, batch)?;
         let flat = self.step("steps", Kind::View, &[x], &[steps * batch, n]);
@@ -138,7 +138,7 @@ impl Job<'_> {
         match (self.outputs[0], inside) {
             (Some(to), Some(inside)) => {
                 let shape = self.net.shape(to).to_vec();
-                let states = self.value("states", DType::F32, &shape);
+                let states = self.value("states", self.net.value(to).dtype, &shape);
                 self.stacked(&all, states);
                 let inside = self.step("inside", Kind::View, &[inside], &[steps, 1, batch, 1]);
                 self.push(Kind::Map(choose(input(0), input(1), number(0.0))), &[inside, states], to);
@@ -172,9 +172,8 @@ impl Job<'_> {
             true => self.known_weights(op, at, [rows, n])?,
             false => self.given_weights(op, at, [rows, n])?,
         };
-        let shape = [rows_of_inputs, rows];
-        let product = self.step("inputs", Kind::Product { turned: true, heads: None }, &[flat, weights], &shape);
-        let inputs = self.step("gates", Kind::Map(add(input(0), input(1))), &[product, both], &shape);
+        let product = self.matrix_product("inputs", flat, weights, true);
+        let inputs = self.step("gates", Kind::Map(add(input(0), input(1))), &[product, both], &[rows_of_inputs, rows]);
         let is_reverse = op.direction == Direction::Reverse || at == 1;
         Some(Way { op, at, is_reverse, sizes: [batch, hidden], inputs, inside: None, known })
     }
@@ -232,13 +231,13 @@ impl Job<'_> {
         let of_state = self.of_direction(2, at, &[rows, hidden])?;
         let bias = match self.try_input(3) {
             Some(_) => self.of_direction(3, at, &[2 * rows])?,
-            None => self.constant("b", &[2 * rows], &vec![0.0; 2 * rows as usize]),
+            None => self.real_constant("b", weights, &[2 * rows], &vec![0.0; 2 * rows as usize]),
         };
         let (of_inputs, own) = (self.stretch(bias, 0, rows), self.stretch(bias, rows, rows));
         // As of what is known: the last part of a GRU that is reset behind the product comes with that.
         let is_own = |row: i64| matches!(op.cell, Cell::Gru { resets_behind: true }) && row >= 2 * hidden;
-        let shares: Vec<f32> = (0..rows).map(|row| if is_own(row) { 0.0 } else { 1.0 }).collect();
-        let shares = self.constant("shares", &[rows], &shares);
+        let shares: Vec<f64> = (0..rows).map(|row| if is_own(row) { 0.0 } else { 1.0 }).collect();
+        let shares = self.real_constant("shares", weights, &[rows], &shares);
         let both = add(input(0), mul(input(1), input(2)));
         let both = self.step("b", Kind::Map(both), &[of_inputs, own, shares], &[rows]);
         let parts = match op.cell {
@@ -260,7 +259,7 @@ impl Job<'_> {
     /// A direction's part of an input.
     fn of_direction(&mut self, slot: usize, at: i64, shape: &[i64]) -> Option<ValueId> {
         let x = self.try_input(slot)?;
-        self.is_f32(x).then_some(())?;
+        (self.net.value(x).dtype == self.net.value(self.try_input(0)?).dtype).then_some(())?;
         let parts = std::iter::once((at, 1)).chain(shape.iter().map(|_| (0, 1))).collect();
         let part = self.step("direction", Kind::Slice(parts), &[x], &[&[1], shape].concat());
         Some(self.step("direction", Kind::View, &[part], shape))
@@ -338,7 +337,8 @@ impl Job<'_> {
         let n_ahead = ways.iter().filter(|way| !way.is_reverse).count() as i64;
         let is_kept = self.outputs[0].is_some();
         let n_states = if is_kept { n_steps } else { 2 } * n_ways;
-        let states = self.value("states", DType::F32, &[n_states * batch, hidden]);
+        let dtype = self.net.value(ways[0].inputs).dtype;
+        let states = self.value("states", dtype, &[n_states * batch, hidden]);
         let (mut inputs, mut outputs) = (Vec::new(), vec![states]);
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         // Tensors with the last state and the last cell of each direction.
@@ -360,7 +360,7 @@ impl Job<'_> {
                 reads.push(Read::Before { output: writes.len(), first: inputs.len() });
                 inputs.push(first);
                 let to = to.unwrap_or_else(|| {
-                    outputs.push(job.value("cells", DType::F32, &[2 * batch, hidden]));
+                    outputs.push(job.value("cells", dtype, &[2 * batch, hidden]));
                     outputs[outputs.len() - 1]
                 });
                 let output = outputs.iter().position(|id| *id == to).expect("it was pushed");
@@ -400,11 +400,12 @@ impl Job<'_> {
         for way in ways {
             let [batch, hidden] = way.sizes;
             let rows = outer.shape(way.inputs)[1];
-            let gates = self.value("gates", DType::F32, &[batch, rows]);
-            let state = self.value("state", DType::F32, &[batch, hidden]);
+            let dtype = outer.value(way.inputs).dtype;
+            let gates = self.value("gates", dtype, &[batch, rows]);
+            let state = self.value("state", dtype, &[batch, hidden]);
             let is_lstm = matches!(way.op.cell, Cell::Lstm { .. });
-            let cell = is_lstm.then(|| self.value("cell", DType::F32, &[batch, hidden]));
-            let inside = way.inside.map(|_| self.value("inside", DType::F32, &[batch, 1]));
+            let cell = is_lstm.then(|| self.value("cell", dtype, &[batch, hidden]));
+            let inside = way.inside.map(|_| self.value("inside", dtype, &[batch, 1]));
             let (known, pairs) = way.known.within(outer, self.net);
             constants.extend(pairs);
             let (new, new_cell) = self.advance(&Way { known, ..way.clone() }, gates, inside, (Some(state), cell))?;
@@ -423,10 +424,10 @@ impl Job<'_> {
             return Some(None);
         }
         self.has_code(lengths).then_some(())?;
-        let name = format!("{}.numbers", self.node.place.node);
-        let numbers: Vec<f32> = (0..steps).map(|step| step as f32).collect();
-        let numbers = self.net.add_constant(&name, &[steps, 1], &numbers);
-        let to = self.value("lengths", DType::F32, &[batch]);
+        let x = self.try_input(0)?;
+        let numbers: Vec<f64> = (0..steps).map(|step| step as f64).collect();
+        let numbers = self.real_constant("numbers", x, &[steps, 1], &numbers);
+        let to = self.value("lengths", self.net.value(x).dtype, &[batch]);
         let lengths = self.push(Kind::Map(input(0)), &[lengths], to);
         let is_inside = where_less(input(0), input(1), number(1.0), number(0.0));
         let inside = self.step("inside", Kind::Map(is_inside), &[numbers, lengths], &[steps, batch]);
@@ -466,7 +467,7 @@ impl Job<'_> {
         let Some(state) = state else { return gates };
         let weights = way.known.weights[0];
         let shape = [way.sizes[0], self.net.shape(gates)[1]];
-        let product = self.step("state", Kind::Product { turned: true, heads: None }, &[state, weights], &shape);
+        let product = self.matrix_product("state", state, weights, true);
         self.step("gates", Kind::Map(add(input(0), input(1))), &[product, gates], &shape)
     }
 
@@ -526,7 +527,6 @@ impl Job<'_> {
 
     /// A step of a gated recurrent unit.
     fn gru(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>, resets_behind: bool) -> Option<ValueId> {
-        let [_, hidden] = way.sizes;
         let own = way.known.bias.expect("a gated recurrent unit has one");
         let [x_z, x_r, x_h] = [0, 1, 2].map(|gate| self.columns(gates, gate, way));
         let Some(state) = state else {
@@ -538,10 +538,8 @@ impl Job<'_> {
             let value = mul(sub(number(1.0), z), way.gate(1, inner)?);
             return Some(self.step("state", Kind::Map(value), &[x_z, x_h, x_r, own], &way.sizes));
         };
-        let shape = [way.sizes[0], 3 * hidden];
         if resets_behind {
-            let all =
-                self.step("state", Kind::Product { turned: true, heads: None }, &[state, way.known.weights[0]], &shape);
+            let all = self.matrix_product("state", state, way.known.weights[0], true);
             let [h_z, h_r, h_h] = [0, 1, 2].map(|gate| self.columns(all, gate, way));
             let z = way.gate(0, add(input(0), input(3)))?;
             let reset = way.gate(0, add(input(1), input(4)))?;
@@ -550,12 +548,11 @@ impl Job<'_> {
             return Some(self.step("state", Kind::Map(value), &[x_z, x_r, x_h, h_z, h_r, h_h, state, own], &way.sizes));
         }
         let [of_gates, of_new] = way.known.weights[..] else { unreachable!("these gates have two products") };
-        let shape = [way.sizes[0], 2 * hidden];
-        let both = self.step("state", Kind::Product { turned: true, heads: None }, &[state, of_gates], &shape);
+        let both = self.matrix_product("state", state, of_gates, true);
         let [h_z, h_r] = [0, 1].map(|gate| self.columns(both, gate, way));
         let reset = mul(way.gate(0, add(input(0), input(1)))?, input(2));
         let reset = self.step("reset", Kind::Map(reset), &[x_r, h_r, state], &way.sizes);
-        let inner = self.step("state", Kind::Product { turned: true, heads: None }, &[reset, of_new], &way.sizes);
+        let inner = self.matrix_product("state", reset, of_new, true);
         let z = way.gate(0, add(input(0), input(1)))?;
         let new = way.gate(1, add(input(2), input(3)))?;
         let value = add(mul(sub(number(1.0), z.clone()), new), mul(z, input(4)));

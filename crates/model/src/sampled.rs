@@ -96,7 +96,12 @@ impl Job<'_> {
     /// Samples of an image at coordinates.
     pub(crate) fn grid_sample(&mut self, op: &GridSample) -> Option<()> {
         let (x, grid, to, shape) = (self.try_input(0)?, self.try_input(1)?, self.output()?, self.shape(0)?);
-        (self.is_f32(x) && self.is_f32(grid)).then_some(())?;
+        if self.is_whole(x) {
+            return self.in_doubles(|job| job.grid_sample(op));
+        }
+        (self.is_real(x) && self.is_real(grid)).then_some(())?;
+        let of_grid = self.net.shape(grid).to_vec();
+        let grid = if self.is_f32(x) { grid } else { self.double("grid", grid, &of_grid) };
         let (n, c, image) = (shape[0], shape[1], &shape[2..]);
         let (rank, area): (usize, i64) = (image.len(), image.iter().product());
         let places: i64 = self.net.shape(to)[2..].iter().product();
@@ -146,7 +151,7 @@ impl Job<'_> {
     /// Coordinates of affine maps.
     pub(crate) fn affine_grid(&mut self, op: &AffineGrid) -> Option<()> {
         let (maps, to) = (self.try_input(0)?, self.output()?);
-        self.is_f32(maps).then_some(())?;
+        self.is_real(maps).then_some(())?;
         let out = self.net.shape(to).to_vec();
         let rank = out.len() - 2;
         let (n, image) = (out[0], &out[1..=rank]);
@@ -161,22 +166,23 @@ impl Job<'_> {
                     true => -1.0 + 2.0 * at / (size - 1.0),
                     false => -1.0 + (2.0 * at + 1.0) / size,
                 };
-                numbers.push(x as f32);
+                numbers.push(x);
             }
             numbers.push(1.0);
         }
-        let all = self.constant("places", &[1, places, rank as i64 + 1], &numbers);
-        let all = self.repeated("places", all, &[n, places, rank as i64 + 1]);
-        let kind = Kind::Product { turned: true, heads: None };
-        let found = self.step("coordinates", kind, &[all, maps], &[n, places, rank as i64]);
+        let all = self.real_constant("places", maps, &[1, places, rank as i64 + 1], &numbers);
+        let turned = Kind::Transpose(vec![0, 2, 1]);
+        let maps = self.step("turned", turned, &[maps], &[n, rank as i64 + 1, rank as i64]);
+        let found = self.products(all, maps)?;
         self.push(Kind::View, &[found], to);
         Some(())
     }
 
-    /// The matrix that `rows` of complex numbers, or of numbers, are multiplied by for `n_out` terms of their
-    /// Fourier transform of length `n`.
+    /// The matrix, in the precision of a value, that `rows` of complex numbers, or of numbers, are multiplied
+    /// by for `n_out` terms of their Fourier transform of length `n`.
     fn transform(
         &mut self,
+        like: ValueId,
         [n_in, parts]: [usize; 2],
         n: usize,
         [n_out, out_parts]: [usize; 2],
@@ -185,7 +191,7 @@ impl Job<'_> {
         let (rows, columns) = (n_in * parts, n_out * out_parts);
         (rows.checked_mul(columns)? <= MOST_OF_TRANSFORM && n > 0).then_some(())?;
         let (sign, share) = if is_inverse { (1.0, 1.0 / n as f64) } else { (-1.0, 1.0) };
-        let mut numbers = vec![0.0f32; rows * columns];
+        let mut numbers = vec![0.0; rows * columns];
         // Of numbers the other half of their transform is this one turned round, with other signs of sines.
         let n_given = if out_parts == 1 { n_in.min(n / 2 + 1) } else { n_in.min(n) };
         for t in 0..n_given {
@@ -197,18 +203,18 @@ impl Job<'_> {
                     let terms = if part == 0 { [cosine, sine] } else { [-sine, cosine] };
                     for out_part in 0..out_parts {
                         numbers[(t * parts + part) * columns + k * out_parts + out_part] =
-                            (terms[out_part] * share * times) as f32;
+                            terms[out_part] * share * times;
                     }
                 }
             }
         }
-        Some(self.constant("waves", &[rows as i64, columns as i64], &numbers))
+        Some(self.real_constant("waves", like, &[rows as i64, columns as i64], &numbers))
     }
 
     /// A Fourier transform along a dimension, as a product with a matrix.
     pub(crate) fn fourier(&mut self, op: &Dft) -> Option<()> {
         let (x, to, shape) = (self.try_input(0)?, self.output()?, self.shape(0)?);
-        self.is_f32(x).then_some(())?;
+        self.is_real(x).then_some(())?;
         let from_half = op.is_inverse && op.is_onesided;
         let out = self.net.shape(to).to_vec();
         let rank = shape.len();
@@ -224,6 +230,7 @@ impl Job<'_> {
         };
         let (n_in, parts) = (shape[at], shape[rank - 1]);
         let waves = self.transform(
+            x,
             [n_in as usize, parts as usize],
             n,
             [out[at] as usize, out[rank - 1] as usize],
@@ -234,8 +241,7 @@ impl Job<'_> {
         let x = self.viewed("apart", x, &[outer, n_in, inner, parts]);
         let x = self.step("turned", Kind::Transpose(vec![0, 2, 1, 3]), &[x], &[outer, inner, n_in, parts]);
         let x = self.viewed("rows", x, &[outer * inner, n_in * parts]);
-        let kind = Kind::Product { turned: false, heads: None };
-        let found = self.step("terms", kind, &[x, waves], &[outer * inner, out[at] * out[rank - 1]]);
+        let found = self.matrix_product("terms", x, waves, false);
         let found = self.viewed("terms", found, &[outer, inner, out[at], out[rank - 1]]);
         let back =
             self.step("back", Kind::Transpose(vec![0, 2, 1, 3]), &[found], &[outer, out[at], inner, out[rank - 1]]);
@@ -246,7 +252,7 @@ impl Job<'_> {
     /// Fourier transforms of windows of a signal.
     pub(crate) fn windows_of_fourier(&mut self, _: &Stft) -> Option<()> {
         let (x, to, shape) = (self.try_input(0)?, self.output()?, self.shape(0)?);
-        self.is_f32(x).then_some(())?;
+        self.is_real(x).then_some(())?;
         let (&[batch, n, parts], &[_, n_windows, n_out, _]) = (&shape[..], self.net.shape(to)) else { return None };
         let step = self.net.scalar(self.try_input(1)?)? as i64;
         let length = match (self.try_input(3), self.try_input(2)) {
@@ -259,14 +265,14 @@ impl Job<'_> {
         let sizes = [batch, n_windows, length, parts];
         let mut seen = self.step("windows", Kind::Gather { axis: 1, by_element: false }, &[x, places], &sizes);
         if let Some(window) = self.try_input(2) {
-            self.is_f32(window).then_some(())?;
+            (self.net.value(window).dtype == self.net.value(x).dtype).then_some(())?;
             let window = self.viewed("window", window, &[length, 1]);
             seen = self.step("weighed", Kind::Map(mul(input(0), input(1))), &[seen, window], &sizes);
         }
-        let waves = self.transform([length as usize, parts as usize], length as usize, [n_out as usize, 2], false)?;
+        let waves =
+            self.transform(x, [length as usize, parts as usize], length as usize, [n_out as usize, 2], false)?;
         let rows = self.viewed("rows", seen, &[batch * n_windows, length * parts]);
-        let kind = Kind::Product { turned: false, heads: None };
-        let found = self.step("terms", kind, &[rows, waves], &[batch * n_windows, n_out * 2]);
+        let found = self.matrix_product("terms", rows, waves, false);
         self.push(Kind::View, &[found], to);
         Some(())
     }

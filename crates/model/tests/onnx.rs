@@ -23,6 +23,9 @@ mod quantized;
 #[path = "onnx/random.rs"]
 mod random;
 
+#[path = "onnx/types.rs"]
+mod types;
+
 #[path = "onnx/trees.rs"]
 mod trees;
 

@@ -29,11 +29,8 @@ NET_HOST int net_host_det(void *const *buffers, void *scratch, const net_runtime
     (void)runtime;
     for (int64_t m = 0; m < p[1]; m++) {
         for (int64_t i = 0; i < n * n; i++)
-            a[i] = p[0] == NET_TYPE_F32 ? (double)((const float *)buffers[0])[m * n * n + i]
-                                        : ((const double *)buffers[0])[m * n * n + i];
-        double det = net_det(a, n);
-        if (p[0] == NET_TYPE_F32) ((float *)buffers[1])[m] = (float)det;
-        else ((double *)buffers[1])[m] = det;
+            a[i] = net_host_number(p[0], buffers[0], m * n * n + i);
+        net_host_store(p[0], buffers[1], m, net_det(a, n));
     }
     return 0;
 }

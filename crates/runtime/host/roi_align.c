@@ -1,7 +1,7 @@
 /* Regions of images, each divided into bins, with the mean or the largest of samples in a bin.
  * Buffers: images [n, c, height, width], regions [m, 4] (left, top, right, bottom), the image of each region (i64),
- * output [m, c, rows, columns]; numbers are f32.
- * Parameters: n, c, height, width, m, rows, columns, samples of a bin along a dimension (0: as many as there are
+ * output [m, c, rows, columns].
+ * Parameters: type of pixels and regions (f32 or f64), n, c, height, width, m, rows, columns, samples of a bin along a dimension (0: as many as there are
  * pixels), whether the largest is taken, whether pixels have their centres at halves, bits of the scale (f64). */
 
 typedef struct net_roi_taps {
@@ -32,23 +32,23 @@ static net_roi_taps net_roi_corners(double y, double x, int64_t height, int64_t 
 }
 
 NET_HOST int net_host_roi_align(void *const *buffers, void *scratch, const net_runtime *runtime, const int64_t *p) {
-    int64_t n = p[0], c = p[1], height = p[2], width = p[3], rows = p[5], columns = p[6];
-    double scale = net_host_real(p[10]), offset = p[9] ? 0.5 : 0, least = p[9] ? 0 : 1;
+    int64_t n = p[1], c = p[2], height = p[3], width = p[4], rows = p[6], columns = p[7];
+    double scale = net_host_real(p[11]), offset = p[10] ? 0.5 : 0, least = p[10] ? 0 : 1;
     (void)scratch;
     (void)runtime;
-    for (int64_t m = 0; m < p[4]; m++) {
-        const float *region = (const float *)buffers[1] + 4 * m;
+    for (int64_t m = 0; m < p[5]; m++) {
+        double region[4];
+        for (int64_t i = 0; i < 4; i++) region[i] = net_host_number(p[0], buffers[1], 4 * m + i);
         int64_t image = ((const int64_t *)buffers[2])[m];
         if (image < 0 || image >= n) return NET_HOST_OUTSIDE;
         double left = region[0] * scale - offset, top = region[1] * scale - offset;
         double high = region[3] * scale - offset - top, wide = region[2] * scale - offset - left;
         double by = (high > least ? high : least) / (double)rows, bx = (wide > least ? wide : least) / (double)columns;
-        double ny = p[7] ? (double)p[7] : ceil(by), nx = p[7] ? (double)p[7] : ceil(bx);
+        double ny = p[8] ? (double)p[8] : ceil(by), nx = p[8] ? (double)p[8] : ceil(bx);
         /* No region has that many pixels. */
         if (!(ny * nx <= 1 << 24)) return NET_HOST_OUTSIDE;
         for (int64_t channel = 0; channel < c; channel++) {
-            const float *pixels = (const float *)buffers[0] + (image * c + channel) * height * width;
-            float *to = (float *)buffers[3] + (m * c + channel) * rows * columns;
+            int64_t pixels = (image * c + channel) * height * width, to = (m * c + channel) * rows * columns;
             for (int64_t at = 0; at < rows * columns; at++) {
                 double sum = 0, largest = -INFINITY;
                 for (double i = 0; i < ny; i++) {
@@ -57,13 +57,13 @@ NET_HOST int net_host_roi_align(void *const *buffers, void *scratch, const net_r
                         double x = left + ((double)(at % columns) + (j + 0.5) / nx) * bx;
                         net_roi_taps taps = net_roi_corners(y, x, height, width);
                         for (int k = 0; k < 4; k++) {
-                            double weighed = pixels[taps.at[k]] * taps.weight[k];
+                            double weighed = net_host_number(p[0], buffers[0], pixels + taps.at[k]) * taps.weight[k];
                             sum += weighed;
                             if (weighed > largest) largest = weighed;
                         }
                     }
                 }
-                to[at] = (float)(p[8] ? largest : sum / (ny * nx > 1 ? ny * nx : 1));
+                net_host_store(p[0], buffers[3], to + at, p[9] ? largest : sum / (ny * nx > 1 ? ny * nx : 1));
             }
         }
     }

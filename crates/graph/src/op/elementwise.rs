@@ -345,6 +345,11 @@ impl Unary {
             Unary::Not => i128::from(x == 0),
             Unary::Relu => x.max(0),
             Unary::Sign => x.signum(),
+            Unary::Shrink { bias, lambd } if bias.fract() == 0.0 && !lambd.is_nan() => match x {
+                x if x < (-lambd).ceil() as i128 => x + bias as i128,
+                x if x > lambd.floor() as i128 => x - bias as i128,
+                _ => 0,
+            },
             _ => return None,
         })
     }
