@@ -9,6 +9,7 @@ use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{self, BinaryOp, ReduceOp, UnaryOp};
 
+use crate::jumps::decides;
 use crate::net::{Convolution, Kind, Line, Net, Node, ValueId, Windows};
 use crate::scalar::{self, add, div, input, mul, number, of, sub};
 
@@ -257,9 +258,14 @@ impl Job<'_> {
             Op::Binary(f) => {
                 let are_whole = [0, 1].map(|at| self.try_input(at).map(|id| self.is_whole(id)));
                 let [is_whole, exponent_is_whole] = [are_whole[0]?, are_whole[1]?];
+                let is_exact = node.outputs[0].is_some_and(|to| decides(self.graph, to));
                 self.map(|x| match f {
                     tilewright_graph::op::Binary::Pow if is_whole && !exponent_is_whole => {
                         Some(scalar::power_of_whole(x[0].clone(), x[1].clone()))
+                    }
+                    // A product with the inverse is less than a whole number that the quotient is.
+                    tilewright_graph::op::Binary::Div if is_exact => {
+                        Some(Expr::binary(BinaryOp::Div, x[0].clone(), x[1].clone()))
                     }
                     f if is_whole => scalar::binary_of_whole(*f, x[0].clone(), x[1].clone()),
                     f => scalar::binary(*f, x[0].clone(), x[1].clone()),

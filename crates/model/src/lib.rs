@@ -20,6 +20,7 @@ mod heads;
 mod host;
 mod import;
 mod inputs;
+mod jumps;
 mod layouts;
 mod net;
 pub mod npy;

@@ -408,3 +408,26 @@ fn double_precision_is_computed_whatever_has_code() {
     check_case("AveragePool", &windows, vec![image.clone()], vec![means]);
     check_case("GlobalAveragePool", &[], vec![image], vec![tensor(&[1, 1, 1], &[4.0])]);
 }
+
+/// The last digit of a quotient decides where it is cut off or compared: 41 times the inverse of 41 is less
+/// than 1.
+#[test]
+fn quotients_that_are_cut_off_are_exact() {
+    let numbers: Vec<f64> = (0..5000).map(f64::from).collect();
+    let x = Tensor::from_floats(DType::F32, [5000], &numbers);
+    for divisor in [3, 41, 83] {
+        let statements = format!(
+            "c = number[{divisor}]\nt = Div(x, c)\nu = Relu(t)\ny = Floor(u)\nids = Cast[to=7](t)
+             rest = Sub(t, y)\nz = Sign(rest)"
+        );
+        let graph = graph_of("x[5000]", "y[5000], ids[5000], z[5000]", &statements);
+        let graph = specialise(&graph, &Bindings::default()).graph;
+        let found = run(&graph, &x, &host::target());
+        let [floors, signs] = [0, 2].map(|at| found[at].floats());
+        let integers = found[1].integers();
+        for (at, n) in (0..5000).enumerate() {
+            assert_eq!((floors[at], integers[at]), (f64::from(n / divisor), (n / divisor).into()), "{n} / {divisor}");
+            assert_eq!(signs[at] == 0.0, n % divisor == 0, "{n} / {divisor}");
+        }
+    }
+}
