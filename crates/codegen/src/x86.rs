@@ -11,6 +11,8 @@ mod inst;
 mod opcodes;
 mod regalloc;
 mod select;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests;
 
 use tilewright_ir::Target;
 use tilewright_ir::target::Arch;
@@ -30,6 +32,15 @@ pub struct Image {
     pub symbols: Vec<(String, usize)>,
 }
 
+/// Instructions that a target has or has not.
+#[derive(Clone, Copy)]
+struct Machine {
+    /// Registers for masks, and 32 of 64 bytes.
+    has_masks: bool,
+    /// Dot products of bytes in the encoding of AVX-512.
+    has_avx512_dot: bool,
+}
+
 /// Whether this back end has code for a target. Targets of 512-bit vectors with 16 registers, AVX2 in two
 /// halves, it does not.
 pub fn serves(target: &Target) -> bool {
@@ -42,6 +53,7 @@ pub fn serves(target: &Target) -> bool {
 /// the module lacks.
 pub fn compile(mut module: Module, target: &Target, outside: &dyn Fn(&str) -> Option<usize>) -> Result<Image, String> {
     let has_masks = target.vector_bits >= 512;
+    let machine = Machine { has_masks, has_avx512_dot: target.feature("avx512vnni") == Some(true) };
     let registers = Registers { n_vectors: if has_masks { 32 } else { 16 } };
     let mut pool = Pool::default();
     let mut asm = Assembler::default();
@@ -59,7 +71,7 @@ pub fn compile(mut module: Module, target: &Target, outside: &dyn Fn(&str) -> Op
         if !has_masks {
             f.masks_as_integers();
         }
-        let selected = select::select(f, has_masks, &addresses, &mut pool)?;
+        let selected = select::select(f, machine, &addresses, &mut pool)?;
         let places = regalloc::allocate(&selected, &registers)?;
         asm.align(64);
         starts.push(Some(asm.code.len()));

@@ -103,7 +103,7 @@ fn by_bytes(m: &Builder, signed: [bool; 2], sums: Id, factors: [Id; 2]) -> Id {
 mod tests {
     use super::*;
     use crate::ssa::{Linkage, Module};
-    use crate::{Emit, llvm, loader};
+    use crate::{Emit, llvm, loader, x86};
 
     /// Targets of this machine with and without what multiplies bytes.
     fn targets() -> Vec<Target> {
@@ -148,6 +148,17 @@ mod tests {
         module
     }
 
+    /// The function as every back end makes it, with the back end's name.
+    fn codes(target: &Target, signed: [bool; 2], lanes: usize) -> Vec<(&'static str, loader::Code)> {
+        let (object, _) = llvm::compile(&module(target, signed, lanes), target, Emit::Object).unwrap();
+        let mut codes = vec![("LLVM", loader::load(&object, target.arch, &|_| None).unwrap())];
+        if x86::serves(target) && 32 * lanes <= target.vector_bits as usize {
+            let image = x86::compile(module(target, signed, lanes), target, &|_| None).unwrap();
+            codes.push(("quick", loader::place(&image.bytes, image.code_len, image.symbols).unwrap()));
+        }
+        codes
+    }
+
     fn run(code: &loader::Code, sums: &[i32], a: &[u8], b: &[u8]) -> Vec<i32> {
         let mut sums = sums.to_vec();
         // SAFETY: the function has this type, and reads and writes as many bytes as the slices have.
@@ -171,8 +182,7 @@ mod tests {
         for target in targets() {
             for signed in [[false, true], [true, false], [true, true], [false, false]] {
                 for lanes in [1, 2, 4, 8, 16] {
-                    let (object, _) = llvm::compile(&module(&target, signed, lanes), &target, Emit::Object).unwrap();
-                    let code = loader::load(&object, target.arch, &|_| None).unwrap();
+                    let codes = codes(&target, signed, lanes);
                     let mut state = 1u32;
                     let mut byte = |all: bool| {
                         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -182,7 +192,10 @@ mod tests {
                     let check = |sums: Vec<i32>, a: Vec<u8>, b: Vec<u8>| {
                         let lane = |at: usize| expected(signed, sums[at], &a[4 * at..][..4], &b[4 * at..][..4]);
                         let all: Vec<i32> = (0..lanes).map(lane).collect();
-                        assert_eq!(run(&code, &sums, &a, &b), all, "{target} {signed:?} {a:?} {b:?} {sums:?}");
+                        for (name, code) in &codes {
+                            let got = run(code, &sums, &a, &b);
+                            assert_eq!(got, all, "{name} {target} {signed:?} {a:?} {b:?} {sums:?}");
+                        }
                     };
                     for (x, y) in ENDS.iter().flat_map(|x| ENDS.map(|y| (*x, y))) {
                         for sum in [0, i32::MAX, i32::MIN, i32::MIN + 1] {

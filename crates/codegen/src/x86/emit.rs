@@ -84,9 +84,9 @@ impl Emitter<'_> {
             self.asm.push(*r);
         }
         if frame > 0 || !self.f.calls.is_empty() {
-            self.asm.with_constant(4, RSP, -64);
+            self.asm.with_constant(4, RSP, -64, true);
             if frame > 0 {
-                self.asm.with_constant(5, RSP, frame.next_multiple_of(64) as i32);
+                self.asm.with_constant(5, RSP, frame.next_multiple_of(64) as i32, true);
             }
         }
         self.parameters();
@@ -197,7 +197,7 @@ impl Emitter<'_> {
         let (to, from) = (self.slot(v), self.destination(v));
         let Virtual { class, bytes, .. } = self.f.virtuals[v.at()];
         match class {
-            Class::Integer => self.asm.store(to, from),
+            Class::Integer => self.asm.store(to, from, 8),
             Class::Vector => self.store_vector(to, from, bytes),
             Class::Mask => self.asm.vector(MASK_STORE, mask_operands(from, 0, Rm::Memory(to), 16)),
         }
@@ -228,7 +228,10 @@ impl Emitter<'_> {
     }
 
     fn store_vector(&mut self, to: Address, from: u8, bytes: usize) {
-        self.plain(store(bytes), [from, 0], Rm::Memory(to), bytes, None);
+        match bytes {
+            2 => self.plain(extract_integer(2), [from, 0], Rm::Memory(to), 16, Some(0)),
+            _ => self.plain(store(bytes), [from, 0], Rm::Memory(to), bytes, None),
+        }
     }
 
     fn plain(&mut self, op: Opcode, [reg, vvvv]: [u8; 2], rm: Rm, bytes: usize, immediate: Option<u8>) {
@@ -302,35 +305,35 @@ impl Emitter<'_> {
                         to = Address { base: Base::Register(INTEGER_SCRATCH[0]), index: None, disp: 0 };
                     }
                     let from = self.integer(v, 1);
-                    self.asm.store(to, from);
+                    self.asm.store(to, from, inst.bytes);
                 } else {
                     let from = self.vector(v, 0);
                     let to = self.address(operand.memory);
                     self.store_vector(to, from, inst.bytes);
                 }
             }
-            Op::LoadMasked { wide } if !self.has_masks => {
+            Op::LoadMasked(lane) if !self.has_masks => {
                 let mask = self.vector(inst.uses[0], 1);
                 let d = self.destination(inst.def);
                 let (rm, _) = self.last(inst, 1);
-                self.plain(vector_masked_load(wide), [d, mask], rm, inst.bytes, None);
+                self.plain(vector_masked_load(lane == 8), [d, mask], rm, inst.bytes, None);
                 self.written(inst.def);
             }
-            Op::StoreMasked { wide } if !self.has_masks => {
+            Op::StoreMasked(lane) if !self.has_masks => {
                 let from = self.vector(inst.uses[0], 0);
                 let mask = self.vector(inst.uses[1], 1);
                 let (rm, _) = self.last(inst, 2);
-                self.plain(vector_masked_store(wide), [from, mask], rm, inst.bytes, None);
+                self.plain(vector_masked_store(lane == 8), [from, mask], rm, inst.bytes, None);
             }
-            Op::Blend { wide } if !self.has_masks => {
+            Op::Blend(lane) if !self.has_masks => {
                 let mask = self.vector(inst.uses[0], 0);
                 let otherwise = self.vector(inst.uses[1], 1);
                 let (rm, _) = self.last(inst, 2);
                 let d = self.destination(inst.def);
-                self.plain(blend_by_vector(wide), [d, otherwise], rm, inst.bytes, Some(mask << 4));
+                self.plain(blend_by_vector(lane), [d, otherwise], rm, inst.bytes, Some(mask << 4));
                 self.written(inst.def);
             }
-            Op::LoadMasked { wide } => {
+            Op::LoadMasked(lane) => {
                 let d = self.destination(inst.def);
                 let zero = inst.uses[1] == NONE;
                 if !zero {
@@ -339,15 +342,15 @@ impl Emitter<'_> {
                 let mask = self.mask(inst.uses[0], 0);
                 let (rm, _) = self.last(inst, 1);
                 let extra = Extra { mask, zero, broadcast: false };
-                self.vector_with(masked_load(wide), [d, 0], rm, inst.bytes, extra, None);
+                self.vector_with(masked_load(lane), [d, 0], rm, inst.bytes, extra, None);
                 self.written(inst.def);
             }
-            Op::StoreMasked { wide } => {
+            Op::StoreMasked(lane) => {
                 let from = self.vector(inst.uses[0], 0);
                 let mask = self.mask(inst.uses[1], 0);
                 let (rm, _) = self.last(inst, 2);
                 let extra = Extra { mask, ..Extra::default() };
-                self.vector_with(masked_store(wide), [from, 0], rm, inst.bytes, extra, None);
+                self.vector_with(masked_store(lane), [from, 0], rm, inst.bytes, extra, None);
             }
             Op::Gather { wide } => {
                 let d = self.destination(inst.def);
@@ -361,17 +364,29 @@ impl Emitter<'_> {
                 let numbers = self.vector(inst.uses[1], 1);
                 self.lanes(inst, scatter(wide), value, numbers);
             }
-            Op::FromInteger => {
+            Op::FromInteger { wide } => {
                 let from = self.integer(inst.uses[0], 0);
                 let d = self.destination(inst.def);
-                self.plain(from_integer(false), [d, 0], Rm::Register(from), 16, None);
+                self.plain(from_integer(wide), [d, 0], Rm::Register(from), 16, None);
                 self.written(inst.def);
             }
-            Op::InsertInteger(lane) => {
-                let from = self.integer(inst.uses[1], 0);
+            Op::InsertInteger(bytes, lane) => {
+                let rm = match inst.operand {
+                    Some(operand) => Rm::Memory(self.address(operand.memory)),
+                    None => Rm::Register(self.integer(inst.uses[1], 0)),
+                };
                 let into = self.vector(inst.uses[0], 0);
                 let d = self.destination(inst.def);
-                self.plain(INSERT_INTEGER, [d, into], Rm::Register(from), 16, Some(lane));
+                self.plain(insert_integer(bytes), [d, into], rm, 16, Some(lane));
+                self.written(inst.def);
+            }
+            Op::ExtractInteger(bytes, lane) => {
+                let from = self.vector(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                match lane {
+                    0 => self.plain(to_integer(bytes == 8), [from, 0], Rm::Register(d), 16, None),
+                    _ => self.plain(extract_integer(bytes), [from, 0], Rm::Register(d), 16, Some(lane)),
+                }
                 self.written(inst.def);
             }
             Op::Binary(op) => self.binary(inst, op, None),
@@ -382,6 +397,12 @@ impl Emitter<'_> {
                 let from = self.vector(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 self.plain(op, [from, 0], Rm::Register(d), inst.bytes, Some(immediate));
+                self.written(inst.def);
+            }
+            Op::Narrow(op) => {
+                let from = self.vector(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                self.plain(op, [from, 0], Rm::Register(d), inst.bytes, None);
                 self.written(inst.def);
             }
             Op::Shift(op, number, by) => {
@@ -402,22 +423,22 @@ impl Emitter<'_> {
                 self.vector_with(op, [d, middle], rm, inst.bytes, extra, None);
                 self.written(inst.def);
             }
-            Op::Blend { wide } => {
+            Op::Blend(lane) => {
                 let d = self.destination(inst.def);
                 let mask = self.mask(inst.uses[0], 0);
                 let otherwise = self.vector(inst.uses[1], 1);
                 let (rm, extra) = self.last(inst, 2);
-                self.vector_with(blend_by_mask(wide), [d, otherwise], rm, inst.bytes, Extra { mask, ..extra }, None);
+                self.vector_with(blend_by_mask(lane), [d, otherwise], rm, inst.bytes, Extra { mask, ..extra }, None);
                 self.written(inst.def);
             }
-            Op::Splat { wide } => {
+            Op::Splat(lane) => {
                 let from = self.integer(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 if self.has_masks {
-                    self.plain(splat_integer(wide), [d, 0], Rm::Register(from), inst.bytes, None);
+                    self.plain(splat_integer(lane), [d, 0], Rm::Register(from), inst.bytes, None);
                 } else {
-                    self.plain(from_integer(wide), [d, 0], Rm::Register(from), 16, None);
-                    self.plain(splat_lane(wide), [d, 0], Rm::Register(d), inst.bytes, None);
+                    self.plain(from_integer(lane == 8), [d, 0], Rm::Register(from), 16, None);
+                    self.plain(broadcast_integer(lane), [d, 0], Rm::Register(d), inst.bytes, None);
                 }
                 self.written(inst.def);
             }
@@ -439,11 +460,23 @@ impl Emitter<'_> {
                 self.asm.vector(MASK_FROM_INTEGER, mask_operands(d, 0, Rm::Register(a), 16));
                 self.written(inst.def);
             }
-            Op::ToReal { wide } => {
+            Op::MaskBits => {
+                let a = self.mask(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                self.asm.vector(MASK_TO_INTEGER, mask_operands(d, 0, Rm::Register(a), 16));
+                self.written(inst.def);
+            }
+            Op::ToReal { wide, long } => {
                 let d = self.destination(inst.def);
                 self.plain(XOR, [d, d], Rm::Register(d), 16, None);
                 let from = self.integer(inst.uses[0], 0);
-                self.plain(integer_to_real(wide), [d, d], Rm::Register(from), 16, None);
+                self.plain(integer_to_real(wide, long), [d, d], Rm::Register(from), 16, None);
+                self.written(inst.def);
+            }
+            Op::FromReal { wide, long } => {
+                let from = self.vector(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                self.plain(real_to_integer(wide, long), [d, 0], Rm::Register(from), 16, None);
                 self.written(inst.def);
             }
             Op::CompareReals { wide } => {
@@ -520,7 +553,7 @@ impl Emitter<'_> {
             }
             (Class::Integer, Place::Memory(_), Place::Register(r)) => {
                 let to = self.slot(inst.def);
-                self.asm.store(to, r);
+                self.asm.store(to, r, 8);
             }
             (Class::Vector, ..) => {
                 self.bring(d, from, inst.bytes);
@@ -637,6 +670,7 @@ impl Emitter<'_> {
     fn integer_inst(&mut self, inst: &Inst) {
         let d = if inst.def == NONE { 0 } else { self.destination(inst.def) };
         let [a, b, _] = inst.uses;
+        let wide = inst.bytes == 8;
         match inst.op {
             Op::Integer(value) => self.asm.move_constant(d, value),
             Op::Address => {
@@ -647,13 +681,20 @@ impl Emitter<'_> {
                 }
             }
             Op::FunctionAddress(number) => self.asm.address_of(d, number),
+            Op::Extend { signed } => {
+                let from = match inst.operand {
+                    Some(operand) => Rm::Memory(self.address(operand.memory)),
+                    None => Rm::Register(self.integer(a, 0)),
+                };
+                self.asm.extend(d, from, inst.bytes, signed);
+            }
             Op::IntegerBinary(number) => {
                 self.bring_integer(d, a);
                 self.asm.integer(&[number << 3 | 3], d, self.integer_rm(b), true, &[]);
             }
             Op::IntegerConstant(number, value) => {
                 self.bring_integer(d, a);
-                self.asm.with_constant(number, d, value);
+                self.asm.with_constant(number, d, value, true);
             }
             Op::Multiply => {
                 self.bring_integer(d, a);
@@ -664,31 +705,31 @@ impl Emitter<'_> {
             }
             Op::IntegerShift(number, by) => {
                 self.bring_integer(d, a);
-                self.asm.integer(&[0xc1], number, Rm::Register(d), true, &[by]);
+                self.asm.integer(&[0xc1], number, Rm::Register(d), wide, &[by]);
             }
             Op::Divide { signed, remainder } => {
                 self.bring_integer(RAX, a);
-                if signed {
-                    self.asm.code.extend([0x48, 0x99]);
-                } else {
-                    self.asm.code.extend([0x31, 0xd2]);
+                match (signed, wide) {
+                    (true, true) => self.asm.code.extend([0x48, 0x99]),
+                    (true, false) => self.asm.code.push(0x99),
+                    (false, _) => self.asm.code.extend([0x31, 0xd2]),
                 }
-                self.asm.integer(&[0xf7], if signed { 7 } else { 6 }, self.integer_rm(b), true, &[]);
+                self.asm.integer(&[0xf7], if signed { 7 } else { 6 }, self.integer_rm(b), wide, &[]);
                 self.asm.move_register(d, if remainder { RDX } else { RAX });
             }
             Op::Choose(condition) => {
                 self.bring_integer(d, a);
                 let b = self.integer(b, 1);
-                self.asm.integer(&[0x3b], b, Rm::Register(d), true, &[]);
+                self.asm.integer(&[0x3b], b, Rm::Register(d), wide, &[]);
                 self.asm.integer(&[0x0f, 0x40 | condition as u8], d, Rm::Register(b), true, &[]);
             }
             Op::Compare => {
                 let a = self.integer(a, 0);
-                self.asm.integer(&[0x3b], a, self.integer_rm(b), true, &[]);
+                self.asm.integer(&[0x3b], a, self.integer_rm(b), wide, &[]);
             }
             Op::CompareConstant(value) => {
                 let a = self.integer(a, 0);
-                self.asm.with_constant(7, a, value);
+                self.asm.with_constant(7, a, value, wide);
             }
             Op::Test => {
                 let a = self.integer(a, 0);
@@ -744,7 +785,7 @@ impl Emitter<'_> {
         for (at, v) in call.arguments.iter().enumerate().skip(ARGUMENTS.len()) {
             let from = self.integer(*v, 0);
             let disp = (at - ARGUMENTS.len()) as i32 * 8;
-            self.asm.store(Address { base: Base::Register(RSP), index: None, disp }, from);
+            self.asm.store(Address { base: Base::Register(RSP), index: None, disp }, from, 8);
         }
         let mut moves = Vec::new();
         let mut loads = Vec::new();
@@ -822,7 +863,7 @@ impl Emitter<'_> {
                 Place::Register(to) => moves.push((from, to)),
                 Place::Memory(_) => {
                     let to = self.slot(*v);
-                    self.asm.store(to, from);
+                    self.asm.store(to, from, 8);
                 }
                 Place::Nowhere => {}
             }
@@ -836,7 +877,7 @@ impl Emitter<'_> {
                 Place::Memory(_) => {
                     self.asm.load(INTEGER_SCRATCH[1], from);
                     let to = self.slot(*v);
-                    self.asm.store(to, INTEGER_SCRATCH[1]);
+                    self.asm.store(to, INTEGER_SCRATCH[1], 8);
                 }
                 Place::Nowhere => {}
             }

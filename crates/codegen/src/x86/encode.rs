@@ -48,8 +48,10 @@ pub enum Unit {
     Whole,
     /// A lane.
     Lane,
-    /// 16 bytes.
-    Quad,
+    /// A number of bytes.
+    Bytes(u8),
+    /// The width of the instruction divided by a number.
+    Part(u8),
     /// Another width than the instruction's, which is why the operand comes in a register.
     Other,
 }
@@ -271,7 +273,9 @@ impl Assembler {
         }
         // Elsewhere VEX leaves the bit to other uses.
         let w = w & u8::from(
-            map == 2 && opcode >= 0x90 || map == 3 && opcode == 1 || map == 1 && matches!(opcode, 0x2a | 0x6e),
+            map == 2 && opcode >= 0x90
+                || map == 3 && matches!(opcode, 0x01 | 0x16 | 0x22)
+                || map == 1 && matches!(opcode, 0x2a | 0x2c | 0x6e | 0x7e),
         );
         let tail = (!vvvv & 15) << 3 | u8::from(width == 32) << 2 | prefix;
         if map == 1 && w == 0 && x == 0 && b == 0 {
@@ -320,8 +324,34 @@ impl Assembler {
         self.integer(&[0x8b], to, Rm::Memory(from), true, &[]);
     }
 
-    pub fn store(&mut self, to: Address, from: u8) {
-        self.integer(&[0x89], from, Rm::Memory(to), true, &[]);
+    /// Stores the low 1, 2, 4 or 8 bytes of a register.
+    pub fn store(&mut self, to: Address, from: u8, bytes: usize) {
+        if bytes == 2 {
+            self.code.push(0x66);
+        }
+        match bytes {
+            1 => self.of_low_byte(&[0x88], from, Rm::Memory(to), false),
+            _ => self.integer(&[0x89], from, Rm::Memory(to), bytes == 8, &[]),
+        }
+    }
+
+    /// Extends the low 1, 2 or 4 bytes of a register or memory to a register of 64 bits.
+    pub fn extend(&mut self, to: u8, from: Rm, bytes: usize, signed: bool) {
+        match (bytes, signed) {
+            (1, _) => self.of_low_byte(&[0x0f, if signed { 0xbe } else { 0xb6 }], to, from, signed),
+            (2, _) => self.integer(&[0x0f, if signed { 0xbf } else { 0xb7 }], to, from, signed, &[]),
+            (_, true) => self.integer(&[0x63], to, from, true, &[]),
+            // Writing a half clears the other one.
+            (_, false) => self.integer(&[0x8b], to, from, false, &[]),
+        }
+    }
+
+    /// An instruction on a low byte, which some registers have by a prefix alone.
+    fn of_low_byte(&mut self, opcode: &[u8], reg: u8, rm: Rm, wide: bool) {
+        let (b, x) = Assembler::high_bits(rm);
+        self.code.push(0x40 | u8::from(wide) << 3 | (reg >> 3 & 1) << 2 | x << 1 | b);
+        self.code.extend_from_slice(opcode);
+        self.operand(reg, rm, 1, &[]);
     }
 
     pub fn lea(&mut self, to: u8, from: Address) {
@@ -329,10 +359,10 @@ impl Assembler {
     }
 
     /// `add`, `or`, `and`, `sub`, `xor` and `cmp` with a constant have these numbers: 0, 1, 4, 5, 6, 7.
-    pub fn with_constant(&mut self, number: u8, r: u8, value: i32) {
+    pub fn with_constant(&mut self, number: u8, r: u8, value: i32, wide: bool) {
         match i8::try_from(value) {
-            Ok(short) => self.integer(&[0x83], number, Rm::Register(r), true, &[short as u8]),
-            Err(_) => self.integer(&[0x81], number, Rm::Register(r), true, &value.to_le_bytes()),
+            Ok(short) => self.integer(&[0x83], number, Rm::Register(r), wide, &[short as u8]),
+            Err(_) => self.integer(&[0x81], number, Rm::Register(r), wide, &value.to_le_bytes()),
         }
     }
 
@@ -394,7 +424,7 @@ mod tests {
 
     use super::*;
     use crate::ssa::{Kind, Type};
-    use crate::x86::opcodes::{arithmetic, evex, opcode, packed};
+    use crate::x86::opcodes::*;
 
     /// Printed as Intel writes instructions.
     const INTEL: u64 = 4;
@@ -451,6 +481,8 @@ mod tests {
     /// A memory operand of so many bytes in Intel's notation.
     fn memory(Address { base, index, disp }: Address, bytes: u8) -> String {
         let size = match bytes {
+            1 => "byte",
+            2 => "word",
             4 => "dword",
             8 => "qword",
             16 => "xmmword",
@@ -503,13 +535,59 @@ mod tests {
             ("vfnmadd231pd", opcode(2, 1, 0xbc, true)),
             ("vpermi2ps", evex(2, 1, 0x77, false)),
             ("vpermt2pd", evex(2, 1, 0x7f, true)),
+            ("vpmulld", multiply_integers(false)),
+            ("vpmullq", multiply_integers(true)),
+            ("vpminsd", extremum(false, false)),
+            ("vpmaxsq", extremum(true, true)),
+            ("vpmuludq", MULTIPLY_HALVES),
+            ("vpdpbusd", dot(true)),
         ]
+    }
+
+    /// Instructions that bring a vector to another one, with the size of their memory operand for each byte
+    /// of the longer one, and whether that operand is the result.
+    fn conversions() -> Vec<(&'static str, Opcode, Part, bool)> {
+        use Part::{Fixed, Of};
+        vec![
+            ("vpmovzxbd", widen(1, 4, false), Of(4), false),
+            ("vpmovsxbd", widen(1, 4, true), Of(4), false),
+            ("vpmovsxwd", widen(2, 4, true), Of(2), false),
+            ("vpmovzxwq", widen(2, 8, false), Of(4), false),
+            ("vpmovzxbq", widen(1, 8, false), Of(8), false),
+            ("vpmovsxdq", widen(4, 8, true), Of(2), false),
+            ("vpmovzxbw", widen(1, 2, false), Of(2), false),
+            ("vpmovdb", narrow(4, 1), Of(4), true),
+            ("vpmovdw", narrow(4, 2), Of(2), true),
+            ("vpmovqb", narrow(8, 1), Of(8), true),
+            ("vpmovqw", narrow(8, 2), Of(4), true),
+            ("vpmovqd", narrow(8, 4), Of(2), true),
+            ("vpbroadcastb", broadcast_integer(1), Fixed(1), false),
+            ("vpbroadcastw", broadcast_integer(2), Fixed(2), false),
+            ("vpbroadcastd", broadcast_integer(4), Fixed(4), false),
+            ("vpbroadcastq", broadcast_integer(8), Fixed(8), false),
+        ]
+    }
+
+    /// Bytes of a memory operand.
+    #[derive(Clone, Copy)]
+    enum Part {
+        Fixed(u8),
+        /// The vector's divided by a number.
+        Of(u8),
+    }
+
+    /// The register that holds the low half of an integer register.
+    fn short(r: u8) -> String {
+        match INTEGERS[usize::from(r)] {
+            name if r >= 8 => format!("{name}d"),
+            name => format!("e{}", &name[1..]),
+        }
     }
 
     proptest! {
         #[test]
         fn vector_instructions_are_read_as_they_were_meant(
-            at in 0usize..9,
+            at in 0usize..15,
             [reg, vvvv, rm] in [0u8..32, 0u8..32, 0u8..32],
             address in addresses(),
             form in 0u8..3,
@@ -548,10 +626,10 @@ mod tests {
             let bare = place.trim_start_matches("qword ptr ");
             let mut asm = Assembler::default();
             asm.load(r, address);
-            asm.store(address, r);
+            asm.store(address, r, 8);
             asm.lea(r, address);
             asm.integer(&[0x0f, 0xaf], r, Rm::Register(s), true, &[]);
-            asm.with_constant(5, r, small);
+            asm.with_constant(5, r, small, true);
             asm.push(r);
             asm.pop(r);
             let mut meant = format!("mov {to}, {place}\nmov {place}, {to}\nlea {to}, {bare}\nimul {to}, {from}\n");
@@ -562,6 +640,121 @@ mod tests {
             let read = disassemble(asm.code);
             let number: i64 = read.trim().rsplit(' ').next().unwrap().parse().unwrap();
             prop_assert_eq!(number, value, "{}", read);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn conversions_are_read_as_they_were_meant(
+            at in 0usize..16,
+            [reg, other] in [0u8..32, 0u8..32],
+            address in addresses(),
+            in_memory: bool,
+            width in prop::sample::select(vec![16u8, 32, 64]),
+        ) {
+            let (name, op, part, is_result) = conversions()[at];
+            let bytes = match part {
+                Part::Fixed(bytes) => bytes,
+                Part::Of(n) => width / n,
+            };
+            let (rm, operand) = match in_memory {
+                true => (Rm::Memory(address), memory(address, bytes)),
+                false => (Rm::Register(other), vector(other, bytes.max(16))),
+            };
+            let unit = op.unit(width.into(), false) as u8;
+            prop_assert_eq!(unit, bytes);
+            let mut asm = Assembler::default();
+            let extra = Extra::default();
+            asm.vector(op, Operands { reg, vvvv: 0, rm, width, unit, extra, immediate: None });
+            let own = vector(reg, width);
+            let (first, second) = if is_result { (operand, own) } else { (own, operand) };
+            prop_assert_eq!(disassemble(asm.code), format!("{name} {first}, {second}\n"));
+        }
+
+        #[test]
+        fn lanes_of_integers_are_read_as_they_were_meant(
+            [reg, vvvv] in [0u8..32, 0u8..32],
+            r in 0u8..16,
+            address in addresses(),
+            log_bytes in 0usize..4,
+            lane in 0u8..16,
+            by in 0u8..64,
+        ) {
+            let bytes = 1 << log_bytes;
+            let suffix = ["b", "w", "d", "q"][log_bytes];
+            let lane = lane % (16 / bytes as u8);
+            let register = if bytes == 8 { INTEGERS[usize::from(r)].to_owned() } else { short(r) };
+            let [x, y] = [reg, vvvv].map(|r| vector(r, 16));
+            let mut asm = Assembler::default();
+            let mut write = |op: Opcode, vvvv: u8, rm: Rm, immediate: Option<u8>| {
+                let unit = op.unit(16, false) as u8;
+                asm.vector(op, Operands { reg, vvvv, rm, width: 16, unit, extra: Extra::default(), immediate });
+            };
+            write(insert_integer(bytes), vvvv, Rm::Register(r), Some(lane));
+            write(insert_integer(bytes), vvvv, Rm::Memory(address), Some(lane));
+            write(extract_integer(bytes), 0, Rm::Register(r), Some(lane));
+            write(extract_integer(bytes), 0, Rm::Memory(address), Some(lane));
+            write(splat_integer(bytes), 0, Rm::Register(r), None);
+            write(to_integer(true), 0, Rm::Register(r), None);
+            let place = memory(address, bytes as u8);
+            let mut meant = format!("vpinsr{suffix} {x}, {y}, {register}, {lane}\n");
+            meant += &format!("vpinsr{suffix} {x}, {y}, {place}, {lane}\n");
+            meant += &format!("vpextr{suffix} {register}, {x}, {lane}\nvpextr{suffix} {place}, {x}, {lane}\n");
+            meant += &format!("vpbroadcast{suffix} {x}, {register}\nvmovq {}, {x}\n", INTEGERS[usize::from(r)]);
+            prop_assert_eq!(disassemble(asm.code), meant);
+            let mut asm = Assembler::default();
+            let unit = Rm::Register(reg);
+            for (op, number) in [(shift(2), SHIFT_SIGNED), (shift(4), SHIFT_LEFT), (shift(8), SHIFT_RIGHT)] {
+                let extra = Extra::default();
+                asm.vector(op, Operands { reg: number, vvvv, rm: unit, width: 64, unit: 1, extra, immediate: Some(by) });
+            }
+            let [x, y] = [reg, vvvv].map(|r| vector(r, 64));
+            let meant = format!("vpsraw {y}, {x}, {by}\nvpslld {y}, {x}, {by}\nvpsrlq {y}, {x}, {by}\n");
+            prop_assert_eq!(disassemble(asm.code), meant);
+        }
+
+        #[test]
+        fn short_integers_are_read_as_they_were_meant(
+            [r, s] in [0u8..16, 0u8..16],
+            address in addresses(),
+        ) {
+            let [to, from] = [r, s].map(|r| INTEGERS[usize::from(r)]);
+            let byte = match s {
+                0..=3 => format!("{}l", &from[1..2]),
+                4..=7 => format!("{}l", &from[1..]),
+                _ => format!("{from}b"),
+            };
+            let word = if s >= 8 { format!("{from}w") } else { from[1..].to_owned() };
+            let mut asm = Assembler::default();
+            for bytes in [1, 2, 4] {
+                asm.store(address, s, bytes);
+                for signed in [false, true] {
+                    asm.extend(r, Rm::Memory(address), bytes, signed);
+                    asm.extend(r, Rm::Register(s), bytes, signed);
+                }
+            }
+            let [in_1, in_2, in_4] = [1, 2, 4].map(|bytes| memory(address, bytes));
+            let (to_4, from_4) = (short(r), short(s));
+            let mut meant = format!("mov {in_1}, {byte}\nmovzx {to_4}, {in_1}\nmovzx {to_4}, {byte}\n");
+            meant += &format!("movsx {to}, {in_1}\nmovsx {to}, {byte}\n");
+            meant += &format!("mov {in_2}, {word}\nmovzx {to_4}, {in_2}\nmovzx {to_4}, {word}\n");
+            meant += &format!("movsx {to}, {in_2}\nmovsx {to}, {word}\n");
+            meant += &format!("mov {in_4}, {from_4}\nmov {to_4}, {in_4}\nmov {to_4}, {from_4}\n");
+            meant += &format!("movsxd {to}, {in_4}\nmovsxd {to}, {from_4}\n");
+            prop_assert_eq!(disassemble(asm.code), meant);
+        }
+
+        /// Those of AVX-VNNI: in VEX alone, of registers that it reaches.
+        #[test]
+        fn dot_products_are_read_as_they_were_meant([reg, vvvv, rm] in [0u8..16, 0u8..16, 0u8..16], of_16: bool) {
+            let width = if of_16 { 16 } else { 32 };
+            let [x, y, z] = [reg, vvvv, rm].map(|r| vector(r, width));
+            for (name, op) in [("{vex} vpdpbusd", dot(false)), ("vpdpbssd", dot_alike(true)), ("vpdpbuud", dot_alike(false))] {
+                let mut asm = Assembler::default();
+                let extra = Extra::default();
+                asm.vector(op, Operands { reg, vvvv, rm: Rm::Register(rm), width, unit: 1, extra, immediate: None });
+                prop_assert_eq!(disassemble(asm.code), format!("{name} {x}, {y}, {z}\n"));
+            }
         }
     }
 

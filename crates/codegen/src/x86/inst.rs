@@ -64,14 +64,16 @@ pub enum Op {
     Move,
     /// Memory `← u0`.
     Store,
-    /// Loads lanes in mask `u0`, the others become zero or, where there is `u1`, stay as there.
-    LoadMasked {
-        wide: bool,
+    /// Integer `d ←` the low bytes of `u0`, as many as the instruction works on, or as many in memory, in 64
+    /// bits.
+    Extend {
+        signed: bool,
     },
-    /// Stores lanes of `u0` in mask `u1`.
-    StoreMasked {
-        wide: bool,
-    },
+    /// Loads lanes of so many bytes in mask `u0`, the others become zero or, where there is `u1`, stay as
+    /// there.
+    LoadMasked(usize),
+    /// Stores lanes of so many bytes of `u0` in mask `u1`.
+    StoreMasked(usize),
     /// Gathers the lanes in mask `u0`, each at its number of elements in `u1` from the address; the other
     /// lanes are those of `u2`. The mask is lost.
     Gather {
@@ -81,10 +83,14 @@ pub enum Op {
     Scatter {
         wide: bool,
     },
-    /// `d ← u0` with integer `u1` in a lane.
-    InsertInteger(u8),
+    /// `d ← u0` with integer `u1` in a lane of so many bytes.
+    InsertInteger(usize, u8),
+    /// Integer `d ←` a lane of so many bytes of `u0`; what is above it is anything.
+    ExtractInteger(usize, u8),
     /// `d ←` integer `u0` and zeros.
-    FromInteger,
+    FromInteger {
+        wide: bool,
+    },
     /// `d ←` the pool's constant.
     Constant,
     /// `d ←` anything.
@@ -97,8 +103,10 @@ pub enum Op {
     BinaryImmediate(Opcode, u8),
     /// Unary instruction with an immediate.
     UnaryImmediate(Opcode, u8),
-    /// Stores a part of `u0`.
+    /// `d ←` a part of `u0`.
     StorePart(Opcode, u8),
+    /// `d ←` a part of each lane of `u0`.
+    Narrow(Opcode),
     /// `d ← u0` shifted, by an opcode with an extension.
     Shift(Opcode, u8, u8),
     /// `d ← ±u0·u1 ± u2`; memory stands for `u1` or, where `addend`, for `u2`.
@@ -110,23 +118,27 @@ pub enum Op {
     },
     /// `d ← u0` changed by `u1` and `u2`, where `d` and `u0` are one register.
     Tied(Opcode),
-    /// Lanes of `u2` in mask `u0`, of `u1` elsewhere.
-    Blend {
-        wide: bool,
-    },
-    /// Every lane of `d ←` integer `u0`.
-    Splat {
-        wide: bool,
-    },
+    /// Lanes, of so many bytes, of `u2` in mask `u0`, of `u1` elsewhere.
+    Blend(usize),
+    /// Every lane of so many bytes of `d ←` integer `u0`.
+    Splat(usize),
     /// Mask `d ← u0 op u1`.
     MaskBinary(Opcode),
     /// Mask `d ←` not `u0`.
     MaskNot,
     /// Mask `d ←` the low bits of integer `u0`.
     MaskSplat,
-    /// Number `d ←` integer `u0`.
+    /// Integer `d ←` the bits of mask `u0`.
+    MaskBits,
+    /// Number `d ←` integer `u0` of 32 bits, or 64 where it is `long`.
     ToReal {
         wide: bool,
+        long: bool,
+    },
+    /// Integer `d ←` number `u0`, cut off; the least one where it has no room.
+    FromReal {
+        wide: bool,
+        long: bool,
     },
     /// Integer `d ←` constant.
     Integer(i64),
@@ -220,18 +232,19 @@ impl Inst {
             Op::Fma { .. } => tied(if c == NONE { a } else { c }),
             Op::IntegerConstant(..) | Op::IntegerShift(..) => tied(a),
             Op::Tied(_) | Op::IntegerBinary(_) | Op::Multiply => first(a),
-            Op::LoadMasked { .. } => first(b),
+            Op::LoadMasked(_) => first(b),
             Op::Gather { .. } => first(c),
             Op::Choose(_) | Op::Select(_) | Op::Set(_) | Op::ToReal { .. } => {
                 Constraints { writes_early: true, ..free }
             }
             Op::Divide { .. } => Constraints { lost: Lost::Division, ..free },
             Op::Call(_) => Constraints { lost: Lost::Call, ..free },
-            Op::Move | Op::Store | Op::StoreMasked { .. } | Op::Scatter { .. } => free,
-            Op::InsertInteger(_) | Op::FromInteger | Op::Constant | Op::Undefined => free,
+            Op::Move | Op::Store | Op::Extend { .. } | Op::StoreMasked(_) | Op::Scatter { .. } => free,
+            Op::InsertInteger(..) | Op::ExtractInteger(..) | Op::FromInteger { .. } | Op::Constant => free,
+            Op::Undefined | Op::FromReal { .. } => free,
             Op::Binary(_) | Op::Unary(_) | Op::BinaryImmediate(..) | Op::UnaryImmediate(..) => free,
-            Op::StorePart(..) | Op::Shift(..) | Op::Blend { .. } | Op::Splat { .. } => free,
-            Op::MaskBinary(_) | Op::MaskNot | Op::MaskSplat => free,
+            Op::StorePart(..) | Op::Narrow(_) | Op::Shift(..) | Op::Blend(_) | Op::Splat(_) => free,
+            Op::MaskBinary(_) | Op::MaskNot | Op::MaskSplat | Op::MaskBits => free,
             Op::Integer(_) | Op::Address | Op::MultiplyConstant(_) | Op::FunctionAddress(_) => free,
             Op::Compare | Op::CompareConstant(_) | Op::Test | Op::CompareReals { .. } => free,
             Op::Prefetch { .. } | Op::Jump(_) | Op::JumpIf(..) | Op::Return => free,

@@ -21,10 +21,12 @@ impl Opcode {
     pub fn unit(self, bytes: usize, broadcast: bool) -> usize {
         let lane = if self.wide { 8 } else { 4 };
         match self.memory {
-            _ if broadcast || bytes < 16 => lane,
+            _ if broadcast => lane,
+            Unit::Bytes(n) => n.into(),
+            Unit::Part(n) => bytes.max(16) / usize::from(n),
+            _ if bytes < 16 => lane,
             Unit::Whole | Unit::Other => bytes,
             Unit::Lane => lane,
-            Unit::Quad => 16,
         }
     }
 }
@@ -70,7 +72,7 @@ pub const AND_NOT: Opcode = opcode(1, 0, 0x55, false);
 pub const OR: Opcode = opcode(1, 0, 0x56, false);
 pub const XOR: Opcode = opcode(1, 0, 0x57, false);
 
-// Moves: `vmovaps`, `vmovups`, `vmovss`, `vmovsd`.
+// Moves: `vmovaps`, `vmovups`, `vmovss`, `vmovsd`, `vpbroadcastw`.
 pub const MOVE: Opcode = opcode(1, 0, 0x28, false);
 const LOAD: Opcode = opcode(1, 0, 0x10, false);
 const LOAD_SINGLE: Opcode = opcode(1, 2, 0x10, false).of(Unit::Lane);
@@ -79,25 +81,30 @@ const LOAD_DOUBLE: Opcode = opcode(1, 3, 0x10, true).of(Unit::Lane);
 /// Load of `bytes` bytes.
 pub const fn load(bytes: usize) -> Opcode {
     match bytes {
+        2 => broadcast_integer(2),
         4 => LOAD_SINGLE,
         8 => LOAD_DOUBLE,
         _ => LOAD,
     }
 }
 
-/// Store of `bytes` bytes.
+/// Store of `bytes` bytes, 4 at least.
 pub const fn store(bytes: usize) -> Opcode {
     Opcode { opcode: 0x11, ..load(bytes) }
 }
 
-/// Loads of lanes in a mask register: `vmovups`, `vmovupd`.
-pub const fn masked_load(wide: bool) -> Opcode {
-    evex(1, wide as u8, 0x10, wide)
+/// Loads of lanes of so many bytes in a mask register: `vmovdqu8`, `vmovdqu16`, `vmovups`, `vmovupd`.
+pub const fn masked_load(lane: usize) -> Opcode {
+    match lane {
+        1 | 2 => evex(1, 3, 0x6f, lane == 2),
+        _ => evex(1, (lane == 8) as u8, 0x10, lane == 8),
+    }
 }
 
 /// Stores of lanes in a mask register.
-pub const fn masked_store(wide: bool) -> Opcode {
-    evex(1, wide as u8, 0x11, wide)
+pub const fn masked_store(lane: usize) -> Opcode {
+    let load = masked_load(lane);
+    Opcode { opcode: if lane < 4 { 0x7f } else { 0x11 }, ..load }
 }
 
 /// Loads of lanes in a vector: `vmaskmovps`, `vmaskmovpd`.
@@ -120,11 +127,41 @@ pub const fn scatter(wide: bool) -> Opcode {
     evex(2, 1, 0xa2, wide).of(Unit::Lane)
 }
 
-// Integers: `vpcmpeqd`, `vpcmpgtd`, `vpmovsxdq`.
-pub const INTEGERS_EQUAL: Opcode = opcode(1, 1, 0x76, false);
-pub const INTEGERS_GREATER: Opcode = opcode(1, 1, 0x66, false);
-/// Four integers of 32 bits as ones of 64.
-pub const WIDEN_INTEGERS: Opcode = opcode(2, 1, 0x25, false);
+/// Comparisons that set all bits: `vpcmpeqd`, `vpcmpeqq`
+pub const fn integers_equal(wide: bool) -> Opcode {
+    if wide { opcode(2, 1, 0x29, true) } else { opcode(1, 1, 0x76, false) }
+}
+
+/// `vpcmpgtd`, `vpcmpgtq`
+pub const fn integers_greater(wide: bool) -> Opcode {
+    if wide { opcode(2, 1, 0x37, true) } else { opcode(1, 1, 0x66, false) }
+}
+
+/// Integers of so many bytes in lanes of more: `vpmovsxbd` and its kin.
+pub const fn widen(from: usize, to: usize, signed: bool) -> Opcode {
+    let code = match (from, to) {
+        (1, 2) => 0x20,
+        (1, 4) => 0x21,
+        (1, _) => 0x22,
+        (2, 4) => 0x23,
+        (2, _) => 0x24,
+        _ => 0x25,
+    };
+    opcode(2, 1, if signed { code } else { code + 0x10 }, false).of(Unit::Part((to / from) as u8))
+}
+
+/// The low bytes of lanes: `vpmovdb` and its kin, whose first operand is the source.
+pub const fn narrow(from: usize, to: usize) -> Opcode {
+    let code = match (from, to) {
+        (2, _) => 0x30,
+        (4, 1) => 0x31,
+        (4, _) => 0x33,
+        (_, 1) => 0x32,
+        (_, 2) => 0x34,
+        _ => 0x35,
+    };
+    evex(2, 2, code, false).of(Unit::Part((from / to) as u8))
+}
 
 /// `vpaddd`, `vpaddq`
 pub const fn add_integers(wide: bool) -> Opcode {
@@ -136,23 +173,63 @@ pub const fn subtract_integers(wide: bool) -> Opcode {
     opcode(1, 1, if wide { 0xfb } else { 0xfa }, wide)
 }
 
-/// Shifts by a constant: `vpslld`, `vpsrld`, by [`SHIFT_LEFT`] and [`SHIFT_RIGHT`].
-pub const fn shift(wide: bool) -> Opcode {
-    opcode(1, 1, if wide { 0x73 } else { 0x72 }, wide)
+/// `vpmulld`, `vpmullq`
+pub const fn multiply_integers(wide: bool) -> Opcode {
+    Opcode { evex: wide, ..opcode(2, 1, 0x40, wide) }
 }
+
+/// The even lanes of 32 bits as products of 64: `vpmuludq`
+pub const MULTIPLY_HALVES: Opcode = opcode(1, 1, 0xf4, true);
+
+/// `vpminsd`, `vpmaxsd`, `vpminsq`, `vpmaxsq`
+pub const fn extremum(is_max: bool, wide: bool) -> Opcode {
+    Opcode { evex: wide, ..opcode(2, 1, if is_max { 0x3d } else { 0x39 }, wide) }
+}
+
+/// Pairs of 16-bit integers multiplied and added: `vpmaddwd`
+pub const MULTIPLY_PAIRS: Opcode = opcode(1, 1, 0xf5, false);
+
+/// Dot products of four bytes a lane, the unsigned ones first: `vpdpbusd`, by AVX-512 or AVX-VNNI.
+pub const fn dot(evex: bool) -> Opcode {
+    Opcode { evex, ..opcode(2, 1, 0x50, false) }
+}
+
+/// Dot products of bytes of one sign: `vpdpbssd`, `vpdpbuud`
+pub const fn dot_alike(signed: bool) -> Opcode {
+    opcode(2, if signed { 3 } else { 0 }, 0x50, false)
+}
+
+/// Shifts of lanes of so many bytes by a constant: `vpsllw`, `vpslld`, `vpsllq` and, by their numbers, the
+/// others.
+pub const fn shift(lane: usize) -> Opcode {
+    match lane {
+        2 => opcode(1, 1, 0x71, false),
+        4 => opcode(1, 1, 0x72, false),
+        _ => opcode(1, 1, 0x73, true),
+    }
+}
+
+/// `vpsraq`
+pub const SHIFT_LONG_SIGNED: Opcode = evex(1, 1, 0x72, true);
 
 pub const SHIFT_LEFT: u8 = 6;
 pub const SHIFT_RIGHT: u8 = 2;
+pub const SHIFT_SIGNED: u8 = 4;
 
 /// `vpcmpd`, `vpcmpq`: a mask
 pub const fn compare_integers(wide: bool) -> Opcode {
     evex(3, 1, 0x1f, wide)
 }
 
-// Conversions: `vcvtdq2ps`, `vcvtqq2ps`, `vcvtqq2pd`.
+// Conversions: `vcvtdq2ps`, `vcvtdq2pd`, `vcvtqq2ps`, `vcvtqq2pd`.
 pub const SHORT_TO_SINGLE: Opcode = opcode(1, 0, 0x5b, false).of(Unit::Other);
+pub const SHORT_TO_DOUBLE: Opcode = opcode(1, 2, 0xe6, false).of(Unit::Other);
 /// `vcvttps2dq`
 pub const SINGLE_TO_SHORT: Opcode = opcode(1, 2, 0x5b, false);
+// `vcvttpd2dq`, `vcvttps2qq`, `vcvttpd2qq`
+pub const DOUBLE_TO_SHORT: Opcode = opcode(1, 1, 0xe6, true).of(Unit::Other);
+pub const SINGLE_TO_LONG: Opcode = evex(1, 1, 0x7a, false).of(Unit::Other);
+pub const DOUBLE_TO_LONG: Opcode = evex(1, 1, 0x7a, true).of(Unit::Other);
 pub const LONG_TO_SINGLE: Opcode = evex(1, 0, 0x5b, true).of(Unit::Other);
 pub const LONG_TO_DOUBLE: Opcode = evex(1, 2, 0xe6, true).of(Unit::Other);
 
@@ -166,9 +243,14 @@ pub const fn convert_packed(to_double: bool) -> Opcode {
     opcode(1, !to_double as u8, 0x5a, !to_double).of(Unit::Other)
 }
 
-/// An integer register as a number: `vcvtsi2ss`, `vcvtsi2sd`
-pub const fn integer_to_real(wide: bool) -> Opcode {
-    opcode(1, 2 + wide as u8, 0x2a, true).of(Unit::Lane)
+/// An integer register of 32 bits, or 64 where it is `long`, as a number: `vcvtsi2ss`, `vcvtsi2sd`
+pub const fn integer_to_real(wide: bool, long: bool) -> Opcode {
+    opcode(1, 2 + wide as u8, 0x2a, long).of(Unit::Lane)
+}
+
+/// A number as an integer register, towards zero: `vcvttss2si`, `vcvttsd2si`
+pub const fn real_to_integer(wide: bool, long: bool) -> Opcode {
+    opcode(1, 2 + wide as u8, 0x2c, long).of(Unit::Lane)
 }
 
 /// `vucomiss`, `vucomisd`: flags
@@ -192,19 +274,26 @@ pub const PERMUTE_DOUBLE_IMMEDIATE: Opcode = opcode(3, 1, 0x01, true);
 pub const BLEND_SINGLE: Opcode = opcode(3, 1, 0x0c, false);
 pub const BLEND_DOUBLE: Opcode = opcode(3, 1, 0x0d, false);
 pub const INSERT_SINGLE: Opcode = opcode(3, 1, 0x21, false).of(Unit::Lane);
-pub const INSERT_QUAD: Opcode = opcode(3, 1, 0x18, false).of(Unit::Quad);
-pub const EXTRACT_QUAD: Opcode = opcode(3, 1, 0x19, false).of(Unit::Quad);
+pub const INSERT_QUAD: Opcode = opcode(3, 1, 0x18, false).of(Unit::Bytes(16));
+pub const EXTRACT_QUAD: Opcode = opcode(3, 1, 0x19, false).of(Unit::Bytes(16));
+/// Bytes by their numbers within 16, zero by a negative one: `vpshufb`
+pub const PERMUTE_BYTES: Opcode = opcode(2, 1, 0x00, false);
 pub const UNPACK_LOW_DOUBLE: Opcode = opcode(1, 1, 0x14, true);
 pub const LOAD_HIGH_DOUBLE: Opcode = opcode(1, 1, 0x16, true).of(Unit::Lane);
 
-/// Lanes by a vector: `vblendvps`, `vblendvpd`
-pub const fn blend_by_vector(wide: bool) -> Opcode {
-    opcode(3, 1, 0x4a | wide as u8, false)
+/// Lanes of so many bytes by a vector: `vpblendvb`, `vblendvps`, `vblendvpd`
+pub const fn blend_by_vector(lane: usize) -> Opcode {
+    let code = match lane {
+        1 | 2 => 0x4c,
+        4 => 0x4a,
+        _ => 0x4b,
+    };
+    opcode(3, 1, code, false)
 }
 
-/// Lanes by a mask register: `vblendmps`, `vblendmpd`
-pub const fn blend_by_mask(wide: bool) -> Opcode {
-    evex(2, 1, 0x65, wide)
+/// Lanes of so many bytes by a mask register: `vpblendmb`, `vpblendmw`, `vblendmps`, `vblendmpd`
+pub const fn blend_by_mask(lane: usize) -> Opcode {
+    evex(2, 1, if lane < 4 { 0x66 } else { 0x65 }, matches!(lane, 2 | 8))
 }
 
 /// An integer register in the first lane: `vmovd`, `vmovq`
@@ -212,17 +301,51 @@ pub const fn from_integer(wide: bool) -> Opcode {
     opcode(1, 1, 0x6e, wide)
 }
 
-/// An integer register in a lane: `vpinsrd`
-pub const INSERT_INTEGER: Opcode = opcode(3, 1, 0x22, false);
-
-/// An integer register in every lane: `vpbroadcastd`, `vpbroadcastq`
-pub const fn splat_integer(wide: bool) -> Opcode {
-    evex(2, 1, 0x7c, wide)
+/// The first lane in an integer register: `vmovd`, `vmovq`, whose first operand is the vector.
+pub const fn to_integer(wide: bool) -> Opcode {
+    opcode(1, 1, 0x7e, wide)
 }
 
-/// The first lane in every lane.
-pub const fn splat_lane(wide: bool) -> Opcode {
-    opcode(2, 1, 0x58 | wide as u8, wide)
+/// An integer register or memory in a lane of so many bytes: `vpinsrb`, `vpinsrw`, `vpinsrd`, `vpinsrq`
+pub const fn insert_integer(lane: usize) -> Opcode {
+    let of = match lane {
+        1 => opcode(3, 1, 0x20, false),
+        2 => opcode(1, 1, 0xc4, false),
+        _ => opcode(3, 1, 0x22, lane == 8),
+    };
+    of.of(Unit::Bytes(lane as u8))
+}
+
+/// A lane of so many bytes in an integer register or memory: `vpextrb`, `vpextrw`, `vpextrd`, `vpextrq`,
+/// whose first operand is the vector.
+pub const fn extract_integer(lane: usize) -> Opcode {
+    let code = match lane {
+        1 => 0x14,
+        2 => 0x15,
+        _ => 0x16,
+    };
+    opcode(3, 1, code, lane == 8).of(Unit::Bytes(lane as u8))
+}
+
+/// An integer register in every lane: `vpbroadcastb`, `vpbroadcastw`, `vpbroadcastd`, `vpbroadcastq`
+pub const fn splat_integer(lane: usize) -> Opcode {
+    let code = match lane {
+        1 => 0x7a,
+        2 => 0x7b,
+        _ => 0x7c,
+    };
+    evex(2, 1, code, lane == 8)
+}
+
+/// The first lane of so many bytes of a register or of memory in every lane.
+pub const fn broadcast_integer(lane: usize) -> Opcode {
+    let code = match lane {
+        1 => 0x78,
+        2 => 0x79,
+        4 => 0x58,
+        _ => 0x59,
+    };
+    opcode(2, 1, code, lane == 8).of(Unit::Bytes(lane as u8))
 }
 
 /// Fused multiply-adds such as `vfmadd132ps`, by the form of their operands and the negations.
@@ -242,15 +365,18 @@ const fn mask(code: u8) -> Opcode {
     opcode(1, 0, code, false)
 }
 
-// `kmovw` from a mask or memory, to memory, from an integer; `knotw`, `kandw`, `korw`, `kxorw`.
+// `kmovw` from a mask or memory, to memory, from an integer, to an integer; `knotw`, `kandw`, `korw`,
+// `kxorw`.
 pub const MASK_LOAD: Opcode = mask(0x90);
 pub const MASK_STORE: Opcode = mask(0x91);
 pub const MASK_FROM_INTEGER: Opcode = mask(0x92);
+pub const MASK_TO_INTEGER: Opcode = mask(0x93);
 pub const MASK_NOT: Opcode = mask(0x44);
 pub const MASK_AND: Opcode = mask(0x41);
 pub const MASK_OR: Opcode = mask(0x45);
 pub const MASK_XOR: Opcode = mask(0x47);
 
-/// Comparisons of reals: ordered and less, unordered.
+/// Comparisons of reals: ordered and less, unordered, ordered.
 pub const LESS: u8 = 17;
 pub const UNORDERED: u8 = 3;
+pub const ORDERED: u8 = 7;

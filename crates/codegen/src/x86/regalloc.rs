@@ -553,12 +553,12 @@ mod tests {
                 Inst::new(op, vec(d), &[vec(a), vec(b), vec(c)], 64)
             }
             10 => Inst::new(Op::Tied(PERMUTE_TWO_SINGLE), vec(d), &[vec(a), vec(b), vec(c)], 64),
-            11 => Inst::new(Op::LoadMasked { wide: false }, vec(d), &[mask(a), vec(a)], 64).with(memory, false),
-            12 => Inst::new(Op::Blend { wide: false }, vec(d), &[mask(a), vec(b), vec(c)], 64),
+            11 => Inst::new(Op::LoadMasked(4), vec(d), &[mask(a), vec(a)], 64).with(memory, false),
+            12 => Inst::new(Op::Blend(4), vec(d), &[mask(a), vec(b), vec(c)], 64),
             13 => Inst::new(Op::Divide { signed: true, remainder: false }, int(d), &[int(a), int(b)], 8),
             14 => Inst::new(Op::Store, NONE, &[vec(a)], 64).with(memory, false),
             15 => Inst::new(Op::Gather { wide: false }, vec(d), &[mask(a), vec(b), vec(c)], 64).with(memory, false),
-            16 => Inst::new(Op::ToReal { wide: true }, vec(d), &[int(a)], 16),
+            16 => Inst::new(Op::ToReal { wide: true, long: true }, vec(d), &[int(a)], 16),
             _ => {
                 let call =
                     Call { callee: Callee::Pointer(int(d)), arguments: vec![int(a), int(b), int(c)], real: None };

@@ -5,15 +5,17 @@
 //! there.
 
 mod integer;
+mod integer_lanes;
 mod lanes;
 mod vector;
 
 use std::collections::HashMap;
 
+use super::Machine;
 use super::encode::Condition;
 use super::inst::{Base, Block, Call, Callee, Class, Function, Inst, Memory, NONE, Op, Operand, Reg, Virtual};
-use super::opcodes::WIDEN_INTEGERS;
-use crate::ssa::{self, BlockId, Compare, Def, Id, Kind, Op as Ssa, Type};
+use super::opcodes::{AND, MASK_AND, widen};
+use crate::ssa::{self, BlockId, Def, Id, Kind, Op as Ssa, Type};
 
 /// The constants of a module, each once.
 #[derive(Default)]
@@ -40,7 +42,7 @@ impl Pool {
 /// Selects the instructions of a function; `addresses` says where functions of other modules are, by number.
 pub fn select(
     f: &ssa::Function,
-    has_masks: bool,
+    machine: Machine,
     addresses: &[Option<usize>],
     pool: &mut Pool,
 ) -> Result<Function, String> {
@@ -48,12 +50,13 @@ pub fn select(
     let mut place = vec![usize::MAX; f.blocks.len()];
     order.iter().enumerate().for_each(|(at, b)| place[b.at()] = at);
     let n = f.values.len();
-    if f.values.iter().any(|value| matches!(value.ty.kind, Kind::I16 | Kind::F16 | Kind::Bf16)) {
+    if f.values.iter().any(|value| matches!(value.ty.kind, Kind::F16 | Kind::Bf16)) {
         return Err("numbers of 16 bits".into());
     }
     let mut s = Selector {
         f,
-        has_masks,
+        has_masks: machine.has_masks,
+        has_avx512_dot: machine.has_avx512_dot,
         addresses,
         pool,
         out: Function::default(),
@@ -91,6 +94,7 @@ enum Region {
 struct Selector<'f> {
     f: &'f ssa::Function,
     has_masks: bool,
+    has_avx512_dot: bool,
     addresses: &'f [Option<usize>],
     pool: &'f mut Pool,
     out: Function,
@@ -257,6 +261,11 @@ impl Selector<'_> {
         (inst.op == Ssa::Splat).then(|| inst.operands[0])
     }
 
+    /// Whether an instruction takes short integers from memory as it takes them from registers.
+    fn takes_short_memory(op: &Ssa) -> bool {
+        matches!(op, Ssa::ExtendSigned | Ssa::ExtendUnsigned | Ssa::Splat | Ssa::Insert(_))
+    }
+
     /// Whether a value is written where it is used, not where it stands.
     fn is_folded(&self, id: Id) -> bool {
         let Some(inst) = self.instruction(id) else { return false };
@@ -271,7 +280,15 @@ impl Selector<'_> {
                 let (_, at) = self.def_at[id.at()].expect("it has an instruction");
                 let is_variable = matches!(self.op_of(inst.operands[0]), Some(Ssa::Variable(_)));
                 let n_stores = &self.n_stores[block];
-                !is_variable && class_of(self.ty(id)) == Class::Vector && (*invariant || n_stores[at] == n_stores[user])
+                let takes_it = || match class_of(self.ty(id)) {
+                    Class::Vector => true,
+                    Class::Integer if self.ty(id).bytes() < 8 => {
+                        let (_, first) = self.user_at[id.at()].expect("it has a user");
+                        Selector::takes_short_memory(&self.f.blocks[block][first].op)
+                    }
+                    Class::Integer | Class::Mask => false,
+                };
+                !is_variable && takes_it() && (*invariant || n_stores[at] == n_stores[user])
             }
             _ => false,
         }
@@ -292,19 +309,28 @@ impl Selector<'_> {
     }
 
     /// A value as memory operand of an instruction on its type, where it can be one.
-    fn folded_operand(&mut self, id: Id) -> Option<Operand> {
-        let id = self.same_as[id.at()];
+    fn folded_operand(&mut self, asked: Id) -> Option<Operand> {
+        self.folded_of(asked, 16)
+    }
+
+    /// A value as memory operand of an instruction that reads no more than its lanes.
+    fn folded_part(&mut self, id: Id) -> Option<Operand> {
+        self.folded_of(id, 0)
+    }
+
+    fn folded_of(&mut self, asked: Id, least_bytes: usize) -> Option<Operand> {
+        let id = self.same_as[asked.at()];
         if !self.is_folded(id) {
             return None;
         }
         let ty = self.ty(id);
         let (load, broadcast) = match self.splat_of(id) {
-            Some(x) if self.has_masks && self.is_folded(x) && ty.kind.bytes() >= 4 => (x, true),
+            Some(x) if self.has_masks && self.is_folded(x) && ty.kind.bytes() >= 4 && ty == self.ty(asked) => (x, true),
             Some(_) => return None,
             None => (id, false),
         };
         let inst = self.instruction(load)?;
-        if !matches!(inst.op, Ssa::Load { .. }) || !(broadcast || ty.lanes == 1 || ty.bytes() >= 16) {
+        if !matches!(inst.op, Ssa::Load { .. }) || !(broadcast || ty.lanes == 1 || ty.bytes() >= least_bytes) {
             return None;
         }
         let pointer = inst.operands[0];
@@ -354,7 +380,7 @@ impl Selector<'_> {
 
     fn register_of(&mut self, ty: Type) -> Reg {
         let class = class_of(ty);
-        self.virtual_register(class, if class == Class::Vector { ty.bytes() } else { 8 })
+        self.virtual_register(class, if class == Class::Vector { ty.bytes().max(2) } else { 8 })
     }
 
     fn emit(&mut self, inst: Inst) {
@@ -503,6 +529,15 @@ impl Selector<'_> {
     }
 
     fn instruction_at(&mut self, b: BlockId, inst: &ssa::Instruction) -> Result<(), String> {
+        let is_long = |id: &Id| match class_of(self.ty(*id)) {
+            Class::Integer => false,
+            // Addresses of lanes are never in a register.
+            Class::Vector => self.ty(*id).bytes() > self.native() && !matches!(self.op_of(*id), Some(Ssa::Element(_))),
+            Class::Mask => self.ty(*id).lanes > 16,
+        };
+        if inst.result.iter().chain(&inst.operands).any(is_long) {
+            return Err("vectors that are too long".into());
+        }
         match &inst.op {
             Ssa::Variable(_) | Ssa::Stack(_) | Ssa::Phi(_) => return Ok(()),
             Ssa::Store => return self.store(inst),
@@ -527,8 +562,8 @@ impl Selector<'_> {
             Ssa::Bitcast | Ssa::Opaque => {
                 let result = inst.result.expect("copies give values");
                 let from = self.same_as[inst.operands[0].at()];
-                if class_of(self.ty(result)) != class_of(self.ty(from)) || self.is_undefined(from) {
-                    return Err("bits moved between kinds of registers".into());
+                if class_of(self.ty(result)) != class_of(self.ty(from)) {
+                    return self.move_bits(result, from);
                 }
                 // A folded one is written here: its user looks at this one.
                 if self.is_folded(from) {
@@ -566,13 +601,28 @@ impl Selector<'_> {
         Ok(())
     }
 
+    /// Moves bits between kinds of registers.
+    fn move_bits(&mut self, result: Id, from: Id) -> Result<(), String> {
+        let (ty, of) = (self.ty(result), self.ty(from));
+        let op = match (class_of(of), class_of(ty)) {
+            (Class::Integer, Class::Vector) if ty.bytes() >= 4 => Op::FromInteger { wide: ty.bytes() == 8 },
+            (Class::Vector, Class::Integer) if ty.bytes() >= 4 => Op::ExtractInteger(ty.bytes(), 0),
+            _ => return Err("bits moved between kinds of registers".into()),
+        };
+        let x = self.reg(from)?;
+        let d = self.register_of(ty);
+        self.emit(Inst::new(op, d, &[x], 16));
+        self.regs[result.at()] = d;
+        Ok(())
+    }
+
     /// The register that an instruction's result is in already.
     fn renamed(&mut self, id: Id, inst: &ssa::Instruction) -> Result<Option<Reg>, String> {
         if let Some(splat) = self.loaded_splat(id) {
             return Ok(Some(splat));
         }
         Ok(match &inst.op {
-            Ssa::Extract(0) if class_of(self.ty(inst.operands[0])) == Class::Vector => {
+            Ssa::Extract(0) if [id, inst.operands[0]].iter().all(|x| class_of(self.ty(*x)) == Class::Vector) => {
                 Some(self.reg(inst.operands[0])?)
             }
             Ssa::Shuffle(mask)
@@ -610,21 +660,17 @@ impl Selector<'_> {
             let (op, a, b) = (inst.op.clone(), inst.operands[0], *inst.operands.last().expect("two operands"));
             match op {
                 Ssa::Compare(how) => {
+                    let bytes = self.compared_bytes(a)?;
                     let constant = self.integer(b).and_then(|c| i32::try_from(c).ok());
                     let a = self.reg(a)?;
                     match constant {
-                        Some(c) => self.emit(Inst::new(Op::CompareConstant(c), NONE, &[a], 8)),
+                        Some(c) => self.emit(Inst::new(Op::CompareConstant(c), NONE, &[a], bytes)),
                         None => {
                             let b = self.reg(b)?;
-                            self.emit(Inst::new(Op::Compare, NONE, &[a, b], 8));
+                            self.emit(Inst::new(Op::Compare, NONE, &[a, b], bytes));
                         }
                     }
-                    return Ok(match how {
-                        Compare::Equal => Condition::Equal,
-                        Compare::NotEqual => Condition::NotEqual,
-                        Compare::Less => Condition::Less,
-                        Compare::Greater => Condition::Greater,
-                    });
+                    return Ok(integer::condition(how));
                 }
                 Ssa::FLess => {
                     let wide = self.ty(a).kind == Kind::F64;
@@ -712,9 +758,6 @@ impl Selector<'_> {
         if ty.kind == Kind::I1 {
             return Err("truth values in memory".into());
         }
-        if class_of(ty) == Class::Integer && ty.bytes() != 8 {
-            return Err("short integers in memory".into());
-        }
         let value = self.reg(value)?;
         let memory = self.address(to)?;
         self.emit(Inst::new(Op::Store, NONE, &[value], ty.bytes()).with(memory, false));
@@ -726,7 +769,7 @@ impl Selector<'_> {
         let ty = self.ty(value);
         let (value, mask) = (self.reg(value)?, self.memory_mask(mask, ty)?);
         let memory = self.address(to)?;
-        let op = Op::StoreMasked { wide: ty.kind.bytes() == 8 };
+        let op = Op::StoreMasked(ty.kind.bytes());
         self.emit(Inst::new(op, NONE, &[value, mask], width(ty)).with(memory, false));
         Ok(())
     }
@@ -737,17 +780,36 @@ impl Selector<'_> {
         if self.has_masks || lane_bytes == 4 {
             return Ok(mask);
         }
-        let bytes = (self.ty(id).lanes * lane_bytes).max(16);
-        Ok(self.emit_new(Op::Unary(WIDEN_INTEGERS), Class::Vector, &[mask], bytes))
+        let ty = self.ty(id);
+        let lanes = Type { kind: Kind::I32, ..ty };
+        if lane_bytes == 8 {
+            let bytes = (ty.lanes * lane_bytes).max(16);
+            return Ok(self.emit_new(Op::Unary(widen(4, 8, true)), Class::Vector, &[mask], bytes));
+        }
+        let narrowed = self.virtual_register(Class::Vector, 16);
+        self.narrow_into(narrowed, mask, lanes, if lane_bytes == 1 { Kind::I8 } else { Kind::I16 })?;
+        Ok(narrowed)
     }
 
     /// A mask for memory operations, which must not have lanes set beyond those of its type: of a part of a
     /// vector it is computed as one of a whole vector, and may.
     fn memory_mask(&mut self, id: Id, ty: Type) -> Result<Reg, String> {
-        if ty.bytes() < 16 && self.constant(id).is_none() {
-            return Err("a mask of a part of a vector".into());
+        let (lane, lanes) = (ty.kind.bytes(), self.ty(id).lanes);
+        if !self.has_masks && lane < 4 {
+            return Err("short lanes in a mask".into());
         }
-        self.mask(id, ty.kind.bytes())
+        let mask = self.mask(id, lane)?;
+        if ty.bytes() >= 16 || self.constant(id).is_some() {
+            return Ok(mask);
+        }
+        if self.has_masks {
+            let existing = self.constant_register(&vec![1; lanes], Kind::I1);
+            return Ok(self.emit_new(Op::MaskBinary(MASK_AND), Class::Mask, &[mask, existing], 2));
+        }
+        let mut existing = vec![u64::MAX; lanes];
+        existing.resize(16 / lane, 0);
+        let existing = self.constant_register(&existing, if lane == 8 { Kind::I64 } else { Kind::I32 });
+        Ok(self.emit_new(Op::Binary(AND), Class::Vector, &[mask, existing], 16))
     }
 
     /// The address that lanes are counted from, their numbers, and the mask, which will be lost.
@@ -761,7 +823,7 @@ impl Selector<'_> {
         let (Ssa::Element(element), [base, numbers]) = (&inst.op, inst.operands.as_slice()) else {
             return Err("addresses of lanes".into());
         };
-        if element.bytes() != ty.kind.bytes() || self.ty(*numbers).kind != Kind::I32 {
+        if element.bytes() != ty.kind.bytes() || self.ty(*numbers).kind != Kind::I32 || ty.kind.bytes() < 4 {
             return Err("far addresses of lanes".into());
         }
         let memory = self.address(*base)?;

@@ -1,25 +1,44 @@
 //! Integers, addresses and truth values.
 
-use super::super::encode::Condition;
-use super::super::inst::{Base, Inst, Memory, NONE, Op, Reg};
-use super::Selector;
-use crate::ssa::{self, Compare, Id, Kind, Op as Ssa};
+use super::super::encode::{Condition, Opcode};
+use super::super::inst::{Base, Class, Inst, Memory, NONE, Op, Reg};
+use super::super::opcodes::{AND, COMPARE, ORDERED, packed};
+use super::{Selector, width};
+use crate::ssa::{self, Compare, Id, Kind, Op as Ssa, Type};
+
+/// The condition that holds after a comparison of integers where a relation does.
+pub(super) fn condition(how: Compare) -> Condition {
+    match how {
+        Compare::Equal => Condition::Equal,
+        Compare::NotEqual => Condition::NotEqual,
+        Compare::Less => Condition::Less,
+        Compare::Greater => Condition::Greater,
+    }
+}
 
 impl Selector<'_> {
     pub(super) fn integer_into(&mut self, d: Reg, id: Id, inst: &ssa::Instruction) -> Result<(), String> {
         let operand = |at: usize| inst.operands[at];
         let constant = |s: &Self, at: usize| s.integer(operand(at)).and_then(|c| i32::try_from(c).ok());
         let plain = |op: Op, uses: &[Reg]| Inst::new(op, d, uses, 8);
+        let ty = self.ty(id);
         match &inst.op {
+            Ssa::Load { .. } if matches!(self.op_of(operand(0)), Some(Ssa::Variable(_))) => {
+                self.emit(plain(Op::Move, &[self.regs[operand(0).at()]]));
+            }
             Ssa::Load { .. } => {
-                if matches!(self.op_of(operand(0)), Some(Ssa::Variable(_))) || self.ty(id).bytes() != 8 {
-                    return Err("a load of integers".into());
+                if ty.kind == Kind::I1 {
+                    return Err("truth values in memory".into());
                 }
                 let memory = self.address(operand(0))?;
-                self.emit(plain(Op::Move, &[]).with(memory, false));
+                let op = if ty.bytes() == 8 { Op::Move } else { Op::Extend { signed: false } };
+                self.emit(Inst::new(op, d, &[], ty.bytes()).with(memory, false));
             }
             Ssa::Element(element) => {
                 let memory = self.address(operand(0))?;
+                if self.ty(operand(1)).kind != Kind::I64 {
+                    return Err("a short number of an element".into());
+                }
                 let index = self.reg(operand(1))?;
                 let memory = match (memory.index, element.bytes()) {
                     (None, bytes @ (1 | 2 | 4 | 8)) => {
@@ -29,21 +48,36 @@ impl Selector<'_> {
                 };
                 self.emit(plain(Op::Address, &[]).with(memory, false));
             }
-            Ssa::Add | Ssa::Sub | Ssa::And | Ssa::Or | Ssa::Xor | Ssa::Mul => {
+            // The low bits of results are those of the low bits of operands.
+            Ssa::Add
+            | Ssa::Sub
+            | Ssa::And
+            | Ssa::Or
+            | Ssa::Xor
+            | Ssa::Mul
+            | Ssa::AddWrapping
+            | Ssa::SubWrapping
+            | Ssa::MulWrapping => {
+                let op = match inst.op {
+                    Ssa::AddWrapping => &Ssa::Add,
+                    Ssa::SubWrapping => &Ssa::Sub,
+                    Ssa::MulWrapping => &Ssa::Mul,
+                    _ => &inst.op,
+                };
                 let mut operands = [0, 1];
-                if self.integer(operand(0)).is_some() && inst.op != Ssa::Sub {
+                if self.integer(operand(0)).is_some() && *op != Ssa::Sub {
                     operands = [1, 0];
                 }
                 let c = constant(self, operands[1]);
                 let a = self.reg(operand(operands[0]))?;
-                let number = match inst.op {
+                let number = match op {
                     Ssa::Add => 0,
                     Ssa::Or => 1,
                     Ssa::And => 4,
                     Ssa::Sub => 5,
                     _ => 6,
                 };
-                match (c, &inst.op) {
+                match (c, op) {
                     (Some(c), Ssa::Add) => {
                         let memory = Memory { base: Base::Register(a), index: None, disp: c };
                         self.emit(plain(Op::Address, &[]).with(memory, false));
@@ -69,24 +103,34 @@ impl Selector<'_> {
                     Ssa::ShiftUnsigned => 5,
                     _ => 7,
                 };
+                let bytes = self.compared_bytes(operand(0))?;
                 let a = self.reg(operand(0))?;
-                self.emit(plain(Op::IntegerShift(number, by as u8), &[a]));
+                self.emit(Inst::new(Op::IntegerShift(number, by as u8), d, &[a], bytes));
             }
             Ssa::SignedDiv | Ssa::SignedRem | Ssa::UnsignedDiv | Ssa::UnsignedRem => {
                 let signed = matches!(inst.op, Ssa::SignedDiv | Ssa::SignedRem);
                 let remainder = matches!(inst.op, Ssa::SignedRem | Ssa::UnsignedRem);
+                let bytes = self.compared_bytes(operand(0))?;
                 let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
-                self.emit(plain(Op::Divide { signed, remainder }, &[a, b]));
+                self.emit(Inst::new(Op::Divide { signed, remainder }, d, &[a, b], bytes));
             }
             Ssa::SignedMin | Ssa::SignedMax => {
                 let condition = if inst.op == Ssa::SignedMin { Condition::Less } else { Condition::Greater };
+                let bytes = self.compared_bytes(operand(0))?;
                 let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
-                self.emit(plain(Op::Choose(condition), &[a, b]));
+                self.emit(Inst::new(Op::Choose(condition), d, &[a, b], bytes));
             }
-            Ssa::Truncate => {
+            Ssa::Truncate if ty.kind == Kind::I1 => {
+                let a = self.reg(operand(0))?;
+                self.emit(plain(Op::IntegerConstant(4, 1), &[a]));
+            }
+            Ssa::Truncate | Ssa::Address => {
                 let a = self.reg(operand(0))?;
                 self.emit(plain(Op::Move, &[a]));
             }
+            Ssa::ExtendSigned | Ssa::ExtendUnsigned => self.extend_into(d, inst)?,
+            Ssa::ToInteger | Ssa::ToIntegerInRange => self.cut_off_into(d, inst, ty)?,
+            Ssa::Extract(lane) => self.extract_into(d, ty, operand(0), *lane)?,
             Ssa::Compare(_) | Ssa::FLess => {
                 let condition = self.comparison(inst)?;
                 self.emit(plain(Op::Set(condition), &[]));
@@ -101,23 +145,94 @@ impl Selector<'_> {
         Ok(())
     }
 
+    /// Bytes of the integers that an instruction on all of their bits works on; what is above them in
+    /// registers may be anything.
+    pub(super) fn compared_bytes(&self, id: Id) -> Result<usize, String> {
+        match self.ty(id).kind {
+            // Zeros are above it.
+            Kind::I1 | Kind::I64 => Ok(8),
+            Kind::I32 => Ok(4),
+            _ => Err("arithmetic of bytes".into()),
+        }
+    }
+
+    fn extend_into(&mut self, d: Reg, inst: &ssa::Instruction) -> Result<(), String> {
+        let (x, signed) = (inst.operands[0], inst.op == Ssa::ExtendSigned);
+        let of = self.ty(x);
+        if of.kind == Kind::I1 {
+            let a = self.reg(x)?;
+            match signed {
+                false => self.emit(Inst::new(Op::Move, d, &[a], 8)),
+                true => {
+                    let zero = self.emit_new(Op::Integer(0), Class::Integer, &[], 8);
+                    self.emit(Inst::new(Op::IntegerBinary(5), d, &[zero, a], 8));
+                }
+            }
+            return Ok(());
+        }
+        let op = Op::Extend { signed };
+        let inst = match self.folded_operand(x) {
+            Some(operand) => Inst { operand: Some(operand), ..Inst::new(op, d, &[], of.bytes()) },
+            None => {
+                let a = self.reg(x)?;
+                Inst::new(op, d, &[a], of.bytes())
+            }
+        };
+        self.emit(inst);
+        Ok(())
+    }
+
+    /// Converts a number to an integer. The machine's conversion gives the least integer for NaN and for what
+    /// is out of range.
+    fn cut_off_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
+        let of = self.ty(inst.operands[0]);
+        let (wide, long) = (of.kind == Kind::F64, ty.kind == Kind::I64);
+        if !matches!(ty.kind, Kind::I32 | Kind::I64) {
+            return Err("numbers as bytes".into());
+        }
+        let op = Op::FromReal { wide, long };
+        let mut x = self.reg(inst.operands[0])?;
+        if inst.op == Ssa::ToIntegerInRange {
+            self.emit(Inst::new(op, d, &[x], 16));
+            return Ok(());
+        }
+        x = self.number_or_zero(x, of);
+        let least = self.emit_new(op, Class::Integer, &[x], 16);
+        // The greatest integer is the complement of the least one.
+        let beyond = if long { 2f64.powi(63) } else { 2f64.powi(31) };
+        let below = if wide { beyond.next_down().to_bits() } else { u64::from((beyond as f32).next_down().to_bits()) };
+        let below = self.constant_register(&[below], of.kind);
+        self.emit(Inst::new(Op::CompareReals { wide }, NONE, &[x, below], 16));
+        let is_beyond = self.emit_new(Op::Set(Condition::Above), Class::Integer, &[], 8);
+        let zero = self.emit_new(Op::Integer(0), Class::Integer, &[], 8);
+        let complement = self.emit_new(Op::IntegerBinary(5), Class::Integer, &[zero, is_beyond], 8);
+        self.emit(Inst::new(Op::IntegerBinary(6), d, &[least, complement], 8));
+        Ok(())
+    }
+
+    /// Numbers, with zeros in place of NaN.
+    fn number_or_zero(&mut self, x: Reg, ty: Type) -> Reg {
+        let (w, compare) = (width(ty), packed(COMPARE, ty.kind));
+        if self.has_masks {
+            let compare = Op::BinaryImmediate(Opcode { evex: true, ..compare }, ORDERED);
+            let is_number = self.emit_new(compare, Class::Mask, &[x, x], w);
+            let zero = self.splat_constant(0, ty);
+            return self.emit_new(Op::Blend(ty.kind.bytes()), Class::Vector, &[is_number, zero, x], w);
+        }
+        let is_number = self.emit_new(Op::BinaryImmediate(compare, ORDERED), Class::Vector, &[x, x], w);
+        self.emit_new(Op::Binary(AND), Class::Vector, &[is_number, x], w)
+    }
+
     /// Sets the flags by a comparison that is not folded.
     pub(super) fn comparison(&mut self, inst: &ssa::Instruction) -> Result<Condition, String> {
         let (a, b) = (inst.operands[0], inst.operands[1]);
         let of = self.ty(a);
         match inst.op {
             Ssa::Compare(how) => {
-                if of.kind != Kind::I64 {
-                    return Err("a comparison of short integers".into());
-                }
+                let bytes = self.compared_bytes(a)?;
                 let (a, b) = (self.reg(a)?, self.reg(b)?);
-                self.emit(Inst::new(Op::Compare, NONE, &[a, b], 8));
-                Ok(match how {
-                    Compare::Equal => Condition::Equal,
-                    Compare::NotEqual => Condition::NotEqual,
-                    Compare::Less => Condition::Less,
-                    Compare::Greater => Condition::Greater,
-                })
+                self.emit(Inst::new(Op::Compare, NONE, &[a, b], bytes));
+                Ok(condition(how))
             }
             _ => {
                 let (a, b) = (self.reg(a)?, self.reg(b)?);

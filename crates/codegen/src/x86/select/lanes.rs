@@ -22,15 +22,20 @@ impl Selector<'_> {
                 };
                 self.emit(inst);
             }
-            Kind::I16 | Kind::F16 | Kind::Bf16 => unreachable!("there is no code for numbers of 16 bits"),
-            Kind::I8 | Kind::Pointer(_) => return Err("bytes or addresses in lanes".into()),
-            Kind::I1 | Kind::I32 | Kind::I64 => {
+            Kind::F16 | Kind::Bf16 => unreachable!("there is no code for numbers of 16 bits"),
+            Kind::Pointer(_) => return Err("addresses in lanes".into()),
+            Kind::I1 | Kind::I8 | Kind::I16 | Kind::I32 | Kind::I64 => {
+                if let Some(operand) = self.folded_operand(x) {
+                    let op = Op::Unary(broadcast_integer(ty.kind.bytes()));
+                    self.emit(Inst { operand: Some(operand), ..Inst::new(op, d, &[], w) });
+                    return Ok(());
+                }
                 let mut bits = self.reg(x)?;
                 if self.ty(x).kind == Kind::I1 {
                     let zero = self.emit_new(Op::Integer(0), Class::Integer, &[], 8);
                     bits = self.emit_new(Op::IntegerBinary(5), Class::Integer, &[zero, bits], 8);
                 }
-                let op = if ty.kind == Kind::I1 { Op::MaskSplat } else { Op::Splat { wide: ty.kind == Kind::I64 } };
+                let op = if ty.kind == Kind::I1 { Op::MaskSplat } else { Op::Splat(ty.kind.bytes()) };
                 self.emit(Inst::new(op, d, &[bits], w));
             }
         }
@@ -64,11 +69,14 @@ impl Selector<'_> {
         }
         let (a, b) = (self.reg(a)?, self.reg(b)?);
         let stays = |(lane, m): (usize, &i32)| *m < 0 || *m as usize % from.lanes == lane;
-        if self.has_masks && ty.lanes <= from.lanes && mask.iter().enumerate().all(stays) {
+        if self.has_masks && ty.lanes <= from.lanes.min(16) && mask.iter().enumerate().all(stays) {
             let second: Vec<u64> = mask.iter().map(|m| u64::from(*m >= n_from)).collect();
             let k = self.constant_register(&second, Kind::I1);
-            self.emit(Inst::new(Op::Blend { wide: ty.kind.bytes() == 8 }, d, &[k, a, b], w));
+            self.emit(Inst::new(Op::Blend(ty.kind.bytes()), d, &[k, a, b], w));
             return Ok(());
+        }
+        if ty.kind.bytes() < 4 {
+            return self.shuffle_short_into(d, [a, b], mask, from, ty);
         }
         if self.has_masks {
             let picks: Vec<i32> = mask.iter().map(|m| if *m >= n_from { m - n_from + n } else { *m }).collect();
@@ -98,6 +106,11 @@ impl Selector<'_> {
             self.emit(Inst::new(Op::Move, d, &[x], w));
             return Ok(());
         }
+        if kind.bytes() < 4 {
+            let bytes = self.byte_numbers(picks, w, kind)?;
+            self.emit(Inst::new(Op::Binary(PERMUTE_BYTES), d, &[x, bytes], w));
+            return Ok(());
+        }
         let immediate = |bits: u32| {
             picks.iter().enumerate().fold(0u8, |all, (lane, p)| all | ((*p).max(0) as u8) << (lane as u32 * bits))
         };
@@ -117,15 +130,15 @@ impl Selector<'_> {
 
     /// A vector made lane by lane.
     pub(super) fn insert_into(&mut self, d: Reg, id: Id, ty: Type) -> Result<(), String> {
-        if ty.kind == Kind::I64 || ty.kind == Kind::I1 {
-            return Err("lanes of long integers".into());
-        }
         let mut lanes: Vec<Option<Id>> = vec![None; ty.lanes];
         let mut at = id;
         loop {
             let inst = self.instruction(at).expect("an insertion");
             let Ssa::Insert(lane) = inst.op else { unreachable!("only insertions are followed") };
             let (into, x) = (self.same_as[inst.operands[0].at()], inst.operands[1]);
+            if self.ty(x).kind == Kind::I1 {
+                return Err("truth values as lanes".into());
+            }
             lanes[lane] = lanes[lane].or(Some(x));
             at = into;
             if !(matches!(self.op_of(at), Some(Ssa::Insert(_))) && self.is_folded(at)) {
@@ -133,9 +146,19 @@ impl Selector<'_> {
             }
         }
         let w = width(ty);
-        let wide = ty.kind == Kind::F64;
-        if !self.is_undefined(at) && ty.kind == Kind::I32 {
-            return Err("a lane of integers".into());
+        let wide = ty.kind.bytes() == 8;
+        let is_short = ty.kind.bytes() < 4;
+        if !self.is_undefined(at) && is_short && w > 16 {
+            return Err("short lanes of a vector".into());
+        }
+        if !self.is_undefined(at) && is_short && w == 16 {
+            let mut whole = self.reg(at)?;
+            for (lane, x) in lanes.iter().enumerate() {
+                let Some(x) = *x else { continue };
+                whole = self.insert_integer(whole, x, lane, ty.kind)?;
+            }
+            self.emit(Inst::new(Op::Move, d, &[whole], w));
+            return Ok(());
         }
         if !self.is_undefined(at) {
             let mut whole = self.reg(at)?;
@@ -144,7 +167,7 @@ impl Selector<'_> {
             for (number, (lane, x)) in set.into_iter().enumerate() {
                 // The first lane of a scalar's register is the scalar.
                 let filled = match lane {
-                    0 => self.reg(x)?,
+                    0 if class_of(self.ty(x)) == Class::Vector => self.reg(x)?,
                     _ => {
                         let filled = self.virtual_register(Class::Vector, w);
                         self.splat_into(filled, x, ty)?;
@@ -156,7 +179,7 @@ impl Selector<'_> {
                     let mut bits = vec![0; ty.lanes.max(2)];
                     bits[lane] = 1;
                     let k = self.constant_register(&bits, Kind::I1);
-                    self.emit(Inst::new(Op::Blend { wide }, to, &[k, whole, filled], w));
+                    self.emit(Inst::new(Op::Blend(ty.kind.bytes()), to, &[k, whole, filled], w));
                 } else {
                     let op = if wide { BLEND_DOUBLE } else { BLEND_SINGLE };
                     self.emit(Inst::new(Op::BinaryImmediate(op, 1 << lane), to, &[whole, filled], w));
@@ -190,21 +213,25 @@ impl Selector<'_> {
 
     /// Sixteen bytes of scalars.
     pub(super) fn quad(&mut self, lanes: &[Option<Id>], kind: Kind) -> Result<Reg, String> {
+        let is_integer = !matches!(kind, Kind::F32 | Kind::F64);
         let mut whole = match lanes[0] {
-            Some(x) if kind == Kind::I32 => {
+            Some(x) if is_integer => {
                 let x = self.reg(x)?;
-                self.emit_new(Op::FromInteger, Class::Vector, &[x], 16)
+                self.emit_new(Op::FromInteger { wide: kind == Kind::I64 }, Class::Vector, &[x], 16)
             }
             Some(x) => self.reg(x)?,
             None => self.emit_new(Op::Undefined, Class::Vector, &[], 16),
         };
         for (lane, x) in lanes.iter().enumerate().skip(1) {
             let Some(x) = *x else { continue };
+            if is_integer {
+                whole = self.insert_integer(whole, x, lane, kind)?;
+                continue;
+            }
             let folded = self.folded_operand(x);
             let x = if folded.is_some() { NONE } else { self.reg(x)? };
             let d = self.virtual_register(Class::Vector, 16);
             let op = match (kind, folded) {
-                (Kind::I32, _) => Op::InsertInteger(lane as u8),
                 (Kind::F32, _) => Op::BinaryImmediate(INSERT_SINGLE, (lane as u8) << 4),
                 (_, Some(_)) => Op::Binary(LOAD_HIGH_DOUBLE),
                 _ => Op::Binary(UNPACK_LOW_DOUBLE),
@@ -215,11 +242,63 @@ impl Selector<'_> {
         Ok(whole)
     }
 
-    pub(super) fn extract_into(&mut self, d: Reg, from: Id, lane: usize) -> Result<(), String> {
+    /// A vector of 16 bytes with a lane replaced by an integer.
+    fn insert_integer(&mut self, whole: Reg, x: Id, lane: usize, kind: Kind) -> Result<Reg, String> {
+        let operand = self.folded_operand(x);
+        let x = if operand.is_some() { NONE } else { self.reg(x)? };
+        let d = self.virtual_register(Class::Vector, 16);
+        let op = Op::InsertInteger(kind.bytes(), lane as u8);
+        self.emit(Inst { operand, ..Inst::new(op, d, &[whole, x], 16) });
+        Ok(d)
+    }
+
+    /// Numbers of bytes as a register for a permutation of lanes, within 16 bytes each.
+    fn byte_numbers(&mut self, picks: &[i32], w: usize, kind: Kind) -> Result<Reg, String> {
+        let size = kind.bytes();
+        let mut bytes = vec![0x80u64; w];
+        for (lane, pick) in picks.iter().enumerate().filter(|(_, pick)| **pick >= 0) {
+            let from = *pick as usize * size;
+            if from / 16 != lane * size / 16 {
+                return Err("bytes that cross 16".into());
+            }
+            (0..size).for_each(|at| bytes[lane * size + at] = ((from + at) % 16) as u64);
+        }
+        Ok(self.constant_register(&bytes, Kind::I8))
+    }
+
+    /// Bytes or 16-bit integers of two vectors.
+    fn shuffle_short_into(
+        &mut self,
+        d: Reg,
+        vectors: [Reg; 2],
+        mask: &[i32],
+        from: Type,
+        ty: Type,
+    ) -> Result<(), String> {
+        let (w, n) = (width(ty).max(width(from)), from.lanes as i32);
+        let mut parts = [NONE; 2];
+        for (second, (part, x)) in parts.iter_mut().zip(vectors).enumerate() {
+            let own = |m: &i32| if *m >= 0 && (*m >= n) == (second == 1) { m % n } else { -1 };
+            let picks: Vec<i32> = mask.iter().map(own).collect();
+            let bytes = self.byte_numbers(&picks, w, ty.kind)?;
+            *part = self.emit_new(Op::Binary(PERMUTE_BYTES), Class::Vector, &[x, bytes], w);
+        }
+        self.emit(Inst::new(Op::Binary(OR), d, &parts, w));
+        Ok(())
+    }
+
+    pub(super) fn extract_into(&mut self, d: Reg, to: Type, from: Id, lane: usize) -> Result<(), String> {
         let from = self.same_as[from.at()];
         let ty = self.ty(from);
-        if class_of(ty) != Class::Vector || !matches!(ty.kind, Kind::F32 | Kind::F64) {
-            return Err("a lane of integers".into());
+        if class_of(ty) == Class::Mask {
+            let from = self.reg(from)?;
+            let bits = self.emit_new(Op::MaskBits, Class::Integer, &[from], 8);
+            let bits = match lane {
+                0 => bits,
+                _ => self.emit_new(Op::IntegerShift(5, lane as u8), Class::Integer, &[bits], 8),
+            };
+            self.emit(Inst::new(Op::IntegerConstant(4, 1), d, &[bits], 8));
+            return Ok(());
         }
         let per_quad = 16 / ty.kind.bytes();
         let (q, lane) = (lane / per_quad, lane % per_quad);
@@ -240,6 +319,16 @@ impl Selector<'_> {
             }
         };
         match (lane, ty.kind) {
+            (_, Kind::I8 | Kind::I16 | Kind::I32 | Kind::I64) => {
+                let op = Op::ExtractInteger(ty.kind.bytes(), lane as u8);
+                // A lane of a mask may have all its bits set.
+                if to.kind == Kind::I1 {
+                    let all = self.emit_new(op, Class::Integer, &[quad], 16);
+                    self.emit(Inst::new(Op::IntegerConstant(4, 1), d, &[all], 8));
+                } else {
+                    self.emit(Inst::new(op, d, &[quad], 16));
+                }
+            }
             (0, _) => self.emit(Inst::new(Op::Move, d, &[quad], 16)),
             (_, Kind::F32) => self.emit(Inst::new(Op::UnaryImmediate(PERMUTE_QUAD, lane as u8), d, &[quad], 16)),
             _ => self.emit(Inst::new(Op::UnaryImmediate(PERMUTE_PAIR, lane as u8), d, &[quad], 16)),

@@ -5,7 +5,7 @@ use super::super::inst::NONE;
 use super::super::inst::{Class, Inst, Op, Reg};
 use super::super::opcodes::*;
 use super::{Selector, class_of, width};
-use crate::ssa::{self, Compare, Id, Kind, Op as Ssa, Rounding, Type};
+use crate::ssa::{self, Id, Kind, Op as Ssa, Rounding, Type};
 
 impl Selector<'_> {
     /// Writes what gives a value.
@@ -14,9 +14,6 @@ impl Selector<'_> {
         let operand = |at: usize| inst.operands[at];
         if class_of(ty) == Class::Integer {
             return self.integer_into(d, id, inst);
-        }
-        if ty.bytes() > self.native() && class_of(ty) == Class::Vector {
-            return Err("vectors that are too long".into());
         }
         let w = width(ty);
         match &inst.op {
@@ -31,7 +28,7 @@ impl Selector<'_> {
             }
             Ssa::MaskedLoad => {
                 let (from, mask, otherwise) = (operand(0), operand(1), operand(2));
-                let op = Op::LoadMasked { wide: ty.kind.bytes() == 8 };
+                let op = Op::LoadMasked(ty.kind.bytes());
                 let mask = self.memory_mask(mask, ty)?;
                 let is_merged = !self.is_zero(otherwise) && !self.is_undefined(otherwise);
                 let memory = self.address(from)?;
@@ -45,8 +42,7 @@ impl Selector<'_> {
                         let otherwise = self.reg(otherwise)?;
                         let loaded = self.virtual_register(Class::Vector, w);
                         self.emit(Inst::new(op, loaded, &[mask], w).with(memory, false));
-                        let blend = Op::Blend { wide: ty.kind.bytes() == 8 };
-                        self.emit(Inst::new(blend, d, &[mask, otherwise, loaded], w));
+                        self.emit(Inst::new(Op::Blend(ty.kind.bytes()), d, &[mask, otherwise, loaded], w));
                     }
                 }
             }
@@ -108,55 +104,25 @@ impl Selector<'_> {
                     _ => Inst::new(Op::UnaryImmediate(op, how), d, &[x], w),
                 });
             }
-            Ssa::ToIntegerInRange if (self.ty(operand(0)).kind, ty.kind) == (Kind::F32, Kind::I32) && ty.lanes > 1 => {
+            Ssa::ToIntegerInRange => self.whole_into(d, operand(0), ty)?,
+            Ssa::ExtendSigned | Ssa::ExtendUnsigned => self.widen_into(d, inst, ty)?,
+            Ssa::Truncate => {
                 let x = self.reg(operand(0))?;
-                self.emit(Inst::new(Op::Unary(SINGLE_TO_SHORT), d, &[x], w));
+                self.narrow_into(d, x, self.ty(operand(0)), ty.kind)?;
             }
             Ssa::FLess => {
                 let of = self.ty(operand(0));
-                let op = match (self.has_masks, of.kind) {
-                    (true, kind) => Opcode { evex: true, ..packed(COMPARE, kind) },
-                    (false, Kind::F32) => packed(COMPARE, of.kind),
-                    (false, _) => return Err("a mask of long lanes".into()),
-                };
+                let op = Opcode { evex: self.has_masks, ..packed(COMPARE, of.kind) };
                 let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
-                self.emit(Inst::new(Op::BinaryImmediate(op, LESS), d, &[a, b], width(of)));
+                self.mask_into(d, of, Op::BinaryImmediate(op, LESS), [a, b])?;
             }
-            Ssa::Compare(how) => {
-                let of = self.ty(operand(0));
-                if !self.has_masks {
-                    let (first, second, op) = match how {
-                        Compare::Equal => (0, 1, INTEGERS_EQUAL),
-                        Compare::NotEqual => return Err("a comparison".into()),
-                        Compare::Less => (1, 0, INTEGERS_GREATER),
-                        Compare::Greater => (0, 1, INTEGERS_GREATER),
-                    };
-                    if of.kind != Kind::I32 {
-                        return Err("a comparison".into());
-                    }
-                    let (a, b) = (self.reg(operand(first))?, self.reg(operand(second))?);
-                    self.emit(Inst::new(Op::Binary(op), d, &[a, b], width(of)));
-                    return Ok(());
-                }
-                let immediate = match how {
-                    Compare::Equal => 0,
-                    Compare::Less => 1,
-                    Compare::NotEqual => 4,
-                    Compare::Greater => 6,
-                };
-                let op = compare_integers(of.kind == Kind::I64);
-                if of.kind == Kind::I1 || of.bytes() > 64 {
-                    return Err("a comparison".into());
-                }
-                let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
-                self.emit(Inst::new(Op::BinaryImmediate(op, immediate), d, &[a, b], width(of)));
-            }
+            Ssa::Compare(how) => self.compare_into(d, *how, [operand(0), operand(1)])?,
             Ssa::Select if self.ty(operand(0)).lanes > 1 => {
                 if class_of(ty) == Class::Mask {
                     return Err("a choice of masks".into());
                 }
                 let (k, a, b) = (self.mask(operand(0), ty.kind.bytes())?, self.reg(operand(1))?, self.reg(operand(2))?);
-                self.emit(Inst::new(Op::Blend { wide: ty.kind.bytes() == 8 }, d, &[k, b, a], w));
+                self.emit(Inst::new(Op::Blend(ty.kind.bytes()), d, &[k, b, a], w));
             }
             Ssa::Select => {
                 if class_of(ty) == Class::Mask {
@@ -177,21 +143,26 @@ impl Selector<'_> {
                     self.emit(Inst::new(Op::Unary(convert_packed(to_double)), d, &[x], w.max(width(from))));
                 }
             }
-            Ssa::Add | Ssa::AddWrapping | Ssa::Sub if class_of(ty) == Class::Vector => {
-                let wide = ty.kind == Kind::I64;
-                let op = if inst.op == Ssa::Sub { subtract_integers(wide) } else { add_integers(wide) };
-                self.binary_into(d, Op::Binary(op), operand(0), operand(1), false, ty)?;
+            Ssa::Add
+            | Ssa::AddWrapping
+            | Ssa::Sub
+            | Ssa::SubWrapping
+            | Ssa::Mul
+            | Ssa::MulWrapping
+            | Ssa::SignedMin
+            | Ssa::SignedMax
+            | Ssa::ShiftLeft
+            | Ssa::ShiftUnsigned
+            | Ssa::ShiftSigned
+                if class_of(ty) == Class::Vector =>
+            {
+                self.lanes_of_integers_into(d, inst, ty)?;
             }
-            Ssa::ShiftLeft | Ssa::ShiftUnsigned if class_of(ty) == Class::Vector => {
-                let bits = self.constant(operand(1)).ok_or("a shift by a variable")?;
-                let by = bits[0] as u8;
-                if bits.iter().any(|b| *b != bits[0]) {
-                    return Err("shifts that differ".into());
-                }
-                let op = shift(ty.kind == Kind::I64);
-                let number = if inst.op == Ssa::ShiftLeft { SHIFT_LEFT } else { SHIFT_RIGHT };
-                let x = self.reg(operand(0))?;
-                self.emit(Inst::new(Op::Shift(op, number, by), d, &[x], w));
+            Ssa::Dot4 { signed } => self.dot_into(d, inst, *signed, ty)?,
+            Ssa::Dot2 => {
+                let (sums, a, b) = (self.reg(operand(0))?, self.reg(operand(1))?, self.reg(operand(2))?);
+                let products = self.emit_new(Op::Binary(MULTIPLY_PAIRS), Class::Vector, &[a, b], w);
+                self.emit(Inst::new(Op::Binary(add_integers(false)), d, &[sums, products], w));
             }
             Ssa::And | Ssa::Or | Ssa::Xor if class_of(ty) == Class::Vector => {
                 let op = match inst.op {
@@ -219,7 +190,7 @@ impl Selector<'_> {
             Ssa::Splat => self.splat_into(d, operand(0), ty)?,
             Ssa::Shuffle(mask) => self.shuffle_into(d, operand(0), operand(1), mask, ty)?,
             Ssa::Insert(_) => self.insert_into(d, id, ty)?,
-            Ssa::Extract(lane) => self.extract_into(d, operand(0), *lane)?,
+            Ssa::Extract(lane) => self.extract_into(d, ty, operand(0), *lane)?,
             other => return Err(format!("{other:?} of {ty:?}")),
         }
         Ok(())
@@ -268,7 +239,7 @@ impl Selector<'_> {
         if self.has_masks {
             let compare = Opcode { evex: true, ..packed(COMPARE, ty.kind) };
             let none = self.emit_new(Op::BinaryImmediate(compare, UNORDERED), Class::Mask, &[a, a], w);
-            self.emit(Inst::new(Op::Blend { wide: ty.kind == Kind::F64 }, d, &[none, least, a], w));
+            self.emit(Inst::new(Op::Blend(ty.kind.bytes()), d, &[none, least, a], w));
         } else {
             // A lane of ones is NaN.
             let none =
@@ -321,19 +292,18 @@ impl Selector<'_> {
         let from = self.ty(x);
         let wide = ty.kind == Kind::F64;
         if from.lanes == 1 {
+            let long = self.compared_bytes(x)? == 8;
             let x = self.reg(x)?;
-            self.emit(Inst::new(Op::ToReal { wide }, d, &[x], 16));
+            self.emit(Inst::new(Op::ToReal { wide, long }, d, &[x], 16));
             return Ok(());
         }
         let op = match (from.kind, wide) {
             (Kind::I32, false) => SHORT_TO_SINGLE,
+            (Kind::I32, true) => SHORT_TO_DOUBLE,
             (Kind::I64, false) if self.has_masks => LONG_TO_SINGLE,
             (Kind::I64, true) if self.has_masks => LONG_TO_DOUBLE,
             _ => return Err("integers as reals".into()),
         };
-        if from.bytes() > 64 {
-            return Err("vectors that are too long".into());
-        }
         let x = self.reg(x)?;
         self.emit(Inst::new(Op::Unary(op), d, &[x], width(from).max(width(ty))));
         Ok(())

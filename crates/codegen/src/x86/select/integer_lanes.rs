@@ -1,0 +1,233 @@
+//! Integers in the lanes of vectors: arithmetic, comparisons, widths, dot products.
+
+use super::super::inst::{Class, Inst, Op, Reg};
+use super::super::opcodes::*;
+use super::{Selector, width};
+use crate::ssa::{self, Compare, Id, Kind, Op as Ssa, Type};
+
+impl Selector<'_> {
+    /// Writes the arithmetic of a vector's lanes.
+    pub(super) fn lanes_of_integers_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
+        let (a, b) = (inst.operands[0], inst.operands[1]);
+        let wide = match ty.kind {
+            Kind::I32 => false,
+            Kind::I64 => true,
+            Kind::I16 if matches!(inst.op, Ssa::ShiftLeft | Ssa::ShiftUnsigned | Ssa::ShiftSigned) => false,
+            _ => return Err(format!("{:?} of {ty:?}", inst.op)),
+        };
+        let is_own = self.has_masks || !wide;
+        let (op, commutes) = match inst.op {
+            Ssa::ShiftLeft | Ssa::ShiftUnsigned | Ssa::ShiftSigned => return self.shift_into(d, inst, ty),
+            Ssa::Sub | Ssa::SubWrapping => (subtract_integers(wide), false),
+            Ssa::Mul | Ssa::MulWrapping if !is_own => return self.long_product_into(d, a, b, ty),
+            Ssa::Mul | Ssa::MulWrapping => (multiply_integers(wide), true),
+            Ssa::SignedMin | Ssa::SignedMax if !is_own => {
+                let (a, b) = (self.reg(a)?, self.reg(b)?);
+                let (less, more) = if inst.op == Ssa::SignedMin { (b, a) } else { (a, b) };
+                let is_greater = self.emit_new(Op::Binary(integers_greater(true)), Class::Vector, &[a, b], width(ty));
+                self.emit(Inst::new(Op::Blend(8), d, &[is_greater, more, less], width(ty)));
+                return Ok(());
+            }
+            Ssa::SignedMin | Ssa::SignedMax => (extremum(inst.op == Ssa::SignedMax, wide), true),
+            _ => (add_integers(wide), false),
+        };
+        self.binary_into(d, Op::Binary(op), a, b, commutes, ty)
+    }
+
+    fn shift_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
+        let bits = self.constant(inst.operands[1]).ok_or("a shift by a variable")?;
+        let by = bits[0] as u8;
+        if bits.iter().any(|b| *b != bits[0]) {
+            return Err("shifts that differ".into());
+        }
+        let (w, op) = (width(ty), shift(ty.kind.bytes()));
+        let x = self.reg(inst.operands[0])?;
+        let (op, number) = match inst.op {
+            Ssa::ShiftLeft => (op, SHIFT_LEFT),
+            Ssa::ShiftUnsigned => (op, SHIFT_RIGHT),
+            _ if ty.kind != Kind::I64 => (op, SHIFT_SIGNED),
+            _ if self.has_masks => (SHIFT_LONG_SIGNED, SHIFT_SIGNED),
+            _ => {
+                // The sign is where zeros are shifted in behind.
+                let sign = self.splat_constant(1 << (63 - by), ty);
+                let shifted = self.emit_new(Op::Shift(op, SHIFT_RIGHT, by), Class::Vector, &[x], w);
+                let turned = self.emit_new(Op::Binary(XOR), Class::Vector, &[shifted, sign], w);
+                self.emit(Inst::new(Op::Binary(subtract_integers(true)), d, &[turned, sign], w));
+                return Ok(());
+            }
+        };
+        self.emit(Inst::new(Op::Shift(op, number, by), d, &[x], w));
+        Ok(())
+    }
+
+    /// Products of 64 bits made of those of their halves.
+    fn long_product_into(&mut self, d: Reg, a: Id, b: Id, ty: Type) -> Result<(), String> {
+        let w = width(ty);
+        let (a, b) = (self.reg(a)?, self.reg(b)?);
+        let mut vector = |op: Op, uses: &[Reg]| self.emit_new(op, Class::Vector, uses, w);
+        let high = |x: Reg| (Op::Shift(shift(8), SHIFT_RIGHT, 32), [x]);
+        let (of_a, of_b) = (high(a), high(b));
+        let (high_a, high_b) = (vector(of_a.0, &of_a.1), vector(of_b.0, &of_b.1));
+        let first = vector(Op::Binary(MULTIPLY_HALVES), &[high_a, b]);
+        let second = vector(Op::Binary(MULTIPLY_HALVES), &[high_b, a]);
+        let crossed = vector(Op::Binary(add_integers(true)), &[first, second]);
+        let crossed = vector(Op::Shift(shift(8), SHIFT_LEFT, 32), &[crossed]);
+        let low = vector(Op::Binary(MULTIPLY_HALVES), &[a, b]);
+        self.emit(Inst::new(Op::Binary(add_integers(true)), d, &[low, crossed], w));
+        Ok(())
+    }
+
+    /// Writes a comparison of lanes, as a mask register or, without such, as lanes of 32 bits.
+    pub(super) fn compare_into(&mut self, d: Reg, how: Compare, [a, b]: [Id; 2]) -> Result<(), String> {
+        let of = self.ty(a);
+        let (wide, w) = (of.kind == Kind::I64, width(of));
+        if !matches!(of.kind, Kind::I32 | Kind::I64) {
+            return Err("a comparison of bytes".into());
+        }
+        let (a, b) = (self.reg(a)?, self.reg(b)?);
+        if self.has_masks {
+            let immediate = match how {
+                Compare::Equal => 0,
+                Compare::Less => 1,
+                Compare::NotEqual => 4,
+                Compare::Greater => 6,
+            };
+            self.emit(Inst::new(Op::BinaryImmediate(compare_integers(wide), immediate), d, &[a, b], w));
+            return Ok(());
+        }
+        let (op, a, b) = match how {
+            Compare::Equal | Compare::NotEqual => (integers_equal(wide), a, b),
+            Compare::Less => (integers_greater(wide), b, a),
+            Compare::Greater => (integers_greater(wide), a, b),
+        };
+        let op = Op::Binary(op);
+        if how != Compare::NotEqual {
+            return self.mask_into(d, of, op, [a, b]);
+        }
+        let equal = self.emit_new(op, Class::Vector, &[a, b], w);
+        let all = self.splat_constant(u64::MAX, of);
+        self.mask_into(d, of, Op::Binary(XOR), [equal, all])
+    }
+
+    /// Writes an operation on lanes that gives a mask.
+    pub(super) fn mask_into(&mut self, d: Reg, of: Type, op: Op, operands: [Reg; 2]) -> Result<(), String> {
+        let w = width(of);
+        if self.has_masks || of.kind.bytes() == 4 {
+            self.emit(Inst::new(op, d, &operands, w));
+            return Ok(());
+        }
+        let long = self.emit_new(op, Class::Vector, &operands, w);
+        self.narrow_into(d, long, Type { kind: Kind::I64, ..of }, Kind::I32)
+    }
+
+    /// Writes integers in longer lanes.
+    pub(super) fn widen_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
+        let (x, w) = (inst.operands[0], width(ty));
+        let of = self.ty(x);
+        if of.kind == Kind::I1 {
+            return Err("truth values as integers".into());
+        }
+        let op = Op::Unary(widen(of.kind.bytes(), ty.kind.bytes(), inst.op == Ssa::ExtendSigned));
+        // Of memory it reads as many bytes as the lanes have.
+        let folded = if ty.bytes() >= 16 { self.folded_part(x) } else { None };
+        let inst = match folded {
+            Some(operand) => Inst { operand: Some(operand), ..Inst::new(op, d, &[], w) },
+            None => {
+                let x = self.reg(x)?;
+                Inst::new(op, d, &[x], w)
+            }
+        };
+        self.emit(inst);
+        Ok(())
+    }
+
+    /// Writes the low bits of integers in shorter lanes.
+    pub(super) fn narrow_into(&mut self, d: Reg, x: Reg, from: Type, to: Kind) -> Result<(), String> {
+        let w = width(from);
+        if self.has_masks {
+            let op = narrow(from.kind.bytes(), to.bytes());
+            self.emit(Inst::new(Op::Narrow(op), d, &[x], w));
+            return Ok(());
+        }
+        match (from.kind, to) {
+            (Kind::I64, Kind::I32) => {
+                let picks: Vec<i32> = (0..w as i32 / 8).map(|lane| 2 * lane).collect();
+                self.permute_into(d, x, &picks, w, Kind::I32)
+            }
+            (Kind::I64, _) => {
+                let short = self.virtual_register(Class::Vector, 16);
+                self.narrow_into(short, x, from, Kind::I32)?;
+                self.narrow_into(d, short, Type { kind: Kind::I32, ..from }, to)
+            }
+            (Kind::I32, Kind::I8 | Kind::I16) => {
+                let n = to.bytes() as i32;
+                let of_quad = |at: i32| if at < 4 * n { at / n * 4 + at % n } else { -1 };
+                let picks: Vec<i32> = (0..w as i32)
+                    .map(|at| (of_quad(at % 16), at / 16 * 16))
+                    .map(|(own, quad)| if own < 0 { own } else { own + quad })
+                    .collect();
+                let quads = if w == 16 { d } else { self.virtual_register(Class::Vector, w) };
+                self.permute_into(quads, x, &picks, w, Kind::I8)?;
+                match (w, to) {
+                    (16, _) => Ok(()),
+                    (_, Kind::I16) => self.permute_into(d, quads, &[0, 2], w, Kind::I64),
+                    _ => self.permute_into(d, quads, &[0, 4], w, Kind::I32),
+                }
+            }
+            _ => Err("bytes of short integers".into()),
+        }
+    }
+
+    /// Writes numbers as integers that hold them, towards zero.
+    pub(super) fn whole_into(&mut self, d: Reg, x: Id, ty: Type) -> Result<(), String> {
+        let of = self.ty(x);
+        let op = match (of.kind, ty.kind) {
+            (Kind::F32, Kind::I32) => SINGLE_TO_SHORT,
+            (Kind::F64, Kind::I32) => DOUBLE_TO_SHORT,
+            (Kind::F32, Kind::I64) if self.has_masks => SINGLE_TO_LONG,
+            (Kind::F64, Kind::I64) if self.has_masks => DOUBLE_TO_LONG,
+            _ => return Err("reals as integers".into()),
+        };
+        let x = self.reg(x)?;
+        self.emit(Inst::new(Op::Unary(op), d, &[x], width(of).max(width(ty))));
+        Ok(())
+    }
+
+    /// Writes sums with dot products of four bytes a lane. Of bytes of both kinds the instruction takes those
+    /// with a sign second, which memory may stand for.
+    pub(super) fn dot_into(
+        &mut self,
+        d: Reg,
+        inst: &ssa::Instruction,
+        signed: [bool; 2],
+        ty: Type,
+    ) -> Result<(), String> {
+        let [sums, mut a, mut b] = [inst.operands[0], inst.operands[1], inst.operands[2]];
+        let op = match signed {
+            [false, true] | [true, false] => dot(self.has_avx512_dot),
+            // The instruction reaches 16 registers.
+            _ if self.has_masks => return Err("bytes of one sign".into()),
+            [signed, _] => dot_alike(signed),
+        };
+        let mut folded = None;
+        if signed == [true, false] {
+            (a, b) = (b, a);
+        } else if signed[0] == signed[1] {
+            folded = self.folded_operand(a);
+            if folded.is_some() {
+                (a, b) = (b, a);
+            }
+        }
+        let folded = folded.or_else(|| self.folded_operand(b));
+        let (sums, a) = (self.reg(sums)?, self.reg(a)?);
+        let inst = match folded {
+            Some(operand) => Inst { operand: Some(operand), ..Inst::new(Op::Tied(op), d, &[sums, a], width(ty)) },
+            None => {
+                let b = self.reg(b)?;
+                Inst::new(Op::Tied(op), d, &[sums, a, b], width(ty))
+            }
+        };
+        self.emit(inst);
+        Ok(())
+    }
+}

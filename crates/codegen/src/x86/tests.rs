@@ -1,0 +1,397 @@
+//! Operations on integers, alone and in lanes, against arithmetic written here: each is a function of three
+//! operands in memory.
+
+use super::*;
+use crate::loader;
+use crate::ssa::build::Builder;
+use crate::ssa::{Compare, Id, Kind, Op, Type};
+
+/// Targets whose code this machine runs.
+fn targets() -> Vec<Target> {
+    let mut all = Vec::new();
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        all.push(Target::named("x86-64-v3").unwrap());
+    }
+    if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+        all.push(Target::named("x86-64-v4").unwrap());
+    }
+    all
+}
+
+/// Bytes of a target's vectors.
+fn native(target: &Target) -> usize {
+    target.vector_bits as usize / 8
+}
+
+/// The function `(result, operands)` that stores a value computed of operands in memory.
+fn function(target: &Target, operands: &[Type], value: &dyn Fn(&Builder, &[Id]) -> Id) -> Result<loader::Code, String> {
+    let m = Builder::new("test");
+    let f = m.function("f", Linkage::Exported, None, &[Type::POINTER; 4]);
+    m.go_to(f, m.block(f));
+    let loaded: Vec<Id> =
+        operands.iter().enumerate().map(|(at, ty)| m.load(*ty, m.parameter(at + 1), 1, false)).collect();
+    m.store(value(&m, &loaded), m.parameter(0), 1);
+    m.ret();
+    let module = m.finish();
+    assert_eq!(module.verify(), Ok(()), "{module}");
+    let image = compile(module, target, &|_| None)?;
+    Ok(loader::place(&image.bytes, image.code_len, image.symbols).unwrap())
+}
+
+fn run(code: &loader::Code, operands: &[Vec<u8>], n_bytes: usize) -> Vec<u8> {
+    const BEHIND: usize = 64;
+    let mut result = vec![0xa5; n_bytes + BEHIND];
+    let at = |at: usize| operands.get(at).map_or(std::ptr::null(), |bytes| bytes.as_ptr());
+    // SAFETY: the function has this type, reads as many bytes as the operands have, and writes the result.
+    unsafe {
+        let f: unsafe extern "C" fn(*mut u8, *const u8, *const u8, *const u8) =
+            std::mem::transmute(code.symbol("f").expect("it is exported"));
+        f(result.as_mut_ptr(), at(0), at(1), at(2));
+    }
+    let behind = result.split_off(n_bytes);
+    assert!(behind.iter().all(|b| *b == 0xa5), "it writes behind its result");
+    result
+}
+
+/// Numbers of splitmix64, a third of them ends of types.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn integer(&mut self) -> i128 {
+        let ends = [0, 1, -1, 127, 128, -128, 255, 32767, -32768, 65535, 1 << 31, -(1 << 31), (1 << 31) - 1];
+        let any = self.next();
+        match any % 3 {
+            0 => ends[(any >> 8) as usize % ends.len()],
+            1 => i64::MIN.into(),
+            _ => (self.next() as i64 >> ((any >> 8) % 60)).into(),
+        }
+    }
+}
+
+fn bits(kind: Kind) -> u32 {
+    8 * kind.bytes() as u32
+}
+
+/// The number that the low bits of another one are, signed or not.
+fn cut(kind: Kind, x: i128, signed: bool) -> i128 {
+    let all = x & ((1 << bits(kind)) - 1);
+    if signed && all >> (bits(kind) - 1) != 0 { all - (1 << bits(kind)) } else { all }
+}
+
+fn bytes(kind: Kind, x: i128) -> Vec<u8> {
+    x.to_le_bytes()[..kind.bytes()].to_vec()
+}
+
+/// Checks a value of integers against the reference of a lane, whose operands are signed; a scalar operand
+/// is the same for all lanes.
+fn check(operands: &[Type], result: Type, value: &dyn Fn(&Builder, &[Id]) -> Id, reference: &dyn Fn(&[i128]) -> i128) {
+    let mut random = Random(7);
+    for target in targets() {
+        if operands.iter().chain([&result]).any(|ty| ty.bytes() > native(&target)) {
+            continue;
+        }
+        let code = function(&target, operands, value).unwrap_or_else(|e| panic!("{operands:?} on {target}: {e}"));
+        for _ in 0..12 {
+            let lanes: Vec<Vec<i128>> = operands
+                .iter()
+                .map(|ty| (0..ty.lanes).map(|_| cut(ty.kind, random.integer(), true)).collect())
+                .collect();
+            let memory: Vec<Vec<u8>> =
+                lanes.iter().zip(operands).map(|(x, ty)| x.iter().flat_map(|x| bytes(ty.kind, *x)).collect()).collect();
+            let of = |lane: usize| lanes.iter().map(|x| x[lane % x.len()]).collect::<Vec<_>>();
+            let expected: Vec<i128> =
+                (0..result.lanes).map(|lane| cut(result.kind, reference(&of(lane)), true)).collect();
+            let got = run(&code, &memory, result.bytes());
+            let got: Vec<i128> = got
+                .chunks(result.kind.bytes())
+                .map(|lane| {
+                    let mut all = [0; 16];
+                    all[..lane.len()].copy_from_slice(lane);
+                    cut(result.kind, i128::from_le_bytes(all), true)
+                })
+                .collect();
+            assert_eq!(got, expected, "{operands:?} to {result:?} of {lanes:?} on {target}");
+        }
+    }
+}
+
+/// A function of two integers.
+type Function<T> = fn(i128, i128) -> T;
+
+const LANES: [usize; 5] = [1, 2, 4, 8, 16];
+
+fn types() -> impl Iterator<Item = Type> {
+    [Type::I32, Type::I64].into_iter().flat_map(|ty| LANES.map(|n| ty.vector(n)))
+}
+
+#[test]
+fn arithmetic_wraps_around() {
+    let ops: [(Op, Function<i128>); 11] = [
+        (Op::Add, |a, b| a + b),
+        (Op::AddWrapping, |a, b| a + b),
+        (Op::Sub, |a, b| a - b),
+        (Op::SubWrapping, |a, b| a - b),
+        (Op::Mul, |a, b| a.wrapping_mul(b)),
+        (Op::MulWrapping, |a, b| a.wrapping_mul(b)),
+        (Op::And, |a, b| a & b),
+        (Op::Or, |a, b| a | b),
+        (Op::Xor, |a, b| a ^ b),
+        (Op::SignedMin, i128::min),
+        (Op::SignedMax, i128::max),
+    ];
+    for (op, reference) in ops {
+        for ty in types() {
+            check(&[ty, ty], ty, &|m, x| m.binary(op.clone(), x[0], x[1]), &|x| reference(x[0], x[1]));
+            check(
+                &[ty],
+                ty,
+                &|m, x| m.binary(op.clone(), x[0], m.splat(m.integer(ty.element(), -77), ty.lanes)),
+                &|x| reference(x[0], -77),
+            );
+        }
+    }
+}
+
+#[test]
+fn shifts_move_zeros_or_signs_in() {
+    let shorts = [8, 16, 32].map(|n| Type::I16.vector(n));
+    for ty in types().chain(shorts) {
+        for by in [1, 7, 8, 15, i64::from(bits(ty.kind)) - 1] {
+            let shift = |op: Op| {
+                move |m: &Builder, x: &[Id]| m.binary(op.clone(), x[0], m.splat(m.integer(ty.element(), by), ty.lanes))
+            };
+            check(&[ty], ty, &shift(Op::ShiftLeft), &|x| x[0] << by);
+            check(&[ty], ty, &shift(Op::ShiftSigned), &|x| x[0] >> by);
+            check(&[ty], ty, &shift(Op::ShiftUnsigned), &|x| cut(ty.kind, x[0], false) >> by);
+        }
+    }
+}
+
+#[test]
+fn comparisons_choose() {
+    let relations: [(Compare, Function<bool>); 4] = [
+        (Compare::Equal, |a, b| a == b),
+        (Compare::NotEqual, |a, b| a != b),
+        (Compare::Less, |a, b| a < b),
+        (Compare::Greater, |a, b| a > b),
+    ];
+    for (how, holds) in relations {
+        for ty in types() {
+            let choose = |m: &Builder, x: &[Id]| m.select(m.compare(how, x[0], x[1]), x[2], x[0]);
+            check(&[ty, ty, ty], ty, &choose, &|x| if holds(x[0], x[1]) { x[2] } else { x[0] });
+            let small = |m: &Builder, x: &[Id]| {
+                let some = m.splat(m.integer(ty.element(), 127), ty.lanes);
+                let both = m.binary(Op::And, m.compare(how, x[0], some), m.not(m.compare(Compare::Less, x[1], x[0])));
+                m.select(both, x[1], x[0])
+            };
+            check(&[ty, ty], ty, &small, &|x| if holds(x[0], 127) && x[1] >= x[0] { x[1] } else { x[0] });
+        }
+        // The numbers of one width choose between those of another.
+        for n in LANES {
+            for (of, ty) in [(Type::I32, Type::I64), (Type::I64, Type::I32)].map(|(a, b)| (a.vector(n), b.vector(n))) {
+                let choose = |m: &Builder, x: &[Id]| m.select(m.compare(how, x[0], x[1]), x[2], m.zero(ty));
+                check(&[of, of, ty], ty, &choose, &|x| if holds(x[0], x[1]) { x[2] } else { 0 });
+            }
+        }
+    }
+}
+
+#[test]
+fn quotients_are_those_of_their_width() {
+    for ty in [Type::I32, Type::I64] {
+        let divide = |op: Op| {
+            move |m: &Builder, x: &[Id]| {
+                let one = m.integer(ty, 1);
+                let divisor = m.binary(Op::SignedMax, x[1], one);
+                m.binary(op.clone(), x[0], divisor)
+            }
+        };
+        let unsigned = |x: i128| cut(ty.kind, x, false);
+        check(&[ty, ty], ty, &divide(Op::SignedDiv), &|x| x[0] / x[1].max(1));
+        check(&[ty, ty], ty, &divide(Op::SignedRem), &|x| x[0] % x[1].max(1));
+        check(&[ty, ty], ty, &divide(Op::UnsignedDiv), &|x| unsigned(x[0]) / x[1].max(1));
+        check(&[ty, ty], ty, &divide(Op::UnsignedRem), &|x| unsigned(x[0]) % x[1].max(1));
+    }
+}
+
+#[test]
+fn widths_change() {
+    let kinds = [Type::I8, Type::I16, Type::I32, Type::I64];
+    for n in LANES {
+        for (at, short) in kinds.into_iter().enumerate() {
+            for long in &kinds[at + 1..] {
+                let (short, long) = (short.vector(n), long.vector(n));
+                check(&[short], long, &|m, x| m.extend(x[0], long, true), &|x| x[0]);
+                check(&[short], long, &|m, x| m.extend(x[0], long, false), &|x| cut(short.kind, x[0], false));
+                if (short.kind, long.kind) == (Kind::I8, Kind::I16) && n > 1 {
+                    continue;
+                }
+                check(&[long], short, &|m, x| m.truncate(x[0], short), &|x| x[0]);
+                // Of a register, and used twice.
+                let twice = |m: &Builder, x: &[Id]| {
+                    let cut = m.truncate(x[0], short);
+                    m.binary(Op::Xor, m.extend(cut, long, true), m.extend(cut, long, false))
+                };
+                check(&[long], long, &twice, &|x| cut(short.kind, x[0], true) ^ cut(short.kind, x[0], false));
+            }
+        }
+    }
+}
+
+#[test]
+fn scalars_fill_vectors_and_leave_them() {
+    for scalar in [Type::I8, Type::I16, Type::I32, Type::I64] {
+        for n in &LANES[1..] {
+            let ty = scalar.vector(*n);
+            check(&[scalar], ty, &|m, x| m.splat(x[0], *n), &|x| x[0]);
+            let lanes = |m: &Builder, x: &[Id]| {
+                // Of memory, and of a register.
+                let all = (0..*n).fold(m.undefined(ty), |all, lane| m.insert(all, x[lane % 2], lane));
+                let last = m.extract(x[2], n - 1);
+                m.insert(all, last, n / 2)
+            };
+            for target in targets() {
+                if ty.bytes() > native(&target) {
+                    continue;
+                }
+                let first = |m: &Builder, x: &[Id]| m.extract(x[2], 0);
+                let code = function(&target, &[scalar, scalar, ty], &lanes);
+                let first = function(&target, &[scalar, scalar, ty], &first).unwrap();
+                // Short lanes are replaced within 16 bytes.
+                let Ok(code) = code else {
+                    assert!(ty.kind.bytes() < 4 && ty.bytes() > 16, "{ty:?} on {target}: {}", code.err().unwrap());
+                    continue;
+                };
+                let memory = |from: u8, n: usize| (from..from + (n * scalar.bytes()) as u8).collect::<Vec<u8>>();
+                let operands = [memory(1, 1), memory(50, 1), memory(100, *n)];
+                let lane = |at: usize| match at {
+                    at if at == n / 2 => operands[2][(n - 1) * scalar.bytes()..].to_vec(),
+                    at => operands[at % 2].clone(),
+                };
+                assert_eq!(run(&code, &operands, ty.bytes()), (0..*n).flat_map(lane).collect::<Vec<u8>>(), "{ty:?}");
+                assert_eq!(run(&first, &operands, scalar.bytes()), operands[2][..scalar.bytes()], "{ty:?}");
+            }
+        }
+    }
+}
+
+/// Masks that are computed, of parts of vectors too, in which lanes beyond the type's are set.
+#[test]
+fn masks_have_no_lanes_beyond_their_types() {
+    for scalar in [Type::I8, Type::I16, Type::I32, Type::I64] {
+        for n in &LANES[1..] {
+            let (ty, of) = (scalar.vector(*n), Type::I32.vector(*n));
+            for target in targets() {
+                if ty.bytes().max(of.bytes()) > native(&target) {
+                    continue;
+                }
+                let m = Builder::new("test");
+                let f = m.function("f", Linkage::Exported, None, &[Type::POINTER; 4]);
+                m.go_to(f, m.block(f));
+                let numbers = m.load(of, m.parameter(1), 1, false);
+                let mask = m.not(m.compare(Compare::Less, numbers, m.zero(of)));
+                let otherwise = m.load(ty, m.parameter(3), 1, false);
+                let x = m.masked_load(ty, m.parameter(2), 1, mask, otherwise);
+                m.masked_store(x, m.parameter(0), 1, mask);
+                m.ret();
+                let image = match compile(m.finish(), &target, &|_| None) {
+                    Ok(image) => image,
+                    Err(why) => {
+                        assert!(target.vector_bits < 512 && scalar.bytes() < 4, "{ty:?} on {target}: {why}");
+                        continue;
+                    }
+                };
+                let code = loader::place(&image.bytes, image.code_len, image.symbols).unwrap();
+                for chosen in [0u32, 1, 5, 0xffff, 0xaaaa] {
+                    let numbers =
+                        (0..*n).flat_map(|lane| (-i32::from(chosen >> lane & 1 == 0)).to_le_bytes()).collect();
+                    let all: Vec<u8> = (1..=ty.bytes() as u8).collect();
+                    let got = run(&code, &[numbers, all.clone(), vec![0x77; ty.bytes()]], ty.bytes());
+                    let is_in = |byte: usize| chosen >> (byte / scalar.bytes()) & 1 == 1;
+                    let expected: Vec<u8> =
+                        all.iter().enumerate().map(|(at, x)| if is_in(at) { *x } else { 0xa5 }).collect();
+                    assert_eq!(got, expected, "{ty:?} {chosen:x} on {target}");
+                }
+            }
+        }
+    }
+}
+
+/// More values than registers, so that all kinds are spilled and read from where they are.
+#[test]
+fn short_values_survive_in_memory() {
+    for scalar in [Type::I8, Type::I16, Type::I32] {
+        for n in [2, 4, 8] {
+            let (ty, wide, many) = (scalar.vector(n), Type::I32.vector(n), 40i64);
+            let value = |m: &Builder, x: &[Id]| {
+                let own = |k: i64| m.binary(Op::AddWrapping, x[0], m.splat(m.integer(wide.element(), k), n));
+                let all: Vec<Id> =
+                    (0..many).map(|k| m.opaque(if ty == wide { own(k) } else { m.truncate(own(k), ty) })).collect();
+                let of = |x: Id| if ty == wide { x } else { m.extend(x, wide, true) };
+                all.iter().rev().fold(m.zero(wide), |sum, x| {
+                    m.binary(
+                        Op::AddWrapping,
+                        m.binary(Op::MulWrapping, sum, m.splat(m.integer(Type::I32, 3), n)),
+                        of(*x),
+                    )
+                })
+            };
+            let reference = |x: &[i128]| {
+                (0..i128::from(many))
+                    .rev()
+                    .fold(0, |sum, k| cut(Kind::I32, sum * 3 + cut(ty.kind, x[0] + k, true), true))
+            };
+            check(&[wide], wide, &value, &reference);
+        }
+    }
+}
+
+#[test]
+fn numbers_become_integers() {
+    let reals = [0.0, -0.0, 0.9, -0.9, 1.5, -2.5, 2147483520.0, -2147483648.0, -2147483904.0, 2147483648.0];
+    let more = [9.223372e18, 9.2233715e18, -9.223372e18, 1e30, -1e30, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 3e9];
+    for target in targets() {
+        for from in [Type::F32, Type::F64] {
+            for to in [Type::I32, Type::I64] {
+                let code = function(&target, &[from], &|m, x| m.real_to_int(x[0], to)).unwrap();
+                for x in reals.into_iter().chain(more) {
+                    let (memory, x) = match from.kind {
+                        Kind::F32 => ((x as f32).to_le_bytes().to_vec(), f64::from(x as f32)),
+                        _ => (x.to_le_bytes().to_vec(), x),
+                    };
+                    let expected = if to == Type::I32 { i64::from(x as i32) } else { x as i64 };
+                    let got = run(&code, &[memory], to.bytes());
+                    assert_eq!(got, expected.to_le_bytes()[..to.bytes()], "{x} as {to:?} on {target}");
+                }
+            }
+        }
+        for from in [Type::I32, Type::I64] {
+            for n in LANES.into_iter().filter(|n| n * 8 <= native(&target)) {
+                for to in [Type::F32, Type::F64] {
+                    let code = function(&target, &[from.vector(n)], &|m, x| m.int_to_real(x[0], to.vector(n)));
+                    let Ok(code) = code else {
+                        assert!(target.vector_bits < 512 && from == Type::I64 && n > 1, "{from:?} {n} on {target}");
+                        continue;
+                    };
+                    let mut random = Random(3);
+                    let x: Vec<i64> = (0..n).map(|_| cut(from.kind, random.integer(), true) as i64).collect();
+                    let expected = |x: &i64| match to.kind {
+                        Kind::F32 => (*x as f32).to_le_bytes().to_vec(),
+                        _ => (*x as f64).to_le_bytes().to_vec(),
+                    };
+                    let memory = x.iter().flat_map(|x| bytes(from.kind, (*x).into())).collect();
+                    let expected: Vec<u8> = x.iter().flat_map(expected).collect();
+                    assert_eq!(run(&code, &[memory], n * to.bytes()), expected, "{x:?} on {target}");
+                }
+            }
+        }
+    }
+}
