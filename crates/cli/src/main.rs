@@ -7,6 +7,7 @@
 
 mod command;
 mod error;
+mod interrupts;
 mod output;
 
 use std::ffi::OsString;

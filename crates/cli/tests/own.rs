@@ -539,7 +539,7 @@ fn what_is_constant_may_be_a_variable_of_the_source() {
     let path = Path::new("k.cu");
     let constant = |language: &str| {
         let text = t1(("\"FillType\": \"Random\"", "\"MemType\": \"Constant\", \"FillType\": \"Random\""));
-        tilewright::KernelRequest::parse(&text.replace("\"C\"", language), path).map(drop).map_err(|e| e.to_string())
+        tilewright::KernelFile::parse(&text.replace("\"C\"", language), path).map(drop).map_err(|e| e.to_string())
     };
     assert_eq!((constant("\"CUDA\""), constant("\"OpenCL\""), constant("\"C\"")), (Ok(()), Ok(()), Ok(())));
     let form = |source: &str, more: &str| {
@@ -548,7 +548,7 @@ fn what_is_constant_may_be_a_variable_of_the_source() {
              parameters = [{{ name = 'T', values = [1] }}]\narguments = [\n\
              {{ name = 'b', type = 'float', size = 4, role = 'out' }}, {{ name = 'a', type = 'int', {more} }}]\n"
         );
-        tilewright::KernelRequest::parse(&text, path).map(drop).map_err(|e| e.to_string())
+        tilewright::KernelFile::parse(&text, path).map(drop).map_err(|e| e.to_string())
     };
     assert_eq!(form("k.cu", "size = 4, variable = true"), Ok(()));
     let check = |source: &str, more: &str, words: &str| {

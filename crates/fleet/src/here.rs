@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 
 use fnv::FnvHasher;
 use rustix::fs::{FlockOperation, flock};
-use tilewright::{Database, OnRunner, TuneRequest, Workload};
+use tilewright::{Database, OnRunner, Request};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::runner::Hello;
 use tilewright_device::{Device, host, peak};
 use tilewright_ir::{DType, Target};
 use tilewright_search::{BoxError, Conditions, Measure, Next, Subject};
-use tilewright_tune::{Setting, Task};
 
 use crate::Fleet;
 use crate::devices::Description;
@@ -158,27 +157,26 @@ impl Kernels<'_> {
             return Err(format!("{} threads are asked for, and there are {n_cores} cores", assignment.threads).into());
         }
         let seconds = |s: Option<f64>| s.and_then(|s| Duration::try_from_secs_f64(s).ok());
-        let request = TuneRequest {
-            threads: assignment.threads,
-            seed: assignment.seed,
-            caches: assignment.caches,
-            to_the_end: assignment.to_the_end,
-            min_time: seconds(assignment.min_time_s),
-            build_timeout: seconds(assignment.build_timeout_s),
-            run_timeout: seconds(assignment.run_timeout_s),
-            ..self.request(TuneRequest::parse(&assignment.workload)?)
-        };
+        let request = self
+            .request(Request::parse(&assignment.workload)?)
+            .threads(assignment.threads)
+            .seed(assignment.seed)
+            .caches(assignment.caches)
+            .to_the_end(assignment.to_the_end)
+            .min_time(seconds(assignment.min_time_s))
+            .build_timeout(seconds(assignment.build_timeout_s))
+            .run_timeout(seconds(assignment.run_timeout_s));
         let options = request.options(self.worker.clone());
-        Ok(Box::new(Device::new(request.workload, &target, options)?))
+        Ok(Box::new(Device::new(request.workload()?.clone(), &target, options)?))
     }
 
     /// A request that is measured here.
-    fn request(&self, request: TuneRequest) -> TuneRequest {
+    fn request(&self, request: Request) -> Request {
         let on = |(command, hello): &(&str, Hello)| OnRunner {
             command: (*command).to_owned(),
             is_emulated: hello.is_emulated,
         };
-        TuneRequest { target: self.target(), runner: self.runner.as_ref().map(on), ..request }
+        request.target(self.target()).runner(self.runner.as_ref().map(on))
     }
 
     /// Times the kernels that all devices measure; empty where one does not work, or times mean nothing.
@@ -191,11 +189,11 @@ impl Kernels<'_> {
     }
 
     fn anchor(&self, workload: &str) -> Result<f64, BoxError> {
-        let request = self.request(TuneRequest::new(Workload::parse(workload)?));
-        let setting = Setting { workload: request.workload.clone(), target: request.target.clone(), n_threads: 1 };
-        let task = Task::new(setting, None)?;
+        let request = self.request(Request::parse(workload)?);
+        let task = request.task()?;
         let guess = task.guesses(0).into_iter().next().ok_or("there is nothing to begin with")?;
-        let mut device = Device::new(request.workload.clone(), &request.target, request.options(self.worker.clone()))?;
+        let mut device =
+            Device::new(request.workload()?.clone(), &task.setting.target, request.options(self.worker.clone()))?;
         device.submit(&[Subject::from(&task).candidate(guess)]);
         let until = Instant::now() + ANCHOR_TIME;
         while Instant::now() < until {

@@ -5,7 +5,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use tilewright::{
-    Database, Elsewhere, Note, Recorder, Recording, Session, TuneRequest, Tuned, key_of_class, task_key, trials_of,
+    Database, Elsewhere, Note, Observer, Recorder, Recording, Request, Session, Settings, Tuned, key_of_class,
+    task_key, trials_of,
 };
 use tilewright_ir::Target;
 use tilewright_search::{Config, Event, Measure, Report, Subject, Trial};
@@ -38,12 +39,12 @@ const SILENCE: Duration = Duration::from_millis(500);
 pub fn tune(
     session: &Session,
     fleet: &Fleet,
-    request: &TuneRequest,
+    request: &Request,
     stop: &AtomicBool,
-    note: &(dyn Fn(Note) + Sync),
+    observer: &dyn Observer,
 ) -> Result<Tuned, tilewright::Error> {
-    let devices = of_use(fleet, request, note)?;
-    tune_on(session, fleet, &devices, &Turns::new(1, devices.of_use.len()), request, stop, note)
+    let devices = of_use(fleet, request, observer)?;
+    tune_on((session, fleet), &devices, &Turns::new(1, devices.of_use.len()), request, stop, observer)
 }
 
 /// Index of a workload among several, with its result.
@@ -59,14 +60,15 @@ pub type Each = (usize, Result<Tuned, tilewright::Error>);
 pub fn tune_many(
     session: &Session,
     fleet: &Fleet,
-    requests: &[TuneRequest],
+    requests: &[Request],
     stop: &AtomicBool,
     note: &(dyn Fn(usize, Note) + Sync),
 ) -> Result<Vec<Each>, tilewright::Error> {
     let Some(first) = requests.first() else { return Ok(Vec::new()) };
-    let devices = of_use(fleet, first, &|what| note(0, what))?;
+    let devices = of_use(fleet, first, &|what: Note| note(0, what))?;
     let n_devices = devices.of_use.len();
-    let has_time = requests.iter().any(|request| request.time.is_some() || request.trials.is_none());
+    let has_time =
+        requests.iter().any(|request| request.settings().time.is_some() || request.settings().trials.is_none());
     let n_at_a_time = (n_devices + usize::from(!has_time)).min(requests.len());
     let turns = Turns::new(n_at_a_time, n_devices.div_ceil(n_at_a_time));
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -78,7 +80,7 @@ pub fn tune_many(
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some(request) = requests.get(at) else { break };
                     let note = |what: Note| note(at, what);
-                    let tuned = tune_on(session, fleet, &devices, &turns, request, stop, &note);
+                    let tuned = tune_on((session, fleet), &devices, &turns, request, stop, &note);
                     done.lock().unwrap_or_else(PoisonError::into_inner).push((at, tuned));
                 }
             });
@@ -143,7 +145,8 @@ struct Devices {
 }
 
 /// The devices of the class that are of one kind, and have the cores.
-fn of_use(fleet: &Fleet, request: &TuneRequest, note: &(dyn Fn(Note) + Sync)) -> Result<Devices, tilewright::Error> {
+fn of_use(fleet: &Fleet, request: &Request, observer: &dyn Observer) -> Result<Devices, tilewright::Error> {
+    let threads = request.settings().threads;
     let mut client = fleet.connect(None)?;
     make_streams(&mut client)?;
     let all = wait_for(&mut client, &fleet.class, &fleet.servers.to_string(), FIRST_DEVICE)?;
@@ -158,20 +161,19 @@ fn of_use(fleet: &Fleet, request: &TuneRequest, note: &(dyn Fn(Note) + Sync)) ->
                 "it is {} with {}, others are {} with {}",
                 device.target, device.toolchain, most.target, most.toolchain
             )
-        } else if device.cores < request.threads {
-            format!("it has {} cores, and {} threads are asked for", device.cores, request.threads)
+        } else if device.cores < threads {
+            format!("it has {} cores, and {threads} threads are asked for", device.cores)
         } else {
             of_use.push(device.clone());
             continue;
         };
-        note(Note::Message(format!("device {} is set aside: {why}", device.device)));
+        observer.note(Note::Message(format!("device {} is set aside: {why}", device.device)));
         aside.push(device.device.clone());
     }
     if of_use.is_empty() {
         let class = &fleet.class;
         return Err(tilewright::Error::input(format!(
-            "no device of class {class} has {} cores (give fewer --threads)",
-            request.threads
+            "no device of class {class} has {threads} cores (give fewer --threads)"
         )));
     }
     let target = most.target.parse().map_err(|error| {
@@ -183,25 +185,25 @@ fn of_use(fleet: &Fleet, request: &TuneRequest, note: &(dyn Fn(Note) + Sync)) ->
 
 /// Tunes a workload on these devices, once it has a turn.
 fn tune_on(
-    session: &Session,
-    fleet: &Fleet,
+    (session, fleet): (&Session, &Fleet),
     devices: &Devices,
     turns: &Turns,
-    request: &TuneRequest,
+    request: &Request,
     stop: &AtomicBool,
-    note: &(dyn Fn(Note) + Sync),
+    observer: &dyn Observer,
 ) -> Result<Tuned, tilewright::Error> {
     let ready = Mutex::new(Some(turns.ready.take()));
-    let request = TuneRequest { target: devices.target.clone(), ..request.clone() };
+    let request = request.clone().target(devices.target.clone());
+    let settings = request.settings();
     let task = request.task()?;
     let peak = devices.of_use.iter().filter_map(|device| device.peak_gflops).reduce(f64::max);
     let per_element = 4.0 / task.setting.workload.dtype.arithmetic().bytes() as f64;
     let database = session.database();
     let run = random_name();
-    let key = key_of_class(&fleet.class, task_key(&task, request.caches));
+    let key = key_of_class(&fleet.class, task_key(&task, settings.caches));
     let is_emulated = devices.of_use.iter().any(|device| device.is_emulated);
     if !is_emulated {
-        take_over(fleet, database, &request, &task, &key, note)?;
+        take_over(fleet, database, settings, &task, &key, observer)?;
     }
     let refuse = |error: StoreError| database.refuse(error);
     database.open_to_write()?.store.begin_fleet_run(&key, &run).map_err(refuse)?;
@@ -216,39 +218,39 @@ fn tune_on(
         let tell = move |text: String| {
             // It is over with whatever tells something.
             let _ = &turn;
-            note(Note::Message(text));
+            observer.note(Note::Message(text));
         };
         let books = Books { strike: Box::new(strike), tell: Box::new(tell) };
-        let remote = Remote::start(fleet, &run, assignment(&request), turns.n_devices, books)?;
+        let remote = Remote::start(fleet, &run, assignment(&task, settings), turns.n_devices, books)?;
         Ok(Box::new(remote.without(devices.aside.iter().cloned())))
     };
     let place = Elsewhere {
         class: &fleet.class,
         least_batch: PER_DEVICE * turns.n_devices,
-        peak_gflops: peak.map(|peak| peak * per_element * request.threads as f64),
+        peak_gflops: peak.map(|peak| peak * per_element * settings.threads as f64),
         is_emulated,
         start: &start,
     };
-    let tuned = session.tune_at(place, &request, stop, note);
+    let tuned = session.run_at(place, &request, stop, observer);
     if tuned.as_ref().is_ok_and(|tuned| tuned.recorded) {
         database.open_to_write()?.store.end_fleet_run(&run).map_err(refuse)?;
     }
     tuned
 }
 
-/// Makes the assignment of a request.
-pub fn assignment(request: &TuneRequest) -> Assignment {
+/// Makes the assignment of a task.
+pub fn assignment(task: &Task, settings: &Settings) -> Assignment {
     let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
     Assignment {
-        workload: request.workload.to_string(),
-        target: request.target.to_string(),
-        threads: request.threads,
-        seed: request.seed,
-        caches: request.caches,
-        to_the_end: request.to_the_end,
-        min_time_s: seconds(request.min_time),
-        build_timeout_s: seconds(request.build_timeout),
-        run_timeout_s: seconds(request.run_timeout),
+        workload: task.setting.workload.to_string(),
+        target: task.setting.target.to_string(),
+        threads: settings.threads,
+        seed: settings.seed,
+        caches: settings.caches,
+        to_the_end: settings.to_the_end,
+        min_time_s: seconds(settings.min_time),
+        build_timeout_s: seconds(settings.build_timeout),
+        run_timeout_s: seconds(settings.run_timeout),
     }
 }
 
@@ -256,10 +258,10 @@ pub fn assignment(request: &TuneRequest) -> Assignment {
 fn take_over(
     fleet: &Fleet,
     database: &Database,
-    request: &TuneRequest,
+    settings: &Settings,
     task: &Task,
     key: &TaskKey,
-    note: &(dyn Fn(Note) + Sync),
+    observer: &dyn Observer,
 ) -> Result<(), tilewright::Error> {
     let refuse = |error: StoreError| database.refuse(error);
     let runs = database.open_to_write()?.store.fleet_runs(key).map_err(refuse)?;
@@ -278,7 +280,7 @@ fn take_over(
         let earlier =
             trials_of(&opened.store, key, &|_| Judge::of(task), &mut PassedOver::default()).map_err(refuse)?;
         let n_earlier = earlier.len() as u64;
-        let recorder = Recorder::new(opened, task, key.clone(), request.search.clone(), request.seed);
+        let recorder = Recorder::new(opened, task, key.clone(), settings.search.clone(), settings.seed);
         let recording = Recording::new(recorder);
         let mut n = 0;
         for done in left {
@@ -298,7 +300,7 @@ fn take_over(
         forget_run(&mut client, &run)?;
         database.open_to_write()?.store.end_fleet_run(&run).map_err(refuse)?;
         if n > 0 {
-            note(Note::Message(format!("{n} results of a run that was killed are taken over")));
+            observer.note(Note::Message(format!("{n} results of a run that was killed are taken over")));
         }
     }
     Ok(())

@@ -20,7 +20,7 @@ pub mod stats;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tilewright::{Error, Note, Tuned};
+use tilewright::{Error, Note, Observer, Tuned};
 use tilewright_device::{Device, Options};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
@@ -69,10 +69,10 @@ impl Caller<'_> {
         workload: &Workload,
         search: Option<&str>,
         seed: u64,
-        work: impl FnOnce(&(dyn Fn(Note) + Sync)) -> T,
+        work: impl FnOnce(&dyn Observer) -> T,
     ) -> T {
         (self.tell)(News::Begin(workload, search, seed));
-        let done = work(&|note| (self.tell)(News::Note(note)));
+        let done = work(self);
         (self.tell)(News::Done);
         done
     }
@@ -87,9 +87,16 @@ impl Caller<'_> {
         target: &Target,
         options: Options,
     ) -> Result<Option<Device>, Error> {
-        self.watch(workload, None, options.seed, |note| {
-            tilewright::start_device(workload.clone(), target, options, self.stop, note)
+        self.watch(workload, None, options.seed, |observer| {
+            tilewright::start_device(workload.clone(), target, options, self.stop, observer)
         })
+    }
+}
+
+/// Notes are news.
+impl Observer for Caller<'_> {
+    fn note(&self, note: Note) {
+        (self.tell)(News::Note(note));
     }
 }
 

@@ -234,8 +234,8 @@ impl Space<'_> {
         let prior = trials.clone();
         let mut lost = None;
         let Request { task, seed, .. } = *request;
-        let summary = caller.watch(&task.setting.workload, Some(SEARCH), seed, |note| {
-            note(Note::Search(recording, &plan));
+        let summary = caller.watch(&task.setting.workload, Some(SEARCH), seed, |observer| {
+            observer.note(Note::Search(recording, &plan));
             tilewright_search::tune(
                 search.as_mut(),
                 task.into(),
@@ -246,9 +246,9 @@ impl Space<'_> {
                 &mut |event| {
                     if let Event::Trial(report) = &event {
                         trials.push(report.trial.clone());
-                        note(Note::Trial(report));
+                        observer.note(Note::Trial(report));
                     }
-                    recording.take_note(&event, &|line| note(Note::Message(line))).map_err(|error| {
+                    recording.take_note(&event, &|line| observer.note(Note::Message(line))).map_err(|error| {
                         lost = Some(database.failure(&error));
                         "records cannot be written".into()
                     })

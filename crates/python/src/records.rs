@@ -59,7 +59,11 @@ impl Records {
     ) -> PyResult<Bound<'py, PyAny>> {
         let best = py.detach(|| {
             if is_own(workload) {
-                return Session::new(self.database.clone(), Worker::none()).best_own(workload, &host::target(), threads);
+                return Session::new(self.database.clone(), Worker::none()).best_own(
+                    workload,
+                    &host::target(),
+                    threads,
+                );
             }
             let workload = Workload::parse(workload).map_err(tilewright::Error::input)?;
             let target = target_name(&host::target(), Caches::Warm);
@@ -93,7 +97,7 @@ impl Records {
     fn add<'py>(&self, py: Python<'py>, file: PathBuf) -> PyResult<Bound<'py, PyAny>> {
         let mut notes = std::sync::Mutex::new(Vec::new());
         let added = py.detach(|| {
-            self.database.import_any(Some(&file), None, &|note| {
+            self.database.import_any(Some(&file), None, &|note: Note| {
                 if let (Note::Message(line), Ok(mut notes)) = (note, notes.lock()) {
                     notes.push(line);
                 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use serde_json::{Value as Json, json};
-use tilewright::{CommandRequest, Database, Error, KernelRequest, Note, Session, TuneRequest, Tuned, Workload};
+use serde_json::{Map, Value as Json, json};
+use tilewright::{Command, Database, Error, KernelFile, Note, Request, Session, Tuned};
 use tilewright_device::device::WorkerCommand;
 use tilewright_search::{Outcome, Space};
 
@@ -39,40 +39,12 @@ pub fn serve(py: Python, arguments: Vec<OsString>) -> bool {
     py.detach(|| tilewright::serve(&arguments))
 }
 
-/// Request to tune.
-enum Request {
-    Workload(TuneRequest),
-    Command(CommandRequest),
-    Kernel(KernelRequest),
-}
+/// Function from a trial's nanoseconds to its value: seconds, or the number that is its metric.
+type Value = Box<dyn Fn(f64) -> f64 + Send + Sync>;
 
-impl Request {
-    fn space(&self) -> Result<Arc<Space>, Error> {
-        match self {
-            Request::Workload(request) => Ok(request.task()?.space),
-            Request::Command(request) => request.space().map(Arc::new),
-            Request::Kernel(request) => request.space().map(Arc::new),
-        }
-    }
-
-    /// Function from a trial's nanoseconds to its value: seconds, or the number that is its metric.
-    fn value(&self) -> Result<Box<dyn Fn(f64) -> f64 + Send + Sync>, Error> {
-        if let Request::Command(request) = self {
-            let metric = request.metric()?;
-            if !metric.is_time() {
-                return Ok(Box::new(move |ns| metric.value(ns)));
-            }
-        }
-        Ok(Box::new(|ns| ns / 1e9))
-    }
-
-    fn tune(&self, session: &Session, stop: &AtomicBool, note: &(dyn Fn(Note) + Sync)) -> Result<Tuned, Error> {
-        match self {
-            Request::Workload(request) => session.tune(request, stop, note),
-            Request::Command(request) => session.tune_command(request, stop, note),
-            Request::Kernel(request) => session.tune_kernel(request, stop, note),
-        }
-    }
+fn value_of(request: &Request) -> Result<Value, Error> {
+    let metric = request.metric()?;
+    Ok(if metric.is_time() { Box::new(|ns| ns / 1e9) } else { Box::new(move |ns| metric.value(ns)) })
 }
 
 /// A run that is under way.
@@ -85,7 +57,7 @@ pub struct Running {
 
 impl Running {
     fn start(request: Request, db: Option<PathBuf>, worker: Vec<String>) -> PyResult<Running> {
-        let (space, value) = (request.space().map_err(value::error)?, request.value().map_err(value::error)?);
+        let (space, value) = (request.space().map_err(value::error)?, value_of(&request).map_err(value::error)?);
         let database = Database::new(db.as_deref()).map_err(value::error)?;
         let session = Session::new(database, Worker::of(worker));
         let (sender, events) = mpsc::channel();
@@ -96,7 +68,7 @@ impl Running {
                 // Whoever does not listen any more has stopped the run.
                 let _ = event(&note, &space, &value).map(|event| sender.send(event));
             };
-            request.tune(&session, &stopped, &note)
+            session.run(&request, &stopped, &note)
         };
         let thread = std::thread::Builder::new().name("tilewright".to_owned()).spawn(work);
         let thread = thread.map_err(|error| PyRuntimeError::new_err(format!("a thread for the run: {error}")))?;
@@ -199,18 +171,45 @@ pub fn start_workload(
     template: Option<String>,
     race: bool,
 ) -> PyResult<Running> {
-    let workload = Workload::parse(workload).map_err(value::refuse)?;
-    let time = seconds(time)?;
-    let request = TuneRequest { search, trials, time, seed, threads, template, race, ..TuneRequest::new(workload) };
-    Running::start(Request::Workload(request), db, worker)
+    let request = Request::parse(workload).map_err(value::error)?;
+    let request = template.into_iter().fold(request, Request::template);
+    let request = request.search(search).trials(trials).time(seconds(time)?).seed(seed).threads(threads).race(race);
+    Running::start(request, db, worker)
+}
+
+/// Names of the settings of a request for a command, besides the fields of the command.
+const SETTINGS: [&str; 10] =
+    ["search", "trials", "time", "seed", "threads", "race", "to_the_end", "timeout", "build_timeout", "memory_bytes"];
+
+/// Sets one of the [`SETTINGS`].
+fn set(request: Request, name: &str, given: Json) -> PyResult<Request> {
+    let refuse = |error: serde_json::Error| value::refuse(format!("{name}: {error}"));
+    let time = |given: Json| seconds(serde_json::from_value(given).map_err(refuse)?);
+    Ok(match name {
+        "search" => request.search(serde_json::from_value::<String>(given).map_err(refuse)?),
+        "trials" => request.trials(serde_json::from_value::<Option<u64>>(given).map_err(refuse)?),
+        "time" => request.time(time(given)?),
+        "seed" => request.seed(serde_json::from_value(given).map_err(refuse)?),
+        "threads" => request.threads(serde_json::from_value(given).map_err(refuse)?),
+        "race" => request.race(serde_json::from_value(given).map_err(refuse)?),
+        "to_the_end" => request.to_the_end(serde_json::from_value(given).map_err(refuse)?),
+        "timeout" => request.run_timeout(time(given)?),
+        "build_timeout" => request.build_timeout(time(given)?),
+        "memory_bytes" => request.memory_bytes(serde_json::from_value::<Option<u64>>(given).map_err(refuse)?),
+        _ => return Err(value::refuse(format!("there is no setting {name}"))),
+    })
 }
 
 /// Starts a run for a command, by the fields of its request.
 #[pyfunction]
 #[pyo3(signature = (request, *, worker, db))]
 pub fn start_command(request: &Bound<PyAny>, worker: Vec<String>, db: Option<PathBuf>) -> PyResult<Running> {
-    let request = serde_json::from_value(value::json(request)?).map_err(value::refuse)?;
-    Running::start(Request::Command(request), db, worker)
+    let Json::Object(all) = value::json(request)? else { return Err(value::refuse("a request is a dict")) };
+    let (settings, command): (Map<String, Json>, Map<String, Json>) =
+        all.into_iter().partition(|(name, _)| SETTINGS.contains(&name.as_str()));
+    let command: Command = serde_json::from_value(Json::Object(command)).map_err(value::refuse)?;
+    let of_settings = |request, (name, given): (String, Json)| set(request, &name, given);
+    Running::start(settings.into_iter().try_fold(Request::new(command), of_settings)?, db, worker)
 }
 
 /// Starts a run for a kernel of the user's, which a file describes.
@@ -228,11 +227,7 @@ pub fn start_kernel(
     threads: usize,
     race: bool,
 ) -> PyResult<Running> {
-    seconds(time)?;
-    let text = tilewright::file::read(&file, "the description of a kernel").map_err(value::error)?;
-    let text = String::from_utf8(text).map_err(|_| value::refuse(format!("{} is no text", file.display())))?;
-    let mut request = KernelRequest::parse(&text, &file).map_err(value::error)?;
-    (request.search, request.trials, request.time) = (search, trials, time);
-    (request.seed, request.threads, request.race) = (seed, threads, race);
-    Running::start(Request::Kernel(request), db, worker)
+    let request = Request::new(KernelFile::read(&file).map_err(value::error)?);
+    let request = request.search(search).trials(trials).time(seconds(time)?).seed(seed).threads(threads).race(race);
+    Running::start(request, db, worker)
 }

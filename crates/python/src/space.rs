@@ -7,9 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use tilewright::{TuneRequest, Workload};
+use tilewright::{Request, Workload};
 use tilewright_search::expression::{Datum, Expression, Scope, Type};
-use tilewright_search::{Config, Constraint, Parameter, Product, Value, self as core};
+use tilewright_search::{self as core, Config, Constraint, Parameter, Product, Value};
 
 use crate::value;
 
@@ -381,6 +381,7 @@ impl Configurations {
 #[pyo3(signature = (workload, *, threads=1, template=None))]
 pub fn workload_space(workload: &str, threads: usize, template: Option<String>) -> PyResult<Space> {
     let workload = Workload::parse(workload).map_err(value::refuse)?;
-    let request = TuneRequest { threads, template, ..TuneRequest::new(workload) };
+    let request = Request::new(workload).threads(threads);
+    let request = template.into_iter().fold(request, Request::template);
     Ok(Space::of_json(request.task().map_err(value::error)?.space))
 }

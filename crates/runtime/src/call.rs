@@ -30,9 +30,9 @@ impl Call {
         Ok(Call { kernel, arguments, kept, scratch, pool: Pool::new(n_threads, &[])?, is_prepared: false })
     }
 
-    /// An argument as f32 numbers.
-    pub fn argument_mut(&mut self, at: usize) -> &mut [f32] {
-        self.arguments[at].as_f32()
+    /// Bytes of an argument.
+    pub fn argument_mut(&mut self, at: usize) -> &mut [u8] {
+        self.arguments[at].bytes_mut()
     }
 
     /// Whether the kernel's `prepare` part has run on the constant arguments.

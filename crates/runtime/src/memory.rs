@@ -66,13 +66,6 @@ impl Aligned {
         // SAFETY: as above, borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.n_bytes) }
     }
-
-    /// The memory as f32 numbers.
-    pub fn as_f32(&mut self) -> &mut [f32] {
-        // SAFETY: the memory is initialised, aligned to more than a number is, and borrowed mutably; any bits
-        // are a number.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr().cast(), self.n_bytes / size_of::<f32>()) }
-    }
 }
 
 impl Drop for Aligned {
@@ -125,10 +118,10 @@ mod tests {
     #[test]
     fn memory_is_aligned_and_zero() {
         for n_bytes in [0, 4, 100, 1 << 20, LARGE_PAGE as u64, (5 << 20) + 4] {
-            let mut memory = Aligned::new(n_bytes).unwrap();
+            let memory = Aligned::new(n_bytes).unwrap();
             assert_eq!(memory.pointer() as usize % ALIGN, 0);
-            assert_eq!(memory.as_f32().len() as u64, n_bytes / 4);
-            assert!(memory.as_f32().iter().all(|&x| x == 0.0));
+            assert_eq!(memory.bytes().len() as u64, n_bytes);
+            assert!(memory.bytes().iter().all(|&x| x == 0));
         }
         assert!(Aligned::new(u64::MAX).is_err());
     }

@@ -21,9 +21,11 @@ use tilewright_tune::PassedOver;
 
 use crate::best::{gflops, target_name};
 use crate::choice::Choice;
+use crate::clock::since_1970;
 use crate::error::{Error, one_line};
+use crate::observer::{Note, Observer};
 use crate::session::Session;
-use crate::tune::{Note, since_1970, start_device};
+use crate::subject::workload::start_device;
 use crate::version::BUILD;
 use crate::words::{digits, duration, percent, table};
 
@@ -113,24 +115,24 @@ impl BenchRow {
 
 impl Session {
     /// Measures the best recorded kernel of a workload and peers side by side. Peers that cannot be measured
-    /// are left out, with a message to `note`.
+    /// are left out, with a note.
     ///
     /// # Errors
     /// Bad input where the request does not fit; failure where workers do not start or our kernel fails.
-    pub fn bench(&self, request: &BenchRequest, note: &(dyn Fn(Note) + Sync)) -> Result<Bench, Error> {
+    pub fn bench(&self, request: &BenchRequest, observer: &dyn Observer) -> Result<Bench, Error> {
         let BenchRequest { workload, target, threads, .. } = request;
         Device::check_memory(workload).map_err(Error::input)?;
         let name = target_name(target, Caches::Warm);
         let (best, passed_over) = self.database().records()?.best(workload, &name, *threads, None)?;
         let Some(best) = best else { return Ok(Bench::NothingRecorded(passed_over)) };
         if passed_over.total() > 0 {
-            note(Note::Message(format!("{workload}: {passed_over}")));
+            observer.note(Note::Message(format!("{workload}: {passed_over}")));
         }
         let Choice { task, config, .. } = best.choice(workload, target, *threads)?;
         let options = Options { n_workers: 1, at_best_pace: false, ..Options::new(self.worker().clone(), *threads) };
-        let device = start_device(workload.clone(), target, options, &AtomicBool::new(false), note)?;
+        let device = start_device(workload.clone(), target, options, &AtomicBool::new(false), observer)?;
         let mut device = device.expect("nobody stops the start");
-        note(Note::Rounds(request.rounds));
+        observer.note(Note::Rounds(request.rounds));
         let racer = device
             .start_race(&[Source::Steps(task.steps_text(&config))], &|| false)
             .map_err(|error| Error::failed(&error).because(error))?
@@ -140,15 +142,15 @@ impl Session {
         let error = relative_error.map_or(String::new(), |e| format!(", relative error {e:.1e}"));
         let ours = Who::Ours(racer, format!("template {}, verified{error}", task.template.name));
         let mut contestants = vec![Contestant { implementation: OURS, medians_ns: Vec::new(), who: ours }];
-        contestants.extend(peers(request, &device, note));
+        contestants.extend(peers(request, &device, observer));
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(since_1970().as_nanos() as u64);
         for _ in 0..request.rounds {
             contestants.shuffle(&mut rng);
-            contestants.retain_mut(|contestant| contestant.round(&mut device, note));
+            contestants.retain_mut(|contestant| contestant.round(&mut device, observer));
         }
         let mut rows = Vec::new();
         for contestant in contestants {
-            rows.extend(contestant.end(request, &mut device, note)?);
+            rows.extend(contestant.end(request, &mut device, observer)?);
         }
         let ours = rows.iter().find(|row| row.implementation == OURS).expect("invariant: ours stays to the end");
         let ours_ms = ours.ms_median;
@@ -159,7 +161,7 @@ impl Session {
 }
 
 /// The peers that can be measured. They end with the thread that starts them: this one.
-fn peers(request: &BenchRequest, device: &Device, note: &dyn Fn(Note)) -> Vec<Contestant> {
+fn peers(request: &BenchRequest, device: &Device, observer: &dyn Observer) -> Vec<Contestant> {
     let workload = &request.workload;
     let asked: Vec<&'static PeerSpec> = match &request.against {
         Some(asked) => asked.clone(),
@@ -174,7 +176,7 @@ fn peers(request: &BenchRequest, device: &Device, note: &dyn Fn(Note)) -> Vec<Co
     let start = |spec: &'static PeerSpec| match Peer::start(spec.name, setup) {
         Ok(peer) => Some(Contestant { implementation: spec.name, medians_ns: Vec::new(), who: Who::Peer(peer) }),
         Err(reason) => {
-            note(Note::LeftOut(format!("{}: {reason}", spec.name)));
+            observer.note(Note::LeftOut(format!("{}: {reason}", spec.name)));
             None
         }
     };
@@ -197,7 +199,7 @@ enum Who {
 
 impl Contestant {
     /// Runs one round; false where it is out of the race.
-    fn round(&mut self, device: &mut Device, note: &dyn Fn(Note)) -> bool {
+    fn round(&mut self, device: &mut Device, observer: &dyn Observer) -> bool {
         let result = match &mut self.who {
             Who::Ours(racer, _) => device.race_round(racer, ROUND).map_err(|error| error.to_string()),
             Who::Peer(peer) => {
@@ -206,7 +208,7 @@ impl Contestant {
             }
         };
         if let Err(error) = &result {
-            note(Note::Message(format!("{}: {}", self.implementation, one_line(error))));
+            observer.note(Note::Message(format!("{}: {}", self.implementation, one_line(error))));
         }
         // Ours stays, so that its failure is told at the end.
         result.is_ok() || matches!(self.who, Who::Ours(..))
@@ -216,7 +218,12 @@ impl Contestant {
     ///
     /// # Errors
     /// Where ours failed.
-    fn end(self, request: &BenchRequest, device: &mut Device, note: &dyn Fn(Note)) -> Result<Option<BenchRow>, Error> {
+    fn end(
+        self,
+        request: &BenchRequest,
+        device: &mut Device,
+        observer: &dyn Observer,
+    ) -> Result<Option<BenchRow>, Error> {
         let Contestant { implementation, medians_ns, who } = self;
         let workload = &request.workload;
         let rounds = |spec: &PeerSpec| spec.name == implementation && spec.rounds_factors();
@@ -257,7 +264,7 @@ impl Contestant {
                     Some(row(timing, Some(relative_error), peer.version(), peer.details(), peer.layouts()))
                 }
                 Err(error) => {
-                    note(Note::Message(format!("{implementation}: {error}")));
+                    observer.note(Note::Message(format!("{implementation}: {error}")));
                     None
                 }
             }),

@@ -17,11 +17,12 @@ use tilewright_tune::{PassedOver, Setting, Store, Task, Winner};
 
 use crate::best::{Best, gflops, known_best, target_name};
 use crate::cache::Cache;
+use crate::clock::since_1970;
 use crate::database::Database;
 use crate::error::Error;
 use crate::place::target_here;
-use crate::tune::recorder::toolchain;
-use crate::tune::{since_1970, task_key};
+use crate::run::recorder::toolchain;
+use crate::subject::workload::task_key;
 use crate::version::BUILD;
 
 /// Origin of a kernel's configuration.

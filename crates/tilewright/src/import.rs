@@ -15,8 +15,8 @@ use tilewright_tune::{Error as TuneError, Judge, Record, RunTime, TaskKey, Winne
 use crate::best::{gflops, judges};
 use crate::database::Database;
 use crate::error::{Error, one_line};
-use crate::tune::Note;
-use crate::tune::command::is_own;
+use crate::observer::{Note, Observer};
+use crate::subject::own::is_own;
 use crate::version::{RELEASE, release_of};
 
 /// Name of our own format, beside those of `formats`.
@@ -31,11 +31,16 @@ impl Database {
     ///
     /// # Errors
     /// Bad input where a line is no record, or no record fits; failure where the database cannot be written.
-    pub fn import(&self, mut input: impl BufRead + Seek, name: &str, note: &dyn Fn(Note)) -> Result<Imported, Error> {
+    pub fn import(
+        &self,
+        mut input: impl BufRead + Seek,
+        name: &str,
+        observer: &dyn Observer,
+    ) -> Result<Imported, Error> {
         let mut customs = Customs::default();
         customs.inspect(&mut input, name)?;
         input.rewind().map_err(|error| Error::failed(format!("cannot read {name}")).because(error))?;
-        self.bring_in(input, name, customs, note)
+        self.bring_in(input, name, customs, observer)
     }
 
     /// Imports, as [`Database::import`] does, input that can be read only once. All of it is read before
@@ -43,11 +48,11 @@ impl Database {
     ///
     /// # Errors
     /// As [`Database::import`].
-    pub fn import_once(&self, input: impl Read, name: &str, note: &dyn Fn(Note)) -> Result<Imported, Error> {
+    pub fn import_once(&self, input: impl Read, name: &str, observer: &dyn Observer) -> Result<Imported, Error> {
         let mut customs = Customs::default();
         let mut kept = Kept { input, bytes: Vec::new() };
         customs.inspect(BufReader::with_capacity(1 << 16, &mut kept), name)?;
-        self.bring_in(&kept.bytes[..], name, customs, note)
+        self.bring_in(&kept.bytes[..], name, customs, observer)
     }
 
     /// Adds the results of another tuner, as far as `formats` reads them, from a file of this name; returns
@@ -55,13 +60,13 @@ impl Database {
     ///
     /// # Errors
     /// Bad input where nothing can be known; failure where the database cannot be written.
-    pub fn import_results(&self, recorded: &Recorded, name: &str, note: &dyn Fn(Note)) -> Result<Imported, Error> {
+    pub fn import_results(&self, recorded: &Recorded, name: &str, observer: &dyn Observer) -> Result<Imported, Error> {
         for line in recorded.notes.iter().chain(recorded.results.iter().flat_map(|results| &results.notes)) {
-            note(Note::Message(format!("{name}: {line}")));
+            observer.note(Note::Message(format!("{name}: {line}")));
         }
         let lines = recorded.results.iter().flat_map(|results| records(recorded.format.name, results));
         let text: String = lines.map(|line| line.to_text() + "\n").collect();
-        self.import_once(text.as_bytes(), name, note)
+        self.import_once(text.as_bytes(), name, observer)
     }
 
     /// Adds the content of a file or of standard input: our records or those of another tuner, in the given
@@ -73,7 +78,7 @@ impl Database {
         &self,
         file: Option<&Path>,
         format: Option<&'static Format>,
-        note: &dyn Fn(Note),
+        observer: &dyn Observer,
     ) -> Result<(Imported, &'static str), Error> {
         let name = file.map_or("standard input".to_owned(), |path| path.display().to_string());
         let unreadable = |e: io::Error| Error::input(format!("cannot read {name}: {e} (give a file of JSON lines)"));
@@ -97,13 +102,13 @@ impl Database {
                 let path = file.unwrap_or(Path::new(&name));
                 let recorded = read(&name_of(path), &bytes, None, Some(format));
                 let recorded = recorded.map_err(|error| Error::input(format!("{name}: {error}")))?;
-                self.import_results(&recorded, &name, note)
+                self.import_results(&recorded, &name, observer)
             }
             (None, Some(path)) => {
                 let file = File::open(path).map_err(unreadable)?;
-                self.import(BufReader::with_capacity(1 << 16, file), &name, note)
+                self.import(BufReader::with_capacity(1 << 16, file), &name, observer)
             }
-            (None, None) => self.import_once(whole, &name, note),
+            (None, None) => self.import_once(whole, &name, observer),
         };
         Ok((imported?, format.map_or(RECORDS, |format| format.name)))
     }
@@ -139,11 +144,11 @@ impl Database {
         input: impl BufRead,
         name: &str,
         mut customs: Customs,
-        note: &dyn Fn(Note),
+        observer: &dyn Observer,
     ) -> Result<Imported, Error> {
         let mut opened = self.open_to_write()?;
         if let Some(warning) = opened.warning.take() {
-            note(Note::Message(warning));
+            observer.note(Note::Message(warning));
         }
         let imported = opened.store.import(input, &mut |line| customs.check(line));
         let imported = imported.map_err(|error| match error {

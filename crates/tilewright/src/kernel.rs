@@ -7,91 +7,131 @@ use tilewright_ir::{DType, Role, lower};
 use tilewright_runtime::Call;
 
 use crate::best::Best;
+use crate::element::{Element, Elements, ElementsMut};
 use crate::error::Error;
 
-/// A configuration of a workload, compiled for this machine.
+/// Kernel of a workload's configuration, compiled for this machine, with threads of its own.
 pub struct Kernel {
     call: Call,
     workload: Workload,
-    /// Name, role and elements of each argument.
-    arguments: Vec<(String, Role, usize)>,
-    /// An element type that arguments have besides or instead of f32.
-    other_dtype: Option<DType>,
+    arguments: Vec<Argument>,
+}
+
+/// Argument of a kernel: a tensor, row-major and packed.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Argument {
+    /// Name, as the workload's program has it.
+    pub name: String,
+    /// Whether the kernel reads it, reads it once, or writes it.
+    pub role: Role,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Extents, outermost first; elements along the last one lie side by side.
+    pub shape: Vec<usize>,
+}
+
+impl Argument {
+    /// Number of elements.
+    pub fn n_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether the kernel reads it.
+    pub fn is_input(&self) -> bool {
+        self.role != Role::Output
+    }
 }
 
 impl Kernel {
     /// Compiles the kernel of a recorded configuration, with `threads` threads of its own.
     ///
     /// # Errors
-    /// Where the configuration is not of the template's space as it is now, its code cannot be made, or
-    /// memory or threads do not suffice.
+    /// If the configuration is not of the template's space as it is now, its code cannot be made, or memory
+    /// or threads do not suffice.
     pub fn new(workload: &Workload, best: &Best, threads: usize) -> Result<Kernel, Error> {
         let target = host::target();
         let lowered = lower::lower(&best.choice(workload, &target, threads)?.program()?);
         let kernel = compile(&lowered, &target).map_err(|error| Error::failed(&error).because(error))?;
         let cannot =
             |error: std::io::Error| Error::failed(format!("no memory or threads for {workload}")).because(error);
-        let arguments =
-            lowered.arguments().map(|(_, b)| (b.name.clone(), b.role, b.n_elements().unwrap_or(0) as usize));
-        let arguments: Vec<_> = arguments.collect();
-        let n_bytes: Vec<u64> = lowered.arguments().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect();
+        let arguments = lowered.arguments().map(|(_, buffer)| Argument {
+            name: buffer.name.clone(),
+            role: buffer.role,
+            dtype: buffer.dtype,
+            shape: buffer.shape.iter().map(|&extent| usize::try_from(extent).unwrap_or(0)).collect(),
+        });
+        let arguments: Vec<Argument> = arguments.collect();
+        let n_bytes: Vec<u64> = lowered.arguments().map(|(_, buffer)| buffer.size_bytes().unwrap_or(0)).collect();
         let call = Call::new(kernel, &n_bytes, threads).map_err(cannot)?;
-        let other_dtype = lowered.arguments().map(|(_, b)| b.dtype).find(|dtype| *dtype != DType::F32);
-        Ok(Kernel { call, workload: workload.clone(), arguments, other_dtype })
+        Ok(Kernel { call, workload: workload.clone(), arguments })
     }
 
-    /// Name, role and number of elements of each argument, in order.
-    pub fn arguments(&self) -> impl Iterator<Item = (&str, Role, usize)> {
-        self.arguments.iter().map(|(name, role, n)| (name.as_str(), *role, *n))
+    /// Arguments, in the order in which [`Kernel::run`] takes inputs and outputs.
+    pub fn arguments(&self) -> &[Argument] {
+        &self.arguments
     }
 
-    /// Runs it: inputs in their order, then outputs in theirs, all row-major and packed. Inputs that the
-    /// workload says are constant are read in the first run alone, and whenever [`Kernel::forget_constants`]
-    /// was called.
+    /// Runs the kernel: inputs in their order, then outputs in theirs, all row-major and packed. Constant
+    /// inputs of the workload are read in the first run alone, and after [`Kernel::forget_constants`].
     ///
     /// # Errors
-    /// Where the number of arguments, their lengths or the element type are not the workload's.
-    pub fn run(&mut self, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) -> Result<(), Error> {
-        if let Some(other) = self.other_dtype {
-            return Err(Error::input(format!("{} takes {}, not f32", self.workload, other.name())));
-        }
-        let is_input = |role: Role| role != Role::Output;
-        let of = |wanted: bool| self.arguments.iter().filter(move |(_, role, _)| is_input(*role) == wanted);
-        let check = |wanted: bool, given: &[usize]| -> Result<(), Error> {
-            let expected: Vec<usize> = of(wanted).map(|(_, _, n)| *n).collect();
-            let what = if wanted { "inputs" } else { "outputs" };
-            if expected == given {
-                return Ok(());
-            }
-            let names: Vec<String> = of(wanted).map(|(name, _, n)| format!("{name}[{n}]")).collect();
-            Err(Error::input(format!(
-                "{what} of {given:?} elements do not fit {} (give {})",
-                self.workload,
-                names.join(", ")
-            )))
+    /// If the number of arguments, their lengths or their types are not the workload's.
+    pub fn run<E: Element>(&mut self, inputs: &[&[E]], outputs: &mut [&mut [E]]) -> Result<(), Error> {
+        let inputs: Vec<&dyn Elements> = inputs.iter().map(|input| input as &dyn Elements).collect();
+        let mut outputs: Vec<&mut dyn ElementsMut> =
+            outputs.iter_mut().map(|output| output as &mut dyn ElementsMut).collect();
+        self.run_mixed(&inputs, &mut outputs)
+    }
+
+    /// Runs the kernel, as [`Kernel::run`] does, on arguments of several types, such as `u8` by `i8`:
+    /// vectors, arrays and slices of [elements](Element).
+    ///
+    /// # Errors
+    /// As [`Kernel::run`].
+    pub fn run_mixed(&mut self, inputs: &[&dyn Elements], outputs: &mut [&mut dyn ElementsMut]) -> Result<(), Error> {
+        self.check(true, &inputs.iter().map(|x| (x.dtype(), x.n_elements())).collect::<Vec<_>>())?;
+        self.check(false, &outputs.iter().map(|x| (x.dtype(), x.n_elements())).collect::<Vec<_>>())?;
+        let is_prepared = self.call.is_prepared();
+        let of = |is_input| {
+            let arguments = self.arguments.iter().enumerate();
+            arguments.filter(move |(_, argument)| argument.is_input() == is_input)
         };
-        check(true, &inputs.iter().map(|x| x.len()).collect::<Vec<_>>())?;
-        check(false, &outputs.iter().map(|x| x.len()).collect::<Vec<_>>())?;
-        let mut next = inputs.iter();
-        for (at, (_, role, _)) in self.arguments.iter().enumerate() {
-            if is_input(*role) {
-                let input = next.next().expect("their number was checked");
-                if *role != Role::ConstInput || !self.call.is_prepared() {
-                    self.call.argument_mut(at).copy_from_slice(input);
-                }
+        for ((at, argument), input) in of(true).zip(inputs) {
+            if argument.role != Role::ConstInput || !is_prepared {
+                input.read(self.call.argument_mut(at));
             }
         }
         self.call.run();
-        let mut next = outputs.iter_mut();
-        for (at, (_, role, _)) in self.arguments.iter().enumerate() {
-            if !is_input(*role) {
-                next.next().expect("their number was checked").copy_from_slice(self.call.argument_mut(at));
-            }
+        for ((at, _), output) in of(false).zip(outputs) {
+            output.write(self.call.argument_mut(at));
         }
         Ok(())
     }
 
-    /// Has constant inputs read again in the next run.
+    /// Checks types and lengths of inputs, or of outputs.
+    fn check(&self, is_input: bool, given: &[(DType, usize)]) -> Result<(), Error> {
+        let wanted: Vec<&Argument> = self.arguments.iter().filter(|of| of.is_input() == is_input).collect();
+        let lengths: Vec<usize> = given.iter().map(|(_, n)| *n).collect();
+        if wanted.iter().map(|of| of.n_elements()).ne(lengths.iter().copied()) {
+            let what = if is_input { "inputs" } else { "outputs" };
+            let names: Vec<String> = wanted.iter().map(|of| format!("{}[{}]", of.name, of.n_elements())).collect();
+            let (workload, names) = (&self.workload, names.join(", "));
+            return Err(Error::input(format!("{what} of {lengths:?} elements do not fit {workload} (give {names})")));
+        }
+        match wanted.iter().zip(given).find(|(of, (dtype, _))| of.dtype != *dtype) {
+            None => Ok(()),
+            Some((of, (dtype, _))) => Err(Error::input(format!(
+                "{} of {} holds {}, not {}",
+                of.name,
+                self.workload,
+                of.dtype.name(),
+                dtype.name()
+            ))),
+        }
+    }
+
+    /// Makes the next run read constant inputs again.
     pub fn forget_constants(&mut self) {
         self.call.forget_prepared();
     }

@@ -9,7 +9,7 @@ use tilewright_ir::target::GENERIC;
 
 use crate::error::Error;
 use crate::import::MOST_THREADS;
-use crate::tune::OnRunner;
+use crate::request::OnRunner;
 use crate::words::count;
 
 /// The device that is this machine's CPU.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::{Note, Recording, Status, Workload, gflops};
+use crate::{Note, Observer, Recording, Status, Workload, gflops};
 
 /// Interval at which the line is redrawn on a terminal.
 const REDRAW: Duration = Duration::from_millis(200);
@@ -181,7 +181,7 @@ impl<'a> Shown<'a> {
     }
 
     /// Shows a note.
-    pub fn note(&self, note: Note) {
+    fn show(&self, note: Note) {
         let phase = |text: String| self.update(|status| status.phase = Some(text));
         match note {
             Note::Message(line) => self.message(&line),
@@ -254,5 +254,11 @@ impl<'a> Shown<'a> {
             Some(progress) => progress.message(line),
             None => message(line),
         }
+    }
+}
+
+impl Observer for Shown<'_> {
+    fn note(&self, note: Note) {
+        self.show(note);
     }
 }

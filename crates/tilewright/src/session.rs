@@ -14,10 +14,14 @@ use crate::best::{Best, target_name};
 use crate::database::Database;
 use crate::error::Error;
 use crate::kernel::Kernel;
-use crate::tune::command::{CommandRequest, best_own, tune_command};
-use crate::tune::kernel::{BUILD, CALL, KernelRequest, tune_kernel};
-use crate::tune::many::{TunedMany, tune_many};
-use crate::tune::{Elsewhere, Note, TuneRequest, Tuned, tune};
+use crate::observer::Observer;
+use crate::request::Request;
+use crate::run::run;
+use crate::run::together::{TunedMany, run_together};
+use crate::subject::kernel::{BUILD, CALL};
+use crate::subject::own::best_own;
+use crate::subject::workload::Elsewhere;
+use crate::tuned::Tuned;
 
 /// The argument with which a program is started as a worker.
 const WORKER: &str = "--tilewright-worker";
@@ -96,55 +100,37 @@ impl Session {
         &self.worker
     }
 
-    /// Tunes a workload: searches, checks, records, and races the leaders. Ends early but in order once
-    /// `stop` is raised, and raises it itself if records cannot be written. `note` receives messages on the
-    /// progress, from any thread.
+    /// Carries out a request: searches, checks, records, and races the leaders. Ends early but in order once
+    /// `stop` is raised, and raises it itself if records cannot be written.
     ///
     /// # Errors
-    /// Where the request does not fit, the database cannot be written, or workers do not start.
-    pub fn tune(&self, request: &TuneRequest, stop: &AtomicBool, note: &(dyn Fn(Note) + Sync)) -> Result<Tuned, Error> {
-        tune(request, None, &self.database, &self.worker, stop, note)
+    /// If the request does not fit, the database cannot be written, or workers do not start.
+    pub fn run(&self, request: &Request, stop: &AtomicBool, observer: &dyn Observer) -> Result<Tuned, Error> {
+        run(request, None, (&self.database, &self.worker), stop, observer)
     }
 
-    /// Tunes as [`Session::tune`] does, with candidates measured at another place than this machine.
+    /// Carries out a request for a workload, as [`Session::run`] does, with candidates measured at another
+    /// place than this machine.
     ///
     /// # Errors
-    /// As [`Session::tune`], and where the place is not there.
-    pub fn tune_at<'a>(
-        &'a self,
+    /// As [`Session::run`], and if the place is not there.
+    pub fn run_at<'a>(
+        &self,
         place: Elsewhere<'a>,
-        request: &'a TuneRequest,
-        stop: &'a AtomicBool,
-        note: &'a (dyn Fn(Note) + Sync),
+        request: &'a Request,
+        stop: &AtomicBool,
+        observer: &dyn Observer,
     ) -> Result<Tuned, Error> {
-        tune(request, Some(place), &self.database, &self.worker, stop, note)
+        run(request, Some(place), (&self.database, &self.worker), stop, observer)
     }
 
-    /// Tunes a command: any program with parameters. `stop` and `note` are as those of [`Session::tune`].
+    /// Carries out a request to its end, without an observer.
     ///
     /// # Errors
-    /// Where the request does not fit, or the database cannot be written.
-    pub fn tune_command(
-        &self,
-        request: &CommandRequest,
-        stop: &AtomicBool,
-        note: &(dyn Fn(Note) + Sync),
-    ) -> Result<Tuned, Error> {
-        tune_command(request, &self.database, stop, note)
-    }
-
-    /// Tunes a kernel of the caller's in C, C++, OpenCL C or CUDA. `stop` and `note` are as those of
-    /// [`Session::tune`].
-    ///
-    /// # Errors
-    /// Where the request or its reference does not fit, or the database cannot be written.
-    pub fn tune_kernel(
-        &self,
-        request: &KernelRequest,
-        stop: &AtomicBool,
-        note: &(dyn Fn(Note) + Sync),
-    ) -> Result<Tuned, Error> {
-        tune_kernel(request, &self.database, &self.worker, stop, note)
+    /// As [`Session::run`], and if records are lost.
+    pub fn tune(&self, request: &Request) -> Result<Tuned, Error> {
+        let mut tuned = self.run(request, &AtomicBool::new(false), &())?;
+        tuned.lost.take().map_or(Ok(tuned), Err)
     }
 
     /// The best that is recorded of a command or a kernel of the caller's on a machine, by its name in
@@ -161,28 +147,19 @@ impl Session {
     /// all of these take; then each turn of some 2 s goes to the workload from which the whole is expected to
     /// gain most. Workloads with records continue from them.
     ///
-    /// The time and the trials of a request bound what is spent on that one. `stop` and `note` are as those
-    /// of [`Session::tune`]; [`Note::Turn`] says whose turn it is, [`Note::Turned`] how the whole does.
+    /// The time and the trials of a request bound what is spent on that one.
+    /// [`Note::Turn`](crate::Note::Turn) tells whose turn it is, [`Observer::turned`] how the whole does.
     ///
     /// # Errors
-    /// As [`Session::tune`], and where one is there twice or a weight is not above 0.
-    pub fn tune_many(
+    /// As [`Session::run`], and if one is there twice, is no workload, or has a weight that is not above 0.
+    pub fn run_together(
         &self,
-        tasks: &[(TuneRequest, f64)],
+        tasks: &[(Request, f64)],
         time: Duration,
         stop: &AtomicBool,
-        note: &(dyn Fn(Note) + Sync),
+        observer: &dyn Observer,
     ) -> Result<TunedMany, Error> {
-        tune_many(tasks, time, &self.database, &self.worker, stop, note)
-    }
-
-    /// Tunes as [`Session::tune`] does, without a way to stop it, and without notes.
-    ///
-    /// # Errors
-    /// As [`Session::tune`], and where records are lost.
-    pub fn tune_quietly(&self, request: &TuneRequest) -> Result<Tuned, Error> {
-        let mut tuned = self.tune(request, &AtomicBool::new(false), &|_| ())?;
-        tuned.lost.take().map_or(Ok(tuned), Err)
+        run_together(tasks, time, (&self.database, &self.worker), stop, observer)
     }
 
     /// The best recorded result of a workload for this machine and this many threads; `None` where nothing is

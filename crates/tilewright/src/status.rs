@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tilewright_search::{ErrorClass, Trial, pause};
 
-use crate::tune::Plan;
+use crate::observer::Plan;
 use crate::words::{digits, errors_text, grouped};
 
 /// Status of a run.

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Map, Value as Json, json};
 use tilewright::bench::{Bench, BenchRequest, BenchRow, PEERS, ours_over_theirs, table_of};
 use tilewright::progress::Shown;
-use tilewright::{Caches, Note, Session, target_name};
+use tilewright::{Caches, Note, Observer, Session, target_name};
 use tilewright_device::Device;
 use tilewright_ir::Target;
 use tilewright_lab::load;
@@ -16,9 +16,9 @@ use tilewright_lab::stats::geometric_mean;
 
 use super::bench_model;
 use super::model::{BindingArgs, InputArgs};
-use super::tune::Interrupts;
 use super::{CacheArgs, DatabaseArgs, MachineArgs, count, nothing_recorded, parse_workloads, worker_command};
 use crate::error::{OrBadInput, bad_input};
+use crate::interrupts::Interrupts;
 use crate::output::{message, table, write_result};
 
 /// Arguments of `bench`.
@@ -118,7 +118,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
             ..BenchRequest::new(workload.clone())
         };
         let shown = Shown::new(workload, None, 0, interrupts.concerned());
-        let measured = session.bench(&request, &|note| match note {
+        let measured = session.bench(&request, &|note: Note| match note {
             Note::LeftOut(why) if !said.lock().is_ok_and(|mut said| said.insert(why.clone())) => {}
             note => shown.note(note),
         });

@@ -10,9 +10,10 @@ use tilewright_lab::experiment::sequence::{self, SequenceRequest};
 use tilewright_lab::experiment::{self, BesideRequest, EXPERIMENTS, Held, Plan, Request, networks, operators};
 
 use super::bench::check_peer_path;
-use super::tune::{Interrupts, seconds};
+use super::tune::seconds;
 use super::{MachineArgs, count, worker_command};
 use crate::error::bad_input;
+use crate::interrupts::Interrupts;
 use crate::output::write_result;
 
 /// Arguments of `experiment`.
@@ -229,8 +230,10 @@ mod tests {
             for planned in plan.runs() {
                 let TuneWords { args } = TuneWords::try_parse_from(planned.words()).unwrap();
                 let [workload] = &args.workloads().unwrap()[..] else { panic!("a run is of one workload") };
-                let asked = args.request(&args.machine().unwrap(), workload, false).unwrap();
-                assert_eq!(format!("{asked:?}"), format!("{:?}", planned.request(Path::new("")).unwrap()));
+                let machine = args.machine().unwrap();
+                let asked = args.request_for(&machine, workload, false).unwrap();
+                let planned = planned.request(Path::new("")).unwrap().target(machine.0);
+                assert_eq!(format!("{asked:?}"), format!("{planned:?}"));
             }
             let stems: HashSet<&str> = plan.runs().iter().map(|planned| planned.stem()).collect();
             assert_eq!(stems.len(), plan.runs().len(), "{}: each run has files of its own", experiment.name);

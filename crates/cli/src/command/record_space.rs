@@ -8,9 +8,9 @@ use serde_json::json;
 use tilewright_device::Device;
 use tilewright_lab::record_space::{MOST, Request, record};
 
-use super::tune::Interrupts;
 use super::{DatabaseArgs, WorkloadArgs, make_task, worker_command};
 use crate::error::OrBadInput;
+use crate::interrupts::Interrupts;
 use crate::output::{check_apart, message, writable, write_result, write_result_of};
 
 /// Arguments of `record-space`.

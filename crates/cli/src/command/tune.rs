@@ -1,28 +1,27 @@
 //! `tune`: searches, records, and measures the leaders against each other at the end.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright::progress::{Concern, Progress, Shown};
+use tilewright::progress::Shown;
 pub use tilewright::words::{milliseconds, seconds};
 use tilewright::{
-    Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, OnRunner, Recording, Session, Transfer, TuneRequest, Tuned, Workload,
+    Caches, DEFAULT_SEARCH, DEFAULT_TIME, Job, Note, OnRunner, Request, Session, Transfer, Tuned, Workload,
 };
 use tilewright_device::host;
 use tilewright_ir::Target;
 use tilewright_lab::predict::likely_configs;
-use tilewright_lab::{Caller, News};
 use tilewright_model::{Choices, Layouts, laid_out, settle};
 
 use super::fleet::FleetArgs;
 use super::model::{BindingArgs, ModelArgs};
 use super::tune_command::{self, OwnArgs};
-use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, on_interrupt, worker_command};
+use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, worker_command};
 use crate::error::{bad_input, describe};
+use crate::interrupts::{Interrupts, remark};
 use crate::output::{digits, duration, message, table, write_result};
 
 /// Configurations of a model that are tried first, at most.
@@ -158,44 +157,48 @@ impl TuneArgs {
         })
     }
 
-    /// Makes the request for one of its workloads, alone or of a set, on this machine.
+    /// Makes the request for a subject.
+    pub fn request(&self, job: impl Into<Job>) -> Request {
+        let request = Request::new(job)
+            .search(self.search.as_str())
+            .trials(self.trials)
+            .time(self.time)
+            .seed(self.seed)
+            .threads(self.of.machine.threads)
+            .guesses(!self.no_guesses)
+            .race(!self.no_race)
+            .fresh(self.fresh)
+            .caches(self.cold.caches())
+            .to_the_end(self.to_the_end)
+            .min_time(self.min_time)
+            .build_timeout(self.build_timeout)
+            .run_timeout(self.run_timeout)
+            .memory_bytes(self.own.memory_bytes())
+            .transfer(self.transfer.clone());
+        match &self.template {
+            Some(template) => request.template(template.as_str()),
+            None => request,
+        }
+    }
+
+    /// Makes the request for one of its workloads, alone or of a set.
     ///
     /// # Errors
-    /// Bad input where an argument does not fit.
-    pub fn request(
+    /// Bad input if a model does not fit.
+    pub fn request_for(
         &self,
         (target, runner): &Machine,
         workload: &Workload,
         is_of_set: bool,
-    ) -> anyhow::Result<TuneRequest> {
-        let mut request = TuneRequest {
-            target: target.clone(),
-            runner: runner.clone(),
-            threads: self.of.machine.threads,
-            template: self.template.clone(),
-            search: self.search.clone(),
-            trials: self.trials,
-            time: self.time,
-            seed: self.seed,
-            guesses: !self.no_guesses,
-            race: !self.no_race,
-            fresh: self.fresh,
-            caches: self.cold.caches(),
-            to_the_end: self.to_the_end,
-            min_time: self.min_time,
-            build_timeout: self.build_timeout,
-            run_timeout: self.run_timeout,
-            transfer: self.transfer.clone(),
-            // The first of a set may have none before it to learn from.
-            transfer_is_optional: is_of_set,
-            ..TuneRequest::new(workload.clone())
-        };
-        if let Some(model) = &self.predict {
-            request.first = likely_configs(model, &request.task()?, self.cold.caches(), MOST_PREDICTED)?;
-            let n_configs = count(request.first.len() as u64, "configuration");
-            message(&format!("beginning with {n_configs} predicted by {}", model.display()));
-        }
-        Ok(request)
+    ) -> anyhow::Result<Request> {
+        // The first of a set may have none before it to learn from.
+        let transfer = self.transfer.clone().map(|transfer| if is_of_set { transfer.optional() } else { transfer });
+        let request = self.request(workload.clone()).target(target.clone()).runner(runner.clone()).transfer(transfer);
+        let Some(model) = &self.predict else { return Ok(request) };
+        let first = likely_configs(model, &request.task()?, self.cold.caches(), MOST_PREDICTED)?;
+        let n_configs = count(first.len() as u64, "configuration");
+        message(&format!("beginning with {n_configs} predicted by {}", model.display()));
+        Ok(request.first(first))
     }
 }
 
@@ -226,7 +229,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let workloads = args.workloads()?;
     let machine = args.machine()?;
     if let Some(class) = &args.on {
-        let requests = workloads.iter().map(|workload| args.request(&machine, workload, workloads.len() > 1));
+        let requests = workloads.iter().map(|workload| args.request_for(&machine, workload, workloads.len() > 1));
         return on_fleet(args, class, &requests.collect::<anyhow::Result<Vec<_>>>()?, as_json);
     }
     let interrupts = Interrupts::watch()?;
@@ -294,29 +297,30 @@ fn write_set(workloads: &[Workload], reports: &[Report], as_json: bool) -> anyho
 }
 
 /// Tunes workloads on a fleet: one by all of its devices, several side by side.
-fn on_fleet(args: &TuneArgs, class: &str, requests: &[TuneRequest], as_json: bool) -> anyhow::Result<()> {
+fn on_fleet(args: &TuneArgs, class: &str, requests: &[Request], as_json: bool) -> anyhow::Result<()> {
     let fleet = args.fleet.fleet(Some(class))?;
     let interrupts = Interrupts::watch()?;
     let session = Session::new(args.records.database()?, worker_command()?);
+    let workload = |at: usize| requests[at].workload();
     if let [request] = requests {
-        let shown = Shown::new(&request.workload, Some(&args.search), args.seed, interrupts.concerned());
-        let tuned = tilewright_fleet::tune(&session, &fleet, request, &interrupts.stop, &|note| shown.note(note));
+        let shown = Shown::new(workload(0)?, Some(&args.search), args.seed, interrupts.concerned());
+        let tuned = tilewright_fleet::tune(&session, &fleet, request, &interrupts.stop, &shown);
         shown.finish();
-        let report = Report::new(args, &request.workload, tuned?);
+        let report = Report::new(args, workload(0)?, tuned?);
         if report.failure.is_none() || as_json {
             write_result(as_json, &report.json, &report.text)?;
         }
         return report.lost.or(report.failure).map_or(Ok(()), Err);
     }
     let tell = |at: usize, note: Note| {
-        if let Note::Message(line) = note {
-            message(&format!("{}: {line}", requests[at].workload));
+        if let (Note::Message(line), Ok(workload)) = (note, workload(at)) {
+            message(&format!("{workload}: {line}"));
         }
     };
     let all = tilewright_fleet::tune_many(&session, &fleet, requests, &interrupts.stop, &tell)?;
     let (mut workloads, mut reports, mut fault) = (Vec::new(), Vec::new(), None);
     for (at, tuned) in all {
-        let workload = &requests[at].workload;
+        let workload = workload(at)?;
         match tuned {
             Ok(tuned) => {
                 workloads.push(workload.clone());
@@ -355,7 +359,7 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         // The devices have the time together.
         let time = args.trials.is_none().then(|| args.time.unwrap_or(DEFAULT_TIME) / tasks.len() as u32);
         let request = |(workload, _, caches): &Task| {
-            Ok(TuneRequest { caches: *caches, time, ..args.request(&machine, workload, true)? })
+            anyhow::Ok(args.request_for(&machine, workload, true)?.caches(*caches).time(time))
         };
         return on_fleet(args, class, &tasks.iter().map(request).collect::<anyhow::Result<Vec<_>>>()?, as_json);
     }
@@ -405,10 +409,10 @@ impl Together {
 fn together(args: &TuneArgs, machine: &Machine, tasks: &[Task], interrupts: &Interrupts) -> anyhow::Result<Together> {
     let time = args.time.unwrap_or(DEFAULT_TIME);
     let request = |(workload, n, caches): &Task| {
-        Ok((TuneRequest { time: None, caches: *caches, ..args.request(machine, workload, true)? }, *n as f64))
+        Ok((args.request_for(machine, workload, true)?.caches(*caches).time(None), *n as f64))
     };
     let labels: Vec<String> = tasks.iter().map(|(workload, ..)| workload.label()).collect();
-    let tasks = tasks.iter().map(request).collect::<anyhow::Result<Vec<(TuneRequest, f64)>>>()?;
+    let tasks = tasks.iter().map(request).collect::<anyhow::Result<Vec<(Request, f64)>>>()?;
     let session = Session::new(args.records.database()?, worker_command()?);
     let n_workloads = count(labels.len() as u64, "workload");
     message(&format!(
@@ -417,7 +421,7 @@ fn together(args: &TuneArgs, machine: &Machine, tasks: &[Task], interrupts: &Int
         session.database().name()
     ));
     let shown = Shown::together(labels.clone(), interrupts.concerned());
-    let tuned = session.tune_many(&tasks, time, &interrupts.stop, &|note| shown.note(note));
+    let tuned = session.run_together(&tasks, time, &interrupts.stop, &shown);
     shown.finish();
     let mut tuned = tuned?;
     let text = tuned.summary(&labels);
@@ -437,100 +441,12 @@ fn tune(
     is_of_set: bool,
     interrupts: &Interrupts,
 ) -> anyhow::Result<Report> {
-    let request = args.request(machine, workload, is_of_set)?;
+    let request = args.request_for(machine, workload, is_of_set)?;
     let session = Session::new(args.records.database()?, worker_command()?);
     let shown = Shown::new(workload, Some(&args.search), args.seed, interrupts.concerned());
-    let tuned = session.tune(&request, &interrupts.stop, &|note| shown.note(note));
+    let tuned = session.run(&request, &interrupts.stop, &shown);
     shown.finish();
     Ok(Report::new(args, workload, tuned?))
-}
-
-/// Handler of interrupts: the first ends the run early but in order, the second at once, with all recorded.
-#[derive(Default)]
-pub struct Interrupts {
-    /// Raised by the first one.
-    pub stop: AtomicBool,
-    /// Recorder and display of the current run.
-    at_hand: Mutex<Option<AtHand>>,
-}
-
-/// Recorder of a run, once it has begun, and its display.
-struct AtHand {
-    recording: Option<Recording>,
-    progress: Progress,
-}
-
-impl Interrupts {
-    /// Watches from now on.
-    ///
-    /// # Errors
-    /// Where the system does not let us.
-    pub fn watch() -> anyhow::Result<Arc<Interrupts>> {
-        let interrupts = Arc::new(Interrupts { stop: AtomicBool::new(false), at_hand: Mutex::new(None) });
-        let watching = interrupts.clone();
-        on_interrupt(move || watching.leave())?;
-        Ok(interrupts)
-    }
-
-    /// Makes the function that hands over the recorder and display of a run; without a recorder while it
-    /// starts.
-    pub fn concerned(&self) -> Concern<'_> {
-        Box::new(|recording, progress| {
-            let at_hand = AtHand { recording: recording.cloned(), progress: progress.clone() };
-            *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some(at_hand);
-        })
-    }
-
-    /// Has the lab do some work, shows its progress, and lets interrupts end it.
-    pub fn listen<T>(&self, work: impl FnOnce(Caller) -> T) -> T {
-        let shown: Mutex<Option<Shown>> = Mutex::new(None);
-        let lock = || shown.lock().unwrap_or_else(PoisonError::into_inner);
-        let tell = |news: News| match news {
-            News::Begin(workload, search, seed) => {
-                *lock() = Some(Shown::new(workload, search, seed, self.concerned()));
-            }
-            News::Together(workloads) => {
-                let names = workloads.iter().map(Workload::label).collect();
-                *lock() = Some(Shown::together(names, self.concerned()));
-            }
-            News::Done => {
-                if let Some(shown) = lock().take() {
-                    shown.finish();
-                }
-            }
-            News::Note(note) => {
-                if let Some(shown) = &*lock() {
-                    shown.note(note);
-                }
-            }
-            News::Tuned(tuned) => remark(tuned),
-            News::Message(line) => match &*lock() {
-                Some(shown) => shown.message(&line),
-                None => message(&line),
-            },
-            _ => {}
-        };
-        work(Caller { stop: &self.stop, tell: &tell })
-    }
-
-    fn leave(&self) {
-        let at_hand = self.at_hand.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first = !self.stop.swap(true, Ordering::Relaxed);
-        let Some(AtHand { recording, progress }) = at_hand.as_ref() else { std::process::exit(130) };
-        if is_first {
-            progress.message("stopping; interrupt again to leave at once");
-            return;
-        }
-        let committed = recording.as_ref().map_or(Ok(()), Recording::commit);
-        progress.finish();
-        match committed {
-            Ok(()) => message("left; all trials are recorded"),
-            Err(fault) => {
-                message(&format!("error: left, and the last batch could not be recorded: {}", describe(&fault.into())));
-            }
-        }
-        std::process::exit(130);
-    }
 }
 
 impl Report {
@@ -543,9 +459,4 @@ impl Report {
         let failure = tuned.failure().map(anyhow::Error::from);
         Report { json, text, failure, lost }
     }
-}
-
-/// Says what is worth a word about a run.
-pub(super) fn remark(tuned: &Tuned) {
-    tuned.remarks().iter().for_each(|remark| message(remark));
 }

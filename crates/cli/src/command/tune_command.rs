@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use clap::Args;
 use tilewright::progress::Shown;
-use tilewright::{CommandRequest, KernelRequest, Session, Transfer, Tuned};
+use tilewright::{Command, KernelFile, Request, Session, Tuned};
 
-use super::tune::{Interrupts, TuneArgs, seconds};
+use super::tune::{TuneArgs, seconds};
 use super::worker_command;
 use crate::error::bad_input;
+use crate::interrupts::{Interrupts, remark};
 use crate::output::{digits, duration, write_result};
 
 /// Arguments of `tune` for programs and kernels of the user's.
@@ -69,86 +70,74 @@ fn parameter(text: &str) -> Result<(String, String), String> {
     Ok((name.trim().to_owned(), values.to_owned()))
 }
 
+/// Method that sets a text of a command.
+type SetText = fn(Command, String) -> Command;
+
 impl OwnArgs {
     /// Whether something of the user's is to be tuned.
     pub fn is_asked_for(&self) -> bool {
         self.command.is_some() || self.kernel.is_some()
     }
+
+    /// Bytes of data that each process may have, if that is limited.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        self.memory.map(|mib| mib << 20)
+    }
+
+    /// Makes the command with all that options say of it.
+    fn command(&self, text: &str) -> Command {
+        let command = Command::new(text)
+            .metric(self.metric.as_str())
+            .maximize(self.maximize)
+            .shell(self.shell)
+            .samples(self.samples.map(|n| n as usize));
+        let command = self.parameters.iter().fold(command, |command, (name, values)| command.parameter(name, values));
+        let command = self.constraints.iter().fold(command, Command::constraint);
+        let more: [(&Option<String>, SetText); 4] = [
+            (&self.build, |command, text| command.build(text)),
+            (&self.check, |command, text| command.check(text)),
+            (&self.prepare, |command, text| command.prepare(text)),
+            (&self.cleanup, |command, text| command.cleanup(text)),
+        ];
+        more.into_iter().fold(command, |command, (text, set)| match text {
+            Some(text) => set(command, text.clone()),
+            None => command,
+        })
+    }
+}
+
+/// Makes the request for a command, or for a kernel of the user's.
+fn request(args: &TuneArgs) -> anyhow::Result<Request> {
+    let own = &args.own;
+    if let Some(command) = &own.command {
+        let request = args.request(own.command(command)).threads(args.own_threads()?);
+        return Ok(request.run_timeout(own.timeout.or(args.run_timeout)));
+    }
+    let path = own.kernel.as_ref().ok_or_else(|| bad_input("neither --command nor --kernel is given"))?;
+    let kernel = KernelFile::read(path)?;
+    let (threads, device) = args.own_place(kernel.is_for_gpu())?;
+    Ok(args.request(kernel).threads(threads).device(device))
 }
 
 /// Tunes a command, or a kernel of the user's.
 ///
 /// # Errors
-/// Bad input where an argument does not fit; failure where no candidate did right or records are lost.
+/// Bad input if an argument does not fit; failure if no candidate did right or records are lost.
 pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
-    let own = &args.own;
-    let seconds = |time: Duration| time.as_secs_f64();
-    let plain = CommandRequest::default();
     let session = Session::new(args.records.database()?, worker_command()?);
     let interrupts = Interrupts::watch()?;
-    let memory_bytes = own.memory.map(|mib| mib << 20);
-    let transfer = args.transfer.as_ref().map(Transfer::file).transpose()?;
-    let (tuned, show): (_, Box<dyn Fn(f64) -> String + Send + Sync>) = if let Some(command) = &own.command {
-        let request = CommandRequest {
-            command: command.clone(),
-            parameters: own.parameters.clone(),
-            constraints: own.constraints.clone(),
-            build: own.build.clone(),
-            check: own.check.clone(),
-            prepare: own.prepare.clone(),
-            cleanup: own.cleanup.clone(),
-            metric: own.metric.clone(),
-            maximize: own.maximize,
-            shell: own.shell,
-            timeout: own.timeout.or(args.run_timeout).map_or(plain.timeout, seconds),
-            build_timeout: args.build_timeout.map_or(plain.build_timeout, seconds),
-            memory_bytes,
-            threads: args.own_threads()?,
-            samples: own.samples.map(|n| n as usize),
-            to_the_end: args.to_the_end,
-            search: args.search.clone(),
-            trials: args.trials,
-            time: args.time.map(seconds),
-            seed: args.seed,
-            race: !args.no_race,
-            fresh: args.fresh,
-            transfer,
-        };
-        let metric = request.metric()?;
-        let show = move |ns: f64| if metric.is_time() { duration(ns) } else { digits(metric.value(ns)) };
-        let shown = Shown::of_own(show.clone(), &args.search, args.seed, interrupts.concerned());
-        let tuned = session.tune_command(&request, &interrupts.stop, &|note| shown.note(note));
-        shown.finish();
-        (tuned?, Box::new(show))
-    } else {
-        let path = own.kernel.as_ref().ok_or_else(|| bad_input("neither --command nor --kernel is given"))?;
-        let text = tilewright::file::read(path, "the description of a kernel")?;
-        let text = String::from_utf8(text).map_err(|_| bad_input(format!("{} is no text", path.display())))?;
-        let mut request = KernelRequest::parse(&text, path)?;
-        (request.threads, request.device) = args.own_place(request.is_for_gpu())?;
-        request.search.clone_from(&args.search);
-        request.trials = args.trials;
-        request.time = args.time.map(seconds);
-        request.seed = args.seed;
-        request.race = !args.no_race;
-        request.fresh = args.fresh;
-        request.transfer = transfer;
-        request.to_the_end = args.to_the_end;
-        request.memory_bytes = memory_bytes;
-        request.timeout = args.run_timeout.map_or(request.timeout, seconds);
-        request.build_timeout = args.build_timeout.map_or(request.build_timeout, seconds);
-        request.min_time = args.min_time.map_or(request.min_time, seconds);
-        let shown = Shown::of_own(duration, &args.search, args.seed, interrupts.concerned());
-        let tuned = session.tune_kernel(&request, &interrupts.stop, &|note| shown.note(note));
-        shown.finish();
-        (tuned?, Box::new(duration))
-    };
-    tell(tuned, &*show, !args.no_race, as_json)
+    let request = request(args)?;
+    let metric = request.metric()?;
+    let show = move |ns: f64| if metric.is_time() { duration(ns) } else { digits(metric.value(ns)) };
+    let shown = Shown::of_own(show.clone(), &args.search, args.seed, interrupts.concerned());
+    let tuned = session.run(&request, &interrupts.stop, &shown);
+    shown.finish();
+    tell(tuned?, &show, !args.no_race, as_json)
 }
 
 /// Prints what a run came to.
 fn tell(mut tuned: Tuned, show: &dyn Fn(f64) -> String, may_race: bool, as_json: bool) -> anyhow::Result<()> {
-    super::tune::remark(&tuned);
+    remark(&tuned);
     let lost = tuned.lost.take().map(anyhow::Error::from);
     let failure = tuned.failure().map(anyhow::Error::from);
     if failure.is_none() || as_json {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tilewright::{Database, Elsewhere, Note, Session, TuneRequest};
+use tilewright::{Database, Elsewhere, Note, Request, Session};
 use tilewright_device::device::WorkerCommand;
 use tilewright_search::Measure;
 
@@ -131,13 +131,8 @@ pub fn session(database: &Path) -> Session {
     Session::new(Database::named(database, "--db").unwrap(), worker)
 }
 
-fn request(trials: u64) -> TuneRequest {
-    TuneRequest {
-        trials: Some(trials),
-        race: false,
-        search: "random".to_owned(),
-        ..TuneRequest::parse(WORKLOAD).unwrap()
-    }
+fn request(trials: u64) -> Request {
+    Request::parse(WORKLOAD).unwrap().trials(trials).race(false).search("random")
 }
 
 /// Tunes without disturbance, with `n_devices` devices that are never late.
@@ -145,5 +140,5 @@ pub fn tune_alone(database: &Path, trials: u64, n_devices: usize) {
     let start = || Ok(Box::new(Slow::new(Duration::ZERO, hashed)) as Box<dyn Measure>);
     let place =
         Elsewhere { class: CLASS, least_batch: 2 * n_devices, peak_gflops: None, is_emulated: false, start: &start };
-    session(database).tune_at(place, &request(trials), &AtomicBool::new(false), &|_| ()).unwrap();
+    session(database).run_at(place, &request(trials), &AtomicBool::new(false), &()).unwrap();
 }

@@ -180,7 +180,8 @@ impl Drop for Device {
 
 /// An assignment; the devices ignore it.
 pub fn assignment() -> Assignment {
-    tilewright_fleet::assignment(&tilewright::TuneRequest::parse("matmul:m=8,n=8,k=8").unwrap())
+    let request = tilewright::Request::parse("matmul:m=8,n=8,k=8").unwrap();
+    tilewright_fleet::assignment(&request.task().unwrap(), request.settings())
 }
 
 /// The fleet as something that measures, for a run of this name.

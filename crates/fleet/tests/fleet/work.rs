@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tilewright::{TuneRequest, Workload};
+use tilewright::{Request, Workload};
 use tilewright_fleet::tune_many;
 use tilewright_search::{Measure, Next, RaceLimits, Subject};
 
@@ -147,13 +147,8 @@ fn seconds_of_layers(n_devices: usize, trials: u64) -> Option<f64> {
     let broker = Broker::start()?;
     let devices: Vec<Process> = (0..n_devices).map(|at| device(&broker, at)).collect();
     let session = session(&broker.folder().join("records.db"));
-    let request = |workload| TuneRequest {
-        trials: Some(trials),
-        race: false,
-        search: "random".to_owned(),
-        ..TuneRequest::new(workload)
-    };
-    let requests: Vec<TuneRequest> = Workload::parse_all("resnet18").unwrap().into_iter().map(request).collect();
+    let request = |workload: Workload| Request::new(workload).trials(trials).race(false).search("random");
+    let requests: Vec<Request> = Workload::parse_all("resnet18").unwrap().into_iter().map(request).collect();
     assert_eq!(requests.len(), 12);
     let fleet = fleet(&broker.url());
     while fleet.devices().unwrap().len() < n_devices {

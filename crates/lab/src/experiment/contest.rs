@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tilewright::file::write_whole;
 use tilewright::words::count;
-use tilewright::{EndLimits, Error, rank};
+use tilewright::{Contenders, EndLimits, Error, rank};
 use tilewright_device::device::{Round, WorkerCommand};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options, host};
@@ -96,7 +96,8 @@ impl Heats {
         let trials: Vec<Trial> =
             records.iter().take(n_trials).filter_map(|record| record.trial(&task.space).ok()).collect();
         let limits = EndLimits::of(None);
-        let ranking = rank(device, (&*task).into(), &trials, &HashSet::new(), limits, None, &|_| ());
+        let contenders = Contenders { subject: (&*task).into(), trials: &trials, imported: &HashSet::new() };
+        let ranking = rank(device, contenders, limits, None, &());
         let ranking = ranking.map_err(|error| Error::failed(&error).because(error))?;
         Ok(ranking.first().map(|leader| task.steps_text(&leader.config)))
     }

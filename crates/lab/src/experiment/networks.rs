@@ -11,7 +11,7 @@ use tilewright::bench::OURS;
 use tilewright::file::write_whole;
 use tilewright::version::BUILD;
 use tilewright::words::{count, digits, duration, percent, shell_quoted};
-use tilewright::{Database, Error, Session, TuneRequest, Workload, since_1970, with_suffix};
+use tilewright::{Database, Error, Request, Session, Workload, since_1970, with_suffix};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
 use tilewright_graph::networks::{NETWORKS, Network};
@@ -157,10 +157,10 @@ fn measure(
     let caches = own.caches(&target);
     let request = |(workload, n): (Workload, usize)| {
         let caches = caches.of(&workload);
-        (TuneRequest { threads, seed, caches, ..TuneRequest::new(workload) }, n as f64)
+        (Request::new(workload).threads(threads).seed(seed).caches(caches), n as f64)
     };
-    let tasks: Vec<(TuneRequest, f64)> = own.tasks().into_iter().map(request).collect();
-    let workloads: Vec<_> = tasks.iter().map(|(request, _)| request.workload.clone()).collect();
+    let workloads: Vec<Workload> = own.tasks().into_iter().map(|(workload, _)| workload).collect();
+    let tasks: Vec<(Request, f64)> = own.tasks().into_iter().map(request).collect();
     caller.say(format!(
         "{}: tuning {} together for {} s",
         network.name,
@@ -169,7 +169,7 @@ fn measure(
     ));
     let session = Session::new(Database::new(Some(database))?, worker.clone());
     (caller.tell)(News::Together(&workloads));
-    let tuned = session.tune_many(&tasks, time, caller.stop, &|note| (caller.tell)(News::Note(note)));
+    let tuned = session.run_together(&tasks, time, caller.stop, &caller);
     (caller.tell)(News::Done);
     let mut tuned = tuned?;
     if let Some(lost) = tuned.workloads.iter_mut().find_map(|task| task.tuned.lost.take()) {

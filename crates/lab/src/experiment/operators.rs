@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 use tilewright::bench::{Bench, BenchRequest, OURS, PEERS};
 use tilewright::version::BUILD;
 use tilewright::words::{count, digits};
-use tilewright::{Database, Error, Note, Session, TuneRequest, since_1970, with_suffix};
+use tilewright::{Database, Error, Note, Request, Session, since_1970, with_suffix};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
 
@@ -114,11 +114,13 @@ fn measure(
         }
     }
     let started = utc(since_1970().as_secs());
-    let tuning = TuneRequest { threads, seed, time: Some(time), ..TuneRequest::parse(problem.workload)? };
+    let tuning = Request::parse(problem.workload)?.threads(threads).seed(seed).time(time);
+    let workload = tuning.workload()?;
     let session = Session::new(Database::new(Some(database))?, worker.clone());
     caller.say(format!("{}: tuning it for {} s", problem.label, time.as_secs_f64()));
+    let search = tuning.settings().search.as_str();
     let mut tuned =
-        caller.watch(&tuning.workload, Some(&tuning.search), seed, |note| session.tune(&tuning, caller.stop, note))?;
+        caller.watch(workload, Some(search), seed, |observer| session.run(&tuning, caller.stop, observer))?;
     (caller.tell)(News::Tuned(&tuned));
     if let Some(lost) = tuned.lost.take() {
         return Err(lost);
@@ -126,18 +128,14 @@ fn measure(
     if caller.is_stopped() {
         return Ok(None);
     }
-    let bench = BenchRequest {
-        threads,
-        rounds: ROUNDS,
-        peer_path: peer_path.clone(),
-        ..BenchRequest::new(tuning.workload.clone())
-    };
+    let bench =
+        BenchRequest { threads, rounds: ROUNDS, peer_path: peer_path.clone(), ..BenchRequest::new(workload.clone()) };
     let left_out = std::sync::Mutex::new(Vec::new());
     let note = |note: Note| match note {
         Note::LeftOut(reason) => left_out.lock().expect("nobody panics").push(reason),
         note => (caller.tell)(News::Note(note)),
     };
-    (caller.tell)(News::Begin(&tuning.workload, None, seed));
+    (caller.tell)(News::Begin(workload, None, seed));
     let measured = session.bench(&bench, &note);
     (caller.tell)(News::Done);
     let Bench::Measured(rows) = measured? else {

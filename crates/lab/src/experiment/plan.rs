@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 use tilewright::file::write_whole;
 use tilewright::version::{RELEASE, release_of};
 use tilewright::words::{count, grouped, shell_quoted};
-use tilewright::{Database, Error, Session, Transfer, TuneRequest, since_1970, trials_of, with_suffix};
+use tilewright::{Database, Error, Session, Transfer, since_1970, trials_of, with_suffix};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
 use tilewright_ir::op::Workload;
@@ -175,24 +175,25 @@ impl Planned {
     ///
     /// # Errors
     /// Bad input where the workload does not exist.
-    pub fn request(&self, folder: &Path) -> Result<TuneRequest, Error> {
+    pub fn request(&self, folder: &Path) -> Result<tilewright::Request, Error> {
         let transfer = self.teacher().map(|teacher| {
             let mut transfer = Transfer::parse(&teacher).map_err(Error::input)?;
             transfer.path = folder.join(&transfer.path);
             Ok::<_, Error>(transfer)
         });
-        Ok(TuneRequest {
-            threads: self.threads,
-            template: self.problem.template.map(str::to_owned),
-            search: self.arm.search.to_owned(),
-            trials: self.n_trials,
-            time: Some(Duration::from_secs_f64(self.seconds)),
-            seed: self.seed,
-            guesses: self.has_guesses,
-            race: self.is_raced,
-            to_the_end: self.to_the_end,
-            transfer: transfer.transpose()?,
-            ..TuneRequest::parse(self.problem.workload)?
+        let request = tilewright::Request::parse(self.problem.workload)?
+            .threads(self.threads)
+            .search(self.arm.search)
+            .trials(self.n_trials)
+            .time(Duration::from_secs_f64(self.seconds))
+            .seed(self.seed)
+            .guesses(self.has_guesses)
+            .race(self.is_raced)
+            .to_the_end(self.to_the_end)
+            .transfer(transfer.transpose()?);
+        Ok(match self.problem.template {
+            Some(template) => request.template(template),
+            None => request,
         })
     }
 
@@ -416,9 +417,9 @@ impl Plan {
         let request = planned.request(&self.folder)?;
         let session = Session::new(Database::new(Some(&database))?, worker.clone());
         let (started, start) = (since_1970().as_secs(), Instant::now());
-        let mut tuned = caller.watch(&request.workload, Some(&request.search), request.seed, |note| {
-            session.tune(&request, caller.stop, note)
-        })?;
+        let (workload, search) = (request.workload()?, request.settings().search.as_str());
+        let mut tuned = caller
+            .watch(workload, Some(search), planned.seed, |observer| session.run(&request, caller.stop, observer))?;
         (caller.tell)(News::Tuned(&tuned));
         if let Some(lost) = tuned.lost.take() {
             return Err(lost);

@@ -218,7 +218,7 @@ mod tests {
         }
         let nonsense = of_winner.replace("107.8", "-1.0");
         let problem = Line::parse(nonsense.as_bytes()).unwrap_err();
-        assert_eq!(problem, "winner: gflops -1 is not a positive number");
+        assert_eq!(problem, "winner: gflops -1 is not a number of at least 0");
     }
 
     fn check_problem(find: &str, replace: &str, expected: &str) {

@@ -7,11 +7,12 @@ use tilewright_ir::op::Workload;
 use tilewright_search::Ended;
 use tilewright_tune::TaskKey;
 
-use super::finals::Untuned;
-use super::many::{TunedMany, Turned};
-use super::{Begin, Plan, Race, Tuned, WallSeconds};
+use super::{Race, Tuned, WallSeconds};
 use crate::best::{Best, gflops};
 use crate::error::{Error, one_line};
+use crate::observer::{Begin, Plan};
+use crate::run::finals::Untuned;
+use crate::run::together::{TunedMany, Turned};
 use crate::words::{count, digits, duration, errors_text, grouped, percent, table};
 
 /// Seconds of a run that is announced as slow.

@@ -1,13 +1,13 @@
 //! Trials on their way into the database.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tilewright_search::{Event, Report, Space, pause};
 use tilewright_tune::record::least_ns;
 use tilewright_tune::{Record, RunTime, StoreError, Task, TaskKey, Winner};
 
-use super::{lock, since_1970};
+use crate::clock::since_1970;
 use crate::database::{Database, Opened};
 use crate::error::Error;
 use crate::version::BUILD;
@@ -37,16 +37,22 @@ impl Recorder {
     /// A recorder for the trials of one search that starts now.
     pub fn new(opened: Opened, task: &Task, key: TaskKey, search: String, seed: u64) -> Recorder {
         let least_ns = least_ns(&task.setting.workload, &key.target, key.threads.into());
-        Recorder { least_ns, ..Recorder::of_space(opened, &task.space, key, search, seed) }
+        Recorder::of_space(opened, (&task.space, least_ns), key, search, seed)
     }
 
-    /// Makes the recorder of a space of which nothing else is known.
-    pub fn of_space(opened: Opened, space: &Arc<Space>, key: TaskKey, search: String, seed: u64) -> Recorder {
+    /// Makes the recorder of a space with a bound of its times.
+    pub(crate) fn of_space(
+        opened: Opened,
+        (space, least_ns): (&Arc<Space>, f64),
+        key: TaskKey,
+        search: String,
+        seed: u64,
+    ) -> Recorder {
         Recorder {
             database: opened.database.clone(),
             opened: Some(opened),
             space: Arc::clone(space),
-            least_ns: 0.0,
+            least_ns,
             key,
             search,
             seed,
@@ -172,6 +178,11 @@ impl Recording {
     pub fn conclude(&self, winner: Option<&Winner>) -> Result<(), StoreError> {
         lock(&self.0).conclude(winner)
     }
+}
+
+/// Locks what a panic of another thread does not keep.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The compiler, as records name it.

@@ -10,18 +10,23 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::{Device, host, peak};
-use tilewright_search::{Budget, Config, Ended, Event, HeadStart, Measure, Search, Tuning, pause};
+use tilewright_device::{Device, host};
+use tilewright_search::{Budget, Ended, Event, HeadStart, Measure, Tuning, pause};
 use tilewright_tune::Winner;
 use tilewright_tune::record::least_ns;
 use tilewright_tune::template::least_flops;
 
 use super::finals::EndLimits;
-use super::recorder::{Recorder, Recording};
+use super::recorder::Recording;
 use super::turns::{Course, Pace, TURN, next};
-use super::{Found, Note, Run, TuneRequest, Tuned, Wall, open, search_of, task_key, with_best_elsewhere};
+use super::{Found, Run, open};
 use crate::database::Database;
 use crate::error::Error;
+use crate::observer::{Note, Observer};
+use crate::request::Request;
+use crate::subject::workload::WorkloadRun;
+use crate::subject::{HeadOfSearch, Runnable};
+use crate::tuned::{Tuned, Wall};
 
 /// The first turn of a task, and every one at least: its first guess is measured, however long that takes.
 const FIRST_TURN: Duration = Duration::from_millis(250);
@@ -101,6 +106,7 @@ pub struct TunedTask {
 /// A task and what it needs from turn to turn.
 struct Player<'a> {
     run: &'a Run<'a>,
+    workload: &'a WorkloadRun<'a>,
     weight: f64,
     tuning: Tuning<'a>,
     course: Course,
@@ -120,46 +126,39 @@ struct Player<'a> {
 /// Tunes tasks that share this time, each with the number of times that the whole runs it.
 ///
 /// # Errors
-/// Where a request does not fit, the database cannot be written, or workers do not start. A task of which no
+/// If a request does not fit, the database cannot be written, or workers do not start. A task of which no
 /// candidate was right is one without a best.
-pub fn tune_many(
-    tasks: &[(TuneRequest, f64)],
+pub(crate) fn run_together(
+    tasks: &[(Request, f64)],
     time: Duration,
-    database: &Database,
-    worker: &WorkerCommand,
+    (database, worker): (&Database, &WorkerCommand),
     stop: &AtomicBool,
-    note: &(dyn Fn(Note) + Sync),
+    observer: &dyn Observer,
 ) -> Result<TunedMany, Error> {
     let begin = pause::now();
     check(tasks)?;
-    let notes: Vec<_> = tasks.iter().map(|(request, _)| named(&request.workload.to_string(), note)).collect();
-    let mut understood = Vec::new();
-    for ((request, _), note) in tasks.iter().zip(&notes) {
-        let task = request.task()?;
-        let key = task_key(&task, request.caches);
-        let search = search_of(request, &task, &key, note)?;
-        understood.push(((task, key), search));
-    }
-    let forgotten = tasks.iter().zip(&understood).filter(|((request, _), _)| request.fresh);
-    let opened = open(database, forgotten.map(|(_, ((_, key), _))| key), note)?;
-    let (mut runs, mut searches) = (Vec::new(), Vec::new());
-    for (((request, _), note), (task, (search, guesses))) in tasks.iter().zip(&notes).zip(understood) {
-        let guesses = with_best_elsewhere(guesses, request, None, &task.0, &opened.store);
-        let guesses = guesses.map_err(|error| database.refuse(error))?;
-        runs.push(Run::new(request, task, database, &opened.store, worker, stop, note)?);
-        searches.push((search, guesses));
+    let observers: Vec<Named> = tasks.iter().map(|(request, _)| Named::new(request, observer)).collect();
+    let workloads = tasks.iter().map(|(request, _)| WorkloadRun::new(request, None, worker));
+    let workloads = workloads.collect::<Result<Vec<WorkloadRun>, Error>>()?;
+    let each = || workloads.iter().zip(&observers);
+    let mut heads = each().map(|(workload, named)| workload.search(named)).collect::<Result<Vec<_>, Error>>()?;
+    let forgotten = workloads.iter().filter(|workload| workload.settings().fresh);
+    let opened = open(database, forgotten.map(Runnable::key), observer)?;
+    let mut runs = Vec::new();
+    for ((workload, named), (_, guesses)) in each().zip(&mut heads) {
+        let elsewhere = workload.best_elsewhere(&opened.store).map_err(|error| database.refuse(error))?;
+        guesses.splice(0..0, elsewhere);
+        runs.push(Run::new(workload, workload.settings(), (database, &opened.store), stop, named)?);
     }
     drop(opened);
     let mut peaks = HashMap::new();
-    for run in runs.iter_mut().filter(|run| run.request.target.gpu.is_none() && run.request.runner.is_none()) {
-        let TuneRequest { workload, threads, .. } = run.request;
-        let of = (workload.dtype, *threads);
-        run.peak_gflops = *peaks.entry(of).or_insert_with(|| peak::gflops(&host::target(), of.0, of.1).ok());
+    for (run, workload) in runs.iter_mut().zip(&workloads).filter(|(_, workload)| workload.is_of_these_cpus()) {
+        let of = (workload.workload().dtype, workload.settings().threads);
+        run.peak_gflops = *peaks.entry(of).or_insert_with(|| workload.peak_gflops());
     }
-    let players = runs.iter().zip(&mut searches).zip(tasks);
-    let players =
-        players.map(|((run, (search, guesses)), (_, weight))| Player::new(run, search.as_mut(), guesses, *weight));
-    let mut game = Game { begin, time, note, players: players.collect(), curve: Vec::new() };
+    let players = runs.iter().zip(&workloads).zip(&mut heads).zip(tasks);
+    let players = players.map(|((of, head), (_, weight))| Player::new(of, head, *weight));
+    let mut game = Game { begin, time, observer, players: players.collect(), curve: Vec::new() };
     let whole_ns_before = game.whole_ns();
     game.curve.extend(whole_ns_before.map(|ns| (0.0, ns / 1e6)));
     let ended_early = game.search(stop)?;
@@ -182,7 +181,7 @@ pub fn tune_many(
 struct Game<'a> {
     begin: Instant,
     time: Duration,
-    note: &'a (dyn Fn(Note) + Sync),
+    observer: &'a dyn Observer,
     players: Vec<Player<'a>>,
     /// Seconds and the whole's milliseconds, wherever it changed.
     curve: Vec<(f64, f64)>,
@@ -206,7 +205,7 @@ impl Game<'_> {
     /// Gives turns until the time is up, but for what the races need; whether it ended before because none
     /// was worth it.
     fn search(&mut self, stop: &AtomicBool) -> Result<bool, Error> {
-        let is_raced = self.players.iter().any(|player| player.run.request.race);
+        let is_raced = self.players.iter().any(|player| player.run.settings.race);
         let time = if is_raced { self.time.mul_f64(1.0 - PART_FOR_RACES) } else { self.time };
         let turn = (time / (LEAST_TURNS * self.players.len() as u32)).clamp(FIRST_TURN, TURN);
         let mut awake: Option<usize> = None;
@@ -222,7 +221,7 @@ impl Game<'_> {
             let Some(at) = chosen else { return Ok(!left.is_zero() && !stop.load(Ordering::Relaxed)) };
             awake = Some(at);
             let turn = if self.players[at].course.is_new() { FIRST_TURN } else { turn };
-            self.players[at].take_turn(at, turn, left, self.note)?;
+            self.players[at].take_turn(at, turn, left, self.observer)?;
             self.tell(at, time);
         }
     }
@@ -232,7 +231,7 @@ impl Game<'_> {
         let (whole_ns, elapsed) = (self.whole_ns(), self.elapsed());
         let changed = whole_ns.map(|ns| ns / 1e6).filter(|ms| self.curve.last().is_none_or(|(_, last)| last != ms));
         self.curve.extend(changed.map(|ms| (elapsed.as_secs_f64(), ms)));
-        (self.note)(Note::Turned(&Turned {
+        self.observer.note(Note::Turned(&Turned {
             at,
             best_ns: self.players[at].course.best_ns(),
             whole_ns,
@@ -266,7 +265,7 @@ impl Game<'_> {
         for (at, player) in order {
             let time = self.time.saturating_sub(self.elapsed()) / (n_tasks - tasks.len()) as u32;
             let time = (self.elapsed() < late).then_some(time);
-            tasks.push((at, player.conclude(at, time, self.note)?));
+            tasks.push((at, player.conclude(at, time, self.observer)?));
         }
         tasks.sort_by_key(|(at, _)| *at);
         let mut tasks: Vec<TunedTask> = tasks.into_iter().map(|(_, task)| task).collect();
@@ -286,10 +285,15 @@ impl TunedTask {
 }
 
 impl<'a> Player<'a> {
-    fn new(run: &'a Run<'a>, search: &'a mut dyn Search, guesses: &[Config], weight: f64) -> Player<'a> {
-        let Run { request, task, key, earlier, .. } = run;
-        let flops_bound = run.peak_gflops.map(|peak| least_flops(&request.workload) / peak);
-        let bound_ns = flops_bound.unwrap_or_else(|| least_ns(&request.workload, &key.target, request.threads as f64));
+    fn new(
+        (run, workload): (&'a Run<'a>, &'a WorkloadRun<'a>),
+        (search, guesses): &'a mut HeadOfSearch,
+        weight: f64,
+    ) -> Player<'a> {
+        let (key, earlier) = (workload.key(), &run.earlier);
+        let flops_bound = run.peak_gflops.map(|peak| least_flops(workload.workload()) / peak);
+        let threads = run.settings.threads as f64;
+        let bound_ns = flops_bound.unwrap_or_else(|| least_ns(workload.workload(), &key.target, threads));
         let mut course = Course::new(weight, bound_ns);
         earlier.course.iter().for_each(|(seconds, ns)| course.spend(*seconds, *ns));
         if run.nothing_left().is_some() {
@@ -299,8 +303,9 @@ impl<'a> Player<'a> {
         let earlier_s: f64 = earlier.course.iter().map(|(seconds, _)| seconds).sum();
         Player {
             run,
+            workload,
             weight,
-            tuning: Tuning::new(search, task.into(), head_start),
+            tuning: Tuning::new(search.as_mut(), workload.subject(), head_start),
             course,
             device: None,
             start: Duration::ZERO,
@@ -328,7 +333,7 @@ impl<'a> Player<'a> {
         self.wall.skip();
         match &mut self.device {
             Some(device) => device.wake().map_err(|error| Error::failed(&error).because(error))?,
-            None => self.device = self.run.device()?,
+            None => self.device = self.workload.device(self.run.stop, self.run.observer)?,
         }
         let start = self.wall.lap();
         self.wall.seconds.start += start;
@@ -341,29 +346,21 @@ impl<'a> Player<'a> {
         if let Some(recording) = &self.recording {
             return Ok(recording.clone());
         }
-        let Run { request, task, key, database, .. } = self.run;
-        let opened = database.open_to_write()?;
-        let recording = Recording::new(Recorder::new(opened, task, key.clone(), request.search.clone(), request.seed));
+        let recording = self.run.recording(self.run.database.open_to_write()?);
         Ok(self.recording.insert(recording).clone())
     }
 
     /// Searches for the time of a turn, or what is left where that is less.
-    fn take_turn(
-        &mut self,
-        at: usize,
-        turn: Duration,
-        left: Duration,
-        note: &(dyn Fn(Note) + Sync),
-    ) -> Result<(), Error> {
+    fn take_turn(&mut self, at: usize, turn: Duration, left: Duration, observer: &dyn Observer) -> Result<(), Error> {
         self.n_turns += 1;
         let recording = self.recording()?;
-        note(Note::Turn(at, &recording));
+        observer.note(Note::Turn(at, &recording));
         if !self.wake()? {
             return Ok(());
         }
         recording.go_on();
         let run = self.run;
-        let own = run.request.time.map_or(Duration::MAX, |time| time.saturating_sub(self.searched()));
+        let own = run.settings.time.map_or(Duration::MAX, |time| time.saturating_sub(self.searched()));
         let least = match self.course.is_new() {
             true => Duration::ZERO,
             false => (STARTS_PER_TURN * self.start).max(self.pace.least_turn()),
@@ -390,7 +387,7 @@ impl<'a> Player<'a> {
         self.wall.seconds.search += took;
         self.pace = Pace::of(took, self.found.trials.len() - n_before);
         let ended = ended.map_err(|error| Error::failed(&error).because(error))?;
-        let is_over = run.request.time.is_some_and(|time| time <= self.searched());
+        let is_over = run.settings.time.is_some_and(|time| time <= self.searched());
         if is_over || matches!(ended, Ended::Trials | Ended::Exhausted) {
             self.course.end();
         }
@@ -400,7 +397,7 @@ impl<'a> Player<'a> {
 
     /// Races the leaders in this time, where there is one and anything is new, and says what the task came
     /// to.
-    fn conclude(mut self, at: usize, time: Option<Duration>, note: &(dyn Fn(Note) + Sync)) -> Result<TunedTask, Error> {
+    fn conclude(mut self, at: usize, time: Option<Duration>, observer: &dyn Observer) -> Result<TunedTask, Error> {
         let run = self.run;
         self.wall.skip();
         let known = if self.n_trials() == 0 { self.known_winner()? } else { None };
@@ -408,16 +405,16 @@ impl<'a> Player<'a> {
             Some(known) => run.as_before(&known, &self.wall),
             None => {
                 let recording = self.recording()?;
-                note(Note::Turn(at, &recording));
+                observer.note(Note::Turn(at, &recording));
                 // Who has interrupted the search does not wait for all races.
                 let is_wanted =
-                    run.request.race && !run.stop.load(Ordering::Relaxed) && self.tuning.best_ns().is_some();
+                    run.settings.race && !run.stop.load(Ordering::Relaxed) && self.tuning.best_ns().is_some();
                 let time = time.filter(|_| is_wanted);
                 if time.is_some() {
                     self.wake()?;
                 }
                 let device = self.device.take().filter(|_| time.is_some());
-                let device = device.map(|device| Box::new(device) as Box<dyn Measure>);
+                let measure = device.map(|device| Box::new(device) as Box<dyn Measure>);
                 let time = time.unwrap_or_default();
                 let limits = EndLimits {
                     rounds: time / PART_FOR_ROUNDS,
@@ -425,7 +422,7 @@ impl<'a> Player<'a> {
                     untuned: Duration::ZERO,
                 };
                 let summary = self.tuning.summary(self.ended.unwrap_or(Ended::Time));
-                let tuned = run.finish(device, &recording, self.found, &summary, limits, &mut self.wall)?;
+                let tuned = run.finish((measure, &recording), self.found, &summary, limits, &mut self.wall)?;
                 Tuned { ended: self.ended, ..tuned }
             }
         };
@@ -441,33 +438,45 @@ impl<'a> Player<'a> {
 }
 
 /// Refuses tasks that cannot share time.
-fn check(tasks: &[(TuneRequest, f64)]) -> Result<(), Error> {
+fn check(tasks: &[(Request, f64)]) -> Result<(), Error> {
     if tasks.is_empty() {
         return Err(Error::input("there is nothing to tune (give a workload at least)"));
     }
     let mut keys = HashSet::new();
     for (request, weight) in tasks {
-        let workload = &request.workload;
+        let (workload, settings) = (request.workload()?, request.settings());
         if !(*weight > 0.0 && weight.is_finite()) {
             return Err(Error::input(format!("{workload}: a weight is {weight} (give a number above 0)")));
         }
-        if request.runner.as_ref().is_some_and(|runner| runner.is_emulated) {
+        if settings.runner.as_ref().is_some_and(|runner| runner.is_emulated) {
             return Err(Error::input(format!(
                 "{workload}: an emulated device has no times by which tasks could share some (tune one at a time)"
             )));
         }
-        if !keys.insert((workload.to_string(), request.threads, request.template.clone(), request.caches)) {
+        if !keys.insert((workload.to_string(), settings.threads, settings.template.clone(), settings.caches)) {
             return Err(Error::input(format!("{workload} is there twice (give it once, with both weights added)")));
         }
     }
     Ok(())
 }
 
-/// Forwards notes, prefixing messages with the workload.
-fn named<'a>(workload: &str, note: &'a (dyn Fn(Note) + Sync)) -> impl Fn(Note) + Sync + use<'a> {
-    let workload = workload.to_owned();
-    move |what| match what {
-        Note::Message(line) => note(Note::Message(format!("{workload}: {line}"))),
-        what => note(what),
+/// Observer that passes notes on, messages with the workload before them.
+struct Named<'a> {
+    workload: String,
+    observer: &'a dyn Observer,
+}
+
+impl<'a> Named<'a> {
+    fn new(request: &Request, observer: &'a dyn Observer) -> Named<'a> {
+        Named { workload: request.workload().map(ToString::to_string).unwrap_or_default(), observer }
+    }
+}
+
+impl Observer for Named<'_> {
+    fn note(&self, note: Note) {
+        self.observer.note(match note {
+            Note::Message(line) => Note::Message(format!("{}: {line}", self.workload)),
+            note => note,
+        });
     }
 }

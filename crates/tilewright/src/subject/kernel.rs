@@ -8,7 +8,6 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -27,12 +26,12 @@ use tilewright_search::Space;
 use tilewright_search::expression::{self, Datum, Type};
 use tilewright_tune::predict::content_hash;
 
-use super::command::{Course, carry_out, seconds, space_of};
+use super::command::space_of;
 use super::files::Files;
-use super::{DEFAULT_SEARCH, Note, Tuned, Wall};
-use crate::database::Database;
+use super::own::OwnRun;
 use crate::error::Error;
 use crate::place::{CPU, HOST, Place};
+use crate::request::{Request, Settings};
 
 /// Prefix of kernels' workloads in records, and name of their template.
 pub const KERNEL: &str = "kernel";
@@ -63,44 +62,21 @@ const MOST_ELEMENTS: i64 = 1 << 32;
 pub const CALL: &str = "--kernel";
 /// See [`CALL`].
 pub const BUILD: &str = "--kernel-build";
+/// Longest that a build may take, and the runs of a candidate, and the time to spend in them, if nothing else
+/// is asked for.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(60);
+const RUN_TIMEOUT: Duration = Duration::from_secs(10);
+const MIN_TIME: Duration = Duration::from_millis(10);
 /// Longest that the reference may take.
 const REFERENCE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A kernel that is to be tuned, and how. Times are in seconds.
+/// Kernel in C, C++, OpenCL C or CUDA that is to be tuned, as a file describes it.
 #[derive(Debug, Clone)]
-pub struct KernelRequest {
+pub struct KernelFile {
     /// Contents of its file.
     form: Form,
     /// Folder of the file; other names are relative to it.
     folder: PathBuf,
-    /// Longest that the process of a candidate may take.
-    pub timeout: f64,
-    /// Longest that a build may take.
-    pub build_timeout: f64,
-    /// Time to spend in the timed runs of a candidate.
-    pub min_time: f64,
-    /// Bytes of data that each process may have; half the memory of the machine by default.
-    pub memory_bytes: Option<u64>,
-    /// CPUs on which it is run.
-    pub threads: usize,
-    /// Device of a kernel for a GPU, as options name it; the CPU stands for the first device that can run it.
-    pub device: String,
-    /// Whether hopeless candidates are timed to the end.
-    pub to_the_end: bool,
-    /// The search, with options behind a colon.
-    pub search: String,
-    /// Trials to come to, those recorded by earlier runs included.
-    pub trials: Option<u64>,
-    /// Time for the search; a minute where trials are not given either.
-    pub time: Option<f64>,
-    /// Seed of the search and of the random inputs.
-    pub seed: u64,
-    /// Whether the leaders race at the end.
-    pub race: bool,
-    /// Whether its records are deleted first.
-    pub fresh: bool,
-    /// Results of another tuner whose best configurations are measured first, as far as they fit.
-    pub transfer: Option<PathBuf>,
 }
 
 /// A description of a kernel as it stands in a file.
@@ -335,12 +311,12 @@ struct Port {
     fill: Fill,
 }
 
-impl KernelRequest {
+impl KernelFile {
     /// Reads the description of a kernel, ours or a T1 file of Kernel Tuner's; `path` is where it is.
     ///
     /// # Errors
     /// Where the text describes none, or one that cannot be tuned here.
-    pub fn parse(text: &str, path: &Path) -> Result<KernelRequest, Error> {
+    pub fn parse(text: &str, path: &Path) -> Result<KernelFile, Error> {
         let named = |error: Error| Error::input(format!("{}: {error}", path.display()));
         let form: Form = match t1::is_description(text) {
             true => t1::form(text),
@@ -351,24 +327,7 @@ impl KernelRequest {
             }),
         }
         .map_err(named)?;
-        let mut request = KernelRequest {
-            form,
-            folder: path.parent().unwrap_or(Path::new("")).to_owned(),
-            timeout: 10.0,
-            build_timeout: 60.0,
-            min_time: 0.01,
-            memory_bytes: None,
-            threads: 1,
-            device: CPU.to_owned(),
-            to_the_end: false,
-            search: DEFAULT_SEARCH.to_owned(),
-            trials: None,
-            time: None,
-            seed: 0,
-            race: true,
-            fresh: false,
-            transfer: None,
-        };
+        let mut request = KernelFile { form, folder: path.parent().unwrap_or(Path::new("")).to_owned() };
         let is_for_cpu = request.language().map_err(named)?.api().is_none();
         // Records are known by what the description says with what goes without saying.
         request.form.flags.get_or_insert_with(|| if is_for_cpu { default_flags() } else { Vec::new() });
@@ -388,11 +347,11 @@ impl KernelRequest {
     }
 
     /// The device that it runs on.
-    fn target(&self) -> Result<Target, Error> {
+    fn target(&self, device: &str, threads: usize) -> Result<Target, Error> {
         let Some(api) = self.language()?.api() else { return Ok(host::target()) };
         let (word, language) = if api == GpuApi::Cuda { ("cuda", "CUDA") } else { ("opencl", "OpenCL C") };
-        let device = if self.device == CPU { word } else { &self.device };
-        let target = Place { device, target: HOST, threads: self.threads }.target()?;
+        let device = if device == CPU { word } else { device };
+        let target = Place { device, target: HOST, threads }.target()?;
         if target.arch == Arch::Gpu(api) {
             return Ok(target);
         }
@@ -596,13 +555,16 @@ fn wrapper(source: &Path, function: &str, ports: &[Port]) -> String {
 
 /// The folder in which what all candidates have in common is.
 struct Bench<'a> {
-    request: &'a KernelRequest,
+    request: &'a KernelFile,
+    settings: &'a Settings,
     worker: &'a WorkerCommand,
+    target: Target,
     /// Build and launch of a kernel for a GPU.
     gpu: Option<GpuJob>,
     folder: Folder,
     ports: Vec<Port>,
     memory_bytes: u64,
+    cpus: Vec<usize>,
 }
 
 impl Bench<'_> {
@@ -652,7 +614,7 @@ impl Bench<'_> {
 
     /// Contents of buffers before a run, by argument.
     fn contents(&self) -> Vec<Vec<f64>> {
-        let seed = self.request.seed;
+        let seed = self.settings.seed;
         let of = |(at, port): (usize, &Port)| {
             let n = port.n.unwrap_or(0) as usize;
             let fill = match &port.fill {
@@ -711,8 +673,8 @@ impl Bench<'_> {
             arguments,
             data: self.write(&format!("{name}.data"), &data)?,
             tolerance: self.request.form.tolerance,
-            min_time_ns: self.request.min_time * 1e9,
-            n_threads: self.request.threads,
+            min_time_ns: self.settings.min_time.unwrap_or(MIN_TIME).as_secs_f64() * 1e9,
+            n_threads: self.settings.threads,
             is_reference,
             gpu,
         };
@@ -870,7 +832,7 @@ impl Bench<'_> {
             let list = list.collect::<Vec<_>>().join(", ");
             return Err(Error::input(format!("the buffers are not those of {text}, which has {list}")));
         }
-        let seed = self.request.seed;
+        let seed = self.settings.seed;
         let contents: Vec<Vec<f64>> = self
             .ports
             .iter()
@@ -922,90 +884,95 @@ fn npy(bytes: &[u8], port: &Port) -> Result<Vec<f64>, String> {
     Ok(port.dtype.read_held(data))
 }
 
-/// Tunes a kernel.
+/// Makes the subject of a run of a kernel: everything that its candidates have in common is written to a
+/// folder, with the answers of its reference.
 ///
 /// # Errors
-/// Where the description or its reference does not fit, or the database cannot be written.
-pub fn tune_kernel(
-    request: &KernelRequest,
-    database: &Database,
+/// If the description or its reference does not fit.
+pub(crate) fn subject<'a>(
+    kernel: &KernelFile,
+    request: &'a Request,
     worker: &WorkerCommand,
-    stop: &AtomicBool,
-    note: &(dyn Fn(Note) + Sync),
-) -> Result<Tuned, Error> {
-    let wall = Wall::new();
-    let space = Arc::new(request.space()?);
-    let folder =
-        Folder::new("tilewright-kernel").map_err(Bench::failed("a folder for what candidates have in common"))?;
-    let source = request.path(&request.form.source);
-    crate::file::read(&source, "the kernel's source")?;
-    let (language, target) = (request.language()?, request.target()?);
-    // An OpenCL device may be the CPU, all of it.
-    let takes_cpus = language == Language::OpenCl && opencl::device_of(&target).is_ok_and(|device| device.is_cpu);
-    let compiler = match language {
-        Language::Cuda => Some(Compiler::find(request.form.compiler.as_deref()).map_err(Error::input)?),
-        Language::C | Language::Cpp | Language::OpenCl => None,
-    };
-    let gpu = request.gpu(&target, compiler)?;
-    let memory_bytes = request.memory_bytes.unwrap_or(match gpu.is_some() && !takes_cpus {
-        // Drivers of GPUs map more than any limit.
-        true => u64::MAX,
-        false => host::memory_bytes().unwrap_or(8 << 30) / 2,
-    });
-    let bench = Bench { request, worker, gpu, folder, ports: request.ports()?, memory_bytes };
-    let (contents, answers) = bench.answers(&space)?;
-    let job = bench.job("kernel", bench.gpu.clone(), &contents, Some(&answers))?;
-    let library = format!("{{{FOLDER}}}/kernel.so");
-    // Places for values stand in words that are quoted otherwise.
-    let marker = "\u{1}".to_owned();
-    let template = |words: Vec<String>, option: &str| {
-        let places = || space.names().map(|name| format!("{option}{name}={{{name}}}")).collect::<Vec<_>>();
-        let words = words.into_iter().flat_map(|word| match word == marker {
-            true => places(),
-            false => vec![if word == library { word } else { Template::quoted(&word) }],
+) -> Result<OwnRun<'a>, Error> {
+    let settings = request.settings();
+    let space = Arc::new(kernel.space()?);
+    let bench = Bench::new(kernel, request, worker)?;
+    let options = bench.options(&space)?;
+    let Bench { folder, target, .. } = bench;
+    Ok(OwnRun::new(settings, kernel.workload(), &target, space, options).that_checks(folder))
+}
+
+impl<'a> Bench<'a> {
+    /// Finds the device and the compiler.
+    fn new(request: &'a KernelFile, of: &'a Request, worker: &'a WorkerCommand) -> Result<Bench<'a>, Error> {
+        let settings = of.settings();
+        let folder =
+            Folder::new("tilewright-kernel").map_err(Bench::failed("a folder for what candidates have in common"))?;
+        crate::file::read(&request.path(&request.form.source), "the kernel's source")?;
+        let (language, target) = (request.language()?, request.target(of.device_name()?, settings.threads)?);
+        // An OpenCL device may be the CPU, all of it.
+        let takes_cpus = language == Language::OpenCl && opencl::device_of(&target).is_ok_and(|device| device.is_cpu);
+        let compiler = match language {
+            Language::Cuda => Some(Compiler::find(request.form.compiler.as_deref()).map_err(Error::input)?),
+            Language::C | Language::Cpp | Language::OpenCl => None,
+        };
+        let gpu = request.gpu(&target, compiler)?;
+        let memory_bytes = settings.memory_bytes.unwrap_or(match gpu.is_some() && !takes_cpus {
+            // Drivers of GPUs map more than any limit.
+            true => u64::MAX,
+            false => host::memory_bytes().unwrap_or(8 << 30) / 2,
         });
-        let names: Vec<&str> = space.names().chain([FOLDER]).collect();
-        Template::words(&words.collect::<Vec<_>>().join(" "), &names).map_err(Error::input)
-    };
-    let markers = std::slice::from_ref(&marker);
-    // A process takes all candidates, each by the words behind its job.
-    let n_words = worker.arguments.len() + 3;
-    let words = |option: &str, macros: &[String]| {
-        let template = template(bench.caller(option, &job, &library, macros), "");
-        template.map(|template| template.staying_after(n_words))
-    };
-    let (build, run) = if bench.gpu.is_some() {
-        (words(BUILD, markers)?, words(CALL, markers)?)
-    } else {
+        let cpus = if takes_cpus { host::allowed_cpus() } else { host::pin_cpus(settings.threads) };
+        Ok(Bench { request, settings, worker, target, gpu, folder, ports: request.ports()?, memory_bytes, cpus })
+    }
+
+    /// Options of the commands that build and call candidates.
+    fn options(&self, space: &Space) -> Result<Options, Error> {
+        let (contents, answers) = self.answers(space)?;
+        let job = self.job("kernel", self.gpu.clone(), &contents, Some(&answers))?;
+        let (build, run) = self.templates(space, &job)?;
+        let settings = self.settings;
+        Ok(Options {
+            build: Some(build),
+            metric: Metric::Kernel,
+            build_timeout: settings.build_timeout.unwrap_or(BUILD_TIMEOUT),
+            run_timeout: settings.run_timeout.unwrap_or(RUN_TIMEOUT),
+            to_the_end: settings.to_the_end,
+            memory_bytes: self.memory_bytes,
+            cpus: self.cpus.clone(),
+            ..Options::new(run)
+        })
+    }
+
+    /// Commands that build a candidate and call it, with places for the values of parameters.
+    fn templates(&self, space: &Space, job: &Path) -> Result<(Template, Template), Error> {
+        let library = format!("{{{FOLDER}}}/kernel.so");
+        // Places for values stand in words that are quoted otherwise.
+        let marker = "\u{1}".to_owned();
+        let template = |words: Vec<String>, option: &str| {
+            let places = || space.names().map(|name| format!("{option}{name}={{{name}}}")).collect::<Vec<_>>();
+            let words = words.into_iter().flat_map(|word| match word == marker {
+                true => places(),
+                false => vec![if word == library { word } else { Template::quoted(&word) }],
+            });
+            let names: Vec<&str> = space.names().chain([FOLDER]).collect();
+            Template::words(&words.collect::<Vec<_>>().join(" "), &names).map_err(Error::input)
+        };
+        let markers = std::slice::from_ref(&marker);
+        // A process takes all candidates, each by the words behind its job.
+        let n_words = self.worker.arguments.len() + 3;
+        let words = |option: &str, macros: &[String]| {
+            let template = template(self.caller(option, job, &library, macros), "");
+            template.map(|template| template.staying_after(n_words))
+        };
+        if self.gpu.is_some() {
+            return Ok((words(BUILD, markers)?, words(CALL, markers)?));
+        }
+        let (form, language) = (&self.request.form, self.request.language()?);
         let extension = if language == Language::C { "c" } else { "cc" };
-        let text = wrapper(&source, &request.form.function, &bench.ports);
-        let wrapper = bench.write(&format!("kernel.{extension}"), text.as_bytes())?;
-        let build = template(bench.compile(&wrapper, language, markers, &library), "-D")?;
-        (build, words(CALL, &[])?)
-    };
-    let options = Options {
-        build: Some(build),
-        metric: Metric::Kernel,
-        build_timeout: seconds("--build-timeout", request.build_timeout)?,
-        run_timeout: seconds("--run-timeout", request.timeout)?,
-        to_the_end: request.to_the_end,
-        memory_bytes,
-        cpus: if takes_cpus { host::allowed_cpus() } else { host::pin_cpus(request.threads) },
-        ..Options::new(run)
-    };
-    let course = Course {
-        search: &request.search,
-        trials: request.trials,
-        time: request.time.map(|time| seconds("--time", time)).transpose()?,
-        seed: request.seed,
-        race: request.race,
-        fresh: request.fresh,
-        threads: request.threads,
-        target: &target,
-        transfer: request.transfer.as_deref(),
-    };
-    let mut tuned = carry_out(&course, request.workload(), space, options, (database, wall), stop, note)?;
-    // Every candidate that is measured was right.
-    tuned.verified = tuned.best.is_some();
-    Ok(tuned)
+        let text = wrapper(&self.request.path(&form.source), &form.function, &self.ports);
+        let wrapper = self.write(&format!("kernel.{extension}"), text.as_bytes())?;
+        let build = template(self.compile(&wrapper, language, markers, &library), "-D")?;
+        Ok((build, words(CALL, &[])?))
+    }
 }

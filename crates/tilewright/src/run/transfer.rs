@@ -7,10 +7,10 @@ use tilewright_ir::op::Workload;
 use tilewright_search::{Config, Space};
 use tilewright_tune::{EarlierTask, Judge, PassedOver, Store, TaskKey};
 
-use super::Note;
 use crate::best::trials_of;
 use crate::database::Database;
 use crate::error::{Error, one_line};
+use crate::observer::{Note, Observer};
 use crate::words::count;
 
 /// A database, and which of its workloads to learn from.
@@ -20,9 +20,17 @@ pub struct Transfer {
     pub path: PathBuf,
     /// Texts of the workloads; empty for all but the one that is tuned.
     workloads: Vec<String>,
+    /// Whether nothing to learn from is no error.
+    pub(crate) is_optional: bool,
 }
 
 impl Transfer {
+    /// Makes one that may have nothing to learn from, as the first of several that learn from each other.
+    #[must_use]
+    pub fn optional(self) -> Transfer {
+        Transfer { is_optional: true, ..self }
+    }
+
     /// Reads `DB[,WORKLOAD…]`. Workloads hold commas themselves: a part `key=value` belongs to the workload
     /// before it.
     ///
@@ -44,7 +52,7 @@ impl Transfer {
             let named = Workload::parse_all(&text).map_err(|error| one_line(&error.to_string()))?;
             workloads.extend(named.iter().map(Workload::to_string));
         }
-        Ok(Transfer { path, workloads })
+        Ok(Transfer { path, workloads, is_optional: false })
     }
 
     /// The database, and what there are trials of in it.
@@ -87,7 +95,7 @@ impl Transfer {
     ///
     /// # Errors
     /// As [`Transfer::open`].
-    pub fn tasks(&self, at_hand: &TaskKey, note: &dyn Fn(Note)) -> Result<Vec<EarlierTask>, Error> {
+    pub fn tasks(&self, at_hand: &TaskKey, observer: &dyn Observer) -> Result<Vec<EarlierTask>, Error> {
         let (store, mut keys) = self.open()?;
         let is_asked = |key: &TaskKey| self.workloads.is_empty() || self.workloads.contains(&key.workload);
         keys.retain(|key| key != at_hand && is_asked(key));
@@ -102,7 +110,7 @@ impl Transfer {
             tasks.push(EarlierTask { workload, template: key.template, threads: key.threads, records });
         }
         if passed_over.total() > 0 {
-            note(Note::Message(format!("{}: {passed_over}", self.name())));
+            observer.note(Note::Message(format!("{}: {passed_over}", self.name())));
         }
         Ok(tasks)
     }
@@ -117,7 +125,7 @@ impl Transfer {
 ///
 /// # Errors
 /// Where the file cannot be read, or none of it fits.
-pub(super) fn best_of_file(path: &Path, space: &Space, note: &dyn Fn(Note)) -> Result<Vec<Config>, Error> {
+pub(super) fn best_of_file(path: &Path, space: &Space, observer: &dyn Observer) -> Result<Vec<Config>, Error> {
     let refuse = |reason: &dyn std::fmt::Display| Error::input(format!("--transfer: {}: {reason}", path.display()));
     let bytes = crate::file::read(path, "results of a tuner, such as a cache of Kernel Tuner's")?;
     let read = read(&name_of(path), &bytes, None, None).map_err(|error| refuse(&error))?;
@@ -129,7 +137,7 @@ pub(super) fn best_of_file(path: &Path, space: &Space, note: &dyn Fn(Note)) -> R
         return Err(refuse(&format!("none of its results has the parameters {names} (leave --transfer out)")));
     }
     let n_configs = count(configs.len() as u64, "configuration");
-    note(Note::Message(format!("beginning with {n_configs} carried over from {}", path.display())));
+    observer.note(Note::Message(format!("beginning with {n_configs} carried over from {}", path.display())));
     Ok(configs)
 }
 

@@ -8,9 +8,8 @@ use tilewright_search::{
     BoxError, Candidate, Config, ErrorClass, Measure, Next, Outcome, RaceLimits, Standing, Subject, Timing, Trial,
     is_tie,
 };
-use tilewright_tune::Task;
 
-use super::Note;
+use crate::observer::{Note, Observer};
 
 /// Interval of the checks whether the user waits.
 const LOOK: Duration = Duration::from_millis(50);
@@ -82,6 +81,16 @@ pub enum End {
     NoLeader,
     /// No time for a round.
     NoTime,
+}
+
+impl End {
+    /// Race, where there was one.
+    pub(crate) fn finals(&self) -> Option<&Finals> {
+        match self {
+            End::Raced(finals) => Some(finals),
+            End::NoLeader | End::NoTime => None,
+        }
+    }
 }
 
 /// The leaders, measured against each other.
@@ -156,87 +165,89 @@ impl Finals {
     }
 }
 
-/// Baseline of the winner: the program as it is written or, on a GPU, one thread of which would run that, the
-/// first guess of the template's model.
-pub fn plain_of(task: &Task, seed: u64) -> Option<Candidate> {
-    match task.setting.target.gpu {
-        None => Some(Candidate { config: Config::new([]), steps: "".into(), patience: None }),
-        Some(_) => task.first_guess(seed).map(|config| Subject::from(task).candidate(config)),
+/// Trials among which the leaders are.
+#[derive(Clone, Copy)]
+pub struct Contenders<'a> {
+    /// Space of the trials, with the descriptions of its configurations.
+    pub subject: Subject<'a>,
+    /// Trials, valid or not.
+    pub trials: &'a [Trial],
+    /// Configurations whose trials were timed on a machine that need not be this one: their leaders race
+    /// against those of the others, and keep none of them out.
+    pub imported: &'a HashSet<Config>,
+}
+
+impl Contenders<'_> {
+    /// Shortest time of a trial in nanoseconds; infinite without a valid one.
+    fn best_ns(&self) -> f64 {
+        self.trials.iter().map(|trial| trial.outcome.cost()).fold(f64::INFINITY, f64::min)
     }
 }
 
-/// Measures the leaders among `trials` against each other, and then the baseline of the winner.
+/// Measures the leaders against each other, and then the baseline of the winner.
 ///
 /// # Errors
-/// Where workers do not start.
+/// If workers do not start.
 pub fn run(
     measure: &mut dyn Measure,
-    (subject, plain): (Subject, Option<Candidate>),
-    trials: &[Trial],
-    imported: &HashSet<Config>,
+    contenders: Contenders,
+    baseline: Option<Candidate>,
     limits: EndLimits,
     stop: &AtomicBool,
-    note: &dyn Fn(Note),
+    observer: &dyn Observer,
 ) -> Result<End, BoxError> {
     let is_stopped = || stop.load(Ordering::Relaxed);
     // Who has interrupted the search waits for a short race; an interrupt in a race ends that.
     let was_stopped = is_stopped();
     let limits = if was_stopped { limits.of_interrupted() } else { limits };
     // What is begun has to end in time: a candidate is built and checked, and has a round.
-    let best_ns = trials.iter().map(|trial| trial.outcome.cost()).fold(f64::INFINITY, f64::min);
-    let run_time = Duration::try_from_secs_f64(best_ns / 1e9).unwrap_or_default();
+    let run_time = Duration::try_from_secs_f64(contenders.best_ns() / 1e9).unwrap_or_default();
     if 3 * run_time > limits.race {
         return Ok(End::NoTime);
     }
     let start = Instant::now();
-    let ranking = rank(measure, subject, trials, imported, limits, (!was_stopped).then_some(stop), note)?;
+    let ranking = rank(measure, contenders, limits, (!was_stopped).then_some(stop), observer)?;
     let is_late = start.elapsed() + run_time >= limits.race || is_stopped() && !was_stopped;
     let Some(first) = ranking.first() else {
-        let is_any_right = trials.iter().any(|trial| trial.outcome.timing().is_some());
+        let is_any_right = contenders.trials.iter().any(|trial| trial.outcome.timing().is_some());
         return Ok(if is_any_right && is_late { End::NoTime } else { End::NoLeader });
     };
     let start = Instant::now();
-    let untuned = match plain {
-        Some(plain) if !is_stopped() && !limits.untuned.is_zero() => {
-            untuned(measure, plain, first.timing.median_ns, limits.untuned, stop)?
+    let untuned = match baseline {
+        Some(baseline) if !is_stopped() && !limits.untuned.is_zero() => {
+            untuned(measure, baseline, first.timing.median_ns, limits.untuned, stop)?
         }
         _ => Untuned::Failed,
     };
     Ok(End::Raced(Finals { ranking, untuned, untuned_time: start.elapsed() }))
 }
 
-/// Measures the leaders among `trials` against each other within these limits, and until `stop` is raised:
-/// the fastest first, without candidates that had no round; empty if no trial is valid or there was no time
-/// for a round.
-///
-/// Trials of `imported` configurations were timed on a machine that need not be this one: their leaders race
-/// against those of the others, and keep none of them out.
+/// Measures the leaders against each other within these limits, and until `stop` is raised: the fastest
+/// first, without candidates that had no round; empty if no trial is valid or there was no time for a round.
 ///
 /// # Errors
-/// Where workers do not start.
+/// If workers do not start.
 pub fn rank(
     measure: &mut dyn Measure,
-    subject: Subject,
-    trials: &[Trial],
-    imported: &HashSet<Config>,
+    contenders: Contenders,
     limits: EndLimits,
     stop: Option<&AtomicBool>,
-    note: &dyn Fn(Note),
+    observer: &dyn Observer,
 ) -> Result<Vec<Leader>, BoxError> {
-    let best_ns = trials.iter().map(|trial| trial.outcome.cost()).fold(f64::INFINITY, f64::min);
-    let limits = RaceLimits { rounds: limits.rounds, total: limits.race, best_ns };
+    let Contenders { subject, trials, imported } = contenders;
+    let limits = RaceLimits { rounds: limits.rounds, total: limits.race, best_ns: contenders.best_ns() };
     let leaders = leaders(trials, imported, limits);
     if leaders.is_empty() {
         return Ok(Vec::new());
     }
     let candidates: Vec<Candidate> = leaders.iter().map(|trial| subject.candidate(trial.config.clone())).collect();
-    let standings = measure.race(&candidates, limits, stop, &mut |n| note(Note::Race(n)))?;
+    let standings = measure.race(&candidates, limits, stop, &mut |n| observer.note(Note::Race(n)))?;
     let leader = |Standing { at, outcome, quartile_ns, relative_error }| match outcome {
         Outcome::Measured(timing) => {
             Some(Leader { config: leaders[at].config.clone(), timing, quartile_ns, relative_error })
         }
         Outcome::Failed { class, message } => {
-            note(Note::LeaderFailed(class, message));
+            observer.note(Note::LeaderFailed(class, message));
             None
         }
     };

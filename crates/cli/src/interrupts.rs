@@ -1,0 +1,105 @@
+//! Interrupts of runs, and the display of a run that they are told on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tilewright::progress::{Concern, Progress, Shown};
+use tilewright::{Observer, Recording, Tuned, Workload};
+use tilewright_lab::{Caller, News};
+
+use crate::command::on_interrupt;
+use crate::error::describe;
+use crate::output::message;
+
+/// Handler of interrupts: the first ends the run early but in order, the second at once, with all recorded.
+#[derive(Default)]
+pub struct Interrupts {
+    /// Raised by the first one.
+    pub stop: AtomicBool,
+    /// Recorder and display of the current run.
+    at_hand: Mutex<Option<AtHand>>,
+}
+
+/// Recorder of a run, once it has begun, and its display.
+struct AtHand {
+    recording: Option<Recording>,
+    progress: Progress,
+}
+
+impl Interrupts {
+    /// Watches from now on.
+    ///
+    /// # Errors
+    /// Where the system does not let us.
+    pub fn watch() -> anyhow::Result<Arc<Interrupts>> {
+        let interrupts = Arc::new(Interrupts { stop: AtomicBool::new(false), at_hand: Mutex::new(None) });
+        let watching = interrupts.clone();
+        on_interrupt(move || watching.leave())?;
+        Ok(interrupts)
+    }
+
+    /// Makes the function that hands over the recorder and display of a run; without a recorder while it
+    /// starts.
+    pub fn concerned(&self) -> Concern<'_> {
+        Box::new(|recording, progress| {
+            let at_hand = AtHand { recording: recording.cloned(), progress: progress.clone() };
+            *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some(at_hand);
+        })
+    }
+
+    /// Has the lab do some work, shows its progress, and lets interrupts end it.
+    pub fn listen<T>(&self, work: impl FnOnce(Caller) -> T) -> T {
+        let shown: Mutex<Option<Shown>> = Mutex::new(None);
+        let lock = || shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let tell = |news: News| match news {
+            News::Begin(workload, search, seed) => {
+                *lock() = Some(Shown::new(workload, search, seed, self.concerned()));
+            }
+            News::Together(workloads) => {
+                let names = workloads.iter().map(Workload::label).collect();
+                *lock() = Some(Shown::together(names, self.concerned()));
+            }
+            News::Done => {
+                if let Some(shown) = lock().take() {
+                    shown.finish();
+                }
+            }
+            News::Note(note) => {
+                if let Some(shown) = &*lock() {
+                    shown.note(note);
+                }
+            }
+            News::Tuned(tuned) => remark(tuned),
+            News::Message(line) => match &*lock() {
+                Some(shown) => shown.message(&line),
+                None => message(&line),
+            },
+            _ => {}
+        };
+        work(Caller { stop: &self.stop, tell: &tell })
+    }
+
+    fn leave(&self) {
+        let at_hand = self.at_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = !self.stop.swap(true, Ordering::Relaxed);
+        let Some(AtHand { recording, progress }) = at_hand.as_ref() else { std::process::exit(130) };
+        if is_first {
+            progress.message("stopping; interrupt again to leave at once");
+            return;
+        }
+        let committed = recording.as_ref().map_or(Ok(()), Recording::commit);
+        progress.finish();
+        match committed {
+            Ok(()) => message("left; all trials are recorded"),
+            Err(fault) => {
+                message(&format!("error: left, and the last batch could not be recorded: {}", describe(&fault.into())));
+            }
+        }
+        std::process::exit(130);
+    }
+}
+
+/// Says what is worth a word about a run.
+pub fn remark(tuned: &Tuned) {
+    tuned.remarks().iter().for_each(|remark| message(remark));
+}

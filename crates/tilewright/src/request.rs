@@ -1,0 +1,376 @@
+//! Requests to tune: what is tuned, and how.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tilewright_device::Caches;
+use tilewright_device::command::Metric;
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::{Device, Options, host};
+use tilewright_ir::Target;
+use tilewright_ir::op::Workload;
+use tilewright_search::{Config, Space};
+use tilewright_tune::{Setting, Task};
+
+use crate::error::Error;
+use crate::place::{CPU, HOST, Place};
+use crate::run::transfer::Transfer;
+use crate::subject::command::Command;
+use crate::subject::kernel::KernelFile;
+
+/// Search where none is asked for.
+pub const DEFAULT_SEARCH: &str = "auto";
+/// Time of a search where neither time nor trials are given.
+pub const DEFAULT_TIME: Duration = Duration::from_secs(60);
+
+/// Subject of a request.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Job {
+    /// An operator with its sizes.
+    Workload(Workload),
+    /// A command with parameters.
+    Command(Command),
+    /// A kernel in C, C++, OpenCL C or CUDA.
+    Kernel(Box<KernelFile>),
+}
+
+impl From<Workload> for Job {
+    fn from(workload: Workload) -> Job {
+        Job::Workload(workload)
+    }
+}
+
+impl From<Command> for Job {
+    fn from(command: Command) -> Job {
+        Job::Command(command)
+    }
+}
+
+impl From<KernelFile> for Job {
+    fn from(kernel: KernelFile) -> Job {
+        Job::Kernel(Box::new(kernel))
+    }
+}
+
+/// Machine that code is generated for, as a request has it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum TargetRef {
+    /// The CPUs of this machine; of a kernel for a GPU, the first device that can run it.
+    Host,
+    /// A device by its name: `cpu`, `opencl`, `opencl:N`, `cuda` or `cuda:N`.
+    Device(String),
+    /// A target that is known already, and can run where candidates are measured.
+    Target(Box<Target>),
+}
+
+/// Device on which a runner runs kernels: see [`tilewright_device::runner`].
+#[derive(Debug, Clone)]
+pub struct OnRunner {
+    /// The command that starts the runner.
+    pub command: String,
+    /// Whether the device is emulated: its times mean nothing, and are not recorded.
+    pub is_emulated: bool,
+}
+
+/// Settings of a [`Request`], to be read; its methods set them.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Settings {
+    /// The search, with options behind a colon.
+    pub search: String,
+    /// Trials to come to, those recorded by earlier runs included.
+    pub trials: Option<u64>,
+    /// Time for the search; [`DEFAULT_TIME`] where trials are not given either.
+    pub time: Option<Duration>,
+    /// Seed of the search and of the random inputs.
+    pub seed: u64,
+    /// Threads that a kernel may use, or CPUs of a command.
+    pub threads: usize,
+    /// Whether the leaders race at the end, and the untuned program of a workload is measured.
+    pub race: bool,
+    /// Whether what is recorded of the subject is forgotten first.
+    pub fresh: bool,
+    /// Results to learn from or to begin with.
+    pub transfer: Option<Transfer>,
+    /// Whether hopeless candidates are run and timed to the end too.
+    pub to_the_end: bool,
+    /// Longest that building a candidate may take; a minute for what is not a workload.
+    pub build_timeout: Option<Duration>,
+    /// Longest that the runs of a candidate may take; a minute for a command, 10 s for a kernel.
+    pub run_timeout: Option<Duration>,
+    /// Time to spend in the timed runs of each candidate.
+    pub min_time: Option<Duration>,
+    /// Bytes of data that each process of a command or a kernel may have; half the memory by default.
+    pub memory_bytes: Option<u64>,
+    /// The machine that code is generated for.
+    pub(crate) target: TargetRef,
+    /// The device without a compiler on which candidates run, if that is not this machine.
+    pub runner: Option<OnRunner>,
+    /// The template whose space is searched; by default the operator's first one.
+    pub template: Option<String>,
+    /// State of the caches before timed runs.
+    pub caches: Caches,
+    /// Whether the configurations that the template's model ranks first are tried first.
+    pub guesses: bool,
+    /// Configurations to begin with, before any guess.
+    pub first: Vec<Config>,
+}
+
+impl Default for Settings {
+    /// Returns the settings for one thread of this machine, with everything else left open.
+    fn default() -> Settings {
+        Settings {
+            search: DEFAULT_SEARCH.to_owned(),
+            trials: None,
+            time: None,
+            seed: 0,
+            threads: 1,
+            race: true,
+            fresh: false,
+            transfer: None,
+            to_the_end: false,
+            build_timeout: None,
+            run_timeout: None,
+            min_time: None,
+            memory_bytes: None,
+            target: TargetRef::Host,
+            runner: None,
+            template: None,
+            caches: Caches::Warm,
+            guesses: true,
+            first: Vec::new(),
+        }
+    }
+}
+
+/// Request to tune a subject: an operator with its sizes, a command, or a kernel in C, C++, OpenCL C or CUDA.
+#[derive(Debug, Clone)]
+pub struct Request {
+    job: Job,
+    settings: Settings,
+}
+
+/// Methods that set a field of the settings.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident($type:ty) = $value:expr;)*) => {
+        $($(#[$doc])* #[must_use] pub fn $name(mut self, $name: $type) -> Request {
+            self.settings.$name = $value;
+            self
+        })*
+    };
+}
+
+impl Request {
+    /// Makes a request to tune for a minute, for one thread of this machine.
+    pub fn new(job: impl Into<Job>) -> Request {
+        Request { job: job.into(), settings: Settings::default() }
+    }
+
+    /// Makes a request for the workload that a text names, such as `matmul-512` or
+    /// `conv2d:n=1,c=64,h=56,w=56,k=64,r=3,s=3,pad=1`.
+    ///
+    /// # Errors
+    /// If it names none.
+    pub fn parse(workload: &str) -> Result<Request, Error> {
+        Workload::parse(workload).map(Request::new).map_err(Error::input)
+    }
+
+    setters! {
+        /// Sets the search, with options behind a colon, such as `genetic:population=50`.
+        search(impl Into<String>) = search.into();
+        /// Sets the number of trials to come to, those recorded by earlier runs included.
+        trials(impl Into<Option<u64>>) = trials.into();
+        /// Sets the time for the search.
+        time(impl Into<Option<Duration>>) = time.into();
+        /// Sets the seed of the search and of the random inputs.
+        seed(u64) = seed;
+        /// Sets the number of threads that a kernel may use, or of the CPUs of a command.
+        threads(usize) = threads;
+        /// Sets whether the leaders race at the end.
+        race(bool) = race;
+        /// Sets whether what is recorded of the subject is forgotten first.
+        fresh(bool) = fresh;
+        /// Sets the results to learn from: records of other workloads, or for a command or a kernel the
+        /// results of another tuner.
+        transfer(impl Into<Option<Transfer>>) = transfer.into();
+        /// Sets whether hopeless candidates are run and timed to the end too.
+        to_the_end(bool) = to_the_end;
+        /// Sets the longest that building a candidate may take.
+        build_timeout(impl Into<Option<Duration>>) = build_timeout.into();
+        /// Sets the longest that the runs of a candidate may take.
+        run_timeout(impl Into<Option<Duration>>) = run_timeout.into();
+        /// Sets the time to spend in the timed runs of each candidate.
+        min_time(impl Into<Option<Duration>>) = min_time.into();
+        /// Sets the bytes of data that each process of a command or a kernel may have.
+        memory_bytes(impl Into<Option<u64>>) = memory_bytes.into();
+        /// Sets the device without a compiler on which candidates of a workload run.
+        runner(impl Into<Option<OnRunner>>) = runner.into();
+        /// Sets the template whose space is searched for a workload.
+        template(impl Into<String>) = Some(template.into());
+        /// Sets the state of the caches before timed runs of a workload.
+        caches(Caches) = caches;
+        /// Sets whether the configurations that a workload's template ranks first are tried first.
+        guesses(bool) = guesses;
+        /// Sets configurations to begin with, before any guess.
+        first(Vec<Config>) = first;
+    }
+
+    /// Sets the device by its name: `cpu`, `opencl`, `opencl:N`, `cuda` or `cuda:N`.
+    #[must_use]
+    pub fn device(mut self, name: impl Into<String>) -> Request {
+        self.settings.target = TargetRef::Device(name.into());
+        self
+    }
+
+    /// Sets the machine that code is generated for, which must be able to run where candidates are measured.
+    #[must_use]
+    pub fn target(mut self, target: Target) -> Request {
+        self.settings.target = TargetRef::Target(Box::new(target));
+        self
+    }
+
+    /// Subject of the request.
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Settings of the request.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Workload of the request.
+    ///
+    /// # Errors
+    /// If it is for a command or a kernel.
+    pub fn workload(&self) -> Result<&Workload, Error> {
+        match &self.job {
+            Job::Workload(workload) => Ok(workload),
+            Job::Command(_) | Job::Kernel(_) => {
+                Err(Error::input("the request is not for a workload (commands and kernels are tuned one at a time)"))
+            }
+        }
+    }
+
+    /// Finds the target of a workload's kernels.
+    ///
+    /// # Errors
+    /// Bad input if there is no such device, or it does not run code with so many threads.
+    pub fn find_target(&self) -> Result<Target, Error> {
+        match &self.settings.target {
+            TargetRef::Host => Ok(host::target()),
+            TargetRef::Device(device) => {
+                Place { device, target: HOST, threads: self.settings.threads }.runnable_target()
+            }
+            TargetRef::Target(target) => Ok(Target::clone(target)),
+        }
+    }
+
+    /// Name of the device, as options write it.
+    pub(crate) fn device_name(&self) -> Result<&str, Error> {
+        match &self.settings.target {
+            TargetRef::Host => Ok(CPU),
+            TargetRef::Device(device) => Ok(device),
+            TargetRef::Target(_) => Err(Error::input("a target is for workloads (name a device)")),
+        }
+    }
+
+    /// Makes the task of a workload: its template for the target.
+    ///
+    /// # Errors
+    /// If the request is not for a workload, this machine has not the memory, or there is no such template or
+    /// space.
+    pub fn task(&self) -> Result<Task, Error> {
+        let workload = self.workload()?;
+        Device::check_memory(workload).map_err(Error::input)?;
+        let Settings { threads, template, .. } = &self.settings;
+        let setting = Setting { workload: workload.clone(), target: self.find_target()?, n_threads: *threads };
+        Task::new(setting, template.as_deref()).map_err(Error::input)
+    }
+
+    /// Makes the space of the configurations.
+    ///
+    /// # Errors
+    /// As [`Request::task`], and if a parameter or a constraint is none or no configuration is left.
+    pub fn space(&self) -> Result<Arc<Space>, Error> {
+        match &self.job {
+            Job::Workload(_) => Ok(self.task()?.space),
+            Job::Command(command) => command.space().map(Arc::new),
+            Job::Kernel(kernel) => kernel.space().map(Arc::new),
+        }
+    }
+
+    /// Metric that is minimised: times of workloads and kernels.
+    ///
+    /// # Errors
+    /// If the text of a command's metric is neither a time nor a regular expression.
+    pub fn metric(&self) -> Result<Metric, Error> {
+        match &self.job {
+            Job::Command(command) => command.parsed_metric(),
+            Job::Workload(_) | Job::Kernel(_) => Ok(Metric::Kernel),
+        }
+    }
+
+    /// Makes the options for building, running and timing candidates of a workload.
+    pub fn options(&self, worker: WorkerCommand) -> Options {
+        let settings = &self.settings;
+        let options = Options::new(worker, settings.threads);
+        Options {
+            seed: settings.seed,
+            caches: settings.caches,
+            to_the_end: settings.to_the_end,
+            build_timeout: settings.build_timeout.unwrap_or(options.build_timeout),
+            run_timeout: settings.run_timeout.unwrap_or(options.run_timeout),
+            min_time: settings.min_time.unwrap_or(options.min_time),
+            runner: settings.runner.as_ref().map(|runner| runner.command.clone()),
+            ..options
+        }
+    }
+
+    /// Checks that settings say something, and that all of them are for the subject.
+    ///
+    /// # Errors
+    /// Bad input that names the first setting that does not.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let settings = &self.settings;
+        let times =
+            [("time", settings.time), ("build timeout", settings.build_timeout), ("run timeout", settings.run_timeout)];
+        if let Some((what, _)) = times.iter().find(|(_, given)| given.is_some_and(|time| time.is_zero())) {
+            return Err(Error::input(format!("the {what} is 0 s (give more)")));
+        }
+        let of_workloads = [
+            ("a template", settings.template.is_some()),
+            ("a state of the caches", settings.caches != Caches::Warm),
+            ("a runner", settings.runner.is_some()),
+            ("a target", matches!(settings.target, TargetRef::Target(_))),
+            ("a configuration to begin with", !settings.first.is_empty()),
+            ("a run without guesses", !settings.guesses),
+        ];
+        let is_device = matches!(&settings.target, TargetRef::Device(name) if name != CPU);
+        let of_kernels = [("a device", is_device), ("a time for runs", settings.min_time.is_some())];
+        let memory = ("a limit of memory", settings.memory_bytes.is_some());
+        let (subject, alien) = match &self.job {
+            Job::Workload(_) => ("workload", vec![memory]),
+            Job::Command(_) => ("command", [&of_workloads[..], &of_kernels].concat()),
+            Job::Kernel(_) => ("kernel of yours", of_workloads.to_vec()),
+        };
+        match alien.iter().find(|(_, is_given)| *is_given) {
+            Some((what, _)) => Err(Error::input(format!("{what} means nothing for a {subject} (leave it out)"))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl KernelFile {
+    /// Reads the description of a kernel in a file: ours, or a T1 file of Kernel Tuner's.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or describes no kernel that can be tuned here.
+    pub fn read(path: &Path) -> Result<KernelFile, Error> {
+        let text = crate::file::read(path, "the description of a kernel")?;
+        let text = String::from_utf8(text).map_err(|_| Error::input(format!("{} is no text", path.display())))?;
+        KernelFile::parse(&text, path)
+    }
+}

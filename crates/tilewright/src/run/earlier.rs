@@ -1,0 +1,99 @@
+//! Records of earlier runs.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use tilewright_search::{Config, ErrorClass, Limits, Seconds, Space, Trial};
+use tilewright_tune::{Judge, PassedOver, Record, Store, StoreError, Task, TaskKey};
+
+use crate::best::trials_of;
+use crate::observer::{Note, Observer};
+use crate::words::count;
+
+/// Records of earlier runs.
+#[derive(Debug, Default)]
+pub struct Earlier {
+    /// Plausible trials of earlier runs.
+    pub trials: Vec<Trial>,
+    /// Numbers of those that came to a limit, by class.
+    pub cut_off: BTreeMap<ErrorClass, u64>,
+    /// The configurations of those that were imported.
+    pub imported: HashSet<Config>,
+    /// Seconds that each trial of this machine took, about, and its time in nanoseconds where it was valid.
+    pub course: Vec<(f64, Option<f64>)>,
+}
+
+impl Earlier {
+    /// About how long the searches of this machine took that measured these trials.
+    pub(crate) fn searched(&self) -> Duration {
+        let seconds = self.course.iter().map(|(seconds, _)| seconds).sum();
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+/// Reads the plausible trials of earlier runs that belong to the present space, except failures under lower
+/// limits than these, which may succeed now. The trials left out are measured again if the search proposes
+/// them.
+///
+/// # Errors
+/// If the database fails.
+pub fn earlier(
+    store: &Store,
+    key: &TaskKey,
+    task: &Task,
+    limits: &Limits,
+    observer: &dyn Observer,
+) -> Result<Earlier, StoreError> {
+    earlier_of(store, key, (&task.space, &Judge::of(task)), limits, observer)
+}
+
+/// Reads the records of earlier runs on a space.
+pub(crate) fn earlier_of(
+    store: &Store,
+    key: &TaskKey,
+    (space, judge): (&Space, &Judge),
+    limits: &Limits,
+    observer: &dyn Observer,
+) -> Result<Earlier, StoreError> {
+    let mut passed_over = PassedOver::default();
+    let mut records = trials_of(store, key, &|_| judge.clone(), &mut passed_over)?;
+    if passed_over.total() > 0 {
+        observer.note(Note::Message(passed_over.to_string()));
+    }
+    let n_records = records.len();
+    records.retain(|record| !may_do_better(record, limits));
+    let n_below = n_records - records.len();
+    if n_below > 0 {
+        let n_below = count(n_below as u64, "candidate");
+        observer.note(Note::Message(format!("{n_below} that failed of lower limits may be tried again")));
+    }
+    let mut earlier = Earlier::default();
+    for record in &records {
+        let Ok(trial) = record.trial(space) else { continue };
+        if record.is_imported {
+            earlier.imported.insert(trial.config.clone());
+        } else {
+            let Seconds { build, run, verify } = record.seconds;
+            earlier.course.push((build.max(run + verify), trial.outcome.timing().map(|timing| timing.median_ns)));
+        }
+        if let (Some(class), Some(_)) = (trial.outcome.class(), record.limit) {
+            *earlier.cut_off.entry(class).or_default() += 1;
+        }
+        earlier.trials.push(trial);
+    }
+    Ok(earlier)
+}
+
+/// Whether a record is of a failure of a lower limit than these.
+pub(crate) fn may_do_better(record: &Record, limits: &Limits) -> bool {
+    record.limit.is_some_and(|limit| limit.is_below(limits))
+}
+
+/// Failures by class.
+pub fn errors_of(trials: &[Trial]) -> BTreeMap<ErrorClass, u64> {
+    let mut errors = BTreeMap::new();
+    for class in trials.iter().filter_map(|trial| trial.outcome.class()) {
+        *errors.entry(class).or_default() += 1;
+    }
+    errors
+}

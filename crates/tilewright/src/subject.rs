@@ -1,0 +1,105 @@
+//! Subjects of runs: what a run needs to know of a workload, of a command or of a kernel.
+
+pub mod command;
+mod files;
+pub mod kernel;
+pub mod own;
+pub mod workload;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use tilewright_device::command::Metric;
+use tilewright_search::{Candidate, Config, Limits, Measure, Search, Space, Subject};
+use tilewright_tune::{Judge, Store, StoreError, TaskKey};
+
+use crate::best::Best;
+use crate::error::Error;
+use crate::observer::Observer;
+
+/// Search of a run, and the configurations that are measured before it proposes any.
+pub(crate) type HeadOfSearch = (Box<dyn Search>, Vec<Config>);
+
+/// Subject of a run, once its request has been understood.
+pub(crate) trait Runnable: Sync {
+    /// Key of its trials.
+    fn key(&self) -> &TaskKey;
+
+    /// Space of its configurations.
+    fn space(&self) -> &Arc<Space>;
+
+    /// Judge of records: they must be of this space.
+    fn judge(&self) -> Judge;
+
+    /// Nanoseconds below which no time can be true.
+    fn least_ns(&self) -> f64;
+
+    /// Limits of builds and runs.
+    fn limits(&self) -> Limits;
+
+    /// Space with the descriptions of its configurations.
+    fn subject(&self) -> Subject<'_>;
+
+    /// Makes the search, with the configurations to begin with.
+    ///
+    /// # Errors
+    /// If there is no such search, or nothing can be learned from where the request says.
+    fn search(&self, observer: &dyn Observer) -> Result<HeadOfSearch, Error>;
+
+    /// Configurations recorded as the best under other conditions, to begin with.
+    ///
+    /// # Errors
+    /// If the store fails.
+    fn best_elsewhere(&self, _store: &Store) -> Result<Vec<Config>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    /// Starts the measurement; `None` after an interrupt.
+    ///
+    /// # Errors
+    /// If memory does not suffice or workers do not start.
+    fn start(&self, stop: &AtomicBool, observer: &dyn Observer) -> Result<Option<Box<dyn Measure + '_>>, Error>;
+
+    /// Fewest candidates that keep the measurement busy.
+    fn least_batch(&self) -> usize {
+        1
+    }
+
+    /// Whether times mean nothing where candidates are measured.
+    fn is_emulated(&self) -> bool {
+        false
+    }
+
+    /// Measures the peak of the machine, in 10⁹ operations a second, if anybody can.
+    fn peak_gflops(&self) -> Option<f64> {
+        None
+    }
+
+    /// About how long a start takes, and a run of a kernel at peak, in seconds.
+    fn start_and_run_s(&self, _peak_gflops: f64) -> Option<(f64, f64)> {
+        None
+    }
+
+    /// Baseline of the winner.
+    fn baseline(&self) -> Option<Candidate> {
+        None
+    }
+
+    /// Whether every candidate that was measured has given the right answer.
+    fn is_verified(&self) -> bool;
+
+    /// Throughput at a time, in 10⁹ operations a second; 0 if nobody counts operations.
+    fn gflops(&self, _ns: f64) -> f64 {
+        0.0
+    }
+
+    /// Metric of a program of the user's, which may have changed since it was recorded.
+    fn metric(&self) -> Option<&Metric> {
+        None
+    }
+
+    /// Adds what users know a configuration by to a result.
+    fn describe(&self, best: Best, _config: &Config) -> Best {
+        best
+    }
+}

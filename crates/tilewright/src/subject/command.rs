@@ -1,0 +1,354 @@
+//! Tuning programs of others: a command with places for the values of parameters.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tilewright_device::command::{FOLDER, Metric, Options, Template, TemplateError};
+use tilewright_device::host;
+use tilewright_search::expression::{self, Datum};
+use tilewright_search::{Constraint, Parameter, Space};
+use tilewright_tune::predict::content_hash;
+
+use super::files::Files;
+use super::own::OwnRun;
+use crate::error::Error;
+use crate::observer::{Note, Observer};
+use crate::referee::parse_metric;
+use crate::request::Settings;
+
+/// Prefix of commands' workloads in records, and name of their template.
+pub const COMMAND: &str = "command";
+
+/// Samples of a trial, and runs before them, where a command is timed and nothing else is asked for.
+const SAMPLES_OF_TIMES: usize = 3;
+const WARMUPS_OF_TIMES: usize = 1;
+/// Longest that a build or a run may take, if nothing else is asked for.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Command that is to be tuned, with the values of its parameters.
+///
+/// In all of its texts `{name}` stands for the value of a parameter, `{*name}` for its words, and `{dir}` for
+/// the folder of its build.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Command {
+    command: String,
+    /// The parameters in order, each with its values.
+    parameters: Vec<(String, String)>,
+    constraints: Vec<String>,
+    build: Option<String>,
+    check: Option<String>,
+    prepare: Option<String>,
+    cleanup: Option<String>,
+    metric: Option<String>,
+    maximize: bool,
+    shell: bool,
+    samples: Option<usize>,
+}
+
+impl Command {
+    /// Makes a command whose time by the clock is to be short.
+    pub fn new(command: impl Into<String>) -> Command {
+        Command { command: command.into(), ..Command::default() }
+    }
+
+    /// Adds a parameter with its values: `8,16,32`, `1..8` with both ends, or a list as Python writes it.
+    #[must_use]
+    pub fn parameter(mut self, name: impl Into<String>, values: impl Into<String>) -> Command {
+        self.parameters.push((name.into(), values.into()));
+        self
+    }
+
+    /// Adds a condition on the parameters, such as `tile * t <= 64`.
+    #[must_use]
+    pub fn constraint(mut self, condition: impl Into<String>) -> Command {
+        self.constraints.push(condition.into());
+        self
+    }
+
+    /// Sets the command that builds, once for each text that its placeholders give.
+    #[must_use]
+    pub fn build(self, command: impl Into<String>) -> Command {
+        Command { build: Some(command.into()), ..self }
+    }
+
+    /// Sets the command that checks a run, by exit code 0; it reads the run's output.
+    #[must_use]
+    pub fn check(self, command: impl Into<String>) -> Command {
+        Command { check: Some(command.into()), ..self }
+    }
+
+    /// Sets the command before each run.
+    #[must_use]
+    pub fn prepare(self, command: impl Into<String>) -> Command {
+        Command { prepare: Some(command.into()), ..self }
+    }
+
+    /// Sets the command after each run.
+    #[must_use]
+    pub fn cleanup(self, command: impl Into<String>) -> Command {
+        Command { cleanup: Some(command.into()), ..self }
+    }
+
+    /// Sets the metric to minimise: `wall`, `cpu`, or the number that a regular expression finds in the
+    /// output.
+    #[must_use]
+    pub fn metric(self, metric: impl Into<String>) -> Command {
+        Command { metric: Some(metric.into()), ..self }
+    }
+
+    /// Sets whether the metric is to be great instead.
+    #[must_use]
+    pub fn maximize(self, maximize: bool) -> Command {
+        Command { maximize, ..self }
+    }
+
+    /// Sets whether all commands are started by a shell.
+    #[must_use]
+    pub fn shell(self, shell: bool) -> Command {
+        Command { shell, ..self }
+    }
+
+    /// Sets the samples of a trial; by default 3 of a time, after one run that warms up, and one of another
+    /// number.
+    #[must_use]
+    pub fn samples(self, samples: impl Into<Option<usize>>) -> Command {
+        Command { samples: samples.into(), ..self }
+    }
+}
+
+/// Whether a text is written as a range: numbers with two dots between them.
+fn is_range(text: &str) -> bool {
+    let mut ends = text.split("..").map(|end| end.trim_start_matches('=').trim());
+    let is_number = |end: &str| end.parse::<f64>().is_ok();
+    text.contains("..") && ends.clone().all(|end| end.is_empty() || is_number(end)) && ends.any(is_number)
+}
+
+/// Parses a list of values: `8,16,32`, `1..8` with both ends, or a list as Python writes it.
+///
+/// # Errors
+/// Where it lists none, or a range that is not one of whole numbers.
+pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
+    let text = text.trim();
+    let is_expression = text.starts_with(['[', '(']) || text.contains('(');
+    if is_expression {
+        return expression::list(text).map_err(Error::input);
+    }
+    if let Some((first, last)) = text.split_once("..")
+        && let (Ok(first), Ok(last)) = (first.trim().parse::<i64>(), last.trim().trim_start_matches('=').parse::<i64>())
+    {
+        if last < first || last.abs_diff(first) >= 1 << 20 {
+            return Err(Error::input(format!(
+                "{first}..{last} has no values, or more than 2^20 (write the lesser first)"
+            )));
+        }
+        return Ok((first..=last).map(Datum::Int).collect());
+    }
+    let items: Vec<&str> = text.split(',').map(str::trim).collect();
+    if items.contains(&"") {
+        let mend = "write 8,16,32 or 1..8 or [2**i for i in range(8)], and an empty one as in ['', '-e']";
+        return Err(Error::input(format!("a value is missing ({mend})")));
+    }
+    if let Some(range) = items.iter().find(|item| is_range(item)) {
+        let mend = "write 0.1,0.2,0.3 or [i / 10 for i in range(1, 6)], and whole numbers alone as in 1..8";
+        return Err(Error::input(format!("{range} is no range of whole numbers, which alone has steps ({mend})")));
+    }
+    // Only numbers that are written as they are printed: others are passed on as they are.
+    let number = |item: &&str| item.parse::<i64>().ok().filter(|number| number.to_string() == **item);
+    let numbers: Option<Vec<i64>> = items.iter().map(number).collect();
+    Ok(match numbers {
+        Some(numbers) => numbers.into_iter().map(Datum::Int).collect(),
+        None => items.iter().map(|item| Datum::from(*item)).collect(),
+    })
+}
+
+/// Makes the space of parameters, each with its values, under conditions.
+///
+/// # Errors
+/// Where a parameter or a condition is none, or no configuration is left.
+pub fn space_of(name: &str, parameters: &[(String, Vec<Datum>)], constraints: &[String]) -> Result<Space, Error> {
+    if parameters.is_empty() {
+        return Err(Error::input("there are no parameters (give some with -p name=8,16,32)"));
+    }
+    for (name, _) in parameters {
+        let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if !is_plain || !expression::is_name(name) || name == FOLDER {
+            let reason = "give letters, digits and _, and no word of the expressions, nor `dir`";
+            return Err(Error::input(format!("{name:?} cannot be the name of a parameter ({reason})")));
+        }
+    }
+    let parameters: Vec<Parameter> = parameters.iter().map(|(name, values)| Parameter::of_data(name, values)).collect();
+    let constraint = |text: &String| {
+        let refuse = |error| Error::input(format!("the constraint `{text}`: {error}"));
+        Constraint::parse(text, text, &parameters).map_err(refuse)
+    };
+    let constraints = constraints.iter().map(constraint).collect::<Result<Vec<_>, Error>>()?;
+    Space::new(name, parameters, constraints).map_err(Error::input)
+}
+
+impl Command {
+    /// Makes the space of its configurations.
+    ///
+    /// # Errors
+    /// Where a parameter or a constraint is none, or no configuration is left.
+    pub fn space(&self) -> Result<Space, Error> {
+        let values = |(name, text): &(String, String)| {
+            let values = parse_values(text).map_err(|error| Error::input(format!("the values of {name}: {error}")))?;
+            Ok((name.clone(), values))
+        };
+        let parameters = self.parameters.iter().map(values).collect::<Result<Vec<_>, Error>>()?;
+        space_of(COMMAND, &parameters, &self.constraints)
+    }
+
+    /// Parses the metric.
+    ///
+    /// # Errors
+    /// If the text is neither a time nor a regular expression.
+    pub fn parsed_metric(&self) -> Result<Metric, Error> {
+        parse_metric(self.metric_text(), self.maximize)
+    }
+
+    fn metric_text(&self) -> &str {
+        self.metric.as_deref().unwrap_or("wall")
+    }
+
+    /// Parses the commands and the metric.
+    ///
+    /// # Errors
+    /// Where a text is no command, or the metric none.
+    fn options(&self, settings: &Settings) -> Result<Options, Error> {
+        let mut names: Vec<&str> = self.parameters.iter().map(|(name, _)| name.as_str()).collect();
+        names.push(FOLDER);
+        let template = |option: &str, text: &str| {
+            let read = if self.shell { Template::shell } else { Template::words };
+            let refuse = |error: TemplateError| Error::input(format!("--{option}: {error}"));
+            read(text, &names).map_err(refuse)
+        };
+        let optional =
+            |option: &str, text: &Option<String>| text.as_ref().map(|text| template(option, text)).transpose();
+        let run = template(COMMAND, &self.command)?;
+        let metric = self.parsed_metric()?;
+        let (n_samples, n_warmups) = match self.samples {
+            Some(n) => (n, usize::from(n > 1 && metric.is_time())),
+            None if metric.is_time() => (SAMPLES_OF_TIMES, WARMUPS_OF_TIMES),
+            None => (1, 0),
+        };
+        let plain = Options::new(run);
+        Ok(Options {
+            build: optional("build", &self.build)?,
+            check: optional("check", &self.check)?,
+            prepare: optional("prepare", &self.prepare)?,
+            cleanup: optional("cleanup", &self.cleanup)?,
+            metric,
+            n_samples,
+            n_warmups,
+            build_timeout: settings.build_timeout.unwrap_or(TIMEOUT),
+            run_timeout: settings.run_timeout.unwrap_or(TIMEOUT),
+            to_the_end: settings.to_the_end,
+            memory_bytes: settings.memory_bytes.unwrap_or(plain.memory_bytes),
+            cpus: host::pin_cpus(settings.threads),
+            ..plain
+        })
+    }
+
+    /// Name in records: the program's name, and a hash of all that its times depend on: the texts, and the
+    /// contents of these files.
+    fn workload(&self, files: &Files) -> String {
+        let first = self.command.split_whitespace().next().unwrap_or("none");
+        let program = Path::new(first).file_name().map_or(first.into(), |name| name.to_string_lossy());
+        let names: Vec<&str> = self.parameters.iter().map(|(name, _)| name.as_str()).collect();
+        let parts = (&self.command, names, &self.build, &self.check, &self.prepare, &self.cleanup);
+        let parts = (parts, self.metric_text(), self.maximize, self.shell, files.hashes());
+        let text = serde_json::to_vec(&parts).expect("invariant: texts have a form in JSON");
+        let program: String = program.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).collect();
+        format!("{COMMAND}:{program}-{:08x}", content_hash(&text) as u32)
+    }
+}
+
+/// Makes the subject of a run of a command.
+///
+/// # Errors
+/// If a text of the command does not fit.
+pub(crate) fn subject<'a>(
+    command: &Command,
+    settings: &'a Settings,
+    observer: &dyn Observer,
+) -> Result<OwnRun<'a>, Error> {
+    let (space, options) = (Arc::new(command.space()?), command.options(settings)?);
+    for name in space.names().filter(|name| !options.templates().any(|(_, template)| template.reads(name))) {
+        let mend = if command.shell { format!(", or name ${}", Template::variable(name)) } else { String::new() };
+        observer.note(Note::Message(format!(
+            "no text uses the parameter {name}, so it changes nothing (write {{{name}}}{mend})"
+        )));
+    }
+    let files = Files::of_commands(&options);
+    observer.note(Note::Message(files.line()));
+    Ok(OwnRun::new(settings, command.workload(&files), &host::target(), space, options))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_listed_in_several_ways() {
+        let check = |text: &str, expected: &str| {
+            let values = parse_values(text).map(|values| Datum::List(values.into()).to_string());
+            assert_eq!(values.map_err(|error| error.to_string()), Ok(expected.to_owned()), "{text}");
+        };
+        check("8,16, 32", "[8, 16, 32]");
+        check("1..4", "[1, 2, 3, 4]");
+        check("-1..=1", "[-1, 0, 1]");
+        check("[2**i for i in range(4)]", "[1, 2, 4, 8]");
+        check("range(0, 9, 4)", "[0, 4, 8]");
+        check("-O2,-O3", "[\"-O2\", \"-O3\"]");
+        check("0.50,1", "[\"0.50\", \"1\"]");
+        check("08,16", "[\"08\", \"16\"]");
+        check("a", "[\"a\"]");
+        assert!(parse_values("1,,2").unwrap_err().to_string().contains("a value is missing"));
+        assert!(parse_values("9..1").unwrap_err().to_string().contains("write the lesser first"));
+        check("../a,..,a..b", "[\"../a\", \"..\", \"a..b\"]");
+        check("[i / 10 for i in range(1, 3)]", "[0.1, 0.2]");
+        for text in ["0.1..0.5", "1..", "..8", "1..8..2", "1..4,8", "1..1e3", "0..=0.5", "-1.5 .. 1"] {
+            let error = parse_values(text).unwrap_err().to_string();
+            assert!(error.contains("no range of whole numbers"), "{text}: {error}");
+        }
+        assert!(parse_values("[1, x]").unwrap_err().to_string().contains("position 5: unknown name x"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_command_is_said() {
+        let plain = Command::new("./app {tile}").parameter("tile", "8,16");
+        assert_eq!(plain.space().unwrap().size(), 2);
+        let check = |change: fn(Command) -> Command, expected: &str| {
+            let command = change(plain.clone());
+            let options = || command.options(&Settings::default());
+            let error = command.space().err().or_else(|| options().err()).unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(
+            |of| Command { command: "./app {til}".into(), ..of },
+            "--command: position 7: {til} is no parameter; there are tile, dir",
+        );
+        check(|of| Command { command: " ".into(), ..of }, "--command: the command is empty");
+        check(|of| Command { parameters: Vec::new(), ..of }, "there are no parameters");
+        check(|of| of.parameter("dir", "1"), "\"dir\" cannot be the name of a parameter");
+        check(|of| of.constraint("tile > x"), "the constraint `tile > x`: position 8: unknown name x");
+        check(|of| of.constraint("tile > 99"), "no configuration satisfies tile > 99");
+        check(|of| of.metric("("), "--metric: ");
+        check(|of| of.maximize(true), "--maximize does not go with it");
+    }
+
+    #[test]
+    fn records_are_known_by_all_that_times_depend_on() {
+        let plain = Command::new("./app {tile}");
+        let name = plain.workload(&Files::default());
+        assert!(name.starts_with("command:app-") && name.len() == "command:app-".len() + 8, "{name}");
+        let other = plain.clone().build("make");
+        assert_ne!(other.workload(&Files::default()), name);
+        let same = plain.metric("wall").samples(3);
+        assert_eq!(same.workload(&Files::default()), name);
+    }
+}

@@ -1,0 +1,141 @@
+//! Programs of the user's as subjects of runs: candidates are command lines.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use tilewright_device::Caches;
+use tilewright_device::command::{Commands, Metric, Options};
+use tilewright_device::folder::Folder;
+use tilewright_ir::Target;
+use tilewright_search::{Config, Describe, Limits, Measure, Space, Subject};
+use tilewright_tune::{Judge, TaskKey};
+
+use super::command::COMMAND;
+use super::kernel::KERNEL;
+use super::workload::threads_in_records;
+use super::{HeadOfSearch, Runnable};
+use crate::best::{Best, target_name};
+use crate::database::Database;
+use crate::error::Error;
+use crate::observer::Observer;
+use crate::request::Settings;
+use crate::run::head_start::own_search;
+
+/// Command of a request, or a kernel, which is called by a command.
+pub(crate) struct OwnRun<'a> {
+    settings: &'a Settings,
+    key: TaskKey,
+    space: Arc<Space>,
+    steps: Steps,
+    is_verified: bool,
+    /// Folder of what all candidates read, to be kept until the run ends.
+    _folder: Option<Folder>,
+}
+
+/// Command lines of a configuration.
+struct Steps {
+    space: Arc<Space>,
+    options: Options,
+}
+
+impl Describe for Steps {
+    fn describe(&self, config: &Config) -> String {
+        self.options.steps(&self.space, config)
+    }
+}
+
+impl<'a> OwnRun<'a> {
+    /// Makes the subject of the commands that measure a space, with its name in records.
+    pub fn new(settings: &'a Settings, workload: String, target: &Target, space: Arc<Space>, options: Options) -> Self {
+        let key = TaskKey {
+            workload,
+            target: target_name(target, Caches::Warm),
+            template: space.name().to_owned(),
+            threads: threads_in_records(settings.threads),
+        };
+        let is_verified = options.check.is_some();
+        let steps = Steps { space: space.clone(), options };
+        OwnRun { settings, key, space, steps, is_verified, _folder: None }
+    }
+
+    /// Makes one whose candidates check their answers themselves, by what is in a folder.
+    pub fn that_checks(self, folder: Folder) -> Self {
+        OwnRun { is_verified: true, _folder: Some(folder), ..self }
+    }
+}
+
+impl Runnable for OwnRun<'_> {
+    fn key(&self) -> &TaskKey {
+        &self.key
+    }
+
+    fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    fn judge(&self) -> Judge {
+        Judge::of_space(&self.space)
+    }
+
+    fn least_ns(&self) -> f64 {
+        0.0
+    }
+
+    fn limits(&self) -> Limits {
+        self.steps.options.limits()
+    }
+
+    fn subject(&self) -> Subject<'_> {
+        Subject::described(&self.space, &self.steps)
+    }
+
+    fn search(&self, observer: &dyn Observer) -> Result<HeadOfSearch, Error> {
+        own_search(self.settings, &self.space, observer)
+    }
+
+    fn start(&self, _stop: &AtomicBool, _observer: &dyn Observer) -> Result<Option<Box<dyn Measure + '_>>, Error> {
+        let failed = |error: std::io::Error| Error::failed("a folder for what is built").because(error);
+        let commands = Commands::new(self.space.clone(), self.steps.options.clone()).map_err(failed)?;
+        Ok(Some(Box::new(commands)))
+    }
+
+    fn is_verified(&self) -> bool {
+        self.is_verified
+    }
+
+    fn metric(&self) -> Option<&Metric> {
+        Some(&self.steps.options.metric)
+    }
+
+    fn describe(&self, best: Best, config: &Config) -> Best {
+        Best {
+            value: Some(self.steps.options.metric.value(best.median_ns)),
+            commands: Some(self.steps.describe(config)),
+            ..best
+        }
+    }
+}
+
+/// Whether records of this name are of a command, or of a kernel of the user's.
+pub fn is_own(workload: &str) -> bool {
+    [COMMAND, KERNEL].iter().any(|kind| workload.strip_prefix(kind).is_some_and(|rest| rest.starts_with(':')))
+}
+
+/// Finds the best record of a command or a kernel of the user's on a machine; `None` if there is none.
+///
+/// # Errors
+/// If the database cannot be read.
+pub fn best_own(database: &Database, name: &str, target: &Target, threads: usize) -> Result<Option<Best>, Error> {
+    let Some(store) = database.open_to_read()? else { return Ok(None) };
+    let (target, threads) = (target_name(target, Caches::Warm), threads_in_records(threads));
+    let all = |_: &str| Judge::default();
+    let found = || -> Result<Option<Best>, tilewright_tune::StoreError> {
+        let Some(best) = store.best(name, &target, threads, None, &all)?.0 else { return Ok(None) };
+        let best = Best::of_own(best);
+        let (records, _) = store.trials_of(name, &target, threads, Some(&best.template), &all)?;
+        let steps = records.into_iter().find(|record| record.config == best.config).map(|record| record.steps);
+        let metric = steps.as_deref().and_then(Metric::of_steps);
+        Ok(Some(Best { value: metric.map(|metric| metric.value(best.median_ns)), commands: steps, ..best }))
+    };
+    found().map_err(|error| database.refuse(error))
+}
