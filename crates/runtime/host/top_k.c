@@ -7,24 +7,29 @@ typedef struct net_top {
     int64_t key, at;
 } net_top;
 
-/* A number that is larger where the element is, in IEEE 754's total order. */
+/* A number that is larger where the element is. NaN is the largest, and zeros are equal, whatever their signs. */
+static int64_t net_top_real(int64_t bits, int64_t magnitude, int64_t infinity) {
+    if (magnitude > infinity) return INT64_MAX;
+    return bits < 0 ? -magnitude : magnitude;
+}
+
 static int64_t net_top_key(int64_t type, const void *x, int64_t i) {
     switch (type) {
     case NET_TYPE_F32: {
         int32_t bits;
         memcpy(&bits, (const char *)x + 4 * i, 4);
-        return bits < 0 ? (int64_t)(bits ^ INT32_MAX) : bits;
+        return net_top_real(bits, bits & INT32_MAX, 0x7f800000);
     }
     case NET_TYPE_F64: {
         int64_t bits;
         memcpy(&bits, (const char *)x + 8 * i, 8);
-        return bits < 0 ? bits ^ INT64_MAX : bits;
+        return net_top_real(bits, bits & INT64_MAX, 0x7ff0000000000000);
     }
     case NET_TYPE_F16:
     case NET_TYPE_BF16: {
         int16_t bits;
         memcpy(&bits, (const char *)x + 2 * i, 2);
-        return bits < 0 ? (int64_t)(bits ^ INT16_MAX) : bits;
+        return net_top_real(bits, bits & INT16_MAX, type == NET_TYPE_F16 ? 0x7c00 : 0x7f80);
     }
     case NET_TYPE_I8: return ((const int8_t *)x)[i];
     case NET_TYPE_I32: return ((const int32_t *)x)[i];

@@ -1,5 +1,7 @@
 //! Elements chosen by their values.
 
+use std::cmp::Ordering;
+
 use super::util::{around, axis, pick, product, size, strides};
 use super::{Inputs, Operation, Operator, row};
 use crate::error::invalid;
@@ -84,6 +86,11 @@ impl Operation for NonZero {
     }
 }
 
+/// Order of two numbers. NaN is the largest, and zeros are equal, whatever their signs.
+fn order_of(a: f64, b: f64) -> Ordering {
+    a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+}
+
 impl Operation for TopK {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let mut ty = inputs.ty(0)?.clone();
@@ -115,7 +122,7 @@ impl Operation for TopK {
             false => (Vec::new(), x.integers()),
         };
         let compare = |a: usize, b: usize| match integers.is_empty() {
-            true => floats[a].total_cmp(&floats[b]),
+            true => order_of(floats[a], floats[b]),
             false => integers[a].cmp(&integers[b]),
         };
         let mut places = vec![0; outer * k * inner];
@@ -153,15 +160,15 @@ impl Operation for Unique {
             true => (x.floats(), Vec::new()),
             false => (Vec::new(), x.integers()),
         };
-        let order_of = |i: usize, j: usize| match integers.is_empty() {
-            true => floats[i].total_cmp(&floats[j]),
+        let compare_at = |i: usize, j: usize| match integers.is_empty() {
+            true => order_of(floats[i], floats[j]),
             false => integers[i].cmp(&integers[j]),
         };
         let slice = |k: usize| (0..outer * inner).map(move |j| (j / inner * n + k) * inner + j % inner);
-        let compare = |a: usize, b: usize| slice(a).zip(slice(b)).map(|(i, j)| order_of(i, j)).find(|o| o.is_ne());
+        let compare = |a: usize, b: usize| slice(a).zip(slice(b)).map(|(i, j)| compare_at(i, j)).find(|o| o.is_ne());
         // Equal ones stand together, the first one first.
         let mut order: Vec<usize> = (0..n).collect();
-        order.sort_by(|&a, &b| compare(a, b).unwrap_or(std::cmp::Ordering::Equal));
+        order.sort_by(|&a, &b| compare(a, b).unwrap_or(Ordering::Equal));
         let mut groups: Vec<Vec<usize>> = Vec::new();
         for k in order {
             match groups.last_mut() {
@@ -230,7 +237,7 @@ impl Operation for NonMaxSuppression {
                 let score = |at: usize| scores[(batch * n_classes + class) * n_boxes + at];
                 let mut order: Vec<usize> =
                     (0..n_boxes).filter(|&at| least_score.is_none_or(|least| score(at) > least)).collect();
-                order.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
+                order.sort_by(|&a, &b| order_of(score(b), score(a)));
                 let mut kept: Vec<usize> = Vec::new();
                 for at in order {
                     if kept.len() == most {

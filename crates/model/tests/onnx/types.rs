@@ -199,3 +199,16 @@ fn reductions_over_no_dimensions_map_each_element() {
         assert!(found[0].floats()[0] == expected[1] || expected[1].is_nan(), "{op}");
     }
 }
+
+#[test]
+fn zeros_of_both_signs_are_equal_to_top_k_and_nan_is_the_largest() {
+    let list = [-0.0, 1.0, 0.0, f64::NAN, -0.0, -f64::NAN, -1.0];
+    for dtype in [DType::F32, DType::F64] {
+        let x = || Some(Tensor::from_floats(dtype, [7], &list));
+        for (is_largest, places) in [(1, [3, 5, 1, 0, 2, 4, 6]), (0, [6, 0, 2, 4, 1, 3, 5])] {
+            let found =
+                check("TopK", 11, &[("largest", Attr::Int(is_largest))], &[x(), Some(whole(DType::I64, &[7]))], 2);
+            assert_eq!(found[1].integers(), places);
+        }
+    }
+}
