@@ -28,7 +28,7 @@ const NEWEST: &str = "sm_90a";
 
 /// Workloads of every operator whose code differs: odd sizes, element types, epilogues, kept operands,
 /// layouts.
-const WORKLOADS: [&str; 31] = [
+const WORKLOADS: [&str; 33] = [
     "matmul:m=64,n=96,k=128",
     "matmul:m=17,n=333,k=129",
     "matmul:m=1,n=512,k=640",
@@ -37,6 +37,8 @@ const WORKLOADS: [&str; 31] = [
     "matmul:m=1024,n=1024,k=1024,const=b",
     "matmul:m=70,n=96,k=136,tf32=1",
     "matmul:m=72,n=160,k=144,dtype=bf16",
+    "matmul:m=72,n=160,k=146,dtype=u8i8",
+    "dense:m=5,n=70,k=64,dtype=i8i8,const=w",
     "batch_matmul:b=3,m=31,n=37,k=11",
     "batch_matmul:b=11,m=39,n=18,k=9,ta=1,epilogue=clip(-1;2)",
     "batch_matmul:b=2,m=17,n=40,k=33,tb=1,epilogue=sigmoid",

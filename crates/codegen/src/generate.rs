@@ -34,7 +34,7 @@ use tilewright_ir::gpu::SHARED_ALIGN;
 use tilewright_ir::gpu::warpgroup::Groups;
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
-use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
+use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt, Tensor};
 
 use crate::CompileError;
 use crate::map::Map;
@@ -144,6 +144,8 @@ pub(super) struct Function {
     pub boxes: Option<bulk::Boxes>,
     /// State of the thread's role, where a producer warp copies.
     pub fed: Option<copier::Fed>,
+    /// Loop over the steps of dot products around the place being written, with their number.
+    pub dot: Option<(LoopId, i64)>,
     /// Whether it is a unit, which has no units inside.
     pub is_unit: bool,
     /// Scratch memory and runtime; `None` inside a parallel loop.
@@ -232,6 +234,7 @@ impl Function {
             has_copies: true,
             boxes: None,
             fed: None,
+            dot: None,
             is_unit: false,
             outside: None,
         }
@@ -418,7 +421,7 @@ impl Generator<'_> {
     // Statements.
 
     pub(super) fn block(&mut self, block: &[Stmt]) -> Result<(), CompileError> {
-        if self.f.is_unit || self.f.lanes.is_some() {
+        if self.f.is_unit || self.f.lanes.is_some() || self.f.dot.is_some() {
             return self.statements(block);
         }
         for segment in unit::segments(self.program, block, &mut self.f.ranges) {
@@ -582,6 +585,8 @@ impl Generator<'_> {
             (_, Some(n)) if n <= 0 => Ok(()),
             (LoopKind::Serial, Some(_)) if self.box_copy(l) => Ok(()),
             (LoopKind::Serial, _) if !self.f.goes_on && self.may_go_on(l) => self.products_that_go_on(l, &extent),
+            (LoopKind::Tensor(Tensor::Dot4), Some(n)) if self.target.gpu.is_none() => self.dot_products(l, n),
+            (LoopKind::Tensor(Tensor::Dot4), _) => self.serial_loop(l, &extent),
             (LoopKind::Tensor(how), _) if self.target.has_tf32() && !how.is_of_groups() => self.tile_product(l, how),
             (LoopKind::Unrolled, Some(n)) => (0..n).try_for_each(|i| self.iteration(l, i)),
             (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => self.iteration(l, 0),

@@ -3,8 +3,10 @@
 use crate::host;
 use std::time::{Duration, Instant};
 use tilewright_codegen::CompileError;
+use tilewright_ir::dot::STEPS;
 use tilewright_ir::expr::{BinaryOp, Expr, ReduceOp};
-use tilewright_ir::{Buffer, Cond, DType, Index, Loop, LoopKind, Program, Role, Scope, Stmt, Target};
+use tilewright_ir::op::Workload;
+use tilewright_ir::{Buffer, Cond, DType, Index, Loop, LoopKind, Program, Role, Scope, Stmt, Target, Tensor};
 use tilewright_runtime::Pool;
 
 /// Reason why the peak is unknown.
@@ -23,32 +25,74 @@ pub enum PeakError {
     },
 }
 
-/// Multiply-adds that each vector register gets in one run.
+/// Arithmetic whose peak is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Multiply-adds in f32.
+    F32,
+    /// Multiply-adds in f64.
+    F64,
+    /// Dot products of four 8-bit integers, the first ones unsigned, added to 32-bit sums.
+    Dot4,
+}
+
+impl Kind {
+    /// Every kind with its name.
+    pub const ALL: [(Kind, &'static str); 3] = [(Kind::F32, "f32"), (Kind::F64, "f64"), (Kind::Dot4, "dot4")];
+
+    /// The arithmetic of a workload. Nothing that is computed of integers but their products is faster than
+    /// f32, and f16 and bf16 are computed as such.
+    pub fn of(workload: &Workload) -> Kind {
+        match workload.dtype {
+            _ if workload.has_integer_factors() => Kind::Dot4,
+            DType::F64 => Kind::F64,
+            _ => Kind::F32,
+        }
+    }
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        Kind::ALL.iter().find(|(kind, _)| *kind == self).expect("every kind is listed").1
+    }
+
+    /// Type of the sums.
+    fn dtype(self) -> DType {
+        match self {
+            Kind::F32 => DType::F32,
+            Kind::F64 => DType::F64,
+            Kind::Dot4 => DType::I32,
+        }
+    }
+
+    /// Multiply-adds of a lane at once.
+    fn steps(self) -> i64 {
+        if self == Kind::Dot4 { STEPS } else { 1 }
+    }
+}
+
+/// Times that each vector register is added to in one run.
 const ROUNDS: i64 = 100_000;
 
-/// Measures the peak of `n_threads` threads, in GFLOP/s: the fastest of some hundred runs of sums of vectors
-/// in registers, with enough independent chains to hide the latency.
+/// Measures the peak of `n_threads` threads, in GFLOP/s, of integers in 10⁹ operations a second: the fastest
+/// of some hundred runs of sums of vectors in registers, with enough independent chains to hide the latency.
 ///
 /// # Errors
 /// Where the target is not one that this process can run, code generation fails or the system refuses
 /// threads.
-pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, PeakError> {
-    // Whole numbers have no multiply-add: nothing that is computed of them is faster than singles, and halves
-    // are computed as such.
-    let dtype = if dtype == DType::F64 { dtype } else { DType::F32 };
-    let lanes = target.lanes(dtype);
+pub fn gflops(target: &Target, kind: Kind, n_threads: usize) -> Result<f64, PeakError> {
+    let lanes = target.lanes(kind.dtype());
     // Two units of four cycles each have eight under way, and each that is late delays its own sum for good:
     // some more keep them busy. Two registers hold the factors. Without a fused instruction all sums share
     // one product: more of them would count multiplications that do not take place.
     let n_registers = i64::from(target.n_vector_registers);
     let sums = if target.has_fma { (n_registers - 4).min(24) } else { n_registers / 2 - 4 };
-    let kernel = tilewright_codegen::compile(&program(dtype, sums, lanes, n_threads as i64), target)?;
-    // Ones of f32; as f64 no less a plain number.
-    let mut x = vec![1.0f32; 128];
+    let kernel = tilewright_codegen::compile(&program(kind, sums, lanes, n_threads as i64), target)?;
+    // Ones of f32; as f64 no less a plain number, and as bytes not all the same.
+    let (mut x, mut y) = (vec![1.0f32; 128], vec![1.0f32; 128]);
     let mut out = vec![0.0f64; (n_threads as i64 * sums * lanes) as usize + 64];
     let mut scratch = vec![0u8; kernel.scratch_bytes(n_threads) as usize + 128];
     let aligned = |p: *mut u8| p.wrapping_add(p.align_offset(128));
-    let arguments = [aligned(x.as_mut_ptr().cast()), aligned(out.as_mut_ptr().cast())];
+    let arguments = [x.as_mut_ptr().cast(), y.as_mut_ptr().cast(), out.as_mut_ptr().cast()].map(aligned);
     let scratch = aligned(scratch.as_mut_ptr());
     let cpus = host::pin_cpus(n_threads);
     let mut pool = Pool::new(n_threads, &cpus).map_err(|refused| PeakError::Threads { n_threads, refused })?;
@@ -63,18 +107,22 @@ pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, Pe
         }
         fastest
     });
-    let flops = 2.0 * (ROUNDS * sums * lanes) as f64 * n_threads as f64;
+    let flops = 2.0 * (ROUNDS * sums * lanes * kind.steps()) as f64 * n_threads as f64;
     Ok(flops / fastest)
 }
 
-/// `out[t, s, l] = Σ_rounds x[0] · x[l]`, in registers.
-fn program(dtype: DType, sums: i64, lanes: i64, n_threads: i64) -> Program {
-    let buffer = |name: &str, shape: Vec<i64>, scope, role| Buffer { name: name.into(), dtype, shape, scope, role };
+/// `out[t, s, l] = Σ_rounds Σ_k x[k] · y[l, k]`, in registers.
+fn program(kind: Kind, sums: i64, lanes: i64, n_threads: i64) -> Program {
+    let buffer =
+        |name: &str, dtype, shape: Vec<i64>, scope, role| Buffer { name: name.into(), dtype, shape, scope, role };
     let mut p = Program { name: "peak".into(), ..Program::default() };
-    let x = p.add_buffer(buffer("x", vec![lanes], Scope::Global, Role::Input));
-    let out = p.add_buffer(buffer("out", vec![n_threads, sums, lanes], Scope::Global, Role::Output));
-    let sum = p.add_buffer(buffer("sum", vec![sums, lanes], Scope::Register, Role::Temporary));
-    let [t, round, l] = ["t", "round", "l"].map(|name| p.add_loop(name));
+    let (dtype, steps) = (kind.dtype(), kind.steps());
+    let factors = if kind == Kind::Dot4 { [DType::U8, DType::I8] } else { [dtype; 2] };
+    let x = p.add_buffer(buffer("x", factors[0], vec![steps], Scope::Global, Role::Input));
+    let y = p.add_buffer(buffer("y", factors[1], vec![lanes, steps], Scope::Global, Role::Input));
+    let out = p.add_buffer(buffer("out", dtype, vec![n_threads, sums, lanes], Scope::Global, Role::Output));
+    let sum = p.add_buffer(buffer("sum", dtype, vec![sums, lanes], Scope::Register, Role::Temporary));
+    let [t, round, l, k] = ["t", "round", "l", "k"].map(|name| p.add_loop(name));
     let each = |make: &dyn Fn(Index) -> Stmt| -> Vec<Stmt> {
         (0..sums)
             .map(|s| {
@@ -87,7 +135,7 @@ fn program(dtype: DType, sums: i64, lanes: i64, n_threads: i64) -> Program {
         buffer: sum,
         index: vec![s, l.into()],
         op: ReduceOp::Sum,
-        value: Expr::binary(BinaryOp::Mul, Expr::Load(x, vec![0.into()]), Expr::Load(x, vec![l.into()])),
+        value: Expr::binary(BinaryOp::Mul, Expr::Load(x, vec![k.into()]), Expr::Load(y, vec![l.into(), k.into()])),
         first: Cond::Not(Box::new(Cond::True)),
     });
     let end = each(&|s| Stmt::Store {
@@ -95,6 +143,8 @@ fn program(dtype: DType, sums: i64, lanes: i64, n_threads: i64) -> Program {
         index: vec![t.into(), s.clone(), l.into()],
         value: Expr::Load(sum, vec![s, l.into()]),
     });
+    let kind_of_steps = if kind == Kind::Dot4 { LoopKind::Tensor(Tensor::Dot4) } else { LoopKind::Serial };
+    let add = vec![Stmt::For(Loop { var: k, extent: steps.into(), kind: kind_of_steps, body: add })];
     let rounds = Stmt::For(Loop { var: round, extent: ROUNDS.into(), kind: LoopKind::Serial, body: add });
     let body = [Stmt::Alloc(sum)].into_iter().chain(begin).chain([rounds]).chain(end).collect();
     let kind = if n_threads > 1 { LoopKind::Parallel } else { LoopKind::Serial };

@@ -12,7 +12,7 @@ use tilewright::{Database, OnRunner, Request};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::runner::Hello;
 use tilewright_device::{Device, host, peak};
-use tilewright_ir::{DType, Target};
+use tilewright_ir::Target;
 use tilewright_search::{BoxError, Conditions, Measure, Next, Subject};
 
 use crate::Fleet;
@@ -139,7 +139,7 @@ impl Kernels<'_> {
             },
             None => Description {
                 memory_bytes: host::memory_bytes(),
-                peak_gflops: peak::gflops(&target, DType::F32, 1).ok(),
+                peak_gflops: peak::gflops(&target, peak::Kind::F32, 1).ok(),
                 frequency_mhz: conditions_here().frequency_mhz,
                 temperature_c: conditions_here().temperature_c,
                 ..of_both

@@ -197,6 +197,8 @@ fn tune_on(
     let settings = request.settings();
     let task = request.task()?;
     let peak = devices.of_use.iter().filter_map(|device| device.peak_gflops).reduce(f64::max);
+    // They say it in f32, which says nothing of integers.
+    let peak = peak.filter(|_| !task.setting.workload.has_integer_factors());
     let per_element = 4.0 / task.setting.workload.dtype.arithmetic().bytes() as f64;
     let database = session.database();
     let run = random_name();

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod dependence;
+pub mod dot;
 pub mod dtype;
 pub mod expr;
 pub mod gpu;

@@ -141,11 +141,12 @@ pub enum LoopKind {
     /// GPU thread axis 0 to 2.
     Thread(u8),
     /// Sequential, or the steps of a tile product that the threads of a warp compute together in a tensor
-    /// core, where there is one: see [`TileProduct`](crate::gpu::TileProduct).
+    /// core, where there is one: see [`TileProduct`](crate::gpu::TileProduct). Of [`Tensor::Dot4`], the steps
+    /// of dot products, as a CPU computes them.
     Tensor(Tensor),
 }
 
-/// Kind of tensor core product; sums are f32.
+/// Kind of tensor core product, with sums in f32, or of a CPU's dot product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tensor {
     /// Factors are rounded to 11 bits.
@@ -161,6 +162,9 @@ pub enum Tensor {
     Wgmmax3,
     /// Factors have 16 bits and are multiplied as they are.
     Halves,
+    /// No tensor core's: dot products of four 8-bit integers, which CPUs add to 32-bit sums in one
+    /// instruction: see [`dot`](crate::dot).
+    Dot4,
 }
 
 impl Tensor {
@@ -172,7 +176,7 @@ impl Tensor {
 
 impl LoopKind {
     /// Every kind with its keyword in the text format.
-    pub const ALL: [(LoopKind, &'static str); 15] = [
+    pub const ALL: [(LoopKind, &'static str); 16] = [
         (LoopKind::Serial, "for"),
         (LoopKind::Parallel, "parallel"),
         (LoopKind::Vectorized, "vectorized"),
@@ -188,6 +192,7 @@ impl LoopKind {
         (LoopKind::Tensor(Tensor::Wgmma), "wgmma"),
         (LoopKind::Tensor(Tensor::Wgmmax3), "wgmmax3"),
         (LoopKind::Tensor(Tensor::Halves), "halves"),
+        (LoopKind::Tensor(Tensor::Dot4), "dot4"),
     ];
 
     /// The keyword in the text format.

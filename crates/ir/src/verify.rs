@@ -458,7 +458,8 @@ impl<'a> Checker<'a> {
                 }
             }
             LoopKind::Tensor(how) => {
-                tensor::check(self.program, l, how).map_err(|why| VerifyError::TileProduct { var: name(), why })?;
+                tensor::check(self.program, l, how, &self.known.ranges)
+                    .map_err(|why| VerifyError::TileProduct { var: name(), why })?;
             }
             LoopKind::Serial | LoopKind::Parallel | LoopKind::Unrolled => {}
         }

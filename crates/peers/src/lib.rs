@@ -358,6 +358,9 @@ impl PeerSpec {
         if matches!(workload.layout(), Layout::Channels { .. }) {
             return Err(Unavailable::Unsupported { reason: "it takes images as NCHW".to_owned() });
         }
+        if workload.has_integer_factors() {
+            return Err(Unavailable::Unsupported { reason: "it is not measured on products of integers".to_owned() });
+        }
         let problem = Problem::of(workload);
         let class = match problem.kernel {
             Kernel::Matmul(_) => Class::Matmul,

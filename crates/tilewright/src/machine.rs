@@ -8,7 +8,6 @@ use tilewright_device::cuda::{self, Assembler};
 use tilewright_device::limits::Allowed;
 use tilewright_device::opencl::{self, OpenClDevice};
 use tilewright_device::{host, peak};
-use tilewright_ir::DType;
 use tilewright_peers::PEERS;
 
 use crate::version::BUILD;
@@ -44,6 +43,9 @@ pub struct Machine {
     /// could not be measured.
     #[serde(rename = "peak_gflops", serialize_with = "by_threads")]
     pub peaks: Vec<(usize, Result<f64, String>)>,
+    /// Measured peaks of dot products of 8-bit integers, likewise.
+    #[serde(rename = "peak_gops_dot4", serialize_with = "by_threads")]
+    pub dot4_peaks: Vec<(usize, Result<f64, String>)>,
     /// Libraries of peers with their versions; none of those that are not there.
     #[serde(serialize_with = "by_name")]
     pub peers: Vec<(&'static str, Option<String>)>,
@@ -78,7 +80,10 @@ impl Machine {
             Ok((version, found)) => devices.extend(found.iter().map(|device| cuda_line(&version, device))),
             Err(why) => missing_devices.push(why.to_string()),
         }
-        let peak_of = |n: usize| (n, peak::gflops(&target, DType::F32, n).map_err(|error| error.to_string()));
+        let peaks_of = |kind: peak::Kind| {
+            let peak_of = |n: &usize| (*n, peak::gflops(&target, kind, *n).map_err(|error| error.to_string()));
+            n_threads.iter().map(peak_of).collect()
+        };
         let caches = [("l1d", target.l1d_bytes), ("l2", target.l2_bytes), ("l3", target.l3_bytes)];
         Machine {
             cpu: host::cpu_name(),
@@ -92,7 +97,8 @@ impl Machine {
             cache_bytes: caches.into(),
             memory_bytes: host::memory_bytes(),
             llvm: tilewright_codegen::llvm_version(),
-            peaks: n_threads.into_iter().map(peak_of).collect(),
+            peaks: peaks_of(peak::Kind::F32),
+            dot4_peaks: peaks_of(peak::Kind::Dot4),
             peers: tilewright_peers::versions(),
             devices,
             missing_devices,
@@ -114,17 +120,19 @@ impl Machine {
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cache = |name: &str| self.cache_bytes.get(name).copied().map_or(String::new(), size);
-        let peak = |(n, peak): &(usize, Result<f64, String>)| match peak {
-            Ok(gflops) => format!("{}: {} GFLOP/s f32", count(*n as u64, "thread"), digits(*gflops)),
+        let peak = |unit: &str, (n, peak): &(usize, Result<f64, String>)| match peak {
+            Ok(gflops) => format!("{}: {} {unit}", count(*n as u64, "thread"), digits(*gflops)),
             Err(error) => format!("{}: not measured: {error}", count(*n as u64, "thread")),
         };
+        let peaks = self.peaks.iter().map(|of| peak("GFLOP/s f32", of));
+        let peaks = peaks.chain(self.dot4_peaks.iter().map(|of| peak("GOP/s int8 (dot4)", of)));
         let quota = self.limits.cpus.map_or(String::new(), |n| format!(", for the time of {n:.2} together (quota)"));
         let cpus = count(self.cpus as u64, "CPU");
         writeln!(f, "CPU      {} ({}), {cpus} usable{quota}", self.cpu, self.target)?;
         let fma = if self.fma { ", fused multiply-add" } else { "" };
         writeln!(f, "vectors  {} bits, {} registers{fma}", self.vector_bits, self.vector_registers)?;
         writeln!(f, "caches   L1d {}, L2 {}, L3 {}", cache("l1d"), cache("l2"), cache("l3"))?;
-        writeln!(f, "peak     {}", self.peaks.iter().map(peak).collect::<Vec<_>>().join("; "))?;
+        writeln!(f, "peak     {}", peaks.collect::<Vec<_>>().join("; "))?;
         if let Some(n) = self.slow_threads() {
             let threads = count(n as u64, "thread");
             let why = "other programs keep these CPUs busy, or a quota cuts their time";

@@ -1,13 +1,20 @@
 //! Dot products of four 8-bit integers a lane, in the instructions that a machine has.
 //!
-//! x86-64 multiplies unsigned by signed factors (`vpdpbusd`). Factors of one sign it has by turning the highest
-//! bits of one of them: with `a' = a + 128`, which has no sign, `Σ a·b = Σ a'·b − 128·Σ b`, and likewise for
-//! unsigned factors with `b' = b − 128`. The second sum is that of a vector alone, which all rows share. Without
-//! such instructions, signed 16-bit products (`vpmaddwd`) of the even and of the odd bytes are exact. All this is
-//! modulo 2^32, as the sums are.
+//! x86-64 multiplies unsigned by signed factors (`vpdpbusd`). Factors of one sign it has by turning the
+//! highest bits of one of them: with `a' = a + 128`, which has no sign, `Σ a·b = Σ a'·b − 128·Σ b`, and
+//! likewise for unsigned factors with `b' = b − 128`. The second sum is that of a vector alone, which all
+//! rows share. Without such instructions, signed 16-bit products (`vpmaddwd`) of the even and of the odd
+//! bytes are exact. All this is modulo 2^32, as the sums are.
 
+use tilewright_ir::dot::STEPS;
+use tilewright_ir::expr::{BinaryOp, Expr};
 use tilewright_ir::target::{Arch, Target};
+use tilewright_ir::{BufferId, DType, Index, Loop, LoopId};
 
+use super::Generator;
+use super::memory::Access;
+use super::value::Operand;
+use crate::CompileError;
 use crate::ssa::build::Builder;
 use crate::ssa::{Id, Op, Type};
 
@@ -16,6 +23,113 @@ const HIGHEST_BITS: i32 = 0x8080_8080u32 as i32;
 
 /// Fewest lanes of a dot product's instruction.
 const LEAST_LANES: usize = 4;
+
+/// Marks, in the key of a load, lanes that are groups of bytes.
+const GROUPS: usize = 1 << 16;
+
+impl Generator<'_> {
+    /// Writes the steps of dot products, all of them at once.
+    pub(super) fn dot_products(&mut self, l: &Loop, n: i64) -> Result<(), CompileError> {
+        self.f.known.insert(l.var, 0);
+        self.f.dot = Some((l.var, n));
+        self.block(&l.body)?;
+        self.f.dot = None;
+        self.f.known.remove(&l.var);
+        Ok(())
+    }
+
+    /// Adds the product of two factors over the first `n` steps.
+    pub(super) fn dot_product(&mut self, buffer: BufferId, index: &[Index], value: &Expr, steps: LoopId, n: i64) {
+        let Expr::Binary(BinaryOp::Mul, a, b) = value else { unreachable!("a dot product sums products") };
+        let factors = [a, b].map(|factor| match &**factor {
+            Expr::Load(buffer, index) => (*buffer, index.as_slice()),
+            other => unreachable!("a dot product multiplies elements, not {other:?}"),
+        });
+        let signed = factors.map(|(buffer, _)| self.program.buffer(buffer).dtype == DType::I8);
+        // What lies behind the last step of one factor is multiplied by zeros of the other.
+        let [a, b] = [(0, true), (1, false)].map(|(at, has_zeros)| {
+            let (buffer, index) = factors[at];
+            self.bytes_of_steps(buffer, index, steps, n, has_zeros)
+        });
+        let old = self.load(buffer, index);
+        let lanes = a.lanes.max(b.lanes).max(old.lanes);
+        let [sums, a, b] = [old, a, b].map(|x| self.widen(x, lanes));
+        let value = dot4(&self.m, self.target, signed, sums, [a, b]);
+        self.write(buffer, index, Operand { value, lanes });
+    }
+
+    /// The first `n` steps of a factor as the bytes of 32-bit integers, then any, or zeros.
+    fn bytes_of_steps(&mut self, buffer: BufferId, index: &[Index], steps: LoopId, n: i64, has_zeros: bool) -> Operand {
+        let flat = self.flat(buffer, index);
+        let n_elements = self.program.buffer(buffer).n_elements().unwrap_or(1) as i64;
+        let is_whole = flat.terms().iter().all(|(_, c)| c % STEPS == 0) && flat.constant() % STEPS == 0;
+        let may_read_all = n == STEPS || is_whole && n_elements % STEPS == 0;
+        match self.access(buffer, index) {
+            access @ (Access::Uniform(_) | Access::Strided { stride: STEPS, .. }) if may_read_all => {
+                let Some(x) = self.whole_group(buffer, access) else {
+                    return self.byte_by_byte(buffer, index, steps, n);
+                };
+                if n == STEPS || !has_zeros {
+                    return x;
+                }
+                let mask = self.m.splat(self.m.int32((1 << (8 * n)) - 1), x.lanes.max(1));
+                Operand { value: self.m.binary(Op::And, x.value, mask), lanes: x.lanes }
+            }
+            _ => self.byte_by_byte(buffer, index, steps, n),
+        }
+    }
+
+    /// Reads four neighbours for each lane; `None` where some may lie outside the buffer.
+    fn whole_group(&mut self, buffer: BufferId, access: Access) -> Option<Operand> {
+        let lanes = self.f.lanes;
+        match access {
+            Access::Uniform(_) if lanes.is_some_and(|l| l.guarded) => None,
+            Access::Uniform(flat) => {
+                // No other access of one element has lanes apart.
+                let key = (Access::Strided { base: flat.clone(), stride: 0 }, 0);
+                let value = self.cached(buffer, key, |g| {
+                    let (pointer, align) = (g.pointer(buffer, &flat), g.alignment(buffer, &flat));
+                    g.plain_load(buffer, Type::I32, pointer, align)
+                });
+                Some(Operand::scalar(value))
+            }
+            Access::Strided { base, stride } => {
+                let piece = lanes.expect("lanes vary in a vectorized loop").piece;
+                let ty = Type::I32.vector(piece.width);
+                let existing = match lanes.and_then(|l| l.mask) {
+                    Some(mask) => Some(self.and_existing(mask, piece)),
+                    None => self.lane_mask(piece.n, piece.width),
+                };
+                let (pointer, align) = (self.pointer(buffer, &base), self.alignment(buffer, &base));
+                let value = match existing {
+                    Some(mask) => self.masked_load(ty, pointer, align, mask),
+                    None => self.cached(buffer, (Access::Strided { base, stride }, piece.n | GROUPS), |g| {
+                        g.plain_load(buffer, ty, pointer, align)
+                    }),
+                };
+                Some(Operand { value, lanes: piece.width })
+            }
+            Access::Broken { .. } | Access::Irregular(_) => None,
+        }
+    }
+
+    /// The first `n` steps of a factor, read one by one.
+    fn byte_by_byte(&mut self, buffer: BufferId, index: &[Index], steps: LoopId, n: i64) -> Operand {
+        let mut all: Option<Operand> = None;
+        for at in 0..n {
+            self.f.known.insert(steps, at);
+            let byte = self.load(buffer, index);
+            let ty = Type::I32.vector(byte.lanes.max(1));
+            let x = self.m.extend(byte.value, ty, false);
+            let distance = self.m.splat(self.m.int32(8 * at as i32), ty.lanes);
+            let x = self.m.binary(Op::ShiftLeft, x, distance);
+            let value = all.map_or(x, |before| self.m.binary(Op::Or, before.value, x));
+            all = Some(Operand { value, lanes: byte.lanes });
+        }
+        self.f.known.insert(steps, 0);
+        all.expect("a loop has an iteration")
+    }
+}
 
 /// Adds dot products of four 8-bit integers a lane to 32-bit sums, for any number of lanes.
 pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [Id; 2]) -> Id {
@@ -85,7 +199,7 @@ fn by_pairs(m: &Builder, signed: [bool; 2], sums: Id, [a, b]: [Id; 2]) -> Id {
     m.dot2(m.dot2(sums, a_even, b_even), a_odd, b_odd)
 }
 
-/// One byte after the other, as 32-bit integers.
+/// Products of one byte after the other, as 32-bit integers.
 fn by_bytes(m: &Builder, signed: [bool; 2], sums: Id, factors: [Id; 2]) -> Id {
     let lanes = m.type_of(sums).lanes;
     let bits = |n: i32| m.splat(m.int32(n), lanes);

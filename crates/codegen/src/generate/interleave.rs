@@ -5,7 +5,8 @@
 
 use std::collections::BTreeSet;
 
-use tilewright_ir::{BufferId, DType, Index, Stmt};
+use tilewright_ir::dot::is_factor;
+use tilewright_ir::{BufferId, DType, Expr, Index, Stmt};
 
 use super::Generator;
 use super::memory::Access;
@@ -28,7 +29,7 @@ impl Generator<'_> {
             return Ok(0);
         };
         let dtype = self.program.buffer(*buffer).dtype;
-        let is_computed_so = matches!(dtype, DType::F32 | DType::F64);
+        let is_computed_so = matches!(dtype, DType::F32 | DType::F64) || is_factor(dtype);
         if lanes.mask.is_some() || self.in_registers(*buffer) || !is_computed_so || self.f.in_parts.contains(buffer) {
             return Ok(0);
         }
@@ -46,7 +47,14 @@ impl Generator<'_> {
         let mut rows = vec![None; n];
         for (stmt, offset) in block.iter().zip(&group.offsets) {
             if let Stmt::Store { value, .. } = stmt {
-                let value = self.eval(value, dtype);
+                let value = match value {
+                    // Integers are moved in as many bits as they have.
+                    Expr::Load(from, at) if is_factor(dtype) && self.program.buffer(*from).dtype == dtype => {
+                        self.load(*from, at)
+                    }
+                    _ if is_factor(dtype) => return Ok(0),
+                    value => self.eval(value, dtype),
+                };
                 rows[*offset] = Some(self.widen(value, width));
             }
         }

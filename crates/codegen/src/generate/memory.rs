@@ -393,7 +393,7 @@ impl Generator<'_> {
         }
     }
 
-    fn and_existing(&self, mask: Id, piece: Piece) -> Id {
+    pub(super) fn and_existing(&self, mask: Id, piece: Piece) -> Id {
         match self.lane_mask(piece.n, piece.width) {
             None => mask,
             Some(existing) => self.both(Some(mask), existing),
@@ -406,7 +406,7 @@ impl Generator<'_> {
         self.f.ranges.simplify(&flat.smaller(&Index::from(last)).larger(&Index::from(0)))
     }
 
-    fn cached(&mut self, buffer: BufferId, key: LoadKey, load: impl FnOnce(&mut Self) -> Id) -> Id {
+    pub(super) fn cached(&mut self, buffer: BufferId, key: LoadKey, load: impl FnOnce(&mut Self) -> Id) -> Id {
         if let Some(v) = self.seen_load(buffer, &key) {
             return v;
         }
@@ -440,7 +440,7 @@ impl Generator<'_> {
         })
     }
 
-    fn plain_load(&self, buffer: BufferId, ty: Type, pointer: Id, align: u32) -> Id {
+    pub(super) fn plain_load(&self, buffer: BufferId, ty: Type, pointer: Id, align: u32) -> Id {
         self.m.load(ty, pointer, align, self.is_constant(buffer))
     }
 

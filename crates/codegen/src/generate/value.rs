@@ -666,6 +666,9 @@ impl Generator<'_> {
 
     pub(super) fn update(&mut self, buffer: BufferId, index: &[Index], op: ReduceOp, value: &Expr, first: &Cond) {
         self.reduction_step(buffer, index);
+        if let Some((steps, n)) = self.f.dot {
+            return self.dot_product(buffer, index, value, steps, n);
+        }
         let dtype = self.program.buffer(buffer).dtype.arithmetic();
         let starts = self.cond(first);
         let known = self.m.as_const_bool(starts);

@@ -21,6 +21,7 @@
 //! loads for the others of its warp is the code generator's affair.
 
 use super::{GroupProduct, Kernel};
+use crate::dot;
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, Node, ReduceOp};
 use crate::index::{Index, Ranges};
@@ -115,12 +116,13 @@ impl TileProduct {
     }
 }
 
-/// Checks that a loop is a product for tensor cores of this kind.
+/// Checks that a loop is a product of this kind.
 ///
 /// # Errors
 /// The reason why the loop is no such product.
-pub fn check(program: &Program, l: &Loop, how: Tensor) -> Result<(), &'static str> {
+pub fn check(program: &Program, l: &Loop, how: Tensor, ranges: &Ranges) -> Result<(), &'static str> {
     match how {
+        Tensor::Dot4 => dot::check(program, l, &mut ranges.clone()),
         Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves => TileProduct::of(program, l, how).map(drop),
         Tensor::Wgmma | Tensor::Wgmmax3 => GroupProduct::of(program, l, how).map(drop),
     }
@@ -149,6 +151,7 @@ fn factors(how: Tensor) -> &'static [DType] {
         Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 => &[DType::F32],
         Tensor::Halves => &[DType::F16, DType::Bf16],
         Tensor::Wgmma => &[DType::F32, DType::F16, DType::Bf16],
+        Tensor::Dot4 => &[],
     }
 }
 
@@ -175,7 +178,7 @@ fn factor(program: &Program, update: &Update, how: Tensor) -> Result<DType, &'st
     of_rows.filter(fits).ok_or(match how {
         Tensor::Halves => "the factors of this product are halves of one type, and its sums in single precision",
         Tensor::Wgmma => "the factors of this product are of one type, halves or in single precision as its sums",
-        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 => {
+        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 | Tensor::Dot4 => {
             "the factors and sums of this product are in single precision"
         }
     })
@@ -242,7 +245,9 @@ fn in_block(
     for stmt in block {
         let mut together = together;
         if let Stmt::For(l) = stmt {
-            if let LoopKind::Tensor(how) = l.kind {
+            if let LoopKind::Tensor(how) = l.kind
+                && how != Tensor::Dot4
+            {
                 let fail = |why| (l.var, why);
                 let [of_warp, of_group] = together;
                 if !if how.is_of_groups() { of_group } else { of_warp } {
@@ -256,7 +261,7 @@ fn in_block(
                     Tensor::Wgmma | Tensor::Wgmmax3 => {
                         GroupProduct::of(program, l, how)?.require_group(program, kernel, ranges)
                     }
-                    Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves => {
+                    Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves | Tensor::Dot4 => {
                         TileProduct::of(program, l, how)?.require_warp(x, y, program, ranges)
                     }
                 };

@@ -10,10 +10,13 @@ impl Contraction {
     pub(super) fn program(&self, w: &Workload) -> Program {
         let first = usize::from(self.batch.is_none());
         let mut p = w.builder();
-        let [a, b] = [(&self.a, self.m), (&self.b, self.n)].map(|(factor, outer)| {
+        let [of_a, of_b] = w.factors();
+        let [a, b] = [(&self.a, self.m, of_a), (&self.b, self.n, of_b)].map(|(factor, outer, dtype)| {
             let Heads { before, after, .. } = factor.heads;
+            p.set_dtype(dtype);
             p.input(factor.name, &factor.in_order(self.batch.map(|b| before + b + after), [outer, self.k]))
         });
+        p.set_dtype(w.dtype);
         let shape = self.in_order(self.batch, [self.m, self.n]);
         let last = shape.len() - 1;
         let operands = Operands::new(&mut p, w, shape[last], &shape);

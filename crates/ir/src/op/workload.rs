@@ -57,8 +57,10 @@ impl Layout {
 pub struct Workload {
     operator: &'static Operator,
     sizes: Vec<i64>,
-    /// Element type of all tensors.
+    /// Element type of all tensors; of a product of integers, of its sums.
     pub dtype: DType,
+    /// Element types of the factors of a product of integers.
+    factors: Option<[DType; 2]>,
     /// Inputs that stay the same from run to run, by their lower-case names, in the order of the arguments.
     constants: Vec<String>,
     layout: Layout,
@@ -79,7 +81,8 @@ impl PartialEq for Workload {
     fn eq(&self, other: &Workload) -> bool {
         self.operator == other.operator
             && self.sizes == other.sizes
-            && (self.dtype, self.layout, self.is_exact()) == (other.dtype, other.layout, other.is_exact())
+            && (self.dtype, self.factors) == (other.dtype, other.factors)
+            && (self.layout, self.is_exact()) == (other.layout, other.is_exact())
             && self.takes_tf32() == other.takes_tf32()
             && self.constants == other.constants
             && self.prologue == other.prologue
@@ -194,11 +197,26 @@ pub enum WorkloadError {
     Nest(NestError),
 }
 
+/// Element types: of the sums, and of factors that are integers.
+type Types = (DType, Option<[DType; 2]>);
+
+/// Types of the factors of products of integers, with their names in a workload's text; sums are 32-bit
+/// integers.
+const INTEGER_FACTORS: [([DType; 2], &str); 2] = [([DType::U8, DType::I8], "u8i8"), ([DType::I8, DType::I8], "i8i8")];
+
+/// All types by their names.
+fn types() -> Vec<(Types, &'static str)> {
+    let floats =
+        DType::ALL.into_iter().filter(|(dtype, _)| dtype.is_float()).map(|(dtype, name)| ((dtype, None), name));
+    let integers = INTEGER_FACTORS.into_iter().map(|(factors, name)| ((DType::I32, Some(factors)), name));
+    floats.chain(integers).collect()
+}
+
 /// Attributes as given.
 struct Given {
     /// Values of the operator's sizes, in order.
     sizes: Vec<Option<i64>>,
-    dtype: Option<DType>,
+    dtype: Option<Types>,
     constants: Option<Vec<String>>,
     layout: Option<Layout>,
     /// Channels in a block of the input and of the result.
@@ -242,8 +260,7 @@ impl Given {
                     }
                 }
             } else if key == "dtype" {
-                let floats: Vec<_> = DType::ALL.into_iter().filter(|(dtype, _)| dtype.is_float()).collect();
-                given.dtype = Some(one_of(&floats, value).map_err(wrong)?);
+                given.dtype = Some(one_of(&types(), value).map_err(wrong)?);
             } else if key == "const" {
                 given.constants = Some(value.split('+').map(|name| name.trim().to_owned()).collect());
             } else if key == "layout" && operator.has_layout {
@@ -390,10 +407,33 @@ impl Workload {
             epilogue: given.epilogue.unwrap_or_default(),
             exact: given.exact.unwrap_or(false),
             tf32: given.tf32.unwrap_or(false),
-            ..Workload::plain(operator, sizes, given.dtype.unwrap_or(DType::F32))
+            factors: given.dtype.and_then(|(_, factors)| factors),
+            ..Workload::plain(operator, sizes, given.dtype.map_or(DType::F32, |(dtype, _)| dtype))
         };
         (operator.check)(&workload)?;
+        workload.require_integer_product()?;
         workload.turned().with_layout(layout)?.with_constants(given.constants.unwrap_or_default())?.checked()
+    }
+
+    /// Refuses factors of integers where there is no product of them, and an epilogue behind one.
+    fn require_integer_product(&self) -> Result<(), WorkloadError> {
+        let wrong = |key: &str, value: String, expected: String| {
+            Err(WorkloadError::Value { key: key.to_owned(), value: brief(&value), expected })
+        };
+        if self.factors.is_none() {
+            return Ok(());
+        }
+        if !matches!(self.structure(), Structure::Contraction(_)) {
+            let floats = types().into_iter().filter(|((_, factors), _)| factors.is_none()).map(|(_, name)| name);
+            let floats = floats.collect::<Vec<_>>().join(" or ");
+            return wrong("dtype", self.dtype_name().to_owned(), format!("{floats} of {}", self.operator.name));
+        }
+        match self.epilogue.is_empty() {
+            true => Ok(()),
+            false => {
+                wrong("epilogue", Epilogue::list_to_string(&self.epilogue), "none behind sums of integers".to_owned())
+            }
+        }
     }
 
     /// Turns images that are columns of pixels into rows: the same elements in memory, and one task.
@@ -418,8 +458,8 @@ impl Workload {
     /// An operator with nothing besides its sizes.
     fn plain(operator: &'static Operator, sizes: Vec<i64>, dtype: DType) -> Workload {
         let (constants, layout, prologue, epilogue) = (Vec::new(), Layout::default(), Vec::new(), Vec::new());
-        let (exact, tf32, nest) = (false, false, None);
-        Workload { operator, sizes, dtype, constants, layout, prologue, epilogue, exact, tf32, nest }
+        let (exact, tf32, nest, factors) = (false, false, None, None);
+        Workload { operator, sizes, dtype, factors, constants, layout, prologue, epilogue, exact, tf32, nest }
     }
 
     /// The workload, where its tensors fit into memory.
@@ -449,6 +489,22 @@ impl Workload {
     /// The operator.
     pub fn operator(&self) -> &'static Operator {
         self.operator
+    }
+
+    /// Element types of the two factors of a product, the one of rows first.
+    pub fn factors(&self) -> [DType; 2] {
+        self.factors.unwrap_or([self.dtype; 2])
+    }
+
+    /// Whether it is a product of integers.
+    pub fn has_integer_factors(&self) -> bool {
+        self.factors.is_some()
+    }
+
+    /// Name of the element types in a workload's text.
+    pub fn dtype_name(&self) -> &'static str {
+        let of_factors = |factors| INTEGER_FACTORS.iter().find(|(known, _)| *known == factors).map(|(_, name)| *name);
+        self.factors.and_then(of_factors).unwrap_or(self.dtype.name())
     }
 
     /// The value of a size.
@@ -538,7 +594,9 @@ impl Workload {
             let value = brief(&Epilogue::list_to_string(&epilogue));
             return Err(WorkloadError::Value { key: "epilogue".to_owned(), value, expected });
         }
-        Workload { epilogue, ..self }.without_unknown_constants().checked()
+        let workload = Workload { epilogue, ..self };
+        workload.require_integer_product()?;
+        workload.without_unknown_constants().checked()
     }
 
     /// Replaces the prologue; constant inputs of the old one are forgotten.
@@ -632,7 +690,7 @@ impl Workload {
             }
             Structure::Window(_) | Structure::Nest(_) => return false,
         };
-        self.dtype != DType::F64 && sizes.iter().all(|n| *n >= LEAST)
+        self.dtype.is_float() && self.dtype != DType::F64 && sizes.iter().all(|n| *n >= LEAST)
     }
 
     /// Whether Winograd's algorithm applies, which rounds more than the operator as written: to convolutions
@@ -709,7 +767,7 @@ impl fmt::Display for Workload {
             }
         }
         if self.dtype != DType::F32 {
-            pairs.push(format!("dtype={}", self.dtype.name()));
+            pairs.push(format!("dtype={}", self.dtype_name()));
         }
         pairs.extend((!self.constants.is_empty()).then(|| format!("const={}", self.constants.join("+"))));
         if let Some((_, name)) = Layout::ALL.iter().find(|(l, _)| *l == self.layout && *l != Layout::default()) {

@@ -1,6 +1,7 @@
 //! Tolerances: the largest allowed error of a result against the trusted one, and the test data for which it
 //! is derived.
 
+use crate::dot::is_factor;
 use crate::dtype::{DType, RandomSize};
 use crate::expr::{BinaryOp, Cond, Expr, Node, ReduceOp, Subscript, UnaryOp};
 use crate::index::Ranges;
@@ -76,7 +77,7 @@ impl Tolerance {
         let how = |step: &Step| if let Step::Tensorize { how, .. } = step { Some(*how) } else { None };
         let of_halves = program.buffers.iter().any(|b| b.dtype.is_half());
         let rounded = steps.iter().filter_map(how).map(|how| match how {
-            Tensor::Tf32x3 | Tensor::Halves | Tensor::Wgmmax3 => 0.0,
+            Tensor::Tf32x3 | Tensor::Halves | Tensor::Wgmmax3 | Tensor::Dot4 => 0.0,
             Tensor::Tf32 => 1.0 / 2048.0,
             Tensor::Wgmma if of_halves => 0.0,
             Tensor::Wgmma => 1.0 / 1024.0,
@@ -228,10 +229,40 @@ pub fn random_elements(dtype: DType, seed: u64, n: usize) -> impl ExactSizeItera
 pub fn random_argument(program: &Program, id: BufferId, seed: u64) -> Vec<f64> {
     let buffer = program.buffer(id);
     let n = buffer.n_elements().unwrap_or(0) as usize;
+    if is_factor(buffer.dtype) && is_multiplied(program, id) {
+        let values = factors(buffer.shape.last().copied().unwrap_or(1).max(1) as usize, seed, n);
+        return values.map(|bits| buffer.dtype.read(&[bits])[0]).collect();
+    }
     match n_places(program, id).filter(|_| !buffer.dtype.is_float()) {
         Some(places) => random_bits(seed, n).map(|bits| buffer.dtype.round((bits % places) as f64)).collect(),
         None => random_elements(buffer.dtype, seed, n).collect(),
     }
+}
+
+/// Whether elements of a buffer are factors of products that are summed.
+fn is_multiplied(program: &Program, id: BufferId) -> bool {
+    let is_it = |factor: &Expr| matches!(factor, Expr::Load(b, _) if *b == id);
+    let mut found = false;
+    for stmt in program.parts().into_iter().flatten() {
+        stmt.walk(&mut |stmt| {
+            if let Stmt::Update { op: ReduceOp::Sum, value: Expr::Binary(BinaryOp::Mul, a, b), .. } = stmt {
+                found |= is_it(a) || is_it(b);
+            }
+        });
+    }
+    found
+}
+
+/// Bytes of factors, in rows of so many elements: any, and some rows and columns that are all of one sign and
+/// as large as can be, so that sums which saturate on the way are found out.
+fn factors(row: usize, seed: u64, n: usize) -> impl Iterator<Item = u8> {
+    // The largest with a sign and without, and the least with one.
+    const ENDS: [u8; 4] = [0xff, 0x7f, 0x80, 0];
+    random_bits(seed, n).enumerate().map(move |(at, bits)| match (at / row % 8, at % row % 8) {
+        (line @ 0..4, _) => ENDS[line],
+        (_, line @ 4..8) => ENDS[line - 4],
+        _ => bits as u8,
+    })
 }
 
 /// Number of positions that any value of a buffer leads to, where elements are gathered by it.

@@ -49,9 +49,9 @@ pub fn bind(program: &mut Program, target: &str, axis: LoopKind) -> Result<(), I
 
 /// See [`super::Step::Tensorize`].
 pub fn tensorize(program: &mut Program, target: &str, how: Tensor) -> Result<(), Illegal> {
-    set_kind(program, target, LoopKind::Tensor(how), &|names, l, _| {
+    set_kind(program, target, LoopKind::Tensor(how), &|names, l, ranges| {
         let no_product = |why: &str| Illegal::Body { target: target.to_owned(), why: why.to_owned() };
-        tensor::check(names, l, how).map_err(no_product)
+        tensor::check(names, l, how, ranges).map_err(no_product)
     })
 }
 

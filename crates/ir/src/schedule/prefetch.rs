@@ -4,7 +4,7 @@ use super::Illegal;
 use super::region::{Access, region, writes};
 use super::tree::{allocated_in, buffer_id, edit_loops, nest, new_loop, require_open, simplify_block, single_loop};
 use crate::index::Index;
-use crate::program::{LoopKind, Program, Stmt};
+use crate::program::{Buffer, LoopKind, Program, Stmt};
 
 /// Bytes of a cache line on every supported machine.
 const LINE_BYTES: i64 = 64;
@@ -35,7 +35,7 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
             )));
         }
         let touched = region(names, &l.body, target, Access::Any, &ranges, &format!("in loop `{at}`")).map_err(fail)?;
-        let steps: Vec<i64> = (0..rank).map(|d| if d + 1 == rank { per_line } else { 1 }).collect();
+        let steps = steps_of_lines(names.buffer(target), per_line, &touched.most);
         let counts: Vec<i64> = touched.most.iter().zip(&steps).map(|(&n, &s)| (n + s - 1) / s).collect();
         let lines = counts.iter().try_fold(1i64, |n, &c| n.checked_mul(c)).unwrap_or(i64::MAX);
         if lines > MOST_LINES {
@@ -55,4 +55,20 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
         l.body.splice(0..0, simplify_block(fetch, &mut ranges));
         Ok(vec![Stmt::For(l)])
     })
+}
+
+/// How far apart prefetches are in each dimension: a cache line in the last one. Of bytes, the dimensions in
+/// front of one that is touched whole are part of its lines.
+fn steps_of_lines(buffer: &Buffer, per_line: i64, touched: &[i64]) -> Vec<i64> {
+    let mut steps = vec![1; touched.len()];
+    let mut left = per_line;
+    for d in (0..steps.len()).rev() {
+        steps[d] = left;
+        let extent = buffer.shape[d];
+        if buffer.dtype.bytes() > 1 || touched[d] != extent || extent > left {
+            break;
+        }
+        left /= extent;
+    }
+    steps
 }

@@ -7,8 +7,8 @@ use serde_json::Value as Json;
 use tilewright::{Choice, Database, Error, Source, gflops, judges, target_name};
 use tilewright_device::{Caches, host, peak};
 use tilewright_graph::{Tensor, Value};
+use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_ir::{DType, Target};
 use tilewright_model::{Compiled, Kernel, Places, ProfiledStep, Runner, Step, ValueId};
 use tilewright_runtime::Threads;
 use tilewright_tune::{Record, Store, StoreError};
@@ -222,7 +222,7 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
         threads,
         ms_median,
         ms_steps,
-        peak_gflops: peak::gflops(target, DType::F32, threads).ok(),
+        peak_gflops: peak::gflops(target, peak::Kind::F32, threads).ok(),
         arena_bytes: compiled.memory.total,
         steps,
         tasks,

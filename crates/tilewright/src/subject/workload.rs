@@ -194,7 +194,7 @@ impl Runnable for WorkloadRun<'_> {
             Some(place) => place.peak_gflops,
             // What a device can do nobody has measured.
             None if !self.is_of_these_cpus() => None,
-            None => peak::gflops(&host::target(), self.workload().dtype, self.settings.threads).ok(),
+            None => peak::gflops(&host::target(), peak::Kind::of(self.workload()), self.settings.threads).ok(),
         }
     }
 
@@ -202,8 +202,9 @@ impl Runnable for WorkloadRun<'_> {
         let workload = self.workload();
         let program = workload.program();
         let n_elements: u64 = program.buffers.iter().filter_map(|buffer| buffer.n_elements()).sum();
-        // All CPUs take part, in double precision.
-        let n_cpus = host::allowed_cpus().len() as f64 / self.settings.threads as f64;
+        // All CPUs take part, in double precision, of which dot products of bytes do eight times as many.
+        let each = if workload.has_integer_factors() { 0.25 } else { 1.0 };
+        let n_cpus = each * host::allowed_cpus().len() as f64 / self.settings.threads as f64;
         let flops = 1e9 * peak_gflops * n_cpus * workload.dtype.arithmetic().bytes() as f64 / DType::F64.bytes() as f64;
         let start_s =
             START_S + 2.0 * work(&program) / (PART_OF_PEAK * flops) + n_elements as f64 * START_NS_AN_ELEMENT / 1e9;

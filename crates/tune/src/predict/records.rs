@@ -169,7 +169,7 @@ fn describe(workload: &Workload, threads: u32, target: &str) -> Description {
     };
     let texts = [
         ("operator", workload.operator().name.to_owned()),
-        ("dtype", workload.dtype.name().to_owned()),
+        ("dtype", workload.dtype_name().to_owned()),
         ("const", constants),
         ("layout", format!("{:?}", workload.layout()).to_lowercase()),
         ("prologue", joined(workload.prologue())),

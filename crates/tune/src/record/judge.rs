@@ -174,7 +174,9 @@ pub fn least_ns(workload: &Workload, target: &str, threads: f64) -> f64 {
     let bits = parts.nth(1).and_then(|bits| bits.parse::<u32>().ok()).filter(|bits| is_cpu && *bits > 0);
     let Some(bits) = bits else { return 0.0 };
     let units = if bits <= 128 { MOST_UNITS.0 } else { MOST_UNITS.1 };
-    let lanes = f64::from(bits) / (8.0 * workload.dtype.bytes() as f64);
+    // A lane of 32 bits adds four products of 8-bit integers at once.
+    let each = if workload.has_integer_factors() { 4.0 } else { 1.0 };
+    let lanes = f64::from(bits) / (8.0 * workload.dtype.bytes() as f64) * each;
     least_flops(workload) / (2.0 * lanes * units * FASTEST_CLOCK_GHZ * threads.max(1.0))
 }
 
@@ -196,6 +198,7 @@ mod tests {
         check("matmul-256", "x86_64/znver5/512", 1, 512.0);
         check("matmul-256", "x86_64/znver5/512/cold", 2, 1024.0);
         check("matmul-256:dtype=f64", "x86_64/znver3/256", 1, 128.0);
+        check("matmul-256:dtype=u8i8", "x86_64/znver5/512", 1, 2048.0);
         check("matmul-256", "aarch64/neoverse-v2/128", 1, 256.0);
         // Winograd's algorithm makes do with a quarter, and where an output meets one tap of nine, that can
         // be all.

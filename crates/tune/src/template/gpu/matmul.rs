@@ -42,7 +42,7 @@ pub(super) const SIMT: Algorithm<Setting> = Algorithm {
 
 /// Whether a workload is a product, or a batch of them.
 pub(super) fn is_contraction(s: &Setting) -> bool {
-    matches!(s.workload.structure(), Structure::Contraction(_))
+    matches!(s.workload.structure(), Structure::Contraction(_)) && !s.workload.has_integer_factors()
 }
 
 /// The product that a workload is.

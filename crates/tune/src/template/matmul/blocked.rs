@@ -3,11 +3,14 @@
 use super::super::algorithm::{self, Algorithm};
 use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::share::{self, Share};
-use super::super::step::{accumulate, compute_at, parallel, prefetch, reorder, split, stage, unroll, vectorize};
+use super::super::step::{
+    accumulate, compute_at, parallel, prefetch, reorder, split, stage, tensorize, unroll, vectorize,
+};
 use super::super::{Setting, Template};
 use super::{Factor, Product, ceil_div, is_product_on_cpu};
-use tilewright_ir::Step;
+use tilewright_ir::dot::STEPS;
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
+use tilewright_ir::{Step, Tensor};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Multi-level tiling around a register tile of `mr × nv` vectors.
@@ -36,6 +39,9 @@ pub const BLOCKED: Algorithm<Product> =
 /// Blocks that a dimension may be cut into.
 const N_BLOCKS: [i64; 16] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128];
 
+/// Copies of blocks of A.
+const PACK_A: &[&str] = &["none", "rows", "panels"];
+
 /// Bytes of a cache line on every supported machine.
 const LINE_BYTES: i64 = 64;
 /// More lines than this take longer to ask for than a tile takes to compute.
@@ -50,8 +56,8 @@ fn block_of(n: i64, tile: i64, blocks: i64) -> i64 {
 }
 
 /// Steps of the reduction in a block, a multiple of the unrolling where there is more than one block.
-fn k_block_of(k: i64, blocks: i64) -> i64 {
-    if blocks == 1 { k } else { (ceil_div(k, blocks) + 7) / 8 * 8 }
+fn k_block_of(p: &Product, blocks: i64) -> i64 {
+    if blocks == 1 { p.k } else { ceil_div(ceil_div(p.k, blocks), 8 * p.steps_at_once()) * 8 * p.steps_at_once() }
 }
 
 /// Numbers of blocks that leave blocks of at least `least`.
@@ -85,6 +91,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     let (most_rows, most_vectors) = most_tile(s, p);
     // Deep blocks of what is streamed would stride through it.
     let (least_k, most_k) = if streams(p) { (4, 64) } else { (128, 1024) };
+    let [least_k, most_k] = [least_k, most_k].map(|steps| steps * p.steps_at_once());
     // However long the reduction, there are numbers of blocks that leave blocks of any useful depth.
     let by_depth = std::iter::successors(Some(most_k), |&d| (d > least_k).then_some(d / 2)).map(|d| ceil_div(k, d));
     let mut k_blocks: Vec<i64> = n_blocks(k, least_k).chain(by_depth.filter(|&b| k / b >= least_k)).collect();
@@ -93,7 +100,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     // The lanes of a transposed B lie apart, and a batch is packed product by product unless that
     // is done ahead.
     let mut pack_b = vec!["block"];
-    pack_b.extend((!p.b.is_k_last()).then_some("none"));
+    pack_b.extend((!p.b.is_k_last() && !p.in_fours).then_some("none"));
     pack_b.extend((p.batch.is_none() || p.b.is_constant).then_some("whole"));
     let mut parameters = vec![
         Parameter::ordinal("mr", 1..=most_rows),
@@ -103,7 +110,8 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
         Parameter::ordinal("k_blocks", k_blocks),
         Parameter::permutation("order", &["jc", "pc", "ic"]),
         Parameter::categorical("inner", &["jr-ir", "ir-jr"]),
-        Parameter::categorical("pack_a", &["none", "rows", "panels"]),
+        // Where they lie in fours they are neighbours along the sum.
+        Parameter::categorical("pack_a", if p.in_fours && !p.a.is_k_last() { &["panels"] } else { PACK_A }),
         Parameter::categorical("pack_b", &pack_b),
         Parameter::ordinal("unroll_k", [1, 2, 4]),
         Parameter::boolean("prefetch_a"),
@@ -123,7 +131,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
 
 fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
     let (m, n, k) = (p.m, p.n, p.k);
-    let (lanes, bytes) = (s.target.lanes(s.workload.dtype), s.workload.dtype.bytes() as i64);
+    let (own, lanes, bytes) = (*p, s.target.lanes(s.workload.dtype), p.factor_bytes);
     let registers = i64::from(s.target.n_vector_registers);
     let streams = streams(p);
     let (l2, l3) = (s.target.l2_bytes as i64, s.target.l3_bytes as i64);
@@ -163,14 +171,14 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
             &["m_blocks", "mr", "k_blocks"],
             move |v| {
                 let rows = block_of(m, v[1].int(), v[0].int());
-                rows.min(m) * k_block_of(k, v[2].int()) * bytes <= l2 || m <= 64
+                rows.min(m) * k_block_of(&own, v[2].int()) * bytes <= l2 || m <= 64
             },
         ),
         Constraint::new(
             "b_panel_in_l2",
             "columns of a tile * k block * element <= L2 / 4",
             &["nv", "k_blocks"],
-            move |v| v[0].int() * lanes * k_block_of(k, v[1].int()) * bytes <= l2 / 4 || streams,
+            move |v| v[0].int() * lanes * k_block_of(&own, v[1].int()) * bytes <= l2 / 4 || streams,
         ),
         Constraint::new(
             "b_block_in_l3",
@@ -178,7 +186,7 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
             &["n_blocks", "nv", "k_blocks", "pack_b"],
             move |v| {
                 let columns = block_of(n, v[1].int() * lanes, v[0].int()).min(n);
-                v[3].text() != "block" || columns * k_block_of(k, v[2].int()) * bytes <= l3 / 2
+                v[3].text() != "block" || columns * k_block_of(&own, v[2].int()) * bytes <= l3 / 2
             },
         ),
         Constraint::new(
@@ -208,7 +216,7 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
             ),
             &["prefetch_a", "pack_a", "inner", "mr", "k_blocks"],
             move |v| {
-                let (rows, depth) = (v[3].int().min(m), k_block_of(k, v[4].int()));
+                let (rows, depth) = (v[3].int().min(m), k_block_of(&own, v[4].int()));
                 let (lines, length) = if a_k_last { (rows, depth) } else { (depth, rows) };
                 let lines = lines * ceil_div(length * bytes, LINE_BYTES);
                 v[0].text() == "false" || v[1].text() == "none" && v[2].text() == "ir-jr" && lines <= MOST_LINES
@@ -378,17 +386,17 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
 fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config: &Config) -> f64 {
     let (m, n, k) = (p.m, p.n, p.k);
     let lanes = s.target.lanes(s.workload.dtype);
-    let bytes = s.workload.dtype.bytes() as f64;
+    let bytes = p.factor_bytes as f64;
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let (mr, nr) = (int("mr"), int("nv") * lanes);
     let rows = block_of(m, mr, blocks.rows).min(m) as f64;
     let columns = block_of(n, nr, blocks.columns).min(n) as f64;
-    let depth = k_block_of(k, blocks.depth).min(k) as f64;
+    let depth = k_block_of(p, blocks.depth).min(k) as f64;
     let (a_block, b_block) = (rows * depth * bytes, columns * depth * bytes);
     let rows_inside = text("inner") == "jr-ir";
     let mut cycles = 0.0;
     for (n_k, steps) in cuts(k, depth as i64) {
-        let steps = steps as f64;
+        let (steps, at_once) = (steps as f64, ceil_div(steps, p.steps_at_once()) as f64);
         for (n_m, rows) in cuts(m, mr) {
             for (n_n, columns) in cuts(n, nr) {
                 let (a, b) = (rows as f64 * steps * bytes, columns as f64 * steps * bytes);
@@ -397,7 +405,7 @@ fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config
                 let (a_from, b_from) = if rows_inside { (a_block + b, a + b) } else { (a + b, b_block + a) };
                 let read = a / bandwidth(s, a_from) + b / bandwidth(s, b_from);
                 let vectors = ceil_div(columns, lanes);
-                let compute = steps * step_cycles(s, vectors, rows) + 20.0 + 3.0 * (rows * vectors) as f64;
+                let compute = at_once * step_cycles(s, vectors, rows) + 20.0 + 3.0 * (rows * vectors) as f64;
                 cycles += n_k * n_m * n_n * (compute.max(read) + 0.2 * compute.min(read));
             }
         }
@@ -439,7 +447,7 @@ fn product(s: &Setting, p: &Product, threads: &str, k_blocks: i64, space: &Space
     let lanes = s.target.lanes(s.workload.dtype);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let (mr, nr) = (int("mr"), int("nv") * lanes);
-    let k_block = k_block_of(p.k, k_blocks);
+    let k_block = k_block_of(p, k_blocks);
     let k_in_blocks = k_block < p.k;
     let [batch, row, column, k] = p.loops;
 
@@ -480,8 +488,14 @@ fn product(s: &Setting, p: &Product, threads: &str, k_blocks: i64, space: &Space
     if k_in_blocks {
         steps.push(split(k, k_block, "pc", "kb"));
     }
-    steps.push(split(if k_in_blocks { "kb" } else { k }, int("unroll_k"), "ko", "ki"));
-    let inside = ["ko", "ki", rows.inside, "jv", "jl"];
+    let (block, at_once) = (if k_in_blocks { "kb" } else { k }, p.steps_at_once());
+    let mut inside = vec!["ko", "ki", rows.inside, "jv", "jl"];
+    if p.in_fours {
+        steps.extend([split(block, int("unroll_k") * at_once, "ko", "kr"), split("kr", at_once, "ki", "kk")]);
+        inside.insert(2, "kk");
+    } else {
+        steps.push(split(block, int("unroll_k"), "ko", "ki"));
+    }
     let sum = [&loops[n_finished..], &inside].concat();
     steps.push(reorder(&if n_finished == 0 { p.in_batch(batch, &sum) } else { sum }));
 
@@ -525,6 +539,9 @@ fn product(s: &Setting, p: &Product, threads: &str, k_blocks: i64, space: &Space
     steps.push(accumulate(p.sum, tile, "C.r"));
     steps.push(vectorize("jl"));
     steps.extend(["jv", rows.inside, "ki"].map(unroll));
+    if p.in_fours {
+        steps.push(tensorize("kk", Tensor::Dot4));
+    }
     // With an epilogue there is no such choice, even for parts of sums that it follows later.
     if space.has("prefetch_c") && space.flag(config, "prefetch_c") {
         steps.push(prefetch(p.sum, tile, 0));
@@ -555,6 +572,9 @@ fn product(s: &Setting, p: &Product, threads: &str, k_blocks: i64, space: &Space
 
 /// Copies panels of `width` rows or columns of a factor, step by step of the reduction.
 fn pack(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, lanes: i64) -> Vec<Step> {
+    if p.in_fours {
+        return pack_in_fours(p, factor, name, at, width, lanes);
+    }
     let axes = [Outer(factor.outer, width), Whole(factor.k), Inner(factor.outer, width)];
     let [k, element] = [1, 2].map(|axis| format!("{name}.{}", axis + usize::from(p.batch.is_some())));
     let [v, l] = ["v", "l"].map(|part| format!("{name}.{part}"));
@@ -569,6 +589,21 @@ fn pack(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, 
         let [kv, kl] = ["kv", "kl"].map(|part| format!("{name}.{part}"));
         steps.extend([split(&k, lanes, &kv, &kl), split(&element, lanes, &v, &l)]);
         steps.extend([reorder(&[&kv, &v, &l, &kl]), unroll(&kl), vectorize(&l)]);
+    }
+    steps
+}
+
+/// Copies panels of `width` rows or columns of a factor, in which four steps of the reduction are neighbours.
+fn pack_in_fours(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, lanes: i64) -> Vec<Step> {
+    let axes = [Outer(factor.outer, width), Outer(factor.k, STEPS), Inner(factor.outer, width), Inner(factor.k, STEPS)];
+    let [element, step] = [2, 3].map(|axis| format!("{name}.{}", axis + usize::from(p.batch.is_some())));
+    let mut steps = vec![stage(factor.name, at, name, &p.copy_layout(factor, &axes))];
+    if factor.is_k_last() {
+        steps.push(vectorize(&step));
+    } else {
+        // Loads along rows; the panel's stores interleave four of them.
+        let [v, l] = ["v", "l"].map(|part| format!("{name}.{part}"));
+        steps.extend([split(&element, lanes, &v, &l), unroll(&step), vectorize(&l)]);
     }
     steps
 }

@@ -35,7 +35,7 @@ const TILES: [i64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 fn applies(p: &Product) -> bool {
     // A factor of one column or row lies along the reduction in any case.
     let lies_along = |is_k_last: bool, n: i64| is_k_last || n == 1;
-    p.m.min(p.n) <= MOST_OF_FEWER && lies_along(p.a.is_k_last(), p.m) && lies_along(p.b.is_k_last(), p.n)
+    !p.in_fours && p.m.min(p.n) <= MOST_OF_FEWER && lies_along(p.a.is_k_last(), p.m) && lies_along(p.b.is_k_last(), p.n)
 }
 
 fn tiles(n: i64) -> impl Iterator<Item = i64> {

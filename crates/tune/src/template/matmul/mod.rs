@@ -9,6 +9,7 @@ use super::share::{self, EACH_PART, PART, PARTS, Work};
 use super::step::{accumulate, compute_at, parallel, reorder, split, vectorize};
 use super::{Setting, Template, ceil_div};
 use tilewright_ir::Step;
+use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::{self, Contraction, Structure, Workload};
 use tilewright_ir::schedule::LayoutAxis::{self, Whole};
 
@@ -50,6 +51,10 @@ struct Product {
     /// The buffer that is summed into.
     sum: &'static str,
     has_epilogue: bool,
+    /// Bytes of an element of a factor.
+    factor_bytes: i64,
+    /// Whether factors are 8-bit integers, four neighbours of which a dot product takes.
+    in_fours: bool,
 }
 
 /// Factor of a product.
@@ -81,7 +86,14 @@ impl Product {
             Factor { name: factor.name, batch, outer, k, is_constant: w.is_constant(factor.name) }
         };
         let (a, b, sum) = (factor(a), factor(b), contraction.sum(w));
-        Product { loops: Contraction::LOOPS, batch, m, n, k, a, b, sum, has_epilogue: !w.is_plain() }
+        let factor_bytes = w.factors()[0].bytes() as i64;
+        let (has_epilogue, in_fours) = (!w.is_plain(), w.has_integer_factors());
+        Product { loops: Contraction::LOOPS, batch, m, n, k, a, b, sum, has_epilogue, factor_bytes, in_fours }
+    }
+
+    /// Steps of the sum that one multiply-add of vectors takes.
+    fn steps_at_once(&self) -> i64 {
+        if self.in_fours { STEPS } else { 1 }
     }
 
     /// Work that threads may share.

@@ -1,0 +1,86 @@
+//! Dot products of four 8-bit integers, as CPUs add them to 32-bit sums in one instruction.
+//!
+//! A schedule divides the sum by four, puts the loop over the four around the loops of a tile, and marks it:
+//!
+//! ```text
+//! dot4 kk in 4 {
+//!   unrolled i in 6 {
+//!     vectorized j in 16 { C.r[i, j] += A[i, 4*ko + kk] * B.p[ko, j, kk] first never }
+//!   }
+//! }
+//! ```
+//!
+//! That is what a plain loop computes, and all that a program says: sums are modulo 2^32 in any order. Of
+//! each factor the four are neighbours in memory. The loop may have fewer iterations where the sum is no
+//! multiple.
+
+use crate::dtype::DType;
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
+use crate::index::{Index, Ranges};
+use crate::program::{BufferId, Loop, LoopId, Program, Stmt};
+
+/// Steps of the sum that an instruction computes.
+pub const STEPS: i64 = 4;
+
+const NO_PRODUCT: &str = "only sums of products of two 8-bit integers each, begun before, may stand in it";
+
+/// Whether dot products multiply elements of a type.
+pub fn is_factor(dtype: DType) -> bool {
+    matches!(dtype, DType::I8 | DType::U8)
+}
+
+/// Checks that a loop goes over the steps of dot products.
+///
+/// # Errors
+/// The reason why the loop is no such product.
+pub fn check(program: &Program, l: &Loop, ranges: &mut Ranges) -> Result<(), &'static str> {
+    if ranges.upper(&l.extent).is_none_or(|n| n > STEPS) {
+        return Err("a dot product takes 4 steps of a sum at a time");
+    }
+    ranges.inside(l.var, &l.extent, |ranges| block(program, &l.body, l.var, ranges))
+}
+
+fn block(program: &Program, stmts: &[Stmt], steps: LoopId, ranges: &mut Ranges) -> Result<(), &'static str> {
+    for stmt in stmts {
+        match stmt {
+            Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| block(program, &l.body, steps, ranges))?,
+            Stmt::If { cond, then, otherwise } if !cond.uses(steps) => {
+                block(program, then, steps, ranges)?;
+                block(program, otherwise, steps, ranges)?;
+            }
+            Stmt::Update { buffer, index, op: ReduceOp::Sum, value: Expr::Binary(BinaryOp::Mul, a, b), first } => {
+                let (Expr::Load(a, of_a), Expr::Load(b, of_b)) = (&**a, &**b) else { return Err(NO_PRODUCT) };
+                let dtype = |b: &BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
+                let are_factors = [a, b].into_iter().all(|b| dtype(b).is_some_and(is_factor));
+                if *first != Cond::Not(Box::new(Cond::True)) || !are_factors || dtype(buffer) != Some(DType::I32) {
+                    return Err(NO_PRODUCT);
+                }
+                if index.iter().any(|i| ranges.simplify(i).uses(steps)) {
+                    return Err("a sum has one place for all steps");
+                }
+                for (factor, index) in [(a, of_a), (b, of_b)] {
+                    require_neighbours(program, *factor, index, steps, ranges)?;
+                }
+            }
+            _ => return Err(NO_PRODUCT),
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the steps of a factor are neighbours.
+fn require_neighbours(
+    program: &Program,
+    factor: BufferId,
+    index: &[Index],
+    steps: LoopId,
+    ranges: &Ranges,
+) -> Result<(), &'static str> {
+    let strides = program.buffer(factor).strides();
+    let flat = index.iter().zip(&strides).fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(*stride)));
+    let flat = ranges.simplify(&flat);
+    match flat.coefficient(steps) == 1 && !flat.sub(&steps.into()).uses(steps) {
+        true => Ok(()),
+        false => Err("the four steps of a dot product are neighbours in memory in both factors"),
+    }
+}
