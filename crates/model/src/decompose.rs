@@ -13,7 +13,9 @@ use tilewright_runtime::host::CUMULATIVE;
 use crate::host::from_start;
 use crate::import::Job;
 use crate::net::{Kind, ValueId};
-use crate::scalar::{add, choose_if, div, input, is_extreme, less, max, min, mul, not, number, of, sub, where_less};
+use crate::scalar::{
+    add, choose_if, div, input, is_extreme, less, max, min, mul, not, number, of, part, sub, where_less,
+};
 
 /// Numbers that a running sum adds for each of its own by windows, at most.
 const MOST_RUNNING: i64 = 1024;
@@ -297,7 +299,7 @@ impl Job<'_> {
             R::Max => (ReduceOp::Max, None, None),
             R::Min => (ReduceOp::Min, None, None),
             R::Sum => (ReduceOp::Sum, None, None),
-            R::Mean => (ReduceOp::Sum, None, Some(mul(input(0), number(1.0 / n as f64)))),
+            R::Mean => (ReduceOp::Sum, None, Some(part(input(0), n as f64, self.decides()))),
             R::L1 => (ReduceOp::Sum, Some(of(UnaryOp::Abs, input(0))), None),
             R::L2 => (ReduceOp::Sum, square(), Some(of(UnaryOp::Sqrt, input(0)))),
             R::SumSquare => (ReduceOp::Sum, square(), None),

@@ -169,6 +169,11 @@ impl Job<'_> {
         });
     }
 
+    /// Whether a last digit of the node's output decides.
+    pub(crate) fn decides(&self) -> bool {
+        self.node.outputs[0].is_some_and(|to| decides(self.graph, to))
+    }
+
     /// Elements by elements: the node's output of all its inputs.
     fn map(&mut self, value: impl FnOnce(&[Expr]) -> Option<Expr>) -> Option<()> {
         let inputs: Vec<ValueId> = self.inputs.iter().copied().collect::<Option<_>>()?;
@@ -258,7 +263,7 @@ impl Job<'_> {
             Op::Binary(f) => {
                 let are_whole = [0, 1].map(|at| self.try_input(at).map(|id| self.is_whole(id)));
                 let [is_whole, exponent_is_whole] = [are_whole[0]?, are_whole[1]?];
-                let is_exact = node.outputs[0].is_some_and(|to| decides(self.graph, to));
+                let is_exact = self.decides();
                 self.map(|x| match f {
                     tilewright_graph::op::Binary::Pow if is_whole && !exponent_is_whole => {
                         Some(scalar::power_of_whole(x[0].clone(), x[1].clone()))
@@ -274,7 +279,7 @@ impl Job<'_> {
             }
             Op::Variadic(f) => {
                 use tilewright_graph::op::Variadic as V;
-                let f = *f;
+                let (f, is_exact) = (*f, self.decides());
                 (!matches!(f, V::Mean) || self.is_real(self.output()?)).then_some(())?;
                 self.map(|x| {
                     let all = x.iter().cloned();
@@ -282,7 +287,7 @@ impl Job<'_> {
                         V::Max => all.reduce(scalar::max)?,
                         V::Min => all.reduce(scalar::min)?,
                         V::Sum => all.reduce(add)?,
-                        V::Mean => mul(all.reduce(add)?, number(1.0 / x.len() as f64)),
+                        V::Mean => scalar::part(all.reduce(add)?, x.len() as f64, is_exact),
                     })
                 })
             }
@@ -474,7 +479,7 @@ impl Job<'_> {
                         let is_even = of_each.iter().all(|counts| counts.iter().all(|n| *n == counts[0]));
                         if is_even {
                             let n: i64 = of_each.iter().map(|counts| counts[0]).product();
-                            self.push(Kind::Map(mul(input(0), number(1.0 / n as f64))), &[sum], to);
+                            self.push(Kind::Map(scalar::part(input(0), n as f64, self.decides())), &[sum], to);
                         } else {
                             let mut factors = vec![1.0];
                             for counts in &of_each {
@@ -506,7 +511,7 @@ impl Job<'_> {
                         let n: i64 = shape[2..].iter().product();
                         let out = self.net.shape(to).to_vec();
                         let sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, axes), &[x], &out);
-                        self.push(Kind::Map(mul(input(0), number(1.0 / n as f64))), &[sum], to);
+                        self.push(Kind::Map(scalar::part(input(0), n as f64, self.decides())), &[sum], to);
                     }
                     PoolKind::Lp { p } => {
                         let out = self.net.shape(to).to_vec();

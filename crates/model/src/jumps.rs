@@ -19,7 +19,7 @@ enum Use {
 fn use_of(graph: &Graph, node: &Node) -> Use {
     let is_float = |id: &ValueId| graph.ty(*id).dtype.is_float();
     match &node.op {
-        Op::Unary(Unary::Ceil | Unary::Floor | Unary::Round | Unary::Sign) | Op::QuantizeLinear(_) => Use::Jumps,
+        Op::Unary(Unary::Ceil | Unary::Floor | Unary::Round | Unary::Sign) => Use::Jumps,
         Op::Unary(_) | Op::Binary(_) | Op::Cast(_) if !node.outputs.iter().flatten().all(is_float) => Use::Jumps,
         Op::Binary(Binary::Mod { .. }) => Use::Jumps,
         Op::Unary(_) | Op::Binary(_) | Op::Cast(_) | Op::Variadic(_) | Op::Clip(_) | Op::Where(_) => Use::Follows,

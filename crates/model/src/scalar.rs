@@ -81,6 +81,12 @@ pub fn div(a: Expr, b: Expr) -> Expr {
     }
 }
 
+/// An n-th of a value: exactly, or as a product with the inverse, which may be less than a whole number that
+/// the quotient is.
+pub fn part(x: Expr, n: f64, is_exact: bool) -> Expr {
+    if is_exact { Expr::binary(BinaryOp::Div, x, number(n)) } else { mul(x, number(1.0 / n)) }
+}
+
 /// Smaller of two values.
 pub fn min(a: Expr, b: Expr) -> Expr {
     bound(BinaryOp::Min, a, b, f64::INFINITY)

@@ -409,6 +409,17 @@ fn double_precision_is_computed_whatever_has_code() {
     check_case("GlobalAveragePool", &[], vec![image], vec![tensor(&[1, 1, 1], &[4.0])]);
 }
 
+/// A mean of 41 ones is no less than 1 where it is cut off.
+#[test]
+fn means_that_are_cut_off_are_exact() {
+    let x = Tensor::from_floats(DType::F32, [1, 1, 41], &[1.0; 41]);
+    let statements = "m = ReduceMean[axes=-1](x)\ny = Floor(m)\np = GlobalAveragePool(x)\nz = Floor(p)
+        q = AveragePool[kernel_shape=41](x)\nw = Floor(q)";
+    let graph = graph_of("x[1 1 41]", "y[1 1 1], z[1 1 1], w[1 1 1]", statements);
+    let graph = specialise(&graph, &Bindings::default()).graph;
+    run(&graph, &x, &host::target()).iter().for_each(|found| assert_eq!(found.floats(), [1.0]));
+}
+
 /// The last digit of a quotient decides where it is cut off or compared: 41 times the inverse of 41 is less
 /// than 1.
 #[test]
