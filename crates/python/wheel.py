@@ -17,28 +17,31 @@ import zipfile
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-def pack(library, folder):
-    project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+def pack(library, folder, project=HERE, name="_tilewright.abi3.so", python="cp310-abi3"):
+    """Packs the Python package of a project with a library, which has this name in it."""
+    described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     version = tomllib.loads((HERE / "../../Cargo.toml").read_text())["workspace"]["package"]["version"]
-    tag = f"cp310-abi3-linux_{platform.machine()}"
-    info = f"tilewright-{version}.dist-info"
-    files = {f"tilewright/{path.name}": path.read_bytes() for path in sorted((HERE / "python/tilewright").glob("*.py*"))}
-    files["tilewright/py.typed"] = b""
-    files["tilewright/_tilewright.abi3.so"] = stripped(library)
+    package = described["name"].replace("-", "_")
+    tag = f"{python}-linux_{platform.machine()}"
+    info = f"{package}-{version}.dist-info"
+    sources = sorted((project / "python" / package).glob("*.py*"))
+    files = {f"{package}/{path.name}": path.read_bytes() for path in sources if path.is_file()}
+    files[f"{package}/py.typed"] = b""
+    files[f"{package}/{name}"] = stripped(library)
     files[f"{info}/METADATA"] = (
-        f"Metadata-Version: 2.1\nName: tilewright\nVersion: {version}\nSummary: {project['description']}\n"
-        f"License: {project['license']['text']}\nRequires-Python: {project['requires-python']}\n"
-        f"Description-Content-Type: text/markdown\n\n{(HERE / 'README.md').read_text()}"
+        f"Metadata-Version: 2.1\nName: {described['name']}\nVersion: {version}\nSummary: {described['description']}\n"
+        f"License: {described['license']['text']}\nRequires-Python: {described['requires-python']}\n"
+        f"Description-Content-Type: text/markdown\n\n{(project / 'README.md').read_text()}"
     ).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: wheel.py\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     record = f"{info}/RECORD"
-    lines = [f"{name},sha256={digest(data)},{len(data)}" for name, data in files.items()]
+    lines = [f"{file},sha256={digest(data)},{len(data)}" for file, data in files.items()]
     files[record] = "\n".join([*lines, f"{record},,", ""]).encode()
-    path = pathlib.Path(folder) / f"tilewright-{version}-{tag}.whl"
+    path = pathlib.Path(folder) / f"{package}-{version}-{tag}.whl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
-        for name, data in files.items():
-            wheel.writestr(name, data)
+        for file, data in files.items():
+            wheel.writestr(file, data)
     return path
 
 

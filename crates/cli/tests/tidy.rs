@@ -43,14 +43,15 @@ const EDGES: &[(&str, &[&str])] = &[
             "lab",
         ],
     ),
+    ("ort", &["ir", "codegen", "graph", "runtime", "tilewright", "model"]),
     ("python", &["ir", "search", "formats", "device", "runtime", "graph", "tilewright", "model"]),
 ];
 
 /// Crates that may name LLVM's crates in their manifests.
 const WITH_LLVM: &[&str] = &["codegen"];
 
-/// Folders in which `unsafe` may stand.
-const WITH_UNSAFE: &[&str] = &["crates/codegen/", "crates/device/", "crates/runtime/", "crates/peers/"];
+/// Folders in which `unsafe` may stand: code that is generated, devices, and the interfaces of others in C.
+const WITH_UNSAFE: &[&str] = &["crates/codegen/", "crates/device/", "crates/ort/", "crates/runtime/", "crates/peers/"];
 
 /// Folders whose code may open files, start processes and read the environment.
 const WITH_SYSTEM: &[&str] =

@@ -38,14 +38,7 @@ pub struct Network {
 impl Network {
     /// The network with weights of a seed.
     pub fn build(&self, seed: u64) -> ModelFile {
-        let model = ModelFile {
-            name: self.name.to_owned(),
-            opset: 17,
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            weights: Vec::new(),
-            nodes: Vec::new(),
-        };
+        let model = ModelFile { name: self.name.to_owned(), opset: 17, ..ModelFile::default() };
         let mut builder = Builder { model, random: Random::new(seed) };
         (self.build)(&mut builder);
         builder.model
@@ -109,7 +102,7 @@ impl Builder {
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let attributes = attributes.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         let (inputs, outputs) = (owned(inputs), owned(outputs));
-        self.model.nodes.push(NodeFile { op: op.to_owned(), inputs, outputs, attributes });
+        self.model.nodes.push(NodeFile { op: op.to_owned(), inputs, outputs, attributes, ..NodeFile::default() });
     }
 
     fn node(&mut self, op: &str, name: &str, inputs: &[&str], attributes: Attributes<'_>) -> String {

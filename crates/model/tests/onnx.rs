@@ -240,7 +240,7 @@ fn graph_of(input: (&str, &Tensor), output: (&str, &[usize]), known: &[(&str, Te
         inputs: vec![port(input.0, input.1.dtype(), input.1.shape())],
         outputs: vec![port(output.0, DType::F32, output.1)],
         weights: known.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.clone())).collect(),
-        nodes: Vec::new(),
+        ..ModelFile::default()
     };
     for (name, op, inputs, attribute) in nodes {
         model.nodes.push(NodeFile {
@@ -248,6 +248,7 @@ fn graph_of(input: (&str, &Tensor), output: (&str, &[usize]), known: &[(&str, Te
             inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
             outputs: vec![(*name).to_owned()],
             attributes: attribute.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+            ..NodeFile::default()
         });
     }
     onnx::read(&onnx::write(&model).into(), &mut no_files).expect("a model").graph

@@ -88,8 +88,20 @@ impl Context {
     /// # Errors
     /// Where there is not enough.
     pub fn new(model: &Arc<Model>, threads: &Threads) -> io::Result<Context> {
+        Context::for_loops_of(model, threads, threads.n_threads())
+    }
+
+    /// Allocates the memory to run a model on so many threads of somebody else ([`Context::run_on`]).
+    ///
+    /// # Errors
+    /// Where there is not enough.
+    pub fn for_others(model: &Arc<Model>, n_threads: usize) -> io::Result<Context> {
+        Context::for_loops_of(model, &Threads::new(1)?, n_threads)
+    }
+
+    fn for_loops_of(model: &Arc<Model>, threads: &Threads, n_threads: usize) -> io::Result<Context> {
         let arena = Aligned::new(model.plan().arena_bytes() as u64)?;
-        let scratch = Aligned::new(model.scratch_bytes(threads.n_threads()))?;
+        let scratch = Aligned::new(model.scratch_bytes(n_threads))?;
         let (mut pointers, mut passed) = (Vec::new(), Vec::new());
         let (mut most_reads, mut most_writes) = (0, 0);
         let mut add = |slice: &Slice| {
@@ -131,7 +143,25 @@ impl Context {
     /// where a kernel asks for that), or a step in this process fails.
     pub fn run(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError> {
         self.pass(inputs, outputs)?;
-        self.steps(None)
+        self.steps(&self.threads.runtime(), None)
+    }
+
+    /// Runs the model as [`Context::run`] does, its parallel loops on threads of somebody else.
+    ///
+    /// # Errors
+    /// As for [`Context::run`].
+    ///
+    /// # Safety
+    /// The runtime carries out each iteration of a loop once before it returns, under a number of a thread
+    /// below that which the context was made for, and no two of one number at the same time.
+    pub unsafe fn run_on(
+        &mut self,
+        runtime: &Runtime,
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+    ) -> Result<(), RunError> {
+        self.pass(inputs, outputs)?;
+        self.steps(runtime, None)
     }
 
     /// Runs the model as [`Context::run`] does, adding to each step's entry the nanoseconds that it takes.
@@ -149,7 +179,7 @@ impl Context {
     ) -> Result<(), RunError> {
         assert_eq!(step_ns.len(), self.model.plan().steps.len(), "an entry for each step");
         self.pass(inputs, outputs)?;
-        self.steps(Some(step_ns))
+        self.steps(&self.threads.runtime(), Some(step_ns))
     }
 
     /// Checks what is passed, and has steps find it.
@@ -198,8 +228,8 @@ impl Context {
         true
     }
 
-    fn steps(&mut self, mut step_ns: Option<&mut [u64]>) -> Result<(), RunError> {
-        let (on_all, on_one) = (self.threads.runtime(), Runtime::serial());
+    fn steps(&mut self, on_all: &Runtime, mut step_ns: Option<&mut [u64]>) -> Result<(), RunError> {
+        let on_one = Runtime::serial();
         let mut rest = &self.pointers[..];
         for (at, step) in self.model.plan().steps.iter().enumerate() {
             let start = step_ns.is_some().then(Instant::now);
@@ -210,7 +240,7 @@ impl Context {
             }
             match &step.work {
                 Work::Kernel { kernel, parts, all_threads, .. } => {
-                    let runtime = if *all_threads { &on_all } else { &on_one };
+                    let runtime = if *all_threads { on_all } else { &on_one };
                     let kernel = self.model.codes()[*kernel].kernel();
                     for part in parts {
                         // SAFETY: the model has checked sizes, alignments and overlaps, `pass` what the

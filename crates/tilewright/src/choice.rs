@@ -164,11 +164,12 @@ impl Best {
     }
 }
 
-/// Records of a database for many kernels: the file is opened once, and queried once for each.
+/// Records of a database for many kernels: the file is opened once, and queried once for each. By default
+/// there are none.
+#[derive(Default)]
 pub struct Records {
-    database: Database,
-    /// Store of the records; `None` where there is no file.
-    store: Option<Store>,
+    /// Store of the records, with the database that it is of; `None` where there is no file.
+    store: Option<(Store, Database)>,
     asked: RefCell<HashMap<Question, (Option<Best>, PassedOver)>>,
 }
 
@@ -181,7 +182,7 @@ impl Database {
     /// # Errors
     /// As [`Database::open_to_read`].
     pub fn records(&self) -> Result<Records, Error> {
-        Ok(Records { database: self.clone(), store: self.open_to_read()?, asked: RefCell::default() })
+        Ok(Records { store: self.open_to_read()?.map(|store| (store, self.clone())), ..Records::default() })
     }
 }
 
@@ -206,13 +207,13 @@ impl Records {
         threads: usize,
         template: Option<&str>,
     ) -> Result<(Option<Best>, PassedOver), Error> {
-        let Some(store) = &self.store else { return Ok((None, PassedOver::default())) };
+        let Some((store, database)) = &self.store else { return Ok((None, PassedOver::default())) };
         let question = (workload.to_string(), target.to_owned(), threads, template.map(str::to_owned));
         if let Some(known) = self.asked.borrow().get(&question) {
             return Ok(known.clone());
         }
         let n_threads = u32::try_from(threads).unwrap_or(u32::MAX);
-        let refuse = |error| self.database.refuse(error);
+        let refuse = |error| database.refuse(error);
         let faster = |a: Option<Best>, b: Option<Best>| {
             a.into_iter().chain(b).min_by(|a, b| a.median_ns.total_cmp(&b.median_ns))
         };

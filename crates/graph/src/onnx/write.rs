@@ -8,12 +8,14 @@ use crate::{DType, Dim, Tensor};
 const IR_VERSION: i64 = 8;
 
 /// A model to be written.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelFile {
     /// The graph's name.
     pub name: String,
     /// The version of ONNX's own operators.
     pub opset: i64,
+    /// Domains of other operators, with their versions.
+    pub domains: Vec<(String, i64)>,
     /// Inputs of the graph.
     pub inputs: Vec<Port>,
     /// Outputs of the graph.
@@ -36,10 +38,14 @@ pub struct Port {
 }
 
 /// A node.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeFile {
+    /// Name of the node, which may be empty.
+    pub name: String,
     /// Operator of the node.
     pub op: String,
+    /// Domain of the operator; empty for ONNX's own.
+    pub domain: String,
     /// Inputs; an empty name stands for one that is left out.
     pub inputs: Vec<String>,
     /// Outputs of the node.
@@ -59,13 +65,17 @@ pub fn write(model: &ModelFile) -> Vec<u8> {
     model.weights.iter().for_each(|(name, tensor)| bytes(&mut graph, 5, &tensor_bytes(name, tensor)));
     model.inputs.iter().for_each(|port| bytes(&mut graph, 11, &port_bytes(port)));
     model.outputs.iter().for_each(|port| bytes(&mut graph, 12, &port_bytes(port)));
-    let (mut file, mut opset) = (Vec::new(), Vec::new());
+    let mut file = Vec::new();
     ir_version(&mut file);
     bytes(&mut file, 2, b"tilewright");
     bytes(&mut file, 7, &graph);
-    bytes(&mut opset, 1, b"");
-    int(&mut opset, 2, model.opset);
-    bytes(&mut file, 8, &opset);
+    let domains = model.domains.iter().map(|(domain, version)| (domain.as_str(), *version));
+    for (domain, version) in std::iter::once(("", model.opset)).chain(domains) {
+        let mut opset = Vec::new();
+        bytes(&mut opset, 1, domain.as_bytes());
+        int(&mut opset, 2, version);
+        bytes(&mut file, 8, &opset);
+    }
     file
 }
 
@@ -115,6 +125,9 @@ fn node_bytes(node: &NodeFile) -> Vec<u8> {
     let mut message = Vec::new();
     node.inputs.iter().for_each(|name| bytes(&mut message, 1, name.as_bytes()));
     node.outputs.iter().for_each(|name| bytes(&mut message, 2, name.as_bytes()));
+    if !node.name.is_empty() {
+        bytes(&mut message, 3, node.name.as_bytes());
+    }
     bytes(&mut message, 4, node.op.as_bytes());
     for (name, attribute) in &node.attributes {
         let mut inner = Vec::new();
@@ -152,6 +165,9 @@ fn node_bytes(node: &NodeFile) -> Vec<u8> {
         };
         int(&mut inner, 20, kind);
         bytes(&mut message, 5, &inner);
+    }
+    if !node.domain.is_empty() {
+        bytes(&mut message, 7, node.domain.as_bytes());
     }
     message
 }
@@ -211,6 +227,7 @@ mod tests {
         let mut model = ModelFile {
             name: graph.name.to_owned(),
             opset: proto.opsets[0].1,
+            domains: proto.opsets[1..].iter().map(|&(domain, version)| (domain.to_owned(), version)).collect(),
             inputs: graph.inputs.iter().map(port).collect(),
             outputs: graph.outputs.iter().map(port).collect(),
             weights: Vec::new(),
@@ -224,7 +241,9 @@ mod tests {
             let attribute = |proto| importer.attribute(proto).expect("an attribute");
             let names = node.attributes.iter().map(|proto| proto.name.to_owned());
             model.nodes.push(NodeFile {
+                name: node.name.to_owned(),
                 op: node.op_type.to_owned(),
+                domain: node.domain.to_owned(),
                 inputs: owned(&node.inputs),
                 outputs: owned(&node.outputs),
                 attributes: names.zip(node.attributes.iter().map(attribute)).collect(),
@@ -288,11 +307,14 @@ mod tests {
             let model = ModelFile {
                 name: text(random),
                 opset: [1, 17, 300][below(random, 3)],
+                domains: list(random, |random| (text(random), number(random))),
                 inputs: list(random, any_port),
                 outputs: list(random, any_port),
                 weights: list(random, |random| (text(random), tensor(random))),
                 nodes: list(random, |random| NodeFile {
+                    name: text(random),
                     op: text(random),
+                    domain: text(random),
                     inputs: list(random, text),
                     outputs: list(random, text),
                     attributes: list(random, |random| (text(random), attribute(random))),

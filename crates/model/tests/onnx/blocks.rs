@@ -89,7 +89,7 @@ pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str
     };
     let (inputs, outputs) = (ports(inputs), ports(outputs));
     let name = "block".to_owned();
-    let mut model = ModelFile { name, opset, inputs, outputs, weights: Vec::new(), nodes: Vec::new() };
+    let mut model = ModelFile { name, opset, inputs, outputs, ..ModelFile::default() };
     for line in statements.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (results, call) = line.split_once(" = ").unwrap_or_else(|| panic!("`{line}` is no statement"));
         match call.split_once('(') {
@@ -99,7 +99,13 @@ pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str
                 let attributes = operator.split_once('[').map_or("", |(_, list)| list.trim_end_matches(']'));
                 let attributes = attributes.split(',').filter(|text| !text.is_empty()).map(attribute).collect();
                 let inputs = names(arguments.trim_end_matches(')'));
-                model.nodes.push(NodeFile { op: op.to_owned(), inputs, outputs: names(results), attributes });
+                model.nodes.push(NodeFile {
+                    op: op.to_owned(),
+                    inputs,
+                    outputs: names(results),
+                    attributes,
+                    ..NodeFile::default()
+                });
             }
         }
     }

@@ -41,6 +41,7 @@ fn graph_of(inputs: &[(&str, &Tensor)], outputs: &[(&str, DType)], known: &[(&st
         inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
         outputs: vec![(*output).to_owned()],
         attributes: attribute.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+        ..NodeFile::default()
     };
     let file = ModelFile {
         name: "halves".to_owned(),
@@ -49,6 +50,7 @@ fn graph_of(inputs: &[(&str, &Tensor)], outputs: &[(&str, DType)], known: &[(&st
         outputs: outputs.iter().map(output).collect(),
         weights: known.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.clone())).collect(),
         nodes: nodes.iter().map(node).collect(),
+        ..ModelFile::default()
     };
     onnx::read(&onnx::write(&file).into(), &mut no_files).unwrap_or_else(|error| panic!("{error}")).graph
 }

@@ -79,8 +79,7 @@ impl Chain {
             opset: 17,
             inputs: vec![port("x", SIDE)],
             outputs: vec![port("y", SIDE + 1)],
-            weights: Vec::new(),
-            nodes: Vec::new(),
+            ..ModelFile::default()
         };
         let input = random.tensor(dtype, SIDE * SIDE);
         Chain { dtype, model, values: input.clone(), input, last: "x".to_owned() }
@@ -97,7 +96,7 @@ impl Chain {
             op: op.to_owned(),
             inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
             outputs: vec![output.to_owned()],
-            attributes: Vec::new(),
+            ..NodeFile::default()
         });
     }
 

@@ -32,6 +32,7 @@ fn columns_of_weights_have_zero_points_of_their_own() {
         inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
         outputs: vec![output.to_owned()],
         attributes,
+        ..NodeFile::default()
     };
     let model = ModelFile {
         name: "quantized".to_owned(),
@@ -47,6 +48,7 @@ fn columns_of_weights_have_zero_points_of_their_own() {
             node("MatMulInteger", &["x", "w", "zero", "zeros"], "sums", Vec::new()),
             node("Cast", &["sums"], "y", vec![("to".to_owned(), Attribute::Int(1))]),
         ],
+        ..ModelFile::default()
     };
     let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
     let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();

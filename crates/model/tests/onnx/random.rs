@@ -32,7 +32,7 @@ impl Writer {
         let shape: Vec<usize> = (0..random.random_range(1..5)).map(|_| dim(&mut random)).collect();
         let inputs = vec![port("x", &shape)];
         let (name, opset) = ("random".to_owned(), 17);
-        let file = ModelFile { name, opset, inputs, outputs: Vec::new(), weights: Vec::new(), nodes: Vec::new() };
+        let file = ModelFile { name, opset, inputs, ..ModelFile::default() };
         Writer { random, file, values: vec![("x".to_owned(), shape)] }
     }
 
@@ -60,6 +60,7 @@ impl Writer {
             inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
             outputs: vec![name.clone()],
             attributes: attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+            ..NodeFile::default()
         });
         self.values.push((name, shape));
     }

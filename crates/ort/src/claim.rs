@@ -1,0 +1,442 @@
+//! Choice of the parts of a graph that run here.
+//!
+//! A node is taken if this crate's compiler has a kernel for it, given its types. Nodes that are taken are
+//! grouped into parts as large as can be: no path leads out of a part and back into it. Of these parts those
+//! stay that are expected to be faster than node by node: those with enough arithmetic in products,
+//! convolutions and recurrences, and those that touch much memory once where node by node would touch it
+//! several times. Products between `DequantizeLinear` and `QuantizeLinear` are left out unless these are
+//! taken as well, since ONNX Runtime makes integer products of them.
+
+use std::collections::{HashMap, HashSet};
+
+use tilewright_graph::{Bindings, Problem, Specialised, TensorType, specialise};
+use tilewright_model::{Kind, Net, import};
+
+use crate::draft::{Draft, DraftNode, NodeAt, Refused, Value, node_at, node_of, types_of};
+use crate::options::Claims;
+
+/// Sizes in the places of dimensions that are not known, tried in turn.
+const STAND_INS: [usize; 3] = [64, 224, 1];
+/// Rounds in which nodes that are refused are left out.
+const MOST_ROUNDS: usize = 32;
+/// Least arithmetic of a part, in floating-point operations: about ten times what its call costs.
+const LEAST_FLOPS: f64 = 1e6;
+/// Least bytes that a part without such arithmetic saves.
+const LEAST_SAVED_BYTES: f64 = 4e6;
+
+/// Parts that run here.
+#[derive(Debug, Default)]
+pub struct Claim {
+    /// The parts, each in the order of the graph's nodes.
+    pub parts: Vec<Vec<NodeAt>>,
+    /// Reasons why nodes were left out, in words.
+    pub left: Vec<String>,
+}
+
+/// Nodes for which there are kernels.
+struct Supported {
+    nodes: HashSet<NodeAt>,
+    /// Types of values, with stand-ins for sizes that are not known.
+    types: HashMap<Value, TensorType>,
+    left: Vec<String>,
+}
+
+/// Chooses the parts of a graph that run here.
+pub fn claim(draft: &Draft, claims: Claims) -> Claim {
+    let Supported { mut nodes, types, mut left } = supported(draft);
+    leave_quantized(draft, &mut nodes);
+    let mut parts = Vec::new();
+    for part in groups(draft, &nodes) {
+        match work(draft, &part, &types) {
+            Ok(work) if work.is_enough() || claims == Claims::All => parts.push(part),
+            Ok(_) => {}
+            Err(why) => left.push(why),
+        }
+    }
+    Claim { parts, left }
+}
+
+/// Nodes for which there are kernels, with the stand-ins that most nodes agree with.
+fn supported(draft: &Draft) -> Supported {
+    let is_fixed = |at: usize| draft.fixed_shape(at).is_some() || draft.values[at].declared.is_none();
+    let is_free = (0..draft.values.len()).any(|at| !is_fixed(at));
+    let tried = STAND_INS[..if is_free { STAND_INS.len() } else { 1 }].iter();
+    let mut best: Option<Supported> = None;
+    for &stand_in in tried {
+        let found = supported_with(draft, stand_in);
+        let is_all = found.nodes.len() == draft.nodes.len();
+        if best.as_ref().is_none_or(|best| found.nodes.len() > best.nodes.len()) {
+            best = Some(found);
+        }
+        if is_all {
+            break;
+        }
+    }
+    best.expect("at least one was tried")
+}
+
+/// The declared shape of a value that is given to a part, with a stand-in for unknown sizes; `None` where
+/// there is none. What is declared as a scalar may as well be of unknown rank.
+fn given_shape(draft: &Draft, value: Value, stand_in: usize) -> Option<Vec<usize>> {
+    draft.shape_with(value, stand_in).filter(|shape| !shape.is_empty())
+}
+
+fn supported_with(draft: &Draft, stand_in: usize) -> Supported {
+    let mut nodes: HashSet<NodeAt> = (0..draft.nodes.len()).collect();
+    let mut left: Vec<String> = Vec::new();
+    let name = |at: NodeAt| {
+        let DraftNode { op, outputs, .. } = &draft.nodes[at];
+        let output = outputs.iter().flatten().next().map_or("", |&value| &draft.values[value].name);
+        format!("{op} of `{output}`")
+    };
+    for (at, node) in draft.nodes.iter().enumerate() {
+        if let Some(why) = &node.foreign {
+            left.push(format!("{}: {why}", name(at)));
+            nodes.remove(&at);
+        }
+    }
+    for _ in 0..MOST_ROUNDS {
+        let part: Vec<NodeAt> = (0..draft.nodes.len()).filter(|at| nodes.contains(at)).collect();
+        let ports = draft.ports(&part);
+        let unknown: HashSet<Value> =
+            ports.inputs.iter().copied().filter(|&value| given_shape(draft, value, stand_in).is_none()).collect();
+        let reads_unknown = |at: &NodeAt| draft.nodes[*at].inputs.iter().flatten().any(|v| unknown.contains(v));
+        let mut refused: Vec<(NodeAt, String)> = Vec::new();
+        for &at in part.iter().filter(|at| reads_unknown(at)) {
+            refused.push((at, "the number of dimensions of an input is not known".to_owned()));
+        }
+        let mut types = HashMap::new();
+        if refused.is_empty() {
+            match draft.graph(&part, &ports, &|value| given_shape(draft, value, stand_in)) {
+                Err(Refused::Node(at, why)) => refused.push((at, why)),
+                Err(Refused::Other(why)) => {
+                    left.push(why);
+                    nodes.clear();
+                }
+                Ok(graph) => {
+                    let special = specialise(&graph, &Bindings::default());
+                    types = types_of(&special.graph);
+                    refused = without_code(special);
+                }
+            }
+        }
+        if refused.is_empty() {
+            return Supported { nodes, types, left };
+        }
+        for (at, why) in refused {
+            if nodes.remove(&at) {
+                left.push(format!("{}: {why}", name(at)));
+            }
+        }
+    }
+    left.push("too many nodes depend on others that are left out".to_owned());
+    Supported { nodes: HashSet::new(), types: HashMap::new(), left }
+}
+
+/// Nodes of a specialised graph that have no kernels, with reasons.
+fn without_code(special: Specialised) -> Vec<(NodeAt, String)> {
+    let place = |problem: &Problem| Some((problem.place.as_ref().and_then(node_of)?, problem.reason.to_string()));
+    if !special.problems.is_empty() {
+        return special.problems.iter().filter_map(place).collect();
+    }
+    let net = import(&special.graph);
+    let is_host = |node: &&tilewright_model::Node| matches!(node.kind, Kind::Host(_));
+    let why = || "there is no kernel for it".to_owned();
+    net.nodes.iter().filter(is_host).filter_map(|node| Some((node_at(&node.origin)?, why()))).collect()
+}
+
+/// Leaves out nodes around which ONNX Runtime has quantization that is not taken.
+fn leave_quantized(draft: &Draft, nodes: &mut HashSet<NodeAt>) {
+    let is_left = |at: NodeAt, op: &str, nodes: &HashSet<NodeAt>| !nodes.contains(&at) && draft.nodes[at].op == op;
+    let outputs_of = |at: NodeAt| draft.nodes[at].outputs.iter().flatten().copied();
+    let all = 0..draft.nodes.len();
+    let dequantized: HashSet<Value> =
+        all.clone().filter(|&at| is_left(at, "DequantizeLinear", nodes)).flat_map(outputs_of).collect();
+    let quantized: HashSet<Value> = all
+        .filter(|&at| is_left(at, "QuantizeLinear", nodes))
+        .filter_map(|at| draft.nodes[at].inputs.first().copied().flatten())
+        .collect();
+    nodes.retain(|&at| {
+        let reads = draft.nodes[at].inputs.iter().flatten().any(|value| dequantized.contains(value));
+        !reads && !outputs_of(at).any(|value| quantized.contains(&value))
+    });
+}
+
+/// Groups nodes into parts as large as can be, in the order of their first nodes.
+fn groups(draft: &Draft, nodes: &HashSet<NodeAt>) -> Vec<Vec<NodeAt>> {
+    let mut grouping = Grouping::new(draft);
+    for at in (0..draft.nodes.len()).filter(|at| nodes.contains(at)) {
+        for before in grouping.before[at].clone() {
+            if nodes.contains(&before) {
+                grouping.join(before, at);
+            }
+        }
+    }
+    // Nodes that share what they read are joined as well: fewer parts are fewer calls.
+    let mut readers: HashMap<Value, NodeAt> = HashMap::new();
+    for at in (0..draft.nodes.len()).filter(|at| nodes.contains(at)) {
+        for &value in draft.nodes[at].inputs.iter().flatten() {
+            if draft.values[value].constant.is_none() {
+                let other = *readers.entry(value).or_insert(at);
+                grouping.join(other, at);
+            }
+        }
+    }
+    let mut parts: Vec<Vec<NodeAt>> = grouping.members.into_iter().filter(|part| !part.is_empty()).collect();
+    parts.retain(|part| nodes.contains(&part[0]));
+    parts.iter_mut().for_each(|part| part.sort_unstable());
+    parts.sort();
+    parts
+}
+
+/// Groups of nodes, between which there are no cycles.
+struct Grouping {
+    /// The nodes that each reads of and that read it.
+    before: Vec<Vec<NodeAt>>,
+    after: Vec<Vec<NodeAt>>,
+    /// Group of each node, and the nodes of each group.
+    group: Vec<usize>,
+    members: Vec<Vec<NodeAt>>,
+    /// The first and the last node of each group.
+    ends: Vec<(NodeAt, NodeAt)>,
+}
+
+impl Grouping {
+    fn new(draft: &Draft) -> Grouping {
+        let n = draft.nodes.len();
+        let producers = draft.nodes.iter().enumerate();
+        let producer: HashMap<Value, NodeAt> =
+            producers.flat_map(|(at, node)| node.outputs.iter().flatten().map(move |&value| (value, at))).collect();
+        let (mut before, mut after) = (vec![Vec::new(); n], vec![Vec::new(); n]);
+        for (at, node) in draft.nodes.iter().enumerate() {
+            let mut from: Vec<NodeAt> =
+                node.inputs.iter().flatten().filter_map(|value| producer.get(value).copied()).collect();
+            from.sort_unstable();
+            from.dedup();
+            from.iter().for_each(|&other| after[other].push(at));
+            before[at] = from;
+        }
+        let members = (0..n).map(|at| vec![at]).collect();
+        Grouping { before, after, group: (0..n).collect(), members, ends: (0..n).map(|at| (at, at)).collect() }
+    }
+
+    /// Joins the groups of two nodes, unless a path leads from one to the other by way of a third.
+    fn join(&mut self, a: NodeAt, b: NodeAt) {
+        let (a, b) = (self.group[a], self.group[b]);
+        if a == b || self.has_detour(a, b) || self.has_detour(b, a) {
+            return;
+        }
+        let (into, from) = if self.members[a].len() < self.members[b].len() { (b, a) } else { (a, b) };
+        let moved = std::mem::take(&mut self.members[from]);
+        moved.iter().for_each(|&at| self.group[at] = into);
+        self.members[into].extend(moved);
+        let ((first, last), (other_first, other_last)) = (self.ends[into], self.ends[from]);
+        self.ends[into] = (first.min(other_first), last.max(other_last));
+    }
+
+    /// Whether a path leads from one group to another by way of a third.
+    fn has_detour(&self, from: usize, to: usize) -> bool {
+        let last = self.ends[to].1;
+        let mut seen: HashSet<usize> = HashSet::from([from]);
+        let mut next = vec![from];
+        while let Some(group) = next.pop() {
+            for &at in self.members[group].iter().flat_map(|&at| &self.after[at]) {
+                let other = self.group[at];
+                match () {
+                    () if other == to && group != from => return true,
+                    // Nodes come after those that they read, so that none beyond the last leads back.
+                    () if other == to || self.ends[other].0 > last => {}
+                    () if seen.insert(other) => next.push(other),
+                    () => {}
+                }
+            }
+        }
+        false
+    }
+}
+
+/// Work of a part.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    flops: f64,
+    saved_bytes: f64,
+}
+
+impl Work {
+    /// Whether it is expected to be done faster here.
+    fn is_enough(self) -> bool {
+        self.flops >= LEAST_FLOPS || self.saved_bytes >= LEAST_SAVED_BYTES
+    }
+}
+
+/// Work of a part by itself.
+///
+/// # Errors
+/// In words, where the part has no code by itself.
+fn work(draft: &Draft, part: &[NodeAt], types: &HashMap<Value, TensorType>) -> Result<Work, String> {
+    let ports = draft.ports(part);
+    if ports.outputs.is_empty() {
+        return Err("a part has no outputs".to_owned());
+    }
+    let shape = |value: Value| types.get(&value).map(|ty| ty.shape.clone());
+    let graph = draft.graph(part, &ports, &shape).map_err(|refused| match refused {
+        Refused::Node(_, why) | Refused::Other(why) => why,
+    })?;
+    let special = specialise(&graph, &Bindings::default());
+    if let Some(problem) = special.problems.first() {
+        return Err(problem.to_string());
+    }
+    let net = import(&special.graph);
+    if let Some(node) = net.nodes.iter().find(|node| matches!(node.kind, Kind::Host(_))) {
+        return Err(format!("{}: there is no kernel for it by itself", node.operator()));
+    }
+    Ok(Work { flops: flops(&net), saved_bytes: saved_bytes(draft, part, types) })
+}
+
+/// Floating-point operations of products, convolutions and recurrences.
+fn flops(net: &Net) -> f64 {
+    let elements = |id| net.value(id).n_elements() as f64;
+    let of_node = |node: &tilewright_model::Node| match &node.kind {
+        Kind::Product { .. } => {
+            2.0 * elements(node.output()) * net.shape(node.input(0)).last().copied().unwrap_or(1) as f64
+        }
+        Kind::Conv(_) => {
+            let channels = net.shape(node.input(1)).first().copied().unwrap_or(1).max(1) as f64;
+            2.0 * elements(node.output()) * elements(node.input(1)) / channels
+        }
+        Kind::Sequence(sequence) => sequence.n_steps as f64 * flops(&sequence.body),
+        _ => 0.0,
+    };
+    net.nodes.iter().map(of_node).sum()
+}
+
+/// Bytes of values between a part's nodes, which are written and read where each node runs by itself.
+fn saved_bytes(draft: &Draft, part: &[NodeAt], types: &HashMap<Value, TensorType>) -> f64 {
+    let inside = part.iter().flat_map(|&at| &draft.nodes[at].outputs).flatten();
+    let read: HashSet<Value> = part.iter().flat_map(|&at| &draft.nodes[at].inputs).flatten().copied().collect();
+    let bytes = |value: &Value| types.get(value).and_then(TensorType::checked_bytes).unwrap_or(0) as f64;
+    inside.filter(|value| read.contains(value)).map(bytes).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft::DraftValue;
+    use tilewright_graph::{DType, Declared, Dim};
+
+    /// A graph of nodes `operator inputs > output`, whose values are matrices of 512 by 512.
+    fn draft(nodes: &str, outputs: &str) -> Draft {
+        let mut draft = Draft { opset: 17, ..Draft::default() };
+        let mut names: Vec<String> = Vec::new();
+        let mut value = |draft: &mut Draft, name: &str| {
+            names.iter().position(|known| known == name).unwrap_or_else(|| {
+                names.push(name.to_owned());
+                let declared = Some(Declared { dtype: DType::F32, dims: Some(vec![Dim::Size(512); 2]) });
+                draft.values.push(DraftValue { name: name.to_owned(), declared, constant: None });
+                names.len() - 1
+            })
+        };
+        for line in nodes.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let (call, output) = line.split_once(" > ").expect("an arrow");
+            let mut words = call.split(' ');
+            let op = words.next().expect("an operator").to_owned();
+            let inputs = words.map(|name| Some(value(&mut draft, name))).collect();
+            let outputs = vec![Some(value(&mut draft, output))];
+            draft.nodes.push(DraftNode { op, inputs, outputs, ..DraftNode::default() });
+        }
+        draft.outputs = outputs.split(' ').map(|name| value(&mut draft, name)).collect();
+        draft
+    }
+
+    #[track_caller]
+    fn check(nodes: &str, outputs: &str, expected: &[&[NodeAt]]) {
+        let claim = claim(&draft(nodes, outputs), Claims::Fast);
+        assert_eq!(claim.parts, expected, "{:?}", claim.left);
+    }
+
+    #[test]
+    fn a_graph_of_known_operators_is_one_part() {
+        check("MatMul x w > a\nRelu a > b\nMatMul b w > y", "y", &[&[0, 1, 2]]);
+    }
+
+    #[test]
+    fn an_unknown_operator_splits_a_graph() {
+        check("MatMul x w > a\nNoSuch a > b\nMatMul b w > y", "y", &[&[0], &[2]]);
+    }
+
+    #[test]
+    fn no_part_is_left_and_entered_again() {
+        // The last product reads the first one directly, and by way of an unknown operator.
+        check("MatMul x w > a\nNoSuch a > b\nMatMul b a > y", "y", &[&[0], &[2]]);
+        // A branch beside it may join either.
+        check("MatMul x w > a\nMatMul a w > c\nNoSuch a > b\nAdd c b > y", "y", &[&[0, 1]]);
+    }
+
+    #[test]
+    fn little_work_is_left() {
+        check("Relu x > y", "y", &[]);
+        assert_eq!(claim(&draft("Relu x > y", "y"), Claims::All).parts, [[0]]);
+        check("Relu x > a\nNeg a > b\nExp b > c\nAbs c > d\nSqrt d > y", "y", &[&[0, 1, 2, 3, 4]]);
+    }
+
+    /// Whether no path leads out of a group and back: by the reachability of all pairs of nodes.
+    fn is_convex(draft: &Draft, part: &[NodeAt]) -> bool {
+        let n = draft.nodes.len();
+        let mut reaches = vec![vec![false; n]; n];
+        for (at, node) in draft.nodes.iter().enumerate() {
+            for (other, of) in draft.nodes.iter().enumerate() {
+                reaches[other][at] = of.outputs.iter().flatten().any(|value| node.inputs.contains(&Some(*value)));
+            }
+        }
+        for by in 0..n {
+            for from in 0..n {
+                for to in 0..n {
+                    reaches[from][to] |= reaches[from][by] && reaches[by][to];
+                }
+            }
+        }
+        let outside = (0..n).filter(|at| !part.contains(at));
+        outside.into_iter().all(|at| !part.iter().any(|&a| reaches[a][at]) || !part.iter().any(|&b| reaches[at][b]))
+    }
+
+    #[test]
+    fn parts_of_random_graphs_are_convex_and_apart() {
+        let mut state = 1_u64;
+        let mut below = move |n: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % n
+        };
+        for _ in 0..200 {
+            let n = 2 + below(12);
+            let mut text = String::new();
+            for at in 0..n {
+                let op = ["MatMul", "Add", "NoSuch"][below(3)];
+                let mut input = || if at == 0 { "x".to_owned() } else { format!("v{}", below(at)) };
+                let (a, b) = (input(), input());
+                text += &format!("{op} {a} {b} > v{at}\n");
+            }
+            let draft = draft(&text, &format!("v{}", n - 1));
+            let nodes: HashSet<NodeAt> = (0..n).filter(|&at| draft.nodes[at].op != "NoSuch").collect();
+            let parts = groups(&draft, &nodes);
+            let mut all: Vec<NodeAt> = parts.concat();
+            all.sort_unstable();
+            let mut expected: Vec<NodeAt> = nodes.into_iter().collect();
+            expected.sort_unstable();
+            assert_eq!(all, expected, "{text}");
+            // Parts may be convex one by one, and in a cycle together: each is contracted in its turn.
+            let mut grouping = Grouping::new(&draft);
+            for part in &parts {
+                assert!(is_convex(&draft, part), "{part:?} of\n{text}");
+                part.iter().for_each(|&at| grouping.group[at] = part[0]);
+            }
+            let group = &grouping.group;
+            let edges = |at: NodeAt| grouping.after[at].iter().map(move |&to| (group[at], group[to]));
+            let edges: Vec<(usize, usize)> = (0..n).flat_map(edges).filter(|(a, b)| a != b).collect();
+            let mut rest: HashSet<usize> = grouping.group.iter().copied().collect();
+            while let Some(&free) = rest.iter().find(|&&g| !edges.iter().any(|(a, b)| *b == g && rest.contains(a))) {
+                rest.remove(&free);
+            }
+            assert!(rest.is_empty(), "a cycle between {rest:?} of\n{text}");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Graph of a session in memory of our own, and parts of it as graphs that are compiled.
+
+use std::collections::{HashMap, HashSet};
+
+use tilewright_graph::onnx::{self, ModelFile, NodeFile, Port};
+use tilewright_graph::op::Attribute;
+use tilewright_graph::{Declared, Dim, Graph, Place, ReadError, Tensor, TensorType};
+
+/// A value's index in [`Draft::values`].
+pub type Value = usize;
+/// A node's index in [`Draft::nodes`].
+pub type NodeAt = usize;
+
+/// Value of a session's graph.
+#[derive(Clone, Debug, Default)]
+pub struct DraftValue {
+    /// Name in the session's graph.
+    pub name: String,
+    /// Element type and dimensions; `None` where it is no tensor of a type that is known here.
+    pub declared: Option<Declared>,
+    /// Elements, where it is a constant.
+    pub constant: Option<Tensor>,
+}
+
+/// Node of a session's graph.
+#[derive(Clone, Debug, Default)]
+pub struct DraftNode {
+    /// Operator of the node.
+    pub op: String,
+    /// Domain of the operator; empty for ONNX's own.
+    pub domain: String,
+    /// Inputs; `None` for those that are left out. Of a node with graphs within, these read the last ones.
+    pub inputs: Vec<Option<Value>>,
+    /// Outputs; `None` for those that are not asked for.
+    pub outputs: Vec<Option<Value>>,
+    /// Attributes by name.
+    pub attributes: Vec<(String, Attribute)>,
+    /// Reason why it cannot run here whatever its operator, such as a graph within it.
+    pub foreign: Option<String>,
+}
+
+/// Graph of a session.
+#[derive(Clone, Debug, Default)]
+pub struct Draft {
+    /// Values of the graph.
+    pub values: Vec<DraftValue>,
+    /// Nodes, each after those that compute its inputs.
+    pub nodes: Vec<DraftNode>,
+    /// Outputs of the graph.
+    pub outputs: Vec<Value>,
+    /// Version of ONNX's own operators.
+    pub opset: i64,
+    /// Domains of other operators, with their versions.
+    pub domains: Vec<(String, i64)>,
+}
+
+/// Interface of a part: values that it takes and gives, each in the order of the nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ports {
+    /// Values that are computed or given outside.
+    pub inputs: Vec<Value>,
+    /// Constants that it reads.
+    pub constants: Vec<Value>,
+    /// Values that are read outside.
+    pub outputs: Vec<Value>,
+}
+
+/// Reason why there is no graph of a part.
+#[derive(Debug)]
+pub enum Refused {
+    /// A node breaks a rule of its operator.
+    Node(NodeAt, String),
+    /// Something else.
+    Other(String),
+}
+
+/// Name that a value has in a graph that is compiled.
+fn name_of(value: Value) -> String {
+    format!("v{value}")
+}
+
+/// The node of a place in a graph that was made of a part.
+pub fn node_at(place: &str) -> Option<NodeAt> {
+    place.strip_prefix('n')?.parse().ok()
+}
+
+/// The value of a name in a graph that was made of a part.
+pub fn value_at(name: &str) -> Option<Value> {
+    name.strip_prefix('v')?.parse().ok()
+}
+
+/// The node that a place is of.
+pub fn node_of(place: &Place) -> Option<NodeAt> {
+    node_at(&place.node)
+}
+
+impl Draft {
+    /// Interface of a part.
+    pub fn ports(&self, part: &[NodeAt]) -> Ports {
+        let nodes = || part.iter().map(|&at| &self.nodes[at]);
+        let made: HashSet<Value> = nodes().flat_map(|node| &node.outputs).flatten().copied().collect();
+        let inside: HashSet<NodeAt> = part.iter().copied().collect();
+        let outside = self.nodes.iter().enumerate().filter(|(at, _)| !inside.contains(at));
+        let mut read: HashSet<Value> = outside.flat_map(|(_, node)| &node.inputs).flatten().copied().collect();
+        read.extend(&self.outputs);
+        let mut ports = Ports::default();
+        let mut seen = HashSet::new();
+        for &value in nodes().flat_map(|node| &node.inputs).flatten().filter(|value| !made.contains(value)) {
+            if seen.insert(value) {
+                let is_constant = self.values[value].constant.is_some();
+                if is_constant { &mut ports.constants } else { &mut ports.inputs }.push(value);
+            }
+        }
+        ports.outputs =
+            nodes().flat_map(|node| &node.outputs).flatten().copied().filter(|v| read.contains(v)).collect();
+        ports
+    }
+
+    /// Graph of a part, for inputs of these shapes.
+    ///
+    /// # Errors
+    /// Where a node breaks a rule, or an input has no shape or is no tensor.
+    pub fn graph(
+        &self,
+        part: &[NodeAt],
+        ports: &Ports,
+        shape: &dyn Fn(Value) -> Option<Vec<usize>>,
+    ) -> Result<Graph, Refused> {
+        let port = |value: Value, dims: Vec<usize>| {
+            let declared = self.values[value].declared.as_ref();
+            let dtype =
+                declared.ok_or_else(|| Refused::Other(format!("`{}` is no tensor", self.values[value].name)))?;
+            let dims = dims.into_iter().map(Dim::Size).collect();
+            Ok(Port { name: name_of(value), dtype: dtype.dtype, dims })
+        };
+        let mut inputs = Vec::new();
+        for &value in &ports.inputs {
+            let unknown = || Refused::Other(format!("the shape of `{}` is not known", self.values[value].name));
+            inputs.push(port(value, shape(value).ok_or_else(unknown)?)?);
+        }
+        let constant = |value: Value| self.values[value].constant.as_ref().expect("it is among the constants");
+        // They become constants below, so that their elements are in no file.
+        for &value in &ports.constants {
+            inputs.push(port(value, constant(value).shape().to_vec())?);
+        }
+        let outputs = ports.outputs.iter().map(|&value| port(value, Vec::new())).collect::<Result<_, _>>()?;
+        let names = |values: &[Option<Value>]| values.iter().map(|v| v.map_or_else(String::new, name_of)).collect();
+        let node = |&at: &NodeAt| {
+            let DraftNode { op, domain, inputs, outputs, attributes, .. } = &self.nodes[at];
+            let (op, domain, attributes) = (op.clone(), domain.clone(), attributes.clone());
+            NodeFile { name: format!("n{at}"), op, domain, inputs: names(inputs), outputs: names(outputs), attributes }
+        };
+        let file = ModelFile {
+            name: "part".to_owned(),
+            opset: self.opset,
+            domains: self.domains.clone(),
+            inputs,
+            outputs,
+            weights: Vec::new(),
+            nodes: part.iter().map(node).collect(),
+        };
+        let read = onnx::read(&onnx::write(&file).into(), &mut |_| Err("it has no files".to_owned()));
+        let read = read.map_err(|error| match &error {
+            ReadError::Node(problem) => match problem.place.as_ref().and_then(node_of) {
+                Some(at) => Refused::Node(at, problem.to_string()),
+                None => Refused::Other(error.to_string()),
+            },
+            _ => Refused::Other(error.to_string()),
+        })?;
+        let mut graph = read.graph;
+        for id in graph.inputs.split_off(ports.inputs.len()) {
+            let value = value_at(&graph.value(id).name).expect("it was named after a value");
+            let tensor = constant(value).clone();
+            graph.value_mut(id).ty = Some(tensor.ty().clone());
+            graph.value_mut(id).constant = Some(tensor);
+        }
+        // Shapes of outputs follow from those of inputs.
+        for id in graph.outputs.clone() {
+            graph.value_mut(id).declared = None;
+        }
+        Ok(graph)
+    }
+
+    /// Shape of a value where all its dimensions are known.
+    pub fn fixed_shape(&self, value: Value) -> Option<Vec<usize>> {
+        let dims = self.values[value].declared.as_ref()?.dims.as_ref()?;
+        dims.iter().map(|dim| if let Dim::Size(size) = dim { Some(*size) } else { None }).collect()
+    }
+
+    /// Shape of a value with a stand-in for each dimension that is not known.
+    pub fn shape_with(&self, value: Value, stand_in: usize) -> Option<Vec<usize>> {
+        let dims = self.values[value].declared.as_ref()?.dims.as_ref()?;
+        Some(dims.iter().map(|dim| if let Dim::Size(size) = dim { *size } else { stand_in }).collect())
+    }
+}
+
+/// Types of a graph's values by the values that they are named after.
+pub fn types_of(graph: &Graph) -> HashMap<Value, TensorType> {
+    let known = |value: &tilewright_graph::Value| Some((value_at(&value.name)?, value.ty.clone()?));
+    graph.values().filter_map(|(_, value)| known(value)).collect()
+}

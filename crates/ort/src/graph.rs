@@ -1,0 +1,316 @@
+//! Graphs of ONNX Runtime, read through its C interface.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr::null;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tilewright_graph::op::Attribute;
+use tilewright_graph::{DType, Declared, Dim, Tensor, TensorType};
+
+use crate::api::{self, Api, Failure, Graph, Node, TENSOR, TensorInfo, ValueInfo, got, text};
+use crate::draft::{Draft, DraftNode, DraftValue, Value};
+
+/// Elements of a constant that ONNX Runtime holds. All of its constants share a mark, which tells whether any
+/// of them is still in use.
+struct Held {
+    pointer: *const u8,
+    len: usize,
+    _mark: Arc<()>,
+}
+
+// SAFETY: nobody writes the elements of a constant.
+unsafe impl Send for Held {}
+// SAFETY: as above.
+unsafe impl Sync for Held {}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: ONNX Runtime keeps so many bytes there for as long as whoever reads graphs says.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.len) }
+    }
+}
+
+/// A session's graph, with its nodes as ONNX Runtime knows them.
+pub struct Read {
+    /// The graph.
+    pub draft: Draft,
+    /// The nodes of the draft.
+    pub nodes: Vec<*const Node>,
+    /// Mark of the constants' elements; others hold it for as long as they are in use.
+    pub mark: Arc<()>,
+    /// Whether values are read that a graph around it has.
+    pub reads_outside: bool,
+}
+
+/// Reader of a graph.
+struct Reader<'a> {
+    api: &'a Api,
+    draft: Draft,
+    known: HashMap<String, Value>,
+    mark: Arc<()>,
+    reads_outside: bool,
+}
+
+/// Reads a graph. The elements of constants stay where they are.
+///
+/// # Errors
+/// Where ONNX Runtime does not answer.
+///
+/// # Safety
+/// The graph is one of ONNX Runtime's, and it as well as its constants live until the draft is dropped.
+pub unsafe fn read(api: &Api, graph: *const Graph) -> Result<Read, Failure> {
+    let mark = Arc::new(());
+    let draft = Draft::default();
+    let mut reader = Reader { api, draft, known: HashMap::new(), mark: Arc::clone(&mark), reads_outside: false };
+    // SAFETY: the graph is one, and the functions write as many elements as they are told.
+    unsafe {
+        let mut versions = vec![0; got(api, 0, |out| api.n_opsets(graph, out))?];
+        let mut domains = vec![null(); versions.len()];
+        api.check(api.opsets(graph, domains.as_mut_ptr(), versions.as_mut_ptr(), versions.len()))?;
+        for (domain, version) in domains.into_iter().zip(versions) {
+            match text(domain).as_str() {
+                "" | "ai.onnx" => reader.draft.opset = version,
+                other => reader.draft.domains.push((other.to_owned(), version)),
+            }
+        }
+        let nodes = api.list(null(), |n| api.n_nodes(graph, n), |list, n| api.nodes(graph, list, n))?;
+        for &node in &nodes {
+            let node = reader.node(node)?;
+            reader.draft.nodes.push(node);
+        }
+        for value in api.list(null(), |n| api.n_outputs(graph, n), |list, n| api.outputs(graph, list, n))? {
+            if let Some(value) = reader.value(value)? {
+                reader.draft.outputs.push(value);
+            }
+        }
+        Ok(Read { draft: reader.draft, nodes, mark, reads_outside: reader.reads_outside })
+    }
+}
+
+/// The inputs and outputs of a node, by name.
+///
+/// # Errors
+/// Where ONNX Runtime does not answer.
+///
+/// # Safety
+/// The node is one of ONNX Runtime's.
+pub unsafe fn ports_of(api: &Api, node: *const Node) -> Result<[Vec<String>; 2], Failure> {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let inputs = api.list(null(), |n| api.n_node_inputs(node, n), |list, n| api.node_inputs(node, list, n))?;
+        let outputs = api.list(null(), |n| api.n_node_outputs(node, n), |list, n| api.node_outputs(node, list, n))?;
+        let name = |value: &*const ValueInfo| match value.is_null() {
+            true => Ok(String::new()),
+            false => got(api, null(), |out| api.value_name(*value, out)).map(|name| text(name)),
+        };
+        let names = |list: Vec<_>| list.iter().map(name).collect::<Result<Vec<String>, Failure>>();
+        Ok([names(inputs)?, names(outputs)?])
+    }
+}
+
+impl Reader<'_> {
+    /// Reads a node.
+    ///
+    /// # Safety
+    /// The node is one of ONNX Runtime's.
+    unsafe fn node(&mut self, node: *const Node) -> Result<DraftNode, Failure> {
+        let api = self.api;
+        // SAFETY: promised by the caller; names end with a zero and are copied.
+        unsafe {
+            let op = text(got(api, null(), |out| api.operator(node, out))?);
+            let domain = text(got(api, null(), |out| api.domain(node, out))?);
+            let inputs = api.list(null(), |n| api.n_node_inputs(node, n), |list, n| api.node_inputs(node, list, n))?;
+            let outputs =
+                api.list(null(), |n| api.n_node_outputs(node, n), |list, n| api.node_outputs(node, list, n))?;
+            let mut read = DraftNode { op, domain, ..DraftNode::default() };
+            for value in inputs {
+                read.inputs.push(self.value(value)?);
+            }
+            for value in outputs {
+                read.outputs.push(self.value(value)?);
+            }
+            if got(api, 0, |out| api.n_subgraphs(node, out))? > 0 {
+                // Graphs within it read values of this one by name.
+                let captured = api.list(null(), |n| api.n_captured(node, n), |list, n| api.captured(node, list, n))?;
+                for value in captured {
+                    read.inputs.push(self.value(value)?);
+                }
+                read.foreign = Some("graphs within nodes stay with ONNX Runtime".to_owned());
+                return Ok(read);
+            }
+            let attributes =
+                api.list(null(), |n| api.n_attributes(node, n), |list, n| api.attributes(node, list, n))?;
+            for attribute in attributes {
+                let name = text(got(api, null(), |out| api.attribute_name(attribute, out))?);
+                match self.attribute(attribute)? {
+                    Some(value) => read.attributes.push((name, value)),
+                    None => read.foreign = Some(format!("attribute `{name}` is of a kind that is not supported")),
+                }
+            }
+            let values = read.inputs.iter().chain(&read.outputs).flatten();
+            if let Some(value) = values.map(|&at| &self.draft.values[at]).find(|value| value.declared.is_none()) {
+                read.foreign = Some(format!("`{}` is no tensor of a type that is supported", value.name));
+            }
+            Ok(read)
+        }
+    }
+
+    /// The bytes of an attribute.
+    ///
+    /// # Safety
+    /// The attribute is one of ONNX Runtime's.
+    unsafe fn attribute_bytes(&self, attribute: *const api::Attribute, kind: i32) -> Result<Vec<u8>, Failure> {
+        let api = self.api;
+        let mut n_bytes = 0;
+        // SAFETY: promised by the caller. Without room it says how much it needs, as an error.
+        unsafe {
+            let status = api.read_attribute(attribute, kind, api::nothing(), 0, &mut n_bytes);
+            let asked = api.check(status);
+            if n_bytes == 0 {
+                // Without elements it may have succeeded.
+                return asked.map(|()| Vec::new()).or(Ok(Vec::new()));
+            }
+            let mut bytes = vec![0_u8; n_bytes];
+            let room: *mut c_void = bytes.as_mut_ptr().cast();
+            api.check(api.read_attribute(attribute, kind, room, n_bytes, &mut n_bytes))?;
+            Ok(bytes)
+        }
+    }
+
+    /// Reads an attribute; `None` where it is of another kind.
+    ///
+    /// # Safety
+    /// The attribute is one of ONNX Runtime's.
+    unsafe fn attribute(&self, attribute: *const api::Attribute) -> Result<Option<Attribute>, Failure> {
+        // SAFETY: promised by the caller.
+        let kind = unsafe { got(self.api, 0, |out| self.api.attribute_kind(attribute, out))? };
+        if !(1..=6).contains(&kind) {
+            return Ok(None);
+        }
+        // SAFETY: promised by the caller.
+        let bytes = unsafe { self.attribute_bytes(attribute, kind)? };
+        let ints = || bytes.as_chunks::<8>().0.iter().map(|&b| i64::from_ne_bytes(b)).collect::<Vec<i64>>();
+        let floats = || bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_ne_bytes(b)).collect::<Vec<f32>>();
+        let word = |bytes: &[u8]| {
+            let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+            String::from_utf8_lossy(&bytes[..end]).into_owned()
+        };
+        Ok(match kind {
+            1 => ints().first().map(|&int| Attribute::Int(int)),
+            2 => Some(Attribute::Ints(ints())),
+            3 => floats().first().map(|&float| Attribute::Float(float)),
+            4 => Some(Attribute::Floats(floats())),
+            5 => Some(Attribute::Text(word(&bytes))),
+            // Each ends with a zero.
+            _ => Some(Attribute::Texts(bytes.split_inclusive(|&byte| byte == 0).map(word).collect())),
+        })
+    }
+
+    /// A value; `None` for one that is left out.
+    ///
+    /// # Safety
+    /// It is null or one of ONNX Runtime's.
+    unsafe fn value(&mut self, value: *const ValueInfo) -> Result<Option<Value>, Failure> {
+        if value.is_null() {
+            return Ok(None);
+        }
+        let api = self.api;
+        // SAFETY: promised by the caller; names end with a zero and are copied.
+        let name = unsafe { text(got(api, null(), |out| api.value_name(value, out))?) };
+        if name.is_empty() {
+            return Ok(None);
+        }
+        if let Some(&at) = self.known.get(&name) {
+            return Ok(Some(at));
+        }
+        // SAFETY: promised by the caller.
+        let (declared, constant) = unsafe {
+            let info = got(api, null(), |out| api.value_type(value, out)).unwrap_or(null());
+            let declared = if info.is_null() || got(api, 0, |out| api.kind_of(info, out))? != TENSOR {
+                None
+            } else {
+                declared(api, got(api, null(), |out| api.as_tensor(info, out))?)?
+            };
+            self.reads_outside |= got(api, false, |out| api.is_from_outside(value, out))?;
+            let is_constant = got(api, false, |out| api.is_constant(value, out))?;
+            (declared, if is_constant { self.constant(value)? } else { None })
+        };
+        // A constant without elements here is no value that can be computed with.
+        let declared = constant.as_ref().map(|tensor| exactly(tensor.ty())).or(declared);
+        self.draft.values.push(DraftValue { name: name.clone(), declared, constant });
+        self.known.insert(name, self.draft.values.len() - 1);
+        Ok(Some(self.draft.values.len() - 1))
+    }
+
+    /// The elements of a constant; `None` where they are of a type that is not known here.
+    ///
+    /// # Safety
+    /// The value is a constant of ONNX Runtime's.
+    unsafe fn constant(&self, value: *const ValueInfo) -> Result<Option<Tensor>, Failure> {
+        let api = self.api;
+        // SAFETY: promised by the caller; what `tensor_info` gives is released.
+        unsafe {
+            let tensor = got(api, null(), |out| api.initializer(value, out))?;
+            if tensor.is_null() {
+                return Ok(None);
+            }
+            let Some((dtype, shape)) = type_of(api, tensor)? else { return Ok(None) };
+            let ty = TensorType::new(dtype, shape);
+            let len = ty.checked_bytes().ok_or("a constant is larger than memory")?;
+            let pointer = got(api, api::nothing(), |out| api.tensor_data(tensor.cast_mut(), out))?;
+            if len == 0 {
+                return Ok(Tensor::new(ty, Bytes::new()));
+            }
+            let held = Held { pointer: pointer.cast_const().cast(), len, _mark: Arc::clone(&self.mark) };
+            Ok(Tensor::new(ty, Bytes::from_owner(held)))
+        }
+    }
+}
+
+/// The declaration of a value of a type.
+fn exactly(ty: &TensorType) -> Declared {
+    Declared { dtype: ty.dtype, dims: Some(ty.shape.iter().map(|&size| Dim::Size(size)).collect()) }
+}
+
+/// Element type and shape of a tensor; `None` where the type is not known here.
+///
+/// # Errors
+/// Where ONNX Runtime does not answer.
+///
+/// # Safety
+/// The tensor is one of ONNX Runtime's.
+pub unsafe fn type_of(api: &Api, tensor: *const api::Value) -> Result<Option<(DType, Vec<usize>)>, Failure> {
+    // SAFETY: promised by the caller; the information is ours, and released once.
+    unsafe {
+        let info = got(api, api::nothing(), |out| api.tensor_info(tensor, out))?;
+        let declared = declared(api, info);
+        api.release_tensor_info(info);
+        let Some(Declared { dtype, dims: Some(dims) }) = declared? else { return Ok(None) };
+        let size = |dim: &Dim| if let Dim::Size(size) = dim { Some(*size) } else { None };
+        Ok(dims.iter().map(size).collect::<Option<Vec<usize>>>().map(|shape| (dtype, shape)))
+    }
+}
+
+/// Element type and dimensions; `None` where the type is not known here.
+///
+/// # Safety
+/// The information is ONNX Runtime's.
+unsafe fn declared(api: &Api, info: *const TensorInfo) -> Result<Option<Declared>, Failure> {
+    // SAFETY: promised by the caller; the functions write as many elements as they are told.
+    unsafe {
+        let number = got(api, 0, |out| api.element_type(info, out))?;
+        let Ok(dtype) = DType::from_onnx(number.into()) else { return Ok(None) };
+        let sizes = api.list(0, |n| api.rank(info, n), |list, n| api.dims(info, list, n))?;
+        let mut names = vec![null(); sizes.len()];
+        api.check(api.dim_names(info, names.as_mut_ptr(), names.len()))?;
+        let dim = |(size, name): (i64, _)| match (usize::try_from(size), text(name)) {
+            (Ok(size), _) => Dim::Size(size),
+            (Err(_), name) if name.is_empty() => Dim::Unknown,
+            (Err(_), name) => Dim::Named(name),
+        };
+        let dims = sizes.into_iter().zip(names).map(dim).collect();
+        Ok(Some(Declared { dtype, dims: Some(dims) }))
+    }
+}

@@ -1,0 +1,58 @@
+//! Lines in ONNX Runtime's log.
+
+use std::ffi::{CString, c_int};
+
+use crate::api::{Api, Logger};
+use crate::options::Lines;
+
+/// Level of warnings, which ONNX Runtime shows unless it was told otherwise.
+const WARNING: c_int = 2;
+
+/// Log of a session.
+#[derive(Clone, Copy)]
+pub struct Log {
+    api: Api,
+    logger: *const Logger,
+    lines: Lines,
+}
+
+// SAFETY: ONNX Runtime's loggers may be used by several threads.
+unsafe impl Send for Log {}
+// SAFETY: as above.
+unsafe impl Sync for Log {}
+
+impl Log {
+    /// The log behind a pointer.
+    ///
+    /// # Safety
+    /// It lives as long as the provider.
+    pub unsafe fn new(api: Api, logger: *const Logger, lines: Lines) -> Log {
+        Log { api, logger, lines }
+    }
+
+    /// Tells of a problem, after which ONNX Runtime goes on.
+    pub fn problem(&self, message: &str) {
+        if self.lines != Lines::Off {
+            self.line(message);
+        }
+    }
+
+    /// Tells how things go.
+    pub fn note(&self, message: impl FnOnce() -> String) {
+        if self.lines == Lines::All {
+            self.line(&message());
+        }
+    }
+
+    fn line(&self, message: &str) {
+        let one_line = format!("tilewright: {}", message.replace(['\n', '\0'], " "));
+        let message = CString::new(one_line).expect("it has no zero");
+        // SAFETY: the logger lives, and the texts end with a zero.
+        let status = unsafe {
+            let function = c"tilewright".as_ptr();
+            self.api.log(self.logger, WARNING, message.as_ptr(), c"tilewright-ort".as_ptr(), 0, function)
+        };
+        // Whoever cannot log cannot tell of that either.
+        let _ = self.api.check(status);
+    }
+}

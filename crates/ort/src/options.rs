@@ -1,0 +1,178 @@
+//! Options of the provider, as texts.
+
+use std::path::PathBuf;
+
+/// Lines that the provider adds to ONNX Runtime's log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lines {
+    /// None.
+    Off,
+    /// Problems, after which ONNX Runtime runs what was to run here.
+    Problems,
+    /// Problems, and which parts run here.
+    All,
+}
+
+/// Parts whose sizes are known only when they run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FreeSizes {
+    /// Compiled when sizes are first met.
+    Compile,
+    /// Left to ONNX Runtime.
+    Leave,
+}
+
+/// Parts that run here of those for which there are kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claims {
+    /// Parts that are expected to be faster than in ONNX Runtime.
+    Fast,
+    /// Every part.
+    All,
+}
+
+/// Options of a provider.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Database of records; by default the user's.
+    pub database: Option<PathBuf>,
+    /// Folder of compiled kernels; by default the user's.
+    pub cache: Option<PathBuf>,
+    /// Number of threads that kernels are chosen for; by default one for each CPU.
+    pub threads: Option<usize>,
+    /// Whether kernels add up in the order of the operators' definition.
+    pub exact: bool,
+    /// Parts that run here.
+    pub claim: Claims,
+    /// Parts whose sizes are known only when they run.
+    pub free_sizes: FreeSizes,
+    /// Lines in the log.
+    pub log: Lines,
+}
+
+impl Default for Options {
+    /// Options of a session that gives none.
+    fn default() -> Options {
+        Options {
+            database: None,
+            cache: None,
+            threads: None,
+            exact: false,
+            claim: Claims::Fast,
+            free_sizes: FreeSizes::Compile,
+            log: Lines::Problems,
+        }
+    }
+}
+
+/// An option: its name, what it takes, and how it is set.
+struct Row {
+    name: &'static str,
+    takes: &'static str,
+    set: fn(&mut Options, &str) -> Option<()>,
+}
+
+/// Most threads that kernels are chosen for.
+const MOST_THREADS: usize = 1024;
+
+const ROWS: &[Row] = &[
+    Row { name: "database", takes: "a file", set: |options, text| path(&mut options.database, text) },
+    Row { name: "cache", takes: "a folder", set: |options, text| path(&mut options.cache, text) },
+    Row {
+        name: "threads",
+        takes: "a whole number from 1 to 1024",
+        set: |options, text| {
+            options.threads = Some(text.parse().ok().filter(|n| (1..=MOST_THREADS).contains(n))?);
+            Some(())
+        },
+    },
+    Row {
+        name: "exact",
+        takes: "0 or 1",
+        set: |options, text| {
+            options.exact = one_of(text, &[("0", false), ("1", true)])?;
+            Some(())
+        },
+    },
+    Row {
+        name: "claim",
+        takes: "fast or all",
+        set: |options, text| {
+            options.claim = one_of(text, &[("fast", Claims::Fast), ("all", Claims::All)])?;
+            Some(())
+        },
+    },
+    Row {
+        name: "free_sizes",
+        takes: "compile or leave",
+        set: |options, text| {
+            options.free_sizes = one_of(text, &[("compile", FreeSizes::Compile), ("leave", FreeSizes::Leave)])?;
+            Some(())
+        },
+    },
+    Row {
+        name: "log",
+        takes: "off, problems or all",
+        set: |options, text| {
+            options.log = one_of(text, &[("off", Lines::Off), ("problems", Lines::Problems), ("all", Lines::All)])?;
+            Some(())
+        },
+    },
+];
+
+fn path(option: &mut Option<PathBuf>, text: &str) -> Option<()> {
+    *option = Some(Some(text).filter(|text| !text.is_empty())?.into());
+    Some(())
+}
+
+fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Option<T> {
+    all.iter().find(|(name, _)| *name == text).map(|(_, value)| *value)
+}
+
+impl Options {
+    /// Reads options of a provider: their names and values.
+    ///
+    /// # Errors
+    /// If there is no such option, or the value is none that it takes.
+    pub fn read<'a>(given: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Options, String> {
+        let mut options = Options::default();
+        for (name, text) in given {
+            let Some(row) = ROWS.iter().find(|row| row.name == name) else {
+                let names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
+                return Err(format!("tilewright has no option `{name}` (there are {})", names.join(", ")));
+            };
+            (row.set)(&mut options, text)
+                .ok_or_else(|| format!("option `{name}` of tilewright is `{text}` (give {})", row.takes))?;
+        }
+        Ok(options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(given: &[(&str, &str)], expected: Result<Options, &str>) {
+        assert_eq!(Options::read(given.iter().copied()), expected.map_err(str::to_owned));
+    }
+
+    #[test]
+    fn options_are_read() {
+        check(&[], Ok(Options::default()));
+        check(
+            &[("database", "a.db"), ("threads", "2"), ("exact", "1"), ("claim", "all"), ("free_sizes", "leave")],
+            Ok(Options {
+                database: Some("a.db".into()),
+                threads: Some(2),
+                exact: true,
+                claim: Claims::All,
+                free_sizes: FreeSizes::Leave,
+                ..Options::default()
+            }),
+        );
+        check(&[("threads", "0")], Err("option `threads` of tilewright is `0` (give a whole number from 1 to 1024)"));
+        check(&[("cache", "")], Err("option `cache` of tilewright is `` (give a folder)"));
+        let known = "database, cache, threads, exact, claim, free_sizes, log";
+        check(&[("thread", "1")], Err(&format!("tilewright has no option `thread` (there are {known})")));
+    }
+}

@@ -1,0 +1,419 @@
+//! Parts of a model, compiled and run.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use bytes::Bytes;
+use tilewright::{CPU, Cache, Database, HOST, Place, Records};
+use tilewright_graph::{Bindings, DType, Tensor, TensorType, specialise};
+use tilewright_ir::Target;
+use tilewright_model::{Making, compile_known, lower};
+use tilewright_runtime::{Aligned, AnyModel, Context, Model, Port};
+
+use crate::api::{self, Api, KernelContext, got};
+use crate::boundary::caught;
+use crate::draft::{Draft, NodeAt, Ports, Refused, Value, value_at};
+use crate::graph;
+use crate::log::Log;
+use crate::options::Options;
+use crate::threads::{Loops, Share};
+
+/// Number of sizes of a part for which it stays compiled.
+const MOST_SIZES: usize = 8;
+
+/// Surroundings of all parts of a session.
+pub struct Session {
+    /// Functions of ONNX Runtime.
+    pub api: Api,
+    /// Log of the session.
+    pub log: Log,
+    /// Options of the provider.
+    pub options: Options,
+    /// Machine that kernels are for.
+    pub target: Target,
+    /// Number of threads that kernels are chosen for.
+    pub threads: usize,
+    cache: Cache,
+    /// Database of records, where there is one.
+    database: Option<Database>,
+}
+
+impl Session {
+    /// Surroundings with these options.
+    ///
+    /// # Errors
+    /// Where there is no code for this machine, or an option names a folder that cannot be.
+    pub fn new(api: Api, log: Log, options: Options) -> Result<Session, String> {
+        let threads = options.threads.unwrap_or_else(cpus);
+        let place = Place { device: CPU, target: HOST, threads: threads.min(cpus()) };
+        let target = place.runnable_target().map_err(|error| error.to_string())?;
+        let cache = Cache::new(options.cache.as_deref()).map_err(|error| error.to_string())?;
+        let database = Database::new(options.database.as_deref());
+        let database = database.map_err(|why| log.problem(&format!("records are not used: {why}"))).ok();
+        Ok(Session { api, log, options, target, threads, cache, database })
+    }
+
+    /// Compiles a part for inputs of these shapes.
+    fn compile(&self, draft: &Draft, nodes: &[NodeAt], ports: &Ports, shapes: &[Shape]) -> Result<Compiled, String> {
+        let start = Instant::now();
+        let at = |value: Value| ports.inputs.iter().position(|&input| input == value);
+        let graph = draft.graph(nodes, ports, &|value| Some(shapes[at(value)?].clone()));
+        let graph = graph.map_err(|refused| match refused {
+            Refused::Node(_, why) | Refused::Other(why) => why,
+        })?;
+        let special = specialise(&graph, &Bindings { fold_bytes: usize::MAX, ..Bindings::default() });
+        if let Some(problem) = special.problems.first() {
+            return Err(problem.to_string());
+        }
+        let exact = self.options.exact;
+        let fused = || {
+            let mut fused = lower(&special.graph, exact).map_err(|error| error.to_string())?;
+            fused.workloads_mut().for_each(|workload| workload.exact |= exact);
+            Ok::<_, String>(fused)
+        };
+        let making = Making { cache: &self.cache, for_runs: true };
+        let with = |records: &Records| {
+            compile_known(fused()?, &self.target, self.threads, records, making).map_err(|error| error.to_string())
+        };
+        let recorded = self.database.as_ref().map(|database| {
+            let records = database.records().map_err(|error| error.to_string());
+            records.and_then(|records| with(&records))
+        });
+        let recorded = recorded.and_then(|compiled| {
+            compiled.map_err(|why| self.log.problem(&format!("records are not used: {why}"))).ok()
+        });
+        let compiled = recorded.map_or_else(|| with(&Records::default()), Ok)?;
+        let AnyModel::Cpu(model) = &compiled.model else { return Err("the target is no CPU".to_owned()) };
+        let net = &compiled.fused.net;
+        let place = |id| value_at(&net.value(id).name).and_then(at).ok_or("an input is none of the part's");
+        let inputs = net.inputs.iter().map(|&id| place(id)).collect::<Result<Vec<usize>, _>>()?;
+        let outputs: Vec<TensorType> = net.outputs.iter().map(|&id| net.value(id).ty()).collect();
+        if outputs.len() != ports.outputs.len() {
+            return Err("it has other outputs than the part".to_owned());
+        }
+        let made = Compiled { model: Arc::clone(model), inputs, outputs, idle: Mutex::default() };
+        made.idle().push(Run::new(&made.model, self.threads)?);
+        self.log.note(|| {
+            let sizes: Vec<String> = shapes.iter().map(|shape| format!("{shape:?}")).collect();
+            let (n, guessed) = (nodes.len(), compiled.n_guessed);
+            let took = start.elapsed().as_millis();
+            format!("{n} nodes compiled for {} in {took} ms, {guessed} kernels untuned", sizes.join(", "))
+        });
+        Ok(made)
+    }
+}
+
+/// Number of CPUs that this process may use.
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+type Shape = Vec<usize>;
+
+/// Code of a part for shapes of its inputs.
+struct Compiled {
+    model: Arc<Model>,
+    /// The part's input that each of the model's is.
+    inputs: Vec<usize>,
+    /// Types of the part's outputs.
+    outputs: Vec<TensorType>,
+    /// Memory of runs that are over: there is as much as runs have been under way at the same time.
+    idle: Mutex<Vec<Run>>,
+}
+
+/// Memory of a run.
+struct Run {
+    context: Context,
+    shares: Vec<Share>,
+}
+
+impl Run {
+    fn new(model: &Arc<Model>, threads: usize) -> Result<Run, String> {
+        let context = Context::for_others(model, threads).map_err(|error| format!("no memory for a run: {error}"))?;
+        Ok(Run { context, shares: (0..threads).map(|_| Share::default()).collect() })
+    }
+}
+
+impl Compiled {
+    fn idle(&self) -> MutexGuard<'_, Vec<Run>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Copies of those inputs that do not begin at an element: ONNX Runtime takes tensors that begin
+    /// anywhere.
+    ///
+    /// # Errors
+    /// Where memory does not suffice.
+    fn copies_of_unaligned(&self, inputs: &[&[u8]]) -> Result<Vec<Option<Aligned>>, String> {
+        let copy = |(&at, port): (&usize, &Port)| {
+            let bytes = inputs[at];
+            if (bytes.as_ptr() as usize).is_multiple_of(port.align) {
+                return Ok(None);
+            }
+            let copy = Aligned::new(bytes.len() as u64);
+            let mut copy = copy.map_err(|error| format!("no memory for an input that is not aligned: {error}"))?;
+            copy.bytes_mut().copy_from_slice(bytes);
+            Ok(Some(copy))
+        };
+        self.inputs.iter().zip(self.model.inputs()).map(copy).collect()
+    }
+}
+
+/// Code of a part.
+enum Code {
+    /// For the only shapes that its inputs can have.
+    Fixed(Box<Compiled>),
+    /// For the shapes that were met last, the latest at the end.
+    Free(Mutex<Vec<(Vec<Shape>, Pending)>>),
+}
+
+/// Code that one run makes, and that others for the same shapes wait for.
+type Pending = Arc<OnceLock<Result<Compiled, String>>>;
+
+/// Positions of a part's values among those of the node that stands for it.
+pub struct Positions {
+    /// Of the inputs.
+    pub inputs: Vec<usize>,
+    /// Of the constants; of those that ONNX Runtime does not pass there are none.
+    pub constants: Vec<Option<usize>>,
+    /// Of the outputs.
+    pub outputs: Vec<usize>,
+}
+
+/// Part of a model that runs here.
+pub struct Part {
+    session: Arc<Session>,
+    draft: Draft,
+    nodes: Vec<NodeAt>,
+    ports: Ports,
+    code: Code,
+}
+
+impl Part {
+    /// Compiles a part, or has it compiled when its sizes are known. Constants of the draft are in use until
+    /// it returns.
+    ///
+    /// # Errors
+    /// Where there is no code for it.
+    pub fn new(session: &Arc<Session>, draft: &Draft, nodes: Vec<NodeAt>) -> Result<Part, String> {
+        let ports = draft.ports(&nodes);
+        let shapes: Option<Vec<Shape>> = ports.inputs.iter().map(|&value| draft.fixed_shape(value)).collect();
+        let code = match shapes {
+            Some(shapes) => Code::Fixed(Box::new(session.compile(draft, &nodes, &ports, &shapes)?)),
+            None => Code::Free(Mutex::default()),
+        };
+        let mut draft = draft.clone();
+        draft.values.iter_mut().for_each(|value| value.constant = None);
+        Ok(Part { session: Arc::clone(session), draft, nodes, ports, code })
+    }
+
+    /// Whether its constants have to be passed to each run, since it is compiled for sizes that runs bring.
+    pub fn needs_constants(&self) -> bool {
+        matches!(self.code, Code::Free(_))
+    }
+
+    /// Nodes of the part.
+    pub fn nodes(&self) -> &[NodeAt] {
+        &self.nodes
+    }
+
+    /// Names of its outputs, in its order.
+    pub fn output_names(&self) -> Vec<&str> {
+        self.ports.outputs.iter().map(|&value| self.draft.values[value].name.as_str()).collect()
+    }
+
+    /// Finds the part's values among the inputs and outputs of a node that stands for it.
+    ///
+    /// # Errors
+    /// Where one is not there.
+    pub fn positions(&self, inputs: &[String], outputs: &[String]) -> Result<Positions, String> {
+        let name = |value: &Value| &self.draft.values[*value].name;
+        let find = |list: &[String], value: &Value| list.iter().position(|other| other == name(value));
+        let must = |list: &[String], value: &Value| {
+            find(list, value).ok_or_else(|| format!("`{}` is not passed to the part", name(value)))
+        };
+        Ok(Positions {
+            inputs: self.ports.inputs.iter().map(|value| must(inputs, value)).collect::<Result<_, _>>()?,
+            constants: self.ports.constants.iter().map(|value| find(inputs, value)).collect(),
+            outputs: self.ports.outputs.iter().map(|value| must(outputs, value)).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Runs the part.
+    ///
+    /// # Errors
+    /// Where inputs are not what was declared, no code can be made for their sizes, or memory does not
+    /// suffice.
+    ///
+    /// # Safety
+    /// The run is under way, of a node with these positions.
+    pub unsafe fn run(&self, positions: &Positions, run: *mut KernelContext) -> Result<(), String> {
+        let api = &self.session.api;
+        let mut shapes = Vec::with_capacity(positions.inputs.len());
+        let mut inputs = Vec::with_capacity(positions.inputs.len());
+        for (&at, &value) in positions.inputs.iter().zip(&self.ports.inputs) {
+            // SAFETY: promised by the caller.
+            let (dtype, shape, bytes) = unsafe { passed(api, run, at)? };
+            let declared = self.draft.values[value].declared.as_ref();
+            if declared.is_none_or(|declared| declared.dtype != dtype) {
+                return Err(format!("`{}` has elements of type {dtype}", self.draft.values[value].name));
+            }
+            shapes.push(shape);
+            inputs.push(bytes);
+        }
+        match &self.code {
+            Code::Fixed(compiled) => {
+                for ((shape, &value), bytes) in shapes.iter().zip(&self.ports.inputs).zip(&inputs) {
+                    if self.draft.fixed_shape(value).as_ref() != Some(shape) {
+                        let name = &self.draft.values[value].name;
+                        return Err(format!("`{name}` has the shape {shape:?} of {} bytes", bytes.len()));
+                    }
+                }
+                // SAFETY: promised by the caller.
+                unsafe { self.run_compiled(compiled, positions, &inputs, run) }
+            }
+            Code::Free(known) => {
+                // SAFETY: promised by the caller.
+                let pending = unsafe { self.compiled_for(known, shapes, positions, run)? };
+                let Some(Ok(compiled)) = pending.get() else { unreachable!("it was waited for") };
+                // SAFETY: promised by the caller.
+                unsafe { self.run_compiled(compiled, positions, &inputs, run) }
+            }
+        }
+    }
+
+    /// The code for shapes, made where it is not known. Only runs for the same shapes wait for it.
+    ///
+    /// # Errors
+    /// Where it cannot be made; the next run tries again.
+    ///
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn compiled_for(
+        &self,
+        known: &Mutex<Vec<(Vec<Shape>, Pending)>>,
+        shapes: Vec<Shape>,
+        positions: &Positions,
+        run: *mut KernelContext,
+    ) -> Result<Pending, String> {
+        let known = || known.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = {
+            let mut known = known();
+            let found = known.iter().rposition(|(others, _)| *others == shapes).map(|at| known.remove(at).1);
+            if found.is_none() && known.len() == MOST_SIZES {
+                known.remove(0);
+                let advice = "give free_sizes=leave where sizes keep changing";
+                self.session.log.note(|| format!("code for the sizes met least lately is dropped ({advice})"));
+            }
+            let pending = found.unwrap_or_default();
+            known.push((shapes.clone(), Arc::clone(&pending)));
+            pending
+        };
+        let make = || {
+            // SAFETY: promised by the caller.
+            let draft = unsafe { self.with_constants(positions, run)? };
+            caught(|| self.session.compile(&draft, &self.nodes, &self.ports, &shapes))
+        };
+        match pending.get_or_init(make) {
+            Ok(_) => Ok(pending),
+            Err(why) => {
+                known().retain(|(_, other)| !Arc::ptr_eq(other, &pending));
+                Err(why.clone())
+            }
+        }
+    }
+
+    /// The draft with the constants that a run is passed, as copies.
+    ///
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn with_constants(&self, positions: &Positions, run: *mut KernelContext) -> Result<Draft, String> {
+        let mut draft = self.draft.clone();
+        for (&at, &value) in positions.constants.iter().zip(&self.ports.constants) {
+            let missing = || format!("constant `{}` is not passed to the part", draft.values[value].name);
+            // SAFETY: promised by the caller.
+            let (dtype, shape, bytes) = unsafe { passed(&self.session.api, run, at.ok_or_else(missing)?)? };
+            let tensor = Tensor::new(TensorType::new(dtype, shape), Bytes::copy_from_slice(bytes));
+            draft.values[value].constant = Some(tensor.ok_or("a constant has another size than its type")?);
+        }
+        Ok(draft)
+    }
+
+    /// Runs code on inputs of its shapes.
+    ///
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn run_compiled(
+        &self,
+        compiled: &Compiled,
+        positions: &Positions,
+        inputs: &[&[u8]],
+        run: *mut KernelContext,
+    ) -> Result<(), String> {
+        let api = &self.session.api;
+        let mut outputs: Vec<&mut [u8]> = Vec::with_capacity(compiled.outputs.len());
+        for (&at, ty) in positions.outputs.iter().zip(&compiled.outputs) {
+            // SAFETY: promised by the caller.
+            outputs.push(unsafe { asked(api, run, at, ty)? });
+        }
+        let copies = compiled.copies_of_unaligned(inputs)?;
+        let whole = compiled.inputs.iter().zip(&copies);
+        let taken: Vec<&[u8]> = whole.map(|(&at, copy)| copy.as_ref().map_or(inputs[at], Aligned::bytes)).collect();
+        let idle = compiled.idle().pop();
+        let mut memory = match idle {
+            Some(memory) => memory,
+            None => Run::new(&compiled.model, self.session.threads)?,
+        };
+        let loops = Loops { api, run, shares: &memory.shares };
+        // SAFETY: loops carry out each iteration once, under numbers of threads below that of the shares, and
+        // one thread at a time has a number.
+        let result = unsafe { memory.context.run_on(&loops.runtime(), &taken, &mut outputs) };
+        compiled.idle().push(memory);
+        result.map_err(|error| error.to_string())
+    }
+}
+
+/// Place of tensors without elements, of which ONNX Runtime gives no address.
+#[repr(align(64))]
+struct Empty([u8; 0]);
+
+static EMPTY: Empty = Empty([]);
+
+/// Type, shape and bytes of an input of a run.
+///
+/// # Safety
+/// The run is under way, and the input is not written while the bytes are in use.
+unsafe fn passed<'a>(api: &Api, run: *mut KernelContext, at: usize) -> Result<(DType, Vec<usize>, &'a [u8]), String> {
+    // SAFETY: promised by the caller; so many bytes are there as the type takes.
+    unsafe {
+        let value = got(api, std::ptr::null(), |out| api.input(run, at, out))?;
+        if value.is_null() {
+            return Err(format!("input {at} of a part is missing"));
+        }
+        let (dtype, shape) = graph::type_of(api, value)?.ok_or("an input is of a type that is not known")?;
+        let ty = TensorType::new(dtype, shape);
+        let n_bytes = ty.checked_bytes().ok_or("an input is larger than memory")?;
+        let data = got(api, api::nothing(), |out| api.tensor_data(value.cast_mut(), out))?;
+        let start = if n_bytes == 0 { EMPTY.0.as_ptr() } else { data.cast_const().cast() };
+        Ok((dtype, ty.shape, std::slice::from_raw_parts(start, n_bytes)))
+    }
+}
+
+/// Bytes of an output of a run, of a type.
+///
+/// # Safety
+/// The run is under way, and nobody else uses the output while the bytes are in use.
+unsafe fn asked<'a>(api: &Api, run: *mut KernelContext, at: usize, ty: &TensorType) -> Result<&'a mut [u8], String> {
+    let dims: Vec<i64> = ty.shape.iter().map(|&size| size as i64).collect();
+    let n_bytes = ty.checked_bytes().ok_or("an output is larger than memory")?;
+    // SAFETY: promised by the caller; ONNX Runtime allocates as much as the type takes.
+    unsafe {
+        let value = got(api, api::nothing(), |out| api.output(run, at, dims.as_ptr(), dims.len(), out))?;
+        if value.is_null() {
+            return Err(format!("output {at} of a part is missing"));
+        }
+        let data = got(api, api::nothing(), |out| api.tensor_data(value, out))?;
+        let start = if n_bytes == 0 { EMPTY.0.as_ptr().cast_mut() } else { data.cast() };
+        Ok(std::slice::from_raw_parts_mut(start, n_bytes))
+    }
+}

@@ -1,0 +1,270 @@
+"""The provider in ONNX Runtime: its answers are those of ONNX Runtime's own provider."""
+
+import concurrent.futures
+import contextlib
+import io
+import os
+import pathlib
+import tempfile
+import unittest
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnxruntime
+from onnx import TensorProto, helper
+
+import tilewright_ort
+
+NAME = tilewright_ort.get_ep_name()
+onnxruntime.register_execution_provider_library(NAME, tilewright_ort.get_library_path())
+# Until then `providers` ignores the names of libraries.
+TAKES_NAMES = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) >= (1, 26)
+
+
+def session(model, ours=True, threads=1, free=None, names=TAKES_NAMES, **options):
+    """A session of a model, with all that there are kernels for run by them, unless options say otherwise."""
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    for name, size in (free or {}).items():
+        settings.add_free_dimension_override_by_name(name, size)
+    data = model if isinstance(model, (bytes, str)) else model.SerializeToString()
+    if not ours:
+        return onnxruntime.InferenceSession(data, settings, providers=["CPUExecutionProvider"])
+    made = made_session(data, settings, names, {"claim": "all", "threads": str(threads), **options})
+    # A run that fails would be tried again without the provider.
+    made.disable_fallback()
+    return made
+
+
+def made_session(data, settings, names, options):
+    """A session with the provider, by its name or by its devices."""
+    if names:
+        return onnxruntime.InferenceSession(data, settings, providers=[(NAME, options), "CPUExecutionProvider"])
+    devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == NAME]
+    settings.add_provider_for_devices(devices, options)
+    return onnxruntime.InferenceSession(data, settings)
+
+
+@contextlib.contextmanager
+def log_of():
+    """Takes what is written to the standard error: a list with the provider's lines is complete at the end."""
+    lines = []
+    with tempfile.TemporaryFile() as file:
+        before = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            words = file.read().decode(errors="replace").splitlines()
+            lines += [line.split("] tilewright: ")[1] for line in words if "] tilewright: " in line]
+
+
+def claimed(lines):
+    """Nodes that run here, part by part."""
+    return [int(line.split()[0]) for line in lines if "nodes run here" in line]
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed + sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def model(nodes, inputs, outputs, weights=(), opset=17):
+    """A model of nodes `(operator, inputs, outputs, attributes)`; inputs and outputs are `(name, shape)`."""
+    info = lambda ports: [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in ports]
+    made = [helper.make_node(op, takes, gives, **attributes) for op, takes, gives, attributes in nodes]
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in weights]
+    graph = helper.make_graph(made, "graph", info(inputs), info(outputs), constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def residual_network(n_blocks=3, n=16):
+    """Convolutions with residual connections, a mean over the image, and a product."""
+    nodes, weights, last = [], [], "x"
+    for at in range(n_blocks):
+        weights += [(f"w{at}{i}", random(n, n, 3, 3, seed=at) / n) for i in "ab"]
+        weights += [(f"b{at}{i}", random(n, seed=at)) for i in "ab"]
+        conv = dict(pads=[1, 1, 1, 1])
+        nodes += [
+            ("Conv", [last, f"w{at}a", f"b{at}a"], [f"c{at}"], conv),
+            ("Relu", [f"c{at}"], [f"r{at}"], {}),
+            ("Conv", [f"r{at}", f"w{at}b", f"b{at}b"], [f"d{at}"], conv),
+            ("Add", [f"d{at}", last], [f"s{at}"], {}),
+            ("Relu", [f"s{at}"], [f"y{at}"], {}),
+        ]
+        last = f"y{at}"
+    weights.append(("w", random(n, 10)))
+    nodes += [
+        ("GlobalAveragePool", [last], ["mean"], {}),
+        ("Flatten", ["mean"], ["flat"], {}),
+        ("MatMul", ["flat", "w"], ["y"], {}),
+    ]
+    return model(nodes, [("x", [1, n, 32, 32])], [("y", [1, 10])], weights)
+
+
+def products(rows, unknown=None):
+    """Two products, with an operator that is unknown here between them where one is given."""
+    between = unknown or ("Relu", ["a"], ["b"], {})
+    nodes = [("MatMul", ["x", "v"], ["a"], {}), between, ("MatMul", ["b", "w"], ["y"], {})]
+    weights = [("v", random(64, 256)), ("w", random(256, 32))]
+    return model(nodes, [("x", [rows, 64])], [("y", [rows, 32])], weights)
+
+
+class Provider(unittest.TestCase):
+    def check(self, of, feeds, expected_parts, **options):
+        """Compares answers with those of ONNX Runtime's provider; the session."""
+        with log_of() as lines:
+            ours = session(of, log="all", **options)
+        self.assertEqual(claimed(lines), expected_parts, lines)
+        self.compare(ours, session(of, ours=False), feeds)
+        return ours
+
+    def compare(self, ours, theirs, feeds):
+        for found, expected in zip(ours.run(None, feeds), theirs.run(None, feeds)):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+    def test_a_network_runs_as_a_whole(self):
+        for threads in (1, 2):
+            self.check(residual_network(), {"x": random(1, 16, 32, 32)}, [18], threads=threads)
+
+    def test_what_is_not_known_is_left(self):
+        # Sorts along the rows, by an operator whose output has a size that depends on the data.
+        network = products(8, unknown=("Unique", ["a"], ["u"], {"sorted": 1}))
+        network.graph.node[2].input[0] = "b"
+        reshape = helper.make_node("Reshape", ["u", "shape"], ["b"])
+        network.graph.node.insert(2, reshape)
+        network.graph.initializer.append(onnx.numpy_helper.from_array(np.array([8, 256]), "shape"))
+        self.check(network, {"x": random(8, 64)}, [1, 1])
+
+    def test_graphs_within_nodes_read_what_is_computed_here(self):
+        info = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 32])
+        branch = lambda op: helper.make_graph([helper.make_node(op, ["y"], [f"of_{op}"])], op, [], [info(f"of_{op}")])
+        network = products(4)
+        node = helper.make_node("If", ["c"], ["z"], then_branch=branch("Neg"), else_branch=branch("Exp"))
+        network.graph.node.append(node)
+        network.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+        network.graph.output[0].name = "z"
+        for value in (True, False):
+            self.check(network, {"x": random(4, 64), "c": np.array(value)}, [3])
+
+    def test_little_work_is_left(self):
+        with log_of() as lines:
+            session(model([("Relu", ["x"], ["y"], {})], [("x", [4])], [("y", [4])]), log="all", claim="fast")
+        self.assertEqual(claimed(lines), [])
+
+    def test_sizes_may_be_free(self):
+        network = products("rows")
+        ours = self.check(network, {"x": random(3, 64)}, [3])
+        theirs = session(network, ours=False)
+        # More sizes than are kept, then some of them again.
+        for rows in [*range(1, 12), 1, 11, 5]:
+            self.compare(ours, theirs, {"x": random(rows, 64)})
+        self.check(network, {"x": random(5, 64)}, [3], free={"rows": 5})
+        self.check(network, {"x": random(5, 64)}, [], free_sizes="leave")
+
+    def test_sessions_run_in_many_threads(self):
+        network, x = residual_network(1), random(1, 16, 32, 32)
+        all_ours = [session(network, threads=threads) for threads in (1, 2, 2)]
+        expected = [ours.run(None, {"x": x})[0] for ours in all_ours]
+        free, rows = session(products("rows"), threads=2), range(1, 6)
+        of_rows = {n: session(products("rows"), ours=False).run(None, {"x": random(n, 64)})[0] for n in rows}
+
+        def work(at):
+            for _ in range(20):
+                found = all_ours[at % 3].run(None, {"x": x})[0]
+                np.testing.assert_array_equal(found, expected[at % 3])
+                n = 1 + at % 5
+                np.testing.assert_allclose(free.run(None, {"x": random(n, 64)})[0], of_rows[n], rtol=1e-4, atol=1e-4)
+
+        with concurrent.futures.ThreadPoolExecutor(8) as executor:
+            list(executor.map(work, range(16)))
+
+    def test_kernels_have_no_threads_of_their_own(self):
+        count = lambda: len(os.listdir("/proc/self/task"))
+        for threads in (1, 2):
+            before = count()
+            ours = session(residual_network(1), threads=threads)
+            ours.run(None, {"x": random(1, 16, 32, 32)})
+            self.assertLessEqual(count() - before, threads - 1)
+            del ours
+
+    def test_a_bad_option_is_an_error(self):
+        for options, said in [
+            ({"no_such": "1"}, "tilewright has no option `no_such`"),
+            ({"exact": "maybe"}, "option `exact` of tilewright is `maybe` (give 0 or 1)"),
+        ]:
+            # Python prints the error and goes on with ONNX Runtime's own provider, or raises it.
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                try:
+                    made = session(products(4), names=False, **options)
+                    self.assertNotIn(NAME, made.get_providers())
+                except Exception as error:
+                    printed.write(str(error))
+            self.assertIn(said, printed.getvalue())
+
+    def test_damaged_records_are_not_used(self):
+        with tempfile.TemporaryDirectory() as folder:
+            database = pathlib.Path(folder) / "records.db"
+            database.write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 20)
+            with log_of() as lines:
+                ours = session(products(4), database=str(database))
+            self.assertEqual(len(lines), 1, lines)
+            self.assertIn("records are not used", lines[0])
+            self.compare(ours, session(products(4), ours=False), {"x": random(4, 64)})
+
+    def test_a_cache_that_cannot_be_leaves_all_to_onnx_runtime(self):
+        with log_of() as lines:
+            ours = session(products(4), cache="/dev/null/cache")
+        self.assertEqual(len(lines), 1, lines)
+        self.assertIn("all is left to ONNX Runtime", lines[0])
+        self.compare(ours, session(products(4), ours=False), {"x": random(4, 64)})
+
+    def test_inputs_may_begin_anywhere(self):
+        memory = np.zeros(4 * 64 * 4 + 1, np.uint8)
+        x = memory[1:].view(np.float32).reshape(4, 64)
+        x[:] = random(4, 64)
+        self.check(products(4), {"x": x}, [3])
+
+    def test_wrong_inputs_are_refused(self):
+        for network in (products(4), products("rows")):
+            ours = session(network)
+            for x in (random(4, 65), random(4, 64).astype(np.float64), random(4)):
+                with self.assertRaises(Exception):
+                    ours.run(None, {"x": x})
+            self.compare(ours, session(network, ours=False), {"x": random(4, 64)})
+
+    def test_a_run_that_is_cancelled_leaves_the_session_whole(self):
+        ours = session(residual_network(1))
+        options = onnxruntime.RunOptions()
+        options.terminate = True
+        with self.assertRaises(Exception):
+            ours.run(None, {"x": random(1, 16, 32, 32)}, options)
+        self.compare(ours, session(residual_network(1), ours=False), {"x": random(1, 16, 32, 32)})
+
+    def test_nothing_leaks(self):
+        network, x = residual_network(1), random(1, 16, 32, 32)
+        pages = lambda: int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+        ours = session(network, threads=2)
+
+        def runs(n):
+            with concurrent.futures.ThreadPoolExecutor(4) as executor:
+                list(executor.map(lambda _: ours.run(None, {"x": x}), range(n)))
+
+        def sessions(n):
+            for _ in range(n):
+                session(network, threads=2).run(None, {"x": x})
+
+        runs(200)
+        sessions(5)
+        before = pages()
+        runs(2000)
+        sessions(10)
+        # A run that leaked a tensor, or a session its code, would leave tens of MiB.
+        self.assertLess((pages() - before) * os.sysconf("SC_PAGE_SIZE"), 8 << 20)
+
+
+if __name__ == "__main__":
+    unittest.main()
