@@ -191,15 +191,25 @@ pub(crate) fn infer_graph(graph: &Graph, inputs: &[Option<Fact<'_>>]) -> Result<
         match job.mapped(graph, &mut map, id) {
             Some(new) => types.push(job.graph.ty(new).clone()),
             None => {
-                let reason = job.problems.into_iter().next().map(|problem| problem.reason);
-                return Err(match reason {
-                    Some(Reason::Op(error) | Reason::NeedsInput { error, .. }) => error,
-                    _ => invalid!("a graph has no output"),
-                });
+                let problem = job.problems.into_iter().next();
+                return Err(problem.map_or_else(|| invalid!("a graph has no output"), within));
             }
         }
     }
     Ok(types)
+}
+
+/// The error of a node that has a graph with this problem in it.
+fn within(problem: Problem) -> OpError {
+    let error = match problem.reason {
+        Reason::Op(error) | Reason::NeedsInput { error, .. } => error,
+        reason => invalid!("{reason}"),
+    };
+    match (error, problem.place) {
+        (OpError::Invalid(what), Some(place)) => invalid!("{place}: {what}"),
+        (OpError::Unsupported(what), Some(place)) => OpError::Unsupported(format!("{place}: {what}")),
+        (error, _) => error,
+    }
 }
 
 struct Job {

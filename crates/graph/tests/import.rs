@@ -332,6 +332,24 @@ fn small_files_do_not_take_much_memory() {
 }
 
 #[test]
+fn a_node_in_a_graph_of_another_is_named() {
+    let branch = |op: &str| [node(op, &["x"], &["z"], &[]), field(12, field(1, "z"))].concat();
+    let said = |then: &str, otherwise: &str| {
+        let branches = [("then_branch", Attr::Graph(branch(then))), ("else_branch", Attr::Graph(branch(otherwise)))];
+        let inputs = [declared("c", DType::Bool, &[1]), declared("x", DType::F32, &[2])];
+        let inputs = inputs.into_iter().flat_map(|input| field(11, input));
+        let graph = [node("If", &["c"], &["y"], &branches), inputs.collect(), field(12, field(1, "y"))].concat();
+        let special = specialise(&read(&model(17, graph)).unwrap(), &Bindings::default());
+        special.problems.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let wanted = "node `y` (If, opset 17): node `z` (Frob, opset 17): this operator is not supported";
+    assert_eq!(said("Neg", "Frob"), [wanted]);
+    // Of sizes that neither graph takes, the first one's are told; those that one does not take are no problem.
+    assert_eq!(said("Det", "Neg"), [""; 0]);
+    assert!(said("Det", "Det")[0].starts_with("node `y` (If, opset 17): node `z` (Det, opset 17): "));
+}
+
+#[test]
 fn all_sizes_that_are_missing_are_told_at_once() {
     let named = |name: &str, dims: &[&str]| {
         let dim = |dim: &&str| field(1, if dim.is_empty() { vec![] } else { field(2, dim) });
