@@ -38,6 +38,8 @@ pub struct Options {
     pub database: Option<PathBuf>,
     /// Folder of compiled kernels; by default the user's.
     pub cache: Option<PathBuf>,
+    /// Name of the CPU in records; by default the one that this build knows.
+    pub cpu: Option<String>,
     /// Number of threads that kernels are chosen for; by default one for each CPU.
     pub threads: Option<usize>,
     /// Whether kernels add up in the order of the operators' definition.
@@ -56,6 +58,7 @@ impl Default for Options {
         Options {
             database: None,
             cache: None,
+            cpu: None,
             threads: None,
             exact: false,
             claim: Claims::Fast,
@@ -78,6 +81,14 @@ const MOST_THREADS: usize = 1024;
 const ROWS: &[Row] = &[
     Row { name: "database", takes: "a file", set: |options, text| path(&mut options.database, text) },
     Row { name: "cache", takes: "a folder", set: |options, text| path(&mut options.cache, text) },
+    Row {
+        name: "cpu",
+        takes: "the name of a CPU, such as znver5",
+        set: |options, text| {
+            options.cpu = Some(Some(text).filter(|text| !text.is_empty() && !text.contains('/'))?.to_owned());
+            Some(())
+        },
+    },
     Row {
         name: "threads",
         takes: "a whole number from 1 to 1024",
@@ -160,9 +171,17 @@ mod tests {
     fn options_are_read() {
         check(&[], Ok(Options::default()));
         check(
-            &[("database", "a.db"), ("threads", "2"), ("exact", "1"), ("claim", "all"), ("free_sizes", "leave")],
+            &[
+                ("database", "a.db"),
+                ("cpu", "znver5"),
+                ("threads", "2"),
+                ("exact", "1"),
+                ("claim", "all"),
+                ("free_sizes", "leave"),
+            ],
             Ok(Options {
                 database: Some("a.db".into()),
+                cpu: Some("znver5".to_owned()),
                 threads: Some(2),
                 exact: true,
                 claim: Claims::All,
@@ -172,7 +191,7 @@ mod tests {
         );
         check(&[("threads", "0")], Err("option `threads` of tilewright is `0` (give a whole number from 1 to 1024)"));
         check(&[("cache", "")], Err("option `cache` of tilewright is `` (give a folder)"));
-        let known = "database, cache, threads, exact, claim, free_sizes, log";
+        let known = "database, cache, cpu, threads, exact, claim, free_sizes, log";
         check(&[("thread", "1")], Err(&format!("tilewright has no option `thread` (there are {known})")));
     }
 }

@@ -46,7 +46,10 @@ impl Session {
     pub fn new(api: Api, log: Log, options: Options) -> Result<Session, String> {
         let threads = options.threads.unwrap_or_else(cpus);
         let place = Place { device: CPU, target: HOST, threads: threads.min(cpus()) };
-        let target = place.runnable_target().map_err(|error| error.to_string())?;
+        let mut target = place.runnable_target().map_err(|error| error.to_string())?;
+        if let Some(cpu) = &options.cpu {
+            target.cpu.clone_from(cpu);
+        }
         let cache = Cache::new(options.cache.as_deref()).map_err(|error| error.to_string())?;
         let database = Database::new(options.database.as_deref());
         let database = database.map_err(|why| log.problem(&format!("records are not used: {why}"))).ok();
