@@ -21,7 +21,7 @@ use tilewright_search::{Config, Outcome};
 use tilewright_tune::{Setting, TEMPLATES, Task, TaskError, Template};
 
 /// Shapes that nothing divides, and the number of threads.
-const CASES: [(&str, usize); 34] = [
+const CASES: [(&str, usize); 37] = [
     ("matmul:m=1,n=1,k=1", 1),
     ("matmul:m=1,n=1,k=257", 1),
     ("matmul:m=257,n=1,k=3", 1),
@@ -50,6 +50,9 @@ const CASES: [(&str, usize); 34] = [
     ("matmul:m=33,n=47,k=130,dtype=u8i8", 2),
     ("matmul:m=3,n=70,k=67,dtype=i8i8,const=b", 1),
     ("dense:m=37,n=35,k=29,const=w,dtype=u8i8", 1),
+    ("dense:m=37,n=70,k=40,const=w,dtype=u8i8,epilogue=init+dequant+quant_u8", 1),
+    ("matmul:m=19,n=33,k=64,dtype=i8i8,epilogue=dequant+relu+quant_i8", 2),
+    ("matmul:m=5,n=47,k=63,dtype=u8i8,epilogue=dequant+bias+gelu", 1),
     ("batch_matmul:b=2,m=17,n=40,k=33,ta=1,tb=1,dtype=i8i8", 2),
     // Of these, threads may share the sum.
     ("matmul:m=8,n=9,k=1031,const=b,epilogue=relu", 2),

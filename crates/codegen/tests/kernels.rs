@@ -628,9 +628,13 @@ fn aliasing_is_respected_inside_a_buffer() {
 /// Every function of an epilogue, in vectors of 16 columns and a shorter one.
 #[test]
 fn functions_of_epilogues() {
+    // Some are of sums of integers, on their way to bytes.
+    let of_integers = ["init", "dequant", "quant_u8", "quant_i8"];
     for spec in FUNCTIONS {
-        for dtype in ["f32", "f64"] {
-            let text = format!("dense:m=2,n=21,k=5,dtype={dtype},epilogue={}", spec.name);
+        let of_types = if of_integers.contains(&spec.name) { &["u8i8"][..] } else { &["f32", "f64"] };
+        for dtype in of_types {
+            let before = if spec.name.starts_with("quant") { "dequant+" } else { "" };
+            let text = format!("dense:m=2,n=21,k=5,dtype={dtype},epilogue={before}{}", spec.name);
             let untransformed = Workload::parse(&text).unwrap().program();
             let steps = parse_steps("split oj 16 -> ov ol shrink\nvectorize ol").unwrap();
             let scheduled = apply_all(&untransformed, &steps).unwrap_or_else(|(_, e)| panic!("{text}: {e}"));

@@ -277,6 +277,7 @@ impl Pages {
 /// Types of numbers of which any bit pattern is valid.
 pub trait Plain: Copy {}
 impl Plain for u8 {}
+impl Plain for i32 {}
 impl Plain for f32 {}
 impl Plain for f64 {}
 impl Plain for F16 {}

@@ -242,7 +242,10 @@ fn random_text(random: &mut Random) -> String {
     }
     let mut epilogue = Vec::new();
     let with_numbers = ["clip(-1;1.5)", "leaky_relu(0.25)", "linear(-0.5;1)", "hard_swish(0.5;0.25)", "bias", "add"];
-    for word in FUNCTIONS.iter().map(|spec| spec.name).chain(with_numbers) {
+    // Some are of sums of integers.
+    let of_integers = [Function::Init, Function::Dequant, Function::QuantU8, Function::QuantI8];
+    let of_numbers = FUNCTIONS.iter().filter(|spec| !of_integers.contains(&spec.function));
+    for word in of_numbers.map(|spec| spec.name).chain(with_numbers) {
         if epilogue.len() < 8 && random.chance(10) {
             epilogue.insert(random.below(epilogue.len() + 1), word);
         }
@@ -623,5 +626,36 @@ fn images_in_blocks_of_channels_have_the_same_elements() {
             let found = evaluate(&program, &inputs, 1).unwrap().remove(0);
             assert_eq!(found, in_blocks(&wanted, y, output as usize), "{text} {channels:?}");
         }
+    }
+}
+
+/// Sums of bytes become bytes as the formula of QLinearMatMul says, in f32 step by step; kernels must agree
+/// to the last bit.
+#[test]
+fn sums_of_integers_are_quantized_exactly() {
+    use tilewright_ir::reference::{Tolerance, random_argument};
+    let [m, n, k] = [9, 24, 37];
+    for (first, kind, low, high) in [("u8", "u8", 0.0, 255.0), ("i8", "i8", -128.0, 127.0)] {
+        let text = format!("dense:m={m},n={n},k={k},dtype={first}i8,epilogue=init+dequant+quant_{kind}");
+        let program = Workload::parse(&text).unwrap().program();
+        let Tolerance { abs, rel } = Tolerance::for_program(&program);
+        assert_eq!((abs, rel), (0.0, 0.0), "{text}");
+        let inputs: Vec<Vec<f64>> = program
+            .arguments()
+            .filter(|(_, b)| b.role != Role::Output)
+            .map(|(id, b)| if b.name == "zero" { vec![3.0] } else { random_argument(&program, id, 7) })
+            .collect();
+        let got = evaluate(&program, &inputs, 1).unwrap().remove(0);
+        let [x, w, init, factor, _] = &inputs[..] else { panic!("{text} has five inputs") };
+        let mut n_between = 0;
+        for (at, got) in got.iter().enumerate() {
+            let (i, j) = (at / n, at % n);
+            let sum: i64 = (0..k).map(|t| x[i * k + t] as i64 * w[j * k + t] as i64).sum::<i64>() + init[j] as i64;
+            let scaled = sum as i32 as f32 * factor[j] as f32;
+            let expected = f64::from((scaled.round_ties_even() + 3.0).clamp(low, high));
+            n_between += usize::from(expected > f64::from(low) && expected < f64::from(high));
+            assert_eq!(*got, expected, "{text}: [{i}, {j}]");
+        }
+        assert!(n_between > m * n / 4, "{text}: only {n_between} are not saturated");
     }
 }

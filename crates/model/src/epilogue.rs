@@ -81,7 +81,7 @@ fn peeled(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
             let slot = slot.0 as usize;
             let function = match operands(slot)? {
                 Operand::Channel => by_channel,
-                Operand::Element => by_element,
+                Operand::Element | Operand::One => by_element,
             };
             Some((Epilogue::new(function, &[])?, Some(slot)))
         }

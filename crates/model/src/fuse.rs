@@ -469,6 +469,7 @@ fn prologue_of(net: &Net, node: &Node) -> Option<(ValueId, Operations)> {
         Function::Clip | Function::HardSigmoid | Function::HardSwish => true,
         Function::Add | Function::Mul => false,
         Function::Sigmoid | Function::Tanh | Function::Gelu | Function::Silu => false,
+        Function::Init | Function::Dequant | Function::QuantU8 | Function::QuantI8 => false,
     });
     if part != *value || !is_cheap || operations.is_empty() {
         return None;

@@ -358,7 +358,7 @@ impl PeerSpec {
         if matches!(workload.layout(), Layout::Channels { .. }) {
             return Err(Unavailable::Unsupported { reason: "it takes images as NCHW".to_owned() });
         }
-        if workload.has_integer_factors() {
+        if workload.has_integer_factors() && self.variant != Variant::OneDnn {
             return Err(Unavailable::Unsupported { reason: "it is not measured on products of integers".to_owned() });
         }
         let problem = Problem::of(workload);

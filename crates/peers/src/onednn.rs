@@ -8,7 +8,7 @@
 //! takes the addend's place: it saves a pass over memory, and it means that runs without a load between them
 //! add up.
 //!
-//! f32 only: these primitives have no f64 on CPUs.
+//! f32, and products of 8-bit integers with 32-bit sums: these primitives have no f64 on CPUs.
 //!
 //! # Source
 //!
@@ -22,7 +22,7 @@ use tilewright_ir::DType;
 use tilewright_ir::op::Function;
 
 use super::library::{Loaded, Means, text};
-use super::operands::{Element, Elements, Operands};
+use super::operands::{Elements, Number, Operands};
 use super::problem::{Conv, Kernel, Layouts, Matmul, Problem};
 use super::worker::{Prepared, Run, shortest_ns};
 use super::{Unavailable, Variant};
@@ -38,6 +38,9 @@ pub(super) enum Algorithm {
 
 const DNNL_CPU: c_int = 1;
 const DNNL_F32: c_int = 3;
+const DNNL_S32: c_int = 4;
+const DNNL_S8: c_int = 5;
+const DNNL_U8: c_int = 6;
 const DNNL_FORMAT_TAG_ANY: c_int = 1;
 const DNNL_STREAM_IN_ORDER: c_uint = 1;
 const DNNL_QUERY_IMPL_INFO_STR: c_int = 8;
@@ -216,8 +219,21 @@ enum Operation {
     Conv(Conv, Algorithm),
 }
 
+/// The library's number of an element type.
+fn data_type(dtype: DType) -> Option<c_int> {
+    match dtype {
+        DType::F32 => Some(DNNL_F32),
+        DType::I32 => Some(DNNL_S32),
+        DType::I8 => Some(DNNL_S8),
+        DType::U8 => Some(DNNL_U8),
+        _ => None,
+    }
+}
+
 /// A tensor as the library addresses it: extents and strides, in elements.
 struct Tensor {
+    /// Number of the element type.
+    data_type: c_int,
     extents: Vec<usize>,
     strides: Vec<usize>,
 }
@@ -225,16 +241,17 @@ struct Tensor {
 impl Tensor {
     fn dense(extents: &[usize]) -> Tensor {
         let strides = (0..extents.len()).map(|axis| extents[axis + 1..].iter().product()).collect();
-        Tensor { extents: extents.to_vec(), strides }
+        Tensor { data_type: DNNL_F32, extents: extents.to_vec(), strides }
     }
 
     /// A matrix of each multiplication, with the strides of its rows and columns.
     fn matrix(matmul: &Matmul, rows: usize, columns: usize, (row, col): (usize, usize)) -> Tensor {
-        let batched = Tensor { extents: vec![matmul.b, rows, columns], strides: vec![rows * columns, row, col] };
+        let (extents, strides) = (vec![matmul.b, rows, columns], vec![rows * columns, row, col]);
+        let batched = Tensor { data_type: DNNL_F32, extents, strides };
         if matmul.b > 1 {
             return batched;
         }
-        Tensor { extents: batched.extents[1..].to_vec(), strides: batched.strides[1..].to_vec() }
+        Tensor { extents: batched.extents[1..].to_vec(), strides: batched.strides[1..].to_vec(), ..batched }
     }
 }
 
@@ -260,7 +277,7 @@ impl Tensors {
     /// Weights are `[n, k]`, whatever their strides.
     fn of_inner_product(matmul: &Matmul) -> Tensors {
         let (row, col) = matmul.b_strides();
-        let weights = Tensor { extents: vec![matmul.n, matmul.k], strides: vec![col, row] };
+        let weights = Tensor { extents: vec![matmul.n, matmul.k], strides: vec![col, row], data_type: DNNL_F32 };
         Tensors { weights, bias: Tensor::dense(&[matmul.n]), ..Tensors::of_matmul(matmul) }
     }
 
@@ -286,6 +303,15 @@ impl Tensors {
     }
 }
 
+impl Tensors {
+    /// The tensors with the element types of a problem, all of which the library has.
+    fn of_types(mut self, problem: &Problem) -> Option<Tensors> {
+        self.dst.data_type = data_type(problem.dtype)?;
+        [self.src.data_type, self.weights.data_type] = [data_type(problem.factors[0])?, data_type(problem.factors[1])?];
+        Some(self)
+    }
+}
+
 /// Version of the installed library.
 pub(super) fn version() -> Result<String, Unavailable> {
     Ok(Info::of(load(None)?)?.version)
@@ -294,7 +320,7 @@ pub(super) fn version() -> Result<String, Unavailable> {
 /// Load oneDNN and create the primitive for the operands' problem.
 ///
 /// A multiplication that is no batch is an inner product as well; the faster of the two is taken.
-pub(super) fn prepare<T: Element>(
+pub(super) fn prepare<T: Number>(
     operands: &mut Operands<T>,
     means: &Means,
     layouts: Layouts,
@@ -304,10 +330,10 @@ pub(super) fn prepare<T: Element>(
     let library = load(means.folder.as_deref())?;
     let info = Info::of(library)?;
     let unsupported = |reason: String| Err(Unavailable::Unsupported { reason });
-    match T::DTYPE {
-        DType::F32 => {}
-        other => return unsupported(format!("oneDNN {} has no {} here", info.version, other.name())),
-    }
+    let problem = operands.problem.clone();
+    let lacks =
+        || Unavailable::Unsupported { reason: format!("oneDNN {} has no {} here", info.version, T::DTYPE.name()) };
+    let typed = |tensors: Tensors| tensors.of_types(&problem).ok_or_else(lacks);
     let runtime = match info.cpu_runtime {
         DNNL_RUNTIME_OMP => {
             // Every OpenMP runtime has these functions; the environment has said the same already.
@@ -329,8 +355,8 @@ pub(super) fn prepare<T: Element>(
     };
     let api = Api::of(library, &info)?;
     let (operation, tensors) = match operands.problem.kernel {
-        Kernel::Matmul(matmul) => (Operation::Matmul, Tensors::of_matmul(&matmul)),
-        Kernel::Conv(conv) => (Operation::Conv(conv, algorithm), Tensors::of_conv(&conv)),
+        Kernel::Matmul(matmul) => (Operation::Matmul, typed(Tensors::of_matmul(&matmul))?),
+        Kernel::Conv(conv) => (Operation::Conv(conv, algorithm), typed(Tensors::of_conv(&conv))?),
     };
     let mut best = api.bind(operands, operation, &tensors, layouts);
     if let (Err(Unavailable::Unsupported { reason }), Algorithm::Winograd) = (&best, algorithm) {
@@ -338,7 +364,8 @@ pub(super) fn prepare<T: Element>(
     }
     if let Kernel::Matmul(matmul) = operands.problem.kernel
         && matmul.b == 1
-        && let Ok(mut other) = api.bind(operands, Operation::InnerProduct, &Tensors::of_inner_product(&matmul), layouts)
+        && let Ok(mut other) =
+            api.bind(operands, Operation::InnerProduct, &typed(Tensors::of_inner_product(&matmul))?, layouts)
     {
         let is_faster = match &mut best {
             Ok(best) => {
@@ -360,8 +387,8 @@ fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
 }
 
 /// Source, weights, bias, addend and destination; null where the epilogue has no such operation.
-fn pointers_of<T: Element>(operands: &mut Operands<T>) -> [*mut c_void; 5] {
-    let pointer = |input: &Elements<T>| input.as_ptr().cast_mut().cast();
+fn pointers_of<T: Number>(operands: &mut Operands<T>) -> [*mut c_void; 5] {
+    let pointer = |input: &Elements<T>| input.address().cast();
     let steps = || operands.problem.epilogue.iter().zip(&operands.further);
     let further = |function| steps().find(|(step, _)| step.function() == function).map_or(null_mut(), |f| pointer(f.1));
     let [bias, addend] = [Function::Bias, Function::Add].map(further);
@@ -471,7 +498,7 @@ impl Api {
         }
     }
 
-    /// f32, plain.
+    /// The tensor as it is.
     fn md_plain(&self, tensor: &Tensor) -> Result<MemoryDesc, Unavailable> {
         let n_dims = tensor.extents.len() as c_int;
         let (extents, strides) = (padded(&tensor.extents), padded(&tensor.strides));
@@ -479,21 +506,22 @@ impl Api {
             Versioned::V2 { md_init_by_strides, .. } => {
                 let block = Box::leak(Box::new(MdBlock([0; 2048])));
                 // SAFETY: the block is larger than the descriptor; the arrays have their full length.
-                let status = unsafe { md_init_by_strides(block, n_dims, &extents, DNNL_F32, &strides) };
+                let status = unsafe { md_init_by_strides(block, n_dims, &extents, tensor.data_type, &strides) };
                 succeeded("dnnl_memory_desc_init_by_strides", status)?;
                 Ok(MemoryDesc((&raw const *block).cast()))
             }
             Versioned::V3 { md_create_with_strides, .. } => {
                 let mut handle = null();
                 // SAFETY: the handle is written to a local variable; the arrays have their full length.
-                let status = unsafe { md_create_with_strides(&mut handle, n_dims, &extents, DNNL_F32, &strides) };
+                let status =
+                    unsafe { md_create_with_strides(&mut handle, n_dims, &extents, tensor.data_type, &strides) };
                 succeeded("dnnl_memory_desc_create_with_strides", status)?;
                 Ok(MemoryDesc(handle))
             }
         }
     }
 
-    /// f32, in whatever layout the primitive likes.
+    /// The tensor in whatever layout the primitive likes.
     fn md_any(&self, tensor: &Tensor) -> Result<MemoryDesc, Unavailable> {
         let n_dims = tensor.extents.len() as c_int;
         let extents = padded(&tensor.extents);
@@ -501,7 +529,7 @@ impl Api {
             Versioned::V2 { md_init_by_tag, .. } => {
                 let block = Box::leak(Box::new(MdBlock([0; 2048])));
                 // SAFETY: the block is larger than the descriptor; the array has its full length.
-                let status = unsafe { md_init_by_tag(block, n_dims, &extents, DNNL_F32, DNNL_FORMAT_TAG_ANY) };
+                let status = unsafe { md_init_by_tag(block, n_dims, &extents, tensor.data_type, DNNL_FORMAT_TAG_ANY) };
                 succeeded("dnnl_memory_desc_init_by_tag", status)?;
                 Ok(MemoryDesc((&raw const *block).cast()))
             }
@@ -509,7 +537,7 @@ impl Api {
                 let mut handle = null();
                 // SAFETY: the handle is written to a local variable; the array has its full length.
                 let status =
-                    unsafe { md_create_with_tag(&mut handle, n_dims, &extents, DNNL_F32, DNNL_FORMAT_TAG_ANY) };
+                    unsafe { md_create_with_tag(&mut handle, n_dims, &extents, tensor.data_type, DNNL_FORMAT_TAG_ANY) };
                 succeeded("dnnl_memory_desc_create_with_tag", status)?;
                 Ok(MemoryDesc(handle))
             }
@@ -518,7 +546,7 @@ impl Api {
 
     /// The operation on the operands, with those tensors that `layouts` names in the layouts the library
     /// chooses.
-    fn bind<T: Element>(
+    fn bind<T: Number>(
         &self,
         operands: &mut Operands<T>,
         operation: Operation,

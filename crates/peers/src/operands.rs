@@ -27,6 +27,11 @@ impl Number for f64 {
     const DTYPE: DType = DType::F64;
 }
 
+/// Sums of products of integers; factors, which are shorter, are reached by their addresses alone.
+impl Number for i32 {
+    const DTYPE: DType = DType::I32;
+}
+
 impl Number for F16 {
     const DTYPE: DType = DType::F16;
 }
@@ -132,6 +137,11 @@ impl<T: Plain> Elements<T> {
 
     fn of(memory: Fenced) -> Elements<T> {
         Elements { memory, element: PhantomData }
+    }
+
+    /// Address of the first element, of whatever type it is.
+    pub(super) fn address(&self) -> *mut u8 {
+        self.memory.pointer()
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

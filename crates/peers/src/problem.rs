@@ -12,8 +12,10 @@ pub(super) struct Problem {
     pub(super) kernel: Kernel,
     /// Operations on each element of the result, in order.
     pub(super) epilogue: Vec<Epilogue>,
-    /// Element type of all tensors.
+    /// Element type of all tensors but the factors of products of integers.
     pub(super) dtype: DType,
+    /// Element types of both factors.
+    pub(super) factors: [DType; 2],
     /// Tensors that may have any layout, transformed outside the timing.
     pub(super) free: Layouts,
     /// Whether algorithms that round more than the operator as written are kept out.
@@ -179,6 +181,7 @@ impl Problem {
             kernel,
             epilogue: workload.epilogue().to_vec(),
             dtype: workload.dtype,
+            factors: workload.factors(),
             free: Layouts::of(workload),
             is_exact: workload.is_exact(),
         }

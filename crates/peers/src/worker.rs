@@ -110,6 +110,7 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
                 return match of.1.dtype {
                     DType::F32 => serve::<f32>(prepare, of, &mut input, &mut output),
                     DType::F64 => serve::<f64>(prepare, of, &mut input, &mut output),
+                    DType::I32 => serve::<i32>(prepare_integers, of, &mut input, &mut output),
                     DType::F16 => serve::<F16>(prepare_halves, of, &mut input, &mut output),
                     DType::Bf16 => serve::<Bf16>(prepare_halves, of, &mut input, &mut output),
                     other => {
@@ -230,6 +231,18 @@ fn prepare<T: Element>(spec: &PeerSpec, operands: &mut Operands<T>, means: &Mean
         Variant::ClBlast => clblast::prepare(operands, means),
         Variant::Gemm => crates::prepare_gemm(&operands.problem, means.threads),
         Variant::MatrixMultiply => crates::prepare_matrixmultiply(&operands.problem, means.threads),
+    }
+}
+
+/// Prepares a library for products of 8-bit integers.
+fn prepare_integers(
+    spec: &PeerSpec,
+    operands: &mut Operands<i32>,
+    means: &Means,
+) -> Result<Prepared<i32>, Unavailable> {
+    match spec.variant {
+        Variant::OneDnn => onednn::prepare(operands, means, spec.layouts(&operands.problem), onednn::Algorithm::Direct),
+        _ => panic!("a library without such products is not asked for them"),
     }
 }
 
@@ -389,6 +402,8 @@ pub(super) mod tests {
         "matmul:m=17,n=33,k=65",
         "matmul:m=17,n=33,k=65,dtype=f64",
         "matmul:m=1,n=33,k=65,const=b",
+        "matmul:m=17,n=33,k=66,dtype=u8i8",
+        "dense:m=5,n=19,k=31,const=w,dtype=i8i8",
         "dense:m=5,n=19,k=31,const=w",
         "batch_matmul:b=3,m=7,n=9,k=11",
         "batch_matmul:b=3,m=7,n=9,k=11,ta=1",
@@ -452,11 +467,12 @@ pub(super) mod tests {
 
     #[test]
     fn every_peer_computes_what_it_says_it_does() {
-        fn checked<T: Element>(
+        fn checked<T: Number>(
             spec: &PeerSpec,
             workload: &Workload,
             data: &Data,
             n: usize,
+            prepare: Prepare<T>,
         ) -> Result<f64, Unavailable> {
             let (program, problem) = (workload.program(), spec.problem(workload)?);
             let tolerance = tolerance(spec, &problem, &program);
@@ -473,8 +489,9 @@ pub(super) mod tests {
                 let Ok(problem) = spec.problem(&workload) else { continue };
                 for threads in [1, 2] {
                     let checked = match problem.dtype {
-                        DType::F32 => checked::<f32>(spec, &workload, &data, threads),
-                        DType::F64 => checked::<f64>(spec, &workload, &data, threads),
+                        DType::F32 => checked::<f32>(spec, &workload, &data, threads, prepare),
+                        DType::F64 => checked::<f64>(spec, &workload, &data, threads, prepare),
+                        DType::I32 => checked::<i32>(spec, &workload, &data, threads, prepare_integers),
                         other => panic!("{text}: no library is measured on {}", other.name()),
                     };
                     match checked {

@@ -117,11 +117,14 @@ impl Operands<'_> {
     pub(super) fn new<'a>(p: &mut ProgramBuilder, w: &'a Workload, n_channels: i64, shape: &[i64]) -> Operands<'a> {
         let mut of = vec![None; w.epilogue().len()];
         for (at, name, kind) in Epilogue::operands(w.epilogue()) {
+            p.set_dtype(w.epilogue()[at].operand_dtype(w.dtype));
             of[at] = Some(match kind {
                 Operand::Channel => p.input(&name, &[n_channels]),
                 Operand::Element => p.input(&name, shape),
+                Operand::One => p.input(&name, &[1]),
             });
         }
+        p.set_dtype(w.dtype);
         Operands { operations: w.epilogue(), of }
     }
 
@@ -146,7 +149,12 @@ impl Operands<'_> {
     /// Applies the operations to `value`, at an element whose subscript `channel` numbers the channels.
     pub(super) fn apply(&self, value: Expr, at: &[Index], channel: usize) -> Expr {
         self.operations.iter().zip(&self.of).fold(value, |x, (e, operand)| {
-            let at = if e.operand() == Some(Operand::Channel) { &at[channel..=channel] } else { at };
+            let one = [Index::from(0)];
+            let at = match e.operand() {
+                Some(Operand::Channel) => &at[channel..=channel],
+                Some(Operand::One) => &one,
+                Some(Operand::Element) | None => at,
+            };
             e.apply(x, operand.map(|operand| Expr::Load(operand, at.to_vec())))
         })
     }

@@ -39,7 +39,7 @@ impl Contraction {
             let (left, right) = (at_of(&self.a, i_loop), at_of(&self.b, j_loop));
             Expr::binary(BinaryOp::Mul, Expr::Load(a, left), Expr::Load(b, right))
         });
-        p.set_dtype(w.dtype);
+        p.set_dtype(w.result_dtype());
         if !plain {
             let axes = named(Contraction::FINISH);
             p.stage(StageSpec { name: self.output, axes: &axes, reduce: None, role: Role::Output }, |at| {

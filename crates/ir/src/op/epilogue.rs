@@ -1,6 +1,7 @@
 //! Elementwise operations on each result before it is stored (epilogue), or on each input before it is used
 //! (prologue).
 
+use crate::dtype::DType;
 use crate::expr::{BinaryOp, Expr, UnaryOp};
 use crate::interp::{apply_binary, apply_unary};
 use crate::program::BufferId;
@@ -38,6 +39,14 @@ pub enum Function {
     HardSwish,
     /// x times the sigmoid of x.
     Silu,
+    /// Adds integers by channel to sums of integers.
+    Init,
+    /// Sums of integers as f32, times an input by channel.
+    Dequant,
+    /// Rounds to the nearest integers, ties to even, and adds a zero point; as u8, saturated.
+    QuantU8,
+    /// Quantizes to i8 likewise.
+    QuantI8,
 }
 
 /// A further input that a function reads.
@@ -47,6 +56,8 @@ pub enum Operand {
     Channel,
     /// Input of the result's shape.
     Element,
+    /// Input of one element.
+    One,
 }
 
 /// Description of a function: a row of the table of functions.
@@ -186,7 +197,49 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         value: |x, _, _| mul(x.clone(), sigmoid(x)),
         ..PLAIN
     },
+    FunctionSpec {
+        function: Function::Init,
+        name: "init",
+        text: "x + init[channel], of integers",
+        operand: Some((Operand::Channel, "init")),
+        value: |x, init, _| cast(DType::I32, add(x, init)),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::Dequant,
+        name: "dequant",
+        text: "x * dequant[channel], of integers, in f32",
+        operand: Some((Operand::Channel, "dequant")),
+        value: |x, factor, _| cast(DType::F32, mul(cast(DType::F32, x), factor)),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::QuantU8,
+        name: "quant_u8",
+        text: "round(x) + zero, ties to even, saturated to u8",
+        operand: Some((Operand::One, "zero")),
+        value: |x, zero, _| quantized(x, zero, DType::U8, [0.0, 255.0]),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::QuantI8,
+        name: "quant_i8",
+        text: "round(x) + zero, ties to even, saturated to i8",
+        operand: Some((Operand::One, "zero")),
+        value: |x, zero, _| quantized(x, zero, DType::I8, [-128.0, 127.0]),
+        ..PLAIN
+    },
 ];
+
+fn cast(dtype: DType, x: Expr) -> Expr {
+    Expr::Cast(dtype, Box::new(x))
+}
+
+/// An integer of a type that holds what is between the bounds.
+fn quantized(x: Expr, zero: Expr, dtype: DType, [low, high]: [f64; 2]) -> Expr {
+    let shifted = cast(DType::F32, add(Expr::unary(UnaryOp::Round, x), zero));
+    cast(dtype, cast(DType::F32, min(max(shifted, low), high)))
+}
 
 fn add(a: Expr, b: Expr) -> Expr {
     Expr::binary(BinaryOp::Add, a, b)
@@ -302,6 +355,37 @@ impl Epilogue {
         }
     }
 
+    /// Element type of what these operations make of sums of a type; the error says what is expected.
+    pub(super) fn result_of(sums: DType, list: &[Epilogue]) -> Result<DType, String> {
+        let mut dtype = sums;
+        for epilogue in list {
+            dtype = match (epilogue.function, dtype) {
+                (Function::Init, DType::I32) => DType::I32,
+                (Function::Dequant, DType::I32) => DType::F32,
+                (Function::QuantU8, DType::F32) if !sums.is_float() => DType::U8,
+                (Function::QuantI8, DType::F32) if !sums.is_float() => DType::I8,
+                (Function::Init | Function::Dequant | Function::QuantU8 | Function::QuantI8, _) if sums.is_float() => {
+                    return Err("functions of floating-point numbers".to_owned());
+                }
+                (Function::Init | Function::Dequant | Function::QuantU8 | Function::QuantI8, _)
+                | (_, DType::I32 | DType::U8 | DType::I8) => {
+                    return Err("init, dequant, other functions, quant_u8 or quant_i8, in this order".to_owned());
+                }
+                (_, dtype) => dtype,
+            };
+        }
+        Ok(dtype)
+    }
+
+    /// Element type of the further input behind sums of a type.
+    pub(super) fn operand_dtype(&self, sums: DType) -> DType {
+        match self.function {
+            Function::Init => DType::I32,
+            _ if sums.is_float() => sums,
+            _ => DType::F32,
+        }
+    }
+
     /// The text that [`Epilogue::parse_list`] reads.
     pub(super) fn list_to_string(list: &[Epilogue]) -> String {
         list.iter().map(Epilogue::to_string).collect::<Vec<_>>().join("+")
@@ -369,7 +453,8 @@ impl Epilogue {
                 Expr::Load(b, _) => loaded[b.0 as usize],
                 Expr::Unary(op, x) => apply_unary(*op, value(x, loaded)),
                 Expr::Binary(op, a, b) => apply_binary(*op, value(a, loaded), value(b, loaded)),
-                Expr::Gather(..) | Expr::FromIndex(_) | Expr::Select(..) | Expr::Cast(..) => {
+                Expr::Cast(dtype, x) => dtype.round(value(x, loaded)),
+                Expr::Gather(..) | Expr::FromIndex(_) | Expr::Select(..) => {
                     unreachable!("functions are made of arithmetic alone")
                 }
             }

@@ -411,29 +411,29 @@ impl Workload {
             ..Workload::plain(operator, sizes, given.dtype.map_or(DType::F32, |(dtype, _)| dtype))
         };
         (operator.check)(&workload)?;
-        workload.require_integer_product()?;
+        workload.require_types()?;
         workload.turned().with_layout(layout)?.with_constants(given.constants.unwrap_or_default())?.checked()
     }
 
-    /// Refuses factors of integers where there is no product of them, and an epilogue behind one.
-    fn require_integer_product(&self) -> Result<(), WorkloadError> {
+    /// Refuses factors of integers where there is no product of them, and epilogues that are not for what is
+    /// summed.
+    fn require_types(&self) -> Result<(), WorkloadError> {
         let wrong = |key: &str, value: String, expected: String| {
             Err(WorkloadError::Value { key: key.to_owned(), value: brief(&value), expected })
         };
-        if self.factors.is_none() {
-            return Ok(());
-        }
-        if !matches!(self.structure(), Structure::Contraction(_)) {
+        if self.factors.is_some() && !matches!(self.structure(), Structure::Contraction(_)) {
             let floats = types().into_iter().filter(|((_, factors), _)| factors.is_none()).map(|(_, name)| name);
             let floats = floats.collect::<Vec<_>>().join(" or ");
             return wrong("dtype", self.dtype_name().to_owned(), format!("{floats} of {}", self.operator.name));
         }
-        match self.epilogue.is_empty() {
-            true => Ok(()),
-            false => {
-                wrong("epilogue", Epilogue::list_to_string(&self.epilogue), "none behind sums of integers".to_owned())
+        for (key, list) in [("prologue", &self.prologue), ("epilogue", &self.epilogue)] {
+            // An element of an image is no sum.
+            let of = if key == "prologue" && !self.dtype.is_float() { DType::F32 } else { self.dtype };
+            if let Err(expected) = Epilogue::result_of(of, list) {
+                return wrong(key, Epilogue::list_to_string(list), expected);
             }
         }
+        Ok(())
     }
 
     /// Turns images that are columns of pixels into rows: the same elements in memory, and one task.
@@ -494,6 +494,11 @@ impl Workload {
     /// Element types of the two factors of a product, the one of rows first.
     pub fn factors(&self) -> [DType; 2] {
         self.factors.unwrap_or([self.dtype; 2])
+    }
+
+    /// Element type of the result.
+    pub fn result_dtype(&self) -> DType {
+        Epilogue::result_of(self.dtype, &self.epilogue).unwrap_or(self.dtype)
     }
 
     /// Whether it is a product of integers.
@@ -595,7 +600,7 @@ impl Workload {
             return Err(WorkloadError::Value { key: "epilogue".to_owned(), value, expected });
         }
         let workload = Workload { epilogue, ..self };
-        workload.require_integer_product()?;
+        workload.require_types()?;
         workload.without_unknown_constants().checked()
     }
 

@@ -233,6 +233,12 @@ pub fn random_argument(program: &Program, id: BufferId, seed: u64) -> Vec<f64> {
         let values = factors(buffer.shape.last().copied().unwrap_or(1).max(1) as usize, seed, n);
         return values.map(|bits| buffer.dtype.read(&[bits])[0]).collect();
     }
+    if buffer.dtype == DType::F32 && scales_sums(program, id) {
+        return random_bits(seed, n)
+            .zip(random_elements(DType::F32, seed, n))
+            .map(|(bits, x)| small(bits, x))
+            .collect();
+    }
     match n_places(program, id).filter(|_| !buffer.dtype.is_float()) {
         Some(places) => random_bits(seed, n).map(|bits| buffer.dtype.round((bits % places) as f64)).collect(),
         None => random_elements(buffer.dtype, seed, n).collect(),
@@ -251,6 +257,33 @@ fn is_multiplied(program: &Program, id: BufferId) -> bool {
         });
     }
     found
+}
+
+/// Whether elements of a buffer multiply sums of integers.
+fn scales_sums(program: &Program, id: BufferId) -> bool {
+    let is_sum = |x: &Expr| match x {
+        Expr::Load(b, _) => program.buffer(*b).dtype == DType::I32,
+        Expr::Cast(dtype, _) => *dtype == DType::I32,
+        _ => false,
+    };
+    let mut found = false;
+    let mut visit = |node: Node| {
+        if let Node::Expr(Expr::Binary(BinaryOp::Mul, sum, factor)) = node
+            && let (Expr::Cast(DType::F32, sum), Expr::Load(b, _)) = (&**sum, &**factor)
+        {
+            found |= *b == id && is_sum(sum);
+        }
+    };
+    for stmt in program.parts().into_iter().flatten() {
+        stmt.walk(&mut |stmt| stmt.own_nodes().for_each(|node| node.walk(&mut visit)));
+    }
+    found
+}
+
+/// A number less than one sixteenth, often much less, so that what it makes of sums of bytes is not mostly
+/// beyond what a byte holds.
+fn small(bits: u64, x: f64) -> f64 {
+    DType::F32.round(x * 0.5f64.powi(4 + (bits % 16) as i32))
 }
 
 /// Bytes of factors, in rows of so many elements: any, and some rows and columns that are all of one sign and
@@ -375,7 +408,10 @@ impl Walk<'_> {
                 Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => {}
                 Stmt::Store { buffer, value, .. } => {
                     let dtype = self.dtype(buffer.0 as usize);
-                    let size = self.expr(value, dtype.unit()).rounded_to(dtype);
+                    let mut size = self.expr(value, dtype.unit()).rounded_to(dtype);
+                    if !dtype.is_float() && self.is_exact(value) {
+                        (size.abs, size.rel) = (0.0, 0.0);
+                    }
                     self.written(buffer.0 as usize, size);
                 }
                 Stmt::Update { buffer, index, op, value, first } => {
@@ -425,6 +461,32 @@ impl Walk<'_> {
                 dtype.random_size().most / dtype.random_size().rms
             }
             _ => PEAK,
+        }
+    }
+
+    /// Whether a value is the same however it is computed: each step is exact, or rounded to f32 by itself,
+    /// as in what makes integers of sums. Of two numbers in f32, a sum or product that is computed in f64 is
+    /// rounded as if it were exact.
+    fn is_exact(&self, expr: &Expr) -> bool {
+        let is_short = |e: &Expr| match e {
+            Expr::Load(b, _) => {
+                let is_held = |dtype: DType| dtype == DType::F32 || !dtype.is_float() && !dtype.is_wide();
+                let error = self.sizes.get(b.0 as usize).copied().flatten().map_or(f64::INFINITY, Size::error);
+                error == 0.0 && is_held(self.dtype(b.0 as usize))
+            }
+            e => self.is_exact(e),
+        };
+        match expr {
+            Expr::Const(x) => f64::from(*x as f32) == *x,
+            Expr::Load(..) => is_short(expr),
+            Expr::Cast(DType::F32 | DType::I32, x) => match &**x {
+                Expr::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul, a, b) => is_short(a) && is_short(b),
+                x => self.is_exact(x),
+            },
+            Expr::Cast(dtype, x) => !dtype.is_float() && self.is_exact(x),
+            Expr::Unary(UnaryOp::Round | UnaryOp::Neg | UnaryOp::Abs, x) => self.is_exact(x),
+            Expr::Binary(BinaryOp::Min | BinaryOp::Max, a, b) => self.is_exact(a) && self.is_exact(b),
+            _ => false,
         }
     }
 
