@@ -344,7 +344,7 @@ fn a_node_in_a_graph_of_another_is_named() {
     };
     let wanted = "node `y` (If, opset 17): node `z` (Frob, opset 17): this operator is not supported";
     assert_eq!(said("Neg", "Frob"), [wanted]);
-    // Of sizes that neither graph takes, the first one's are told; those that one does not take are no problem.
+    // Of sizes that neither graph takes, the first one's are told; those that one takes are no problem.
     assert_eq!(said("Det", "Neg"), [""; 0]);
     assert!(said("Det", "Det")[0].starts_with("node `y` (If, opset 17): node `z` (Det, opset 17): "));
 }

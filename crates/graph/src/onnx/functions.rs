@@ -1,4 +1,4 @@
-//! Operators that are functions of others: of ONNX Runtime's own domain, which its tools write, and of ONNX's.
+//! Operators that are functions of others: of ONNX Runtime's domain, which its tools write, and of ONNX's.
 
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use super::{NEWEST_OPSET, plain_domain};
