@@ -744,7 +744,7 @@ mod tests {
             prop_assert_eq!(disassemble(asm.code), meant);
         }
 
-        /// Those of AVX-VNNI: in VEX alone, of registers that it reaches.
+        /// VEX alone has the dot products of AVX-VNNI, of registers that it reaches.
         #[test]
         fn dot_products_are_read_as_they_were_meant([reg, vvvv, rm] in [0u8..16, 0u8..16, 0u8..16], of_16: bool) {
             let width = if of_16 { 16 } else { 32 };
