@@ -6,6 +6,7 @@
 pub mod build;
 mod fold;
 mod share;
+mod split;
 mod text;
 mod verify;
 

@@ -71,6 +71,7 @@ pub fn compile(mut module: Module, target: &Target, outside: &dyn Fn(&str) -> Op
         if !has_masks {
             f.masks_as_integers();
         }
+        f.split_long(target.vector_bits as usize / 8);
         let selected = select::select(f, machine, &addresses, &mut pool)?;
         let places = regalloc::allocate(&selected, &registers)?;
         asm.align(64);

@@ -454,6 +454,13 @@ impl Emitter<'_> {
                 self.asm.vector(MASK_NOT, mask_operands(d, 0, Rm::Register(a), 16));
                 self.written(inst.def);
             }
+            Op::MaskShift(by) => {
+                let a = self.mask(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                let operands = mask_operands(d, 0, Rm::Register(a), 16);
+                self.asm.vector(MASK_SHIFT, Operands { immediate: Some(by), ..operands });
+                self.written(inst.def);
+            }
             Op::MaskSplat => {
                 let a = self.integer(inst.uses[0], 0);
                 let d = self.destination(inst.def);

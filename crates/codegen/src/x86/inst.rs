@@ -126,6 +126,8 @@ pub enum Op {
     MaskBinary(Opcode),
     /// Mask `d ←` not `u0`.
     MaskNot,
+    /// Mask `d ← u0` shifted to the right.
+    MaskShift(u8),
     /// Mask `d ←` the low bits of integer `u0`.
     MaskSplat,
     /// Integer `d ←` the bits of mask `u0`.
@@ -244,7 +246,7 @@ impl Inst {
             Op::Undefined | Op::FromReal { .. } => free,
             Op::Binary(_) | Op::Unary(_) | Op::BinaryImmediate(..) | Op::UnaryImmediate(..) => free,
             Op::StorePart(..) | Op::Narrow(_) | Op::Shift(..) | Op::Blend(_) | Op::Splat(_) => free,
-            Op::MaskBinary(_) | Op::MaskNot | Op::MaskSplat | Op::MaskBits => free,
+            Op::MaskBinary(_) | Op::MaskNot | Op::MaskShift(_) | Op::MaskSplat | Op::MaskBits => free,
             Op::Integer(_) | Op::Address | Op::MultiplyConstant(_) | Op::FunctionAddress(_) => free,
             Op::Compare | Op::CompareConstant(_) | Op::Test | Op::CompareReals { .. } => free,
             Op::Prefetch { .. } | Op::Jump(_) | Op::JumpIf(..) | Op::Return => free,

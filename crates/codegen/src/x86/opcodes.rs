@@ -365,6 +365,10 @@ const fn mask(code: u8) -> Opcode {
     opcode(1, 0, code, false)
 }
 
+/// The upper half of a mask of sixteen lanes, and two halves as one: `kshiftrw`, `kunpckbw`
+pub const MASK_SHIFT: Opcode = opcode(3, 1, 0x30, true);
+pub const MASK_JOIN: Opcode = opcode(1, 1, 0x4b, false);
+
 // `kmovw` from a mask or memory, to memory, from an integer, to an integer; `knotw`, `kandw`, `korw`,
 // `kxorw`.
 pub const MASK_LOAD: Opcode = mask(0x90);

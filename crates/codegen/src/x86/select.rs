@@ -626,7 +626,7 @@ impl Selector<'_> {
                 Some(self.reg(inst.operands[0])?)
             }
             Ssa::Shuffle(mask)
-                if class_of(self.ty(inst.operands[0])) == Class::Vector
+                if class_of(self.ty(inst.operands[0])) != Class::Integer
                     && mask.iter().enumerate().all(|(lane, m)| *m < 0 || *m as usize == lane)
                     && mask.len() <= self.ty(inst.operands[0]).lanes =>
             {

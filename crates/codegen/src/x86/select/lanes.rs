@@ -52,10 +52,13 @@ impl Selector<'_> {
 
     pub(super) fn shuffle_into(&mut self, d: Reg, a: Id, b: Id, mask: &[i32], ty: Type) -> Result<(), String> {
         let from = self.ty(a);
-        if class_of(from) != Class::Vector {
-            return Err("a shuffle of masks".into());
+        if class_of(from) == Class::Mask {
+            return self.shuffle_masks_into(d, a, b, mask, from.lanes);
         }
         let w = width(ty).max(width(from));
+        if ty.kind.bytes() < 4 && self.short_halves_into(d, a, b, mask, from, ty)? {
+            return Ok(());
+        }
         let n_from = from.lanes as i32;
         let n = (w / ty.kind.bytes()) as i32;
         let uses = |second: bool| mask.iter().any(|m| *m >= 0 && (*m >= n_from) == second);
@@ -96,6 +99,23 @@ impl Selector<'_> {
         let second = mask.iter().enumerate().fold(0u8, |all, (lane, m)| all | u8::from(*m >= n_from) << lane);
         let op = if ty.kind.bytes() == 8 { BLEND_DOUBLE } else { BLEND_SINGLE };
         self.emit(Inst::new(Op::BinaryImmediate(op, second), d, &permuted, w));
+        Ok(())
+    }
+
+    /// The upper half of a mask, or two halves as one.
+    fn shuffle_masks_into(&mut self, d: Reg, a: Id, b: Id, mask: &[i32], n: usize) -> Result<(), String> {
+        let are_in_order = mask.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+        match (mask[0], n, mask.len()) {
+            (8, 16, 8) if are_in_order => {
+                let a = self.reg(a)?;
+                self.emit(Inst::new(Op::MaskShift(8), d, &[a], 2));
+            }
+            (0, 8, 16) if are_in_order => {
+                let (low, high) = (self.reg(a)?, self.reg(b)?);
+                self.emit(Inst::new(Op::MaskBinary(MASK_JOIN), d, &[high, low], 2));
+            }
+            _ => return Err("a shuffle of masks".into()),
+        }
         Ok(())
     }
 
@@ -264,6 +284,23 @@ impl Selector<'_> {
             (0..size).for_each(|at| bytes[lane * size + at] = ((from + at) % 16) as u64);
         }
         Ok(self.constant_register(&bytes, Kind::I8))
+    }
+
+    /// Writes the upper of two halves of 16 bytes, or two as one; says whether it is one of these.
+    fn short_halves_into(&mut self, d: Reg, a: Id, b: Id, mask: &[i32], from: Type, ty: Type) -> Result<bool, String> {
+        let are_in_order = mask.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+        match (from.bytes(), ty.bytes(), mask[0]) {
+            (32, 16, first) if are_in_order && first as usize == ty.lanes => {
+                let a = self.reg(a)?;
+                self.emit(Inst::new(Op::StorePart(EXTRACT_QUAD, 1), d, &[a], 32));
+            }
+            (16, 32, 0) if are_in_order => {
+                let (low, high) = (self.reg(a)?, self.reg(b)?);
+                self.emit(Inst::new(Op::BinaryImmediate(INSERT_QUAD, 1), d, &[low, high], 32));
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
 
     /// Bytes or 16-bit integers of two vectors.

@@ -1,0 +1,209 @@
+//! Vectors longer than a machine's registers, as two of half their lanes.
+
+use smallvec::{SmallVec, smallvec};
+
+use super::{Constant, Def, Function, Id, Instruction, Kind, Op, Type, Value};
+use crate::map::Map;
+
+/// The halves of a value.
+type Halves = [Id; 2];
+
+impl Function {
+    /// Splits vectors of up to twice `native` bytes; a function with an operation on such that is none of its
+    /// halves stays as it is. Addresses are integers by now.
+    pub fn split_long(&mut self, native: usize) {
+        let is_long = |id: &Id| self.values[id.at()].ty.bytes() > native;
+        if !self.blocks.iter().flatten().any(|inst| touches(inst, &is_long)) {
+            return;
+        }
+        let mut variables = vec![false; self.values.len()];
+        for inst in self.blocks.iter().flatten().filter(|inst| matches!(inst.op, Op::Variable(_))) {
+            inst.result.into_iter().for_each(|id| variables[id.at()] = true);
+        }
+        let fits = |inst: &Instruction| !touches(inst, &is_long) || self.has_halves(inst, native, &variables);
+        if !self.blocks.iter().flatten().all(fits) {
+            return;
+        }
+        let mut split = Split { native, halves: Map::default(), parts: Map::default(), out: Vec::new() };
+        for id in (0..self.values.len()).map(Id::new) {
+            split.prepare(self, id);
+        }
+        for block in 0..self.blocks.len() {
+            split.parts.clear();
+            for inst in std::mem::take(&mut self.blocks[block]) {
+                if !is_of_addresses(&inst) && touches(&inst, &|id| split.halves.contains_key(id)) {
+                    split.instruction(self, &inst);
+                } else {
+                    split.out.push(inst);
+                }
+            }
+            self.blocks[block] = std::mem::take(&mut split.out);
+        }
+    }
+
+    /// Whether an instruction on long vectors is one on their halves.
+    fn has_halves(&self, inst: &Instruction, native: usize, variables: &[bool]) -> bool {
+        let fits = |id: &Id| {
+            let ty = self.values[id.at()].ty;
+            ty.bytes() <= 2 * native && (ty.lanes == 1 || ty.lanes.is_multiple_of(2))
+        };
+        let is_own = match &inst.op {
+            Op::Load { .. } => !variables[inst.operands[0].at()],
+            Op::Store => !variables[inst.operands[1].at()],
+            Op::Add | Op::Sub | Op::Mul | Op::AddWrapping | Op::SubWrapping | Op::MulWrapping => true,
+            Op::ShiftLeft | Op::ShiftSigned | Op::ShiftUnsigned | Op::And | Op::Or | Op::Xor => true,
+            Op::SignedMin | Op::SignedMax | Op::Compare(_) | Op::FLess | Op::Select => true,
+            Op::FAdd | Op::FSub | Op::FMul | Op::FDiv | Op::FNeg | Op::FAbs | Op::Sqrt | Op::Round(_) => true,
+            Op::CopySign | Op::FMin | Op::FMax | Op::Fma => true,
+            Op::Truncate | Op::ExtendSigned | Op::ExtendUnsigned | Op::ToReal | Op::Convert => true,
+            Op::ToInteger | Op::ToIntegerInRange | Op::Splat => true,
+            Op::MaskedLoad | Op::MaskedStore | Op::Phi(_) | Op::Insert(_) | Op::Extract(_) => true,
+            _ => false,
+        };
+        is_own && inst.result.iter().chain(&inst.operands).all(fits)
+    }
+}
+
+/// Whether an instruction has to do with addresses of lanes, which are never in a register.
+fn is_of_addresses(inst: &Instruction) -> bool {
+    matches!(inst.op, Op::Element(_) | Op::Gather | Op::Scatter)
+}
+
+fn touches(inst: &Instruction, is_long: &dyn Fn(&Id) -> bool) -> bool {
+    !is_of_addresses(inst) && inst.result.iter().chain(&inst.operands).any(is_long)
+}
+
+struct Split {
+    native: usize,
+    /// Halves of each long value.
+    halves: Map<Id, Halves>,
+    /// Halves of other vectors, taken from them in this block.
+    parts: Map<(Id, usize), Id>,
+    out: Vec<Instruction>,
+}
+
+impl Split {
+    /// Makes the halves of a long value.
+    fn prepare(&mut self, f: &mut Function, id: Id) {
+        let Value { ty, def } = f.values[id.at()].clone();
+        if ty.bytes() <= self.native || ty.lanes == 1 {
+            return;
+        }
+        self.halves.insert(id, [0, 1].map(|half| value(f, half_of(ty), half_of_def(&def, ty.lanes, half))));
+    }
+
+    /// A half of an operand; a scalar is its own.
+    fn half(&mut self, f: &mut Function, id: Id, half: usize) -> Id {
+        let Value { ty, def } = f.values[id.at()].clone();
+        if let Some(halves) = self.halves.get(&id) {
+            return halves[half];
+        }
+        if ty.lanes == 1 {
+            return id;
+        }
+        if let Some(part) = self.parts.get(&(id, half)) {
+            return *part;
+        }
+        let to = half_of(ty);
+        let part = match def {
+            Def::Instruction | Def::Argument(_) => {
+                let first = half * to.lanes;
+                let part = value(f, to, Def::Instruction);
+                let lanes = (first..first + to.lanes).map(|lane| lane as i32).collect();
+                self.give(Op::Shuffle(lanes), smallvec![id, id], part, 0);
+                part
+            }
+            def => value(f, to, half_of_def(&def, ty.lanes, half)),
+        };
+        self.parts.insert((id, half), part);
+        part
+    }
+
+    fn give(&mut self, op: Op, operands: SmallVec<[Id; 4]>, result: Id, align: u32) {
+        self.out.push(Instruction { op, operands, result: Some(result), align });
+    }
+
+    fn instruction(&mut self, f: &mut Function, inst: &Instruction) {
+        let lanes = |f: &Function, id: Id| f.values[id.at()].ty.lanes;
+        match inst.op {
+            Op::Extract(lane) => {
+                let (from, n) = (inst.operands[0], lanes(f, inst.operands[0]) / 2);
+                let part = self.half(f, from, lane / n);
+                return self.give(Op::Extract(lane % n), smallvec![part], inst.result.expect("a lane"), 0);
+            }
+            Op::Insert(lane) => {
+                let (into, n) = (inst.operands[0], lanes(f, inst.operands[0]) / 2);
+                let result = self.halves[&inst.result.expect("a vector")];
+                for (half, result) in result.into_iter().enumerate() {
+                    let part = self.half(f, into, half);
+                    let (op, operands) = match half == lane / n {
+                        true => (Op::Insert(lane % n), smallvec![part, inst.operands[1]]),
+                        false => (Op::Opaque, smallvec![part]),
+                    };
+                    self.give(op, operands, result, 0);
+                }
+                return;
+            }
+            _ => {}
+        }
+        let results = inst.result.map(|id| match self.halves.get(&id) {
+            Some(halves) => *halves,
+            None => [0, 1].map(|_| value(f, half_of(f.values[id.at()].ty), Def::Instruction)),
+        });
+        // Place of the address among the operands, and the vector that lies there.
+        let memory = match inst.op {
+            Op::Load { .. } | Op::MaskedLoad => Some((0, inst.result.expect("what is loaded"))),
+            Op::Store | Op::MaskedStore => Some((1, inst.operands[0])),
+            _ => None,
+        };
+        for half in 0..2 {
+            let mut operands = SmallVec::new();
+            for (at, id) in inst.operands.iter().enumerate() {
+                operands.push(match memory {
+                    Some((place, vector)) if place == at => self.address(f, *id, half, f.values[vector.at()].ty),
+                    _ => self.half(f, *id, half),
+                });
+            }
+            let result = results.map(|halves| halves[half]);
+            self.out.push(Instruction { operands, result, ..inst.clone() });
+        }
+        if let (Some(id), Some([low, high])) = (inst.result, results)
+            && !self.halves.contains_key(&id)
+        {
+            let all = (0..lanes(f, id) as i32).collect();
+            self.give(Op::Shuffle(all), smallvec![low, high], id, 0);
+        }
+    }
+
+    /// The address of a half of a vector in memory.
+    fn address(&mut self, f: &mut Function, first: Id, half: usize, ty: Type) -> Id {
+        if half == 0 {
+            return first;
+        }
+        let bytes = Constant { bits: smallvec![ty.bytes() as u64 / 2], undefined: 0 };
+        let offset = value(f, Type::I64, Def::Constant(bytes));
+        let address = value(f, f.values[first.at()].ty, Def::Instruction);
+        self.give(Op::Element(Type { kind: Kind::I8, lanes: 1 }), smallvec![first, offset], address, 0);
+        address
+    }
+}
+
+fn half_of(ty: Type) -> Type {
+    Type { lanes: ty.lanes / 2, ..ty }
+}
+
+fn half_of_def(def: &Def, lanes: usize, half: usize) -> Def {
+    match def {
+        Def::Constant(c) => {
+            let n = lanes / 2;
+            let bits = c.bits[half * n..][..n].iter().copied().collect();
+            Def::Constant(Constant { bits, undefined: c.undefined >> (half * n) & ((1 << n) - 1) })
+        }
+        def => def.clone(),
+    }
+}
+
+fn value(f: &mut Function, ty: Type, def: Def) -> Id {
+    f.values.push(Value { ty, def });
+    Id::new(f.values.len() - 1)
+}
