@@ -22,6 +22,8 @@
 //! [`export`] makes an object for programs of others: its functions have names of their own, check what they
 //! are given, and return a code; an [`Interface`] says all about them, as a C header too.
 
+#[cfg(all(target_arch = "x86_64", any(test, not(feature = "llvm"))))]
+mod cpu_name;
 mod elsewhere;
 mod export;
 mod generate;

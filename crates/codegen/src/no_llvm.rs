@@ -16,8 +16,11 @@ pub fn compile(_: &Module, _: &Target, what: Emit) -> Result<(Vec<u8>, CompileTi
     Err(CompileError::NoLlvm { what })
 }
 
-/// Names the host's CPU and features as LLVM does: not in this build.
+/// Names the host's CPU and features as LLVM does, if it is an x86 CPU that is known.
 pub fn host_cpu() -> Option<(String, String)> {
+    #[cfg(target_arch = "x86_64")]
+    return crate::cpu_name::host_cpu();
+    #[cfg(not(target_arch = "x86_64"))]
     None
 }
 

@@ -15,7 +15,7 @@ pub fn target() -> Target {
     let (generic, arch) = generic();
     let mut target = Target::named(generic).expect("every generic name is known");
     target.arch = arch;
-    // A build without LLVM does without the CPU's own name.
+    // A build without LLVM knows the names of some CPUs alone.
     if let Some((cpu, features)) = tilewright_codegen::host_cpu() {
         target.cpu = cpu;
         target.features = features;
