@@ -3,6 +3,7 @@
 use std::fmt;
 
 pub use tilewright::one_line;
+use tilewright::{ErrorKind, Setting};
 
 /// Error of the user's input or usage: exit code 2.
 #[derive(Debug)]
@@ -58,12 +59,61 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<crate::output::StdoutError>().is_some_and(|e| closed(&e.0))
 }
 
+/// Option that is the command's name of a setting.
+pub fn option(setting: Setting) -> &'static str {
+    match setting {
+        Setting::Build => "--build",
+        Setting::BuildTimeout => "--build-timeout",
+        Setting::Cache => "--cache",
+        Setting::Check => "--check",
+        Setting::Cleanup => "--cleanup",
+        Setting::Command => "--command",
+        Setting::Device => "--device",
+        Setting::Metric => "--metric",
+        Setting::Name => "--name",
+        Setting::Prepare => "--prepare",
+        Setting::Runner => "--runner",
+        Setting::RunTimeout => "--run-timeout",
+        Setting::Threads => "--threads",
+        Setting::Transfer => "--transfer",
+        Setting::Weights => "--weights",
+        // A later one has no option before it is written here.
+        _ => "the setting",
+    }
+}
+
+/// Puts an error of the library into words of the command: settings are options here, and advice names them.
+fn words(error: &tilewright::Error) -> String {
+    let advice = match error.kind() {
+        ErrorKind::Setting(setting) => return format!("{}{}", option(*setting), error.text()),
+        ErrorKind::NoSearch => "see `tilewright searches`".to_owned(),
+        ErrorKind::OtherMachine => "leave --target out; `show` makes code for other machines".to_owned(),
+        ErrorKind::NotOnDevice { device } => format!("leave --device {device} out"),
+        ErrorKind::WrongDevice { given, wanted } => format!("give --device {wanted}, not {given}"),
+        ErrorKind::NotForGpu => "give --target opencl, or --device opencl".to_owned(),
+        ErrorKind::NoDatabase => "give another one".to_owned(),
+        ErrorKind::NoHome => "give --db FILE".to_owned(),
+        ErrorKind::NothingToTransfer => "leave --transfer out".to_owned(),
+        ErrorKind::NoName => "give --name NAME: letters, digits and underscores, no digit first".to_owned(),
+        ErrorKind::NoCompiler => "or give --as c, which needs none".to_owned(),
+        ErrorKind::Unwritable => "give another -o".to_owned(),
+        ErrorKind::TimeUp => "give more with --time".to_owned(),
+        ErrorKind::NoneRight(Some(limit)) => format!("raise {}, and they are tried again", option(*limit)),
+        ErrorKind::LeadersFailed(limits) if limits.is_empty() => "run the same to race others".to_owned(),
+        ErrorKind::LeadersFailed(limits) => {
+            format!("give more with {}", limits.iter().map(|limit| option(*limit)).collect::<Vec<_>>().join(" and "))
+        }
+        _ => return error.to_string(),
+    };
+    format!("{error} ({advice})")
+}
+
 /// An error with its causes on one line.
 pub fn describe(error: &anyhow::Error) -> String {
     // Errors that print their cause themselves would say everything twice.
     let mut parts: Vec<String> = Vec::new();
     for cause in error.chain() {
-        let part = one_line(&cause.to_string());
+        let part = one_line(&cause.downcast_ref().map_or_else(|| cause.to_string(), words));
         if !parts.iter().any(|earlier| earlier.contains(&part)) {
             parts.push(part);
         }

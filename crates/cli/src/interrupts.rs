@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tilewright::progress::{Concern, Progress, Shown};
 use tilewright::{Observer, Recording, Tuned, Workload};
 use tilewright_lab::{Caller, News};
 
 use crate::command::on_interrupt;
 use crate::error::describe;
 use crate::output::message;
+use crate::progress::{Concern, Progress, Shown};
+use crate::summary;
 
 /// Handler of interrupts: the first ends the run early but in order, the second at once, with all recorded.
 #[derive(Default)]
@@ -101,5 +102,5 @@ impl Interrupts {
 
 /// Says what is worth a word about a run.
 pub fn remark(tuned: &Tuned) {
-    tuned.remarks().iter().for_each(|remark| message(remark));
+    summary::remarks(tuned).iter().for_each(|remark| message(remark));
 }

@@ -9,6 +9,9 @@ mod command;
 mod error;
 mod interrupts;
 mod output;
+mod progress;
+mod status;
+mod summary;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -137,7 +140,8 @@ fn run() -> ExitCode {
         Command::Runner => output::write_stdout(tilewright_device::runner::SOURCE.as_bytes()),
         Command::Searches => {
             let (document, text) = tilewright::searches();
-            output::write_result(json, &document, &text)
+            let how = "Options are given behind the name: --search genetic:population=50,mutation=0.2";
+            output::write_result(json, &document, &format!("{text}\n{how}\n"))
         }
         Command::Formats => formats::run(json),
         Command::Worker { arguments } => match tilewright::serve(&arguments) {

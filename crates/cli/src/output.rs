@@ -5,8 +5,8 @@ use std::io::{self, Write};
 
 use serde_json::Value as Json;
 
+pub use crate::progress::message;
 pub use tilewright::file::{Destination, check_apart, writable};
-pub use tilewright::progress::message;
 pub use tilewright::words::{digits, duration, grouped, shell_quoted, table};
 
 /// Standard output could not be written.

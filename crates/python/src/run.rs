@@ -123,7 +123,7 @@ impl Running {
 fn event(note: &Note, space: &Space, value: &dyn Fn(f64) -> f64) -> Option<Json> {
     let told = |kind: &str, text: String| Some(json!({"kind": kind, "text": text}));
     match note {
-        Note::Message(line) | Note::LeftOut(line) => told("message", line.clone()),
+        Note::Message(line) | Note::MayBeStale(line) | Note::LeftOut(line) => told("message", line.clone()),
         Note::Start => told("start", "random inputs and the reference answer".to_owned()),
         Note::Begin(begin) => told("begin", begin.key.workload.clone()),
         Note::Plan(plan) => told("plan", plan.to_string()),

@@ -97,7 +97,7 @@ impl Best {
 
     /// Lead of a race's winner over the runner-up, in words, of `n_leaders` leaders; `None` where it was not
     /// measured against others.
-    pub(crate) fn ahead(&self, n_leaders: Option<usize>) -> Option<String> {
+    pub fn ahead(&self, n_leaders: Option<usize>) -> Option<String> {
         let margin = percent(self.margin?);
         let of = n_leaders.map_or(String::new(), |n| format!(" of {n}"));
         let spread = self.spread.map_or(String::new(), |spread| format!(", rounds spread by {}", percent(spread)));

@@ -20,7 +20,7 @@ use tilewright_codegen::{CompileError, Compiler, llvm_version};
 use tilewright_ir::{Program, text};
 use tilewright_runtime::Code;
 
-use crate::error::Error;
+use crate::error::{Error, Setting};
 use crate::file::write_passing;
 use crate::version::BUILD;
 
@@ -64,14 +64,14 @@ impl Cache {
         let absolute = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
         let of_user = || absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
         if given.is_some_and(|folder| folder.as_os_str().is_empty()) {
-            return Err(Error::input("--cache: the name of a folder is empty (give a path)"));
+            return Err(Error::setting(Setting::Cache, ": the name of a folder is empty (give a path)"));
         }
         let folder = given.map_or_else(|| Some(of_user()?.join("tilewright")), |given| Some(given.to_owned()));
         let make = |folder: &Path| DirBuilder::new().recursive(true).mode(0o700).create(folder);
         match (folder.as_deref().map(make), given) {
             (Some(Err(error)), Some(given)) => {
-                let hint = "give a folder that can be written, or --no-cache";
-                Err(Error::input(format!("--cache {}: {error} ({hint})", given.display())))
+                let hint = "give a folder that can be written";
+                Err(Error::setting(Setting::Cache, format!(" {}: {error} ({hint})", given.display())))
             }
             (Some(Ok(())), _) => Ok(Cache::within(folder, MOST_BYTES)),
             (Some(Err(_)) | None, _) => Ok(Cache::within(None, 0)),
@@ -361,7 +361,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        assert!(Cache::new(Some(&file)).is_err_and(|error| error.to_string().contains("--no-cache")));
+        assert!(
+            Cache::new(Some(&file)).is_err_and(|error| error.to_string().contains("give a folder that can be written"))
+        );
         let gone = folder.path().join("gone");
         let cache = Cache::new(Some(&gone)).unwrap();
         fs::remove_dir(&gone).unwrap();

@@ -157,8 +157,7 @@ impl Best {
     pub fn choice(&self, workload: &Workload, target: &Target, threads: usize) -> Result<Choice, Error> {
         let task = Task::new(setting(workload, target, threads), Some(&self.template)).map_err(Error::input)?;
         let config = task.space.config_from_json(&self.config).map_err(|error| {
-            let hint = format!("run `tilewright tune {workload}` again");
-            Error::input(format!("{error} (the space has changed since it was recorded: {hint})"))
+            Error::input(format!("{error} (the space has changed since it was recorded: tune {workload} again)"))
         })?;
         Ok(Choice { task, config, source: Source::Recorded(self.median_ns) })
     }

@@ -9,14 +9,16 @@ use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
 use tilewright_device::limits::Allowed;
 use tilewright_tune::{Store, StoreError};
 
-use crate::error::{Error, one_line};
+use crate::error::{Error, ErrorKind, one_line};
 
 /// Place of the records: a database file.
 #[derive(Debug, Clone)]
 pub struct Database {
     /// The file.
     pub path: PathBuf,
-    /// The option by which the user named it, if so.
+    /// Whether the user named it.
+    is_given: bool,
+    /// Option by which the user named it, or would.
     option: Option<&'static str>,
 }
 
@@ -24,32 +26,30 @@ impl Database {
     /// The file that was given, or the default one in the user's data folder.
     ///
     /// # Errors
-    /// Where none is given and the user has no data folder.
+    /// If the name is empty, or none is given and the user has no data folder.
     pub fn new(given: Option<&Path>) -> Result<Database, Error> {
         if let Some(path) = given {
-            return Database::named(path, "--db");
+            if path.as_os_str().is_empty() {
+                return Err(Error::input("the name of the database's file is empty (give a path)"));
+            }
+            return Ok(Database { path: path.to_owned(), is_given: true, option: None });
         }
         let absolute = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
         let folder = absolute("XDG_DATA_HOME").or_else(|| Some(absolute("HOME")?.join(".local/share")));
-        let folder =
-            folder.ok_or_else(|| Error::input("there is no home folder to keep records in (give --db FILE)"))?;
-        Ok(Database { path: folder.join("tilewright").join("records.db"), option: None })
+        let none = || Error::of(ErrorKind::NoHome, "there is no home folder to keep records in");
+        let path = folder.ok_or_else(none)?.join("tilewright").join("records.db");
+        Ok(Database { path, is_given: false, option: None })
     }
 
-    /// The file that an option names.
-    ///
-    /// # Errors
-    /// Where the name is empty.
-    pub fn named(path: &Path, option: &'static str) -> Result<Database, Error> {
-        if path.as_os_str().is_empty() {
-            return Err(Error::input(format!("{option}: the name of a file is empty (give a path)")));
-        }
-        Ok(Database { path: path.to_owned(), option: Some(option) })
+    /// Sets the option by which the user named the file, or would, for messages.
+    #[must_use]
+    pub fn called(self, option: &'static str) -> Database {
+        Database { option: Some(option), ..self }
     }
 
-    /// The option by which the user named the file, if so.
-    pub fn option(&self) -> Option<&'static str> {
-        self.option
+    /// Whether the user named the file.
+    pub fn is_given(&self) -> bool {
+        self.is_given
     }
 
     /// The name of the file, for messages.
@@ -62,7 +62,7 @@ impl Database {
     /// # Errors
     /// Where the file cannot be written or is not ours; this is bad input where the user named the file.
     pub fn open_to_write(&self) -> Result<Opened, Error> {
-        if self.option.is_none()
+        if !self.is_given
             && let Some(folder) = self.path.parent()
         {
             let cannot = |error: io::Error| Error::failed(format!("cannot create {}", folder.display())).because(error);
@@ -111,7 +111,7 @@ impl Database {
     /// # Errors
     /// As [`Database::open_to_read`], and bad input where there is no file.
     pub fn open_existing(&self) -> Result<Store, Error> {
-        let none = || Error::input(format!("there is no database {} (give one with --db)", self.name()));
+        let none = || Error::of(ErrorKind::NoDatabase, format!("there is no database {}", self.name()));
         self.open_to_read()?.ok_or_else(none)
     }
 
@@ -160,7 +160,7 @@ impl Database {
     pub fn refuse(&self, error: StoreError) -> Error {
         match error {
             StoreError::Busy { .. } | StoreError::Full | StoreError::Gone => self.failure(&error),
-            _ if self.option.is_some() => Error::input(self.failure(&error)),
+            _ if self.is_given => Error::input(self.failure(&error)),
             _ => self.failure(&error),
         }
     }
@@ -197,11 +197,11 @@ impl Database {
 
     fn fault(&self, reason: &str) -> Error {
         let text = format!("{}: {reason} ({})", self.label(), self.another());
-        if self.option.is_some() { Error::input(text) } else { Error::failed(text) }
+        if self.is_given { Error::input(text) } else { Error::failed(text) }
     }
 
     fn another(&self) -> String {
-        format!("give another file with {}", self.option.unwrap_or("--db"))
+        self.option.map_or("give another file".to_owned(), |option| format!("give another file with {option}"))
     }
 
     fn label(&self) -> String {
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn a_database_at_rest_is_read_unless_its_log_has_records() {
         let folder = tempfile::tempdir().unwrap();
-        let database = Database::named(&folder.path().join("a b.db"), "--db").unwrap();
+        let database = Database::new(Some(&folder.path().join("a b.db"))).unwrap();
         let log = with_suffix(&database.path, "-wal");
         drop(database.open_to_write().unwrap());
         assert!(database.open_at_rest().is_ok());

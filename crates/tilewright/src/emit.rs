@@ -8,7 +8,7 @@ use tilewright_ir::{Part, Program, Role, Step, lower, verify};
 use tilewright_search::Config;
 use tilewright_tune::Task;
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::version::BUILD;
 use crate::words::count;
 
@@ -96,7 +96,7 @@ impl Subject<'_> {
             Form::Lowered if target.gpu.is_some() => self.kernels()?.to_string().into_bytes(),
             Form::Lowered => lower::lower(&self.scheduled()?).to_string().into_bytes(),
             Form::OpenCl if target.gpu.is_none() => {
-                return Err(Error::input("OpenCL C is for GPUs (give --target opencl, or --device opencl)"));
+                return Err(Error::of(ErrorKind::NotForGpu, "OpenCL C is for GPUs"));
             }
             Form::OpenCl => opencl_c(&self.kernels()?, target).into_bytes(),
             Form::Ssa => code(Emit::Ssa)?,

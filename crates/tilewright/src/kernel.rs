@@ -67,7 +67,35 @@ impl Kernel {
         Ok(Kernel { call, workload: workload.clone(), arguments })
     }
 
-    /// Arguments, in the order in which [`Kernel::run`] takes inputs and outputs.
+    /// Arguments, in the order in which [`Kernel::run`] takes inputs and outputs. Each lies row-major and
+    /// packed: of a shape `[m, k]` the element `[i, j]` is number `i * k + j` of its slice.
+    ///
+    /// ```standalone_crate
+    /// use tilewright::{DType, Request, Session};
+    ///
+    /// fn main() -> Result<(), tilewright::Error> {
+    ///     tilewright::serve_if_worker();
+    /// #   let folder = tempfile::tempdir().unwrap();
+    /// #   let session = Session::open(folder.path().join("records.db"))?;
+    /// #   /*
+    ///     let session = Session::open("records.db")?;
+    /// #   */
+    ///     let request = Request::parse("matmul:m=2,n=4,k=3,dtype=f64")?.trials(2);
+    ///     session.tune(&request)?;
+    ///     let mut kernel = session.kernel(request.workload()?, 1)?;
+    ///     let [a, b, c] = kernel.arguments() else { panic!("a product has two factors and a result") };
+    ///     assert_eq!((a.name.as_str(), a.dtype, &a.shape[..]), ("A", DType::F64, &[2, 3][..]));
+    ///     assert_eq!((&b.shape[..], &c.shape[..]), (&[3, 4][..], &[2, 4][..]));
+    ///
+    ///     // Row 1 of the left factor picks row 2 of the right one.
+    ///     let a = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0];
+    ///     let b: Vec<f64> = (0..12).map(f64::from).collect();
+    ///     let mut c = [0.0; 8];
+    ///     kernel.run(&[&a, &b], &mut [&mut c])?;
+    ///     assert_eq!(c, [0.0, 0.0, 0.0, 0.0, 8.0, 9.0, 10.0, 11.0]);
+    ///     Ok(())
+    /// }
+    /// ```
     pub fn arguments(&self) -> &[Argument] {
         &self.arguments
     }

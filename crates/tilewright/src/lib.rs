@@ -1,27 +1,141 @@
-//! Finds the fastest kernel for a tensor operator by measuring on this machine, records it, and runs it.
+//! Autotuning of tensor operators, models, commands and kernels: measures on this machine, checks every
+//! answer, keeps records, and runs the fastest kernel that it found.
 //!
-//! A [`Session`] knows where records are kept and how worker processes are started. [`Session::tune`]
-//! searches, checks every candidate against an independent reference, races the leaders, and records all of
-//! it; [`Session::best`] says what is recorded; [`Session::kernel`] compiles that into this process, to be
-//! called on slices. With the feature `peers`, `Session::bench` measures it beside other
-//! libraries.
+//! A [`Request`] names a subject and how it is searched; a [`Session`] knows where records are kept, and
+//! carries requests out: [`Session::tune`] to the end, [`Session::run`] with an [`Observer`] and a way to
+//! stop it. The command `tilewright` is a shell around this crate.
 //!
-//! A candidate never runs in the caller's process but in workers, which are this same program started anew: a
-//! program calls [`serve_if_worker`] first. The command `tilewright` is a shell around this crate.
+//! # Tune an operator and call it
 //!
-//! ```no_run
-//! use std::time::Duration;
+//! Candidates run in worker processes, which are the same program started anew: a program that tunes calls
+//! [`serve_if_worker`] first.
+//!
+//! ```standalone_crate
 //! use tilewright::{Request, Session};
 //!
 //! fn main() -> Result<(), tilewright::Error> {
 //!     tilewright::serve_if_worker();
-//!     let session = Session::open("records.db")?;
-//!     let request = Request::parse("matmul-512")?.time(Duration::from_secs(5));
+//! #   let folder = tempfile::tempdir().unwrap();
+//! #   let path = folder.path().join("records.db");
+//! #   let trials = 3;
+//! #   /*
+//!     let (path, trials) = ("records.db", 500);
+//! #   */
+//!     let session = Session::open(path)?;
+//!     let request = Request::parse("matmul:m=16,n=32,k=8")?.trials(trials);
 //!     let tuned = session.tune(&request)?;
-//!     println!("{:?}", tuned.best);
+//!     println!("{:.1} GFLOP/s", tuned.best.expect("some candidate is right").gflops);
+//!
+//!     let mut kernel = session.kernel(request.workload()?, 1)?;
+//!     let (a, b, mut c) = (vec![1f32; 16 * 8], vec![0.5; 8 * 32], vec![0.0; 16 * 32]);
+//!     kernel.run(&[&a, &b], &mut [&mut c])?;
+//!     assert!(c.iter().all(|&sum| sum == 4.0));
 //!     Ok(())
 //! }
 //! ```
+//!
+//! # Tune several together
+//!
+//! Each workload has the number of times that the whole runs it, and time goes to those by which the whole
+//! gains most.
+//!
+//! ```standalone_crate
+//! use std::sync::atomic::AtomicBool;
+//! use std::time::Duration;
+//! use tilewright::{Request, Session, Workload};
+//!
+//! fn main() -> Result<(), tilewright::Error> {
+//!     tilewright::serve_if_worker();
+//! #   let folder = tempfile::tempdir().unwrap();
+//! #   let session = Session::open(folder.path().join("records.db"))?;
+//! #   let (set, time, most) = ("matmul:m=8,n=16,k=8", Duration::from_millis(600), 2);
+//! #   /*
+//!     let session = Session::open("records.db")?;
+//!     let (set, time, most) = ("resnet18", Duration::from_secs(120), 1000);
+//! #   */
+//!     let workloads = Workload::parse_all(set).map_err(tilewright::Error::input)?;
+//!     let tasks: Vec<(Request, f64)> =
+//!         workloads.into_iter().map(|workload| (Request::new(workload).trials(most), 1.0)).collect();
+//!     let tuned = session.run_together(&tasks, time, &AtomicBool::new(false), &())?;
+//!     println!("together {:?} ms", tuned.whole_ms);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Tune a command
+//!
+//! Any program with parameters, by its time or by a number that it writes.
+//!
+//! ```standalone_crate
+//! use tilewright::{Command, Request, Session};
+//!
+//! fn main() -> Result<(), tilewright::Error> {
+//!     tilewright::serve_if_worker();
+//! #   let folder = tempfile::tempdir().unwrap();
+//! #   let session = Session::open(folder.path().join("records.db"))?;
+//! #   /*
+//!     let session = Session::open("records.db")?;
+//! #   */
+//!     let command = Command::new("expr {tile} % 7").parameter("tile", "8,16,32").metric("[0-9]+");
+//!     let tuned = session.tune(&Request::new(command).trials(3))?;
+//!     assert_eq!(tuned.best.expect("all of them are right").config["tile"], 8);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Tune a kernel in C
+//!
+//! A file describes the function, its parameters and what is right: see [`KernelFile`].
+//!
+//! ```no_run
+//! # fn main() -> Result<(), tilewright::Error> {
+//! use tilewright::{KernelFile, Request, Session};
+//!
+//! let kernel = KernelFile::read("product.toml".as_ref())?;
+//! let tuned = Session::open("records.db")?.tune(&Request::new(kernel).trials(12))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Ask a search and tell it
+//!
+//! The searches by themselves, for parameters of anything that the program measures: [`search`].
+//!
+//! ```
+//! use std::sync::Arc;
+//! use tilewright::search::{Outcome, Parameter, Space, Timing, Trial, build};
+//!
+//! let space = Arc::new(Space::new("cache", vec![Parameter::ordinal("kib", [64, 128, 256])], vec![])?);
+//! let mut search = build("auto", &space, 0)?;
+//! let mut best = f64::INFINITY;
+//! for _ in 0..3 {
+//!     for config in search.propose(1) {
+//!         // Stands in for a measurement, in nanoseconds.
+//!         let time_ns = 1000.0 / space.int(&config, "kib") as f64;
+//!         best = best.min(time_ns);
+//!         let outcome = Outcome::Measured(Timing::of_samples(&[time_ns], false));
+//!         search.observe(&[Trial { config, outcome }]);
+//!     }
+//! }
+//! assert_eq!(best, 1000.0 / 256.0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # More
+//!
+//! - How a kernel's arguments lie in memory, and which types they have: [`Kernel::arguments`].
+//! - GPUs: [`Request::device`]. Whole models: crate `tilewright-model`. Many machines: crate
+//!   `tilewright-fleet`.
+//! - [`ErrorKind`] has the facts of errors, `#[non_exhaustive]`.
+//! - Every type that occurs in a signature here is found here, whichever crate of this project defines it;
+//!   [`search`] is the whole crate of the searches.
+//!
+//! # Features
+//!
+//! | feature | default | adds |
+//! |---|---|---|
+//! | `llvm` | yes | LLVM's back end, for races, objects and other machines |
+//! | `peers` | no | `Session::bench`, beside other libraries, two of which are compiled in |
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "peers")]
@@ -42,13 +156,11 @@ pub mod library;
 mod machine;
 mod observer;
 mod place;
-pub mod progress;
 pub mod referee;
 mod request;
 mod run;
 mod searches;
 mod session;
-mod status;
 mod subject;
 mod tuned;
 pub mod version;
@@ -60,7 +172,7 @@ pub use choice::{Choice, Records, Source};
 pub use clock::since_1970;
 pub use database::{Database, Opened, with_suffix};
 pub use element::{Element, Elements, ElementsMut, bf16, f16};
-pub use error::{Error, one_line};
+pub use error::{Error, ErrorKind, Setting, one_line};
 pub use import::{MOST_THREADS, RECORDS};
 pub use kernel::{Argument, Kernel};
 #[cfg(feature = "peers")]
@@ -75,12 +187,32 @@ pub use run::together::{TunedMany, TunedTask, Turned};
 pub use run::transfer::Transfer;
 pub use searches::searches;
 pub use session::{Session, serve, serve_if_worker};
-pub use status::Status;
 pub use subject::command::{COMMAND, Command, parse_values};
 pub use subject::kernel::{KERNEL, KernelFile};
 pub use subject::own::is_own;
 pub use subject::workload::{Elsewhere, key_of_class, start_device, task_key};
-pub use tilewright_device::Caches;
-pub use tilewright_ir::op::Workload;
-pub use tuned::verdict::option_of;
 pub use tuned::{Race, SecondsIn, Tuned, WallSeconds};
+
+// Types of signatures, from the crates that define them.
+pub use tilewright_codegen::{CompileError, Compiler};
+pub use tilewright_device::command::Metric;
+pub use tilewright_device::device::WorkerCommand;
+#[cfg(feature = "peers")]
+pub use tilewright_device::limits::Allowed;
+pub use tilewright_device::runner::Hello;
+pub use tilewright_device::{Caches, Device, Options as DeviceOptions};
+pub use tilewright_formats::{Format, Recorded};
+pub use tilewright_ir::op::Workload;
+pub use tilewright_ir::{DType, Program, Role, Target};
+#[cfg(feature = "peers")]
+pub use tilewright_peers::{Layouts, PeerSpec};
+pub use tilewright_runtime::{AnyModel, Code};
+pub use tilewright_search as search;
+pub use tilewright_search::expression::Datum;
+pub use tilewright_search::{
+    BoxError, Candidate, Config, Ended, ErrorClass, Event, Limits, Measure, Report, Space, Subject, Summary, Timing,
+    Trial,
+};
+pub use tilewright_ship::{Library, Weights};
+pub use tilewright_tune::record::{Exported, Imported, Judges};
+pub use tilewright_tune::{EarlierTask, Judge, PassedOver, Record, Store, StoreError, Task, TaskKey, Winner};

@@ -13,7 +13,7 @@ use tilewright_runtime::{AnyModel, GpuModel};
 use tilewright_ship::{File, ShipError};
 pub use tilewright_ship::{Library, Weights};
 
-use crate::error::{Error, one_line};
+use crate::error::{Error, ErrorKind, Setting, one_line};
 use crate::file::write_into_folder;
 
 /// The forms of a library.
@@ -58,7 +58,7 @@ pub fn library(
         AnyModel::Cpu(model) => Library::new(&name, model, target, n_threads, weights, origin),
         AnyModel::Gpu(_) if weights == Weights::Ready => {
             let why = "on a GPU each context makes what its kernels keep of weights";
-            return Err(Error::input(format!("--weights ready is for CPUs: {why} (leave it out)")));
+            return Err(Error::setting(Setting::Weights, format!(" ready is for CPUs: {why} (leave it out)")));
         }
         AnyModel::Gpu(model) => for_gpu(&name, model, origin),
     };
@@ -122,8 +122,8 @@ fn compiled(library: &Library, arguments: &[String]) -> Result<Vec<u8>, Error> {
         arch => format!("{}-linux-gnu-gcc", arch.name()),
     };
     let output = Command::new(&compiler).args(arguments).current_dir(folder.path()).output().map_err(|error| {
-        let hint = "install a C compiler of this name, or give --as c, which needs none";
-        Error::input(format!("cannot run `{compiler}`: {error} ({hint})"))
+        let hint = "install a C compiler of this name";
+        Error::of(ErrorKind::NoCompiler, format!("cannot run `{compiler}`: {error} ({hint})"))
     })?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
@@ -137,7 +137,7 @@ fn compiled(library: &Library, arguments: &[String]) -> Result<Vec<u8>, Error> {
 fn write_file(folder: &Path, file: &File) -> Result<PathBuf, Error> {
     let path = folder.join(&file.path);
     let written = write_into_folder(&path, &file.bytes);
-    written.map_err(|error| Error::input(format!("cannot write {}: {error} (give another -o)", path.display())))?;
+    written.map_err(|error| Error::of(ErrorKind::Unwritable, format!("cannot write {}: {error}", path.display())))?;
     Ok(path)
 }
 
@@ -151,10 +151,16 @@ pub fn library_name(name: Option<&str>, text: &str) -> Result<String, Error> {
         return Ok(made);
     }
     let rules = "letters, digits and underscores, no digit first";
-    Err(Error::input(one_line(&match name {
-        Some(name) => format!("--name `{name}` is no C identifier (give {rules})"),
-        None => format!("`{text}` makes no C identifier to name the library with (give --name NAME: {rules})"),
-    })))
+    Err(match name {
+        Some(name) => {
+            let reason = format!(" `{}` is no C identifier (give {rules})", one_line(name));
+            Error::setting(Setting::Name, reason)
+        }
+        None => {
+            let reason = format!("`{text}` makes no C identifier to name the library with");
+            Error::of(ErrorKind::NoName, one_line(&reason))
+        }
+    })
 }
 
 /// A name for the library of a workload.
@@ -181,8 +187,8 @@ mod tests {
         assert_eq!(library_name(None, "my-net").unwrap(), "my_net");
         assert_eq!(library_name(Some("net3d"), "3d-net").unwrap(), "net3d");
         for text in ["3d-net", "模型", ""] {
-            assert!(library_name(None, text).unwrap_err().to_string().contains("(give --name NAME: "), "{text}");
+            assert!(library_name(None, text).unwrap_err().to_string().contains("makes no C identifier"), "{text}");
         }
-        assert!(library_name(Some("3d"), "net").unwrap_err().to_string().contains("--name `3d`"));
+        assert!(library_name(Some("3d"), "net").unwrap_err().to_string().contains("the name `3d`"));
     }
 }

@@ -1,5 +1,6 @@
 //! Observers of runs, and the notes that they are told.
 
+use std::fmt;
 use std::time::Duration;
 
 use tilewright_search::{ErrorClass, Report};
@@ -8,6 +9,7 @@ use tilewright_tune::TaskKey;
 use crate::run::finals::EndLimits;
 use crate::run::recorder::Recording;
 use crate::run::together::Turned;
+use crate::words::count;
 
 /// Observer of a run, told of its progress by any of its threads. Each method does nothing unless it is
 /// written; whoever passes notes on writes [`Observer::note`] alone.
@@ -17,7 +19,7 @@ pub trait Observer: Sync {
     /// Takes a note, and has the method of its kind take what it holds.
     fn note(&self, note: Note) {
         match note {
-            Note::Message(text) => self.message(&text),
+            Note::Message(text) | Note::MayBeStale(text) => self.message(&text),
             Note::Begin(begin) => self.begin(begin),
             Note::Plan(plan) => self.plan(plan),
             Note::Trial(report) => self.trial(report),
@@ -62,6 +64,8 @@ impl<F: Fn(Note) + Sync + ?Sized> Observer for F {
 pub enum Note<'a> {
     /// Message for the user.
     Message(String),
+    /// Message about records that are believed although a program may have changed since.
+    MayBeStale(String),
     /// A device starts.
     Start,
     /// Beginning of the run.
@@ -123,4 +127,30 @@ pub struct Plan {
     pub start_and_run_s: Option<(f64, f64)>,
     /// Time limits of the end; `None` without a race.
     pub limits: Option<EndLimits>,
+}
+
+/// Seconds of a run that is announced as slow.
+const SLOW_RUN_S: f64 = 0.1;
+
+impl fmt::Display for Plan {
+    /// Writes the times that the parts of the run may take.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
+        let mut parts = Vec::new();
+        if let Some((start_s, run_s)) = self.start_and_run_s {
+            parts.push(format!("start: about {start_s:.1} s"));
+            if run_s >= SLOW_RUN_S {
+                parts.push(format!("first kernel: some {run_s:.1} s a run"));
+            }
+        }
+        parts.push(match (self.time, self.most_trials) {
+            (Some(time), _) => format!("search: {}", seconds(time)),
+            (None, trials) => format!("search: until there are {}", count(trials.unwrap_or(0), "trial")),
+        });
+        if let Some(limits) = self.limits {
+            parts.push(format!("race: at most {}", seconds(limits.race)));
+            parts.push(format!("untuned program: at most {}", seconds(limits.untuned)));
+        }
+        f.write_str(&parts.join("; "))
+    }
 }

@@ -7,7 +7,7 @@ use tilewright_device::{cuda, host, opencl};
 use tilewright_ir::Target;
 use tilewright_ir::target::GENERIC;
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind, Setting};
 use crate::import::MOST_THREADS;
 use crate::request::OnRunner;
 use crate::words::count;
@@ -47,7 +47,17 @@ pub fn target_here(target: &Target) -> Target {
     Some(host::target()).filter(|host| target.gpu.is_none() && !is_here(host)).unwrap_or_else(|| target.clone())
 }
 
+/// Error of a number of threads that a machine does not have.
+fn not_possible(threads: usize, place: &str, most: usize) -> Error {
+    Error::setting(Setting::Threads, format!(" {threads} is not possible{place} (give 1 to {most})"))
+}
+
 impl Place<'_> {
+    /// Error of threads for a device that is no CPU.
+    fn no_threads(&self, device: &str) -> Error {
+        Error::setting(Setting::Threads, format!(" is for CPUs (leave it out for {device})"))
+    }
+
     /// The target.
     ///
     /// # Errors
@@ -72,9 +82,9 @@ impl Place<'_> {
             Error::input(format!("unknown device `{}` (give {known}; see `doctor`)", self.device))
         })?;
         if self.threads != 1 {
-            return Err(Error::input(format!("--threads is for CPUs (leave it out with --device {})", self.device)));
+            return Err(self.no_threads(self.device));
         }
-        let missing = |why: &dyn fmt::Display| Error::input(format!("--device {}: {why}", self.device));
+        let missing = |why: &dyn fmt::Display| Error::setting(Setting::Device, format!(" {}: {why}", self.device));
         if kind == "cuda" {
             return Ok(cuda::device(number).map_err(|why| missing(&why))?.target);
         }
@@ -96,9 +106,7 @@ impl Place<'_> {
                     self.target,
                     host.name()
                 );
-                return Err(Error::input(format!(
-                    "{reason} (leave --target out; `show` makes code for other machines)"
-                )));
+                return Err(Error::of(ErrorKind::OtherMachine, reason));
             }
             self.check_cpus()?;
         }
@@ -116,7 +124,7 @@ impl Place<'_> {
         let (target, hello) = self.of_runner(command)?;
         let (most, threads) = (hello.cores, self.threads);
         if !(1..=most).contains(&threads) {
-            return Err(Error::input(format!("--threads {threads} is not possible on that device (give 1 to {most})")));
+            return Err(not_possible(threads, " on that device", most));
         }
         Ok((target, Some(OnRunner { command: command.to_owned(), is_emulated: hello.is_emulated })))
     }
@@ -126,14 +134,16 @@ impl Place<'_> {
     /// # Errors
     /// As [`Place::with_runner`].
     pub fn of_runner(&self, command: &str) -> Result<(Target, Hello), Error> {
-        let refuse = |why: &dyn fmt::Display| Error::input(format!("--runner: {why}"));
+        let refuse = |why: &dyn fmt::Display| Error::setting(Setting::Runner, format!(": {why}"));
         if self.device != CPU {
-            return Err(refuse(&format!("it is for CPUs (leave --device {} out)", self.device)));
+            let device = self.device.to_owned();
+            let reason = "a runner is for CPUs, and the device is another";
+            return Err(Error::of(ErrorKind::NotOnDevice { device }, reason));
         }
         let hello = runner::look(command).map_err(|why| refuse(&why))?;
         let target = if self.target == HOST { hello.target.clone() } else { self.target()? };
         if let Some(obstacle) = hello.obstacle(&target) {
-            let hint = "leave --target out for what the device is";
+            let hint = "name no target, and it is what the device is";
             return Err(refuse(&format!("code for {} does not run there: {obstacle} ({hint})", target.cpu)));
         }
         Ok((target, hello))
@@ -145,10 +155,8 @@ impl Place<'_> {
     /// As [`Place::runnable_target`], and bad input where a device is asked for.
     pub fn cpu_target(&self) -> Result<Target, Error> {
         if self.device != CPU {
-            let device = self.device;
-            return Err(Error::input(format!(
-                "commands and kernels of yours are for CPUs (leave --device {device} out)"
-            )));
+            let device = self.device.to_owned();
+            return Err(Error::of(ErrorKind::NotOnDevice { device }, "commands and kernels of yours are for CPUs"));
         }
         self.runnable_target()
     }
@@ -164,7 +172,7 @@ impl Place<'_> {
         self.check_threads()?;
         let target = self.target()?;
         if target.gpu.is_some() && self.threads != 1 {
-            return Err(Error::input(format!("--threads is for CPUs (leave it out with --target {})", self.target)));
+            return Err(self.no_threads(self.target));
         }
         Ok(target)
     }
@@ -179,7 +187,7 @@ impl Place<'_> {
         } else if (1..=MOST_THREADS).contains(&self.threads) {
             Ok(())
         } else {
-            Err(Error::input(format!("--threads {} is not possible (give 1 to {MOST_THREADS})", self.threads)))
+            Err(not_possible(self.threads, "", MOST_THREADS))
         }
     }
 
@@ -189,6 +197,6 @@ impl Place<'_> {
         if (1..=most).contains(&self.threads) {
             return Ok(());
         }
-        Err(Error::input(format!("--threads {} is not possible on this machine (give 1 to {most})", self.threads)))
+        Err(not_possible(self.threads, " on this machine", most))
     }
 }

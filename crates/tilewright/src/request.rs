@@ -218,6 +218,17 @@ impl Request {
     }
 
     /// Sets the device by its name: `cpu`, `opencl`, `opencl:N`, `cuda` or `cuda:N`.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), tilewright::Error> {
+    /// use tilewright::{Request, Session};
+    ///
+    /// let session = Session::open("records.db")?;
+    /// let tuned = session.tune(&Request::parse("matmul-1024:dtype=f16")?.device("cuda"))?;
+    /// println!("{}: {:?}", tuned.target, tuned.best);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn device(mut self, name: impl Into<String>) -> Request {
         self.settings.target = TargetRef::Device(name.into());

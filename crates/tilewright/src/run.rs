@@ -276,7 +276,7 @@ impl<'a> Run<'a> {
         let raced = end.as_ref().ok().and_then(End::finals);
         let winner = raced.map(|finals| self.winner(finals));
         if let Some(contradiction) = raced.and_then(|finals| self.contradiction(finals)) {
-            self.say(contradiction);
+            self.observer.note(Note::MayBeStale(contradiction));
         }
         let recorded = recording.conclude(winner.as_ref());
         let end = end.map_err(|error| Error::failed("measuring the leading candidates").because(error))?;
@@ -436,11 +436,6 @@ impl<'a> Run<'a> {
             (factor - 1.0 > noise).then_some((factor, recorded.median_ns, timing.median_ns))
         });
         let (_, recorded_ns, raced_ns) = off.max_by(|(a, ..), (b, ..)| a.total_cmp(b))?;
-        Some(format!(
-            "the race contradicts the records: {} where {} is recorded (where the program has changed, begin anew \
-             with --fresh)",
-            show(raced_ns),
-            show(recorded_ns)
-        ))
+        Some(format!("the race contradicts the records: {} where {} is recorded", show(raced_ns), show(recorded_ns)))
     }
 }

@@ -13,7 +13,6 @@ pub fn searches() -> (Json, String) {
             text += &format!("    {}={}: {}\n", option.name, option.default, option.text);
         }
     }
-    text += "\nOptions are given behind the name: --search genetic:population=50,mutation=0.2\n";
     let json = json!({"searches": SEARCHES.iter().map(|row| json!({
         "name": row.name,
         "text": row.text,

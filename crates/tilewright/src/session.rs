@@ -87,7 +87,7 @@ impl Session {
         let program = std::env::current_exe()
             .map_err(|error| Error::failed("the path of this program is unknown").because(error))?;
         let worker = WorkerCommand { program, arguments: vec![WORKER.to_owned()] };
-        Ok(Session::new(Database::named(database.as_ref(), "the session's path")?, worker))
+        Ok(Session::new(Database::new(Some(database.as_ref()))?, worker))
     }
 
     /// Database of the records.

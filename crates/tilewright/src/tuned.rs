@@ -1,7 +1,6 @@
 //! Results of runs.
 
-mod summary;
-pub mod verdict;
+mod verdict;
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -7,7 +7,6 @@ use std::sync::Mutex;
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
 use tilewright::bench::{Bench, BenchRequest, BenchRow, PEERS, ours_over_theirs, table_of};
-use tilewright::progress::Shown;
 use tilewright::{Caches, Note, Observer, Session, target_name};
 use tilewright_device::Device;
 use tilewright_ir::Target;
@@ -20,6 +19,7 @@ use super::{CacheArgs, DatabaseArgs, MachineArgs, count, nothing_recorded, parse
 use crate::error::{OrBadInput, bad_input};
 use crate::interrupts::Interrupts;
 use crate::output::{message, table, write_result};
+use crate::progress::Shown;
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]

@@ -123,7 +123,7 @@ impl DatabaseArgs {
     /// # Errors
     /// See [`Database::new`].
     pub fn database(&self) -> anyhow::Result<Database> {
-        Ok(Database::new(self.db.as_deref())?)
+        Ok(Database::new(self.db.as_deref())?.called("--db"))
     }
 }
 
@@ -238,8 +238,8 @@ pub fn tune_command(what: &str, more: &str, machine: &MachineArgs, database: &Da
         command += &format!(" --threads {}", machine.threads);
     }
     command += more;
-    if let Some(option) = database.option() {
-        command += &format!(" {option} {}", shell_quoted(&database.path.display().to_string()));
+    if database.is_given() {
+        command += &format!(" --db {}", shell_quoted(&database.path.display().to_string()));
     }
     command
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright::progress::Shown;
 pub use tilewright::words::{milliseconds, seconds};
 use tilewright::{
     Caches, DEFAULT_SEARCH, DEFAULT_TIME, Job, Note, OnRunner, Request, Session, Transfer, Tuned, Workload,
@@ -23,6 +22,8 @@ use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, worker_command};
 use crate::error::{bad_input, describe};
 use crate::interrupts::{Interrupts, remark};
 use crate::output::{digits, duration, message, table, write_result};
+use crate::progress::Shown;
+use crate::summary;
 
 /// Configurations of a model that are tried first, at most.
 const MOST_PREDICTED: usize = 16;
@@ -68,7 +69,7 @@ pub struct TuneArgs {
     /// Learn from recorded trials of other workloads: all in the database, or those named; a run begins with
     /// their best configurations, and a search with a model that can learn from them does. A command or a
     /// kernel of yours begins with the best of a file of another tuner
-    #[arg(long, value_name = "DB[,WORKLOAD...]", value_parser = Transfer::parse)]
+    #[arg(long, value_name = "DB[,WORKLOAD...]", value_parser = transfer)]
     pub(super) transfer: Option<Transfer>,
     /// Begin with what a model, which `predict train --db` wrote, says is best
     #[arg(long, value_name = "MODEL")]
@@ -112,6 +113,10 @@ type Task = (Workload, usize, Caches);
 
 /// Machine that measures candidates: the target, and the runner where that is another device.
 type Machine = (Target, Option<OnRunner>);
+
+fn transfer(text: &str) -> Result<Transfer, String> {
+    Ok(Transfer::parse(text)?.called("--transfer"))
+}
 
 /// Condition that makes the workload optional: where this option is given.
 fn no_workload(own: &'static str) -> (&'static str, clap::builder::ArgPredicate, Option<&'static str>) {
@@ -424,7 +429,7 @@ fn together(args: &TuneArgs, machine: &Machine, tasks: &[Task], interrupts: &Int
     let tuned = session.run_together(&tasks, time, &interrupts.stop, &shown);
     shown.finish();
     let mut tuned = tuned?;
-    let text = tuned.summary(&labels);
+    let text = summary::together(&tuned, &labels);
     let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
     let failure = tuned.failure().map(|(workload, error)| anyhow::Error::from(error).context(workload));
     Ok(Together { json, text, failure })
@@ -455,7 +460,7 @@ impl Report {
         remark(&tuned);
         let lost = tuned.lost.take().map(anyhow::Error::from);
         let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
-        let text = tuned.summary(workload, !args.no_race);
+        let text = summary::tuned(&tuned, workload, !args.no_race);
         let failure = tuned.failure().map(anyhow::Error::from);
         Report { json, text, failure, lost }
     }

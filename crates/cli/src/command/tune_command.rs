@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tilewright::progress::Shown;
 use tilewright::{Command, KernelFile, Request, Session, Tuned};
 
 use super::tune::{TuneArgs, seconds};
@@ -12,6 +11,8 @@ use super::worker_command;
 use crate::error::bad_input;
 use crate::interrupts::{Interrupts, remark};
 use crate::output::{digits, duration, write_result};
+use crate::progress::Shown;
+use crate::summary;
 
 /// Arguments of `tune` for programs and kernels of the user's.
 #[derive(Args, Debug)]
@@ -142,7 +143,7 @@ fn tell(mut tuned: Tuned, show: &dyn Fn(f64) -> String, may_race: bool, as_json:
     let failure = tuned.failure().map(anyhow::Error::from);
     if failure.is_none() || as_json {
         let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
-        write_result(as_json, &json, &tuned.own_summary(show, may_race))?;
+        write_result(as_json, &json, &summary::own(&tuned, show, may_race))?;
     }
     lost.or(failure).map_or(Ok(()), Err)
 }

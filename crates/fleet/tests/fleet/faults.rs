@@ -233,7 +233,7 @@ fn check_run(seed: u64, partition: Partition) -> Option<String> {
 
 /// The records of a run in a database.
 fn records(path: &Path) -> Vec<Record> {
-    let store = Database::named(path, "--db").unwrap().open_existing().unwrap();
+    let store = Database::new(Some(path)).unwrap().open_existing().unwrap();
     let target = format!("{}@{CLASS}", host::target().name());
     let operator = Workload::parse(WORKLOAD).unwrap();
     let judges = |template: &str| Judge::new(&operator, &target, 1, template, None);

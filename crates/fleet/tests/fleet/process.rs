@@ -128,7 +128,7 @@ const TRIAL: &str = "a trial";
 /// A session with its records there, which measures nothing here.
 pub fn session(database: &Path) -> Session {
     let worker = WorkerCommand { program: "/nonexistent".into(), arguments: Vec::new() };
-    Session::new(Database::named(database, "--db").unwrap(), worker)
+    Session::new(Database::new(Some(database)).unwrap(), worker)
 }
 
 fn request(trials: u64) -> Request {

@@ -7,7 +7,7 @@ use tilewright_device::command::{Invocation, Metric, sample};
 use tilewright_device::host;
 
 use super::{Raced, Rules, TellRound, referee};
-use crate::error::{Error, one_line};
+use crate::error::{Error, Setting, one_line};
 
 /// Commands that are to race.
 #[derive(Debug, Clone, PartialEq)]
@@ -95,6 +95,6 @@ impl CommandRace {
 pub(crate) fn parse_metric(text: &str, maximize: bool) -> Result<Metric, Error> {
     Metric::parse(text, maximize).map_err(|error| {
         let known = "give wall, cpu or a regular expression, such as 'time: ([0-9.]+)'";
-        Error::input(format!("--metric: {} ({known})", one_line(&error.to_string())))
+        Error::setting(Setting::Metric, format!(": {} ({known})", one_line(&error.to_string())))
     })
 }

@@ -8,14 +8,14 @@ use tilewright_tune::transfer::{experience, warm_start};
 use tilewright_tune::{Task, TaskKey};
 
 use super::transfer::{Transfer, best_of_file};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::observer::{Note, Observer};
 use crate::request::Settings;
 use crate::subject::HeadOfSearch;
 use crate::words::count;
 
 fn no_search(error: impl std::fmt::Display) -> Error {
-    Error::input(format!("{error} (see `tilewright searches`)"))
+    Error::of(ErrorKind::NoSearch, error)
 }
 
 /// Makes the search of a task, with what is tried before it proposes anything.

@@ -1,4 +1,4 @@
-//! `--transfer`: what earlier records are worth to a run.
+//! Transfer: what earlier records are worth to a run.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use tilewright_tune::{EarlierTask, Judge, PassedOver, Store, TaskKey};
 
 use crate::best::trials_of;
 use crate::database::Database;
-use crate::error::{Error, one_line};
+use crate::error::{Error, ErrorKind, Setting, one_line};
 use crate::observer::{Note, Observer};
 use crate::words::count;
 
@@ -22,9 +22,17 @@ pub struct Transfer {
     workloads: Vec<String>,
     /// Whether nothing to learn from is no error.
     pub(crate) is_optional: bool,
+    /// Option by which the user named it, if so.
+    option: Option<&'static str>,
 }
 
 impl Transfer {
+    /// Sets the option by which the user named it.
+    #[must_use]
+    pub fn called(self, option: &'static str) -> Transfer {
+        Transfer { option: Some(option), ..self }
+    }
+
     /// Makes one that may have nothing to learn from, as the first of several that learn from each other.
     #[must_use]
     pub fn optional(self) -> Transfer {
@@ -52,7 +60,7 @@ impl Transfer {
             let named = Workload::parse_all(&text).map_err(|error| one_line(&error.to_string()))?;
             workloads.extend(named.iter().map(Workload::to_string));
         }
-        Ok(Transfer { path, workloads, is_optional: false })
+        Ok(Transfer { path, workloads, is_optional: false, option: None })
     }
 
     /// The database, and what there are trials of in it.
@@ -64,7 +72,7 @@ impl Transfer {
         let name = database.name();
         let store = database
             .open_to_read()?
-            .ok_or_else(|| Error::input(format!("there is no database {name} (give another one with --transfer)")))?;
+            .ok_or_else(|| Error::of(ErrorKind::NoDatabase, format!("there is no database {name} to learn from")))?;
         let keys = store.tasks().map_err(|error| database.refuse(error))?;
         if let Some(missing) = self.workloads.iter().find(|w| !keys.iter().any(|key| key.workload == **w)) {
             let reason = format!("no trials of {missing} are in database {name}");
@@ -82,11 +90,12 @@ impl Transfer {
             return Ok(self.path.clone());
         }
         let reason = "a command and a kernel of yours begin with a file of results of another tuner";
-        Err(Error::input(format!("--transfer: {reason} (leave the workloads out)")))
+        Err(Error::setting(Setting::Transfer, format!(": {reason} (leave the workloads out)")))
     }
 
     fn database(&self) -> Result<Database, Error> {
-        Database::named(&self.path, "--transfer")
+        let database = Database::new(Some(&self.path))?;
+        Ok(self.option.map_or(database.clone(), |option| database.called(option)))
     }
 
     /// The earlier tasks, without the one at hand and records that cannot be true. Of which version of its
@@ -126,7 +135,8 @@ impl Transfer {
 /// # Errors
 /// Where the file cannot be read, or none of it fits.
 pub(super) fn best_of_file(path: &Path, space: &Space, observer: &dyn Observer) -> Result<Vec<Config>, Error> {
-    let refuse = |reason: &dyn std::fmt::Display| Error::input(format!("--transfer: {}: {reason}", path.display()));
+    let refuse =
+        |reason: &dyn std::fmt::Display| Error::setting(Setting::Transfer, format!(": {}: {reason}", path.display()));
     let bytes = crate::file::read(path, "results of a tuner, such as a cache of Kernel Tuner's")?;
     let read = read(&name_of(path), &bytes, None, None).map_err(|error| refuse(&error))?;
     let with_best = read.results.iter().filter(|results| results.best().is_some());
@@ -134,7 +144,8 @@ pub(super) fn best_of_file(path: &Path, space: &Space, observer: &dyn Observer) 
     let configs = carried_over(space, &others.map_err(|error| refuse(&error))?);
     if configs.is_empty() {
         let names = space.names().collect::<Vec<_>>().join(", ");
-        return Err(refuse(&format!("none of its results has the parameters {names} (leave --transfer out)")));
+        let reason = format!("{}: none of its results has the parameters {names}", path.display());
+        return Err(Error::of(ErrorKind::NothingToTransfer, reason));
     }
     let n_configs = count(configs.len() as u64, "configuration");
     observer.note(Note::Message(format!("beginning with {n_configs} carried over from {}", path.display())));

@@ -13,7 +13,7 @@ use tilewright_tune::predict::content_hash;
 
 use super::files::Files;
 use super::own::OwnRun;
-use crate::error::Error;
+use crate::error::{Error, Setting};
 use crate::observer::{Note, Observer};
 use crate::referee::parse_metric;
 use crate::request::Settings;
@@ -170,7 +170,7 @@ pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
 /// Where a parameter or a condition is none, or no configuration is left.
 pub fn space_of(name: &str, parameters: &[(String, Vec<Datum>)], constraints: &[String]) -> Result<Space, Error> {
     if parameters.is_empty() {
-        return Err(Error::input("there are no parameters (give some with -p name=8,16,32)"));
+        return Err(Error::input("there are no parameters (give some, such as name=8,16,32)"));
     }
     for (name, _) in parameters {
         let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
@@ -221,14 +221,14 @@ impl Command {
     fn options(&self, settings: &Settings) -> Result<Options, Error> {
         let mut names: Vec<&str> = self.parameters.iter().map(|(name, _)| name.as_str()).collect();
         names.push(FOLDER);
-        let template = |option: &str, text: &str| {
+        let template = |setting: Setting, text: &str| {
             let read = if self.shell { Template::shell } else { Template::words };
-            let refuse = |error: TemplateError| Error::input(format!("--{option}: {error}"));
+            let refuse = |error: TemplateError| Error::setting(setting, format!(": {error}"));
             read(text, &names).map_err(refuse)
         };
         let optional =
-            |option: &str, text: &Option<String>| text.as_ref().map(|text| template(option, text)).transpose();
-        let run = template(COMMAND, &self.command)?;
+            |setting: Setting, text: &Option<String>| text.as_ref().map(|text| template(setting, text)).transpose();
+        let run = template(Setting::Command, &self.command)?;
         let metric = self.parsed_metric()?;
         let (n_samples, n_warmups) = match self.samples {
             Some(n) => (n, usize::from(n > 1 && metric.is_time())),
@@ -237,10 +237,10 @@ impl Command {
         };
         let plain = Options::new(run);
         Ok(Options {
-            build: optional("build", &self.build)?,
-            check: optional("check", &self.check)?,
-            prepare: optional("prepare", &self.prepare)?,
-            cleanup: optional("cleanup", &self.cleanup)?,
+            build: optional(Setting::Build, &self.build)?,
+            check: optional(Setting::Check, &self.check)?,
+            prepare: optional(Setting::Prepare, &self.prepare)?,
+            cleanup: optional(Setting::Cleanup, &self.cleanup)?,
             metric,
             n_samples,
             n_warmups,
@@ -284,7 +284,7 @@ pub(crate) fn subject<'a>(
         )));
     }
     let files = Files::of_commands(&options);
-    observer.note(Note::Message(files.line()));
+    observer.note(Note::MayBeStale(files.line()));
     Ok(OwnRun::new(settings, command.workload(&files), &host::target(), space, options))
 }
 
@@ -330,14 +330,14 @@ mod tests {
         };
         check(
             |of| Command { command: "./app {til}".into(), ..of },
-            "--command: position 7: {til} is no parameter; there are tile, dir",
+            "the command: position 7: {til} is no parameter; there are tile, dir",
         );
-        check(|of| Command { command: " ".into(), ..of }, "--command: the command is empty");
+        check(|of| Command { command: " ".into(), ..of }, "the command: the command is empty");
         check(|of| Command { parameters: Vec::new(), ..of }, "there are no parameters");
         check(|of| of.parameter("dir", "1"), "\"dir\" cannot be the name of a parameter");
         check(|of| of.constraint("tile > x"), "the constraint `tile > x`: position 8: unknown name x");
         check(|of| of.constraint("tile > 99"), "no configuration satisfies tile > 99");
-        check(|of| of.metric("("), "--metric: ");
+        check(|of| of.metric("("), "the metric: ");
         check(|of| of.maximize(true), "--maximize does not go with it");
     }
 

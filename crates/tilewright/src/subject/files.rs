@@ -91,7 +91,7 @@ impl Files {
     /// Names of the files, in a line.
     pub fn line(&self) -> String {
         if self.0.is_empty() {
-            return "records are of these texts: where a program has changed, begin anew with --fresh".to_owned();
+            return "records are of these texts".to_owned();
         }
         let here = std::env::current_dir().and_then(|here| here.canonicalize()).unwrap_or_default();
         let name = |(path, _): &(PathBuf, u64)| path.strip_prefix(&here).unwrap_or(path).display().to_string();
@@ -100,7 +100,7 @@ impl Files {
             names.push(count(n_more as u64, "file") + " more");
         }
         let names = names.join(", ");
-        format!("records are of these texts and of what is in {names}: where anything else has changed, use --fresh")
+        format!("records are of these texts and of what is in {names}")
     }
 }
 

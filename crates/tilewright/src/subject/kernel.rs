@@ -29,7 +29,7 @@ use tilewright_tune::predict::content_hash;
 use super::command::space_of;
 use super::files::Files;
 use super::own::OwnRun;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::place::{CPU, HOST, Place};
 use crate::request::{Request, Settings};
 
@@ -71,6 +71,38 @@ const MIN_TIME: Duration = Duration::from_millis(10);
 const REFERENCE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Kernel in C, C++, OpenCL C or CUDA that is to be tuned, as a file describes it.
+///
+/// ```standalone_crate
+/// use tilewright::{KernelFile, Request, Session};
+///
+/// fn main() -> Result<(), tilewright::Error> {
+///     tilewright::serve_if_worker();
+/// #   let folder = tempfile::tempdir().unwrap();
+/// #   let folder = folder.path();
+/// #   let session = Session::open(folder.join("records.db"))?;
+/// #   /*
+///     let (session, folder) = (Session::open("records.db")?, Path::new("."));
+/// #   */
+///     let source = "void scale(const float *x, float *y) { for (int i = 0; i < 64; i += STEP) \\
+///                   for (int j = i; j < i + STEP; j++) y[j] = 2 * x[j]; }";
+///     std::fs::write(folder.join("scale.c"), source).unwrap();
+///     let description = r#"
+///         name = "scale"
+///         source = "scale.c"
+///         function = "scale"
+///         parameters = [{ name = "STEP", values = [1, 8] }]
+///         arguments = [
+///           { name = "x", type = "float", size = 64 },
+///           { name = "y", type = "float", size = 64, role = "out" },
+///         ]
+///         reference = { configuration = { STEP = 1 } }
+///     "#;
+///     let kernel = KernelFile::parse(description, &folder.join("scale.toml"))?;
+///     let tuned = session.tune(&Request::new(kernel).trials(2))?;
+///     assert!(tuned.verified);
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug, Clone)]
 pub struct KernelFile {
     /// Contents of its file.
@@ -356,7 +388,8 @@ impl KernelFile {
             return Ok(target);
         }
         let source = self.form.source.display();
-        Err(Error::input(format!("{source} is in {language} (give --device {word}, not {device})")))
+        let kind = ErrorKind::WrongDevice { given: device.to_owned(), wanted: word };
+        Err(Error::of(kind, format!("{source} is in {language}, and the device is {device}")))
     }
 
     /// Build and launch on a GPU; `None` where the kernel is not for one.

@@ -105,7 +105,7 @@ fn learn_records(args: &TrainArgs, db: &Path, template: &str, as_json: bool) -> 
     if !args.table.filters.is_empty() || args.table.split != RANDOM {
         return Err(bad_input("--where and --split are for tables (leave them out with --db)"));
     }
-    let database = Database::named(db, "--db")?;
+    let database = Database::new(Some(db))?.called("--db");
     let learnt = listen(|caller| learning.learn_records(&database, template, caller))?;
     let OfRecords { n_workloads, n_examples, seconds } = learnt;
     let json = json!({

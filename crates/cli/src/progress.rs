@@ -6,7 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::{Note, Observer, Recording, Status, Workload, gflops};
+use tilewright::{Note, Observer, Recording, Setting, Workload, gflops};
+
+use crate::error::option;
+use crate::status::Status;
+use crate::summary::{beginning, turn};
 
 /// Interval at which the line is redrawn on a terminal.
 const REDRAW: Duration = Duration::from_millis(200);
@@ -185,13 +189,16 @@ impl<'a> Shown<'a> {
         let phase = |text: String| self.update(|status| status.phase = Some(text));
         match note {
             Note::Message(line) => self.message(&line),
+            Note::MayBeStale(line) => {
+                self.message(&format!("{line}: where a program has changed, begin anew with --fresh"));
+            }
             Note::Turn(whose, recording) => {
                 self.at.store(whose, Ordering::Relaxed);
                 if let Some(progress) = &*self.lock() {
                     (self.concern)(Some(recording), progress);
                 }
             }
-            Note::Turned(turned) => phase(turned.line(&self.together)),
+            Note::Turned(turned) => phase(turn(turned, &self.together)),
             Note::Race(_) if !self.together.is_empty() => {
                 let label = &self.together[self.at.load(Ordering::Relaxed)];
                 phase(format!("measuring the best of {label} against each other"));
@@ -199,7 +206,7 @@ impl<'a> Shown<'a> {
             _ if !self.together.is_empty() => {}
             Note::LeftOut(line) => self.message(&line),
             Note::Begin(begin) => {
-                begin.lines(&self.search, self.seed).iter().for_each(|line| message(line));
+                beginning(begin, &self.search, self.seed).iter().for_each(|line| message(line));
             }
             Note::Plan(plan) => self.message(&plan.to_string()),
             Note::Start => self.start(None, Status::of_phase("start: random inputs")),
@@ -217,9 +224,11 @@ impl<'a> Shown<'a> {
             }),
             Note::Race(n) => self.update(|status| status.race(n)),
             Note::LeaderFailed(class, why) => {
-                let raise = crate::option_of(class).map_or(String::new(), |option| format!(" (raise {option})"));
+                let limit = Setting::limit_of(class).map(option);
+                let raise = limit.map_or(String::new(), |option| format!(" (raise {option})"));
                 self.message(&format!("a leader failed when it was measured again: {class}: {why}{raise}"));
             }
+            _ => {}
         }
     }
 

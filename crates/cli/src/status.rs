@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use tilewright_search::{ErrorClass, Trial, pause};
 
-use crate::observer::Plan;
-use crate::words::{digits, errors_text, grouped};
+use tilewright::Plan;
+use tilewright::words::{digits, errors_text, grouped};
 
 /// Status of a run.
 #[derive(Debug, Clone)]
