@@ -31,7 +31,7 @@ impl Interrupts {
     /// Watches from now on.
     ///
     /// # Errors
-    /// Where the system does not let us.
+    /// If the system does not let us.
     pub fn watch() -> anyhow::Result<Arc<Interrupts>> {
         let interrupts = Arc::new(Interrupts { stop: AtomicBool::new(false), at_hand: Mutex::new(None) });
         let watching = interrupts.clone();

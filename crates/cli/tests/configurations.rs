@@ -141,7 +141,7 @@ impl Tally {
     }
 
     /// # Panics
-    /// Where a configuration failed.
+    /// If a configuration failed.
     fn finish(self) {
         let Tally { n_measured, failures, .. } = self;
         assert!(failures.is_empty(), "{} of {n_measured} failed\n{}", failures.len(), failures.join("\n"));

@@ -41,7 +41,7 @@ impl Object {
     /// See [`CompileError`].
     ///
     /// # Panics
-    /// Where the program is malformed: run the verifier first.
+    /// If the program is malformed: run the verifier first.
     pub fn new(program: &Program, target: &Target) -> Result<Object, CompileError> {
         let Generated { module, scratch, .. } = Generated::of(program, target, &Units::default(), Options::default())?;
         let (bytes, _) = llvm::compile(&module, target, Emit::Object)?;
@@ -62,7 +62,7 @@ impl Object {
     /// Links the object for `address`.
     ///
     /// # Errors
-    /// [`CompileError::UnknownSymbol`] where it calls a function that is not there.
+    /// [`CompileError::UnknownSymbol`] if it calls a function that is not there.
     pub fn link(&self, address: &Address) -> Result<Image, CompileError> {
         let too_far = || CompileError::Object("its address is none of this machine".into());
         let [at, page] = [address.at, address.page_bytes].map(|n| usize::try_from(n).map_err(|_| too_far()));

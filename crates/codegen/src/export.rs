@@ -73,7 +73,7 @@ impl Interface {
     /// The interface of a lowered program's object; the prefix is one of its own where none is given.
     ///
     /// # Errors
-    /// Where a buffer is too large.
+    /// If a buffer is too large.
     pub fn new(
         program: &Program,
         target: &Target,

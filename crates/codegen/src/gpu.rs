@@ -32,7 +32,7 @@ pub struct GpuModule {
 /// See [`CompileError`]; [`CompileError::NotGpu`] where the target is none of these.
 ///
 /// # Panics
-/// Where the program is malformed.
+/// If the program is malformed.
 pub fn compile_gpu(program: &GpuProgram, target: &Target) -> Result<GpuModule, CompileError> {
     let what = if target.arch == Arch::Gpu(GpuApi::AmdGpu) { Emit::Object } else { Emit::Asm };
     let (code, times) = emit_gpu(program, target, what)?;

@@ -257,7 +257,7 @@ impl Compiler {
     /// CPU is not.
     ///
     /// # Panics
-    /// Where the program is malformed: run the verifier first.
+    /// If the program is malformed: run the verifier first.
     pub fn compile(&mut self, program: &Program) -> Result<Kernel, CompileError> {
         let target = &self.target;
         if host_arch() != Some(target.arch) {
@@ -281,7 +281,7 @@ impl Compiler {
     /// Compiles a lowered program in a tenth of the time, to code that is about as fast.
     ///
     /// # Errors
-    /// [`CompileError::NotQuick`] where the target or something in the program is not served; as for
+    /// [`CompileError::NotQuick`] if the target or something in the program is not served; as for
     /// [`Compiler::compile`] else.
     ///
     /// # Panics
@@ -330,7 +330,7 @@ impl Compiler {
     /// and arguments.
     ///
     /// # Errors
-    /// Where it is no object, or lacks the program's functions.
+    /// If it is no object, or lacks the program's functions.
     pub fn load(&self, program: &Program, object: &[u8]) -> Result<Kernel, CompileError> {
         let start = Instant::now();
         let code = Arc::new(loader::load(object, self.target.arch, &|_| None)?);
@@ -377,7 +377,7 @@ pub fn compile(program: &Program, target: &Target) -> Result<Kernel, CompileErro
 /// See [`CompileError`].
 ///
 /// # Panics
-/// Where the program is malformed: run the verifier first.
+/// If the program is malformed: run the verifier first.
 pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, CompileError> {
     written(program, target, Options::default(), what)
 }
@@ -389,7 +389,7 @@ pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, C
 /// See [`CompileError`].
 ///
 /// # Panics
-/// Where the program is malformed: run the verifier first.
+/// If the program is malformed: run the verifier first.
 pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> Result<Vec<u8>, CompileError> {
     written(program, target, Options { prefix: Some(prefix), ..Options::default() }, what)
 }
@@ -424,7 +424,7 @@ pub fn quick_code(program: &Program, target: &Target) -> Result<Vec<u8>, Compile
 /// The scratch memory that the code of a program needs.
 ///
 /// # Errors
-/// Where a buffer is too large.
+/// If a buffer is too large.
 pub fn scratch_layout(program: &Program, target: &Target) -> Result<ScratchLayout, CompileError> {
     Ok(plan::plan(program, target)?.scratch)
 }
@@ -546,7 +546,7 @@ impl Kernel {
     /// aligned to [`SCRATCH_ALIGN`].
     ///
     /// # Panics
-    /// Where the number of arguments or kept buffers is not the program's.
+    /// If the number of arguments or kept buffers is not the program's.
     pub unsafe fn run(&self, arguments: &[*mut u8], kept: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
         // SAFETY: as promised by the caller.
         unsafe { self.call(self.run, arguments, kept, scratch, runtime) }
@@ -603,7 +603,7 @@ impl Kernel {
     /// As for the function of the part's name; arguments that the part does not use may be null.
     ///
     /// # Panics
-    /// Where the number of buffers is not the program's.
+    /// If the number of buffers is not the program's.
     pub unsafe fn run_part(&self, part: Part, buffers: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
         assert_eq!(buffers.len(), self.n_arguments + self.kept_bytes.len(), "number of buffers");
         let entry = match part {

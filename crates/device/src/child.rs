@@ -19,7 +19,7 @@ impl ChildProcess {
     /// stream or after an answer that does not parse; `heard` says whether to go on.
     ///
     /// # Errors
-    /// Where the system refuses the process, or the thread.
+    /// If the system refuses the process, or the thread.
     pub fn start<R: DeserializeOwned>(
         mut command: Command,
         mut heard: impl FnMut(Option<R>) -> bool + Send + 'static,
@@ -66,7 +66,7 @@ impl ChildProcess {
     /// Sends a line. A process that is gone is noticed when its answer is awaited.
     ///
     /// # Panics
-    /// Where the message has no form in JSON.
+    /// If the message has no form in JSON.
     pub fn tell(&mut self, message: &impl Serialize) {
         let mut line = serde_json::to_vec(message).expect("messages are plain data");
         line.push(b'\n');
@@ -97,7 +97,7 @@ impl ChildProcess {
     /// Ends it, if it has not ended by itself; how it did.
     ///
     /// # Errors
-    /// Where the system does not say.
+    /// If the system does not say.
     pub fn end(&mut self) -> io::Result<ExitStatus> {
         self.kill();
         self.child.wait()

@@ -121,7 +121,7 @@ pub struct Found {
 /// The devices of this machine, with the newest version of CUDA that the driver knows, such as `12.9`.
 ///
 /// # Errors
-/// Where there is no driver, or it refuses.
+/// If there is no driver, or it refuses.
 pub fn devices() -> Result<(String, Vec<Found>), CudaError> {
     let f = Functions::load().map_err(|why| CudaError::NoDriver { why })?;
     let mut version = 0;
@@ -183,7 +183,7 @@ fn target_of(f: &Functions, device: DeviceId, number: u32) -> Result<Target, Cud
 /// Finds the device of a target that [`devices`] gave.
 ///
 /// # Errors
-/// Where there is no driver, no such device, or the driver refuses.
+/// If there is no driver, no such device, or the driver refuses.
 pub fn device_of(target: &Target) -> Result<Found, CudaError> {
     device(target.gpu.map_or(0, |gpu| gpu.number))
 }
@@ -233,7 +233,7 @@ impl Context {
     /// Opens a context on the device of a number.
     ///
     /// # Errors
-    /// Where there is no driver, no such device, or the driver refuses.
+    /// If there is no driver, no such device, or the driver refuses.
     pub fn new(number: u32) -> Result<Context, CudaError> {
         Context::of(Functions::load().map_err(|why| CudaError::NoDriver { why })?, number)
     }
@@ -265,7 +265,7 @@ impl Context {
     /// Waits until all that was asked for is done.
     ///
     /// # Errors
-    /// Where something of it failed.
+    /// If something of it failed.
     pub fn finish(&self) -> Result<(), CudaError> {
         let f = self.enter()?;
         call!(f, synchronize(self.0.stream), "running a kernel")
@@ -275,7 +275,7 @@ impl Context {
     /// of the calling thread, which this sets.
     ///
     /// # Errors
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn stream(&self) -> Result<*mut c_void, CudaError> {
         self.enter()?;
         Ok(self.0.stream)
@@ -327,7 +327,7 @@ impl Memory {
     /// Allocates memory of `n_bytes` undefined bytes.
     ///
     /// # Errors
-    /// Where the device has not so much.
+    /// If the device has not so much.
     pub fn new(context: &Context, n_bytes: u64) -> Result<Memory, CudaError> {
         let f = context.enter()?;
         let n_bytes = n_bytes.max(1) as usize;
@@ -373,7 +373,7 @@ impl Code {
     /// Loads the output of an [`Assembler`].
     ///
     /// # Errors
-    /// Where the driver refuses the code.
+    /// If the driver refuses the code.
     pub fn load(context: &Context, code: &[u8]) -> Result<Code, CudaError> {
         let (f, mut module) = (context.enter()?, std::ptr::null_mut());
         // PTX is text that ends with a zero.
@@ -385,7 +385,7 @@ impl Code {
     /// Writes to the beginning of a variable of the code.
     ///
     /// # Errors
-    /// Where there is none of this name and at least so many bytes.
+    /// If there is none of this name and at least so many bytes.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), CudaError> {
         let (f, stream) = (self.context.enter()?, self.context.0.stream);
         let name = CString::new(name).map_err(|_| refusal(f, INVALID_VALUE, "a variable"))?;
@@ -409,7 +409,7 @@ struct Encoded([u8; MAP_BYTES]);
 /// Encodes the tensor map of an array at `address` (`cuTensorMapEncodeTiled`).
 ///
 /// # Errors
-/// Where the driver is older than such instructions, or refuses.
+/// If the driver is older than such instructions, or refuses.
 pub fn encode_map(context: &Context, program: &Program, map: &Map, address: u64) -> Result<Vec<u8>, CudaError> {
     const WHAT: &str = "describing an array";
     let f = context.enter()?;
@@ -457,7 +457,7 @@ impl Launch {
     /// `shared_bytes` of dynamic shared memory.
     ///
     /// # Errors
-    /// Where there is no such kernel, or a block cannot have so many bytes.
+    /// If there is no such kernel, or a block cannot have so many bytes.
     pub fn new(
         code: &Arc<Code>,
         name: &str,
@@ -484,7 +484,7 @@ impl Launch {
     /// Asks for the resources of a thread.
     ///
     /// # Errors
-    /// Where the driver does not say.
+    /// If the driver does not say.
     pub fn taken(&self) -> Result<Taken, CudaError> {
         let f = self.code.context.enter()?;
         let get = |attribute: i32| -> Result<u32, CudaError> {
@@ -526,7 +526,7 @@ impl Launch {
 /// to the end of the last.
 ///
 /// # Errors
-/// Where one of them fails.
+/// If one of them fails.
 pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, CudaError> {
     let f = context.enter()?;
     record(context, n_times, || launches.iter().try_for_each(|launch| launch.enqueue(f, context.0.stream)))
@@ -536,7 +536,7 @@ pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, 
 /// from the beginning of the first to the end of the last.
 ///
 /// # Errors
-/// Where `put` or the driver refuses, or something of it fails.
+/// If `put` or the driver refuses, or something of it fails.
 pub fn record<E: From<CudaError>>(
     context: &Context,
     n_times: u32,
@@ -561,7 +561,7 @@ impl Recorded {
     /// Records kernels in order. Their arguments must live as long as the graph is run.
     ///
     /// # Errors
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn launches(context: &Context, launches: &[Launch]) -> Result<Recorded, CudaError> {
         let f = context.enter()?;
         Recorded::of(context, 1, || launches.iter().try_for_each(|launch| launch.enqueue(f, context.0.stream)))
@@ -596,7 +596,7 @@ impl Recorded {
     /// Runs it; nanoseconds of the device from the beginning of the first to the end of the last.
     ///
     /// # Errors
-    /// Where something of it fails.
+    /// If something of it fails.
     pub fn run(&self) -> Result<f64, CudaError> {
         let (f, Handles { stream, events: [start, end], .. }) = (self.context.enter()?, &*self.context.0);
         call!(f, launch_graph(self.executable, *stream), "launching kernels")?;

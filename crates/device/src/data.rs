@@ -51,7 +51,7 @@ impl Data {
     /// the progress and may end it.
     ///
     /// # Errors
-    /// [`DataError`] where memory does not suffice or the program reads outside its buffers.
+    /// [`DataError`] if memory does not suffice or the program reads outside its buffers.
     pub fn new(program: &Program, seed: u64, n_threads: usize, watch: &Watch) -> Result<Data, DataError> {
         let file = anonymous_file(c"tilewright-data")?;
         let (mut inputs, mut offsets, mut end) = (Vec::new(), Vec::new(), 0u64);
@@ -133,7 +133,7 @@ impl Argument {
     /// All arguments of an untransformed program, from the [`Data`] that another process has made.
     ///
     /// # Errors
-    /// Where memory does not suffice.
+    /// If memory does not suffice.
     pub fn all(program: &Program, file: BorrowedFd, offsets: &[u64]) -> io::Result<Vec<Argument>> {
         let too_large = || io::Error::other("a buffer is too large");
         let arguments = program.arguments().zip(offsets).map(|((_, buffer), &offset)| {
@@ -155,7 +155,7 @@ const PART: usize = 1 << 18;
 /// run on take part.
 ///
 /// # Errors
-/// Where an element is further off than that.
+/// If an element is further off than that.
 pub fn compare(dtype: DType, tolerance: &Tolerance, out: &Fenced, reference: &ReadOnly) -> Result<f64, Mismatch> {
     let reference = reference.as_slice::<f64>();
     match dtype {

@@ -189,7 +189,7 @@ impl Device {
     /// Whether this machine has the memory to measure a workload.
     ///
     /// # Errors
-    /// [`DeviceError::TooLarge`] where it has not.
+    /// [`DeviceError::TooLarge`] if it has not.
     pub fn check_memory(workload: &Workload) -> Result<(), DeviceError> {
         let program = workload.program();
         // Inputs and outputs once, the reference and its inputs in double precision; then all of them in
@@ -214,7 +214,7 @@ impl Device {
     /// Prepares inputs and reference outputs and starts the workers.
     ///
     /// # Errors
-    /// [`DeviceError`] where memory does not suffice or workers do not start.
+    /// [`DeviceError`] if memory does not suffice or workers do not start.
     pub fn new(workload: Workload, target: &Target, options: Options) -> Result<Device, DeviceError> {
         Device::new_watched(workload, target, options, &|_| ControlFlow::Continue(()))
     }
@@ -320,7 +320,7 @@ impl Device {
     /// Starts the workers again, if they are at rest.
     ///
     /// # Errors
-    /// [`DeviceError::Workers`] where they do not start.
+    /// [`DeviceError::Workers`] if they do not start.
     pub fn wake(&mut self) -> Result<(), DeviceError> {
         self.workers.fill(self.options.n_workers)?;
         Ok(())
@@ -347,10 +347,10 @@ impl Device {
     /// Measures sources, each as a trial is, and returns their outcomes in order.
     ///
     /// # Errors
-    /// Where a worker cannot be started anew.
+    /// If a worker cannot be started anew.
     ///
     /// # Panics
-    /// Where others are still being measured.
+    /// If others are still being measured.
     pub fn measure_sources(&mut self, sources: &[Source]) -> io::Result<Vec<Measured>> {
         let numbers = self.submit_sources(sources);
         let mut results: Vec<Option<Measured>> = vec![None; sources.len()];

@@ -12,7 +12,7 @@ impl Folder {
     /// Makes a folder named `prefix` and the process id. Folders of processes that were killed are removed.
     ///
     /// # Errors
-    /// Where the system refuses it.
+    /// If the system refuses it.
     pub fn new(prefix: &str) -> io::Result<Folder> {
         static N_FOLDERS: AtomicU64 = AtomicU64::new(0);
         let parent = std::env::temp_dir();

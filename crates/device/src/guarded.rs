@@ -12,19 +12,19 @@ pub trait DeviceMemory {
     /// Sets so many bytes from a place on, once what was asked for before is done.
     ///
     /// # Errors
-    /// Where the driver refuses.
+    /// If the driver refuses.
     fn fill(&self, at: usize, n_bytes: usize, byte: u8) -> Result<(), Self::Error>;
 
     /// Copies what begins at a place, once what was asked for before is done.
     ///
     /// # Errors
-    /// Where the driver refuses, or a kernel before it failed.
+    /// If the driver refuses, or a kernel before it failed.
     fn read(&self, at: usize, to: &mut [u8]) -> Result<(), Self::Error>;
 
     /// Sets what begins at a place, once what was asked for before is done.
     ///
     /// # Errors
-    /// Where the driver refuses, or a kernel before it failed.
+    /// If the driver refuses, or a kernel before it failed.
     fn write(&self, at: usize, from: &[u8]) -> Result<(), Self::Error>;
 }
 
@@ -99,7 +99,7 @@ impl<W: DeviceMemory> Guarded<W> {
     /// Sets every byte, after earlier work on the device is done.
     ///
     /// # Errors
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn fill(&self, byte: u8) -> Result<(), W::Error> {
         self.whole.fill(CANARY_BYTES, self.n_bytes, byte)
     }
@@ -112,7 +112,7 @@ impl<W: DeviceMemory> Guarded<W> {
     /// Whether nothing was written around it; mends what surrounds it.
     ///
     /// # Errors
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn is_intact(&self) -> Result<bool, W::Error> {
         let mut around = [0; CANARY_BYTES];
         for at in [0, CANARY_BYTES + self.n_bytes] {
@@ -128,10 +128,10 @@ impl<W: DeviceMemory> Guarded<W> {
     /// Copies contents from the byte `at` on, after earlier work on the device is done.
     ///
     /// # Errors
-    /// Where the driver refuses, or a kernel before it failed.
+    /// If the driver refuses, or a kernel before it failed.
     ///
     /// # Panics
-    /// Where there are not as many bytes.
+    /// If there are not as many bytes.
     pub fn read(&self, at: usize, to: &mut [u8]) -> Result<(), W::Error> {
         self.whole.read(self.place(at, to.len()), to)
     }
@@ -139,10 +139,10 @@ impl<W: DeviceMemory> Guarded<W> {
     /// Sets contents from the byte `at` on, after earlier work on the device is done.
     ///
     /// # Errors
-    /// Where the driver refuses, or a kernel before it failed.
+    /// If the driver refuses, or a kernel before it failed.
     ///
     /// # Panics
-    /// Where there are not as many bytes.
+    /// If there are not as many bytes.
     pub fn write(&self, at: usize, from: &[u8]) -> Result<(), W::Error> {
         self.whole.write(self.place(at, from.len()), from)
     }

@@ -51,7 +51,7 @@ impl Drop for Mapped {
 /// [`tell_of_shrinking`].
 ///
 /// # Errors
-/// Where the file is empty, or its system has no mappings.
+/// If the file is empty, or its system has no mappings.
 pub fn map(file: &File) -> io::Result<Bytes> {
     let len = usize::try_from(file.metadata()?.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
     // SAFETY: asks for a mapping anywhere, of a descriptor that is open.

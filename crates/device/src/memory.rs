@@ -94,7 +94,7 @@ impl Fenced {
     /// such, as those of other buffers are.
     ///
     /// # Errors
-    /// Where memory does not suffice or the file cannot be read.
+    /// If memory does not suffice or the file cannot be read.
     pub fn copy(file: BorrowedFd, offset: u64, n_bytes: u64) -> std::io::Result<Fenced> {
         let copy = Fenced::new(n_bytes)?;
         let from = ReadOnly::new(file, offset, n_bytes)?;
@@ -107,7 +107,7 @@ impl Fenced {
     /// Allocates `n_bytes` zeroed bytes, aligned to 4096, and to huge pages where they fill some.
     ///
     /// # Errors
-    /// Where memory, or the limit on it, does not suffice.
+    /// If memory, or the limit on it, does not suffice.
     pub fn new(n_bytes: u64) -> std::io::Result<Fenced> {
         let out_of_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
         let n_bytes = usize::try_from(n_bytes).map_err(|_| out_of_memory())?;
@@ -131,7 +131,7 @@ impl Fenced {
     /// writable.
     ///
     /// # Errors
-    /// Where memory, or the limit on it, does not suffice.
+    /// If memory, or the limit on it, does not suffice.
     pub fn resize(&mut self, n_bytes: u64) -> std::io::Result<()> {
         if n_bytes > self.capacity() {
             let mut pages = Pages::default();
@@ -163,7 +163,7 @@ impl Fenced {
     /// Makes a write into the contents fault from now on.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the system refuses.
     pub fn make_read_only(&self) -> std::io::Result<()> {
         self.protect(libc::PROT_READ)
     }
@@ -171,7 +171,7 @@ impl Fenced {
     /// Makes the contents writable again.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the system refuses.
     pub fn make_writable(&self) -> std::io::Result<()> {
         self.protect(libc::PROT_READ | libc::PROT_WRITE)
     }
@@ -188,7 +188,7 @@ impl Fenced {
     /// The contents as numbers.
     ///
     /// # Panics
-    /// Where the size is not a multiple of the element's.
+    /// If the size is not a multiple of the element's.
     pub fn as_slice<T: Plain>(&self) -> &[T] {
         assert_eq!(self.n_bytes % size_of::<T>(), 0, "whole elements");
         // SAFETY: the memory is initialised, aligned to a page, and any bits are a valid `Plain`.
@@ -252,7 +252,7 @@ impl Pages {
     /// touched, so that no kernel pays for page faults.
     ///
     /// # Errors
-    /// Where memory, or the limit on it, does not suffice.
+    /// If memory, or the limit on it, does not suffice.
     pub fn buffer(&mut self, n_bytes: u64) -> std::io::Result<Fenced> {
         let page = LARGE_PAGE as u64;
         let whole = if n_bytes < page { Some(n_bytes) } else { n_bytes.checked_next_multiple_of(page) };
@@ -323,7 +323,7 @@ impl ReadOnly {
     /// Maps `n_bytes` from a page-aligned offset.
     ///
     /// # Errors
-    /// Where the mapping fails.
+    /// If the mapping fails.
     pub fn new(file: BorrowedFd, offset: u64, n_bytes: u64) -> std::io::Result<ReadOnly> {
         let n_bytes = usize::try_from(n_bytes).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         let map = map(n_bytes, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), offset as i64)?;

@@ -21,7 +21,7 @@ pub struct Objects {
 /// Lets writes of several processes to a file follow one another.
 ///
 /// # Errors
-/// Where the system refuses.
+/// If the system refuses.
 pub fn make_appending(file: &File) -> io::Result<()> {
     // SAFETY: the descriptor is open, and the call takes a number.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) } {
@@ -39,7 +39,7 @@ impl Objects {
     /// Adds an object.
     ///
     /// # Errors
-    /// Where there is no memory for it.
+    /// If there is no memory for it.
     pub fn add(&mut self, object: &[u8]) -> io::Result<()> {
         if self.file.metadata()?.len() + object.len() as u64 > MOST_BYTES {
             return Ok(());
@@ -55,7 +55,7 @@ impl Objects {
     /// Reads the next object that another process has added, if there is one yet.
     ///
     /// # Errors
-    /// Where the file cannot be read.
+    /// If the file cannot be read.
     pub fn next_of_others(&mut self) -> io::Result<Option<Vec<u8>>> {
         let end = self.file.metadata()?.len();
         while self.at + HEADER_BYTES <= end {

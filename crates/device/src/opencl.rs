@@ -117,7 +117,7 @@ unsafe impl Sync for DeviceId {}
 /// All devices of all platforms, in the order in which they have numbers.
 ///
 /// # Errors
-/// Where there is no loader, or no device.
+/// If there is no loader, or no device.
 pub fn devices() -> Result<Vec<OpenClDevice>, OpenClError> {
     // PoCL gives a second thread devices that the first one is still making.
     static ONE_BY_ONE: Mutex<()> = Mutex::new(());
@@ -246,7 +246,7 @@ impl Context {
     /// Opens a context on a device.
     ///
     /// # Errors
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn new(device: &OpenClDevice) -> Result<Context, OpenClError> {
         let device = device.id.0;
         let context = create_context(&[device], ptr::null(), None, ptr::null_mut()).map_err(failed("a context"))?;
@@ -264,7 +264,7 @@ impl Context {
     /// Alignment of parts of memory, in bytes.
     ///
     /// # Errors
-    /// Where the driver does not say.
+    /// If the driver does not say.
     pub fn alignment(&self) -> Result<u64, OpenClError> {
         let bits = device_api::get_device_info(self.0.device, device_api::CL_DEVICE_MEM_BASE_ADDR_ALIGN);
         Ok(u64::from(bits.map_err(failed("asking a device what it is"))?.to_uint() / 8).max(ARGUMENT_ALIGN))
@@ -285,7 +285,7 @@ impl Context {
     /// Waits until all that was asked for is done.
     ///
     /// # Errors
-    /// Where something of it failed.
+    /// If something of it failed.
     pub fn finish(&self) -> Result<(), OpenClError> {
         queue_api::finish(self.0.queue).map_err(failed("waiting"))
     }
@@ -354,7 +354,7 @@ impl Memory {
     /// Allocates memory of `n_bytes` undefined bytes.
     ///
     /// # Errors
-    /// Where the device has not so much.
+    /// If the device has not so much.
     pub fn new(context: &Context, n_bytes: u64) -> Result<Memory, OpenClError> {
         let no_memory = failed("memory");
         let too_large = || no_memory(cl3::error_codes::CL_MEM_OBJECT_ALLOCATION_FAILURE);
@@ -413,7 +413,7 @@ impl Code {
     /// Builds OpenCL C with options for its compiler.
     ///
     /// # Errors
-    /// [`OpenClError::Build`] where the compiler refuses it.
+    /// [`OpenClError::Build`] if the compiler refuses it.
     pub fn build(context: &Context, source: &str, options: &CStr) -> Result<Code, OpenClError> {
         let program = program_api::create_program_with_source(context.0.context, &[source]);
         Code { context: context.clone(), program: program.map_err(failed("a program"))? }.built(options)
@@ -422,7 +422,7 @@ impl Code {
     /// Loads the result of [`Code::binary`] in another process, for the same device.
     ///
     /// # Errors
-    /// Where the driver refuses it.
+    /// If the driver refuses it.
     pub fn of_binary(context: &Context, binary: &[u8]) -> Result<Code, OpenClError> {
         // SAFETY: the device is the context's.
         let program =
@@ -444,7 +444,7 @@ impl Code {
     /// Code in the driver's own form.
     ///
     /// # Errors
-    /// Where the driver has none.
+    /// If the driver has none.
     pub fn binary(&self) -> Result<Vec<u8>, OpenClError> {
         let binaries = program_api::get_program_info(self.program, program_api::CL_PROGRAM_BINARIES);
         let binaries = Vec::<Vec<u8>>::from(binaries.map_err(failed("the form of a program"))?);
@@ -495,7 +495,7 @@ impl Launch {
     /// Prepares the launch of a kernel by its name, with work-groups, work-items and arguments.
     ///
     /// # Errors
-    /// Where there is no such kernel, or its arguments are others.
+    /// If there is no such kernel, or its arguments are others.
     pub fn new(
         code: &Arc<Code>,
         name: &str,
@@ -545,7 +545,7 @@ impl Launch {
     /// in bytes.
     ///
     /// # Errors
-    /// Where the driver does not say.
+    /// If the driver does not say.
     pub fn limits(&self) -> Result<(u64, u64), OpenClError> {
         let asked = |what| {
             let device = self.code.context.0.device;
@@ -558,7 +558,7 @@ impl Launch {
     /// Has the driver prepare the code, as some do only when a kernel runs: runs one work-group.
     ///
     /// # Errors
-    /// Where that fails.
+    /// If that fails.
     pub fn warm_up(&self) -> Result<(), OpenClError> {
         self.enqueue(self.group).map(release)?;
         self.code.context.finish()
@@ -593,7 +593,7 @@ fn kernel_of(code: &Code, name: &CStr) -> Result<cl_kernel, OpenClError> {
 /// to the end of the last, by the clock of the host where the device has none.
 ///
 /// # Errors
-/// Where one of them fails.
+/// If one of them fails.
 pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, OpenClError> {
     let start = std::time::Instant::now();
     let mut events = Events(Vec::new());
@@ -612,7 +612,7 @@ pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, 
 /// not wait for the host to submit the first.
 ///
 /// # Errors
-/// Where `put` or the driver refuses, or something of it fails.
+/// If `put` or the driver refuses, or something of it fails.
 pub fn timed<E: From<OpenClError>>(
     context: &Context,
     n_times: u32,
@@ -637,7 +637,7 @@ impl Events {
     /// them are over.
     ///
     /// # Errors
-    /// Where one of them failed.
+    /// If one of them failed.
     fn span_ns(&self, from: cl_uint) -> Result<Option<f64>, OpenClError> {
         let (Some(first), Some(last)) = (self.0.first(), self.0.last()) else { return Ok(None) };
         for event in &self.0 {

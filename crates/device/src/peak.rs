@@ -77,7 +77,7 @@ const ROUNDS: i64 = 100_000;
 /// of some hundred runs of sums of vectors in registers, with enough independent chains to hide the latency.
 ///
 /// # Errors
-/// Where the target is not one that this process can run, code generation fails or the system refuses
+/// If the target is not one that this process can run, code generation fails or the system refuses
 /// threads.
 pub fn gflops(target: &Target, kind: Kind, n_threads: usize) -> Result<f64, PeakError> {
     let lanes = target.lanes(kind.dtype());

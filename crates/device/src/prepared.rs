@@ -20,7 +20,7 @@ impl Prepared {
     /// Takes buffers that a `prepare` part has filled.
     ///
     /// # Errors
-    /// Where they cannot be made read-only.
+    /// If they cannot be made read-only.
     pub fn new(buffers: HashMap<String, Fenced>) -> std::io::Result<Prepared> {
         buffers.values().try_for_each(Fenced::make_read_only)?;
         Ok(Prepared { buffers })
@@ -29,7 +29,7 @@ impl Prepared {
     /// Address of the buffer of a name.
     ///
     /// # Panics
-    /// Where there is none of that name.
+    /// If there is none of that name.
     pub fn pointer(&self, name: &str) -> *mut u8 {
         self.buffers[name].pointer()
     }

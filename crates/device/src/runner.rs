@@ -198,7 +198,7 @@ impl Runner {
     /// Starts a runner by a command, without a shell.
     ///
     /// # Errors
-    /// [`RunnerError`] where it does not start, or is none.
+    /// [`RunnerError`] if it does not start, or is none.
     pub fn start(command: &str) -> Result<Runner, RunnerError> {
         let unfit = |reason: String| RunnerError::Command { command: command.to_owned(), reason };
         let words = Template::words(command, &[]).map_err(|why| match why {
@@ -326,7 +326,7 @@ fn end_with_this(command: &mut Command) {
 /// Asks the runner that a command starts for its device.
 ///
 /// # Errors
-/// [`RunnerError`] where it does not start, or is none.
+/// [`RunnerError`] if it does not start, or is none.
 pub fn look(command: &str) -> Result<Hello, RunnerError> {
     Ok(Runner::start(command)?.hello.clone())
 }

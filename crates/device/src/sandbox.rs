@@ -176,7 +176,7 @@ pub fn name() -> &'static str {
 /// Keeps this thread, and those that it starts, from writing files, running programs, and reaching others.
 ///
 /// # Errors
-/// Where the system refuses; one without Landlock does nothing.
+/// If the system refuses; one without Landlock does nothing.
 pub fn forbid_files() -> Result<(), Box<dyn Error>> {
     if !is_wanted() {
         return Ok(());
@@ -194,7 +194,7 @@ pub fn forbid_files() -> Result<(), Box<dyn Error>> {
 /// Keeps all threads of this process from other calls than they need.
 ///
 /// # Errors
-/// Where the system has no such filters.
+/// If the system has no such filters.
 pub fn forbid_calls(strictness: Strictness) -> Result<(), Box<dyn Error>> {
     if !is_wanted() {
         return Ok(());

@@ -78,7 +78,7 @@ type Threads = (Box<dyn Build>, Box<dyn Test + Send>);
 /// Serves requests from standard input until it ends. The calling thread, which must be the main one, builds.
 ///
 /// # Errors
-/// Where the assignment or a request cannot be understood, or a stream fails: the worker is of no use then.
+/// If the assignment or a request cannot be understood, or a stream fails: the worker is of no use then.
 pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     let (mut builder, mut tester) = match assigned(std::io::stdin().lines().next()) {
         Ok(threads) => threads,

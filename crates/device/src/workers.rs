@@ -140,7 +140,7 @@ impl Workers {
     /// Starts `n` workers and waits until they are ready.
     ///
     /// # Errors
-    /// Where a worker cannot be started or ends before it is ready.
+    /// If a worker cannot be started or ends before it is ready.
     pub fn start(command: WorkerCommand, assignment: Assignment, n: usize) -> io::Result<Workers> {
         let (sender, receiver) = channel();
         let mut workers = Workers { command, assignment, slots: Vec::new(), sender, receiver };
@@ -216,7 +216,7 @@ impl Workers {
     /// Ends what a worker is doing, and starts it anew; its threads are idle once it is ready.
     ///
     /// # Errors
-    /// Where it cannot be started.
+    /// If it cannot be started.
     pub fn give_up(&mut self, at: usize) -> io::Result<()> {
         self.slots[at].process.kill();
         self.slots[at] = self.spawn(at, self.slots[at].generation + 1)?;
@@ -226,7 +226,7 @@ impl Workers {
     /// Starts all workers anew.
     ///
     /// # Errors
-    /// Where one cannot be started.
+    /// If one cannot be started.
     pub fn renew(&mut self) -> io::Result<()> {
         (0..self.slots.len()).try_for_each(|at| self.give_up(at))
     }
@@ -248,10 +248,10 @@ impl Workers {
     /// that was started anew is ready.
     ///
     /// # Errors
-    /// Where a worker that died cannot be started anew.
+    /// If a worker that died cannot be started anew.
     ///
     /// # Panics
-    /// Where all workers are idle.
+    /// If all workers are idle.
     pub fn next_answer(&mut self, until: Option<Instant>) -> io::Result<Option<(usize, Lane, Answer)>> {
         loop {
             let lanes = self.slots.iter().enumerate().flat_map(|(at, s)| LANES.map(|lane| (at, lane, s)));

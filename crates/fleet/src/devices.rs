@@ -99,7 +99,7 @@ impl Description {
 /// Lists the devices present, by name.
 ///
 /// # Errors
-/// Where the server does not answer.
+/// If the server does not answer.
 pub fn all(client: &mut Client) -> Result<Vec<Description>, Error> {
     let said = last_of_each(client, DEVICES)?;
     Ok(said.iter().filter_map(|json| serde_json::from_slice(json).ok()).collect())
@@ -142,7 +142,7 @@ pub fn rows(devices: &[Description]) -> Vec<Vec<String>> {
 /// Waits, up to `at_most`, until there is a device of a class; returns all of the class.
 ///
 /// # Errors
-/// [`Error::Nobody`] where there is none, and as [`all`].
+/// [`Error::Nobody`] if there is none, and as [`all`].
 pub fn wait_for(client: &mut Client, class: &str, address: &str, at_most: Duration) -> Result<Vec<Description>, Error> {
     let until = std::time::Instant::now() + at_most;
     loop {

@@ -38,7 +38,7 @@ const NAME: &str = "device";
 /// device's name is that of its key, or one kept in the user's data folder.
 ///
 /// # Errors
-/// Where the server cannot be reached, a name is none, this machine serves already, or the command starts no
+/// If the server cannot be reached, a name is none, this machine serves already, or the command starts no
 /// runner.
 pub fn serve_here(
     fleet: &Fleet,

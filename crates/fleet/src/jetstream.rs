@@ -56,7 +56,7 @@ fn must(client: &mut Client, subject: &str, payload: &Json) -> Result<Json, Erro
 /// Makes the streams unless they exist.
 ///
 /// # Errors
-/// Where the server keeps no messages.
+/// If the server keeps no messages.
 pub fn make_streams(client: &mut Client) -> Result<(), Error> {
     let work = |age| json!({"retention": "workqueue", "max_age": ns(age), "duplicate_window": ns(WINDOW)});
     let last = json!({"max_msgs_per_subject": 1, "max_age": ns(DEVICE_AGE), "duplicate_window": ns(DEVICE_AGE)});
@@ -124,7 +124,7 @@ pub fn make_run(client: &mut Client, run: &str) -> Result<(), Error> {
 /// Deletes a run: its tasks and results.
 ///
 /// # Errors
-/// Where the connection ends.
+/// If the connection ends.
 pub fn forget_run(client: &mut Client, run: &str) -> Result<(), Error> {
     purge_tasks(client, run)?;
     let _ = ask(client, &format!("$JS.API.CONSUMER.DELETE.{RESULTS}.{run}"), &Json::Null)?;
@@ -136,7 +136,7 @@ pub fn forget_run(client: &mut Client, run: &str) -> Result<(), Error> {
 /// Deletes the tasks of a run.
 ///
 /// # Errors
-/// Where the connection ends.
+/// If the connection ends.
 pub fn purge_tasks(client: &mut Client, run: &str) -> Result<(), Error> {
     let of_run = json!({"filter": format!("tw.{VERSION}.task.*.*.{run}")});
     let _ = ask(client, &format!("$JS.API.STREAM.PURGE.{TASKS}"), &of_run)?;
@@ -146,7 +146,7 @@ pub fn purge_tasks(client: &mut Client, run: &str) -> Result<(), Error> {
 /// Number of a run's tasks on the server, those under way included; `None` where it has no stream of tasks.
 ///
 /// # Errors
-/// Where the connection ends.
+/// If the connection ends.
 pub fn n_tasks(client: &mut Client, run: &str) -> Result<Option<u64>, Error> {
     let of_run = json!({"subjects_filter": format!("tw.{VERSION}.task.*.*.{run}")});
     Ok(match ask(client, &format!("$JS.API.STREAM.INFO.{TASKS}"), &of_run)? {
@@ -162,7 +162,7 @@ pub fn n_tasks(client: &mut Client, run: &str) -> Result<Option<u64>, Error> {
 /// know it.
 ///
 /// # Errors
-/// Where the connection ends.
+/// If the connection ends.
 pub fn n_left(client: &mut Client, stream: &str, consumer: &str) -> Result<Option<u64>, Error> {
     let info = ask(client, &format!("$JS.API.CONSUMER.INFO.{stream}.{consumer}"), &Json::Null)?.ok();
     let number = |info: &Json, name: &str| info[name].as_u64().unwrap_or(0);
@@ -172,7 +172,7 @@ pub fn n_left(client: &mut Client, stream: &str, consumer: &str) -> Result<Optio
 /// Reads the last message of each subject of a stream.
 ///
 /// # Errors
-/// Where the connection ends or the server does not answer.
+/// If the connection ends or the server does not answer.
 pub fn last_of_each(client: &mut Client, stream: &str) -> Result<Vec<Vec<u8>>, Error> {
     let all = json!({"subjects_filter": ">"});
     let Ok(info) = ask(client, &format!("$JS.API.STREAM.INFO.{stream}"), &all)? else { return Ok(Vec::new()) };
@@ -203,7 +203,7 @@ pub fn pull(client: &Client, stream: &str, consumer: &str, n: u64, inbox: &str, 
 /// Stores a message in a stream, and returns whether it is stored; a message of a known id is.
 ///
 /// # Errors
-/// Where the connection ends.
+/// If the connection ends.
 pub fn keep(client: &mut Client, subject: &str, id: Option<&str>, payload: &[u8]) -> Result<bool, Error> {
     let answer = client.request_as(subject, id, payload, PATIENCE)?;
     Ok(answer.is_some_and(|answer| is_kept(&answer)))

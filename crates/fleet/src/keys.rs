@@ -46,7 +46,7 @@ impl Credentials {
     /// Reads a key file.
     ///
     /// # Errors
-    /// Where it cannot be read or is none.
+    /// If it cannot be read or is none.
     pub fn read(path: &Path) -> Result<Credentials, tilewright::Error> {
         let bytes = tilewright::file::read(path, "a key that `tilewright fleet keys` made")?;
         Ok(Credentials::parse(&path.display().to_string(), &bytes)?)
@@ -55,7 +55,7 @@ impl Credentials {
     /// Parses the contents of a key file of this name.
     ///
     /// # Errors
-    /// [`Error::Key`] where it is none.
+    /// [`Error::Key`] if it is none.
     pub fn parse(name: &str, bytes: &[u8]) -> Result<Credentials, Error> {
         let refuse = |why: String| Error::Key { name: name.to_owned(), why };
         let credentials: Credentials =
@@ -67,7 +67,7 @@ impl Credentials {
     /// The key.
     ///
     /// # Errors
-    /// [`Error::Key`] where the seed is none.
+    /// [`Error::Key`] if the seed is none.
     pub fn key(&self) -> Result<NKey, Error> {
         let refuse = || Error::Key { name: format!("the key of {}", self.name), why: "its seed is damaged".to_owned() };
         NKey::parse(&self.seed).ok_or_else(refuse)
@@ -137,7 +137,7 @@ pub struct Made {
 /// Makes a server's configuration with its certificate, and a key file for the tuner and each device.
 ///
 /// # Errors
-/// Where a name is none.
+/// If a name is none.
 pub fn make_keys(request: &KeysRequest) -> Result<Vec<Made>, Error> {
     check_name("class", &request.class)?;
     request.devices.iter().try_for_each(|device| check_name("device", device))?;

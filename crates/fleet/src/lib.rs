@@ -53,7 +53,7 @@ impl Fleet {
     /// like this one.
     ///
     /// # Errors
-    /// Where an address, the key or the class is none.
+    /// If an address, the key or the class is none.
     pub fn open(url: &str, key: Option<&Path>, class: Option<&str>) -> Result<Fleet, tilewright::Error> {
         let servers = Servers::parse(url)?;
         let credentials = key.map(Credentials::read).transpose()?;
@@ -89,7 +89,7 @@ impl Fleet {
     /// Lists the devices present, of all classes, by name.
     ///
     /// # Errors
-    /// Where the server cannot be reached or does not answer.
+    /// If the server cannot be reached or does not answer.
     pub fn devices(&self) -> Result<Vec<devices::Description>, Error> {
         let mut client = self.connect(None)?;
         jetstream::make_streams(&mut client)?;

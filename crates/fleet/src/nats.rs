@@ -196,7 +196,7 @@ impl Client {
     /// Connects to the first server that accepts. Replies come to an inbox below this name.
     ///
     /// # Errors
-    /// Where none can be reached, or all refuse: what the first of those says that refuse.
+    /// If none can be reached, or all refuse: what the first of those says that refuse.
     pub fn connect(servers: &Servers, credentials: Option<&Credentials>, inbox: &str) -> Result<Client, Error> {
         let mut why: Option<Error> = None;
         for address in &servers.0 {
@@ -311,7 +311,7 @@ impl Client {
     /// Sends a request and waits for the reply; `None` where it does not come in time. Other events are kept.
     ///
     /// # Errors
-    /// [`Error::Lost`] where the connection ends, [`Error::Denied`] where this may not be asked, and
+    /// [`Error::Lost`] if the connection ends, [`Error::Denied`] where this may not be asked, and
     /// [`Error::TooLarge`] where the server takes no message of this size.
     pub fn request(&mut self, subject: &str, payload: &[u8], at_most: Duration) -> Result<Option<Message>, Error> {
         self.request_as(subject, None, payload, at_most)

@@ -23,7 +23,7 @@ impl NKey {
     /// Makes a new key.
     ///
     /// # Panics
-    /// Where the system has no random bytes.
+    /// If the system has no random bytes.
     pub fn new() -> NKey {
         NKey::of_seed(random())
     }
@@ -71,7 +71,7 @@ fn with_sum(bytes: &[u8]) -> String {
 /// Random bytes.
 ///
 /// # Panics
-/// Where the system has none.
+/// If the system has none.
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).expect("the system has random bytes");

@@ -29,7 +29,7 @@ const MOST_OF_MESSAGE: usize = 16 << 10;
 /// Checks that something may be a part of a subject.
 ///
 /// # Errors
-/// [`Error::Name`] where it may not.
+/// [`Error::Name`] if it may not.
 pub fn check_name(what: &'static str, name: &str) -> Result<(), Error> {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     let is_name = (1..=40).contains(&name.len()) && name.chars().all(is_plain) && name != ANY;

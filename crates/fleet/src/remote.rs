@@ -156,7 +156,7 @@ impl<'a> Remote<'a> {
     /// Starts a run of a unique name that uses `n_devices` devices.
     ///
     /// # Errors
-    /// Where the server cannot be reached or refuses, or no device of the class is there.
+    /// If the server cannot be reached or refuses, or no device of the class is there.
     pub fn start(
         fleet: &Fleet,
         run: &str,

@@ -152,7 +152,7 @@ impl Lease {
 /// Serves tasks until `stop` is raised.
 ///
 /// # Errors
-/// Where the server cannot be reached or refuses at the beginning; later it is tried again.
+/// If the server cannot be reached or refuses at the beginning; later it is tried again.
 pub fn serve(
     fleet: &Fleet,
     description: Description,

@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
     /// The start of a file.
     ///
     /// # Errors
-    /// Where it cannot be unpacked or is of another encoding.
+    /// If it cannot be unpacked or is of another encoding.
     pub(crate) fn new(file: &'a [u8]) -> Result<Reader<'a>, ReadError> {
         let (input, buffer) = (unpacked(file), Vec::with_capacity(file.len().min(1 << 16)));
         let mut reader = Reader { input, buffer, at: 0, before: 0, n_lines: 0, line_start: 0, depth: 0 };
@@ -167,7 +167,7 @@ impl<'a> Reader<'a> {
     /// Accepts what was read of a file that may be cut off.
     ///
     /// # Errors
-    /// Where something else stopped reading.
+    /// If something else stopped reading.
     pub(crate) fn as_far_as_it_goes(&self, read: Result<(), Fault>) -> Result<(), ReadError> {
         match read {
             Ok(()) | Err(Fault::End) => Ok(()),

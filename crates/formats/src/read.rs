@@ -136,7 +136,7 @@ impl Recorded {
     /// without a choice the only ones.
     ///
     /// # Errors
-    /// Where there are several, or none of that kind.
+    /// If there are several, or none of that kind.
     pub fn task(&self, asked: Option<&str>) -> Result<&Results, ReadError> {
         let found: Vec<&Results> = match asked {
             None => self.results.iter().collect(),
@@ -222,7 +222,7 @@ pub fn read(
 /// The format of a file, by what stands in it; its beginning may be enough.
 ///
 /// # Errors
-/// Where it has none of ours.
+/// If it has none of ours.
 pub fn detect(file: &[u8]) -> Result<&'static Format, ReadError> {
     let mut found: Option<&'static Format> = None;
     let mut reader = Reader::new(file)?;

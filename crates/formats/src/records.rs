@@ -77,7 +77,7 @@ impl Collection {
     /// Adds a record.
     ///
     /// # Errors
-    /// Where there are more than are kept.
+    /// If there are more than are kept.
     pub fn add(&mut self, record: Record) -> Result<(), ReadError> {
         self.n_records += 1;
         add(&mut self.sheets, format!("record {}", self.n_records), record)

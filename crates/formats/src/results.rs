@@ -168,7 +168,7 @@ impl Results {
     /// all else categories.
     ///
     /// # Errors
-    /// Where there is nothing to find, or the parameters make no space.
+    /// If there is nothing to find, or the parameters make no space.
     pub fn space(&self, name: &str) -> Result<RecordedSpace, ReadError> {
         let reasons = || {
             if self.notes.is_empty() { String::new() } else { format!(" ({})", self.notes.join("; ")) }

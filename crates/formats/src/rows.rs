@@ -256,7 +256,7 @@ impl Rows {
     /// Adds the row at hand, or leaves it out where its configuration is none.
     ///
     /// # Errors
-    /// Where there are more rows or parameters than are read.
+    /// If there are more rows or parameters than are read.
     pub(crate) fn add(&mut self, config: Config, reading: Reading, of: Circumstances) -> Result<(), ReadError> {
         if config.is_empty() && (self.parameters != Known::All || self.columns.is_empty()) {
             self.leave_out("there are no parameters");
@@ -389,7 +389,7 @@ impl Sheets {
     /// The rows of a task; `new` makes them where there are none yet.
     ///
     /// # Errors
-    /// Where there are more tasks than are read.
+    /// If there are more tasks than are read.
     pub(crate) fn of(&mut self, task: Task, new: fn(Task) -> Rows) -> Result<&mut Rows, ReadError> {
         let n_tasks = self.rows.len();
         let at = match self.at_task.entry(task) {
@@ -421,7 +421,7 @@ impl Sheets {
     /// Finishes the results of a document. Of one without an end, the rows so far count.
     ///
     /// # Errors
-    /// Where it is no JSON.
+    /// If it is no JSON.
     pub(crate) fn end(mut self, reader: &mut Reader, read: Result<(), Fault>) -> Result<Found, ReadError> {
         match read.and_then(|()| reader.peek()) {
             Ok(None) => {}

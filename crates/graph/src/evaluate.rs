@@ -44,7 +44,7 @@ impl EvaluateError {
 /// it; integers are exact.
 ///
 /// # Errors
-/// Where inputs are missing or do not fit, or an operator refuses.
+/// If inputs are missing or do not fit, or an operator refuses.
 pub fn evaluate(graph: &Graph, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>, EvaluateError> {
     let names: Vec<&str> = graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect();
     let input = |name: &str, what: String| EvaluateError::Input { name: name.to_owned(), what };
@@ -68,7 +68,7 @@ pub fn evaluate(graph: &Graph, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>,
 /// Evaluates a graph for its inputs in their order.
 ///
 /// # Errors
-/// Where an operator refuses.
+/// If an operator refuses.
 pub(crate) fn run(graph: &Graph, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, EvaluateError> {
     let mut tensors: Vec<Option<Tensor>> = graph.values().map(|(_, value)| value.constant.clone()).collect();
     let mut n_uses: Vec<usize> = graph.values().map(|(_, value)| value.users.len()).collect();
@@ -113,7 +113,7 @@ fn run_node(node: &Node, tensors: &[Option<Tensor>]) -> Result<Vec<Tensor>, OpEr
 /// Whether an operator's outputs are as many as a node names, and fit memory.
 ///
 /// # Errors
-/// Where they do not.
+/// If they do not.
 pub(crate) fn check_types(types: &[TensorType], n_named: usize) -> Result<(), OpError> {
     if n_named > types.len() {
         return Err(crate::error::unsupported!("its output {n_named} is not supported"));

@@ -148,7 +148,7 @@ impl Graph {
     /// Adds a node behind the producers of its inputs, and links it to its inputs and outputs.
     ///
     /// # Panics
-    /// Where another node computes one of its outputs.
+    /// If another node computes one of its outputs.
     pub fn add_node(&mut self, node: Node) -> NodeId {
         let id = NodeId(u32::try_from(self.nodes.len()).expect("fewer nodes than a file of 4 GiB has bytes"));
         for &input in node.inputs.iter().flatten() {

@@ -37,7 +37,7 @@ const DEEPEST: usize = 16;
 /// Operators that are not supported are kept as [`Op::Unknown`].
 ///
 /// # Errors
-/// Where the bytes are no model, or the model breaks ONNX's rules.
+/// If the bytes are no model, or the model breaks ONNX's rules.
 ///
 /// # Cost
 /// Linear in the file without its weights; memory stays below four times the file and 64 MiB, whatever it

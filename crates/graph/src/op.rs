@@ -159,7 +159,7 @@ impl<'a> Inputs<'a> {
     /// A required input.
     ///
     /// # Errors
-    /// Where it is not.
+    /// If it is not.
     pub fn fact(&self, at: usize) -> Result<Fact<'a>, OpError> {
         self.optional(at).ok_or_else(|| invalid!("its input {} is missing", at + 1))
     }
@@ -167,7 +167,7 @@ impl<'a> Inputs<'a> {
     /// The type of an input.
     ///
     /// # Errors
-    /// Where it is missing.
+    /// If it is missing.
     pub fn ty(&self, at: usize) -> Result<&'a TensorType, OpError> {
         Ok(self.fact(at)?.ty)
     }
@@ -175,7 +175,7 @@ impl<'a> Inputs<'a> {
     /// The dimensions of an input.
     ///
     /// # Errors
-    /// Where it is missing.
+    /// If it is missing.
     pub fn shape(&self, at: usize) -> Result<&'a [usize], OpError> {
         Ok(self.fact(at)?.shape())
     }
@@ -183,7 +183,7 @@ impl<'a> Inputs<'a> {
     /// The elements of an input.
     ///
     /// # Errors
-    /// Where it is missing, or they are not known yet.
+    /// If it is missing, or they are not known yet.
     pub fn tensor(&self, at: usize) -> Result<&'a Tensor, OpError> {
         self.fact(at)?.value.ok_or(OpError::NeedsValue(at))
     }
@@ -191,7 +191,7 @@ impl<'a> Inputs<'a> {
     /// The elements of an input that may be left out.
     ///
     /// # Errors
-    /// Where they are not known yet.
+    /// If they are not known yet.
     pub fn optional_tensor(&self, at: usize) -> Result<Option<&'a Tensor>, OpError> {
         self.optional(at).map(|fact| fact.value.ok_or(OpError::NeedsValue(at))).transpose()
     }
@@ -199,7 +199,7 @@ impl<'a> Inputs<'a> {
     /// The elements of an input that may be left out, as integers.
     ///
     /// # Errors
-    /// Where they are not known yet.
+    /// If they are not known yet.
     pub fn optional_i64s(&self, at: usize) -> Result<Option<Vec<i64>>, OpError> {
         Ok(self.optional_tensor(at)?.map(Tensor::i64s))
     }
@@ -210,7 +210,7 @@ pub trait Operation: Debug {
     /// The types of all outputs that it can give.
     ///
     /// # Errors
-    /// Where inputs do not fit, are not supported, or values are needed that are not known.
+    /// If inputs do not fit, are not supported, or values are needed that are not known.
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError>;
 
     /// All outputs that it can give, of inputs whose values are all known. Floating-point numbers are
@@ -353,7 +353,7 @@ impl Op {
     /// them.
     ///
     /// # Errors
-    /// Where it would compute with the places of texts, or mix those of several lists.
+    /// If it would compute with the places of texts, or mix those of several lists.
     pub fn texts(&self, inputs: &[Option<&Texts>]) -> Result<Option<Texts>, OpError> {
         if inputs.iter().all(Option::is_none) {
             return Ok(None);

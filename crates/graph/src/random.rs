@@ -29,7 +29,7 @@ impl Random {
     /// A tensor in f32 with uniform numbers between these.
     ///
     /// # Panics
-    /// Where its elements are too many to count.
+    /// If its elements are too many to count.
     pub fn tensor(&mut self, shape: impl Into<Vec<usize>>, low: f64, high: f64) -> Tensor {
         let ty = TensorType::new(DType::F32, shape);
         let numbers = (0..ty.n_elements()).flat_map(|_| (self.between(low, high) as f32).to_le_bytes());

@@ -58,7 +58,7 @@ impl Bindings {
     /// Binds a dimension, as `N=1`.
     ///
     /// # Errors
-    /// Where the text is no binding.
+    /// If the text is no binding.
     pub fn bind_dim(&mut self, text: &str) -> Result<(), String> {
         let (name, size) = halves("--dim", text, "N=1")?;
         let size = size.parse().map_err(|_| format!("--dim {text}: `{size}` is no size (give a whole number)"))?;
@@ -69,7 +69,7 @@ impl Bindings {
     /// Binds an input's shape, as `x=1,3,224,224`.
     ///
     /// # Errors
-    /// Where the text is no binding.
+    /// If the text is no binding.
     pub fn bind_shape(&mut self, text: &str) -> Result<(), String> {
         let (name, sizes) = halves("--shape", text, "x=1,3,224,224")?;
         let read = |size: &str| {
@@ -83,7 +83,7 @@ impl Bindings {
     /// Binds an input to a constant, as `sr=16000`.
     ///
     /// # Errors
-    /// Where the text is no binding.
+    /// If the text is no binding.
     pub fn bind_value(&mut self, text: &str) -> Result<(), String> {
         let (name, numbers) = halves("--set", text, "sr=16000")?;
         self.values.push((name.to_owned(), numbers.to_owned()));

@@ -30,7 +30,7 @@ impl TensorType {
     /// Elements.
     ///
     /// # Panics
-    /// Where their number does not fit a `usize`.
+    /// If their number does not fit a `usize`.
     pub fn n_elements(&self) -> usize {
         self.checked_len().expect("tensors are checked to fit memory")
     }
@@ -121,7 +121,7 @@ impl Tensor {
     /// Makes a tensor of numbers; they are rounded to nearest, and for integers truncated and saturated.
     ///
     /// # Panics
-    /// Where there are more or fewer numbers than its shape takes.
+    /// If there are more or fewer numbers than its shape takes.
     pub fn from_floats(dtype: DType, shape: impl Into<Vec<usize>>, numbers: &[f64]) -> Tensor {
         let bytes = encode!(dtype, numbers, f64);
         Tensor::new(TensorType::new(dtype, shape), bytes.into()).expect("as many numbers as the shape takes")
@@ -131,7 +131,7 @@ impl Tensor {
     /// true.
     ///
     /// # Panics
-    /// Where there are more or fewer numbers than its shape takes.
+    /// If there are more or fewer numbers than its shape takes.
     pub fn from_integers(dtype: DType, shape: impl Into<Vec<usize>>, numbers: &[i128]) -> Tensor {
         let bytes = encode!(dtype, numbers, i128);
         Tensor::new(TensorType::new(dtype, shape), bytes.into()).expect("as many numbers as the shape takes")
@@ -201,7 +201,7 @@ impl Tensor {
     /// Reshapes the tensor.
     ///
     /// # Panics
-    /// Where the shape takes more or fewer.
+    /// If the shape takes more or fewer.
     pub fn reshaped(&self, shape: impl Into<Vec<usize>>) -> Tensor {
         let ty = TensorType::new(self.ty.dtype, shape);
         assert_eq!(ty.checked_len(), Some(self.n_elements()), "a reshape keeps the elements");

@@ -387,7 +387,7 @@ impl DType {
     /// Encodes values in little-endian bytes, each rounded to the type.
     ///
     /// # Panics
-    /// Where there is another number of bytes than the values take.
+    /// If there is another number of bytes than the values take.
     pub fn write(self, values: &[f64], bytes: &mut [u8]) {
         let Row { bytes: n, encode, round, .. } = self.row();
         assert_eq!(bytes.len(), values.len() * *n as usize, "every value has its bytes");

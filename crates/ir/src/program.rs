@@ -316,7 +316,7 @@ impl Program {
     /// The buffer of an id.
     ///
     /// # Panics
-    /// Where the id is of another program.
+    /// If the id is of another program.
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0 as usize]
     }

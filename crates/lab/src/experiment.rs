@@ -153,7 +153,7 @@ impl fmt::Display for Listed {
 /// that of [`sequence`] models, and [`pictures`].
 ///
 /// # Errors
-/// Where a space does not exist on this machine.
+/// If a space does not exist on this machine.
 pub fn list() -> Result<Vec<Listed>, Error> {
     let of_runs = EXPERIMENTS.iter().map(|experiment| {
         let Experiment { name, paper, figure, compares, differs, .. } = *experiment;
@@ -211,7 +211,7 @@ impl Experiment {
     /// Cost of the experiment.
     ///
     /// # Errors
-    /// Where one of its spaces does not exist on this machine.
+    /// If one of its spaces does not exist on this machine.
     pub fn cost(&self) -> Result<Cost, Error> {
         let n_arms = self.arms().len() as u64;
         let n_of = |problems: u64, sources: u64| self.repeats * (n_arms * problems + sources);

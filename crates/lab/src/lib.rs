@@ -80,7 +80,7 @@ impl Caller<'_> {
     /// A device for a workload; none where `stop` is raised before it is ready.
     ///
     /// # Errors
-    /// Where memory does not suffice or workers do not start.
+    /// If memory does not suffice or workers do not start.
     pub fn start_device(
         &self,
         workload: &Workload,

@@ -57,7 +57,7 @@ pub const BASELINES: &[BaselineRow] = &[
 /// Trains a classifier on rows of features, and predicts the classes of other rows.
 ///
 /// # Errors
-/// [`LearnError`] where lengths differ, or the method fails on these rows.
+/// [`LearnError`] if lengths differ, or the method fails on these rows.
 pub fn predict_classes(
     baseline: Baseline,
     features: &[Vec<f64>],

@@ -20,7 +20,7 @@ pub fn diversity<C: AsRef<[u64]>>(scores: &[f64], components: &[C], alpha: f64, 
 /// taken; a NaN counts as −∞.
 ///
 /// # Panics
-/// Where there is not one list of components for each score.
+/// If there is not one list of components for each score.
 ///
 /// # Cost
 /// Near O(candidates · components + n · log candidates): a gain is computed again only where it may still be

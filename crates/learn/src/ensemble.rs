@@ -37,7 +37,7 @@ impl Ensemble {
     /// Fits `n_models` models.
     ///
     /// # Errors
-    /// [`LearnError`] where there is no model, and as [`Gbt::fit`].
+    /// [`LearnError`] if there is no model, and as [`Gbt::fit`].
     pub fn fit(
         examples: &Examples<'_>,
         options: &GbtOptions,
@@ -69,7 +69,7 @@ impl Ensemble {
     /// The predictions for these rows.
     ///
     /// # Panics
-    /// Where the rows have not as many columns as the examples had.
+    /// If the rows have not as many columns as the examples had.
     pub fn predict(&self, rows: &Matrix) -> Vec<Prediction> {
         let by_model: Vec<Vec<f32>> = self.models.iter().map(|model| model.predict(rows)).collect();
         let n = by_model.len() as f64;

@@ -40,7 +40,7 @@ impl Kernel {
     /// in turn. Called again as examples come in; each call continues from the last.
     ///
     /// # Panics
-    /// Where the rows have not as many values as there are columns, or the targets are not one for each row.
+    /// If the rows have not as many values as there are columns, or the targets are not one for each row.
     ///
     /// # Cost
     /// O(groups · rows³).
@@ -202,7 +202,7 @@ impl GaussianProcess {
     /// Adds known rows.
     ///
     /// # Panics
-    /// Where a row has not as many values as there are columns.
+    /// If a row has not as many values as there are columns.
     ///
     /// # Cost
     /// O(known rows²) for each.
@@ -221,7 +221,7 @@ impl GaussianProcess {
     /// Prepares rows for prediction.
     ///
     /// # Panics
-    /// Where a row has not as many values as there are columns.
+    /// If a row has not as many values as there are columns.
     ///
     /// # Cost
     /// O(known rows²) for each.
@@ -252,7 +252,7 @@ impl GaussianProcess {
     /// Adds the row of an updated candidate to the known rows.
     ///
     /// # Panics
-    /// Where there is no candidate at this position, or it is not updated.
+    /// If there is no candidate at this position, or it is not updated.
     ///
     /// # Cost
     /// O(known rows).
@@ -270,7 +270,7 @@ impl GaussianProcess {
     /// Makes candidates ready to be predicted again, given the rows that became known since.
     ///
     /// # Panics
-    /// Where they are candidates of another process with other columns.
+    /// If they are candidates of another process with other columns.
     ///
     /// # Cost
     /// O(known rows) for each candidate and each new row.
@@ -309,7 +309,7 @@ impl GaussianProcess {
     /// rows before predict, so that it lowers the spread around its row and changes no mean.
     ///
     /// # Panics
-    /// Where there is not one target for each known row.
+    /// If there is not one target for each known row.
     ///
     /// # Source
     /// Missing targets: Ginsbourger, Le Riche and Carraro (2010), the "kriging believer".
@@ -334,7 +334,7 @@ impl GaussianProcess {
     /// variance of the signal is the most likely one.
     ///
     /// # Panics
-    /// Where there is not one target for each known row.
+    /// If there is not one target for each known row.
     fn log_likelihood(&self, targets: &[Option<f64>]) -> f64 {
         let n = targets.len() as f64;
         let log_determinant: f64 = self.factor.iter().flat_map(|factor| factor.last()).map(|x| x.ln()).sum();

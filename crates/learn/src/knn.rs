@@ -23,7 +23,7 @@ impl Knn {
     /// A regressor that knows nothing yet, and predicts 0.
     ///
     /// # Panics
-    /// Where `k` is 0.
+    /// If `k` is 0.
     pub fn new(k: usize, n_columns: usize) -> Knn {
         assert!(k > 0, "invariant: at least one neighbour");
         Knn { k, columns: vec![Vec::new(); n_columns], targets: Vec::new() }
@@ -32,7 +32,7 @@ impl Knn {
     /// Adds a known row.
     ///
     /// # Panics
-    /// Where the row has not as many values as there are columns.
+    /// If the row has not as many values as there are columns.
     pub fn push(&mut self, row: &[f32], target: f32) {
         assert_eq!(row.len(), self.columns.len(), "invariant: a row has a value for each column");
         self.columns.iter_mut().zip(row).for_each(|(column, &value)| column.push(value));
@@ -59,7 +59,7 @@ impl Knn {
     /// The predictions for these rows.
     ///
     /// # Panics
-    /// Where the rows have not as many values as there are columns.
+    /// If the rows have not as many values as there are columns.
     ///
     /// # Cost
     /// O(rows · known rows · columns).

@@ -19,7 +19,7 @@ impl Matrix {
     /// The matrix of these rows.
     ///
     /// # Panics
-    /// Where a row has not `n_columns` values.
+    /// If a row has not `n_columns` values.
     pub fn from_rows<R: AsRef<[f32]>>(n_columns: usize, rows: impl IntoIterator<Item = R>) -> Matrix {
         let mut matrix = Matrix::new(n_columns);
         rows.into_iter().for_each(|row| matrix.push(row.as_ref()));
@@ -29,7 +29,7 @@ impl Matrix {
     /// Adds a row.
     ///
     /// # Panics
-    /// Where the row has not [`Matrix::n_columns`] values.
+    /// If the row has not [`Matrix::n_columns`] values.
     pub fn push(&mut self, row: &[f32]) {
         assert_eq!(row.len(), self.n_columns, "invariant: a row has a value for each column");
         self.data.extend_from_slice(row);

@@ -6,7 +6,7 @@
 /// Where all targets are equal it is 1 for perfect predictions and −∞ for others.
 ///
 /// # Panics
-/// Where there is not one prediction for each target.
+/// If there is not one prediction for each target.
 pub fn r_squared(predictions: &[f32], targets: &[f32]) -> f64 {
     let pairs = || zip(predictions, targets);
     let mean = targets.iter().map(|&t| f64::from(t)).sum::<f64>() / targets.len() as f64;
@@ -18,7 +18,7 @@ pub fn r_squared(predictions: &[f32], targets: &[f32]) -> f64 {
 /// Kendall's rank correlation τ-b: 1 for the same order, −1 for the reverse, 0 where either side is constant.
 ///
 /// # Panics
-/// Where there is not one prediction for each target.
+/// If there is not one prediction for each target.
 ///
 /// # Cost
 /// O(n²).
@@ -43,7 +43,7 @@ pub fn kendall_tau(predictions: &[f32], targets: &[f32]) -> f64 {
 /// With fewer than `n` targets, all of them are taken; without any it is 1.
 ///
 /// # Panics
-/// Where there is not one prediction for each target.
+/// If there is not one prediction for each target.
 ///
 /// # Source
 /// The quality that AutoTVM's public implementation watches while it trains.

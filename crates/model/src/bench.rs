@@ -153,7 +153,7 @@ impl Contestant {
 /// Measures a model. Runtimes that cannot run it are left out, with a line to `note`.
 ///
 /// # Errors
-/// Where inputs do not fit, threads or memory do not suffice, or nobody runs it.
+/// If inputs do not fit, threads or memory do not suffice, or nobody runs it.
 pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<ModelBench, Error> {
     let ModelBenchRequest { path, graph, inputs, threads, .. } = request;
     let flops = summarise(graph).flops() as f64;

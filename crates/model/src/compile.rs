@@ -90,7 +90,7 @@ impl Default for Making<'_> {
 /// may be another CPU: then what runs here prepares constants for a library, and answers as that one does.
 ///
 /// # Errors
-/// Where a kernel cannot be scheduled or compiled, or memory does not suffice for its constants.
+/// If a kernel cannot be scheduled or compiled, or memory does not suffice for its constants.
 pub fn compile(fused: Fused, target: &Target, schedule: Schedule) -> Result<Compiled, CompileError> {
     compile_as(fused, target, schedule, Making::default())
 }

@@ -160,7 +160,7 @@ pub fn lower(graph: &Graph, exact: bool) -> Result<Fused, WorkloadError> {
 /// Fuses a simplified net.
 ///
 /// # Errors
-/// Where an operation is larger than any memory.
+/// If an operation is larger than any memory.
 pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
     let mut epilogues: Vec<Operations> = vec![Vec::new(); net.nodes.len()];
     absorb_maps(&mut net, &mut epilogues);

@@ -10,7 +10,7 @@ use tilewright_graph::{Bindings, Declared, Dim, Graph, Model, Random, Tensor, Va
 /// become shorter as long as the model is there.
 ///
 /// # Errors
-/// Where a file cannot be read, or it is no model.
+/// If a file cannot be read, or it is no model.
 pub fn read_model(path: &Path) -> Result<Model, Error> {
     let bytes = file::map(path, "an ONNX model")?;
     let model = onnx::read(&bytes, &mut weights_beside(path));
@@ -116,7 +116,7 @@ fn matches_bound(name: &str, declared: &Declared, bindings: &Bindings, shape: &[
 /// integers).
 ///
 /// # Errors
-/// Where something does not fit the model, or a size is not bound.
+/// If something does not fit the model, or a size is not bound.
 pub fn all_inputs(
     graph: &Graph,
     bindings: &Bindings,

@@ -41,7 +41,7 @@ impl Fused {
     /// such.
     ///
     /// # Errors
-    /// Where a kernel in another layout is larger than any memory.
+    /// If a kernel in another layout is larger than any memory.
     pub fn laid_out(self, block: i64, costs: Costs, prefers_measured: bool) -> Result<Fused, WorkloadError> {
         let images = Images::new(&self, block);
         let mut prices = Prices::new(&self.net, &images, costs, prefers_measured);

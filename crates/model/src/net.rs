@@ -389,7 +389,7 @@ impl Net {
     /// Puts nodes into an order in which each reads only what comes before it, as near to theirs as can be.
     ///
     /// # Panics
-    /// Where they go round in a circle.
+    /// If they go round in a circle.
     pub fn sort(&mut self) {
         let producers = self.producers();
         let mut order = Vec::with_capacity(self.nodes.len());

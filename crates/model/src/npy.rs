@@ -47,7 +47,7 @@ const TYPES: [(DType, &str); 12] = [
 /// Reads a `.npy` file.
 ///
 /// # Errors
-/// Where it is none, is cut off, or holds something other than numbers in row-major order.
+/// If it is none, is cut off, or holds something other than numbers in row-major order.
 pub fn read_npy(file: &Bytes) -> Result<Tensor, NpyError> {
     if !file.starts_with(MAGIC) || file.len() < 10 {
         return error("it is no .npy file (write it with numpy.save)");
@@ -125,7 +125,7 @@ pub fn write_npy(tensor: &Tensor) -> Vec<u8> {
 /// Reads a `.npz` file: tensors by name.
 ///
 /// # Errors
-/// Where it is none, or one of its files is no `.npy` file.
+/// If it is none, or one of its files is no `.npy` file.
 pub fn read_npz(file: &Bytes) -> Result<Vec<(String, Tensor)>, NpyError> {
     let no_archive = |why: zip::result::ZipError| NpyError(format!("it is no .npz file: {why} (use numpy.savez)"));
     let mut archive = zip::ZipArchive::new(Cursor::new(file)).map_err(no_archive)?;
@@ -148,7 +148,7 @@ pub fn read_npz(file: &Bytes) -> Result<Vec<(String, Tensor)>, NpyError> {
 /// Reads a file of either kind: one tensor without a name, or several by name.
 ///
 /// # Errors
-/// Where it cannot be read, or is neither.
+/// If it cannot be read, or is neither.
 pub fn read_tensors(path: &Path) -> Result<Vec<(Option<String>, Tensor)>, tilewright::Error> {
     let bytes = Bytes::from(file::read(path, "a .npy or .npz file")?);
     let is_archive = bytes.starts_with(b"PK");
@@ -170,7 +170,7 @@ pub fn read_tensors(path: &Path) -> Result<Vec<(Option<String>, Tensor)>, tilewr
 /// The elements of a file for a kernel's buffer: a `.npy` file of its type, or nothing but elements.
 ///
 /// # Errors
-/// Where it has another type, or more or fewer bytes.
+/// If it has another type, or more or fewer bytes.
 pub fn read_elements(file: Bytes, buffer: &Buffer) -> Result<Bytes, NpyError> {
     let ty = format!("{}{:?}", buffer.dtype.name(), buffer.shape);
     if file.starts_with(MAGIC) {
@@ -190,7 +190,7 @@ pub fn read_elements(file: Bytes, buffer: &Buffer) -> Result<Bytes, NpyError> {
 /// Reads the constant inputs of a program from files given by name, as options give them.
 ///
 /// # Errors
-/// Where one is not given or does not fit, or there is none of a name.
+/// If one is not given or does not fit, or there is none of a name.
 pub fn read_constants(
     given: &[(String, PathBuf)],
     program: &Program,
@@ -223,7 +223,7 @@ pub fn read_constants(
 /// Writes tensors into a folder, which is created if needed, each as a file of its name; returns the files.
 ///
 /// # Errors
-/// Where a file cannot be written.
+/// If a file cannot be written.
 pub fn write_tensors(folder: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<PathBuf>, tilewright::Error> {
     let names = file_names(&tensors.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
     let mut files: Vec<PathBuf> = Vec::new();

@@ -49,7 +49,7 @@ impl Runner {
     /// Memory and threads for a model; where it is for a GPU, its code and its constants there.
     ///
     /// # Errors
-    /// Where there are not enough, or the GPU refuses.
+    /// If there are not enough, or the GPU refuses.
     pub fn new(compiled: &Compiled, threads: &Threads) -> Result<Runner, RunError> {
         let net = &compiled.fused.net;
         let ports = |ids: &[crate::ValueId]| -> Result<Vec<(String, TensorType, Aligned)>, RunError> {
@@ -75,7 +75,7 @@ impl Runner {
     /// Takes inputs by name; those that are not given stay as they are.
     ///
     /// # Errors
-    /// Where there is none of a name, or it has another type.
+    /// If there is none of a name, or it has another type.
     pub fn set(&mut self, name: &str, tensor: &Tensor) -> Result<(), RunError> {
         let names: Vec<String> = self.inputs.iter().map(|(name, ..)| name.clone()).collect();
         let refuse = |what: String| RunError::Input { name: name.to_owned(), what };
@@ -111,7 +111,7 @@ impl Runner {
     /// Runs on the inputs that were set; the nanoseconds it takes.
     ///
     /// # Errors
-    /// Where an operator without code refuses.
+    /// If an operator without code refuses.
     pub fn run(&mut self) -> Result<u64, RunError> {
         let inputs: Vec<&[u8]> = self.inputs.iter().map(|(.., memory)| memory.bytes()).collect();
         let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(|(.., memory)| memory.bytes_mut()).collect();

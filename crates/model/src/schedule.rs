@@ -72,7 +72,7 @@ impl<'a> Guesses<'a> {
 /// channels next to each other as a vector holds. On a GPU all are plain.
 ///
 /// # Errors
-/// Where records cannot be read.
+/// If records cannot be read.
 pub fn laid_out(fused: Fused, target: &Target, threads: usize, layouts: Layouts) -> Result<Fused, CompileError> {
     laid_out_by(fused, layouts, &Guesses::new(target, threads, &NO_CACHE))
 }

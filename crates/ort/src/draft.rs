@@ -119,7 +119,7 @@ impl Draft {
     /// Graph of a part, for inputs of these shapes.
     ///
     /// # Errors
-    /// Where a node breaks a rule, or an input has no shape or is no tensor.
+    /// If a node breaks a rule, or an input has no shape or is no tensor.
     pub fn graph(
         &self,
         part: &[NodeAt],

@@ -56,7 +56,7 @@ struct Reader<'a> {
 /// Reads a graph. The elements of constants stay where they are.
 ///
 /// # Errors
-/// Where ONNX Runtime does not answer.
+/// If ONNX Runtime does not answer.
 ///
 /// # Safety
 /// The graph is one of ONNX Runtime's, and it as well as its constants live until the draft is dropped.
@@ -92,7 +92,7 @@ pub unsafe fn read(api: &Api, graph: *const Graph) -> Result<Read, Failure> {
 /// The inputs and outputs of a node, by name.
 ///
 /// # Errors
-/// Where ONNX Runtime does not answer.
+/// If ONNX Runtime does not answer.
 ///
 /// # Safety
 /// The node is one of ONNX Runtime's.
@@ -277,7 +277,7 @@ fn exactly(ty: &TensorType) -> Declared {
 /// Element type and shape of a tensor; `None` where the type is not known here.
 ///
 /// # Errors
-/// Where ONNX Runtime does not answer.
+/// If ONNX Runtime does not answer.
 ///
 /// # Safety
 /// The tensor is one of ONNX Runtime's.

@@ -42,7 +42,7 @@ impl Session {
     /// Surroundings with these options.
     ///
     /// # Errors
-    /// Where there is no code for this machine, or an option names a folder that cannot be.
+    /// If there is no code for this machine, or an option names a folder that cannot be.
     pub fn new(api: Api, log: Log, options: Options) -> Result<Session, String> {
         let threads = options.threads.unwrap_or_else(cpus);
         let place = Place { device: CPU, target: HOST, threads: threads.min(cpus()) };
@@ -146,7 +146,7 @@ impl Compiled {
     /// anywhere.
     ///
     /// # Errors
-    /// Where memory does not suffice.
+    /// If memory does not suffice.
     fn copies_of_unaligned(&self, inputs: &[&[u8]]) -> Result<Vec<Option<Aligned>>, String> {
         let copy = |(&at, port): (&usize, &Port)| {
             let bytes = inputs[at];
@@ -197,7 +197,7 @@ impl Part {
     /// it returns.
     ///
     /// # Errors
-    /// Where there is no code for it.
+    /// If there is no code for it.
     pub fn new(session: &Arc<Session>, draft: &Draft, nodes: Vec<NodeAt>) -> Result<Part, String> {
         let ports = draft.ports(&nodes);
         let shapes: Option<Vec<Shape>> = ports.inputs.iter().map(|&value| draft.fixed_shape(value)).collect();
@@ -228,7 +228,7 @@ impl Part {
     /// Finds the part's values among the inputs and outputs of a node that stands for it.
     ///
     /// # Errors
-    /// Where one is not there.
+    /// If one is not there.
     pub fn positions(&self, inputs: &[String], outputs: &[String]) -> Result<Positions, String> {
         let name = |value: &Value| &self.draft.values[*value].name;
         let find = |list: &[String], value: &Value| list.iter().position(|other| other == name(value));
@@ -245,7 +245,7 @@ impl Part {
     /// Runs the part.
     ///
     /// # Errors
-    /// Where inputs are not what was declared, no code can be made for their sizes, or memory does not
+    /// If inputs are not what was declared, no code can be made for their sizes, or memory does not
     /// suffice.
     ///
     /// # Safety
@@ -288,7 +288,7 @@ impl Part {
     /// The code for shapes, made where it is not known. Only runs for the same shapes wait for it.
     ///
     /// # Errors
-    /// Where it cannot be made; the next run tries again.
+    /// If it cannot be made; the next run tries again.
     ///
     /// # Safety
     /// As [`Part::run`].

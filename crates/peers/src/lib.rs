@@ -549,7 +549,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// When the library reports a failure, or its process dies or does not answer in time.
+    /// If the library reports a failure, or its process dies or does not answer in time.
     pub fn round(&mut self, round: Round) -> Result<Vec<f64>, Unavailable> {
         round_of(&mut self.child, self.work_flops, round)
     }
@@ -558,7 +558,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// When the result is wrong, and as [`round`](Self::round).
+    /// If the result is wrong, and as [`round`](Self::round).
     pub fn check(&mut self) -> Result<f64, Unavailable> {
         match self.child.ask(&Request::Check, time_limit(self.work_flops, Duration::ZERO, 1))? {
             Reply::Checked { relative_error } => Ok(relative_error),

@@ -78,7 +78,7 @@ impl ModelPeerSpec {
 ///
 /// # Errors
 ///
-/// Where there is none.
+/// If there is none.
 pub fn find(name: &str) -> Result<&'static ModelPeerSpec, Unavailable> {
     MODEL_PEERS.iter().find(|spec| spec.name == name).ok_or_else(|| Unavailable::UnknownPeer { name: name.to_owned() })
 }
@@ -158,7 +158,7 @@ impl ModelPeer {
     ///
     /// # Errors
     ///
-    /// When the runtime reports a failure, or its process dies or does not answer in time.
+    /// If the runtime reports a failure, or its process dies or does not answer in time.
     pub fn run(&mut self, inputs: &[(String, Tensor)]) -> Result<Vec<Tensor>, Unavailable> {
         let inputs = self.area.put_all(0, inputs).map_err(broken)?;
         match self.child.ask(&Request::Run { inputs }, time_limit(self.flops, Duration::ZERO, 1))? {

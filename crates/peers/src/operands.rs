@@ -129,7 +129,7 @@ impl<T: Plain> Elements<T> {
     /// `len` zeros.
     ///
     /// # Panics
-    /// Where memory does not suffice: this process is the peer's, and `bench` goes on without it.
+    /// If memory does not suffice: this process is the peer's, and `bench` goes on without it.
     pub(super) fn zeros(len: usize) -> Elements<T> {
         let n_bytes = (len * size_of::<T>()) as u64;
         Elements::of(Fenced::new(n_bytes).unwrap_or_else(|error| panic!("no memory for {n_bytes} bytes: {error}")))
@@ -192,7 +192,7 @@ impl<T: Number> Operands<T> {
     /// The arguments of a problem's untransformed program, from data that another process has made.
     ///
     /// # Errors
-    /// [`Unavailable::Broken`] where memory does not suffice.
+    /// [`Unavailable::Broken`] if memory does not suffice.
     pub(super) fn new(
         problem: Problem,
         program: &Program,
@@ -231,7 +231,7 @@ impl<T: Number> Operands<T> {
     /// Compare the whole result with the reference: ‖out − reference‖ / ‖reference‖.
     ///
     /// # Errors
-    /// [`Unavailable::Wrong`] where an element is further off than rounding explains.
+    /// [`Unavailable::Wrong`] if an element is further off than rounding explains.
     pub(super) fn check(&self) -> Result<f64, Unavailable> {
         if !self.c.memory.is_intact() {
             return Err(Unavailable::Wrong { reason: "it wrote outside its buffers".to_owned() });

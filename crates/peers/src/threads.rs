@@ -11,7 +11,7 @@ impl Threads {
     /// `n` of them, on the CPUs that this process is pinned to.
     ///
     /// # Panics
-    /// Where the system refuses a thread: this process is the peer's, and `bench` goes on without it.
+    /// If the system refuses a thread: this process is the peer's, and `bench` goes on without it.
     pub(super) fn new(n: usize) -> Threads {
         Threads(Pool::new(n, &[]).unwrap_or_else(|refused| panic!("no {n} threads: {refused}")))
     }

@@ -59,7 +59,7 @@ pub(super) type Timed = Box<dyn FnMut(u32) -> Result<f64, Unavailable>>;
 ///
 /// # Errors
 ///
-/// When standard input or output fails, or a request cannot be understood; a library's failures are replies.
+/// If standard input or output fails, or a request cannot be understood; a library's failures are replies.
 pub fn worker_main() -> io::Result<()> {
     let output = take_stdout()?;
     answer_all(io::stdin().lines(), output)

@@ -26,7 +26,7 @@ impl Contexts {
     /// Makes contexts of a model, one of them at once, on `n_threads` threads.
     ///
     /// # Errors
-    /// Where memory or threads do not suffice.
+    /// If memory or threads do not suffice.
     pub fn new(model: &Arc<Model>, n_threads: usize) -> io::Result<Contexts> {
         let threads = Threads::new(n_threads)?;
         let idle = Mutex::new(vec![Context::new(model, &threads)?]);
@@ -41,7 +41,7 @@ impl Contexts {
     /// Python run meanwhile.
     ///
     /// # Errors
-    /// Where an array does not fit, a step of the model fails, or memory does not suffice for another
+    /// If an array does not fit, a step of the model fails, or memory does not suffice for another
     /// context.
     pub fn run(
         &self,

@@ -10,7 +10,7 @@ use tilewright_search::expression::Datum;
 /// Converts a value to the form that expressions see.
 ///
 /// # Errors
-/// Where it is no number, text, truth value, `None`, or list of these.
+/// If it is no number, text, truth value, `None`, or list of these.
 pub fn datum(value: &Bound<PyAny>) -> PyResult<Datum> {
     if value.is_none() {
         Ok(Datum::Nothing)
@@ -51,7 +51,7 @@ pub fn json(value: &Bound<PyAny>) -> PyResult<Json> {
 /// Converts JSON to Python's values.
 ///
 /// # Errors
-/// Where memory does not suffice.
+/// If memory does not suffice.
 pub fn python<'py>(py: Python<'py>, json: &Json) -> PyResult<Bound<'py, PyAny>> {
     let number = |number: &Number| match (number.as_i64(), number.as_u64()) {
         (Some(whole), _) => Ok(whole.into_pyobject(py)?.into_any()),

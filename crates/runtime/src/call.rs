@@ -21,7 +21,7 @@ impl Call {
     /// Makes a call of a kernel, whose arguments have these sizes in bytes.
     ///
     /// # Errors
-    /// Where memory or threads do not suffice.
+    /// If memory or threads do not suffice.
     pub fn new(kernel: Kernel, argument_bytes: &[u64], n_threads: usize) -> io::Result<Call> {
         let buffers =
             |sizes: &[u64]| sizes.iter().map(|&n_bytes| Aligned::new(n_bytes)).collect::<io::Result<Vec<_>>>();

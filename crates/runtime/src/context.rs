@@ -86,7 +86,7 @@ impl Context {
     /// Allocates the memory to run a model.
     ///
     /// # Errors
-    /// Where there is not enough.
+    /// If there is not enough.
     pub fn new(model: &Arc<Model>, threads: &Threads) -> io::Result<Context> {
         Context::for_loops_of(model, threads, threads.n_threads())
     }
@@ -94,7 +94,7 @@ impl Context {
     /// Allocates the memory to run a model on so many threads of somebody else ([`Context::run_on`]).
     ///
     /// # Errors
-    /// Where there is not enough.
+    /// If there is not enough.
     pub fn for_others(model: &Arc<Model>, n_threads: usize) -> io::Result<Context> {
         Context::for_loops_of(model, &Threads::new(1)?, n_threads)
     }
@@ -139,7 +139,7 @@ impl Context {
     /// nothing, but for what functions of this process do.
     ///
     /// # Errors
-    /// Where numbers or sizes are not the model's, an address is not aligned to its elements (to 64 bytes
+    /// If numbers or sizes are not the model's, an address is not aligned to its elements (to 64 bytes
     /// where a kernel asks for that), or a step in this process fails.
     pub fn run(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError> {
         self.pass(inputs, outputs)?;
@@ -170,7 +170,7 @@ impl Context {
     /// As for [`Context::run`].
     ///
     /// # Panics
-    /// Where there is not an entry for each step.
+    /// If there is not an entry for each step.
     pub fn profile(
         &mut self,
         inputs: &[&[u8]],

@@ -27,7 +27,7 @@ impl Aligned {
     /// faults.
     ///
     /// # Errors
-    /// Where memory does not suffice.
+    /// If memory does not suffice.
     pub fn new(n_bytes: u64) -> io::Result<Aligned> {
         let memory = Aligned::untouched(n_bytes)?;
         // SAFETY: so many bytes were allocated there.
@@ -38,7 +38,7 @@ impl Aligned {
     /// Allocates `n_bytes` zeroed bytes, whose pages the system maps at the first write.
     ///
     /// # Errors
-    /// Where memory does not suffice, as far as the system knows yet.
+    /// If memory does not suffice, as far as the system knows yet.
     pub fn untouched(n_bytes: u64) -> io::Result<Aligned> {
         let none = || io::Error::from(io::ErrorKind::OutOfMemory);
         let n_bytes = usize::try_from(n_bytes).map_err(|_| none())?;

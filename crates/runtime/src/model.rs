@@ -250,7 +250,7 @@ impl Model {
     /// never again; other overlaps are refused.
     ///
     /// # Errors
-    /// Where the plan does not fit itself or its kernels, or memory does not suffice.
+    /// If the plan does not fit itself or its kernels, or memory does not suffice.
     pub fn new(plan: Plan, codes: Vec<Code>) -> Result<Model, PlanError> {
         Model::made(plan, codes, false)
     }

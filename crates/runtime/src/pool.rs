@@ -230,7 +230,7 @@ impl Pool {
     /// A pool of `n_threads`, the caller included. Thread `i` is pinned to `cpus[i]` where there is one.
     ///
     /// # Errors
-    /// Where the system refuses a thread.
+    /// If the system refuses a thread.
     pub fn new(n_threads: usize, cpus: &[usize]) -> io::Result<Pool> {
         Pool::with(n_threads, cpus, SPIN, false)
     }
@@ -377,7 +377,7 @@ impl Threads {
     /// Starts threads, the caller included in `n_threads`, which sleep soon after they have nothing to do.
     ///
     /// # Errors
-    /// Where the system refuses a thread.
+    /// If the system refuses a thread.
     pub fn new(n_threads: usize) -> io::Result<Threads> {
         let pool = Pool::with(n_threads, &[], SHORT_SPIN, true)?;
         let n_threads = pool.n_threads();

@@ -221,7 +221,7 @@ pub trait Measure: Send {
     /// may be pruned.
     ///
     /// # Errors
-    /// Where measuring as a whole is impossible, such as a worker that cannot be started. A candidate that
+    /// If measuring as a whole is impossible, such as a worker that cannot be started. A candidate that
     /// fails is an [`Outcome`].
     fn next(&mut self, leading_ns: Option<f64>, at_most: Duration) -> Result<Next, BoxError>;
 

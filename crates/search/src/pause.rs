@@ -41,7 +41,7 @@ fn pauses() -> MutexGuard<'static, Pauses> {
 /// Watches for pauses from now on; earlier ones are not noticed.
 ///
 /// # Errors
-/// Where the system refuses a thread.
+/// If the system refuses a thread.
 pub fn watch() -> io::Result<()> {
     let mut pauses = pauses();
     if pauses.last_beat.is_none() {

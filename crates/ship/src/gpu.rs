@@ -47,7 +47,7 @@ impl Code {
 /// Makes the library of a model.
 ///
 /// # Errors
-/// Where the device is none that there are libraries for, or a kernel is refused.
+/// If the device is none that there are libraries for, or a kernel is refused.
 pub fn make(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String]) -> Result<Made, ShipError> {
     let target = &model.target;
     let (api, driver, align) = match target.arch {

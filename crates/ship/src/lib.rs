@@ -97,7 +97,7 @@ impl Library {
     /// when `weights` says. `origin` describes its source in a few lines.
     ///
     /// # Errors
-    /// Where the model has steps of this process, its constants are too large, the name is no identifier, or
+    /// If the model has steps of this process, its constants are too large, the name is no identifier, or
     /// the build is without LLVM.
     pub fn new(
         name: &str,

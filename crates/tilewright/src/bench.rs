@@ -217,7 +217,7 @@ impl Contestant {
     /// Ends the contest of an implementation; `None` for a peer that is wrong in the end.
     ///
     /// # Errors
-    /// Where ours failed.
+    /// If ours failed.
     fn end(
         self,
         request: &BenchRequest,

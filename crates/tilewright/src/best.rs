@@ -181,7 +181,7 @@ pub fn judges<'a>(workload: &'a Workload, target: &'a str, threads: u32) -> impl
 /// The best that is recorded of a workload and can be true, and what is passed over.
 ///
 /// # Errors
-/// Where the database fails.
+/// If the database fails.
 pub(crate) fn known_best(
     store: &Store,
     workload: &Workload,
@@ -197,7 +197,7 @@ pub(crate) fn known_best(
 /// Reads the plausible trials of a task, and counts the records that are skipped.
 ///
 /// # Errors
-/// Where the database fails.
+/// If the database fails.
 pub fn trials_of(
     store: &Store,
     key: &TaskKey,

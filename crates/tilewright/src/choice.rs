@@ -51,7 +51,7 @@ impl Choice {
     /// template where none is named.
     ///
     /// # Errors
-    /// Where the operator has no such template, or it has no configuration for this workload.
+    /// If the operator has no such template, or it has no configuration for this workload.
     pub fn guess(
         workload: &Workload,
         target: &Target,
@@ -116,7 +116,7 @@ impl Choice {
     /// The scheduled program.
     ///
     /// # Errors
-    /// Where a step is illegal: the template's fault.
+    /// If a step is illegal: the template's fault.
     pub fn program(&self) -> Result<Program, Error> {
         let workload = &self.task.setting.workload;
         let error = |(at, why)| Error::failed(format!("{workload}: step {} cannot be done: {why}", at + 1));
@@ -126,7 +126,7 @@ impl Choice {
     /// The kernel as a model of one step, with these elements of its constant inputs.
     ///
     /// # Errors
-    /// Where it has no code, or memory does not suffice for the constants.
+    /// If it has no code, or memory does not suffice for the constants.
     pub fn model(&self, constants: &[(String, Bytes)]) -> Result<AnyModel, Error> {
         fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> Error {
             Error::failed(&error).because(error)
@@ -153,7 +153,7 @@ impl Best {
     /// The result as a configuration of its template's space, as that is now.
     ///
     /// # Errors
-    /// Where the space has changed since it was recorded.
+    /// If the space has changed since it was recorded.
     pub fn choice(&self, workload: &Workload, target: &Target, threads: usize) -> Result<Choice, Error> {
         let task = Task::new(setting(workload, target, threads), Some(&self.template)).map_err(Error::input)?;
         let config = task.space.config_from_json(&self.config).map_err(|error| {
@@ -198,7 +198,7 @@ impl Records {
     /// records made after the first such call do not count.
     ///
     /// # Errors
-    /// Where the database cannot be read.
+    /// If the database cannot be read.
     pub fn best(
         &self,
         workload: &Workload,
@@ -237,7 +237,7 @@ impl Records {
     /// skipped.
     ///
     /// # Errors
-    /// Where records cannot be read, or no template has a configuration for the workload.
+    /// If records cannot be read, or no template has a configuration for the workload.
     pub fn choose(
         &self,
         workload: &Workload,
@@ -255,7 +255,7 @@ impl Records {
     /// a guess is to be made.
     ///
     /// # Errors
-    /// Where records cannot be read.
+    /// If records cannot be read.
     pub fn program(
         &self,
         workload: &Workload,
@@ -279,7 +279,7 @@ impl Records {
     /// Finds a recorded configuration, without a guess; else the reason why a guess has to be made.
     ///
     /// # Errors
-    /// Where records cannot be read.
+    /// If records cannot be read.
     pub fn known(
         &self,
         workload: &Workload,

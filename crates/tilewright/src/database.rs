@@ -60,7 +60,7 @@ impl Database {
     /// The store, created if it is not there.
     ///
     /// # Errors
-    /// Where the file cannot be written or is not ours; this is bad input where the user named the file.
+    /// If the file cannot be written or is not ours; this is bad input where the user named the file.
     pub fn open_to_write(&self) -> Result<Opened, Error> {
         if !self.is_given
             && let Some(folder) = self.path.parent()
@@ -87,7 +87,7 @@ impl Database {
     /// The store, or `None` where the file does not exist.
     ///
     /// # Errors
-    /// Where the file cannot be read or is not ours; this is bad input where the user named the file.
+    /// If the file cannot be read or is not ours; this is bad input where the user named the file.
     pub fn open_to_read(&self) -> Result<Option<Store>, Error> {
         if self.path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Ok(None);
@@ -226,7 +226,7 @@ impl Opened {
     /// Checks that the records written are in the file that the path names.
     ///
     /// # Errors
-    /// [`StoreError::Gone`] where the file was deleted, moved or replaced. SQLite then leaves the log beside
+    /// [`StoreError::Gone`] if the file was deleted, moved or replaced. SQLite then leaves the log beside
     /// the path alone, which may be another file's by now.
     pub fn check(&self) -> Result<(), StoreError> {
         let is_there = self.file.is_some() && self.file == self.database.file();

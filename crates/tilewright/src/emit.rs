@@ -75,7 +75,7 @@ impl Subject<'_> {
     /// Emits the subject in a form.
     ///
     /// # Errors
-    /// Where a step is illegal or there is no code; bad input where that needs LLVM, and this build has none.
+    /// If a step is illegal or there is no code; bad input where that needs LLVM, and this build has none.
     pub fn emit(&self, form: Form) -> Result<Vec<u8>, Error> {
         let target = &self.task.setting.target;
         let code = |emit| {

@@ -80,7 +80,7 @@ pub fn write_into_folder(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// disk, so that after a power failure it may be cut off.
 ///
 /// # Errors
-/// Where the folder is not there or cannot be written, or the disk is full.
+/// If the folder is not there or cannot be written, or the disk is full.
 pub fn write_passing(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let aside = Aside::in_folder_of(path)?;
     aside.file.set_permissions(Permissions::from_mode(0o600))?;
@@ -177,7 +177,7 @@ impl Destination {
     /// taken now: later its number may be that of a file of ours.
     ///
     /// # Errors
-    /// Where it is a folder or in none, a descriptor that is not open, or one may not write there.
+    /// If it is a folder or in none, a descriptor that is not open, or one may not write there.
     pub fn at(path: &Path) -> io::Result<Destination> {
         if path == Path::new("-") {
             return Ok(Destination::Stdout(io::stdout().as_fd().try_clone_to_owned()?.into()));
@@ -278,7 +278,7 @@ impl Staged {
     /// Puts it in its place.
     ///
     /// # Errors
-    /// Where that cannot be written to. A file that was there is as before.
+    /// If that cannot be written to. A file that was there is as before.
     pub fn settle(self) -> io::Result<()> {
         match self {
             Staged::Settled => Ok(()),
@@ -409,7 +409,7 @@ fn write_over(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Opens a file to lock it, and creates it if needed.
 ///
 /// # Errors
-/// Where it can be neither opened nor made.
+/// If it can be neither opened nor made.
 pub fn open_lock(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(false).open(path)
 }

@@ -117,7 +117,7 @@ impl Database {
     /// understand.
     ///
     /// # Errors
-    /// Where there is no database, it cannot be read, or holds too much.
+    /// If there is no database, it cannot be read, or holds too much.
     pub fn results(&self) -> Result<(Recorded, Exported), Error> {
         let name = self.name();
         let store = self.open_existing()?;

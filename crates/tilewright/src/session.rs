@@ -75,7 +75,7 @@ impl Session {
     /// [`serve_if_worker`].
     ///
     /// # Errors
-    /// Where the name is empty, the path of this program is unknown, or this process is itself a worker,
+    /// If the name is empty, the path of this program is unknown, or this process is itself a worker,
     /// whose program did not begin with [`serve_if_worker`].
     pub fn open(database: impl AsRef<Path>) -> Result<Session, Error> {
         if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(WORKER)) {
@@ -137,7 +137,7 @@ impl Session {
     /// records; none where nothing is.
     ///
     /// # Errors
-    /// Where the database cannot be read.
+    /// If the database cannot be read.
     pub fn best_own(&self, name: &str, target: &Target, threads: usize) -> Result<Option<Best>, Error> {
         best_own(&self.database, name, target, threads)
     }
@@ -166,7 +166,7 @@ impl Session {
     /// recorded.
     ///
     /// # Errors
-    /// Where the database cannot be read.
+    /// If the database cannot be read.
     pub fn best(&self, workload: &Workload, threads: usize) -> Result<Option<Best>, Error> {
         self.best_on(workload, &host::target(), threads, Caches::Warm)
     }
@@ -188,7 +188,7 @@ impl Session {
     /// The best that is recorded of a workload, compiled into this process.
     ///
     /// # Errors
-    /// Where nothing is recorded, or it cannot be compiled.
+    /// If nothing is recorded, or it cannot be compiled.
     pub fn kernel(&self, workload: &Workload, threads: usize) -> Result<Kernel, Error> {
         let best = self.best(workload, threads)?.ok_or_else(|| {
             let name = self.database.name();

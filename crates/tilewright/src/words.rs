@@ -8,7 +8,7 @@ use tilewright_search::ErrorClass;
 /// A time in seconds that a text says.
 ///
 /// # Errors
-/// Where it says none.
+/// If it says none.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     scaled(text, 1.0, "a number of seconds above 0")
 }
@@ -16,7 +16,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 /// Parses a number of milliseconds.
 ///
 /// # Errors
-/// Where it says none.
+/// If it says none.
 pub fn milliseconds(text: &str) -> Result<Duration, String> {
     scaled(text, 1e-3, "a number of milliseconds above 0")
 }

@@ -303,7 +303,7 @@ pub fn check_identifier(option: &str, name: &str) -> anyhow::Result<()> {
 /// Calls `act` at each interrupt.
 ///
 /// # Errors
-/// Where the system does not let us.
+/// If the system does not let us.
 pub fn on_interrupt(act: impl FnMut() + Send + 'static) -> anyhow::Result<()> {
     ctrlc::set_handler(act).map_err(|error| match error {
         ctrlc::Error::System(refused) => {
@@ -316,7 +316,7 @@ pub fn on_interrupt(act: impl FnMut() + Send + 'static) -> anyhow::Result<()> {
 /// Command that starts a worker: this same program.
 ///
 /// # Errors
-/// Where the path of this program is unknown.
+/// If the path of this program is unknown.
 pub fn worker_command() -> anyhow::Result<WorkerCommand> {
     let program = std::env::current_exe().context("the path of this executable is unknown")?;
     Ok(WorkerCommand { program, arguments: vec![WORKER.to_owned()] })

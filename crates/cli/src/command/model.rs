@@ -204,7 +204,7 @@ impl ModelArgs {
     /// Compiles a fused model with the best recorded kernels for a target, and reports how many are a guess.
     ///
     /// # Errors
-    /// Where a kernel has no code.
+    /// If a kernel has no code.
     pub fn compiled(
         &self,
         fused: Fused,

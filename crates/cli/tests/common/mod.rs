@@ -71,7 +71,7 @@ pub fn text(path: &Path) -> &str {
 /// The configurations of all records of a database, each as text; empty without a database.
 ///
 /// # Panics
-/// Where a configuration is recorded twice.
+/// If a configuration is recorded twice.
 pub fn recorded(db: &Path) -> HashSet<String> {
     if !db.exists() {
         return HashSet::new();

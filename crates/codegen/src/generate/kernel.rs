@@ -15,7 +15,7 @@ use crate::ssa::{Coordinate, Id, Linkage, Module, Type};
 /// Generates all kernels of a program.
 ///
 /// # Errors
-/// Where a kernel uses what there is no code for.
+/// If a kernel uses what there is no code for.
 pub fn generate(gpu: &GpuProgram, target: &Target) -> Result<Module, CompileError> {
     let program = &gpu.program;
     let plans = gpu.kernels().map(|kernel| plan::kernel(program, &kernel.body, target));

@@ -7,7 +7,7 @@ impl Module {
     /// Checks all functions; the error says what is wrong, and where.
     ///
     /// # Errors
-    /// Where a function is malformed, which is the generator's fault.
+    /// If a function is malformed, which is the generator's fault.
     pub fn verify(&self) -> Result<(), String> {
         let defined = self.functions.iter().filter(|f| !f.is_outside());
         defined.into_iter().try_for_each(|f| f.verify().map_err(|why| format!("{}: {why}", f.name)))

@@ -26,7 +26,7 @@ pub struct Made {
 /// Makes code of kernels for a GPU in a folder, links it where there is a linker, and says what each needs.
 ///
 /// # Errors
-/// Where there is no code, or the linker refuses it.
+/// If there is no code, or the linker refuses it.
 pub fn link(program: &GpuProgram, gpu: &str, folder: &Path) -> Result<Vec<Made>, String> {
     let target = Target::named(gpu).unwrap();
     let text = emit_gpu(program, &target, Emit::Asm).map_err(|why| why.to_string())?.0;

@@ -15,7 +15,7 @@ static TRY: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// it ends.
 ///
 /// # Errors
-/// Where the system allows no further process.
+/// If the system allows no further process.
 ///
 /// # Safety
 /// Only where nothing but async-signal-safe calls is allowed, none of which it goes beyond: between fork and

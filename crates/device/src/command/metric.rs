@@ -140,7 +140,7 @@ impl Metric {
     /// The samples that a run gives.
     ///
     /// # Errors
-    /// Where it says none.
+    /// If it says none.
     pub(super) fn samples_ns(&self, run: &Run) -> Result<Vec<f64>, (ErrorClass, String)> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         match self {

@@ -276,7 +276,7 @@ impl Commands {
     /// Makes a measure of commands for the configurations of a space, with a folder for builds.
     ///
     /// # Errors
-    /// Where the system refuses the folder, or a thread.
+    /// If the system refuses the folder, or a thread.
     pub fn new(space: Arc<Space>, options: Options) -> io::Result<Commands> {
         let root = Folder::new("tilewright-build")?;
         let beside = host::cpus_beside(&host::allowed_cpus(), &options.cpus);

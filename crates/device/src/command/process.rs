@@ -254,7 +254,7 @@ impl Helper {
     /// Starts one by these words.
     ///
     /// # Errors
-    /// Where the system does not.
+    /// If the system does not.
     pub fn start(words: &[String], setting: &Setting) -> io::Result<Helper> {
         let mut process = Process::start(words, &[], Stdio::piped(), setting)?;
         let requests = process.child.stdin.take().expect("invariant: it was asked for");

@@ -82,7 +82,7 @@ impl Assembler {
     /// assembles. An assembler that hangs ends with the calling thread.
     ///
     /// # Errors
-    /// Where the code is refused.
+    /// If the code is refused.
     pub fn assemble(&self, ptx: &[u8], gpu: &str) -> Result<Vec<u8>, AssembleError> {
         let Assembler::Ptxas { path, .. } = self else { return Ok(ptx.to_vec()) };
         let (mut text, mut code) = (anonymous_file(c"ptx")?, anonymous_file(c"cubin")?);

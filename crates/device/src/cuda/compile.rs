@@ -73,7 +73,7 @@ impl Compiler {
     /// first.
     ///
     /// # Errors
-    /// Where nothing is installed.
+    /// If nothing is installed.
     pub fn find(asked: Option<&str>) -> Result<Compiler, CompileError> {
         let found = match asked {
             Some(NVRTC) => nvrtc(),
@@ -86,7 +86,7 @@ impl Compiler {
     /// Compiles a source; `into` is a file beside which others may be written, by `write`.
     ///
     /// # Errors
-    /// Where the compiler refuses it, or cannot be run.
+    /// If the compiler refuses it, or cannot be run.
     pub fn compile(&self, unit: &Unit, into: &Path, write: Write) -> Result<Vec<u8>, CompileError> {
         match self {
             Compiler::Nvcc(program) => by_program(program, unit, into, write),
@@ -286,7 +286,7 @@ type Contents = unsafe extern "C" fn(Handle, *mut c_char) -> Answer;
 /// Finds the name of a kernel in machine code or PTX: its own, or its mangled form.
 ///
 /// # Errors
-/// Where there is none, or more than one, in words.
+/// If there is none, or more than one, in words.
 pub fn entry_of(code: &[u8], function: &str) -> Result<String, String> {
     let mut names: Vec<String> = Vec::new();
     for marker in [&b".text."[..], b".entry "] {

@@ -58,7 +58,7 @@ impl Device {
     /// Times candidates against each other, in `sittings` sittings of `rounds` rounds each.
     ///
     /// # Errors
-    /// Where a worker cannot be started anew.
+    /// If a worker cannot be started anew.
     pub fn race(&mut self, sources: &[Source], sittings: u32, rounds: u32, round: Round) -> io::Result<Vec<Racer>> {
         let never = || false;
         let mut racers = self.start_race(sources, &never)?;
@@ -76,7 +76,7 @@ impl Device {
     /// not ready when all is over have no rounds.
     ///
     /// # Errors
-    /// Where a worker cannot be started anew.
+    /// If a worker cannot be started anew.
     pub fn start_race(&mut self, sources: &[Source], over: &dyn Fn() -> bool) -> io::Result<Vec<Racer>> {
         if Allowed::here().cpu_seconds.is_some() {
             // The race is not to end because of what the search took.
@@ -88,7 +88,7 @@ impl Device {
     /// Builds and checks further candidates for a race that has begun, as [`Device::start_race`] does.
     ///
     /// # Errors
-    /// Where a worker cannot be started anew.
+    /// If a worker cannot be started anew.
     pub fn join_race(&mut self, sources: &[Source], over: &dyn Fn() -> bool) -> io::Result<Vec<Racer>> {
         let racer =
             |(source, (kept, failure))| Racer { source: Source::clone(source), kept, medians_ns: Vec::new(), failure };
@@ -100,7 +100,7 @@ impl Device {
     /// not average that out, more processes do.
     ///
     /// # Errors
-    /// Where a worker cannot be started anew.
+    /// If a worker cannot be started anew.
     pub fn next_sitting(&mut self, racers: &mut [&mut Racer], over: &dyn Fn() -> bool) -> io::Result<()> {
         if over() {
             return Ok(());
@@ -158,7 +158,7 @@ impl Device {
     /// all alike; until all is over, or one round at least is done and that is enough.
     ///
     /// # Errors
-    /// Where a worker cannot be started anew.
+    /// If a worker cannot be started anew.
     pub fn race_rounds(
         &mut self,
         racers: &mut [&mut Racer],
@@ -189,7 +189,7 @@ impl Device {
     /// Times a candidate for a round, and keeps the median.
     ///
     /// # Errors
-    /// Where a worker cannot be started anew.
+    /// If a worker cannot be started anew.
     pub fn race_round(&mut self, racer: &mut Racer, round: Round) -> io::Result<()> {
         if let (Some(kept), None) = (racer.kept, &racer.failure) {
             match self.time_kept(kept, round)? {
@@ -203,7 +203,7 @@ impl Device {
     /// Times a kernel that is kept, with nothing built beside it; again where there was a pause.
     ///
     /// # Errors
-    /// Where a worker cannot be started anew, or is ended from outside.
+    /// If a worker cannot be started anew, or is ended from outside.
     fn time_kept(&mut self, kept: Kept, round: Round) -> io::Result<Outcome> {
         while !self.workers.are_idle() {
             self.listen(pause::now() + LOOK)?;

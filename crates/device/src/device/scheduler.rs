@@ -364,7 +364,7 @@ impl Scheduler {
     /// Handles an answer of a worker's thread.
     ///
     /// # Errors
-    /// Where workers were ended from outside with the same candidate too often.
+    /// If workers were ended from outside with the same candidate too often.
     pub fn heard(&mut self, now: Instant, worker: usize, lane: Lane, answer: Answer) -> io::Result<Vec<Command>> {
         let is_gone = !matches!(answer, Answer::Reply(_));
         let is_there = |c: &Candidate| c.state.lane() == Some(lane) && c.state.is_of(worker);
@@ -641,7 +641,7 @@ impl Scheduler {
     /// Has a candidate measured again whose worker was ended from outside.
     ///
     /// # Errors
-    /// Where that has happened too often.
+    /// If that has happened too often.
     fn retry(&mut self, place: usize, why: &str) -> io::Result<()> {
         let candidate = &mut self.candidates[place];
         candidate.n_retries += 1;

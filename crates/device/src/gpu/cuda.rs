@@ -21,7 +21,7 @@ impl Cuda {
     /// Opens the device of a target.
     ///
     /// # Errors
-    /// Where there is no such device, or its driver refuses.
+    /// If there is no such device, or its driver refuses.
     pub fn new(target: &Target) -> Result<Cuda, CudaError> {
         let context = Context::new(target.gpu.map_or(0, |gpu| gpu.number))?;
         Ok(Cuda { context, assembler: Assembler::find(&target.cpu) })

@@ -22,7 +22,7 @@ impl OpenCl {
     /// Opens the device of a target.
     ///
     /// # Errors
-    /// Where there is no such device, or its driver refuses.
+    /// If there is no such device, or its driver refuses.
     pub fn new(target: &Target) -> Result<OpenCl, OpenClError> {
         let device = opencl::device_of(target)?;
         Ok(OpenCl { context: Context::new(&device)?, is_cpu: device.is_cpu })
@@ -33,7 +33,7 @@ impl OpenCl {
     /// the driver's cache on disk serves other processes.
     ///
     /// # Errors
-    /// Where the compiler refuses it.
+    /// If the compiler refuses it.
     pub fn compiled(&self, source: &str, options: &str) -> Result<Vec<u8>, Failure> {
         let whole = format!("{options}\n{source}").into_bytes();
         if self.is_cpu {

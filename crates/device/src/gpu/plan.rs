@@ -46,7 +46,7 @@ impl GpuContext {
     /// Builds the kernels and takes the constants to the device.
     ///
     /// # Errors
-    /// Where there is no such device, it has not the memory, or it refuses a kernel.
+    /// If there is no such device, it has not the memory, or it refuses a kernel.
     pub fn new(model: &Arc<GpuModel>) -> Result<GpuContext, GpuError> {
         let target = &model.target;
         let loaded = match model.target.arch {
@@ -67,7 +67,7 @@ impl GpuContext {
     /// and of its sizes.
     ///
     /// # Errors
-    /// Where the device or a step in this process fails.
+    /// If the device or a step in this process fails.
     pub fn run(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), GpuError> {
         match &mut self.0 {
             Loaded::OpenCl(loaded) => loaded.run(inputs, outputs, None),

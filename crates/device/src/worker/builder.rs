@@ -135,7 +135,7 @@ pub fn answer<B>(
 /// Schedules the program of a source; returns it with its steps.
 ///
 /// # Errors
-/// Where it is none, or none for this workload.
+/// If it is none, or none for this workload.
 pub fn scheduled(workload: &Workload, untuned: &Program, source: &Source) -> Result<(Program, Vec<Step>), Failure> {
     let instantiation = |why: String| Failure::from((ErrorClass::InstantiationError, why));
     let (program, steps) = match source {

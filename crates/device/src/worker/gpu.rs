@@ -29,7 +29,7 @@ const DEVICE_LOST: i32 = 70;
 /// Makes the threads of a worker on an OpenCL device.
 ///
 /// # Errors
-/// Where there is no such device, or it has not the memory.
+/// If there is no such device, or it has not the memory.
 pub fn on_opencl(
     assignment: &Assignment,
     workload: Workload,
@@ -53,7 +53,7 @@ pub fn on_opencl(
 /// Makes the threads of a worker on a GPU of NVIDIA's.
 ///
 /// # Errors
-/// Where there is no such device, or it has not the memory.
+/// If there is no such device, or it has not the memory.
 pub fn on_cuda(
     workload: Workload,
     untuned: Program,
@@ -67,7 +67,7 @@ pub fn on_cuda(
 /// The threads for an assignment, by a driver.
 ///
 /// # Errors
-/// Where the device has not the memory.
+/// If the device has not the memory.
 fn threads<D: Driver>(
     driver: D,
     workload: Workload,

@@ -38,7 +38,7 @@ const NO_RUNNER: i32 = 71;
 /// The threads for an assignment.
 ///
 /// # Errors
-/// Where the runner does not start, or the device has not the memory.
+/// If the runner does not start, or the device has not the memory.
 pub fn threads(
     assignment: Assignment,
     runner: RunnerOf,

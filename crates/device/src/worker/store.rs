@@ -53,7 +53,7 @@ impl<B> Kernels<B> {
     /// Finds a kernel by its number.
     ///
     /// # Errors
-    /// Where there is none.
+    /// If there is none.
     pub fn get(&self, id: u64) -> Result<Arc<B>, Failure> {
         let built = lock(&self.0).get(&id).cloned();
         built.ok_or_else(|| (ErrorClass::Unknown, format!("no kernel {id} is kept")).into())

@@ -98,7 +98,7 @@ impl Tester {
     /// Makes a tester that times on these CPUs, with the workload's program and its arguments.
     ///
     /// # Errors
-    /// Where memory does not suffice.
+    /// If memory does not suffice.
     pub fn new(
         untuned: Program,
         arguments: Vec<Argument>,
@@ -127,7 +127,7 @@ impl Tester {
     /// Whether a kernel of [`PROBE`](super::builder::PROBE) works.
     ///
     /// # Errors
-    /// Where there is no memory for its buffer.
+    /// If there is no memory for its buffer.
     pub fn runs(&mut self, probe: &Kernel) -> std::io::Result<bool> {
         let mut out = Fenced::new(64)?;
         out.fill(0xFF);

@@ -46,7 +46,7 @@ impl Address {
     /// A connection, of which nothing is known yet.
     ///
     /// # Errors
-    /// Where there is none, or others could read it.
+    /// If there is none, or others could read it.
     pub(super) fn connect(&self) -> Result<TcpStream, Error> {
         let unreachable = |source| Error::Unreachable { address: self.to_string(), source };
         let places: Vec<_> = (self.host.as_str(), self.port).to_socket_addrs().map_err(unreachable)?.collect();
@@ -81,7 +81,7 @@ impl Servers {
     /// several.
     ///
     /// # Errors
-    /// [`Error::Address`] where it names none.
+    /// [`Error::Address`] if it names none.
     pub fn parse(text: &str) -> Result<Servers, Error> {
         text.split(',').map(Address::parse).collect::<Result<_, _>>().map(Servers)
     }

@@ -77,7 +77,7 @@ impl Parser {
     /// Takes the next frame, if it is complete.
     ///
     /// # Errors
-    /// Where it is none: the connection is of no use any more.
+    /// If it is none: the connection is of no use any more.
     pub fn frame(&mut self) -> Result<Option<Frame>, String> {
         let Some((frame, end)) = self.look()? else {
             self.bytes.drain(..self.at);

@@ -260,7 +260,7 @@ fn writer(format: &Format, results: &[Results]) -> Result<WriteTask, WriteError>
 /// as T4 has one.
 ///
 /// # Errors
-/// Where `output` fails.
+/// If `output` fails.
 pub fn write_space(
     space: &RecordedSpace,
     mut output: impl Write,

@@ -60,7 +60,7 @@ impl Description {
     /// Makes the described space.
     ///
     /// # Errors
-    /// [`ReadError`] where a condition is none, or the space is none.
+    /// [`ReadError`] if a condition is none, or the space is none.
     pub fn space(&self, name: &str) -> Result<Space, ReadError> {
         let of_column = |column: &Column| {
             let values: Vec<Datum> = column.values().map(|value| datum(&value)).collect();

@@ -40,7 +40,7 @@ impl Source<'_> {
     /// A tensor's elements; they are copied only where they are written as a list of numbers.
     ///
     /// # Errors
-    /// Where they are more or fewer than the shape says, or beside the file and cannot be had.
+    /// If they are more or fewer than the shape says, or beside the file and cannot be had.
     pub fn load(&mut self, proto: &TensorProto<'_>) -> Result<Loaded, ReadError> {
         if proto.data_type == TEXTS {
             return self.texts(proto);

@@ -28,7 +28,7 @@ const SPREAD: f64 = 2.0;
 /// that its results spread by 2: numbers keep their size, and the answer depends on the input.
 ///
 /// # Errors
-/// Where the bytes are no model, or its inputs have dimensions without a size.
+/// If the bytes are no model, or its inputs have dimensions without a size.
 ///
 /// # Cost
 /// Evaluates the model once.

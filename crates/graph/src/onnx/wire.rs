@@ -21,7 +21,7 @@ impl Budget {
     /// Charges bytes.
     ///
     /// # Errors
-    /// Where there are not so many left.
+    /// If there are not so many left.
     pub fn charge(&self, n_bytes: usize) -> Result<(), ReadError> {
         let left = self.left.get().checked_sub(n_bytes).ok_or(ReadError::TooLarge(self.total))?;
         self.left.set(left);
@@ -77,7 +77,7 @@ impl<'a> Message<'a> {
     /// Takes an integer of variable length.
     ///
     /// # Errors
-    /// Where it does not end, or is longer than 64 bits.
+    /// If it does not end, or is longer than 64 bits.
     pub fn varint(&mut self) -> Result<u64, ReadError> {
         let mut number = 0_u64;
         for shift in (0..70).step_by(7) {
@@ -208,7 +208,7 @@ impl<'a> Field<'a> {
     /// Adds integers, packed or one.
     ///
     /// # Errors
-    /// Where it has none, or too many.
+    /// If it has none, or too many.
     pub fn ints(&self, into: &mut Vec<i64>, budget: &Budget) -> Result<(), ReadError> {
         match self.payload {
             Payload::Bytes(mut packed) => {
@@ -231,7 +231,7 @@ impl<'a> Field<'a> {
     /// Adds bytes of fixed-size numbers, packed or one.
     ///
     /// # Errors
-    /// Where it has none of that size, or too many.
+    /// If it has none of that size, or too many.
     pub fn fixed(&self, size: usize, into: &mut Vec<u8>, budget: &Budget) -> Result<(), ReadError> {
         match self.payload {
             Payload::Bytes(packed) if packed.bytes.len().is_multiple_of(size) => {

@@ -57,7 +57,7 @@ pub struct NodeFile {
 /// A model as the bytes of a file.
 ///
 /// # Panics
-/// Where an attribute is of a kind that is not supported.
+/// If an attribute is of a kind that is not supported.
 pub fn write(model: &ModelFile) -> Vec<u8> {
     let mut graph = Vec::new();
     model.nodes.iter().for_each(|node| bytes(&mut graph, 1, &node_bytes(node)));

@@ -66,7 +66,7 @@ impl Attributes {
     /// The value of a `Constant`.
     ///
     /// # Errors
-    /// Where it is none that is supported.
+    /// If it is none that is supported.
     pub fn constant(&self) -> Result<Tensor, OpError> {
         match &self.0[..] {
             [(_, Attribute::Tensor(tensor), _)] => Ok(tensor.clone()),
@@ -117,7 +117,7 @@ impl Import {
     /// Reads an integer, or its default.
     ///
     /// # Errors
-    /// Where it is no integer.
+    /// If it is no integer.
     pub fn int_or(&self, name: &str, default: i64) -> Result<i64, OpError> {
         Ok(self.int(name)?.unwrap_or(default))
     }
@@ -125,7 +125,7 @@ impl Import {
     /// Reads a number, or its default.
     ///
     /// # Errors
-    /// Where it is no number.
+    /// If it is no number.
     pub fn float_or(&self, name: &str, default: f32) -> Result<f64, OpError> {
         Ok(self.float(name)?.unwrap_or(default).into())
     }
@@ -133,7 +133,7 @@ impl Import {
     /// Reads a text, or its default.
     ///
     /// # Errors
-    /// Where it is no text.
+    /// If it is no text.
     pub fn text_or(&self, name: &str, default: &str) -> Result<String, OpError> {
         Ok(self.text(name)?.unwrap_or_else(|| default.to_owned()))
     }
@@ -141,7 +141,7 @@ impl Import {
     /// Whether an integer is not 0.
     ///
     /// # Errors
-    /// Where it is no integer.
+    /// If it is no integer.
     pub fn flag(&self, name: &str, default: bool) -> Result<bool, OpError> {
         Ok(self.int_or(name, default.into())? != 0)
     }
@@ -154,7 +154,7 @@ impl Import {
     /// Reads an attribute that is one of several names.
     ///
     /// # Errors
-    /// Where it is none of these.
+    /// If it is none of these.
     pub fn one_of<T: Copy>(&self, name: &str, default: &str, known: &[(&str, T)]) -> Result<T, OpError> {
         let text = self.text_or(name, default)?;
         let found = known.iter().find(|(n, _)| *n == text).map(|(_, value)| *value);
@@ -164,7 +164,7 @@ impl Import {
     /// Takes a subgraph.
     ///
     /// # Errors
-    /// Where it is not there.
+    /// If it is not there.
     pub fn body(&self, name: &str) -> Result<Body, OpError> {
         let body = self.bodies.iter().find(|(n, _)| n == name).map(|(_, body)| body.clone());
         body.ok_or_else(|| invalid!("attribute `{name}` should be a graph"))

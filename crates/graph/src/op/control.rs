@@ -53,7 +53,7 @@ impl If {
     /// The graph for a condition.
     ///
     /// # Errors
-    /// Where it is not one element.
+    /// If it is not one element.
     pub fn branch(&self, condition: &Tensor) -> Result<&Body, OpError> {
         match condition.integers()[..] {
             [holds] => Ok(if holds != 0 { &self.then } else { &self.otherwise }),

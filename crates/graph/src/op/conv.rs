@@ -37,7 +37,7 @@ impl Conv {
     /// Reads the attributes of a convolution.
     ///
     /// # Errors
-    /// Where they are no sizes.
+    /// If they are no sizes.
     pub fn import(node: &Import) -> Result<Conv, OpError> {
         Ok(Conv { window: Window::import(node)?, groups: size(node.int_or("group", 1)?)? })
     }
@@ -81,7 +81,7 @@ impl Conv {
     /// Sizes for an image and weights of these shapes.
     ///
     /// # Errors
-    /// Where they do not fit.
+    /// If they do not fit.
     pub fn shape(&self, x: &[usize], w: &[usize]) -> Result<ConvShape, OpError> {
         let refuse = || invalid!("weights of shape {w:?} in {} groups do not fit an image of {x:?}", self.groups);
         let (&[n, c, ref image @ ..], &[m, per_group, ref kernel @ ..]) = (x, w) else { return Err(refuse()) };
@@ -185,7 +185,7 @@ impl ConvTranspose {
     /// `geometry.out` is the input's size.
     ///
     /// # Errors
-    /// Where image and weights do not fit.
+    /// If image and weights do not fit.
     pub fn shape(&self, x: &[usize], w: &[usize]) -> Result<ConvShape, OpError> {
         let refuse = || invalid!("weights of shape {w:?} in {} groups do not fit an image of {x:?}", self.groups);
         let (&[n, c, ref places @ ..], &[c_weights, per_group, ref kernel @ ..]) = (x, w) else {

@@ -53,7 +53,7 @@ impl Einsum {
     /// The equation's indices for inputs.
     ///
     /// # Errors
-    /// Where it does not fit them.
+    /// If it does not fit them.
     pub fn indices(&self, inputs: Inputs<'_>) -> Result<Indices, OpError> {
         let refuse = || invalid!("the equation `{}` does not fit the inputs", self.equation);
         let (left, right) = match self.equation.split_once("->") {

@@ -101,7 +101,7 @@ pub struct ProductShape {
 /// The shapes of a product of matrices.
 ///
 /// # Errors
-/// Where they do not fit.
+/// If they do not fit.
 pub fn product_shape(a: &[usize], b: &[usize]) -> Result<ProductShape, OpError> {
     let refuse = || invalid!("matrices of shapes {a:?} and {b:?} have no product");
     let (left, right) = match (a, b) {
@@ -219,7 +219,7 @@ impl Gemm {
     /// `[m, n, k]`.
     ///
     /// # Errors
-    /// Where the inputs are no matrices that fit.
+    /// If the inputs are no matrices that fit.
     pub fn sizes(&self, a: &[usize], b: &[usize]) -> Result<[usize; 3], OpError> {
         let (&[a0, a1], &[b0, b1]) = (a, b) else {
             return Err(invalid!("its inputs of shapes {a:?} and {b:?} are no matrices"));

@@ -204,7 +204,7 @@ impl Transpose {
     /// Dimension of the input for each of the output's.
     ///
     /// # Errors
-    /// Where it is no order of the dimensions.
+    /// If it is no order of the dimensions.
     pub fn order(&self, rank: usize) -> Result<Vec<usize>, OpError> {
         match &self.order {
             None => Ok((0..rank).rev().collect()),
@@ -321,7 +321,7 @@ impl Slice {
     /// First position, step and number of elements along each of the input's dimensions.
     ///
     /// # Errors
-    /// Where the bounds are not known or do not fit.
+    /// If the bounds are not known or do not fit.
     pub fn parts(&self, inputs: Inputs<'_>) -> Result<Vec<(usize, i64, usize)>, OpError> {
         let shape = inputs.shape(0)?;
         let (starts, ends, given) = match &self.attributes {
@@ -414,7 +414,7 @@ impl Pad {
     /// Numbers of elements added before and behind, for each dimension.
     ///
     /// # Errors
-    /// Where the sizes are not known or do not fit.
+    /// If the sizes are not known or do not fit.
     pub fn borders(&self, inputs: Inputs<'_>) -> Result<Vec<(i64, i64)>, OpError> {
         let rank = inputs.shape(0)?.len();
         let pads = match &self.attributes {

@@ -160,7 +160,7 @@ impl Softmax {
     /// Splits the shape at the dimension: elements before it, along it, behind it.
     ///
     /// # Errors
-    /// Where there is no such dimension.
+    /// If there is no such dimension.
     pub fn split(&self, shape: &[usize]) -> Result<(usize, usize, usize), OpError> {
         // A scalar counts as a vector of one element.
         let shape = if shape.is_empty() { &[1] } else { shape };

@@ -86,7 +86,7 @@ impl Pool {
     /// Places windows over an image of this shape.
     ///
     /// # Errors
-    /// When the windows do not fit.
+    /// If the windows do not fit.
     pub fn geometry(&self, shape: &[usize]) -> Result<Geometry, OpError> {
         check_rank(shape, 3)?;
         let kernel = self.window.kernel.as_ref().expect("a pool has a size of windows");

@@ -102,7 +102,7 @@ impl Reduce {
     /// Dimensions to reduce; `None` where there is nothing to reduce.
     ///
     /// # Errors
-    /// Where they are not known, or there are no such.
+    /// If they are not known, or there are no such.
     pub fn axes(&self, inputs: Inputs<'_>) -> Result<Option<Vec<usize>>, OpError> {
         let rank = inputs.shape(0)?.len();
         let given = match &self.axes {

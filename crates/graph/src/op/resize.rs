@@ -163,7 +163,7 @@ impl Resize {
     /// The dimensions that change, with their sizes.
     ///
     /// # Errors
-    /// Where factors or sizes are not known or do not fit.
+    /// If factors or sizes are not known or do not fit.
     pub fn resized(&self, inputs: Inputs<'_>) -> Result<Vec<ResizedAxis>, OpError> {
         let shape = inputs.shape(0)?;
         let rank = shape.len();

@@ -85,7 +85,7 @@ impl Forest {
     /// Makes trees from their roots and nodes, with weights of targets in the leaves.
     ///
     /// # Errors
-    /// Where a node, a weight or a target that is named is not there, or a node leads back to itself.
+    /// If a node, a weight or a target that is named is not there, or a node leads back to itself.
     pub fn new(
         nodes: Vec<TreeNode>,
         roots: Vec<usize>,

@@ -6,7 +6,7 @@ use crate::{DType, OpError, Tensor, TensorType};
 /// Resolves an axis that may count from the end.
 ///
 /// # Errors
-/// Where there are not so many dimensions.
+/// If there are not so many dimensions.
 pub fn axis(axis: i64, rank: usize) -> Result<usize, OpError> {
     let counted = if axis < 0 { axis.saturating_add(rank as i64) } else { axis };
     usize::try_from(counted)

@@ -59,7 +59,7 @@ impl Window {
     /// Reads the attributes of windows.
     ///
     /// # Errors
-    /// Where they are no sizes.
+    /// If they are no sizes.
     pub fn import(node: &Import) -> Result<Window, OpError> {
         let sizes = |name: &str| -> Result<Option<Vec<usize>>, OpError> {
             let read = |&n: &i64| match n {
@@ -117,7 +117,7 @@ impl Window {
     /// Windows of a size over an image.
     ///
     /// # Errors
-    /// Where the image is too small.
+    /// If the image is too small.
     pub fn over(&self, image: &[usize], kernel: &[usize]) -> Result<Geometry, OpError> {
         if image.len() != kernel.len() || kernel.contains(&0) {
             return Err(invalid!("windows of {kernel:?} do not fit an image of {image:?}"));

@@ -26,7 +26,7 @@ fn status(key: &str) -> Option<u64> {
 /// another one.
 ///
 /// # Panics
-/// Where one takes more.
+/// If one takes more.
 pub fn read_many(usual: usize, make: impl Fn(&mut Xoshiro256PlusPlus) -> Vec<u8>, read: impl Fn(Vec<u8>)) {
     let n_cases = from_environment("TILEWRIGHT_CASES").map_or(usual, |n| n as usize);
     let seed = from_environment("TILEWRIGHT_SEED").unwrap_or(1);

@@ -101,7 +101,7 @@ pub fn answers() -> HashMap<String, Vec<f64>> {
 /// Checks what was computed of a network.
 ///
 /// # Panics
-/// Where it is not what ONNX Runtime computes.
+/// If it is not what ONNX Runtime computes.
 pub fn check(name: &str, y: &[f64], wanted: &[f64], tolerance: f64) {
     let largest = y.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).expect("an output").0;
     assert_eq!(largest as f64, wanted[0], "{name}: the largest");

@@ -80,7 +80,7 @@ pub fn refused() -> Vec<String> {
 /// that gives nothing passes a case over.
 ///
 /// # Panics
-/// Where a case does not pass, or fewer pass than have to.
+/// If a case does not pass, or fewer pass than have to.
 pub fn check_cases<T>(file: &str, at_least: usize, check: impl Fn(&Case) -> Result<Option<T>, String>) -> Vec<T> {
     let listed = refused();
     let (mut passed, mut n_plain, mut wrong) = (Vec::new(), 0, Vec::new());

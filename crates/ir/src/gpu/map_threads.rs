@@ -98,7 +98,7 @@ pub enum MapError {
 /// loops one thread.
 ///
 /// # Errors
-/// [`MapError`], where the schedule is not one for a GPU.
+/// [`MapError`], if the schedule is not one for a GPU.
 pub fn lower_gpu(program: &Program) -> Result<GpuProgram, MapError> {
     let simple = program.clone().map_parts(simplify);
     let mut mapper = Mapper {

@@ -81,7 +81,7 @@ pub fn lower(program: &Program) -> Program {
 /// tests.
 ///
 /// # Panics
-/// Where a pass leaves an invalid program: a bug in the pass it names.
+/// If a pass leaves an invalid program: a bug in the pass it names.
 pub fn lower_verified(program: &Program) -> Program {
     PASSES.into_iter().fold(program.clone(), |program, (name, pass)| {
         let program = run_pass(program, pass);

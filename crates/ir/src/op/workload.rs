@@ -515,7 +515,7 @@ impl Workload {
     /// The value of a size.
     ///
     /// # Panics
-    /// Where the operator has no size of this name.
+    /// If the operator has no size of this name.
     pub fn size(&self, name: &str) -> i64 {
         let at = self.operator.sizes.iter().position(|s| s.name == name);
         self.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))]
@@ -564,7 +564,7 @@ impl Workload {
     /// Replaces the layout of the activations.
     ///
     /// # Errors
-    /// [`WorkloadError::UnknownAttribute`] where the operator has no choice of layouts,
+    /// [`WorkloadError::UnknownAttribute`] if the operator has no choice of layouts,
     /// [`WorkloadError::Indivisible`] where channels do not fill their blocks.
     pub fn with_layout(self, layout: Layout) -> Result<Workload, WorkloadError> {
         if layout != Layout::default() && !self.operator.has_layout {
@@ -589,7 +589,7 @@ impl Workload {
     /// Replaces the epilogue; constant inputs of the old one are forgotten.
     ///
     /// # Errors
-    /// [`WorkloadError`] where it has too many operations, or its tensors do not fit into memory.
+    /// [`WorkloadError`] if it has too many operations, or its tensors do not fit into memory.
     pub fn with_epilogue(self, epilogue: Vec<Epilogue>) -> Result<Workload, WorkloadError> {
         let checked = match self.nest.is_some() && !epilogue.is_empty() {
             true => Err("none: the program of a nest has it".to_owned()),
@@ -607,7 +607,7 @@ impl Workload {
     /// Replaces the prologue; constant inputs of the old one are forgotten.
     ///
     /// # Errors
-    /// [`WorkloadError`] where the operator has none, it has too many operations or one that reads an input
+    /// [`WorkloadError`] if the operator has none, it has too many operations or one that reads an input
     /// of the result's shape, or its tensors do not fit into memory.
     pub fn with_prologue(self, prologue: Vec<Epilogue>) -> Result<Workload, WorkloadError> {
         let checked = match self.operator.has_prologue || prologue.is_empty() {
@@ -710,7 +710,7 @@ impl Workload {
     /// Replaces a size; `None` where the result is not a valid workload.
     ///
     /// # Panics
-    /// Where the operator has no size of this name.
+    /// If the operator has no size of this name.
     pub fn with_size(&self, name: &str, value: i64) -> Option<Workload> {
         let mut other = self.clone();
         let at = self.operator.sizes.iter().position(|s| s.name == name);

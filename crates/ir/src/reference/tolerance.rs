@@ -116,10 +116,10 @@ impl Tolerance {
     /// Compares a result with the trusted one. NaN agrees with NaN and nothing else.
     ///
     /// # Errors
-    /// [`Mismatch`] where an element does not agree.
+    /// [`Mismatch`] if an element does not agree.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn compare<T: Copy + Into<f64>>(&self, out: &[T], reference: &[f64]) -> Result<(), Mismatch> {
         assert_eq!(out.len(), reference.len(), "a result has as many elements as the trusted one");
         // Nearly every element agrees: parts are passed over by a loop without branches, which
@@ -164,7 +164,7 @@ impl Tolerance {
 /// Relative error of a result as a whole: ‖out − reference‖₂ / ‖reference‖₂.
 ///
 /// # Panics
-/// Where the lengths differ.
+/// If the lengths differ.
 pub fn relative_error<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> f64 {
     relative_error_of([squared(out, reference)])
 }
@@ -178,7 +178,7 @@ pub fn relative_error_of(parts: impl IntoIterator<Item = [f64; 2]>) -> f64 {
 /// ‖out − reference‖₂² and ‖reference‖₂² of a part of a result.
 ///
 /// # Panics
-/// Where the lengths differ.
+/// If the lengths differ.
 pub fn squared<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> [f64; 2] {
     assert_eq!(out.len(), reference.len(), "a result has as many elements as the trusted one");
     // Sums side by side and parts of one length, so that the loop becomes vector code.

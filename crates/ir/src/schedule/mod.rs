@@ -622,7 +622,7 @@ pub enum Illegal {
 /// Carries out one step.
 ///
 /// # Errors
-/// [`Illegal`] where the step would change the meaning of the program or cannot be carried out.
+/// [`Illegal`] if the step would change the meaning of the program or cannot be carried out.
 pub fn apply(program: &Program, step: &Step) -> Result<Program, Illegal> {
     let mut out = program.clone();
     carry_out(&mut out, step)?;

@@ -12,7 +12,7 @@ use tilewright_ir::{
 /// A program by its line: a workload, or one of [`SOURCES`].
 ///
 /// # Panics
-/// Where the line names nothing.
+/// If the line names nothing.
 pub fn program(line: &str) -> Program {
     let name = line.split(':').next().unwrap_or(line);
     if OPS.iter().any(|op| op.name == name) {
@@ -432,7 +432,7 @@ fn packed(s: &[i64], dtype: &str) -> Program {
 /// Runs a program on small integers; `None` where it takes too many iterations or too much memory.
 ///
 /// # Panics
-/// Where the program has no meaning.
+/// If the program has no meaning.
 pub fn outputs(program: &Program, limit: u64) -> Option<Vec<Vec<f64>>> {
     let mut arguments = whole_arguments(program);
     match interp::run_limited(program, &mut arguments, limit) {

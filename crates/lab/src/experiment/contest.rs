@@ -39,7 +39,7 @@ type Times = BTreeMap<String, Option<f64>>;
 /// then: the result of the run, had it ended there. An interrupt leaves runs unsettled.
 ///
 /// # Errors
-/// Where workers do not start or a file cannot be read or written.
+/// If workers do not start or a file cannot be read or written.
 pub fn hold_heats(plan: &Plan, finished: &mut [Finished], worker: &WorkerCommand, caller: Caller) -> Result<(), Error> {
     let path = plan.runs_folder().join("heats.json");
     // The winners' schedules; `None` if no trial was valid, or none was right again.
@@ -107,7 +107,7 @@ impl Heats {
 /// runs' own times. After an interrupt the problems that are left have no times.
 ///
 /// # Errors
-/// Where workers do not start or a file cannot be written.
+/// If workers do not start or a file cannot be written.
 pub fn hold(plan: &Plan, finished: &mut [Finished], worker: &WorkerCommand, caller: Caller) -> Result<(), Error> {
     let path = plan.runs_folder().join("contest.json");
     let mut known: BTreeMap<String, Times> = read(&path);

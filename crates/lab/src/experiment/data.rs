@@ -26,7 +26,7 @@ pub fn path(folder: &Path) -> PathBuf {
 /// Reads the data file of a folder.
 ///
 /// # Errors
-/// Where there is none, or it cannot be read.
+/// If there is none, or it cannot be read.
 pub fn read(folder: &Path) -> io::Result<Vec<u8>> {
     let bytes = fs::read(path(folder))?;
     if name(folder) == PLAIN {
@@ -40,7 +40,7 @@ pub fn read(folder: &Path) -> io::Result<Vec<u8>> {
 /// Writes the data file of a folder, compressed if the present one is.
 ///
 /// # Errors
-/// Where it cannot be written.
+/// If it cannot be written.
 pub fn write(folder: &Path, text: &str) -> io::Result<()> {
     let packed = name(folder) == PACKED;
     write_whole(&path(folder), |file| {

@@ -47,7 +47,7 @@ const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops
 /// Writes everything and gives what `data.json` holds.
 ///
 /// # Errors
-/// Where a file cannot be written.
+/// If a file cannot be written.
 pub fn write(plan: &Plan, finished: &[Finished]) -> Result<Json, Error> {
     let results = Results::of_all(plan, finished);
     let json = results.json();

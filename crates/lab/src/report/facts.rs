@@ -160,7 +160,7 @@ pub struct Facts {
 /// Collects the facts of these workloads' records, or of all records if none is named.
 ///
 /// # Errors
-/// Where the database fails.
+/// If the database fails.
 pub fn facts(store: &Store, asked: &[String]) -> Result<Facts, StoreError> {
     let mut seen: Vec<TaskKey> = Vec::new();
     let mut facts = Facts::default();

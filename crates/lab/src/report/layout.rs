@@ -60,7 +60,7 @@ struct Place {
 /// Lays out nodes of these widths. Every edge goes from a node to a later one.
 ///
 /// # Panics
-/// Where an edge goes to an earlier node.
+/// If an edge goes to an earlier node.
 pub fn layout(widths: &[f64], edges: &[(usize, usize)]) -> Layout {
     let layers = layers(widths.len(), edges);
     let node = |(at, &width): (usize, &f64)| Place {

@@ -165,7 +165,7 @@ pub struct TurnFacts {
 /// Runs a model and collects the facts about it.
 ///
 /// # Errors
-/// Where it cannot run, or its records cannot be read.
+/// If it cannot run, or its records cannot be read.
 pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
     let ModelSubject { name, compiled, inputs, target, threads, database, n_runs } = *subject;
     let failed = |error: tilewright_model::RunError| Error::failed(&error).because(error);

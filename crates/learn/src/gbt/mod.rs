@@ -137,7 +137,7 @@ impl Gbt {
     /// Fits trees to examples. Without any, the model predicts 0.
     ///
     /// # Errors
-    /// [`LearnError`] where an option is out of range, a number is not finite, or targets, base predictions
+    /// [`LearnError`] if an option is out of range, a number is not finite, or targets, base predictions
     /// or groups are not one for each row.
     ///
     /// # Cost
@@ -194,7 +194,7 @@ impl Gbt {
     /// As [`Gbt::fit`].
     ///
     /// # Panics
-    /// Where there is not a base prediction for each example.
+    /// If there is not a base prediction for each example.
     pub fn weight_of_base(examples: &Examples<'_>, options: &GbtOptions, seed: u64) -> Result<f32, LearnError> {
         options.check()?;
         examples.check()?;
@@ -227,7 +227,7 @@ impl Gbt {
     /// The predictions for these rows; to be added to the base predictions where the examples had some.
     ///
     /// # Panics
-    /// Where the rows have not as many columns as the examples had.
+    /// If the rows have not as many columns as the examples had.
     pub fn predict(&self, rows: &Matrix) -> Vec<f32> {
         assert_eq!(rows.n_columns(), self.n_columns, "invariant: rows have the columns of the examples");
         let mut scores = vec![self.bias; rows.n_rows()];

@@ -112,7 +112,7 @@ impl ActorCritic {
     /// The probability of each action in each of these states.
     ///
     /// # Panics
-    /// Where a state has not as many features as there are.
+    /// If a state has not as many features as there are.
     pub fn policy<'a>(&self, states: impl IntoIterator<Item = &'a [f32]>) -> Vec<Vec<f32>> {
         let mut scores = self.actor.outputs(self.states(states));
         let policy = |row: &mut [f32]| {
@@ -125,7 +125,7 @@ impl ActorCritic {
     /// Values of these states.
     ///
     /// # Panics
-    /// Where a state has not as many features as there are.
+    /// If a state has not as many features as there are.
     pub fn values<'a>(&self, states: impl IntoIterator<Item = &'a [f32]>) -> Vec<f32> {
         self.critic.outputs(self.states(states)).values
     }
@@ -133,7 +133,7 @@ impl ActorCritic {
     /// Takes a training step with actor and critic.
     ///
     /// # Panics
-    /// Where a state has not as many features as there are, or an action is none.
+    /// If a state has not as many features as there are, or an action is none.
     ///
     /// # Cost
     /// Less than a millisecond for 64 transitions.

@@ -85,7 +85,7 @@ impl Controller {
     /// Makes an untrained controller, for sequences with `n_choices` alternatives at each place.
     ///
     /// # Panics
-    /// Where a place has no alternative.
+    /// If a place has no alternative.
     pub fn new(n_choices: &[usize], options: &ControllerOptions, seed: u64) -> Controller {
         assert!(n_choices.iter().all(|&n| n > 0), "invariant: a place has an alternative");
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
@@ -136,7 +136,7 @@ impl Controller {
     /// [`Controller::sample`].
     ///
     /// # Panics
-    /// Where there is not one reward for each sequence, or a sequence is not one that could be drawn.
+    /// If there is not one reward for each sequence, or a sequence is not one that could be drawn.
     pub fn train(&mut self, sequences: &[Vec<usize>], rewards: &[f32], allows: impl Fn(&[usize], usize) -> bool) {
         assert_eq!(sequences.len(), rewards.len(), "invariant: a reward for each sequence");
         if sequences.is_empty() || self.n_choices.is_empty() {

@@ -23,7 +23,7 @@ impl TreeRows {
     /// The tree whose nodes have these parents.
     ///
     /// # Panics
-    /// Where a parent does not come before its children, or there is not one row for each node.
+    /// If a parent does not come before its children, or there is not one row for each node.
     pub fn new(parents: Vec<Option<usize>>, rows: Matrix) -> TreeRows {
         assert_eq!(parents.len(), rows.n_rows(), "invariant: a row for each node");
         let before = |(node, parent): (usize, &Option<usize>)| parent.is_none_or(|parent| parent < node);
@@ -142,7 +142,7 @@ impl TreeGru {
     /// Continues training for `n_steps` steps on random batches of these trees and their targets.
     ///
     /// # Panics
-    /// Where there is not one target for each tree, or a row has not as many features as there are.
+    /// If there is not one target for each tree, or a row has not as many features as there are.
     ///
     /// # Cost
     /// A few milliseconds for each level of the trees and step.
@@ -163,7 +163,7 @@ impl TreeGru {
     /// Predicts a value for each tree; larger values stand for larger targets.
     ///
     /// # Panics
-    /// Where a row has not as many features as there are.
+    /// If a row has not as many features as there are.
     pub fn predict(&self, trees: &[TreeRows]) -> Vec<f32> {
         let block = |trees: &[TreeRows]| {
             let mut tape = Tape::new(&self.network.parameters);

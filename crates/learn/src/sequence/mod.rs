@@ -378,7 +378,7 @@ impl Model {
     /// common with the others.
     ///
     /// # Panics
-    /// Where the problem has not a number for each field, or `completions` speak of another number of values.
+    /// If the problem has not a number for each field, or `completions` speak of another number of values.
     ///
     /// # Source
     /// Section V.
@@ -416,7 +416,7 @@ impl Model {
     /// Loads a model that [`Model::save`] saved, with the caller's metadata.
     ///
     /// # Errors
-    /// [`SequenceError::Foreign`] where they are not a model's.
+    /// [`SequenceError::Foreign`] if they are not a model's.
     pub fn load(files: &ModelFiles) -> Result<(Model, serde_json::Value), SequenceError> {
         file::load(files)
     }

@@ -61,7 +61,7 @@ impl Factor {
 /// `to += left · right`, row by row.
 ///
 /// # Panics
-/// Where the factors and the result do not fit each other.
+/// If the factors and the result do not fit each other.
 pub(super) fn add_product(left: &[f32], right: &Factor, to: &mut [f32]) {
     if to.is_empty() || left.is_empty() {
         return;

@@ -382,7 +382,7 @@ impl Expression {
     /// Reads an expression.
     ///
     /// # Errors
-    /// When the text is no expression, with the position.
+    /// If the text is no expression, with the position.
     pub fn parse(text: &str) -> Result<Expression, ExpressionError> {
         Expression::parse_with(text, Slash::Divides)
     }
@@ -390,7 +390,7 @@ impl Expression {
     /// Evaluates an expression that reads no names.
     ///
     /// # Errors
-    /// When it reads a name, or has no value.
+    /// If it reads a name, or has no value.
     pub fn value(&self) -> Result<Datum, ExpressionError> {
         let value = self.compile(&Scope::new())?.0.try_evaluate(&[]);
         value.map_err(|why| ExpressionError { position: self.position, reason: Reason::Undefined(why) })
@@ -438,7 +438,7 @@ pub fn evaluate(text: &str, known: &[(String, Datum)]) -> Result<Datum, String> 
 /// Evaluates an expression that writes a list, without names.
 ///
 /// # Errors
-/// When the text is no expression, or its value no list.
+/// If the text is no expression, or its value no list.
 pub fn list(text: &str) -> Result<Vec<Datum>, ExpressionError> {
     let expression = Expression::parse(text)?;
     match expression.value()? {

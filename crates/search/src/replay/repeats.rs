@@ -70,10 +70,10 @@ impl RecordedSpace {
     /// Runs a search several times and compares what it finds with the recorded optimum.
     ///
     /// # Errors
-    /// [`SearchError`] where there is no such search.
+    /// [`SearchError`] if there is no such search.
     ///
     /// # Panics
-    /// Where nothing is recorded or every trial failed: then there is no optimum.
+    /// If nothing is recorded or every trial failed: then there is no optimum.
     pub fn replay(&self, plan: &ReplayPlan) -> Result<Replay, SearchError> {
         self.replay_until(plan, &AtomicBool::new(false))
     }

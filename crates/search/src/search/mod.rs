@@ -163,7 +163,7 @@ pub enum SearchError {
 /// The search that `text` asks for, as `name` or `name:option=value,option=value`.
 ///
 /// # Errors
-/// [`SearchError`] where the name, an option or a value does not exist.
+/// [`SearchError`] if the name, an option or a value does not exist.
 pub fn build(text: &str, problem: impl Into<Problem>, seed: u64) -> Result<Box<dyn Search>, SearchError> {
     let (row, options) = row(text)?;
     (row.make)(&problem.into(), seed, &Options::parse(row, options)?)

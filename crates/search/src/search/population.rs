@@ -89,7 +89,7 @@ impl Population {
     /// An empty population, of which all survive that are good enough.
     ///
     /// # Errors
-    /// Where an option has a value that it cannot have.
+    /// If an option has a value that it cannot have.
     pub(super) fn new(
         space: &Arc<Space>,
         seed: u64,

@@ -126,7 +126,7 @@ impl Constraint {
     /// ```
     ///
     /// # Errors
-    /// Where the text is no condition over these parameters, with the position.
+    /// If the text is no condition over these parameters, with the position.
     pub fn parse(name: &str, text: &str, parameters: &[Parameter]) -> Result<Constraint, ExpressionError> {
         let readings: Vec<Reading> = parameters.iter().map(|parameter| Reading::of(&parameter.domain)).collect();
         let kinds = parameters.iter().zip(&readings);

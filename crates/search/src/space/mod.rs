@@ -130,7 +130,7 @@ impl Space {
     /// As for [`Space::new`].
     ///
     /// # Panics
-    /// Where there is no such parameter or rank.
+    /// If there is no such parameter or rank.
     pub fn part(&self, parameter: usize, rank: u64) -> Option<Space> {
         let axis = &self.axes[parameter];
         let wanted = axis.value(rank);
@@ -142,7 +142,7 @@ impl Space {
     /// Makes the space without the constraints of these names.
     ///
     /// # Errors
-    /// [`SpaceError`] where what is left has too many combinations to enumerate.
+    /// [`SpaceError`] if what is left has too many combinations to enumerate.
     ///
     /// # Cost
     /// As for [`Space::new`].
@@ -161,7 +161,7 @@ impl Space {
     /// Configurations outside this space are ignored, and so are duplicates.
     ///
     /// # Errors
-    /// [`SpaceError`] where nothing is left, or a parameter has more values than a listing can tell apart.
+    /// [`SpaceError`] if nothing is left, or a parameter has more values than a listing can tell apart.
     pub fn only<'a>(self, configs: impl IntoIterator<Item = &'a Config>) -> Result<Space, SpaceError> {
         let listed = configs.into_iter().filter(|config| self.contains(config)).map(Config::ranks).collect();
         self.listing(listed)
@@ -244,7 +244,7 @@ impl Space {
     /// The value of a parameter with this rank.
     ///
     /// # Panics
-    /// Where the rank is not below [`Space::n_values`].
+    /// If the rank is not below [`Space::n_values`].
     pub fn value_at(&self, parameter: usize, rank: u64) -> Value {
         self.axes[parameter].value(rank)
     }
@@ -268,7 +268,7 @@ impl Space {
     /// The legal configuration with this index.
     ///
     /// # Panics
-    /// Where `index` is not below [`Space::size`].
+    /// If `index` is not below [`Space::size`].
     pub fn config_at(&self, mut index: u128) -> Config {
         assert!(index < self.size, "invariant: index {index} below the space's size {}", self.size);
         let mut ranks = vec![0; self.axes.len()].into_boxed_slice();
@@ -334,7 +334,7 @@ impl Space {
     /// ranks.
     ///
     /// # Panics
-    /// Where a rank is not below [`Space::n_values`].
+    /// If a rank is not below [`Space::n_values`].
     pub fn nearest(&self, config: &Config) -> Config {
         let mut ranks = config.0.clone();
         for component in &self.components {
@@ -350,7 +350,7 @@ impl Space {
     /// The first constraint that a configuration violates, in order of declaration.
     ///
     /// # Panics
-    /// Where a rank is not below [`Space::n_values`].
+    /// If a rank is not below [`Space::n_values`].
     pub fn violated(&self, config: &Config) -> Option<&Constraint> {
         (0..self.constraints.len())
             .find(|&i| {
@@ -385,7 +385,7 @@ impl Space {
     /// The value of the parameter with this name.
     ///
     /// # Panics
-    /// Where the space has no such parameter: the template reads what it did not declare.
+    /// If the space has no such parameter: the template reads what it did not declare.
     pub fn value(&self, config: &Config, name: &str) -> Value {
         let axis = self.axis(name).unwrap_or_else(|| panic!("invariant: space {} declares {name}", self.name));
         self.axes[axis].value(config.0[axis])
@@ -394,7 +394,7 @@ impl Space {
     /// [`Space::value`] of an ordinal parameter.
     ///
     /// # Panics
-    /// Where there is no ordinal parameter of this name.
+    /// If there is no ordinal parameter of this name.
     pub fn int(&self, config: &Config, name: &str) -> i64 {
         self.value(config, name).int()
     }
@@ -402,7 +402,7 @@ impl Space {
     /// [`Space::value`] of a categorical parameter.
     ///
     /// # Panics
-    /// Where there is no categorical parameter of this name.
+    /// If there is no categorical parameter of this name.
     pub fn text(&self, config: &Config, name: &str) -> String {
         self.value(config, name).text().to_string()
     }
@@ -410,7 +410,7 @@ impl Space {
     /// Whether a boolean parameter is `"true"`.
     ///
     /// # Panics
-    /// Where there is no categorical parameter of this name.
+    /// If there is no categorical parameter of this name.
     pub fn flag(&self, config: &Config, name: &str) -> bool {
         self.value(config, name).text() == "true"
     }
@@ -418,7 +418,7 @@ impl Space {
     /// [`Space::value`] of a factorization, outermost factor first.
     ///
     /// # Panics
-    /// Where there is no factorization of this name.
+    /// If there is no factorization of this name.
     pub fn factors(&self, config: &Config, name: &str) -> Vec<u64> {
         self.value(config, name).factors().to_vec()
     }
@@ -426,7 +426,7 @@ impl Space {
     /// [`Space::value`] of a permutation, outermost first.
     ///
     /// # Panics
-    /// Where there is no permutation of this name.
+    /// If there is no permutation of this name.
     pub fn order(&self, config: &Config, name: &str) -> Vec<String> {
         self.value(config, name).order().to_vec()
     }
@@ -440,7 +440,7 @@ impl Space {
     /// Reads a configuration from a JSON object from parameter to value.
     ///
     /// # Errors
-    /// [`ConfigError`] where the object lacks a parameter that is not optional, has one too many, holds a
+    /// [`ConfigError`] if the object lacks a parameter that is not optional, has one too many, holds a
     /// value that is not feasible, or violates a constraint: the fault of whoever wrote it.
     pub fn config_from_json(&self, json: &Json) -> Result<Config, ConfigError> {
         let object = json.as_object().ok_or_else(|| ConfigError::NotAnObject { found: json.to_string() })?;

@@ -95,7 +95,7 @@ impl Recorder {
     /// Writes what has been noted since the last time.
     ///
     /// # Errors
-    /// Where the database cannot be written, and then the trials stay noted, or is gone.
+    /// If the database cannot be written, and then the trials stay noted, or is gone.
     fn commit(&mut self) -> Result<(), StoreError> {
         if !self.pending.is_empty() {
             let opened = self.opened.as_mut().expect("invariant: nothing is noted after the end");
@@ -110,7 +110,7 @@ impl Recorder {
     /// file then need not know of the log beside it.
     ///
     /// # Errors
-    /// Where the database cannot be written, or is gone.
+    /// If the database cannot be written, or is gone.
     fn conclude(&mut self, winner: Option<&Winner>) -> Result<(), StoreError> {
         self.commit()?;
         let Some(mut opened) = self.opened.take() else { return Ok(()) };
@@ -149,7 +149,7 @@ impl Recording {
     /// records are written with a later batch.
     ///
     /// # Errors
-    /// Where the database cannot be written, or is gone.
+    /// If the database cannot be written, or is gone.
     pub fn take_note(&self, event: &Event, tell: &dyn Fn(String)) -> Result<(), StoreError> {
         let mut recorder = lock(&self.0);
         match event {
@@ -165,7 +165,7 @@ impl Recording {
     /// Writes what has been noted since the last time.
     ///
     /// # Errors
-    /// Where the database cannot be written, or is gone.
+    /// If the database cannot be written, or is gone.
     pub fn commit(&self) -> Result<(), Error> {
         let mut recorder = lock(&self.0);
         recorder.commit().map_err(|error| recorder.database.failure(&error))
@@ -174,7 +174,7 @@ impl Recording {
     /// Writes the remaining records and the winner, if there is one, and closes the database.
     ///
     /// # Errors
-    /// Where the database cannot be written, or is gone.
+    /// If the database cannot be written, or is gone.
     pub fn conclude(&self, winner: Option<&Winner>) -> Result<(), StoreError> {
         lock(&self.0).conclude(winner)
     }

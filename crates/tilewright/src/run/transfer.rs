@@ -84,7 +84,7 @@ impl Transfer {
     /// The file, where it is of another tuner and holds no workloads of ours.
     ///
     /// # Errors
-    /// Where workloads are named.
+    /// If workloads are named.
     pub fn file(&self) -> Result<PathBuf, Error> {
         if self.workloads.is_empty() {
             return Ok(self.path.clone());
@@ -133,7 +133,7 @@ impl Transfer {
 /// The best configurations of a file of another tuner, carried over into a space.
 ///
 /// # Errors
-/// Where the file cannot be read, or none of it fits.
+/// If the file cannot be read, or none of it fits.
 pub(super) fn best_of_file(path: &Path, space: &Space, observer: &dyn Observer) -> Result<Vec<Config>, Error> {
     let refuse =
         |reason: &dyn std::fmt::Display| Error::setting(Setting::Transfer, format!(": {}: {reason}", path.display()));

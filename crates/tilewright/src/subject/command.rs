@@ -129,7 +129,7 @@ fn is_range(text: &str) -> bool {
 /// Parses a list of values: `8,16,32`, `1..8` with both ends, or a list as Python writes it.
 ///
 /// # Errors
-/// Where it lists none, or a range that is not one of whole numbers.
+/// If it lists none, or a range that is not one of whole numbers.
 pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
     let text = text.trim();
     let is_expression = text.starts_with(['[', '(']) || text.contains('(');
@@ -167,7 +167,7 @@ pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
 /// Makes the space of parameters, each with its values, under conditions.
 ///
 /// # Errors
-/// Where a parameter or a condition is none, or no configuration is left.
+/// If a parameter or a condition is none, or no configuration is left.
 pub fn space_of(name: &str, parameters: &[(String, Vec<Datum>)], constraints: &[String]) -> Result<Space, Error> {
     if parameters.is_empty() {
         return Err(Error::input("there are no parameters (give some, such as name=8,16,32)"));
@@ -192,7 +192,7 @@ impl Command {
     /// Makes the space of its configurations.
     ///
     /// # Errors
-    /// Where a parameter or a constraint is none, or no configuration is left.
+    /// If a parameter or a constraint is none, or no configuration is left.
     pub fn space(&self) -> Result<Space, Error> {
         let values = |(name, text): &(String, String)| {
             let values = parse_values(text).map_err(|error| Error::input(format!("the values of {name}: {error}")))?;
@@ -217,7 +217,7 @@ impl Command {
     /// Parses the commands and the metric.
     ///
     /// # Errors
-    /// Where a text is no command, or the metric none.
+    /// If a text is no command, or the metric none.
     fn options(&self, settings: &Settings) -> Result<Options, Error> {
         let mut names: Vec<&str> = self.parameters.iter().map(|(name, _)| name.as_str()).collect();
         names.push(FOLDER);

@@ -347,7 +347,7 @@ impl KernelFile {
     /// Reads the description of a kernel, ours or a T1 file of Kernel Tuner's; `path` is where it is.
     ///
     /// # Errors
-    /// Where the text describes none, or one that cannot be tuned here.
+    /// If the text describes none, or one that cannot be tuned here.
     pub fn parse(text: &str, path: &Path) -> Result<KernelFile, Error> {
         let named = |error: Error| Error::input(format!("{}: {error}", path.display()));
         let form: Form = match t1::is_description(text) {
@@ -457,7 +457,7 @@ impl KernelFile {
     /// Makes the space of its configurations.
     ///
     /// # Errors
-    /// Where a parameter or a constraint is none, or no configuration is left.
+    /// If a parameter or a constraint is none, or no configuration is left.
     pub fn space(&self) -> Result<Space, Error> {
         space_of(KERNEL, &self.values()?, &self.form.constraints)
     }

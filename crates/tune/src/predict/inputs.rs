@@ -89,7 +89,7 @@ impl Inputs {
     /// The kernel and the inputs of a model with this vocabulary, from what its file says about it.
     ///
     /// # Errors
-    /// [`InputsError`] where that does not fit together.
+    /// [`InputsError`] if that does not fit together.
     pub fn read(about: &Json, vocabulary: &Vocabulary) -> Result<(KernelSpecification, Inputs), InputsError> {
         let text = about["specification"].as_str().ok_or(InputsError::NoKernel("specification"))?;
         let kernel = KernelSpecification::parse(text)?;

@@ -247,7 +247,7 @@ impl<'a> LookAhead<'a> {
 
 impl Completions for LookAhead<'_> {
     /// # Panics
-    /// Where the prefix is a whole configuration or longer, or holds what is no index of a value.
+    /// If the prefix is a whole configuration or longer, or holds what is no index of a value.
     fn allowed(&mut self, prefix: &[u32]) -> Vec<bool> {
         let n_values = self.levels[prefix.len()].values.len();
         let mut holds = !self.is_impossible;

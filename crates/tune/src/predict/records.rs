@@ -120,7 +120,7 @@ impl Lessons {
 /// The configurations that a model's answers stand for in a space, the likeliest first.
 ///
 /// # Errors
-/// [`RecordsError`] where the model does not fit the space.
+/// [`RecordsError`] if the model does not fit the space.
 pub fn predict(
     model: &tilewright_learn::sequence::Model,
     workload: &Workload,
@@ -269,7 +269,7 @@ impl SpaceCompletions<'_> {
     /// The configurations of a space whose tokens are in a vocabulary.
     ///
     /// # Errors
-    /// Where the vocabulary lacks a parameter of the space, or there is no such configuration.
+    /// If the vocabulary lacks a parameter of the space, or there is no such configuration.
     pub fn new<'a>(space: &'a Space, vocabulary: &Vocabulary) -> Result<SpaceCompletions<'a>, RecordsError> {
         let other = || {
             let known = vocabulary.parameters.iter().map(|p| p.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -344,7 +344,7 @@ impl SpaceCompletions<'_> {
 
 impl Completions for SpaceCompletions<'_> {
     /// # Panics
-    /// Where the prefix is a whole answer or longer.
+    /// If the prefix is a whole answer or longer.
     fn allowed(&mut self, prefix: &[u32]) -> Vec<bool> {
         let absent = &self.absent[prefix.len()];
         let Some(axis) = self.places[prefix.len()] else { return absent.clone() };

@@ -116,7 +116,7 @@ impl Record {
     /// The record as a trial of `space`.
     ///
     /// # Errors
-    /// [`ConfigError`] where the configuration is not one of the space's, as after a change of the template.
+    /// [`ConfigError`] if the configuration is not one of the space's, as after a change of the template.
     pub fn trial(&self, space: &Space) -> Result<Trial, ConfigError> {
         Ok(Trial { config: space.config_from_json(&self.config)?, outcome: self.outcome.clone() })
     }

@@ -149,7 +149,7 @@ impl Task {
     /// The task for a template by name, or for the operator's default.
     ///
     /// # Errors
-    /// [`TaskError`] where there is no such template for the operator, or its space cannot be built.
+    /// [`TaskError`] if there is no such template for the operator, or its space cannot be built.
     pub fn new(setting: Setting, template: Option<&str>) -> Result<Task, TaskError> {
         let serving: Vec<&Template> = TEMPLATES.iter().filter(|t| (t.serves)(&setting)).collect();
         let found = match template {
@@ -169,7 +169,7 @@ impl Task {
     /// are instantiated, as papers count them.
     ///
     /// # Errors
-    /// [`SpaceError`] where the space cannot be built without those constraints.
+    /// [`SpaceError`] if the space cannot be built without those constraints.
     pub fn beyond_limits(&self) -> Result<Task, SpaceError> {
         Ok(Task { space: Arc::new(self.space.without(&gpu::LIMITS)?), ..self.clone() })
     }

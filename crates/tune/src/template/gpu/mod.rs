@@ -55,7 +55,7 @@ pub const LIMITS: [&str; 3] = ["threads", "threads_z", "shared_bytes"];
 /// The GPU that a setting is for.
 ///
 /// # Panics
-/// Where it is for a CPU, which a template for GPUs does not serve.
+/// If it is for a CPU, which a template for GPUs does not serve.
 fn gpu(s: &Setting) -> Gpu {
     s.target.gpu.expect("templates for GPUs serve targets that are one")
 }
