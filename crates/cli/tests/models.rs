@@ -105,7 +105,7 @@ fn what_does_not_fit_a_model_is_refused() {
     let (path, array) = (folder.path().join("lstm.onnx"), folder.path().join("x.npy"));
     let path = text(&path);
     run_json(&["network", "lstm", "-o", path]);
-    // Three numbers of double precision.
+    // Three f64 numbers.
     let header = format!("{:117}\n", "{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }");
     std::fs::write(&array, [b"\x93NUMPY\x01\0v\0", header.as_bytes(), &[0; 24]].concat()).unwrap();
     let array = text(&array);

@@ -66,11 +66,11 @@ pub enum Kind {
     Pointer(Space),
     /// A number of 16 bits, which is stored and not computed with.
     F16,
-    /// The first 16 bits of a single-precision number, which are stored and not computed with.
+    /// The first 16 bits of an f32 number, which are stored and not computed with.
     Bf16,
-    /// A single-precision number.
+    /// An f32 number.
     F32,
-    /// A double-precision number.
+    /// An f64 number.
     F64,
 }
 
@@ -125,11 +125,11 @@ impl Type {
     pub const SHARED: Type = Type::scalar(Kind::Pointer(Space::Shared));
     /// A number of 16 bits.
     pub const F16: Type = Type::scalar(Kind::F16);
-    /// The first 16 bits of a single-precision number.
+    /// The first 16 bits of an f32 number.
     pub const BF16: Type = Type::scalar(Kind::Bf16);
-    /// A single-precision number.
+    /// An f32 number.
     pub const F32: Type = Type::scalar(Kind::F32);
-    /// A double-precision number.
+    /// An f64 number.
     pub const F64: Type = Type::scalar(Kind::F64);
 
     const fn scalar(kind: Kind) -> Type {
@@ -279,7 +279,7 @@ pub enum Op {
     FNeg,
     FAbs,
     Sqrt,
-    /// The whole number next to a number, with its sign; NaN of NaN.
+    /// The integer next to a number, with its sign; NaN of NaN.
     Round(Rounding),
     /// The first number with the sign of the second.
     CopySign,
@@ -307,7 +307,7 @@ pub enum Op {
         /// Whether it gives columns.
         transposed: bool,
     },
-    /// Tile product of a warp: 16 × 8 by 8 × 8 numbers in f32, or twice as many steps of 16-bit numbers,
+    /// Tile product of a warp: 16 × 8 by 8 × 8 f32 numbers, or twice as many steps of 16-bit numbers,
     /// added to four sums of each thread. Operands are its four registers of rows, two of columns, the sums.
     TileProduct(Kind),
     /// Makes the thread's writes to shared memory visible to the async proxy, which reads it for TMA and

@@ -1,4 +1,4 @@
-//! Elementary functions in vectorized loops, over all magnitudes, against the C library in double precision.
+//! Elementary functions in vectorized loops, over all magnitudes, against the C library in f64.
 #![cfg(feature = "llvm")]
 
 mod common;

@@ -192,7 +192,7 @@ impl Device {
     /// [`DeviceError::TooLarge`] if it has not.
     pub fn check_memory(workload: &Workload) -> Result<(), DeviceError> {
         let program = workload.program();
-        // Inputs and outputs once, the reference and its inputs in double precision; then all of them in
+        // Inputs and outputs once, the reference and its inputs in f64; then all of them in
         // every worker.
         let elements: u64 = program.arguments().filter_map(|(_, b)| b.n_elements()).sum();
         let bytes: u64 = program.arguments().filter_map(|(_, b)| b.size_bytes()).fold(0, u64::saturating_add);

@@ -82,7 +82,7 @@ fn emulated_kernels_compute_the_operator() {
     }
 }
 
-/// Products of numbers with all their bits, in two parts each, are nearly those of single precision, however
+/// Products of numbers with all their bits, in two parts each, are nearly those of f32, however
 /// long the sums.
 #[test]
 fn tensor_cores_lose_little() {

@@ -15,7 +15,7 @@ pub(crate) struct Reading {
 
 /// A time beyond a day is none that somebody waited for: it stands for a failure.
 const LONGEST_NS: f64 = 86_400e9;
-/// The largest numbers of integer types and of single precision, which stand for failures in any unit.
+/// The largest numbers of integer types and of f32, which stand for failures in any unit.
 const LARGEST: &[f64] = &[i32::MAX as f64, u32::MAX as f64, i64::MAX as f64, u64::MAX as f64, f32::MAX as f64];
 
 /// Kernel Tuner's names of failures. It has fewer of them than we have classes: a name that several classes

@@ -164,7 +164,7 @@ impl Results {
     ///
     /// Only recorded configurations are legal. Integers are ordinals in ascending order, and so are other
     /// numbers, by their places in that order; lists of numbers with one product are factorizations, other
-    /// lists of as many whole numbers a parameter for each place, orders of the same names permutations, and
+    /// lists of as many integers a parameter for each place, orders of the same names permutations, and
     /// all else categories.
     ///
     /// # Errors
@@ -247,7 +247,7 @@ struct Axis {
     feasible: Feasible,
 }
 
-/// The length of lists of whole numbers that are all as long.
+/// The length of lists of integers that are all as long.
 fn lists_of_one_length(values: &[Json]) -> Option<usize> {
     let length = |value: &Json| {
         let items = value.as_array()?;
@@ -277,7 +277,7 @@ impl Feasible {
             return Feasible::ordered(numbers, Domain::Ordinal);
         }
         if let Some(numbers) = values.iter().map(real).collect::<Option<Vec<_>>>() {
-            // An ordinal holds whole numbers: those with fractions are known by their places in ascending
+            // An ordinal holds integers: those with fractions are known by their places in ascending
             // order.
             return Feasible::ordered(numbers, |sorted| Domain::Ordinal((0..sorted.len() as i64).collect()));
         }

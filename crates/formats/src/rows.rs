@@ -130,9 +130,9 @@ fn text_of(value: Option<Json>) -> Result<String, String> {
     text.ok_or_else(|| format!("a value of more than {MOST_PARTS} parts or {MOST_TEXT} bytes"))
 }
 
-/// A value with whole numbers as such: Python takes 8.0 for 8.
+/// A value with integers as such: Python takes 8.0 for 8.
 fn alike(value: Json) -> Json {
-    /// Whole numbers up to here are floating-point numbers too.
+    /// Integers up to here are floating-point numbers too.
     const LARGEST: f64 = 9_007_199_254_740_992.0;
     match value {
         Json::Number(number) => {

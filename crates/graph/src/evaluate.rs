@@ -40,7 +40,7 @@ impl EvaluateError {
 
 /// Evaluates a graph for inputs by name: its outputs, in their order. It need not be specialised.
 ///
-/// Floating-point numbers are computed in double precision within an operator and rounded to their type after
+/// Floating-point numbers are computed in f64 within an operator and rounded to their type after
 /// it; integers are exact.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! Models as graphs: ONNX import, shape and value inference, reference evaluation.
 //!
 //! [`onnx::read`] makes a [`Model`] of a file's bytes; [`specialise`] binds its free dimensions and inputs,
-//! so that every tensor has its exact type; [`evaluate`] says what a graph computes, in double precision.
+//! so that every tensor has its exact type; [`evaluate`] says what a graph computes, in f64.
 //! Operators are rows of [`OPERATORS`].
 
 mod agreement;

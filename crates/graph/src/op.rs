@@ -214,7 +214,7 @@ pub trait Operation: Debug {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError>;
 
     /// All outputs that it can give, of inputs whose values are all known. Floating-point numbers are
-    /// computed in double precision and rounded at the end; integers are exact.
+    /// computed in f64 and rounded at the end; integers are exact.
     ///
     /// # Errors
     /// As [`Operation::infer`].

@@ -214,7 +214,7 @@ fn bytes_of<T: Copy, const N: usize>(numbers: &[T], bytes: impl Fn(T) -> [u8; N]
     numbers.iter().flat_map(|&x| bytes(x)).collect()
 }
 
-/// The bytes of numbers of 16 bits in single precision. Weights are most of what a model has.
+/// The bytes of numbers of 16 bits in f32. Weights are most of what a model has.
 fn singles_of(bytes: &[u8], number: impl Fn([u8; 2]) -> f32) -> Vec<u8> {
     let from = bytes.as_chunks::<2>().0;
     let mut all = vec![0; 4 * from.len()];

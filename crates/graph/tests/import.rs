@@ -231,7 +231,7 @@ fn what_is_not_supported_says_where() {
 /// Unknown operators are reported before their attributes are read.
 #[test]
 fn unknown_operators_are_told_before_their_attributes_are_read() {
-    // Whole numbers of a byte each, which would be more than reading may take.
+    // Integers of a byte each, which would be more than reading may take.
     let numbers = field(5, [field(1, "a"), field(8, vec![1_u8; 16 << 20]), int(20, 7)].concat());
     let of = |domain: &str, name: &str| {
         let call = [field(2, "y"), numbers.clone(), field(4, name), field(7, domain)].concat();

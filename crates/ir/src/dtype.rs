@@ -47,7 +47,7 @@ struct Row {
     /// Element type in which expressions stored to buffers of this type are computed; the store rounds the
     /// result.
     arithmetic: DType,
-    /// Half the distance of 1 to the next value; zero where all values are whole numbers.
+    /// Half the distance of 1 to the next value; zero where all values are integers.
     unit: f64,
     /// See [`DType::round`].
     round: fn(f64) -> f64,
@@ -108,7 +108,7 @@ const NATURAL: Row = Row {
     ..INTEGER
 };
 
-/// All element types. The root mean square of whole numbers from 1 to `n` is `√((n + 1)·(2n + 1) / 6)`.
+/// All element types. The root mean square of integers from 1 to `n` is `√((n + 1)·(2n + 1) / 6)`.
 const ROWS: [Row; 13] = [
     FLOAT,
     Row {

@@ -63,8 +63,8 @@ impl Real for f64 {
     }
 }
 
-/// e to the power of `x`: within 3·10⁻⁷ of its size for single precision and `x` from -87 to 87, to 14 digits
-/// for double precision and `x` from -700 to 700. Unlike the standard library's it compiles to vector code.
+/// e to the power of `x`: within 3·10⁻⁷ of its size for f32 and `x` from -87 to 87, to 14 digits
+/// for f64 and `x` from -700 to 700. Unlike the standard library's it compiles to vector code.
 #[inline(always)]
 pub(crate) fn exp<R: Real>(x: R) -> R {
     let rounded = x * R::LOG2_E + R::ROUNDER;

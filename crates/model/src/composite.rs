@@ -25,7 +25,7 @@ fn most_taps(places: &[Vec<(usize, f64)>]) -> usize {
 }
 
 impl Job<'_> {
-    /// A constant of whole numbers.
+    /// A constant of integers.
     pub(crate) fn whole_constant(&mut self, what: &str, dtype: DType, shape: &[i64], numbers: &[i64]) -> ValueId {
         let id = self.value(what, dtype, shape);
         let numbers: Vec<i128> = numbers.iter().map(|&n| n.into()).collect();
@@ -419,7 +419,7 @@ impl Job<'_> {
         Some(())
     }
 
-    /// A product of quantized matrices that is read as numbers of single precision alone: these count the
+    /// A product of quantized matrices that is read as f32 numbers alone: these count the
     /// sums as exactly as they keep them.
     pub(crate) fn quantized_product(&mut self) -> Option<()> {
         let (a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);

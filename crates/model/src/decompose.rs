@@ -20,7 +20,7 @@ use crate::scalar::{
 /// Numbers that a running sum adds for each of its own by windows, at most.
 const MOST_RUNNING: i64 = 1024;
 
-/// Whether a whole number is another one.
+/// Whether an integer is another one.
 pub(crate) fn is_number(x: Expr, n: i64) -> Cond {
     less(number(n as f64 - 1.0), x.clone()).and(less(x, number(n as f64 + 1.0)))
 }

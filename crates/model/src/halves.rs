@@ -1,6 +1,6 @@
 //! Computation of f16 and bf16 graphs in f32.
 //!
-//! Kernels of models compute in single precision. So constants of 16 bits, what the model takes and what
+//! Kernels of models compute in f32. So constants of 16 bits, what the model takes and what
 //! operators give are widened to f32 once; what it gives is rounded, and so is what it casts by itself.
 
 use std::borrow::Cow;

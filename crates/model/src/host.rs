@@ -59,7 +59,7 @@ impl Job<'_> {
         Some(())
     }
 
-    /// Whole numbers of i64 that an expression makes of others.
+    /// Integers of i64 that an expression makes of others.
     pub(crate) fn whole_map(&mut self, what: &str, value: Expr, inputs: &[ValueId], shape: &[i64]) -> ValueId {
         let to = self.value(what, DType::I64, shape);
         self.push(Kind::Map(value), inputs, to)
@@ -89,7 +89,7 @@ impl Job<'_> {
     ) -> Option<()> {
         let how = match how {
             Scatter::Replace => 0,
-            // A truth that is added or multiplied is `or` and `and`.
+            // A boolean that is added or multiplied is `or` and `and`.
             Scatter::Add if self.net.value(from).dtype == DType::Bool => 3,
             Scatter::Mul if self.net.value(from).dtype == DType::Bool => 4,
             Scatter::Add => 1,
@@ -176,7 +176,7 @@ impl Job<'_> {
         Some(())
     }
 
-    /// A function of each integer, in double precision unless it is exact in integers.
+    /// A function of each integer, in f64 unless it is exact in integers.
     pub(crate) fn unary_of_whole(&mut self, f: Unary) -> Option<()> {
         let (x, to) = (self.try_input(0)?, self.output()?);
         let (least, most) = self.net.value(x).dtype.integer_range();
@@ -199,7 +199,7 @@ impl Job<'_> {
         })
     }
 
-    /// Lowers the node in double precision, where integers are what it reads first and what it gives; numbers
+    /// Lowers the node in f64, where integers are what it reads first and what it gives; numbers
     /// beyond these are the nearest ones.
     pub(crate) fn in_doubles(&mut self, lower: impl FnOnce(&mut Self) -> Option<()>) -> Option<()> {
         let (x, to) = (self.try_input(0)?, self.output()?);

@@ -268,7 +268,7 @@ impl Job<'_> {
                     tilewright_graph::op::Binary::Pow if is_whole && !exponent_is_whole => {
                         Some(scalar::power_of_whole(x[0].clone(), x[1].clone()))
                     }
-                    // A product with the inverse is less than a whole number that the quotient is.
+                    // A product with the inverse is less than an integer that the quotient is.
                     tilewright_graph::op::Binary::Div if is_exact => {
                         Some(Expr::binary(BinaryOp::Div, x[0].clone(), x[1].clone()))
                     }

@@ -76,7 +76,7 @@ impl Job<'_> {
         Some(self.viewed("product", products, &out))
     }
 
-    /// Multiplies matrices of double precision or of integers, scales the product, and adds another matrix.
+    /// Multiplies matrices of f64 or of integers, scales the product, and adds another matrix.
     pub(crate) fn gemm_of_others(&mut self, op: &Gemm, [m, n, k]: [i64; 3]) -> Option<()> {
         let (mut a, mut b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
         let is_whole = self.is_whole(a);
@@ -99,7 +99,7 @@ impl Job<'_> {
         Some(())
     }
 
-    /// Products of double precision or of whole numbers.
+    /// Products of f64 or of integers.
     pub(crate) fn product_of_others(&mut self) -> Option<()> {
         let (a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
         let product = self.product_by_sums(a, b)?;
@@ -227,7 +227,7 @@ impl Job<'_> {
         Some(self.push(Kind::Map(Expr::binary(BinaryOp::Sub, input(0), input(1))), &[x, zero], to))
     }
 
-    /// A product of bytes with zero points, in whole numbers.
+    /// A product of bytes with zero points, in integers.
     pub(crate) fn whole_product(&mut self) -> Option<()> {
         let (a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
         let (a, b) = (self.less_zero(a, self.try_input(2), 1)?, self.less_zero(b, self.try_input(3), 0)?);
@@ -236,7 +236,7 @@ impl Job<'_> {
         Some(())
     }
 
-    /// A convolution of bytes with zero points, in whole numbers.
+    /// A convolution of bytes with zero points, in integers.
     pub(crate) fn whole_convolution(&mut self, found: &ConvShape) -> Option<()> {
         let (x, w, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
         let behind = self.shape(1)?.len() - 1;

@@ -81,7 +81,7 @@ pub fn div(a: Expr, b: Expr) -> Expr {
     }
 }
 
-/// An n-th of a value: exactly, or as a product with the inverse, which may be less than a whole number that
+/// An n-th of a value: exactly, or as a product with the inverse, which may be less than an integer that
 /// the quotient is.
 pub fn part(x: Expr, n: f64, is_exact: bool) -> Expr {
     if is_exact { Expr::binary(BinaryOp::Div, x, number(n)) } else { mul(x, number(1.0 / n)) }
@@ -422,7 +422,7 @@ fn rebuilt(e: &Expr) -> Expr {
                 BinaryOp::Mul => mul(a, b),
                 BinaryOp::Min => min(a, b),
                 BinaryOp::Max => max(a, b),
-                // Of whole numbers, a division is no product.
+                // Of integers, a division is no product.
                 BinaryOp::Div | BinaryOp::Pow => Expr::binary(*op, a, b),
             }
         }
@@ -431,7 +431,7 @@ fn rebuilt(e: &Expr) -> Expr {
         Expr::Select(cond, a, b) => {
             let (a, b) = (rebuilt(a), rebuilt(b));
             match &**cond {
-                // What a truth was made of is asked itself.
+                // What a boolean was made of is asked itself.
                 Cond::Less(zero, is) if **zero == number(0.0) => choose(rebuilt(is), a, b),
                 _ => Expr::Select(cond.clone(), Box::new(a), Box::new(b)),
             }

@@ -79,7 +79,7 @@ functions! {
 const NCHW: c_int = 0;
 /// `cudnnConvolutionMode_t`: filters as they lie, not turned around.
 const CROSS_CORRELATION: c_int = 1;
-/// `cudnnMathType_t`: tensor cores may round single precision's factors, or not be used.
+/// `cudnnMathType_t`: tensor cores may round f32's factors, or not be used.
 const DEFAULT_MATH: c_int = 0;
 const FMA_MATH: c_int = 3;
 /// `cudnnActivationMode_t`.

@@ -452,7 +452,7 @@ pub(super) mod tests {
             // Whether there is an algorithm is the library's to say.
             "cudnn" => true,
             "clblast" => {
-                // Whether there is double precision, the device's.
+                // Whether there is f64, the device's.
                 let is_plain = problem.epilogue.is_empty() && problem.dtype == DType::F32;
                 let in_groups = matches!(problem.kernel, Kernel::Conv(conv) if conv.groups > 1);
                 !is_plain || in_groups || matches!(problem.kernel, Kernel::Conv(conv) if pads("it", &conv).is_err())

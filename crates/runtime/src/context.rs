@@ -71,7 +71,7 @@ pub struct Context {
     /// Addresses of all slices, step by step.
     pointers: Vec<*mut u8>,
     passed: Vec<Passed>,
-    /// Addresses of the guards' truths, the last ones of `pointers`, begin here.
+    /// Addresses of the guards' booleans, the last ones of `pointers`, begin here.
     first_truth: usize,
     /// Room for what functions of this process are called with; empty between calls.
     reads: Vec<&'static [u8]>,

@@ -116,7 +116,7 @@ fn values_are_those_of_python() {
         let found = code.evaluate(&known);
         let has_none = expected.ends_with("Error") || expected == "complex" || expected == "large";
         match found {
-            // Python's whole numbers have no end, ours have: a number in between may be too large.
+            // Python's integers have no end, ours have: a number in between may be too large.
             None if !has_none => n_large += 1,
             None => {}
             Some(found) => {

@@ -124,7 +124,7 @@ pub fn data(n_bytes: usize) -> Result<String, std::fmt::Error> {
     Ok(out)
 }
 
-/// A whole number as C has it.
+/// An integer as C has it.
 fn literal(x: i64) -> String {
     // The smallest one is no literal.
     if x == i64::MIN { "INT64_MIN".to_owned() } else { format!("INT64_C({x})") }

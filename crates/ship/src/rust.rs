@@ -82,7 +82,7 @@ fn source(library: &Library) -> String {
     named(&text, &library.name)
 }
 
-/// A type of Rust with as many bits; those that it has not are whole numbers.
+/// A type of Rust with as many bits; those that it has not are integers.
 fn rust_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "f32",

@@ -26,7 +26,7 @@ pub struct OwnArgs {
     /// Kernel Tuner's
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// A parameter of the command and its values: tile=8,16,32 or t=1..8 (whole numbers, both ends) or
+    /// A parameter of the command and its values: tile=8,16,32 or t=1..8 (integers, both ends) or
     /// u=[2**i for i in range(8)]
     #[arg(short = 'p', long = "parameter", value_name = "NAME=VALUES", requires = "command", value_parser = parameter)]
     parameters: Vec<(String, String)>,

@@ -1,7 +1,7 @@
 //! Elementary functions of vectors, as inline code.
 //!
 //! Scalars call the C library, so a lane and a scalar may differ in the last bits. The largest errors found,
-//! in units in the last place against the C library in double precision, are asserted in `tests/math.rs`: at
+//! in units in the last place against the C library in f64, are asserted in `tests/math.rs`: at
 //! most 2.5 for `f32`, 4 for `f64`. Infinities, numbers that are none, signed zeros and denormals are right
 //! throughout.
 //!
@@ -186,7 +186,7 @@ impl Generator<'_> {
         }
     }
 
-    /// The whole number that a value, or each lane of a vector of `n` lanes, is rounded to; `None` for other
+    /// The integer that a value, or each lane of a vector of `n` lanes, is rounded to; `None` for other
     /// functions.
     pub(super) fn rounded(&self, op: UnaryOp, x: Id, n: usize, dtype: DType) -> Option<Id> {
         if !matches!(op, UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round) {

@@ -8,7 +8,7 @@ use tilewright_ir::expr::{BinaryOp, Cond, Expr, UnaryOp};
 
 /// The least and the greatest value of a floating-point expression that is never NaN.
 ///
-/// `None` where neither is known. The bounds are those of single precision: a constant between two of its
+/// `None` where neither is known. The bounds are those of f32: a constant between two of its
 /// numbers counts as the outer one.
 pub(super) fn range(e: &Expr) -> Option<[f64; 2]> {
     range_where(e, None)
@@ -21,7 +21,7 @@ pub(super) fn fits(e: &Expr, to: DType) -> bool {
     range(e).is_some_and(|ends| ends.into_iter().all(is_held))
 }
 
-/// Whether each value of an expression that is finite is a whole number.
+/// Whether each value of an expression that is finite is an integer.
 pub(super) fn is_whole(e: &Expr) -> bool {
     match e {
         Expr::Const(v) => v.fract() == 0.0,
@@ -70,7 +70,7 @@ fn range_where(e: &Expr, larger: Option<(&Expr, f64)>) -> Option<[f64; 2]> {
     }
 }
 
-/// The numbers of single precision around a number.
+/// The f32 numbers around a number.
 fn outward(v: f64) -> [f64; 2] {
     let near = v as f32;
     let (low, high) = if f64::from(near) <= v { (near, near.next_up()) } else { (near.next_down(), near) };

@@ -1,6 +1,6 @@
 //! Tile products in the tensor cores of NVIDIA's GPUs (`mma.sync`).
 //!
-//! A warp's instruction multiplies a tile of 16 × 8 by one of 8 × 8 numbers in f32, or of twice as many steps
+//! A warp's instruction multiplies a tile of 16 × 8 by one of 8 × 8 f32 numbers, or of twice as many steps
 //! of 16-bit numbers, with `x` along the steps of the sum and `y` along rows and columns: the thread `x`, `y`
 //! holds the factors of rows `y` and `y + 8` and of column `y`, of the steps `x` and `x + 4`, or of the pairs
 //! of steps of these numbers. Its sums are those of the program.
@@ -21,7 +21,7 @@ use super::{Generator, Storage, plan};
 use crate::CompileError;
 use crate::ssa::{Id, Op, Type};
 
-/// Bits of a number in single precision that a tensor core does not look at.
+/// Bits of an f32 number that a tensor core does not look at.
 const LOST_BITS: u32 = 13;
 
 /// A factor as numbers that a tensor core multiplies.
@@ -196,7 +196,7 @@ impl Generator<'_> {
         register
     }
 
-    /// Numbers in single precision as their first 11 bits, rounded, and what these leave.
+    /// f32 numbers as their first 11 bits, rounded, and what these leave.
     pub(super) fn both_parts(&self, numbers: Id) -> [Id; 2] {
         // Half of the last bit more, then no further bits: the same but for what is no number, which the rest
         // keeps. Of the rest a tensor core looks at no more than it can use.

@@ -135,7 +135,7 @@ impl Generator<'_> {
         self.convert(x, to.arithmetic(), dtype)
     }
 
-    /// Whether the target rounds to whole numbers by one instruction.
+    /// Whether the target rounds to integers by one instruction.
     pub(super) fn has_rounding(&self) -> bool {
         self.target.gpu.is_none() && self.target.has_fma
     }

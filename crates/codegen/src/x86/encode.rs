@@ -28,7 +28,7 @@ pub enum Rm {
 }
 
 /// The encoding of a vector instruction: opcode map (1 is `0F`, 2 `0F 38`, 3 `0F 3A`), mandatory prefix (0 is
-/// none, 1 `66`, 2 `F3`, 3 `F2`), opcode, and the bit that mostly tells double precision from single.
+/// none, 1 `66`, 2 `F3`, 3 `F2`), opcode, and the bit that mostly tells f64 from f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opcode {
     pub map: u8,

@@ -652,7 +652,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Sets the flags and says what holds where a truth value does.
+    /// Sets the flags and says what holds where a boolean does.
     fn flags(&mut self, cond: Id) -> Result<Condition, String> {
         let cond = self.same_as[cond.at()];
         if self.is_folded(cond) {

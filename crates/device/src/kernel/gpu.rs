@@ -73,7 +73,7 @@ impl GpuJob {
         constants.chain(self.lists.iter().map(move |(name, values)| (name.clone(), list(values))))
     }
 
-    /// A size, which is a whole number.
+    /// A size, which is an integer.
     fn size(&self, what: &str, text: &str, parameters: &[(String, String)]) -> Result<i64, Failure> {
         let value = |text: &String| match (text.parse::<i64>(), text.parse::<f64>()) {
             (Ok(number), _) => Datum::Int(number),

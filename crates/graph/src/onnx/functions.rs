@@ -168,7 +168,7 @@ fn read<'a>(call: &NodeProto<'a>, row: &'static str) -> FunctionProto<'a> {
     }
 }
 
-/// An attribute, as `name=value`: one of the call, a whole number, several, another number, or a word.
+/// An attribute, as `name=value`: one of the call, an integer, several, another number, or a word.
 fn attribute(text: &'static str) -> AttributeProto<'static> {
     let (name, value) = text.split_once('=').expect("an attribute has a value");
     let mut attribute = AttributeProto { name, ..AttributeProto::default() };

@@ -114,7 +114,7 @@ impl Draft {
         self.op(Cast { to: Some(to) }, &[x])
     }
 
-    /// Numbers of single precision.
+    /// Numbers of f32.
     fn single(&mut self, x: Port) -> Port {
         self.cast(x, DType::F32)
     }
@@ -287,7 +287,7 @@ fn two_classes(score: Port, transform: Transform, is_share: bool, draft: &mut Dr
     Ok(if transform == Transform::Logistic { draft.op(Unary::Sigmoid, &[both]) } else { both })
 }
 
-/// Numbers as double precision.
+/// Numbers as f64.
 fn wide(numbers: Option<Vec<f32>>) -> Vec<f64> {
     numbers.unwrap_or_default().into_iter().map(f64::from).collect()
 }

@@ -98,7 +98,7 @@ fn int(into: &mut Vec<u8>, field: u64, number: i64) {
     varint(into, number as u64);
 }
 
-/// A field of single precision.
+/// A field of f32.
 fn float(into: &mut Vec<u8>, field: u64, number: f32) {
     varint(into, field << 3 | 5);
     into.extend_from_slice(&number.to_le_bytes());

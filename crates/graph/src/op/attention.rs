@@ -52,7 +52,7 @@ pub struct RotaryEmbedding {
 
 fn import(node: &Import) -> Result<Op, OpError> {
     let heads = |name: &str| node.int(name)?.filter(|&n| n != 0).map(size).transpose();
-    // Sums are of double precision here, whatever is asked for.
+    // Sums are of f64 here, whatever is asked for.
     let _ = node.int("softmax_precision")?;
     let window = |name: &str| Ok(if node.version < 25 { None } else { node.int(name)?.filter(|&n| n >= 0) });
     Ok(Attention {

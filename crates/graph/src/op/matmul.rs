@@ -209,7 +209,7 @@ impl Operation for MatMulInteger {
         let rows = a.shape().len().saturating_sub(2);
         let x = centred(a, inputs.optional_tensor(2)?, rows)?;
         let y = centred(b, inputs.optional_tensor(3)?, b.shape().len() - 1)?;
-        // Sums of products of bytes are exact in double precision.
+        // Sums of products of bytes are exact in f64.
         let sums: Vec<i64> = batched_product(&shape, &x, &y).into_iter().map(|sum| sum as i64).collect();
         Ok(vec![wrapped(DType::I32, &shape.out, &sums)])
     }

@@ -347,7 +347,7 @@ impl Operation for LayerNormalization {
         let at = axis(self.axis, ty.shape.len())?;
         let mut shape = ty.shape.clone();
         shape[at..].fill(1);
-        // Statistics are at least of single precision.
+        // Statistics are at least of f32.
         let dtype = if ty.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let statistics = TensorType::new(dtype, shape);
         Ok(vec![ty.clone(), statistics.clone(), statistics])

@@ -143,7 +143,7 @@ impl Operation for QuantizeLinear {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let ty = self.infer(inputs)?.remove(0);
         let dtype = ty.dtype;
-        // Divided in single precision, as what rounds in practice does.
+        // Divided in f32, as what rounds in practice does.
         let quotient = |x: f64, scale: f64| f64::from((x / scale) as f32);
         self.0.evaluate(inputs, ty, |x, scale, zero| saturated(quotient(x, scale).round_ties_even() + zero, dtype))
     }

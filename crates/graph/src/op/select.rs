@@ -116,7 +116,7 @@ impl Operation for TopK {
         let at = axis(self.axis, x.shape().len())?;
         let (outer, n, inner) = around(x.shape(), at);
         let k = types[0].shape[at];
-        // Integers in double precision may tie where they are not equal.
+        // Integers in f64 may tie where they are not equal.
         let (floats, integers) = match x.dtype().is_float() {
             true => (x.floats(), Vec::new()),
             false => (Vec::new(), x.integers()),

@@ -127,7 +127,7 @@ pub fn agree(found: &Tensor, wanted: &Tensor) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a case is among those that single precision, 32 and 64 bits, and `bool` suffice for.
+/// Whether a case is among those that f32, 32 and 64 bits, and `bool` suffice for.
 pub fn is_plain(case: &Case) -> bool {
     let plain = [DType::F32, DType::I32, DType::I64, DType::Bool];
     let tensors = case.sets.iter().flat_map(|(inputs, outputs)| inputs.iter().chain(outputs));

@@ -465,7 +465,7 @@ impl Walk<'_> {
     }
 
     /// Whether a value is the same however it is computed: each step is exact, or rounded to f32 by itself,
-    /// as in what makes integers of sums. Of two numbers in f32, a sum or product that is computed in f64 is
+    /// as in what makes integers of sums. Of two f32 numbers, a sum or product that is computed in f64 is
     /// rounded as if it were exact.
     fn is_exact(&self, expr: &Expr) -> bool {
         let is_short = |e: &Expr| match e {

@@ -34,7 +34,7 @@ pub fn program(line: &str) -> Program {
 pub struct Source {
     pub name: &'static str,
     pub sizes: &'static [&'static str],
-    /// Whether whole numbers as data give whole numbers, so that no order of operations rounds.
+    /// Whether integers as data give integers, so that no order of operations rounds.
     pub exact: bool,
     pub make: fn(&[i64], &str) -> Program,
 }
@@ -64,7 +64,7 @@ pub const SOURCES: &[Source] = &[
     Source { name: "packed", sizes: &["m", "n"], exact: true, make: packed },
 ];
 
-/// Whether the program of a line is computed without rounding on whole numbers.
+/// Whether the program of a line is computed without rounding on integers.
 pub fn is_exact(line: &str) -> bool {
     SOURCES.iter().find(|s| line.split(':').next() == Some(s.name)).is_none_or(|s| s.exact)
 }
@@ -72,9 +72,9 @@ pub fn is_exact(line: &str) -> bool {
 /// Largest difference allowed between the results of a line's program and those after these steps, see
 /// [`difference`].
 ///
-/// Data are whole numbers below five, so most programs stay exact. Winograd's tiles of four have weights
+/// Data are integers below five, so most programs stay exact. Winograd's tiles of four have weights
 /// of thirds, and transforms that blow up what they round by up to a few hundred: a few thousandths in
-/// single precision.
+/// f32.
 pub fn tolerance(line: &str, steps: &[Step]) -> f64 {
     let rounds = steps.iter().any(|s| matches!(s, Step::Winograd { tile: 4, .. }));
     match (rounds, is_exact(line), line.ends_with("dtype=f64")) {
@@ -451,7 +451,7 @@ pub fn on_gpu(gpu: &GpuProgram, order: Order) -> Result<Vec<Vec<f64>>, SimtFault
     Ok(only_outputs(&gpu.program, arguments))
 }
 
-/// Small whole numbers as inputs, zeros as outputs.
+/// Small integers as inputs, zeros as outputs.
 fn whole_arguments(program: &Program) -> Vec<Vec<f64>> {
     let whole = |at: usize, buffer: u32| {
         let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(buffer).wrapping_mul(0xd1b5_4a32);

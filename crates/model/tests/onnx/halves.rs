@@ -170,7 +170,7 @@ fn casts_round_wherever_they_stand() {
     }
 }
 
-/// Whole numbers become f16 and back, and an input that is an output is passed on.
+/// Integers become f16 and back, and an input that is an output is passed on.
 #[test]
 fn whole_numbers_are_cast_and_inputs_passed_on() {
     let x = whole(&[4], &[3, -2049, 70000, 0]);

@@ -115,7 +115,7 @@ pub(super) enum Number {
     Float(f64),
 }
 
-/// Whole numbers up to this size are exact in floating point.
+/// Integers up to this size are exact in floating point.
 const EXACT: u64 = 1 << 53;
 
 impl Number {
@@ -291,7 +291,7 @@ fn whole(value: Option<i64>) -> Result<Datum, Undefined> {
     value.map(Datum::Int).ok_or(Undefined::TooLarge)
 }
 
-/// The order of a whole number and a floating-point one, exactly.
+/// The order of an integer and a floating-point one, exactly.
 fn mixed(a: i64, b: f64) -> Option<Ordering> {
     const END: f64 = 9_223_372_036_854_775_808.0;
     if b.is_nan() {

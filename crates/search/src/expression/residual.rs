@@ -60,7 +60,7 @@ impl Range {
             Op::Choose => Some(hull(of(0)?, of(2)?)),
             Op::Minimum | Op::Maximum if operands.len() == 1 => None,
             Op::Minimum | Op::Maximum => (1..operands.len()).try_fold(of(0)?, |all, at| Some(hull(all, of(at)?))),
-            // Divisors are whole numbers, so no quotient is larger than what is divided, but for rounding.
+            // Divisors are integers, so no quotient is larger than what is divided, but for rounding.
             Op::FloorDivide | Op::CeilDivide if of(1).is_some() => Range::new(-of(0)?.size() - 1, of(0)?.size() + 1),
             Op::Remainder if of(0).is_some() => Range::new(-of(1)?.size(), of(1)?.size()),
             Op::Gcd => Range::new(0, of(0)?.size().max(of(1)?.size())),

@@ -129,7 +129,7 @@ fn is_range(text: &str) -> bool {
 /// Parses a list of values: `8,16,32`, `1..8` with both ends, or a list as Python writes it.
 ///
 /// # Errors
-/// If it lists none, or a range that is not one of whole numbers.
+/// If it lists none, or a range that is not one of integers.
 pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
     let text = text.trim();
     let is_expression = text.starts_with(['[', '(']) || text.contains('(');

@@ -1,7 +1,7 @@
 //! Conversion of 16-bit floating-point numbers to f32 and back.
 //!
 //! GPUs have instructions for it. CPUs hold such numbers as 16 bits, and few of them convert them: elsewhere
-//! the bits are moved and rounded as whole numbers, which is exact and needs no function of a library.
+//! the bits are moved and rounded as integers, which is exact and needs no function of a library.
 
 use llvm_sys::core::*;
 use llvm_sys::prelude::*;
@@ -12,7 +12,7 @@ use super::{Printer, UNNAMED};
 use crate::generate::cpu;
 use crate::ssa::{Kind, Type};
 
-/// Bits of a number in single precision.
+/// Bits of an f32 number.
 mod single {
     pub const MAGNITUDE: u32 = 0x7fff_ffff;
     pub const INFINITY: u32 = 0x7f80_0000;
@@ -21,7 +21,7 @@ mod single {
     pub const SMALLEST: u32 = 0x3380_0000;
     /// 2⁻¹⁴, the smallest normal binary16.
     pub const SMALLEST_NORMAL: u32 = 0x3880_0000;
-    /// Difference of the exponents of a number in f32 and in f16.
+    /// Difference of the exponents of an f32 number and in f16.
     pub const EXPONENT: u32 = 112 << 23;
     /// Bits of a fraction that a binary16 lacks.
     pub const LOST_BITS: u32 = 13;

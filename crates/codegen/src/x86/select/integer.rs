@@ -1,4 +1,4 @@
-//! Integers, addresses and truth values.
+//! Integers, addresses and booleans.
 
 use super::super::encode::{Condition, Opcode};
 use super::super::inst::{Base, Class, Inst, Memory, NONE, Op, Reg};

@@ -8,7 +8,7 @@ use crate::error::{invalid, unsupported};
 use crate::op::{Aggregate, Binary, Forest, Import, Test, TreeEnsemble, TreeNode, Where};
 use crate::{DType, OpError};
 
-/// Numbers of an attribute: of single precision, or a tensor.
+/// Numbers of an attribute: of f32, or a tensor.
 fn numbers(node: &Import, name: &str) -> Result<Vec<f64>, OpError> {
     let (list, tensor) = (node.floats(name)?, node.tensor(&format!("{name}_as_tensor"))?);
     match (list.filter(|list| !list.is_empty()), tensor) {

@@ -167,7 +167,7 @@ pub(super) fn form(text: &str) -> Result<Form, Error> {
     })
 }
 
-/// The whole numbers of a list, or the only one.
+/// The integers of a list, or the only one.
 fn whole(json: &Json) -> Vec<i64> {
     json.as_array().map_or_else(|| vec![json.clone()], Clone::clone).iter().filter_map(Json::as_i64).collect()
 }
@@ -214,7 +214,7 @@ fn sizes(
     };
     let mut grid = global.texts();
     if counts_threads {
-        // A part of a block has no whole number, and is refused.
+        // A part of a block has no integer, and is refused.
         for (grid, block) in grid.iter_mut().zip(&local) {
             *grid = format!("({grid}) / ({block})");
         }

@@ -19,7 +19,7 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 ///
 /// # Source
 /// The structure is that of CUTLASS's products with `mma.sync`: tiles of blocks, warps and instructions, and
-/// three products of parts of 11 bits in place of one in single precision (its example 27). Rows of the
+/// three products of parts of 11 bits in place of one in f32 (its example 27). Rows of the
 /// factors in shared memory end in elements that nobody uses, so that the threads of a warp read without
 /// conflicts.
 pub const GPU_MATMUL_MMA: Template = Template {
