@@ -85,6 +85,9 @@ pub fn option(setting: Setting) -> &'static str {
 /// Puts an error of the library into words of the command: settings are options here, and advice names them.
 fn words(error: &tilewright::Error) -> String {
     let advice = match error.kind() {
+        ErrorKind::Setting(Setting::Cache) if error.text().ends_with(')') => {
+            return format!("--cache{}, or --no-cache)", error.text().trim_end_matches(')'));
+        }
         ErrorKind::Setting(setting) => return format!("{}{}", option(*setting), error.text()),
         ErrorKind::NoSearch => "see `tilewright searches`".to_owned(),
         ErrorKind::OtherMachine => "leave --target out; `show` makes code for other machines".to_owned(),
