@@ -10,9 +10,8 @@
 //! }
 //! ```
 //!
-//! That is what a plain loop computes, and all that a program says: sums are modulo 2^32 in any order. Of
-//! each factor the four are neighbours in memory. The loop may have fewer iterations where the sum is no
-//! multiple.
+//! A program says what a plain loop computes and no more: sums are modulo 2^32 in any order. Of each factor
+//! the four are neighbours in memory. The loop may have fewer iterations where the sum is no multiple.
 
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};

@@ -161,7 +161,7 @@ pub type Failure = String;
 /// Fills in a value by a function that writes it through a pointer.
 ///
 /// # Errors
-/// Those of the function.
+/// If the function fails.
 pub fn got<T>(api: &Api, empty: T, call: impl FnOnce(*mut T) -> *mut Status) -> Result<T, Failure> {
     let mut out = empty;
     let status = call(&mut out);
@@ -200,7 +200,7 @@ impl Api {
     /// A list whose length one function says, and whose elements another writes.
     ///
     /// # Errors
-    /// Those of the functions.
+    /// If one of the functions fails.
     pub fn list<T: Copy>(
         &self,
         empty: T,
@@ -216,7 +216,7 @@ impl Api {
 /// Text that a pointer leads to; empty where it is null.
 ///
 /// # Safety
-/// It is null, or leads to a text that ends with a zero.
+/// The pointer is null, or leads to a text that ends with a zero.
 pub unsafe fn text(pointer: *const c_char) -> String {
     if pointer.is_null() {
         return String::new();

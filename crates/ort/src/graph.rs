@@ -211,7 +211,7 @@ impl Reader<'_> {
     /// A value; `None` for one that is left out.
     ///
     /// # Safety
-    /// It is null or one of ONNX Runtime's.
+    /// The value is null or one of ONNX Runtime's.
     unsafe fn value(&mut self, value: *const ValueInfo) -> Result<Option<Value>, Failure> {
         if value.is_null() {
             return Ok(None);

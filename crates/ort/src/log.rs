@@ -25,7 +25,7 @@ impl Log {
     /// The log behind a pointer.
     ///
     /// # Safety
-    /// It lives as long as the provider.
+    /// The logger lives as long as the provider.
     pub unsafe fn new(api: Api, logger: *const Logger, lines: Lines) -> Log {
         Log { api, logger, lines }
     }

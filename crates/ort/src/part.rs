@@ -8,6 +8,7 @@ use tilewright::{CPU, Cache, Database, HOST, Place, Records};
 use tilewright_graph::{Bindings, DType, Tensor, TensorType, specialise};
 use tilewright_ir::Target;
 use tilewright_model::{Making, compile_known, lower};
+use tilewright_runtime::shares::Share;
 use tilewright_runtime::{Aligned, AnyModel, Context, Model, Port};
 
 use crate::api::{self, Api, KernelContext, got};
@@ -16,7 +17,7 @@ use crate::draft::{Draft, NodeAt, Ports, Refused, Value, value_at};
 use crate::graph;
 use crate::log::Log;
 use crate::options::Options;
-use crate::threads::{Loops, Share};
+use crate::threads::Loops;
 
 /// Number of sizes of a part for which it stays compiled.
 const MOST_SIZES: usize = 8;

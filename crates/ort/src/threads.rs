@@ -4,19 +4,11 @@
 //! threads of their own, so that no two pools spin for the same cores.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicI64, Ordering};
 
 use tilewright_codegen::Runtime;
+use tilewright_runtime::shares::{self, Body, Share};
 
 use crate::api::{Api, KernelContext};
-
-/// Iterations of a number of a thread, on cache lines of their own.
-#[repr(align(128))]
-#[derive(Default)]
-pub struct Share {
-    next: AtomicI64,
-    end: AtomicI64,
-}
 
 /// Loops of one run: its calls of ONNX Runtime's threads.
 pub struct Loops<'a> {
@@ -27,8 +19,6 @@ pub struct Loops<'a> {
     /// A share of iterations for each number of a thread; of this run alone.
     pub shares: &'a [Share],
 }
-
-type Body = unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64);
 
 /// Loop under way.
 struct Loop<'a> {
@@ -52,10 +42,7 @@ impl Loops<'_> {
     fn run(&self, body: Body, env: *mut c_void, n_iterations: i64) {
         let n = self.shares.len().min(usize::try_from(n_iterations).unwrap_or(0)).max(1);
         let shares = &self.shares[..n];
-        for (share, at) in shares.iter().zip(0..) {
-            share.next.store(n_iterations * at / n as i64, Ordering::Relaxed);
-            share.end.store(n_iterations * (at + 1) / n as i64, Ordering::Relaxed);
-        }
+        shares::divide(shares, n_iterations);
         let mut all = Loop { shares, body, env };
         if n > 1 {
             let data = std::ptr::from_mut(&mut all).cast();
@@ -77,18 +64,8 @@ unsafe extern "C" fn piece(data: *mut c_void, index: usize) {
 
 impl Loop<'_> {
     fn work(&self, thread: usize) {
-        let (others, own) = self.shares.split_at(thread);
-        for share in own.iter().chain(others) {
-            let end = share.end.load(Ordering::Relaxed);
-            loop {
-                let iteration = share.next.fetch_add(1, Ordering::Relaxed);
-                if iteration >= end {
-                    break;
-                }
-                // SAFETY: iterations of a loop are independent, which scheduling has checked; each is taken
-                // once, and under this number nobody else works.
-                unsafe { (self.body)(self.env, iteration, thread as i64) };
-            }
-        }
+        // SAFETY: iterations of a loop are independent, which scheduling has checked; under this number
+        // nobody else works.
+        unsafe { shares::work(self.shares, self.body, self.env, thread) };
     }
 }

@@ -15,6 +15,7 @@ mod model;
 mod pin;
 mod plan;
 pub mod pool;
+pub mod shares;
 
 pub use arena::{Block, Memory, plan_memory};
 pub use call::Call;

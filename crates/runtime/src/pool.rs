@@ -6,17 +6,18 @@
 //! which evens out threads that are slowed down by other programs. A worker that has no core when a loop is
 //! published is not waited for: the loop closes once all its iterations are taken. Where a worker loses its
 //! core within an iteration, and the loop takes longer than its caller alone would have, the pool of a
-//! program
-//! leaves its workers out for a while.
+//! program leaves its workers out for a while.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Once};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tilewright_codegen::Runtime;
+
+use crate::shares::{self, Body, Share};
 
 /// Time that an idle worker of a measuring pool spins before it sleeps: long enough to bridge the serial
 /// parts of a kernel and the gap between two runs, short enough that an idle process leaves the cores alone.
@@ -31,8 +32,7 @@ const TURNS_TO_YIELD: u32 = 4096;
 /// Least time that a loop lost to a worker without a core for that to be no chance.
 const LEAST_LOSS: Duration = Duration::from_micros(20);
 /// Workers are left out for so many times the time that was lost, at most: once, and twice as long whenever
-/// it
-/// happens again within so many times the time for which they were out.
+/// it happens again within so many times the time for which they were out.
 const MOST_OUT_PER_LOSS: u32 = 16;
 const AGAIN: u32 = 4;
 /// Longest time for which they are left out.
@@ -55,19 +55,10 @@ fn watch_forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
-type Body = unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64);
-
 #[derive(Clone, Copy)]
 struct Job {
     body: Body,
     env: *mut c_void,
-}
-
-/// Iterations of one thread; on cache lines that others touch only once they are out of work.
-#[repr(align(128))]
-struct Share {
-    next: AtomicI64,
-    end: AtomicI64,
 }
 
 /// Entrance of workers to the loop at hand: its number, whether it is open, and how many are inside.
@@ -136,22 +127,8 @@ unsafe impl Send for Shared {}
 impl Shared {
     /// Carries out iterations until all are taken; how many of them.
     fn work(&self, job: Job, thread: usize) -> i64 {
-        let (others, own) = self.shares.split_at(thread);
-        let mut n_done = 0;
-        for share in own.iter().chain(others) {
-            let end = share.end.load(Ordering::Relaxed);
-            loop {
-                let iteration = share.next.fetch_add(1, Ordering::Relaxed);
-                if iteration >= end {
-                    break;
-                }
-                // SAFETY: whoever called `Pool::run` promised that the body may be called so for every
-                // iteration.
-                unsafe { (job.body)(job.env, iteration, thread as i64) };
-                n_done += 1;
-            }
-        }
-        n_done
+        // SAFETY: whoever called `Pool::run` promised that the body may be called so for every iteration.
+        unsafe { shares::work(&self.shares, job.body, job.env, thread) }
     }
 
     fn serve(&self, thread: usize) {
@@ -239,7 +216,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             gate: Gate::default(),
             job: UnsafeCell::new(None),
-            shares: (0..n_threads.max(1)).map(|_| Share { next: 0.into(), end: 0.into() }).collect(),
+            shares: (0..n_threads.max(1)).map(|_| Share::default()).collect(),
             n_asleep: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             sleep: Mutex::new(()),
@@ -288,11 +265,7 @@ impl Pool {
         }
         let start = self.adapts.then(Instant::now);
         let shared = &*self.shared;
-        let n = shared.shares.len() as i64;
-        for (share, at) in shared.shares.iter().zip(0..) {
-            share.next.store(n_iterations * at / n, Ordering::Relaxed);
-            share.end.store(n_iterations * (at + 1) / n, Ordering::Relaxed);
-        }
+        shares::divide(&shared.shares, n_iterations);
         // SAFETY: nobody is inside, and no worker enters before the gate opens.
         unsafe { *shared.job.get() = Some(job) };
         shared.gate.open();
