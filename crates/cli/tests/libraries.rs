@@ -178,14 +178,15 @@ fn shared_libraries_show_their_functions_alone_and_need_an_old_glibc() {
     done(cc.arg("-llayer").arg(format!("-Wl,-rpath,{}", library.display())));
     folder.check(&mut Command::new(&program));
     let Some(_) = tool("objdump") else { return };
-    for (name, n_functions, threads_or_loader) in [("layer", 11, "libpthread.so.0"), ("on_gpu", 12, "libdl.so.2")] {
+    for (name, n_functions, threads_or_loader) in [("layer", 12, "libpthread.so.0"), ("on_gpu", 13, "libdl.so.2")] {
         let library = folder.path(name).join(format!("lib{name}.so"));
         let symbols = done(Command::new("objdump").arg("-T").arg(&library));
         let mut n_shown = 0;
         for line in symbols.lines().skip(4).filter(|line| !line.is_empty()) {
             let function = line.split_whitespace().next_back().unwrap();
             if !line.contains("*UND*") {
-                assert!(function.starts_with(&format!("{name}_")) && !function.contains("_k0"), "{line}");
+                let is_own = function.starts_with(&format!("{name}_")) && !function.contains("_k0");
+                assert!(is_own || function == format!("__tvm_ffi_{name}"), "{line}");
                 n_shown += 1;
             }
             if let Some((_, version)) = line.split_once("(GLIBC_") {
@@ -201,6 +202,80 @@ fn shared_libraries_show_their_functions_alone_and_need_an_old_glibc() {
             assert!(known.iter().any(|library| line.ends_with(library)), "{line}");
         }
     }
+}
+
+/// A host of TVM-FFI gets the same bits, and errors that name the argument.
+#[test]
+fn hosts_of_tvm_ffi_call_libraries() {
+    let Some(_) = tool("cc") else { return };
+    let source = format!("{}/tests/libraries/ffi.c", env!("CARGO_MANIFEST_DIR"));
+    for threads in [1, 2] {
+        let folder = Folder::new(threads);
+        folder.compile("layer", &["--threads", &threads.to_string(), "--as", "so"]);
+        let program = folder.build(&source, &[], &["-rdynamic"]);
+        let files = ["layer/liblayer.so", "x.bin", "bias.bin", "expected.bin"].map(|name| folder.path(name));
+        done(Command::new(program).args(files));
+    }
+}
+
+/// The package of TVM-FFI calls a kernel and a model, where `.ci/tvm-ffi` has fetched it.
+#[test]
+fn the_package_of_tvm_ffi_calls_a_kernel_and_a_model() {
+    let (Some(_), Some(python)) = (tool("cc"), tool("python3")) else { return };
+    let packages = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("tvm-ffi");
+    if !packages.is_dir() {
+        println!("skipped: the package of TVM-FFI is not in {} (.ci/tvm-ffi fetches it)", packages.display());
+        return;
+    }
+    let folder = Folder::new(1);
+    folder.compile("layer", &["--as", "so"]);
+    let library = folder.path("layer/liblayer.so");
+    folder.check(Command::new(python).arg(example("ffi.py")).arg(&library).env("PYTHONPATH", &packages));
+    let (model, inputs, outputs, db) =
+        (folder.path("dqn.onnx"), folder.path("frames.npy"), folder.path("out"), folder.path("none.db"));
+    let prepare = "
+import sys, numpy
+numpy.save(sys.argv[1], numpy.random.default_rng(0).random((1, 4, 84, 84), 'float32'))
+";
+    let run = |script: &str| {
+        let mut command = Command::new(python);
+        command.args(["-c", script]).env("PYTHONPATH", &packages);
+        command
+    };
+    done(run(prepare).arg(&inputs));
+    let ours = |arguments: &[&str]| assert!(common::run(arguments).status.success(), "{arguments:?}");
+    ours(&["network", "dqn", "-o", text(&model)]);
+    let named = ["--db", text(&db)];
+    ours(&[&["run", text(&model), "--input", text(&inputs), "-o", text(&outputs)], &named[..]].concat());
+    let written = folder.path("dqn");
+    ours(&[&["compile", text(&model), "--as", "so", "-o", text(&written)], &named[..]].concat());
+    let calls = "
+import sys, numpy, tvm_ffi
+layer, dqn = map(tvm_ffi.load_module, sys.argv[1:3])
+frames, expected = map(numpy.load, sys.argv[3:5])
+values = numpy.empty_like(expected)
+assert dqn.dqn(frames, values) is None
+assert (values == expected).all(), (values, expected)
+x, bias, y = (numpy.zeros(shape, 'f4') for shape in [(32, 64), 48, (32, 48)])
+wide, on_odd = numpy.zeros((32, 128), 'f4'), numpy.zeros(32 * 64 * 4 + 1, 'u1')[1:].view('f4').reshape(32, 64)
+for arguments, kind, words in [
+    ((x, bias), TypeError, 'takes 3 tensors'),
+    ((x, 1, y), TypeError, '`bias`, takes a tensor'),
+    ((x.astype('f8'), bias, y), TypeError, '`X`, takes f32, not f64'),
+    ((x[:31], bias, y), ValueError, '`X`, takes the shape [32, 64], not [31, 64]'),
+    ((wide[:, ::2], bias, y), ValueError, '`X`, takes contiguous elements, not strides [128, 2]'),
+    ((on_odd, bias, y), ValueError, '`X`, takes an address'),
+    ((x, y.reshape(-1)[:48], y), ValueError, '`Y`, overlaps argument 1, `bias`'),
+]:
+    try:
+        layer.layer(*arguments)
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise SystemExit(f'not refused: {words}')
+";
+    let values = folder.path("out/values.npy");
+    done(run(calls).args([&library, &written.join("libdqn.so"), &inputs, &values]));
 }
 
 /// A closed library stays for its contexts: linked as `compile` does it, and with its source in another

@@ -26,6 +26,11 @@ pub const FUNCTIONS: [&str; 12] = [
     "enqueue",
 ];
 
+/// The function by which TVM-FFI calls a library.
+pub fn ffi_function(name: &str) -> String {
+    format!("__tvm_ffi_{name}")
+}
+
 /// Prefix of the names of a kernel's functions.
 pub fn kernel_prefix(name: &str, kernel: usize) -> String {
     format!("{name}_k{kernel}")
@@ -68,7 +73,8 @@ pub fn source(name: &str, origin: &[String], template: &str, tables: &str) -> St
         .replace("@ORIGIN@", &comment(origin, &[]))
         .replace("@COMMON@", include_str!("../templates/common.c").trim_end())
         .replace("@TABLES@", tables.trim_end());
-    named(&text, name)
+    let ffi = include_str!("../templates/ffi.c").replace("@NAME@", name);
+    named(&(text + &ffi), name)
 }
 
 /// A text as C has it.

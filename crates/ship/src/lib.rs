@@ -276,7 +276,8 @@ impl Library {
     /// The functions that it shows.
     fn symbols(&self) -> Vec<String> {
         let n = if self.is_for_gpu { c::FUNCTIONS.len() } else { c::FUNCTIONS.len() - 1 };
-        c::FUNCTIONS[..n].iter().map(|function| format!("{}_{function}", self.name)).collect()
+        let own = c::FUNCTIONS[..n].iter().map(|function| format!("{}_{function}", self.name));
+        own.chain([c::ffi_function(&self.name)]).collect()
     }
 }
 
