@@ -370,6 +370,10 @@ fn texts_are_canonical() {
         &format!("{conv},epilogue=bias,prologue=scale+bias+relu,const=bias+in_bias+w"),
         &format!("{conv},const=w+in_bias+bias,prologue=scale+bias+relu,epilogue=bias"),
     );
+    is(
+        &format!("{conv},epilogue=init+dequant+quant_u8,const=x_zero+w+zero,x_zero=1,pad=1,dtype=u8i8"),
+        &format!("{conv},pad=1,x_zero=1,dtype=u8i8,const=w+x_zero+zero,epilogue=init+dequant+quant_u8"),
+    );
     is(&format!("{conv},epilogue=clip(-0.5;1e3)+add"), &format!("{conv},epilogue=clip(-0.5;1000)+add"));
     // Columns of pixels are rows of them, which is the same in memory.
     is(
@@ -444,6 +448,11 @@ fn degenerate_texts_are_refused_in_one_line() {
     is("matmul:m=1,n=2,k=1,prologue=relu", "no attribute `prologue`");
     is("conv2d_transpose:c=1,h=2,w=2,k=1,r=3,s=3,prologue=relu", "no attribute `prologue`");
     is(&format!("{conv},const=w+r,epilogue=bias"), "expected w or bias");
+    is(&format!("{conv},pad=1,x_zero=1"), "`x_zero=1` is not accepted; expected 0 where no integers are padded");
+    is(&format!("{conv},dtype=u8i8,x_zero=1"), "expected 0 where no integers are padded");
+    is(&format!("{conv},dtype=u8i8,const=x_zero"), "expected w");
+    is(&format!("{conv},dtype=u8i8,prologue=relu"), "expected none: integers are multiplied as they are");
+    is("conv2d_transpose:c=1,h=2,w=2,k=1,r=3,s=3,dtype=u8i8", "f32 or f64 or f16 or bf16 of conv2d_transpose");
     is(&format!("{conv},epilogue=clip(1;0)"), "clip(low;high)");
     is(&format!("{conv},epilogue=clip(0;inf)"), "clip(low;high)");
     is(&format!("{conv},epilogue={}", ["gelu"; 9].join("+")), "at most 8 operations");
@@ -657,5 +666,51 @@ fn sums_of_integers_are_quantized_exactly() {
             assert_eq!(*got, expected, "{text}: [{i}, {j}]");
         }
         assert!(n_between > m * n / 4, "{text}: only {n_between} are not saturated");
+    }
+}
+
+/// Convolutions of integers, computed from the definition in integers alone: groups, strides, dilation,
+/// channels by themselves, and what lies outside of an image counts as the zero point.
+#[test]
+fn convolutions_of_integers_are_exact() {
+    use tilewright_ir::reference::{Tolerance, random_argument};
+    let texts = [
+        "conv2d:n=2,c=6,h=7,w=5,k=9,r=3,s=3,pad=1,dtype=u8i8,x_zero=1",
+        "conv2d:c=5,h=9,w=8,k=4,r=3,s=2,stride=2,pad_top=2,pad_right=1,dtype=i8i8,x_zero=1",
+        "conv2d:c=8,h=6,w=9,k=6,r=2,s=3,pad=1,dilation_w=2,groups=2,dtype=u8i8",
+        "conv2d:c=7,h=4,w=5,k=3,r=1,s=1,dtype=i8i8",
+        "depthwise_conv2d:c=5,h=6,w=7,r=3,s=3,multiplier=2,stride_h=2,pad=1,dtype=u8i8,x_zero=1",
+        "depthwise_conv2d:c=3,h=9,w=9,r=5,s=5,pad=2,dtype=i8i8,x_zero=1,layout=blocked",
+    ];
+    for text in texts {
+        let w = Workload::parse(text).unwrap();
+        let program = w.program();
+        let Tolerance { abs, rel } = Tolerance::for_program(&program);
+        assert_eq!((abs, rel), (0.0, 0.0), "{text}");
+        let of_inputs = program.arguments().filter(|(_, b)| b.role != Role::Output);
+        let inputs: Vec<Vec<f64>> = of_inputs.map(|(id, _)| random_argument(&program, id, 7)).collect();
+        let got = evaluate(&program, &inputs, 1).unwrap().remove(0);
+        let zero = inputs.get(2).map_or(0, |zero| zero[0] as i64);
+        assert_eq!(zero != 0, text.contains("x_zero"), "{text}");
+        let Structure::Window(window) = w.structure() else { panic!("{text} is a convolution") };
+        let [rows, columns] = window.axes;
+        let of_group = window.c / window.groups;
+        let out = Tensor::zeros(&[window.n, window.k, rows.output, columns.output]);
+        for (at, got) in out.each().into_iter().zip(&got) {
+            let [n, k, p, q] = at[..] else { unreachable!() };
+            let mut sum = 0;
+            for tap in each(&[of_group, rows.filter, columns.filter]) {
+                let [c, r, s] = tap[..] else { unreachable!() };
+                let (row, column) = (p * rows.stride + r * rows.dilation, q * columns.stride + s * columns.dilation);
+                let (row, column) = (row - rows.before, column - columns.before);
+                let channel = k / (window.k / window.groups) * of_group + c;
+                let is_inside = (0..rows.input).contains(&row) && (0..columns.input).contains(&column);
+                let pixel = ((n * window.c + channel) * rows.input + row) * columns.input + column;
+                let x = if is_inside { inputs[0][pixel as usize] as i64 } else { zero };
+                let weight = ((k * of_group + c) * rows.filter + r) * columns.filter + s;
+                sum += x * inputs[1][weight as usize] as i64;
+            }
+            assert_eq!(*got, sum as f64, "{text}: {at:?}");
+        }
     }
 }

@@ -355,6 +355,9 @@ impl PeerSpec {
         if matches!(workload.structure(), Structure::Window(Window { interleaved: true, .. })) {
             return Err(Unavailable::Unsupported { reason: "it does not interleave groups of channels".to_owned() });
         }
+        if matches!(workload.structure(), Structure::Window(Window { zero_point: true, .. })) {
+            return Err(Unavailable::Unsupported { reason: "it pads with zeros alone".to_owned() });
+        }
         if matches!(workload.layout(), Layout::Channels { .. }) {
             return Err(Unavailable::Unsupported { reason: "it takes images as NCHW".to_owned() });
         }

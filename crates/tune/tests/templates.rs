@@ -51,6 +51,28 @@ fn every_template_computes_the_operator_on_any_shape() {
     }
 }
 
+/// Odd channels, borders that are no zeros, strides, groups, channels by themselves, layouts of all kinds.
+#[test]
+fn convolutions_of_integers_are_right_by_every_template() {
+    let shapes = [
+        "conv2d:c=19,h=7,w=6,k=18,r=3,s=3,pad=1,x_zero=1,dtype=u8i8,const=w,epilogue=init+dequant+quant_u8",
+        "conv2d:c=16,h=7,w=9,k=32,r=3,s=3,pad=1,stride=2,x_zero=1,dtype=i8i8,const=w,in=c16,out=c16,\
+         epilogue=dequant+add+quant_i8",
+        "conv2d:c=16,h=6,w=5,k=32,r=1,s=1,dtype=u8i8,const=w,in=c16,out=c16,epilogue=init+dequant+relu+quant_u8",
+        "conv2d:c=32,h=6,w=6,k=16,r=1,s=1,stride=2,dtype=u8i8,const=w,in=c4,epilogue=init+dequant",
+        "conv2d:n=2,c=3,h=13,w=12,k=17,r=5,s=5,stride=2,pad=2,dtype=u8i8,const=w",
+        "conv2d:c=12,h=6,w=7,k=24,r=3,s=3,pad=1,groups=3,dilation=2,x_zero=1,dtype=i8i8",
+        "conv2d:c=8,h=6,w=7,k=32,r=3,s=3,pad=1,x_zero=1,dtype=u8i8,layout=blocked,epilogue=dequant+quant_u8",
+        "depthwise_conv2d:c=19,h=7,w=6,r=3,s=3,pad=1,x_zero=1,dtype=u8i8,const=w,epilogue=init+dequant+quant_u8",
+        "depthwise_conv2d:c=32,h=9,w=8,r=5,s=5,stride=2,pad=2,dtype=i8i8,in=c16,out=c16,epilogue=dequant",
+        "depthwise_conv2d:c=9,h=8,w=5,r=2,s=3,multiplier=2,dtype=u8i8,layout=blocked",
+    ];
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(8);
+    for text in shapes {
+        check_random(text, |_| true, 2, &mut rng);
+    }
+}
+
 /// Pointwise filters, padding, strides, groups and dilation; what Winograd's algorithm serves.
 #[test]
 fn prologues_are_done_inside_of_images_by_every_template() {

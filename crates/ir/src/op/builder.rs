@@ -141,6 +141,7 @@ impl Operands<'_> {
     pub(super) fn keep(&mut self, p: &mut ProgramBuilder) {
         for (at, name, kind) in Epilogue::operands(self.operations) {
             if let (Operand::Element, Some(input)) = (kind, &mut self.of[at]) {
+                p.set_dtype(p.program.buffer(*input).dtype);
                 *input = p.copy(Part::Prepare, *input, &kept(&name), &["rn", "rk", "rp", "rq"], Role::Kept);
             }
         }

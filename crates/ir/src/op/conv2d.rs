@@ -35,6 +35,7 @@ pub const CONV2D: Operator = Operator {
             "interleave",
             "1 where output channels of the groups take turns: Y[n, j*groups + g] is channel j of group g",
         ),
+        Size::flag("x_zero", "1 where integers are padded with their zero point, the input `x_zero`, else with zeros"),
     ],
     constants: &["w"],
     has_layout: true,
@@ -59,5 +60,6 @@ fn structure(w: &Workload) -> Structure {
     let [n, c, k, groups] = ["n", "c", "k", "groups"].map(|size| w.size(size));
     let axes = Axis::forward(w);
     let interleaved = w.size("interleave") == 1;
-    Structure::Window(Window { n, c, k, groups, interleaved, depthwise: false, transposed: false, axes })
+    let zero_point = w.size(Window::ZERO) == 1;
+    Structure::Window(Window { n, c, k, groups, interleaved, depthwise: false, transposed: false, axes, zero_point })
 }

@@ -41,5 +41,16 @@ pub const CONV2D_TRANSPOSE: Operator = Operator {
 fn structure(w: &Workload) -> Structure {
     let [n, c, k] = ["n", "c", "k"].map(|size| w.size(size));
     let axes = Axis::transposed(w);
-    Structure::Window(Window { n, c, k, groups: 1, interleaved: false, depthwise: false, transposed: true, axes })
+    let zero_point = false;
+    Structure::Window(Window {
+        n,
+        c,
+        k,
+        groups: 1,
+        interleaved: false,
+        depthwise: false,
+        transposed: true,
+        axes,
+        zero_point,
+    })
 }

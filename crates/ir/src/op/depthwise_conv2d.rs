@@ -23,6 +23,7 @@ pub const DEPTHWISE_CONV2D: Operator = Operator {
         Size::of("pad", 0, "pad_right", "columns of zeros to the right"),
         Size::of("dilation", 1, "dilation_h", "rows from tap to tap"),
         Size::of("dilation", 1, "dilation_w", "columns from tap to tap"),
+        Size::flag("x_zero", "1 where integers are padded with their zero point, the input `x_zero`, else with zeros"),
     ],
     constants: &["w"],
     has_layout: true,
@@ -35,5 +36,16 @@ pub const DEPTHWISE_CONV2D: Operator = Operator {
 fn structure(w: &Workload) -> Structure {
     let (n, c) = (w.size("n"), w.size("c"));
     let (k, axes) = (c * w.size("multiplier"), Axis::forward(w));
-    Structure::Window(Window { n, c, k, groups: c, interleaved: false, depthwise: true, transposed: false, axes })
+    let zero_point = w.size(Window::ZERO) == 1;
+    Structure::Window(Window {
+        n,
+        c,
+        k,
+        groups: c,
+        interleaved: false,
+        depthwise: true,
+        transposed: false,
+        axes,
+        zero_point,
+    })
 }

@@ -199,6 +199,9 @@ pub struct Window {
     pub transposed: bool,
     /// Rows and columns.
     pub axes: [Axis; 2],
+    /// Whether integers are padded with their zero point, the input [`ZERO`](Window::ZERO), and not with
+    /// zeros.
+    pub zero_point: bool,
 }
 
 /// Spatial axis of a [`Window`].
@@ -238,6 +241,8 @@ impl Window {
     pub const INPUT: &'static str = "X";
     /// The weights.
     pub const WEIGHTS: &'static str = "W";
+    /// Zero point of the input, of one element.
+    pub const ZERO: &'static str = "x_zero";
     /// Name of the stage that pads the input and applies the prologue.
     pub const PAD: &'static str = "pad";
     /// The stage that sums.
@@ -275,7 +280,7 @@ impl Window {
         self.is_padded() || !w.prologue().is_empty()
     }
 
-    fn is_padded(&self) -> bool {
+    pub(super) fn is_padded(&self) -> bool {
         self.transposed || self.axes.iter().any(|axis| (axis.before, axis.after) != (0, 0))
     }
 

@@ -224,10 +224,16 @@ impl Window {
         let blocked = w.layout() == Layout::Blocked;
         let mut p = w.builder();
         let shape = [n, k, rows.output, columns.output];
+        let [of_input, of_weights] = w.factors();
+        p.set_dtype(of_input);
         let mut input = p.input(Window::INPUT, &[n, c, rows.input, columns.input]);
+        p.set_dtype(of_weights);
         let weights = p.input(Window::WEIGHTS, &self.weights());
+        p.set_dtype(of_input);
+        let zero = self.zero_point.then(|| p.input(Window::ZERO, &[1]));
         let ahead = Operands::of_prologue(&mut p, w, c);
         let mut operands = Operands::new(&mut p, w, k, &shape);
+        p.set_dtype(of_input);
         if blocked {
             input = p.copy(Part::Prepare, input, Window::KEPT_INPUT, &["xn", "xc", "xh", "xw"], Role::Kept);
             operands.keep(&mut p);
@@ -239,9 +245,10 @@ impl Window {
                 let ((row, row_inside), (column, column_inside)) = (rows.unpad(&v[2]), columns.unpad(&v[3]));
                 let element = Expr::Load(input, vec![v[0].clone(), v[1].clone(), row, column]);
                 let element = ahead.apply(element, v, 1);
+                let outside = zero.map_or(Expr::Const(0.0), |zero| Expr::Load(zero, vec![0.into()]));
                 match row_inside.and(column_inside) {
                     Cond::True => element,
-                    inside => Expr::Select(Box::new(inside), Box::new(element), Box::new(Expr::Const(0.0))),
+                    inside => Expr::Select(Box::new(inside), Box::new(element), Box::new(outside)),
                 }
             });
         }
@@ -257,7 +264,7 @@ impl Window {
             let element = vec![at[0].clone(), channel, rows.meet(&at[2], r), columns.meet(&at[3], s)];
             Expr::binary(BinaryOp::Mul, Expr::Load(input, element), Expr::Load(weights, weight))
         });
-        p.set_dtype(w.dtype);
+        p.set_dtype(w.result_dtype());
         let (name, role) = if blocked { (Window::KEPT_OUTPUT, Role::Kept) } else { (Window::OUTPUT, Role::Output) };
         let axes = [("on", n), ("ok", k), ("op", rows.output), ("oq", columns.output)];
         let out = p.stage(StageSpec { name, axes: &axes, reduce: None, role }, |at| {

@@ -3,7 +3,9 @@
 use super::alias::{set_of, sets};
 use super::builder::kept;
 use super::window::turned;
-use super::{ALIASES, Axis, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure};
+use super::{
+    ALIASES, Axis, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure, Window,
+};
 use crate::dtype::DType;
 use crate::program::Program;
 use std::fmt;
@@ -421,15 +423,30 @@ impl Workload {
         let wrong = |key: &str, value: String, expected: String| {
             Err(WorkloadError::Value { key: key.to_owned(), value: brief(&value), expected })
         };
-        if self.factors.is_some() && !matches!(self.structure(), Structure::Contraction(_)) {
+        let structure = self.structure();
+        let has_integers = match &structure {
+            Structure::Contraction(_) => true,
+            Structure::Window(window) => !window.transposed,
+            Structure::Nest(_) => false,
+        };
+        if let Structure::Window(window) = &structure
+            && window.zero_point
+            && (self.factors.is_none() || !window.is_padded())
+        {
+            let expected = "0 where no integers are padded".to_owned();
+            return wrong(Window::ZERO, "1".to_owned(), expected);
+        }
+        if self.factors.is_some() && !self.prologue.is_empty() {
+            let expected = "none: integers are multiplied as they are".to_owned();
+            return wrong("prologue", Epilogue::list_to_string(&self.prologue), expected);
+        }
+        if self.factors.is_some() && !has_integers {
             let floats = types().into_iter().filter(|((_, factors), _)| factors.is_none()).map(|(_, name)| name);
             let floats = floats.collect::<Vec<_>>().join(" or ");
             return wrong("dtype", self.dtype_name().to_owned(), format!("{floats} of {}", self.operator.name));
         }
         for (key, list) in [("prologue", &self.prologue), ("epilogue", &self.epilogue)] {
-            // An element of an image is no sum.
-            let of = if key == "prologue" && !self.dtype.is_float() { DType::F32 } else { self.dtype };
-            if let Err(expected) = Epilogue::result_of(of, list) {
+            if let Err(expected) = Epilogue::result_of(self.dtype, list) {
                 return wrong(key, Epilogue::list_to_string(list), expected);
             }
         }
@@ -558,7 +575,8 @@ impl Workload {
         let ahead = Epilogue::prologue_operands(&self.prologue);
         let operands = ahead.into_iter().chain(Epilogue::operands(&self.epilogue));
         let operands = operands.map(|(_, name, _)| name.to_lowercase());
-        self.operator.constants.iter().map(|name| (*name).to_owned()).chain(operands).collect()
+        let zero = matches!(self.structure(), Structure::Window(w) if w.zero_point).then(|| Window::ZERO.to_owned());
+        self.operator.constants.iter().map(|name| (*name).to_owned()).chain(zero).chain(operands).collect()
     }
 
     /// Replaces the layout of the activations.
@@ -618,7 +636,9 @@ impl Workload {
             let value = brief(&Epilogue::list_to_string(&prologue));
             return Err(WorkloadError::Value { key: "prologue".to_owned(), value, expected });
         }
-        Workload { prologue, ..self }.without_unknown_constants().checked()
+        let workload = Workload { prologue, ..self };
+        workload.require_types()?;
+        workload.without_unknown_constants().checked()
     }
 
     /// Drops constants that are not inputs of the workload.
@@ -704,7 +724,7 @@ impl Workload {
         let Structure::Window(w) = self.structure() else { return false };
         let has_taps_in_a_row = |axis: &Axis| (axis.filter, axis.stride, axis.dilation) == (3, 1, 1);
         let is_dense = w.groups == 1 && !w.depthwise && !w.transposed;
-        is_dense && !self.dtype.is_half() && w.axes.iter().all(has_taps_in_a_row)
+        is_dense && self.dtype.is_float() && !self.dtype.is_half() && w.axes.iter().all(has_taps_in_a_row)
     }
 
     /// Replaces a size; `None` where the result is not a valid workload.

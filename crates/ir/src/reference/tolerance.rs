@@ -230,7 +230,7 @@ pub fn random_argument(program: &Program, id: BufferId, seed: u64) -> Vec<f64> {
     let buffer = program.buffer(id);
     let n = buffer.n_elements().unwrap_or(0) as usize;
     if is_factor(buffer.dtype) && is_multiplied(program, id) {
-        let values = factors(buffer.shape.last().copied().unwrap_or(1).max(1) as usize, seed, n);
+        let values = factors(row_of(&buffer.shape), seed, n);
         return values.map(|bits| buffer.dtype.read(&[bits])[0]).collect();
     }
     if buffer.dtype == DType::F32 && scales_sums(program, id) {
@@ -245,18 +245,41 @@ pub fn random_argument(program: &Program, id: BufferId, seed: u64) -> Vec<f64> {
     }
 }
 
-/// Whether elements of a buffer are factors of products that are summed.
+/// Elements that a line of ends goes along: a row of a matrix, or of an image or filter what belongs to one
+/// of several channels.
+fn row_of(shape: &[i64]) -> usize {
+    let row = match shape.iter().position(|n| *n > 1) {
+        Some(first) if shape.len() > 3 => shape[first + 1..].iter().product(),
+        _ => shape.last().copied().unwrap_or(1),
+    };
+    row.max(1) as usize
+}
+
+/// Whether elements of a buffer, or of a copy of it, are factors of products that are summed.
 fn is_multiplied(program: &Program, id: BufferId) -> bool {
-    let is_it = |factor: &Expr| matches!(factor, Expr::Load(b, _) if *b == id);
+    fn holds(value: &Expr, id: BufferId) -> bool {
+        match value {
+            Expr::Load(b, _) => *b == id,
+            Expr::Select(_, a, b) => holds(a, id) || holds(b, id),
+            _ => false,
+        }
+    }
+    let is_it = |factor: &Expr| holds(factor, id);
+    let mut copies = Vec::new();
     let mut found = false;
     for stmt in program.parts().into_iter().flatten() {
         stmt.walk(&mut |stmt| {
             if let Stmt::Update { op: ReduceOp::Sum, value: Expr::Binary(BinaryOp::Mul, a, b), .. } = stmt {
                 found |= is_it(a) || is_it(b);
             }
+            if let Stmt::Store { buffer, value, .. } = stmt
+                && is_it(value)
+            {
+                copies.push(*buffer);
+            }
         });
     }
-    found
+    found || copies.into_iter().any(|copy| copy != id && is_multiplied(program, copy))
 }
 
 /// Whether elements of a buffer multiply sums of integers.

@@ -48,7 +48,7 @@ pub const CONV_4_4_4_2_2_2: Template = Template {
 fn serves(s: &Setting) -> bool {
     let Structure::Window(window) = s.workload.structure() else { return false };
     let is_plain = window.groups == 1 && !is_blocked(s);
-    let is_open = s.workload.layout().channels() == [1, 1];
+    let is_open = s.workload.layout().channels() == [1, 1] && !s.workload.has_integer_factors();
     !window.depthwise && !window.transposed && is_open && (s.target.gpu.is_none() || is_plain)
 }
 

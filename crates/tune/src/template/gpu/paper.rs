@@ -46,9 +46,10 @@ const MOST_ALONG: i64 = 16;
 /// The most elements of a thread in all, which is to keep them in registers.
 const MOST_ELEMENTS: i64 = 128;
 
-/// A convolution in the layouts that its caller gives it.
+/// A convolution of floating-point numbers in the layouts that its caller gives it.
 fn plain_window(s: &Setting) -> Option<Window> {
     match s.workload.structure() {
+        _ if s.workload.has_integer_factors() => None,
         Structure::Window(window) if s.workload.layout() == Layout::Nchw => Some(window),
         _ => None,
     }

@@ -73,7 +73,7 @@ impl Product {
     pub fn of(w: &Workload) -> Option<Product> {
         match w.structure() {
             // Shared memory and tensor cores are for numbers of one type.
-            Structure::Contraction(_) if w.has_integer_factors() => None,
+            _ if w.has_integer_factors() => None,
             Structure::Contraction(c) => Some(Product::of_contraction(w, &c)),
             Structure::Window(window) if !window.depthwise && w.layout() == Layout::Nchw => {
                 let has_blocks = window.groups == 1 || (window.k / window.groups) % LEAST_BLOCK == 0;
