@@ -18,9 +18,11 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+#[cfg(feature = "fleet")]
+use command::fleet;
 use command::{
-    bench, best, check, compile, experiment, fleet, formats, network, predict, race, record_space, records, replay,
-    report, run as run_model, show, space, tune,
+    bench, best, check, compile, experiment, formats, network, predict, race, record_space, records, replay, report,
+    run as run_model, show, space, tune,
 };
 use output::message;
 
@@ -72,8 +74,10 @@ enum Command {
     Run(run_model::RunArgs),
     /// Write a network of the literature as an ONNX model with seeded weights
     Network(network::NetworkArgs),
+    #[cfg(feature = "fleet")]
     /// Measure on this machine for tuners elsewhere, until it is interrupted
     Serve(fleet::ServeArgs),
+    #[cfg(feature = "fleet")]
     /// Show the devices of a fleet, or make keys for one
     Fleet(fleet::FleetCommandArgs),
     /// Show what was found on this machine
@@ -131,7 +135,9 @@ fn run() -> ExitCode {
         Command::Check(args) => check::run(&args, json),
         Command::Run(args) => run_model::run(&args, json),
         Command::Network(args) => network::run(&args, json),
+        #[cfg(feature = "fleet")]
         Command::Serve(args) => fleet::serve(&args),
+        #[cfg(feature = "fleet")]
         Command::Fleet(args) => fleet::run(&args, json),
         Command::Doctor => {
             let machine = tilewright::Machine::here();

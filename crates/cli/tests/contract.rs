@@ -139,8 +139,8 @@ fn the_shortest_search_has_a_result_and_says_beforehand_what_takes_longer() {
     assert!(seconds("race") < 1.0 + 5.0 && seconds("untuned") < 0.1 + 2.0, "{result}");
     let at = |words: &str| told.find(words).unwrap_or_else(|| panic!("{words:?} is not among: {told}"));
     assert!(at("start: about ") < at("search: 0.001 s") && at("search: ") < at("race: at most 1 s"), "{told}");
-    assert!(at("race: at most ") < at("untuned program: at most "), "{told}");
-    assert!(at("untuned program: at most ") < at("1 trial ("), "{told}");
+    assert!(at("race: at most ") < at("untuned kernel: at most "), "{told}");
+    assert!(at("untuned kernel: at most ") < at("1 trial ("), "{told}");
 
     // Something valid is known now: nothing is begun past the limit, before which a millisecond would be
     // enough to begin.

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use data_encoding::BASE64;
 use serde_json::{Value as Json, json};
 
 use crate::error::Error;
@@ -184,7 +185,8 @@ pub fn last_of_each(client: &mut Client, stream: &str) -> Result<Vec<Vec<u8>>, E
         let last = json!({"last_by_subj": subject});
         // It may be gone meanwhile.
         if let Ok(answer) = ask(client, &format!("$JS.API.STREAM.MSG.GET.{stream}"), &last)? {
-            found.extend(answer["message"]["data"].as_str().and_then(crate::text::from_base64));
+            let data = answer["message"]["data"].as_str();
+            found.extend(data.and_then(|text| BASE64.decode(text.as_bytes()).ok()));
         }
     }
     Ok(found)

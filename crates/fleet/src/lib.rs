@@ -15,7 +15,6 @@ mod nkey;
 pub mod protocol;
 mod remote;
 mod serve;
-mod text;
 mod tune;
 
 use std::path::Path;
@@ -26,7 +25,7 @@ pub use here::serve_here;
 pub use nats::Servers;
 pub use remote::{Books, Remote, strays};
 pub use serve::{Here, serve};
-pub use tune::{assignment, tune, tune_many};
+pub use tune::{assignment, in_equal_parts, tune, tune_many};
 
 use here::class_here;
 use keys::{Credentials, Role};

@@ -4,10 +4,9 @@
 //! <https://github.com/nats-io/nkeys>: base 32 of a prefix that says what the key is for, the key, and a
 //! check sum of both.
 
+use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD, HEXLOWER};
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{Ed25519KeyPair, KeyPair};
-
-use crate::text::{base32, base64url, crc16, from_base32, hex};
 
 /// Prefix bytes of a seed, shown as `S`, and of a user's public key, shown as `U`.
 const SEED: u8 = 18 << 3;
@@ -35,7 +34,7 @@ impl NKey {
 
     /// The one of a seed's text; none where the text is no seed of a user.
     pub fn parse(text: &str) -> Option<NKey> {
-        let bytes = from_base32(text.trim())?;
+        let bytes = BASE32_NOPAD.decode(text.trim().as_bytes()).ok()?;
         let (bytes, sum) = bytes.split_last_chunk::<2>()?;
         let (prefix, seed) = bytes.split_first_chunk::<2>()?;
         let is_user = *prefix == [SEED | USER >> 5, USER << 3];
@@ -54,7 +53,7 @@ impl NKey {
 
     /// The signature of something, as text.
     pub fn sign(&self, what: &str) -> String {
-        base64url(self.pair.sign(what.as_bytes()).as_ref())
+        BASE64URL_NOPAD.encode(self.pair.sign(what.as_bytes()).as_ref())
     }
 }
 
@@ -65,7 +64,14 @@ impl Default for NKey {
 }
 
 fn with_sum(bytes: &[u8]) -> String {
-    base32(&[bytes, &crc16(bytes).to_le_bytes()].concat())
+    BASE32_NOPAD.encode(&[bytes, &crc16(bytes).to_le_bytes()].concat())
+}
+
+/// Check sum of keys: CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0u16, |crc, byte| {
+        (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| crc << 1 ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 })
+    })
 }
 
 /// Random bytes.
@@ -80,12 +86,35 @@ pub fn random<const N: usize>() -> [u8; N] {
 
 /// A random name of 128 bits.
 pub fn random_name() -> String {
-    hex(&random::<16>())
+    HEXLOWER.encode(&random::<16>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_check_sum_is_the_standard_one() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+    }
+
+    #[test]
+    fn keys_are_those_of_the_nats_tools() {
+        // RFC 8032's first key, as the text that `nsc` would write of it.
+        let seed: [u8; 32] = HEXLOWER
+            .decode(b"9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+            .unwrap()
+            .try_into()
+            .unwrap();
+        let key = NKey::of_seed(seed);
+        assert_eq!(
+            (key.seed().as_str(), key.public().as_str()),
+            (
+                "SUAJ2YNRTXX72WTAXKCEV5ES5QWMIRCJYVUXWMTJDFYDXLADDSXH6YALCA",
+                "UDLVVGABQKYQVN6VJP7NHSLEA45A5YLS6PNKMIZFV4BBU2HXA5IRUVAL",
+            )
+        );
+    }
 
     #[test]
     fn keys_are_read_as_they_are_written() {

@@ -91,6 +91,13 @@ pub fn tune_many(
     Ok(done)
 }
 
+/// Gives requests that the devices of a class work on side by side equal parts of the time that they share,
+/// as those of a model do.
+pub fn in_equal_parts(requests: Vec<Request>, time: Duration) -> Vec<Request> {
+    let n_requests = u32::try_from(requests.len()).unwrap_or(u32::MAX).max(1);
+    requests.into_iter().map(|request| request.time(time / n_requests)).collect()
+}
+
 /// Turns by which several searches share devices.
 struct Turns {
     /// The devices that each is to keep busy.

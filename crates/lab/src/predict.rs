@@ -1,10 +1,12 @@
 //! Models that write a kernel's parameters down without a search: training, asking and comparing them.
 
+pub mod baselines;
 pub mod evaluate;
 pub mod paper;
 pub mod query;
 mod tables;
 pub mod train;
+mod tree;
 
 use std::io::Read;
 use std::ops::ControlFlow;

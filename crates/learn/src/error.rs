@@ -1,7 +1,5 @@
 //! The crate's error.
 
-use crate::baselines::Baseline;
-
 /// Errors of this crate. The fault is the caller's.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LearnError {
@@ -34,13 +32,5 @@ pub enum LearnError {
         value: String,
         /// Valid values.
         expected: &'static str,
-    },
-    /// A classifier that fails on the rows it was given.
-    #[error("{baseline:?} failed: {reason}")]
-    Baseline {
-        /// The classifier.
-        baseline: Baseline,
-        /// Message of the method.
-        reason: String,
     },
 }

@@ -4,9 +4,8 @@
 //! [`Examples`], which [`Gbt`] (boosted trees), [`Ensemble`] (bootstrapped trees) and [`Knn`] (nearest
 //! neighbours) learn from; [`TreeGru`] learns from trees of rows instead. [`ActorCritic`] and [`Controller`]
 //! are policies, which learn from the rewards of what they did. Models of [`sequence`] write the best
-//! parameters of a kernel down from its problem alone; [`baselines`] are the classifiers that they are
-//! compared with. [`Acquisition`] turns a mean and a spread into a score, and [`diverse`] chooses a batch by
-//! score and variety.
+//! parameters of a kernel down from its problem alone. [`Acquisition`] turns a mean and a spread into a
+//! score, and [`diverse`] chooses a batch by score and variety.
 //!
 //! Larger targets give larger predictions. Which end is the better one, the caller knows; [`Acquisition`],
 //! [`diverse`] and [`metrics::average_recall`] take larger as better. Everything runs on the calling thread
@@ -14,7 +13,6 @@
 #![forbid(unsafe_code)]
 
 mod acquisition;
-pub mod baselines;
 mod diversity;
 mod ensemble;
 mod error;

@@ -1,5 +1,6 @@
 //! Zip files, the form of wheels, and the hashes that wheels list.
 
+use data_encoding::BASE64URL_NOPAD;
 use flate2::Crc;
 
 /// A zip file of named files, stored as they are. The same files give the same bytes.
@@ -41,13 +42,7 @@ pub fn zip<'f>(files: impl Iterator<Item = (&'f str, &'f [u8])>) -> Vec<u8> {
 
 /// SHA-256 as wheels write it: in base 64 for URLs, without padding.
 pub fn wheel_hash(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let hash = sha256(bytes);
-    let digits = hash.chunks(3).flat_map(|chunk| {
-        let bits = chunk.iter().enumerate().fold(0u32, |bits, (at, byte)| bits | u32::from(*byte) << (16 - 8 * at));
-        (0..=chunk.len()).map(move |at| char::from(DIGITS[(bits >> (18 - 6 * at) & 63) as usize])).collect::<Vec<_>>()
-    });
-    digits.collect()
+    BASE64URL_NOPAD.encode(&sha256(bytes))
 }
 
 /// The first 32 bits of the fractions of the first primes' roots: of square roots, then of cubic ones.
@@ -117,8 +112,7 @@ mod tests {
                 "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1",
             ),
         ] {
-            let hex: String = sha256(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-            assert_eq!(hex, expected, "{text}");
+            assert_eq!(data_encoding::HEXLOWER.encode(&sha256(text.as_bytes())), expected, "{text}");
         }
         assert_eq!(wheel_hash(b"abc"), "ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0");
     }

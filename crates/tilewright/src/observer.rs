@@ -149,7 +149,7 @@ impl fmt::Display for Plan {
         });
         if let Some(limits) = self.limits {
             parts.push(format!("race: at most {}", seconds(limits.race)));
-            parts.push(format!("untuned program: at most {}", seconds(limits.untuned)));
+            parts.push(format!("untuned kernel: at most {}", seconds(limits.untuned)));
         }
         f.write_str(&parts.join("; "))
     }

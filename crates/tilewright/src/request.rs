@@ -88,7 +88,7 @@ pub struct Settings {
     pub seed: u64,
     /// Threads that a kernel may use, or CPUs of a command.
     pub threads: usize,
-    /// Whether the leaders race at the end, and the untuned program of a workload is measured.
+    /// Whether the leaders race at the end, and the untuned kernel of a workload is measured.
     pub race: bool,
     /// Whether what is recorded of the subject is forgotten first.
     pub fresh: bool,

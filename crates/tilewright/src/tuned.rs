@@ -160,9 +160,9 @@ pub struct Race {
     /// Whether winner and runner-up cannot be told apart.
     #[serde(rename = "tie")]
     pub is_tie: bool,
-    /// Throughput of the program as it is written, or on a GPU of what the template guesses first.
+    /// Throughput of the first guess, which runs where nothing is recorded.
     pub untuned_gflops: Option<f64>,
-    /// Time of the program as it is written, or on a GPU of the template's first guess.
+    /// Time of the first guess.
     #[serde(skip)]
     pub untuned: Untuned,
     /// Number of leaders that finished the race.
@@ -179,7 +179,7 @@ pub struct WallSeconds {
     pub search: f64,
     /// The race.
     pub race: f64,
-    /// The untuned program.
+    /// The untuned kernel.
     pub untuned: f64,
     /// Seconds to write the last records and to end workers.
     pub end: f64,
@@ -212,7 +212,7 @@ impl Wall {
         self.last = Instant::now();
     }
 
-    /// The race has ended, with the untuned program behind it.
+    /// The race has ended, with the untuned kernel behind it.
     pub fn end_race(&mut self, end: Option<&End>) {
         let both = self.lap();
         self.seconds.untuned = match end {

@@ -7,15 +7,13 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value as Json, json};
 pub use tilewright::words::{milliseconds, seconds};
-use tilewright::{
-    Caches, DEFAULT_SEARCH, DEFAULT_TIME, Job, Note, OnRunner, Request, Session, Transfer, Tuned, Workload,
-};
+use tilewright::{Caches, DEFAULT_SEARCH, DEFAULT_TIME, Job, OnRunner, Request, Session, Transfer, Tuned, Workload};
 use tilewright_device::host;
 use tilewright_ir::Target;
 use tilewright_lab::predict::likely_configs;
 use tilewright_model::{Choices, Layouts, laid_out, settle};
 
-use super::fleet::FleetArgs;
+use super::fleet::{FleetArgs, on_fleet};
 use super::model::{BindingArgs, ModelArgs};
 use super::tune_command::{self, OwnArgs};
 use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, worker_command};
@@ -60,7 +58,7 @@ pub struct TuneArgs {
     /// Leave out the configurations that the template would begin with: the search proposes all
     #[arg(long)]
     no_guesses: bool,
-    /// Leave out the race of the leaders and the untuned program at the end: the fastest trial is the result
+    /// Leave out the race of the leaders and the untuned kernel at the end: the fastest trial is the result
     #[arg(long)]
     pub(super) no_race: bool,
     /// Begin anew: forget what is recorded of it, as where a program or a machine has changed
@@ -93,7 +91,7 @@ pub struct TuneArgs {
     #[command(flatten)]
     pub(super) own: OwnArgs,
     #[command(flatten)]
-    fleet: FleetArgs,
+    pub(super) fleet: FleetArgs,
     /// Measure on the devices of this class of a fleet: see `fleet` and `serve`
     #[arg(long, value_name = "CLASS", requires = "url", conflicts_with_all = NOT_ON)]
     on: Option<String>,
@@ -211,7 +209,8 @@ impl TuneArgs {
 pub struct Report {
     /// Result as `tune --json` prints it.
     pub json: Json,
-    text: String,
+    /// Result as a user reads it.
+    pub text: String,
     /// Reason why there is no winner, where there should be one.
     pub failure: Option<anyhow::Error>,
     /// Error that lost records, where it did; the run ended with that.
@@ -235,7 +234,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let machine = args.machine()?;
     if let Some(class) = &args.on {
         let requests = workloads.iter().map(|workload| args.request_for(&machine, workload, workloads.len() > 1));
-        return on_fleet(args, class, &requests.collect::<anyhow::Result<Vec<_>>>()?, as_json);
+        return on_fleet(args, class, requests.collect::<anyhow::Result<Vec<_>>>()?, None, as_json);
     }
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
@@ -287,7 +286,10 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
 }
 
 /// Writes what the workloads of a set came to.
-fn write_set(workloads: &[Workload], reports: &[Report], as_json: bool) -> anyhow::Result<()> {
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write_set(workloads: &[Workload], reports: &[Report], as_json: bool) -> anyhow::Result<()> {
     let mut rows = vec![["workload", "GFLOP/s", "time"].map(str::to_owned).to_vec()];
     for (workload, report) in workloads.iter().zip(reports) {
         let number = |name: &str| report.json["best"][name].as_f64();
@@ -299,43 +301,6 @@ fn write_set(workloads: &[Workload], reports: &[Report], as_json: bool) -> anyho
     }
     let json = json!({"workloads": reports.iter().map(|r| &r.json).collect::<Vec<_>>()});
     write_result(as_json, &json, &table(&rows))
-}
-
-/// Tunes workloads on a fleet: one by all of its devices, several side by side.
-fn on_fleet(args: &TuneArgs, class: &str, requests: &[Request], as_json: bool) -> anyhow::Result<()> {
-    let fleet = args.fleet.fleet(Some(class))?;
-    let interrupts = Interrupts::watch()?;
-    let session = Session::new(args.records.database()?, worker_command()?);
-    let workload = |at: usize| requests[at].workload();
-    if let [request] = requests {
-        let shown = Shown::new(workload(0)?, Some(&args.search), args.seed, interrupts.concerned());
-        let tuned = tilewright_fleet::tune(&session, &fleet, request, &interrupts.stop, &shown);
-        shown.finish();
-        let report = Report::new(args, workload(0)?, tuned?);
-        if report.failure.is_none() || as_json {
-            write_result(as_json, &report.json, &report.text)?;
-        }
-        return report.lost.or(report.failure).map_or(Ok(()), Err);
-    }
-    let tell = |at: usize, note: Note| {
-        if let (Note::Message(line), Ok(workload)) = (note, workload(at)) {
-            message(&format!("{workload}: {line}"));
-        }
-    };
-    let all = tilewright_fleet::tune_many(&session, &fleet, requests, &interrupts.stop, &tell)?;
-    let (mut workloads, mut reports, mut fault) = (Vec::new(), Vec::new(), None);
-    for (at, tuned) in all {
-        let workload = workload(at)?;
-        match tuned {
-            Ok(tuned) => {
-                workloads.push(workload.clone());
-                reports.push(Report::new(args, workload, tuned));
-            }
-            Err(error) => fault = Some(anyhow::Error::from(error).context(workload.to_string())),
-        }
-    }
-    write_set(&workloads, &reports, as_json)?;
-    fault.or_else(|| reports.into_iter().find_map(|report| report.lost.or(report.failure))).map_or(Ok(()), Err)
 }
 
 /// Tunes the kernels of a model together.
@@ -361,12 +326,11 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));
     }
     if let Some(class) = &args.on {
-        // The devices have the time together.
-        let time = args.trials.is_none().then(|| args.time.unwrap_or(DEFAULT_TIME) / tasks.len() as u32);
-        let request = |(workload, _, caches): &Task| {
-            anyhow::Ok(args.request_for(&machine, workload, true)?.caches(*caches).time(time))
-        };
-        return on_fleet(args, class, &tasks.iter().map(request).collect::<anyhow::Result<Vec<_>>>()?, as_json);
+        let request =
+            |(workload, _, caches): &Task| anyhow::Ok(args.request_for(&machine, workload, true)?.caches(*caches));
+        let requests = tasks.iter().map(request).collect::<anyhow::Result<Vec<_>>>()?;
+        let whole = args.trials.is_none().then(|| args.time.unwrap_or(DEFAULT_TIME));
+        return on_fleet(args, class, requests, whole, as_json);
     }
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
@@ -455,8 +419,8 @@ fn tune(
 }
 
 impl Report {
-    /// The report of a run.
-    fn new(args: &TuneArgs, workload: &Workload, mut tuned: Tuned) -> Report {
+    /// Reports a run.
+    pub fn new(args: &TuneArgs, workload: &Workload, mut tuned: Tuned) -> Report {
         remark(&tuned);
         let lost = tuned.lost.take().map(anyhow::Error::from);
         let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");

@@ -9,7 +9,6 @@ use tilewright::Error;
 use tilewright::file::write_whole;
 use tilewright::version::{BUILD, RELEASE};
 use tilewright::words::{count, shell_quoted};
-use tilewright_learn::baselines::BASELINES;
 use tilewright_learn::sequence::{ARCHITECTURES, Architecture, Epoch, Training};
 
 use super::folder::{self, RUNS};
@@ -18,6 +17,7 @@ use super::results::{PAGE, markdown};
 use super::{Cost, Held, data};
 use crate::history::MedianCurve;
 use crate::plot::{Axis, Layer, Marks, Plot, Scale, colours, sheet};
+use crate::predict::baselines::BASELINES;
 use crate::predict::evaluate::{BaselineFacts, Evaluation, MeanStd, ModelFacts, Request, Scores, evaluate};
 use crate::predict::paper::{BEAM_MODEL, PAPER as ROWS, WIDTHS};
 use crate::predict::{Choice, RANDOM, Table};

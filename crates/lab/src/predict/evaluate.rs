@@ -10,10 +10,10 @@ use tilewright::Error;
 use tilewright::file::write_whole;
 use tilewright::version::{BUILD, RELEASE};
 use tilewright::words::count;
-use tilewright_learn::baselines::{BASELINES, predict_classes};
 use tilewright_learn::sequence::{Architecture, Epoch, Training};
 use tilewright_tune::predict::{Inputs, Row, Score, score};
 
+use super::baselines::{BASELINES, predict_classes};
 use super::paper::PaperRow;
 use super::train::checkpoint_of;
 use super::{BeamScore, Lesson, ModelPlaces, Table, beam_scores, load_model, milliseconds, teach};
@@ -262,7 +262,7 @@ impl<'a> Repetition<'a> {
     }
 
     /// Average accuracy of each baseline.
-    fn baselines(&self, caller: Caller) -> Result<Vec<(&'static str, Score)>, Error> {
+    fn baselines(&self, caller: Caller) -> Vec<(&'static str, Score)> {
         let Table { kernel, .. } = self.table;
         let train = self.table.at(&[&self.train[..], &self.validation].concat());
         let test = self.table.at(&self.test);
@@ -277,14 +277,12 @@ impl<'a> Repetition<'a> {
             for parameter in 0..kernel.parameters.len() {
                 let classes: Vec<u32> = train.iter().map(|row| row.answer[parameter]).collect();
                 let predicted = predict_classes(row.baseline, &features, &classes, &asked, self.seed);
-                let predicted =
-                    predicted.or_failed(format!("{} of {}", row.name, kernel.parameters[parameter].name))?;
                 answers.iter_mut().zip(predicted).for_each(|(answer, class)| answer.push(class));
             }
             let answers: Vec<Vec<Vec<u32>>> = answers.into_iter().map(|answer| vec![answer]).collect();
             scores.push((row.name, score(kernel, &test, &answers)));
         }
-        Ok(scores)
+        scores
     }
 }
 
@@ -302,7 +300,7 @@ pub fn evaluate(table: &Table, request: &Request, caller: Caller) -> Result<Eval
             runs.push(repetition.run(*architecture, request, caller)?);
         }
         if request.baselines {
-            for (at, (name, score)) in repetition.baselines(caller)?.into_iter().enumerate() {
+            for (at, (name, score)) in repetition.baselines(caller).into_iter().enumerate() {
                 if baselines.len() == at {
                     baselines.push((name, Vec::new()));
                 }

@@ -33,7 +33,7 @@ const FEW_ROUNDS: Duration = Duration::from_millis(500);
 /// one, and a race that comes to the upper one hangs.
 const SHORTEST_RACE: Duration = Duration::from_secs(1);
 const LONGEST_RACE: Duration = Duration::from_secs(60);
-/// Longest that the untuned program may take with its build and its check, after a long search and after the
+/// Longest that the untuned kernel may take with its build and its check, after a long search and after the
 /// shortest.
 const UNTUNED_LIMIT: Duration = Duration::from_secs(4);
 const SHORTEST_UNTUNED_LIMIT: Duration = Duration::from_millis(100);
@@ -47,7 +47,7 @@ pub struct EndLimits {
     pub rounds: Duration,
     /// The race as a whole.
     pub race: Duration,
-    /// The untuned program, with its build and its check.
+    /// The untuned kernel, with its build and its check.
     pub untuned: Duration,
 }
 
@@ -98,7 +98,7 @@ impl End {
 pub struct Finals {
     /// Fastest first, at least one.
     pub ranking: Vec<Leader>,
-    /// Time of the program as it is written.
+    /// Time of the untuned kernel.
     pub untuned: Untuned,
     /// Time that it took to measure that.
     pub untuned_time: Duration,
@@ -117,7 +117,7 @@ pub struct Leader {
     pub relative_error: Option<f64>,
 }
 
-/// Result of the untuned program, or on a GPU of the first guess.
+/// Result of the untuned kernel: the first guess, which runs where nothing is recorded.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum Untuned {
     /// Measured.

@@ -211,13 +211,9 @@ impl Runnable for WorkloadRun<'_> {
         self.place.is_none().then(|| (start_s, gflops(workload, 1.0) / (1e9 * peak_gflops)))
     }
 
-    /// Program as it is written or, on a GPU, one thread of which would run that, the first guess of the
-    /// template's model.
+    /// First guess of the template's model: what runs where nothing is recorded.
     fn baseline(&self) -> Option<Candidate> {
-        match self.task.setting.target.gpu {
-            None => Some(Candidate { config: Config::new([]), steps: "".into(), patience: None }),
-            Some(_) => self.task.first_guess(self.settings.seed).map(|config| self.subject().candidate(config)),
-        }
+        self.task.first_guess(self.settings.seed).map(|config| self.subject().candidate(config))
     }
 
     fn is_verified(&self) -> bool {

@@ -4,19 +4,12 @@
 //! The methods of table II in "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", with
 //! the usual defaults, since it names none.
 
-use smartcore::algorithm::neighbour::KNNAlgorithmName;
-use smartcore::ensemble::random_forest_classifier::{RandomForestClassifier, RandomForestClassifierParameters};
-use smartcore::error::Failed;
-use smartcore::linalg::basic::matrix::DenseMatrix;
-use smartcore::neighbors::knn_classifier::{KNNClassifier, KNNClassifierParameters};
-use smartcore::tree::decision_tree_classifier::{DecisionTreeClassifier, DecisionTreeClassifierParameters};
-
-use crate::LearnError;
+use super::tree::{Examples, Forest, Tree, most};
 
 /// Neighbours that vote.
 const N_NEIGHBOURS: usize = 5;
 /// Trees of the forest.
-const N_TREES: u16 = 100;
+const N_TREES: usize = 100;
 /// The share of the largest variance that is added to each one, so that a constant feature divides nothing by
 /// zero.
 const SMOOTHING: f64 = 1e-9;
@@ -56,63 +49,44 @@ pub const BASELINES: &[BaselineRow] = &[
 
 /// Trains a classifier on rows of features, and predicts the classes of other rows.
 ///
-/// # Errors
-/// [`LearnError`] if lengths differ, or the method fails on these rows.
+/// # Panics
+/// If there are no rows, or not as many classes.
 pub fn predict_classes(
     baseline: Baseline,
     features: &[Vec<f64>],
     classes: &[u32],
     asked: &[Vec<f64>],
     seed: u64,
-) -> Result<Vec<u32>, LearnError> {
-    if features.len() != classes.len() {
-        return Err(LearnError::Length { what: "classes", n_rows: features.len(), found: classes.len() });
-    }
-    let Some(&first) = classes.first() else {
-        return Err(LearnError::BadOption { option: "rows", value: "0".into(), expected: "at least 1" });
-    };
-    if asked.is_empty() || classes.iter().all(|class| *class == first) {
-        return Ok(vec![first; asked.len()]);
-    }
+) -> Vec<u32> {
+    assert!(!features.is_empty() && features.len() == classes.len(), "invariant: each row has a class");
     // Features without variation say nothing, and distances need not add them up.
     let varies = |&at: &usize| features.iter().any(|row| row[at] != features[0][at]);
     let columns: Vec<usize> = (0..features[0].len()).filter(varies).collect();
-    if columns.is_empty() {
-        return Ok(vec![most_frequent(classes); asked.len()]);
+    let distinct = distinct(classes);
+    let place = |class: &u32| distinct.binary_search(class).expect("invariant: it is one of them");
+    let places: Vec<usize> = classes.iter().map(place).collect();
+    if columns.is_empty() || distinct.len() == 1 {
+        return vec![distinct[majority(&places, distinct.len())]; asked.len()];
     }
     let chosen = |rows: &[Vec<f64>]| -> Vec<Vec<f64>> {
         rows.iter().map(|row| columns.iter().map(|&at| row[at]).collect()).collect()
     };
     let (features, asked) = (chosen(features), chosen(asked));
-    let failed = |failed: Failed| LearnError::Baseline { baseline, reason: failed.to_string() };
+    let examples = Examples { rows: &features, classes: &places, n_classes: distinct.len() };
+    let each = |predict: &dyn Fn(&[f64]) -> usize| asked.iter().map(|row| distinct[predict(row)]).collect();
     match baseline {
-        Baseline::NaiveBayes => Ok(naive_bayes(&features, classes, &asked)),
-        Baseline::SupportVectors => Ok(support_vectors(&features, classes, &asked)),
-        Baseline::DecisionTree | Baseline::Neighbours | Baseline::RandomForest => {
-            let (x, wanted) = (matrix(&features).map_err(failed)?, matrix(&asked).map_err(failed)?);
-            let y = classes.to_vec();
-            let predicted = match baseline {
-                Baseline::DecisionTree => {
-                    let options = DecisionTreeClassifierParameters { seed: Some(seed), ..Default::default() };
-                    DecisionTreeClassifier::fit(&x, &y, options).and_then(|tree| tree.predict(&wanted))
-                }
-                Baseline::RandomForest => {
-                    let options = RandomForestClassifierParameters::default().with_n_trees(N_TREES).with_seed(seed);
-                    RandomForestClassifier::fit(&x, &y, options).and_then(|forest| forest.predict(&wanted))
-                }
-                _ => {
-                    let options = KNNClassifierParameters::default().with_k(N_NEIGHBOURS.min(y.len()));
-                    let options = options.with_algorithm(KNNAlgorithmName::LinearSearch);
-                    KNNClassifier::fit(&x, &y, options).and_then(|neighbours| neighbours.predict(&wanted))
-                }
-            };
-            predicted.map_err(failed)
+        Baseline::NaiveBayes => naive_bayes(&features, classes, &asked),
+        Baseline::SupportVectors => support_vectors(&features, classes, &asked),
+        Baseline::Neighbours => each(&|row| nearest(examples, row)),
+        Baseline::DecisionTree => {
+            let tree = Tree::fit(examples);
+            each(&|row| tree.predict(row))
+        }
+        Baseline::RandomForest => {
+            let forest = Forest::fit(examples, N_TREES, seed);
+            each(&|row| forest.predict(row))
         }
     }
-}
-
-fn matrix(rows: &[Vec<f64>]) -> Result<DenseMatrix<f64>, Failed> {
-    DenseMatrix::from_2d_vec(&rows.to_vec())
 }
 
 fn distinct(classes: &[u32]) -> Vec<u32> {
@@ -122,10 +96,21 @@ fn distinct(classes: &[u32]) -> Vec<u32> {
     distinct
 }
 
-/// The class that occurs most often, the least of those.
-fn most_frequent(classes: &[u32]) -> u32 {
-    let n = |class: &u32| classes.iter().filter(|other| *other == class).count();
-    *distinct(classes).iter().rev().max_by_key(|class| n(class)).expect("invariant: there are rows")
+/// Class that occurs most often, the least of those.
+fn majority(classes: &[usize], n_classes: usize) -> usize {
+    let mut counts = vec![0; n_classes];
+    classes.iter().for_each(|&class| counts[class] += 1);
+    most(&counts)
+}
+
+/// Class that most of the nearest rows have; of rows that are equally far the first ones vote.
+fn nearest(examples: Examples, row: &[f64]) -> usize {
+    let distance = |known: &[f64]| known.iter().zip(row).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+    let mut by_distance: Vec<(f64, usize)> =
+        examples.rows.iter().zip(examples.classes).map(|(known, class)| (distance(known), *class)).collect();
+    by_distance.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let nearest: Vec<usize> = by_distance.iter().take(N_NEIGHBOURS).map(|(_, class)| *class).collect();
+    majority(&nearest, examples.n_classes)
 }
 
 /// Gaussian naive Bayes, with variances smoothed.
@@ -264,15 +249,10 @@ mod tests {
         let classes: Vec<u32> = (0..90).map(|at| [4, 0, 9][at % 3]).collect();
         let asked = [vec![0.4, 1.0, 2.0], vec![10.4, 1.0, 0.0], vec![20.4, 1.0, 4.0]];
         for BaselineRow { baseline, name } in BASELINES {
-            assert_eq!(predict_classes(*baseline, &features, &classes, &asked, 1), Ok(vec![4, 0, 9]), "{name}");
-            assert_eq!(predict_classes(*baseline, &features, &[3; 90], &asked, 0), Ok(vec![3; 3]), "{name}: one class");
+            assert_eq!(predict_classes(*baseline, &features, &classes, &asked, 1), [4, 0, 9], "{name}");
+            assert_eq!(predict_classes(*baseline, &features, &[3; 90], &asked, 0), [3; 3], "{name}: one class");
             let flat = vec![vec![1.0]; 4];
-            assert_eq!(
-                predict_classes(*baseline, &flat, &[1, 2, 2, 1], &flat, 0),
-                Ok(vec![1; 4]),
-                "{name}: no feature"
-            );
-            assert!(predict_classes(*baseline, &flat, &[1], &flat, 0).is_err(), "{name}: lengths differ");
+            assert_eq!(predict_classes(*baseline, &flat, &[1, 2, 2, 1], &flat, 0), [1; 4], "{name}: no feature");
         }
     }
 }
