@@ -4,6 +4,9 @@ use super::Setting;
 use tilewright_ir::Step;
 use tilewright_search::{Config, Constraint, Domain, Parameter, Space, SpaceError, Value};
 
+/// The parameter that says which algorithm it is.
+pub const CHOICE: &str = "algorithm";
+
 /// A way to compute something, given what the templates of an operator read off its workload.
 pub struct Algorithm<Problem> {
     /// Name as a value of `algorithm`.
@@ -28,13 +31,19 @@ pub fn is_choice<P>(problem: &P, algorithms: &[Algorithm<P>]) -> bool {
 /// Makes the space of several algorithms: the parameters of all. Parameters that the chosen algorithm does
 /// not have keep their first value; the others keep to its values.
 pub fn space<P>(name: &str, s: &Setting, problem: &P, algorithms: &[Algorithm<P>]) -> Result<Space, SpaceError> {
+    let (parameters, constraints) = declarations(s, problem, algorithms);
+    Space::new(name, parameters, constraints)
+}
+
+/// Parameters and constraints of such a space.
+pub fn declarations<P>(s: &Setting, problem: &P, algorithms: &[Algorithm<P>]) -> (Vec<Parameter>, Vec<Constraint>) {
     let algorithms: Vec<&Algorithm<P>> = algorithms.iter().filter(|a| (a.applies)(problem)).collect();
     if let [only] = algorithms[..] {
-        return Space::new(name, (only.parameters)(s, problem), (only.constraints)(s, problem));
+        return ((only.parameters)(s, problem), (only.constraints)(s, problem));
     }
     let names: Vec<&str> = algorithms.iter().map(|a| a.name).collect();
     let of_each: Vec<Vec<Parameter>> = algorithms.iter().map(|a| (a.parameters)(s, problem)).collect();
-    let mut parameters = vec![Parameter::categorical("algorithm", &names)];
+    let mut parameters = vec![Parameter::categorical(CHOICE, &names)];
     let mut constraints = Vec::new();
     for parameter in of_each.iter().flatten() {
         if parameters.iter().any(|p| p.name == parameter.name) {
@@ -49,7 +58,7 @@ pub fn space<P>(name: &str, s: &Setting, problem: &P, algorithms: &[Algorithm<P>
             constraints.push(Constraint::new(
                 &format!("{}_of_algorithm", parameter.name),
                 "a parameter that the algorithm does not have keeps its first value",
-                &["algorithm", &parameter.name],
+                &[CHOICE, &parameter.name],
                 move |v| {
                     let chosen = names.iter().position(|n| n == v[0].text()).expect("a listed algorithm");
                     in_each[chosen].as_ref().map_or(*v[1] == first, |domain| holds(domain, v[1]))
@@ -60,9 +69,9 @@ pub fn space<P>(name: &str, s: &Setting, problem: &P, algorithms: &[Algorithm<P>
     }
     for algorithm in algorithms {
         constraints
-            .extend((algorithm.constraints)(s, problem).into_iter().map(|c| c.only_where("algorithm", algorithm.name)));
+            .extend((algorithm.constraints)(s, problem).into_iter().map(|c| c.only_where(CHOICE, algorithm.name)));
     }
-    Space::new(name, parameters, constraints)
+    (parameters, constraints)
 }
 
 /// The schedule of a configuration of such a space.
@@ -81,7 +90,7 @@ fn chosen<'a, P>(problem: &P, all: &'a [Algorithm<P>], space: &Space, config: &C
     match applying[..] {
         [only] => only,
         _ => {
-            let name = space.text(config, "algorithm");
+            let name = space.text(config, CHOICE);
             applying.into_iter().find(|a| a.name == name).expect("the space lists the algorithms that apply")
         }
     }
@@ -113,6 +122,15 @@ fn holds(domain: &Domain, value: &Value) -> bool {
         Domain::Ordinal(all) => all.contains(&value.int()),
         Domain::Categorical(all) => all.iter().any(|v| v == value.text()),
         Domain::Factorization { .. } | Domain::Permutation(_) => true,
+    }
+}
+
+/// A parameter that is held to its first value, a number or an alternative, as where there is no choice.
+pub fn held(parameter: &Parameter) -> Parameter {
+    match first(&parameter.domain) {
+        Value::Int(value) => Parameter::ordinal(&parameter.name, [value]),
+        Value::Text(value) => Parameter::categorical(&parameter.name, &[&value]),
+        value @ (Value::Order(_) | Value::Factors(_)) => panic!("{value:?} is a number or an alternative"),
     }
 }
 

@@ -4,7 +4,7 @@
 //! takes a part of the sum instead; the parts are added up in their order once all are done, so that results
 //! depend on the schedule alone. The smallest problems are done before another thread has begun: then all but
 //! one do nothing. Only where one of the two may be better is it a choice; other spaces have no such
-//! parameter.
+//! parameter, or hold it.
 
 use super::step::{layout, reorder, rfactor, split};
 use super::{Setting, ceil_div};
@@ -156,6 +156,13 @@ impl Work {
         let is_there = |share: &Share| *share != Share::Sum || can_share_sum && self.has_long_sum(s);
         let values: Vec<&str> = Share::ALL.iter().filter(|(share, _)| is_there(share)).map(|(_, name)| *name).collect();
         self.is_choice(s).then(|| Parameter::categorical(NAME, &values).optional())
+    }
+
+    /// The parameter of an algorithm that can share long sums, at every size: where there is no choice,
+    /// threads share the result.
+    pub fn parameter_at_any_size(&self, s: &Setting) -> Option<Parameter> {
+        let held = || Parameter::categorical(NAME, &[Share::Result.name()]).optional();
+        (s.n_threads > 1).then(|| self.parameter(s, true).unwrap_or_else(held))
     }
 
     /// A constraint on how threads share the result, which goes for configurations in which they do.

@@ -125,7 +125,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     if s.n_threads > 1 {
         parameters.push(Parameter::categorical("parallel", parallel_loops(s, p)));
     }
-    parameters.extend(p.work().parameter(s, true));
+    parameters.extend(p.work().parameter_at_any_size(s));
     parameters
 }
 

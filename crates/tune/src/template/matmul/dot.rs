@@ -38,6 +38,11 @@ fn applies(p: &Product) -> bool {
     !p.in_fours && p.m.min(p.n) <= MOST_OF_FEWER && lies_along(p.a.is_k_last(), p.m) && lies_along(p.b.is_k_last(), p.n)
 }
 
+/// Whether it applies to some number of rows.
+pub fn applies_to_few_rows(p: &Product) -> bool {
+    !p.in_fours && (p.b.is_k_last() || p.n == 1)
+}
+
 fn tiles(n: i64) -> impl Iterator<Item = i64> {
     TILES.into_iter().filter(move |&t| t <= n)
 }
@@ -48,37 +53,44 @@ fn parallel_loops(p: &Product) -> &'static [&'static str] {
 }
 
 fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
-    // With one row or column there is nothing that the inner loop returns to.
-    let tile_loops: &[&str] = match (p.m, p.n) {
-        (1, _) => &["jr-ir"],
-        (_, 1) => &["ir-jr"],
-        _ => &["jr-ir", "ir-jr"],
-    };
     let mut parameters = vec![
         Parameter::ordinal("tile_m", tiles(p.m)),
         Parameter::ordinal("tile_n", tiles(p.n)),
-        Parameter::categorical("tiles", tile_loops),
+        Parameter::categorical("tiles", &["jr-ir", "ir-jr"]),
         Parameter::ordinal("unroll_k", [1, 2, 4]),
     ];
     if s.n_threads > 1 {
         parameters.push(Parameter::categorical("parallel", parallel_loops(p)));
     }
-    parameters.extend(p.work().parameter(s, true));
+    parameters.extend(p.work().parameter_at_any_size(s));
     parameters
 }
 
 fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
     let (m, n) = (p.m, p.n);
     let registers = i64::from(s.target.n_vector_registers);
-    let mut constraints = vec![Constraint::new(
-        "tile_in_registers",
-        &format!("tile_m * tile_n + min(tile_m, tile_n) < {registers}"),
-        &["tile_m", "tile_n"],
-        move |v| {
-            let (tm, tn) = (v[0].int(), v[1].int());
-            tm * tn + tm.min(tn) < registers
-        },
-    )];
+    let mut constraints = vec![
+        Constraint::new(
+            "tile_in_registers",
+            &format!("tile_m * tile_n + min(tile_m, tile_n) < {registers}"),
+            &["tile_m", "tile_n"],
+            move |v| {
+                let (tm, tn) = (v[0].int(), v[1].int());
+                tm * tn + tm.min(tn) < registers
+            },
+        ),
+        // There is nothing that the inner loop returns to.
+        Constraint::new(
+            "tiles_of_a_vector",
+            "tiles is jr-ir with one row, ir-jr with one column",
+            &["tiles"],
+            move |v| match (m, n) {
+                (1, _) => v[0].text() == "jr-ir",
+                (_, 1) => v[0].text() == "ir-jr",
+                _ => true,
+            },
+        ),
+    ];
     if s.n_threads > 1 {
         let (batch, n_threads) = (p.batch.unwrap_or(1), s.n_threads as i64);
         let for_all_threads = Constraint::new(

@@ -12,6 +12,7 @@ use tilewright_ir::Step;
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::{self, Contraction, Structure, Workload};
 use tilewright_ir::schedule::LayoutAxis::{self, Whole};
+use tilewright_search::{Parameter, Space, SpaceError};
 
 pub use blocked::MATMUL_BLOCKED;
 pub use dot::MATMUL_DOT;
@@ -22,12 +23,35 @@ pub const MATMUL: Template = Template {
     name: "matmul",
     text: "cache blocks and packed panels, or dot products along the reduction, whichever is faster",
     serves: |s| is_product_on_cpu(s),
-    space: |s| algorithm::space("matmul", s, &Product::of(&s.workload), ALGORITHMS),
+    space,
     steps: |s, space, config| algorithm::steps(s, &Product::of(&s.workload), ALGORITHMS, space, config),
     estimate: Some(|s, space, config| algorithm::estimate(s, &Product::of(&s.workload), ALGORITHMS, space, config)),
 };
 
 const ALGORITHMS: &[Algorithm<Product>] = &[blocked::BLOCKED, dot::DOT];
+
+/// The space of [`MATMUL`], which has the same parameters at every number of rows: those of dot products are
+/// held to one value where there are too many rows. So configurations carry over from size to size.
+fn space(s: &Setting) -> Result<Space, SpaceError> {
+    let p = Product::of(&s.workload);
+    let (mut parameters, constraints) = algorithm::declarations(s, &p, ALGORITHMS);
+    if !dot::applies_to_few_rows(&p) {
+        return Space::new("matmul", parameters, constraints);
+    }
+    if !algorithm::is_choice(&p, ALGORITHMS) {
+        parameters.insert(0, Parameter::categorical(algorithm::CHOICE, &[blocked::BLOCKED.name]));
+        let of_dot = (dot::DOT.parameters)(s, &p);
+        let held = of_dot.iter().filter(|d| parameters.iter().all(|p| p.name != d.name)).map(algorithm::held);
+        let held: Vec<Parameter> = held.collect();
+        parameters.extend(held);
+    }
+    // Records of many rows lack what only dot products have.
+    let of_blocked = (blocked::BLOCKED.parameters)(s, &p);
+    for parameter in parameters.iter_mut().filter(|p| of_blocked.iter().all(|b| b.name != p.name)) {
+        parameter.optional = true;
+    }
+    Space::new("matmul", parameters, constraints)
+}
 
 /// Whether a setting is a product of matrices on a CPU.
 fn is_product_on_cpu(s: &Setting) -> bool {
