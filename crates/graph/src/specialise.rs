@@ -411,7 +411,9 @@ impl Job {
         check_types(&types, node.outputs.len()).map_err(refuse)?;
         let n_bytes: usize = types.iter().map(|ty| ty.checked_bytes().expect("it was checked")).sum();
         let is_known = facts.iter().flatten().all(|fact| fact.value.is_some()) || node.op.reads_type_only();
-        let constants = match is_known && n_bytes <= self.fold_bytes {
+        // Quantized weights stay integers.
+        let is_folded = is_known && n_bytes <= self.fold_bytes && !matches!(node.op, Op::DequantizeLinear(_));
+        let constants = match is_folded {
             true => Some(operation.evaluate(given).map_err(refuse)?),
             false => None,
         };

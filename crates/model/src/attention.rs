@@ -1,5 +1,6 @@
 //! Products around attention: queries, keys and values as one product, heads read and written where they lie.
 
+use tilewright_graph::DType;
 use tilewright_ir::Expr;
 use tilewright_ir::expr::BinaryOp;
 use tilewright_ir::op::Heads;
@@ -328,7 +329,7 @@ fn part(net: &Net, users: &[Vec<usize>], at: usize) -> Option<Part> {
     let Kind::Product { heads: None, .. } = node.kind else { return None };
     let (x, out) = (node.output(), net.shape(node.output()).to_vec());
     let weights = node.input(1);
-    net.value(weights).constant.as_ref().filter(|_| out.len() == 2)?;
+    net.value(weights).constant.as_ref().filter(|tensor| out.len() == 2 && tensor.dtype() == DType::F32)?;
     let n = out[1] as usize;
     let user = only_user(net, users, x)?;
     let next = &net.nodes[user];

@@ -363,8 +363,9 @@ impl Job<'_> {
         let [scale, zero] = self.scale_and_zero(op)?;
         let (least, most) = dtype.integer_range();
         (self.is_f32(x) && most - least < 1 << 17).then_some(())?;
-        let multiple = of(UnaryOp::Round, Expr::binary(BinaryOp::Div, input(0), input(1)));
-        let value = quantized(add(multiple, input(2)), least as f64, most as f64);
+        let [by, plus] = [(scale, 1), (zero, 2)].map(|(id, at)| self.net.literal(id).unwrap_or(input(at)));
+        let multiple = of(UnaryOp::Round, Expr::binary(BinaryOp::Div, input(0), by));
+        let value = quantized(add(multiple, plus), least as f64, most as f64);
         let shape = self.net.shape(x).to_vec();
         Some(self.step("multiple", Kind::Map(value), &[x, scale, zero], &shape))
     }
@@ -385,7 +386,8 @@ impl Job<'_> {
         self.is_f32(to).then_some(())?;
         let [scale, zero] = self.scale_and_zero(op)?;
         let x = self.single(x)?;
-        self.push(Kind::Map(mul(sub(input(0), input(2)), input(1))), &[x, scale, zero], to);
+        let [by, less] = [(scale, 1), (zero, 2)].map(|(id, at)| self.net.literal(id).unwrap_or(input(at)));
+        self.push(Kind::Map(mul(sub(input(0), less), by)), &[x, scale, zero], to);
         Some(())
     }
 

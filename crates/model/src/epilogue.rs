@@ -2,9 +2,9 @@
 
 use std::f64::consts::FRAC_1_SQRT_2;
 
-use tilewright_ir::Expr;
-use tilewright_ir::expr::{BinaryOp, UnaryOp};
+use tilewright_ir::expr::{BinaryOp, Cond, UnaryOp};
 use tilewright_ir::op::{Epilogue, Function, Operand};
+use tilewright_ir::{DType, Expr};
 
 use crate::scalar::{cost, sigmoid};
 
@@ -36,6 +36,11 @@ fn subexpressions<'a>(e: &'a Expr, found: &mut Vec<&'a Expr>) {
             subexpressions(a, found);
             subexpressions(b, found);
         }
+        Expr::Cast(_, x) => subexpressions(x, found),
+        Expr::Select(_, a, b) => {
+            subexpressions(a, found);
+            subexpressions(b, found);
+        }
         _ => {}
     }
 }
@@ -52,12 +57,26 @@ fn uses_outside(e: &Expr, part: &Expr, x: usize) -> bool {
         _ if e == part => false,
         Expr::Unary(_, a) => uses_outside(a, part, x),
         Expr::Binary(_, a, b) => uses_outside(a, part, x) || uses_outside(b, part, x),
+        Expr::Cast(_, a) => uses_outside(a, part, x),
+        Expr::Select(cond, a, b) => {
+            holds_outside(cond, part, x) || uses_outside(a, part, x) || uses_outside(b, part, x)
+        }
         other => uses(other, x),
     }
 }
 
+/// Whether a condition reads `x` outside a part of it.
+fn holds_outside(cond: &Cond, part: &Expr, x: usize) -> bool {
+    match cond {
+        Cond::Less(a, b) => uses_outside(a, part, x) || uses_outside(b, part, x),
+        Cond::Not(inner) => holds_outside(inner, part, x),
+        Cond::And(a, b) => holds_outside(a, part, x) || holds_outside(b, part, x),
+        _ => false,
+    }
+}
+
 /// The operations that make an expression of `x`, in order.
-fn peel(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
+pub fn peel(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
     let operations = peeled(e, x, operands)?;
     Some(without_identities(operations))
 }
@@ -89,6 +108,8 @@ fn peeled(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
     };
     match e {
         Expr::Load(slot, _) => (slot.0 as usize == x).then(Vec::new),
+        // Of numbers that are f32 all the same.
+        Expr::Cast(DType::F32, t) => peeled(t, x, operands),
         Expr::Unary(UnaryOp::Tanh, t) => then(t, plain(Function::Tanh, &[])),
         Expr::Unary(UnaryOp::Neg, t) => then(t, linear(-1.0, 0.0)),
         Expr::Binary(BinaryOp::Add, a, b) => {

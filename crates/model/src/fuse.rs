@@ -6,12 +6,14 @@ use std::collections::HashMap;
 use tilewright_graph::{Graph, with_both_branches};
 use tilewright_ir::expr::{Cond, ReduceOp, Subscript};
 use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, StageSpec, Workload, WorkloadError};
-use tilewright_ir::{BufferId, DType, Expr, Index, Role};
+use tilewright_ir::{BufferId, DType, Expr, Index, Role, Target};
 
 use crate::epilogue::{self, Operations};
 use crate::halves::widened;
 use crate::import::import;
 use crate::net::{AsHeads, Convolution, Kind, Net, Node, Read, Sequence, Track, ValueId, Windows};
+use crate::quantized::epilogue::{closing, example, may_close, opening, types_of};
+use crate::quantized::graph::in_bytes;
 use crate::scalar::{self, cost, input};
 use crate::simplify::{MOST_COST, drop_unread, joined, simplify};
 
@@ -144,13 +146,16 @@ impl Fused {
     }
 }
 
-/// Lowers a specialised graph to kernels. Where `exact`, they round no more than its operators as written,
-/// and no less: f16 and bf16 are then rounded to behind each operator.
+/// Lowers a specialised graph to kernels for a target, which decides whether they multiply 8-bit integers.
+/// Where `exact`, they round no more than the graph's operators as written, and no less: f16 and bf16 are
+/// then rounded to behind each operator.
 ///
 /// # Errors
 /// As [`fuse`].
-pub fn lower(graph: &Graph, exact: bool) -> Result<Fused, WorkloadError> {
-    let mut net = import(&widened(&with_both_branches(graph), exact));
+pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, WorkloadError> {
+    let dots = target.dot4_lanes([false, true]) > 0;
+    let graph = with_both_branches(graph);
+    let mut net = import(&widened(&in_bytes(&graph, dots), exact), dots);
     simplify(&mut net);
     let mut fused = fuse(net)?;
     fused.workloads_mut().for_each(|workload| workload.exact |= exact);
@@ -162,7 +167,7 @@ pub fn lower(graph: &Graph, exact: bool) -> Result<Fused, WorkloadError> {
 /// # Errors
 /// If an operation is larger than any memory.
 pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
-    let mut epilogues: Vec<Operations> = vec![Vec::new(); net.nodes.len()];
+    let mut epilogues: Vec<Operations> = net.nodes.iter().map(|node| opening(&net, node)).collect();
     absorb_maps(&mut net, &mut epilogues);
     let prologues = absorb_prologues(&mut net, &mut epilogues);
     let groups = groups(&net);
@@ -349,22 +354,30 @@ impl<'a> Absorbing<'a> {
         let axis = channel_axis(&anchor.kind, &out);
         let node = net.nodes[user].clone();
         let Kind::Map(value) = &node.kind else { return None };
-        if net.shape(node.output()) != out || net.value(node.output()).dtype != net.value(x).dtype {
+        let closes = may_close(net, &anchor, &node);
+        if net.shape(node.output()) != out || net.value(node.output()).dtype != net.value(x).dtype && !closes {
             return None;
         }
         let slot = node.inputs.iter().position(|id| *id == Some(x))?;
         // The result itself is nowhere but in the kernel.
-        let operands = |slot: usize| operand_of(net, node.inputs[slot].filter(|id| *id != x)?, &out, axis);
-        let (found, part) = epilogue::largest(value, slot, &operands)?;
-        let own: Operations = found
-            .into_iter()
-            .map(|(operation, slot)| (operation, slot.map(|slot| node.inputs[slot].expect("a map has all inputs").0)))
-            .collect();
-        let all: Operations = [self.epilogues[at].clone(), own.clone()].concat();
-        let check = Workload::parse("matmul:m=1,n=1,k=1").expect("it is one");
-        check.with_epilogue(all.iter().map(|(operation, _)| *operation).collect()).ok()?;
+        let operands = |net: &Net, slot: usize| operand_of(net, node.inputs[slot].filter(|id| *id != x)?, &out, axis);
+        let before = &self.epilogues[at];
+        let closed = if closes { closing(net, &node, slot, &operands, before) } else { None };
+        let (all, part) = match closed {
+            Some(all) => (all, value.clone()),
+            None => {
+                let (found, part) = epilogue::largest(value, slot, &|slot| operands(net, slot))?;
+                let of_slot = |slot: usize| node.inputs[slot].expect("a map has all inputs").0;
+                let own = found.into_iter().map(|(operation, slot)| (operation, slot.map(of_slot)));
+                (before.iter().cloned().chain(own).collect::<Operations>(), part)
+            }
+        };
+        let operations = all.iter().map(|(operation, _)| *operation).collect();
+        example(net, &anchor).with_epilogue(operations).ok()?;
         // The operands are the anchor's inputs from now on, so that they are computed before it.
-        anchor.inputs.extend(own.iter().filter_map(|(_, id)| id.map(|id| Some(ValueId(id)))));
+        let mut read = all.iter().filter_map(|(_, id)| id.map(|id| Some(ValueId(id)))).collect::<Vec<_>>();
+        read.retain(|id| !anchor.inputs[2..].contains(id));
+        anchor.inputs.extend(read);
         if part == *value {
             anchor.outputs.clone_from(&node.outputs);
             anchor.origin = joined(&anchor.origin, &node.origin);
@@ -603,9 +616,10 @@ fn product(
         );
         return anchored(net, node, &head, ["a", "b"], operations);
     }
+    let types = types_of(net, node).map_or(String::new(), |types| format!(",dtype={types}"));
     let (head, names) = match (out, turned) {
-        (&[m, n], true) => (format!("dense:m={m},n={n},k={k}"), ["x", "w"]),
-        (&[m, n], false) => (format!("matmul:m={m},n={n},k={k}"), ["a", "b"]),
+        (&[m, n], true) => (format!("dense:m={m},n={n},k={k}{types}"), ["x", "w"]),
+        (&[m, n], false) => (format!("matmul:m={m},n={n},k={k}{types}"), ["a", "b"]),
         (_, turned) => {
             let [b, m, n] = [out[0], out[1], out[2]];
             (format!("batch_matmul:b={b},m={m},n={n},k={k},tb={}", u8::from(turned)), ["a", "b"])

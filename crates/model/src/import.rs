@@ -14,7 +14,9 @@ use crate::net::{Convolution, Kind, Line, Net, Node, ValueId, Windows};
 use crate::scalar::{self, add, div, input, mul, number, of, sub};
 
 /// The net of a specialised graph. What has no code becomes a host operator.
-pub fn import(graph: &Graph) -> Net {
+///
+/// With `dots`, products of 8-bit integers of which one is known are such of integers.
+pub fn import(graph: &Graph, dots: bool) -> Net {
     let mut net = Net::default();
     for (_, value) in graph.values() {
         let ty = value.ty.as_ref().expect("every value of a specialised graph has its type");
@@ -30,7 +32,7 @@ pub fn import(graph: &Graph) -> Net {
         let is_read = |id: &tilewright_graph::ValueId| !graph.value(*id).users.is_empty() || graph.outputs.contains(id);
         let outputs: Vec<Option<ValueId>> =
             node.outputs.iter().map(|id| id.filter(is_read).map(|id| ValueId(id.0 as usize))).collect();
-        let mut job = Job { graph, node, net: &mut net, inputs: inputs.clone(), outputs: outputs.clone() };
+        let mut job = Job { graph, node, net: &mut net, inputs: inputs.clone(), outputs: outputs.clone(), dots };
         let n_nodes = job.net.nodes.len();
         // Values on the way of what has no code after all are read by nobody.
         if job.lower().is_none() || !compiles(job.net, n_nodes) {
@@ -77,6 +79,8 @@ pub(crate) struct Job<'a> {
     pub(crate) net: &'a mut Net,
     pub(crate) inputs: Vec<Option<ValueId>>,
     pub(crate) outputs: Vec<Option<ValueId>>,
+    /// Whether kernels multiply 8-bit integers.
+    pub(crate) dots: bool,
 }
 
 fn ints(list: &[usize]) -> Vec<i64> {
@@ -260,6 +264,7 @@ impl Job<'_> {
                 }
                 self.map(|x| scalar::unary(*f, x[0].clone())).or_else(|| self.unary_in_c(*f))
             }
+            Op::Binary(_) if self.scaled_integer_product().is_some() => Some(()),
             Op::Binary(f) => {
                 let are_whole = [0, 1].map(|at| self.try_input(at).map(|id| self.is_whole(id)));
                 let [is_whole, exponent_is_whole] = [are_whole[0]?, are_whole[1]?];
@@ -655,7 +660,9 @@ impl Job<'_> {
             Op::QuantizeLinear(quantize) => self.quantize(*quantize),
             Op::DequantizeLinear(dequantize) => self.dequantize(dequantize.0),
             Op::DynamicQuantizeLinear(_) => self.quantize_by_range(),
-            Op::MatMulInteger(_) => self.quantized_product().or_else(|| self.whole_product()),
+            Op::MatMulInteger(_) => {
+                self.integer_product().or_else(|| self.quantized_product()).or_else(|| self.whole_product())
+            }
             Op::DepthToSpace(depth) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
                 self.has_code(x).then_some(())?;

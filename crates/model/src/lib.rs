@@ -27,6 +27,7 @@ pub mod npy;
 mod place;
 mod products;
 mod profile;
+mod quantized;
 mod recurrent;
 mod runner;
 mod sampled;

@@ -407,6 +407,21 @@ pub fn replaced(e: &Expr, old: &Expr, new: &Expr) -> Expr {
     match e {
         Expr::Unary(op, x) => Expr::unary(*op, replaced(x, old, new)),
         Expr::Binary(op, a, b) => Expr::binary(*op, replaced(a, old, new), replaced(b, old, new)),
+        Expr::Cast(dtype, x) => Expr::cast(*dtype, replaced(x, old, new)),
+        Expr::Select(cond, a, b) => {
+            let cond = replaced_in(cond, old, new);
+            Expr::Select(Box::new(cond), Box::new(replaced(a, old, new)), Box::new(replaced(b, old, new)))
+        }
+        other => other.clone(),
+    }
+}
+
+/// A condition with every occurrence of an expression replaced.
+fn replaced_in(cond: &Cond, old: &Expr, new: &Expr) -> Cond {
+    match cond {
+        Cond::Less(a, b) => less(replaced(a, old, new), replaced(b, old, new)),
+        Cond::Not(inner) => not(replaced_in(inner, old, new)),
+        Cond::And(a, b) => replaced_in(a, old, new).and(replaced_in(b, old, new)),
         other => other.clone(),
     }
 }

@@ -75,8 +75,8 @@ fn compiled_for(graph: &Graph, target: &Target) -> Result<Compiled, CompileError
 }
 
 fn compiled_with(graph: &Graph, exact: bool, target: &Target) -> Result<Compiled, CompileError> {
-    let fused =
-        lower(graph, exact).map_err(|e| CompileError::Kernel { workload: String::new(), why: e.to_string() })?;
+    let fused = lower(graph, exact, target)
+        .map_err(|e| CompileError::Kernel { workload: String::new(), why: e.to_string() })?;
     compile_quickly(fused, target, &|workload| guess(workload, target))
 }
 
@@ -487,7 +487,7 @@ fn network_of_images() -> (Tensor, Graph) {
 fn layouts_are_those_that_are_cheapest_together() {
     let (x, graph) = network_of_images();
     let target = host::target();
-    let plain = lower(&graph, false).unwrap();
+    let plain = lower(&graph, false, &host::target()).unwrap();
     let answer = |fused: &Fused| {
         let compiled = compile_quickly(fused.clone(), &target, &|workload| guess(workload, &target)).unwrap();
         let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
@@ -536,7 +536,7 @@ fn convolutions_change_layouts_where_that_is_cheaper_than_a_conversion() {
         ("y", "Conv", &["b", "wg"], Some(("group", Attribute::Int(2)))),
     ];
     let graph = graph_of(("x", &x), ("y", &[1, 32, 6, 6]), &known, nodes);
-    let plain = lower(&specialise(&graph, &Bindings::default()).graph, false).unwrap();
+    let plain = lower(&specialise(&graph, &Bindings::default()).graph, false, &host::target()).unwrap();
     let cost = |of_conversion: f64| {
         move |workload: &Workload| match workload.layout().channels() {
             _ if workload.label().starts_with("nest:copy") => Some(of_conversion),

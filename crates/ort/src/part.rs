@@ -71,7 +71,7 @@ impl Session {
         }
         let exact = self.options.exact;
         let fused = || {
-            let mut fused = lower(&special.graph, exact).map_err(|error| error.to_string())?;
+            let mut fused = lower(&special.graph, exact, &self.target).map_err(|error| error.to_string())?;
             fused.workloads_mut().for_each(|workload| workload.exact |= exact);
             Ok::<_, String>(fused)
         };

@@ -45,10 +45,10 @@ impl Request {
             [] => {}
             problems => return Err(input(&told(problems))),
         }
-        let mut fused = lower(&special.graph, self.exact).map_err(|error| input(&error))?;
+        let target = Place { device: CPU, target: HOST, threads: self.threads }.runnable_target()?;
+        let mut fused = lower(&special.graph, self.exact, &target).map_err(|error| input(&error))?;
         drop(special);
         fused.workloads_mut().for_each(|workload| workload.exact |= self.exact);
-        let target = Place { device: CPU, target: HOST, threads: self.threads }.runnable_target()?;
         let records = Database::new(self.db.as_deref())?.records()?;
         let failed = |what: &dyn std::fmt::Display| Error::failed(format!("{}: {what}", self.file.display()));
         let cache = Cache::new(None)?;

@@ -44,7 +44,7 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let compiled = match special.problems.is_empty() {
         true => Some(args.cache.with(|cache| {
             let making = Making { cache, for_runs: true };
-            file.compiled(file.fused(&special, args.exact)?, args.exact, machine, &args.records, making)
+            file.compiled(file.fused(&special, args.exact, machine.1)?, args.exact, machine, &args.records, making)
         })?),
         false => {
             message(&format!("{OURS}: {}", one_line(&problems_text(&special.problems))));

@@ -162,14 +162,15 @@ fn kind_line(kind: &Refused) -> String {
 /// Outline of a run of a supported model; with a database that of the run with its records, and the share of
 /// kernels tuned there.
 fn outline(args: &CheckArgs, model: &Model) -> anyhow::Result<(Option<Outline>, Option<TunedKernels>)> {
-    let mut fused = args.model.fused(&args.model.supported(model)?, false)?;
+    let special = args.model.supported(model)?;
+    let target = args.machine.place().target()?;
+    let mut fused = args.model.fused(&special, false, &target)?;
     if args.records.db.is_none() {
         return Ok((Some(Outline::of(&fused)), None));
     }
     let database = args.records.database()?;
     let (records, threads) = (database.records()?, args.machine.threads);
     args.machine.place().check_threads()?;
-    let target = args.machine.place().target()?;
     fused = laid_out(fused, &target, threads, Layouts::Run(&records))?;
     let (caches, tasks) = (fused.caches(&target), fused.tasks());
     let mut n_tuned = 0;

@@ -97,7 +97,7 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     library_name(args.name.as_deref(), &stem)?;
     let machine = &args.of.machine;
     let (target, file) = (machine.place().code_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
-    let fused = file.fused(&file.supported(&file.read()?)?, args.of.exact)?;
+    let fused = file.fused(&file.supported(&file.read()?)?, args.of.exact, &target)?;
     let compiled = args.cache.with(|cache| {
         let making = Making { cache, for_runs: false };
         file.compiled(fused, args.of.exact, (machine, &target), &args.records, making)

@@ -191,13 +191,13 @@ impl ModelArgs {
         }
     }
 
-    /// Fuses a model of supported operators; with `exact`, for kernels that round no more than its operators
+    /// Fuses a model of supported operators for a target; with `exact`, for kernels that round no more than its operators
     /// as written.
     ///
     /// # Errors
     /// Bad input where something is not supported in a run.
-    pub fn fused(&self, special: &Specialised, exact: bool) -> anyhow::Result<Fused> {
-        let lowered = tilewright_model::lower(&special.graph, exact);
+    pub fn fused(&self, special: &Specialised, exact: bool, target: &Target) -> anyhow::Result<Fused> {
+        let lowered = tilewright_model::lower(&special.graph, exact, target);
         lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))
     }
 

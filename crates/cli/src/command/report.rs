@@ -110,7 +110,7 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
     let special = file.supported(&model)?;
     let inputs = file.inputs(&model, &given)?;
     let target = machine.place().runnable_target()?;
-    let fused = file.fused(&special, *exact)?;
+    let fused = file.fused(&special, *exact, &target)?;
     drop(special);
     drop(model);
     let compiled = file.compiled(fused, *exact, (machine, &target), &args.records, Making::default())?;

@@ -52,7 +52,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let special = file.supported(&model)?;
     let inputs = file.inputs(&model, &given)?;
     let machine = (&args.machine, &args.machine.place().runnable_target()?);
-    let fused = file.fused(&special, args.exact)?;
+    let fused = file.fused(&special, args.exact, machine.1)?;
     drop(special);
     drop(model);
     let compiled = args.cache.with(|cache| {

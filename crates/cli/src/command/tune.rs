@@ -307,9 +307,11 @@ pub fn write_set(workloads: &[Workload], reports: &[Report], as_json: bool) -> a
 fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let file = ModelArgs::new(&args.of.workload, &args.bindings);
     let model = file.read()?;
-    let plain = file.fused(&file.supported(&model)?, args.of.exact)?;
+    let special = file.supported(&model)?;
     let machine = args.machine()?;
     let (target, runner) = &machine;
+    let plain = file.fused(&special, args.of.exact, target)?;
+    drop(special);
     let threads = args.of.machine.threads;
     let records = args.records.database()?.records()?;
     let fused = match args.on {

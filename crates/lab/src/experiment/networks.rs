@@ -143,7 +143,8 @@ fn measure(
     if let Some(problem) = special.problems.first() {
         return Err(Error::failed(format!("{}: {problem}", network.name)));
     }
-    let fused = lower(&special.graph, false).or_failed(network.name)?;
+    let target = host::target();
+    let fused = lower(&special.graph, false, &target).or_failed(network.name)?;
 
     // From its beginning, if an earlier one was broken off.
     for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
@@ -151,7 +152,6 @@ fn measure(
             fs::remove_file(&path).or_failed(path.display())?;
         }
     }
-    let target = host::target();
     let failed = |error: tilewright_model::CompileError| Error::failed(&error).because(error);
     let own = laid_out(fused.clone(), &target, threads, Layouts::Guess).map_err(failed)?;
     let caches = own.caches(&target);

@@ -695,7 +695,9 @@ fn layers_that_differ_by_learned_numbers_are_one_task() {
         y = Add(b2, tw)";
     let (x, y) = ("x[1 8 6 7]", "y[1 8 6 7]");
     assert_eq!(check(x, y, statements, (2, 0)), 2);
-    let fused = lower(&specialise(&graph_of(x, y, statements), &Bindings::default()).graph, false).unwrap();
+    let fused =
+        lower(&specialise(&graph_of(x, y, statements), &Bindings::default()).graph, false, &crate::host::target())
+            .unwrap();
     assert_eq!(fused.tasks().iter().map(|(_, n)| *n).collect::<Vec<_>>(), [2], "{:?}", fused.tasks());
 }
 

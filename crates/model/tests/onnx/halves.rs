@@ -123,9 +123,10 @@ fn a_network_of_16_bits_is_kernels() {
         }
         let special = specialise(&graph, &Bindings::default());
         assert_eq!(count_halves(&special.graph), 9);
-        let kernels = lower(&special.graph, false).unwrap().steps;
+        let kernels = lower(&special.graph, false, &crate::host::target()).unwrap().steps;
         let (single, _) = network(DType::F32);
-        let of_single = lower(&specialise(&single, &Bindings::default()).graph, false).unwrap().steps;
+        let of_single =
+            lower(&specialise(&single, &Bindings::default()).graph, false, &crate::host::target()).unwrap().steps;
         let count = |steps: &[Step]| steps.iter().filter(|step| matches!(step, Step::Kernel(_))).count();
         assert!(count(&kernels) <= count(&of_single) + 3, "an input and two outputs are converted");
     }

@@ -1,0 +1,512 @@
+//! Quantized graphs with as much of them in integers as can be.
+
+use std::borrow::Cow;
+
+use tilewright_graph::op::{
+    Binary, Cast, DequantizeLinear, Fact, Gemm, Inputs, MatMulInteger, PoolKind, QuantizeLinear, Scaling, Unary, axis,
+};
+use tilewright_graph::{DType, Graph, Node, Op, Place, Tensor, TensorType, Value, ValueId};
+
+/// Rewrites a graph in which `DequantizeLinear` reads constants, and which is specialised.
+///
+/// Without `dots`, these constants become floating-point numbers, and no more. With it, products of factors
+/// that are 8-bit integers with a scale become such of integers, activations of i8 become u8, and operators
+/// that move elements, or choose among them, do so with integers.
+pub fn in_bytes(graph: &Graph, dots: bool) -> Cow<'_, Graph> {
+    let is_quantized = |op: &Op| {
+        matches!(op, Op::DequantizeLinear(_) | Op::MatMulInteger(_) | Op::QLinearMatMul(_) | Op::QuantizeLinear(_))
+    };
+    if !graph.nodes().any(|(_, node)| is_quantized(&node.op)) {
+        return Cow::Borrowed(graph);
+    }
+    let n = graph.values().len();
+    let mut job = Job {
+        old: graph,
+        new: Graph::default(),
+        plain: vec![None; n],
+        bytes: vec![None; n],
+        is_shifted: vec![false; n],
+        dots,
+    };
+    job.new.name.clone_from(&graph.name);
+    for &id in &graph.inputs {
+        let new = job.plain(id);
+        job.new.inputs.push(new);
+    }
+    for (_, node) in graph.nodes() {
+        job.node(node);
+    }
+    for &id in &graph.outputs {
+        let new = job.plain(id);
+        job.new.outputs.push(new);
+    }
+    Cow::Owned(job.new)
+}
+
+/// Integers that stand for numbers: each less a zero point, times a scale.
+#[derive(Clone)]
+struct Bytes {
+    /// The integers, in the new graph.
+    id: ValueId,
+    scale: Tensor,
+    /// Of the type of the integers; none where it is 0.
+    zero: Option<Tensor>,
+    /// Dimension that scales are along, where there are several.
+    axis: usize,
+    /// Operator that converts them to numbers, and its place.
+    op: Op,
+    place: Place,
+}
+
+impl Bytes {
+    fn is_of_tensor(&self) -> bool {
+        self.scale.n_elements() == 1
+    }
+
+    /// Zero points as integers, one or as many as there are scales.
+    fn zeros(&self) -> Vec<i64> {
+        self.zero.as_ref().map_or(vec![0], Tensor::i64s)
+    }
+
+    fn scales(&self) -> Vec<f32> {
+        self.scale.floats().into_iter().map(|x| x as f32).collect()
+    }
+
+    /// Whether integers stand for the same numbers as those of another tensor.
+    fn is_like(&self, other: &Bytes) -> bool {
+        let zeros = |of: &Bytes| {
+            let zeros = of.zeros();
+            if zeros.iter().all(|zero| *zero == zeros[0]) { vec![zeros[0]] } else { zeros }
+        };
+        self.scale.bytes() == other.scale.bytes()
+            && self.scales().iter().all(|scale| scale.is_normal() && *scale > 0.0)
+            && zeros(self) == zeros(other)
+            && (self.is_of_tensor() || self.axis == other.axis)
+    }
+}
+
+struct Job<'a> {
+    old: &'a Graph,
+    new: Graph,
+    /// The new value for each old one, of its own type.
+    plain: Vec<Option<ValueId>>,
+    /// Integers that old values are made of, where they are.
+    bytes: Vec<Option<Bytes>>,
+    /// Old values of i8 that are u8 now, each 128 more.
+    is_shifted: Vec<bool>,
+    dots: bool,
+}
+
+/// A number as many times as wanted, or as many numbers as wanted.
+fn spread<T: Copy>(numbers: &[T], n: usize) -> Option<Vec<T>> {
+    match numbers {
+        [one] => Some(vec![*one; n]),
+        all => (all.len() == n).then(|| all.to_vec()),
+    }
+}
+
+/// Types and known elements of values.
+fn facts<'a>(graph: &'a Graph, inputs: &[Option<ValueId>]) -> Vec<Option<Fact<'a>>> {
+    let fact = |id: &Option<ValueId>| {
+        let value = graph.value((*id)?);
+        Some(Fact { ty: value.ty.as_ref()?, value: value.constant.as_ref() })
+    };
+    inputs.iter().map(fact).collect()
+}
+
+impl Job<'_> {
+    fn constant_of(&self, id: ValueId) -> Option<&Tensor> {
+        self.new.value(id).constant.as_ref()
+    }
+
+    fn shape(&self, id: ValueId) -> Vec<usize> {
+        self.new.ty(id).shape.clone()
+    }
+
+    fn add_constant(&mut self, name: String, tensor: Tensor) -> ValueId {
+        let (ty, constant) = (Some(tensor.ty().clone()), Some(tensor));
+        self.new.add_value(Value { name, ty, constant, ..Value::default() })
+    }
+
+    /// The new value for an old one, of the type that it had.
+    fn plain(&mut self, id: ValueId) -> ValueId {
+        if let Some(known) = self.plain[id.0 as usize] {
+            return known;
+        }
+        let value = self.old.value(id);
+        let new = match self.bytes[id.0 as usize].clone() {
+            None => self.new.add_value(Value { producer: None, users: Vec::new(), ..value.clone() }),
+            Some(bytes) => self.dequantized(&bytes, value),
+        };
+        self.plain[id.0 as usize] = Some(new);
+        new
+    }
+
+    /// Numbers that integers stand for.
+    fn dequantized(&mut self, bytes: &Bytes, like: &Value) -> ValueId {
+        let name = &like.name;
+        let scale = self.add_constant(format!("{name}.scale"), bytes.scale.clone());
+        let zero = bytes.zero.clone().map(|zero| self.add_constant(format!("{name}.zero"), zero));
+        let inputs = vec![Some(bytes.id), Some(scale), zero];
+        let ty = TensorType::new(DType::F32, self.shape(bytes.id));
+        let new = Value { ty: Some(ty), producer: None, users: Vec::new(), constant: None, ..like.clone() };
+        let id = self.new.add_value(new);
+        let node = Node { op: bytes.op.clone(), place: bytes.place.clone(), inputs, outputs: vec![Some(id)] };
+        self.add(node);
+        id
+    }
+
+    /// Adds a node, or what it gives where all that it reads is known.
+    fn add(&mut self, node: Node) {
+        let given = facts(&self.new, &node.inputs);
+        let is_known = !given.is_empty() && given.iter().flatten().all(|fact| fact.value.is_some());
+        let found = is_known.then(|| node.op.operation().evaluate(Inputs(&given)).ok()).flatten();
+        match found {
+            Some(tensors) => {
+                for (id, tensor) in node.outputs.iter().zip(tensors) {
+                    id.iter().for_each(|id| self.new.value_mut(*id).constant = Some(tensor.clone()));
+                }
+            }
+            None => {
+                self.new.add_node(node);
+            }
+        }
+    }
+
+    /// Adds a node of one output, of the type that it infers; none where it has no such.
+    fn step(
+        &mut self,
+        name: String,
+        op: impl Into<Op>,
+        place: &Place,
+        inputs: Vec<Option<ValueId>>,
+    ) -> Option<ValueId> {
+        let op = op.into();
+        let mut types = op.operation().infer(Inputs(&facts(&self.new, &inputs))).ok()?;
+        let ty = Some(types.swap_remove(0));
+        let id = self.new.add_value(Value { name, ty, ..Value::default() });
+        self.add(Node { op, place: place.clone(), inputs, outputs: vec![Some(id)] });
+        Some(id)
+    }
+
+    fn node(&mut self, node: &Node) {
+        let done = match &node.op {
+            Op::DequantizeLinear(op) => self.dequantize(node, op.0),
+            Op::QuantizeLinear(op) if self.dots => self.quantize(node, *op),
+            Op::MatMul(_) if self.dots => self.product(node, false),
+            Op::Gemm(gemm) if self.dots && is_plain(gemm) => self.product(node, gemm.transposes_b),
+            Op::MatMulInteger(_) if self.dots => self.integer_product(node),
+            Op::QLinearMatMul(_) if self.dots => self.quantized_product(node),
+            _ if self.dots && moves(node) => self.moved(node),
+            _ => None,
+        };
+        if done.is_some() {
+            return;
+        }
+        let mut node = node.clone();
+        node.inputs.iter_mut().flatten().for_each(|id| *id = self.plain(*id));
+        node.outputs.iter_mut().flatten().for_each(|id| *id = self.plain(*id));
+        self.add(node);
+    }
+
+    /// What a node's input is made of, known or not.
+    fn input_bytes(&self, node: &Node, at: usize) -> Option<Bytes> {
+        self.bytes[node.inputs.get(at).copied().flatten()?.0 as usize].clone()
+    }
+
+    /// Notes what numbers are made of, without computing them yet.
+    fn dequantize(&mut self, node: &Node, scaling: Scaling) -> Option<()> {
+        let (x, to) = (node.inputs[0]?, node.outputs[0]?);
+        let is_shifted = self.is_shifted[x.0 as usize];
+        let id = self.plain(x);
+        let ty = self.new.ty(id).clone();
+        let is_constant = self.constant_of(id).is_some();
+        let fits = match ty.dtype {
+            DType::U8 | DType::I8 => self.dots || is_constant,
+            _ => is_constant,
+        };
+        (fits && scaling.block == 0 && self.old.ty(to).dtype == DType::F32).then_some(())?;
+        let scale = self.old.value(node.inputs[1]?).constant.clone()?;
+        let zero = match node.inputs.get(2).copied().flatten() {
+            Some(zero) => Some(self.old.value(zero).constant.clone()?),
+            None => None,
+        };
+        let zero = if is_shifted { Some(shifted(zero.as_ref())) } else { zero };
+        (scale.dtype() == DType::F32).then_some(())?;
+        let axis = if scale.n_elements() == 1 { 0 } else { axis(scaling.axis, ty.shape.len()).ok()? };
+        let (op, place) = (node.op.clone(), node.place.clone());
+        self.bytes[to.0 as usize] = Some(Bytes { id, scale, zero, axis, op, place });
+        Some(())
+    }
+
+    /// Leaves out a step to numbers and back, and has integers without a sign where all that reads them
+    /// converts them to numbers.
+    fn quantize(&mut self, node: &Node, op: QuantizeLinear) -> Option<()> {
+        let (x, to) = (node.inputs[0]?, node.outputs[0]?);
+        let constant = |at: usize| -> Option<Option<Tensor>> {
+            match node.inputs.get(at).copied().flatten() {
+                Some(id) => self.old.value(id).constant.clone().map(Some),
+                None => Some(None),
+            }
+        };
+        let (scale, zero) = (constant(1)??, constant(2)?);
+        let dtype = self.old.ty(to).dtype;
+        let is_output = self.old.outputs.contains(&to);
+        let graph = self.old;
+        let are_dequantized = graph.value(to).users.iter().all(|user| {
+            let user = graph.node(*user);
+            let is_known =
+                |at: usize| user.inputs.get(at).copied().flatten().is_none_or(|id| graph.value(id).constant.is_some());
+            matches!(&user.op, Op::DequantizeLinear(op) if op.0.block == 0)
+                && user.inputs[0] == Some(to)
+                && user.outputs[0].is_some_and(|id| graph.ty(id).dtype == DType::F32)
+                && user.inputs[1].is_some_and(|id| graph.ty(id).dtype == DType::F32)
+                && is_known(1)
+                && is_known(2)
+        });
+        let is_shifted = dtype == DType::I8 && are_dequantized && !is_output && scale.n_elements() == 1;
+        let zero = if is_shifted { Some(shifted(zero.as_ref())) } else { zero };
+        let dtype = if is_shifted { DType::U8 } else { dtype };
+        if let Some(bytes) = self.bytes[x.0 as usize].clone().filter(|_| !is_output && op.0.block == 0) {
+            let axis = axis(op.0.axis, self.old.ty(x).shape.len()).unwrap_or(0);
+            let own = Bytes { scale: scale.clone(), zero: zero.clone(), axis, ..bytes.clone() };
+            if self.new.ty(bytes.id).dtype == dtype && bytes.is_like(&own) {
+                (self.plain[to.0 as usize], self.is_shifted[to.0 as usize]) = (Some(bytes.id), is_shifted);
+                return Some(());
+            }
+        }
+        is_shifted.then_some(())?;
+        let inputs = vec![
+            Some(self.plain(x)),
+            Some(self.plain(node.inputs[1]?)),
+            Some(self.add_constant(format!("{}.zero", self.old.value(to).name), zero?)),
+        ];
+        let ty = Some(TensorType::new(DType::U8, self.old.ty(to).shape.clone()));
+        let new = Value { ty, producer: None, users: Vec::new(), ..self.old.value(to).clone() };
+        let new = self.new.add_value(new);
+        (self.plain[to.0 as usize], self.is_shifted[to.0 as usize]) = (Some(new), true);
+        let op = QuantizeLinear(Scaling { dtype: None, ..op.0 });
+        self.add(Node { op: op.into(), place: node.place.clone(), inputs, outputs: vec![Some(new)] });
+        Some(())
+    }
+
+    /// Moves integers instead of the numbers that they stand for.
+    fn moved(&mut self, node: &Node) -> Option<()> {
+        let all: Vec<ValueId> = match &node.op {
+            Op::Concat(_) => node.inputs.iter().copied().collect::<Option<_>>()?,
+            _ => vec![node.inputs[0]?],
+        };
+        let mut parts = all.iter().map(|id| self.bytes[id.0 as usize].clone());
+        let first = parts.next()??;
+        let is_alike = |part: Option<Bytes>| {
+            part.is_some_and(|part| part.is_like(&first) && self.new.ty(part.id).dtype == self.new.ty(first.id).dtype)
+        };
+        let mut axis = first.axis;
+        if let (false, Op::Transpose(turn)) = (first.is_of_tensor(), &node.op) {
+            axis = turn.order(self.shape(first.id).len()).ok()?.iter().position(|from| *from == axis)?;
+        }
+        let may = first.is_of_tensor() || matches!(node.op, Op::Transpose(_));
+        (parts.all(is_alike) && may && first.scales().iter().all(|scale| *scale > 0.0)).then_some(())?;
+        let mut inputs: Vec<Option<ValueId>> = Vec::with_capacity(node.inputs.len());
+        for id in &node.inputs {
+            let bytes = id.filter(|id| all.contains(id)).and_then(|id| self.bytes[id.0 as usize].as_ref());
+            inputs.push(match (bytes, id) {
+                (Some(bytes), _) => Some(bytes.id),
+                (None, Some(id)) => Some(self.plain(*id)),
+                (None, None) => None,
+            });
+        }
+        let types = node.op.operation().infer(Inputs(&facts(&self.new, &inputs))).ok()?;
+        let dtype = self.new.ty(first.id).dtype;
+        let n_outputs = node.outputs.len();
+        (types.len() >= n_outputs && types[..n_outputs].iter().all(|ty| ty.dtype == dtype)).then_some(())?;
+        let mut outputs = Vec::with_capacity(n_outputs);
+        for (output, ty) in node.outputs.iter().zip(types) {
+            let Some(old) = *output else {
+                outputs.push(None);
+                continue;
+            };
+            let name = format!("{}.integers", self.old.value(old).name);
+            let id = self.new.add_value(Value { name, ty: Some(ty), ..Value::default() });
+            self.bytes[old.0 as usize] = Some(Bytes { id, axis, ..first.clone() });
+            if let Op::DequantizeLinear(op) = &first.op {
+                let scaling = Scaling { axis: axis as i64, ..op.0 };
+                let bytes = self.bytes[old.0 as usize].as_mut().expect("it was just put there");
+                bytes.op = DequantizeLinear(scaling).into();
+            }
+            outputs.push(Some(id));
+        }
+        self.add(Node { op: node.op.clone(), place: node.place.clone(), inputs, outputs });
+        Some(())
+    }
+
+    /// A known matrix `[k, n]` as i8, each element less its column's zero point, where all fit.
+    fn centred(&mut self, bytes: &Bytes, turned: bool) -> Option<ValueId> {
+        let tensor = self.constant_of(bytes.id)?.clone();
+        let &[rows, columns] = tensor.shape() else { return None };
+        let (k, n) = if turned { (columns, rows) } else { (rows, columns) };
+        let of_columns = if turned { 0 } else { 1 };
+        (bytes.is_of_tensor() && bytes.zeros().len() == 1 || bytes.axis == of_columns).then_some(())?;
+        let (numbers, zeros) = (tensor.i64s(), spread(&bytes.zeros(), n)?);
+        let mut centred = Vec::with_capacity(k * n);
+        for at in 0..k * n {
+            let (row, column) = (at / n, at % n);
+            let number = if turned { numbers[column * k + row] } else { numbers[at] } - zeros[column];
+            centred.push(i128::from(i8::try_from(number).ok()?));
+        }
+        if bytes.zeros().iter().all(|zero| *zero == 0) && !turned && tensor.dtype() == DType::I8 {
+            return Some(bytes.id);
+        }
+        let name = format!("{}.centred", self.new.value(bytes.id).name);
+        Some(self.add_constant(name, Tensor::from_integers(DType::I8, vec![k, n], &centred)))
+    }
+
+    /// A product of numbers that integers stand for, the second known.
+    fn product(&mut self, node: &Node, turned: bool) -> Option<()> {
+        let (a, b) = (self.input_bytes(node, 0)?, self.input_bytes(node, 1)?);
+        let factor = |a: f32, b: f32| a * b;
+        let bias = node.inputs.get(2).copied().flatten();
+        let product = self.of_bytes(node, [&a, &b], turned, &factor, bias)?;
+        self.plain[node.outputs[0]?.0 as usize] = Some(product);
+        Some(())
+    }
+
+    /// A product of two factors as one of integers, scaled by what `factor` makes of their scales, with a
+    /// bias. Nothing is left of it where it cannot be.
+    fn of_bytes(
+        &mut self,
+        node: &Node,
+        [a, b]: [&Bytes; 2],
+        turned: bool,
+        factor: &dyn Fn(f32, f32) -> f32,
+        bias: Option<ValueId>,
+    ) -> Option<ValueId> {
+        let is_byte = |id: ValueId| matches!(self.new.ty(id).dtype, DType::U8 | DType::I8);
+        let rank = self.new.ty(a.id).shape.len();
+        (is_byte(a.id) && is_byte(b.id) && a.is_of_tensor() && a.zeros().len() == 1 && rank >= 2).then_some(())?;
+        (self.constant_of(a.id).is_none() && !self.new.ty(a.id).shape.contains(&0)).then_some(())?;
+        let weights = self.centred(b, turned)?;
+        let n = self.shape(weights)[1];
+        let (of_a, of_b) = (a.scales()[0], spread(&b.scales(), n)?);
+        let factors: Vec<f32> = of_b.iter().map(|of_b| factor(of_a, *of_b)).collect();
+        let sums: Vec<f32> = of_b.iter().map(|of_b| of_a * of_b).collect();
+        let name = self.old.value(node.outputs[0]?).name.clone();
+        let zero = a.zero.clone().map(|zero| self.add_constant(format!("{name}.zero"), zero.reshaped(Vec::new())));
+        let (place, to) = (&node.place, node.outputs[0]?);
+        let mut x = self.step(format!("{name}.sums"), MatMulInteger, place, vec![Some(a.id), Some(weights), zero])?;
+        let mut rest = bias;
+        if let Some(bias) = bias.and_then(|id| self.bias_of(id, &sums)) {
+            let bias = self.add_constant(format!("{name}.bias"), bias);
+            x = self.step(format!("{name}.biased"), Binary::Add, place, vec![Some(x), Some(bias)])?;
+            rest = None;
+        }
+        let x = self.step(format!("{name}.whole"), Cast { to: Some(DType::F32) }, place, vec![Some(x)])?;
+        let numbers: Vec<f64> = factors.into_iter().map(f64::from).collect();
+        let scale = self.add_constant(format!("{name}.factors"), Tensor::from_floats(DType::F32, vec![n], &numbers));
+        let is_last = rest.is_none() && self.old.ty(to).dtype == DType::F32;
+        let named = |is_last: bool| if is_last { name.clone() } else { format!("{name}.product") };
+        let x = self.step(named(is_last), Binary::Mul, place, vec![Some(x), Some(scale)])?;
+        match rest {
+            None => Some(x),
+            Some(bias) => {
+                let bias = self.plain(bias);
+                self.step(name, Binary::Add, place, vec![Some(x), Some(bias)])
+            }
+        }
+    }
+
+    /// A bias in integers of the scale of sums, one for each column; none where its scale is another.
+    fn bias_of(&self, id: ValueId, scales: &[f32]) -> Option<Tensor> {
+        let bytes = self.bytes[id.0 as usize].as_ref()?;
+        let tensor = self.constant_of(bytes.id).filter(|tensor| tensor.dtype() == DType::I32)?;
+        let n = scales.len();
+        let is_row = tensor.shape().last() == Some(&n) && tensor.n_elements() == n;
+        let own = spread(&bytes.scales(), n)?;
+        let is_near = |(a, b): (&f32, &f32)| a.to_bits().abs_diff(b.to_bits()) <= 1;
+        let fits = is_row && bytes.zeros().iter().all(|zero| *zero == 0) && own.iter().zip(scales).all(is_near);
+        fits.then(|| tensor.reshaped(vec![n]))
+    }
+
+    /// A product of integers whose second factor is known, with that one less its zero points.
+    fn integer_product(&mut self, node: &Node) -> Option<()> {
+        let [a, b] = [0, 1].map(|at| node.inputs[at].expect("it is required"));
+        let zero = |at: usize| node.inputs.get(at).copied().flatten();
+        let zeros = match zero(3) {
+            Some(zero) => Some(self.old.value(zero).constant.clone()?),
+            None => None,
+        };
+        let id = self.plain(b);
+        let scale = Tensor::scalar(DType::F32, 1.0);
+        let several = zeros.as_ref().is_some_and(|zeros| zeros.n_elements() > 1);
+        let bytes = Bytes { id, scale, zero: zeros, axis: 1, op: node.op.clone(), place: node.place.clone() };
+        (!several || self.new.ty(id).shape.len() == 2).then_some(())?;
+        let weights = match several {
+            true => {
+                self.centred(&Bytes { scale: Tensor::from_floats(DType::F32, vec![2], &[1.0; 2]), ..bytes }, false)?
+            }
+            false => self.centred(&bytes, false)?,
+        };
+        let mut inputs = vec![Some(self.plain(a)), Some(weights)];
+        if let Some(zero) = zero(2) {
+            inputs.push(Some(self.plain(zero)));
+        }
+        let to = self.plain(node.outputs[0]?);
+        self.add(Node { inputs, outputs: vec![Some(to)], ..node.clone() });
+        Some(())
+    }
+
+    /// A product of integers with scales, and integers again, as operators for each of these.
+    fn quantized_product(&mut self, node: &Node) -> Option<()> {
+        let to = node.outputs[0]?;
+        let constant = |at: usize| self.old.value(node.inputs[at]?).constant.clone();
+        let (scale, zero) = (constant(6)?, constant(7)?);
+        (scale.n_elements() == 1 && zero.n_elements() == 1).then_some(())?;
+        let parts = [0, 3].map(|at| Some((constant(at + 1)?, constant(at + 2)?)));
+        let [Some(of_a), Some(of_b)] = parts else { return None };
+        let is_known = self.old.value(node.inputs[3]?).constant.is_some();
+        (is_known && self.old.ty(node.inputs[3]?).shape.len() == 2).then_some(())?;
+        let mut factors = Vec::with_capacity(2);
+        for (at, (scale, zero)) in [(0, of_a), (3, of_b)] {
+            let id = self.plain(node.inputs[at]?);
+            let axis = self.new.ty(id).shape.len() - 1;
+            (scale.dtype() == DType::F32).then_some(())?;
+            factors.push(Bytes { id, scale, zero: Some(zero), axis, op: node.op.clone(), place: node.place.clone() });
+        }
+        let by = scale.floats()[0] as f32;
+        let factor = |a: f32, b: f32| a * b / by;
+        let product = self.of_bytes(node, [&factors[0], &factors[1]], false, &factor, None)?;
+        let name = self.old.value(to).name.clone();
+        let one = self.add_constant(format!("{name}.one"), Tensor::scalar(DType::F32, 1.0));
+        let zero = self.add_constant(format!("{name}.zero"), zero.reshaped(Vec::new()));
+        let inputs = vec![Some(product), Some(one), Some(zero)];
+        let quantize = QuantizeLinear(Scaling { axis: 0, block: 0, dtype: None });
+        let to = self.plain(to);
+        self.add(Node { op: quantize.into(), place: node.place.clone(), inputs, outputs: vec![Some(to)] });
+        Some(())
+    }
+}
+
+/// A zero point of i8 for integers that are 128 more, as u8.
+fn shifted(zero: Option<&Tensor>) -> Tensor {
+    let shape = zero.map_or(Vec::new(), |zero| zero.shape().to_vec());
+    let numbers = zero.map_or(vec![0], Tensor::i64s);
+    let numbers: Vec<i128> = numbers.into_iter().map(|zero| i128::from(zero) + 128).collect();
+    Tensor::from_integers(DType::U8, shape, &numbers)
+}
+
+fn is_plain(gemm: &Gemm) -> bool {
+    !gemm.transposes_a && gemm.alpha == 1.0 && gemm.beta == 1.0
+}
+
+/// Whether a node gives elements of its first input, or of all of them, by their places or because they are
+/// the largest.
+fn moves(node: &Node) -> bool {
+    let is_one = node.outputs.len() == 1;
+    match &node.op {
+        Op::Reshape(_) | Op::Flatten(_) | Op::Squeeze(_) | Op::Unsqueeze(_) | Op::Transpose(_) | Op::Slice(_) => true,
+        Op::Expand(_) | Op::Tile(_) | Op::Split(_) | Op::Concat(_) | Op::Unary(Unary::Identity) => true,
+        Op::DepthToSpace(_) | Op::SpaceToDepth(_) | Op::Gather(_) | Op::GatherElements(_) => true,
+        Op::Pool(pool) => is_one && matches!(pool.kind, PoolKind::Max { .. }),
+        _ => false,
+    }
+}

@@ -1,0 +1,148 @@
+//! Import of products of 8-bit integers, one known, as products whose sums become numbers where they are
+//! stored.
+
+use tilewright_graph::op::{Binary, Cast};
+use tilewright_graph::{DType, Node as GraphNode, Op, Tensor, ValueId as GraphValueId};
+
+use crate::import::Job;
+use crate::net::{Kind, ValueId};
+use crate::scalar::{input, mul, sub};
+
+impl Job<'_> {
+    fn net_value(&self, id: GraphValueId) -> ValueId {
+        ValueId(id.0 as usize)
+    }
+
+    /// The node that computes a value for one reader alone.
+    fn producer_for_one(&self, id: GraphValueId) -> Option<&GraphNode> {
+        let graph = self.graph();
+        let value = graph.value(id);
+        (value.users.len() == 1 && !graph.outputs.contains(&id)).then_some(())?;
+        Some(graph.node(value.producer?.0))
+    }
+
+    /// A product of integers by itself, as 32-bit integers.
+    pub(crate) fn integer_product(&mut self) -> Option<()> {
+        let (node, to) = (self.node, self.output()?);
+        self.dots.then_some(())?;
+        let inputs = self.factors_of(node, None)?;
+        self.push_product(inputs, to)
+    }
+
+    /// Sums of a product of integers, perhaps with a bias in integers, as f32 times one number or one for each
+    /// column.
+    pub(crate) fn scaled_integer_product(&mut self) -> Option<()> {
+        let (node, to) = (self.node, self.output()?);
+        (self.dots && matches!(node.op, Op::Binary(Binary::Mul)) && self.is_f32(to)).then_some(())?;
+        let [a, b] = [node.inputs[0]?, node.inputs[1]?];
+        let cast = |id: GraphValueId| {
+            let cast = self.producer_for_one(id)?;
+            (matches!(cast.op, Op::Cast(Cast { to: Some(DType::F32) }))).then_some(cast.inputs[0]?)
+        };
+        let (whole, scale) = cast(a).map(|x| (x, b)).or_else(|| Some((cast(b)?, a)))?;
+        let mut product = self.producer_for_one(whole)?;
+        let mut bias = None;
+        if matches!(product.op, Op::Binary(Binary::Add)) {
+            let [x, y] = [product.inputs[0]?, product.inputs[1]?];
+            let (x, y) = if self.graph().value(y).constant.is_some() { (x, y) } else { (y, x) };
+            bias = Some(self.graph().value(y).constant.clone()?);
+            product = self.producer_for_one(x)?;
+        }
+        matches!(product.op, Op::MatMulInteger(_)).then_some(())?;
+        let product = product.clone();
+        let out = self.net.shape(to).to_vec();
+        let whole = self.net_value(product.outputs[0]?);
+        (self.net.shape(whole) == out).then_some(())?;
+        let n = *out.last()?;
+        let scale = self.net_value(scale);
+        let by_column = self.net.shape(scale).last() == Some(&n) && self.net.value(scale).n_elements() == n;
+        (self.is_f32(scale) && (by_column || self.net.value(scale).n_elements() == 1)).then_some(())?;
+        let mut inputs = self.factors_of(&product, bias.as_ref())?;
+        inputs.push(self.by_column("factors", scale, n));
+        self.push_product(inputs, to)
+    }
+
+    /// One number for each column, of one for all or one for each.
+    fn by_column(&mut self, what: &str, id: ValueId, n: i64) -> ValueId {
+        let value = self.net.value(id);
+        if let Some(numbers) = self.net.numbers(id) {
+            let one = numbers.len() == 1;
+            let all: Vec<f32> = (0..n as usize).map(|at| numbers[if one { 0 } else { at }]).collect();
+            return self.constant(what, &[n], &all);
+        }
+        match value.n_elements() == n {
+            true => self.viewed(what, id, &[n]),
+            false => {
+                let single = self.viewed(what, id, &[1]);
+                self.step(what, Kind::Map(input(0)), &[single], &[n])
+            }
+        }
+    }
+
+    /// The factors of a product of integers as matrices, with what is added to the sums of each column: a bias
+    /// less what the zero point of the first factor makes of the second one.
+    fn factors_of(&mut self, node: &GraphNode, bias: Option<&Tensor>) -> Option<Vec<ValueId>> {
+        let [a, b] = [0, 1].map(|at| node.inputs[at].map(|id| self.net_value(id)));
+        let (a, b) = (a?, b?);
+        let zero = |at: usize| node.inputs.get(at).copied().flatten().map(|id| self.net_value(id));
+        let is_byte = matches!(self.net.value(a).dtype, DType::U8 | DType::I8);
+        let weights = self.net.value(b).constant.clone().filter(|tensor| tensor.dtype() == DType::I8)?;
+        let (&[k, n], shape) = (self.net.shape(b), self.net.shape(a).to_vec()) else { return None };
+        let m = shape.split_last().filter(|(last, _)| **last == k)?.1.iter().product::<i64>();
+        (is_byte && zero(3).is_none() && shape.len() >= 2 && [m, k, n].iter().all(|&size| size > 0)).then_some(())?;
+        let bias = match bias {
+            None => vec![0; n as usize],
+            Some(bias) => {
+                let numbers = bias.i64s();
+                (bias.dtype() == DType::I32 && numbers.len() == n as usize).then_some(numbers)?
+            }
+        };
+        let zero = zero(2);
+        let a = self.viewed("rows", a, &[m, k]);
+        let mut inputs = vec![a, b];
+        let Some(zero) = zero else {
+            if bias.iter().any(|&x| x != 0) {
+                inputs.push(self.whole_constant("bias", DType::I32, &[n], &bias));
+            }
+            return Some(inputs);
+        };
+        (self.net.value(zero).n_elements() == 1).then_some(())?;
+        let mut sums = vec![0i64; n as usize];
+        for row in weights.bytes().chunks(n as usize) {
+            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += i64::from(*x as i8));
+        }
+        match self.net.value(zero).constant.as_ref().map(Tensor::i64s).as_deref() {
+            Some(&[zero]) => {
+                // Sums wrap around, as those of kernels do.
+                let terms: Vec<i64> =
+                    bias.iter().zip(&sums).map(|(bias, sum)| i64::from((bias - zero * sum) as i32)).collect();
+                if terms.iter().any(|&x| x != 0) {
+                    inputs.push(self.whole_constant("terms", DType::I32, &[n], &terms));
+                }
+            }
+            _ => {
+                let sums = self.whole_constant("column sums", DType::I32, &[n], &sums);
+                let bias = self.whole_constant("bias", DType::I32, &[n], &bias);
+                let zero = self.viewed("zero", zero, &[1]);
+                let terms = self.value("terms", DType::I32, &[n]);
+                let value = sub(input(0), mul(input(1), input(2)));
+                inputs.push(self.push(Kind::Map(value), &[bias, sums, zero], terms));
+            }
+        }
+        Some(inputs)
+    }
+
+    /// Adds a product of matrices, in the shape of what it is to give.
+    fn push_product(&mut self, inputs: Vec<ValueId>, to: ValueId) -> Option<()> {
+        let matrix = [self.net.shape(inputs[0])[0], self.net.shape(inputs[1])[1]];
+        let kind = Kind::Product { turned: false, heads: None };
+        if *self.net.shape(to) == matrix {
+            self.push(kind, &inputs, to);
+            return Some(());
+        }
+        let product = self.value("product", self.net.value(to).dtype, &matrix);
+        self.push(kind, &inputs, product);
+        self.push(Kind::View, &[product], to);
+        Some(())
+    }
+}
