@@ -61,6 +61,7 @@ fn quick(name: &'static str) -> &'static str {
         "tree_gru" => "tree_gru:width=8,steps=2,chains=8,updates=1,batch=64",
         "na2c" => "na2c:width=16",
         "rnn_controller" => "rnn_controller:width=16",
+        "lfbo" => "lfbo:trees=20",
         _ => name,
     }
 }

@@ -2,6 +2,10 @@
 
 use std::ops::Range;
 
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_xoshiro::Xoshiro256PlusPlus;
+
 use super::GbtOptions;
 use super::bins::{Bins, Column, MAX_BINS};
 use super::tree::{Node, Tree};
@@ -21,6 +25,8 @@ pub(super) struct Grower<'a> {
     set_aside: Vec<u32>,
     free: Vec<Histogram>,
     scan: Scan,
+    /// Number of random columns that each split looks at, and where they are drawn from; `None` for all.
+    per_split: Option<(usize, Xoshiro256PlusPlus)>,
 }
 
 /// A leaf that may yet be split.
@@ -49,7 +55,13 @@ impl<'a> Grower<'a> {
     pub(super) fn new(bins: &'a Bins, options: &'a GbtOptions) -> Grower<'a> {
         let (pulls, set_aside) = (Vec::with_capacity(bins.n_rows), Vec::with_capacity(bins.n_rows));
         let scan = Scan { slopes: [0.0; MAX_BINS], curvatures: [0.0; MAX_BINS], worths: [0.0; MAX_BINS] };
-        Grower { bins, options, columns: Vec::new(), rows: Vec::new(), pulls, set_aside, free: Vec::new(), scan }
+        let (columns, rows, free) = (Vec::new(), Vec::new(), Vec::new());
+        Grower { bins, options, columns, rows, pulls, set_aside, free, scan, per_split: None }
+    }
+
+    /// Lets each split look at so many random columns, or at further ones while none of them splits the leaf.
+    pub(super) fn with_columns_per_split(self, n: usize, seed: u64) -> Grower<'a> {
+        Grower { per_split: Some((n, Xoshiro256PlusPlus::seed_from_u64(seed))), ..self }
     }
 
     /// The tree for these derivatives, on these rows and columns.
@@ -147,8 +159,21 @@ impl<'a> Grower<'a> {
     /// Finds the split of a leaf that gains most, from its histogram.
     fn find_split(&mut self, leaf: &mut Leaf) {
         let Some(histogram) = &leaf.histogram else { return };
+        let mut order: Vec<usize> = (0..self.columns.len()).collect();
+        let n_enough = match &mut self.per_split {
+            Some((n, rng)) => {
+                order.shuffle(rng);
+                *n
+            }
+            None => order.len(),
+        };
         let mut best: Option<Split> = None;
-        for (sums, &column) in histogram.iter().zip(&self.columns) {
+        for (n_seen, at) in order.into_iter().enumerate() {
+            if n_seen >= n_enough && best.is_some() {
+                break;
+            }
+            let column = self.columns[at];
+            let sums = &histogram[at];
             let found = self.scan.best_split(self.options, &self.bins.columns[column as usize], sums, leaf.pull);
             let Some((gain, bin, missing_right)) = found else { continue };
             if best.is_none_or(|best| gain > best.gain) {

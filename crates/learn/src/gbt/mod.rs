@@ -1,6 +1,7 @@
-//! Gradient-boosted regression trees on histograms.
+//! Gradient-boosted regression trees on histograms, and random forests of such trees.
 
 mod bins;
+mod forest;
 mod grow;
 mod objective;
 mod tree;
@@ -13,6 +14,7 @@ use crate::LearnError;
 use crate::matrix::{Examples, Matrix};
 use crate::metrics::average_recall;
 use bins::Bins;
+pub use forest::{Forest, Leaves};
 use grow::Grower;
 pub use objective::Objective;
 use objective::Pull;

@@ -11,13 +11,27 @@ pub(super) struct Tree {
     leaves: Box<[f32]>,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+/// A split. The default one sends every row left, so that a leaf that is reached early has one place.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Node {
     /// Values up to it go left.
     pub(super) threshold: f32,
     pub(super) feature: u32,
     /// Whether missing values go right.
     pub(super) missing_right: bool,
+}
+
+impl Default for Node {
+    fn default() -> Node {
+        Node { threshold: f32::INFINITY, feature: 0, missing_right: false }
+    }
+}
+
+/// Leaf that a row falls into.
+pub(super) struct Leaf {
+    /// Place among the leaves of a complete tree.
+    pub(super) place: u16,
+    pub(super) value: f32,
 }
 
 impl Node {
@@ -51,6 +65,17 @@ impl Tree {
 
     /// Adds the tree's predictions for the rows from `from` on to their scores.
     pub(super) fn add_to(&self, rows: &Matrix, from: usize, scores: &mut [f32]) {
+        self.descend(rows, from, scores, |score, _, leaf| *score += leaf.value);
+    }
+
+    /// Gives each score the leaf of its row, which is the one at its position from `from` on.
+    pub(super) fn descend(
+        &self,
+        rows: &Matrix,
+        from: usize,
+        scores: &mut [f32],
+        mut arrive: impl FnMut(&mut f32, usize, Leaf),
+    ) {
         for (group, scores) in scores.chunks_mut(LANES).enumerate() {
             let first = from + group * LANES;
             let row_of: [&[f32]; LANES] = std::array::from_fn(|lane| rows.row(first + lane.min(scores.len() - 1)));
@@ -61,8 +86,9 @@ impl Tree {
                     *at = 2 * *at + 1 + usize::from(node.goes_right(row[node.feature as usize]));
                 }
             }
-            for (score, at) in scores.iter_mut().zip(at) {
-                *score += self.leaves[at - self.nodes.len()];
+            for (lane, (score, at)) in scores.iter_mut().zip(at).enumerate() {
+                let place = at - self.nodes.len();
+                arrive(score, first + lane, Leaf { place: place as u16, value: self.leaves[place] });
             }
         }
     }

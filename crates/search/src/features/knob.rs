@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::Alignments;
 use crate::space::{Config, Domain, Space, Value};
 
 /// Features of parameters with at most so many values are looked up.
@@ -10,11 +11,12 @@ const MAX_TABLE: u64 = 1 << 14;
 /// Turns the configurations of one space into rows of features.
 ///
 /// An ordinal is its number, a factorization its factors, a categorical is one-hot, and a permutation is the
-/// position of each of its names.
+/// position of each of its names. [`KnobFeatures::aligned`] adds the alignments of ordinals.
 #[derive(Debug, Clone)]
 pub struct KnobFeatures {
     space: Arc<Space>,
     parameters: Vec<Knob>,
+    alignments: Option<Alignments>,
     n_features: usize,
 }
 
@@ -46,7 +48,14 @@ impl KnobFeatures {
         };
         let parameters: Vec<Knob> = space.names().enumerate().map(knob).collect();
         let n_features = parameters.iter().map(|knob| knob.n_features).sum();
-        KnobFeatures { space: Arc::clone(space), parameters, n_features }
+        KnobFeatures { space: Arc::clone(space), parameters, alignments: None, n_features }
+    }
+
+    /// The features of this space, followed by its [`Alignments`].
+    pub fn aligned(space: &Arc<Space>) -> KnobFeatures {
+        let (knobs, alignments) = (KnobFeatures::new(space), Alignments::new(space));
+        let n_features = knobs.n_features + alignments.n_features();
+        KnobFeatures { alignments: Some(alignments), n_features, ..knobs }
     }
 
     /// The number of features.
@@ -64,6 +73,9 @@ impl KnobFeatures {
                 let rank = config.ranks()[parameter] as usize;
                 out.extend_from_slice(&knob.table[rank * knob.n_features..][..knob.n_features]);
             }
+        }
+        if let Some(alignments) = &self.alignments {
+            alignments.write(config, &mut out);
         }
         out
     }
@@ -116,5 +128,16 @@ mod tests {
         let features = KnobFeatures::new(&Arc::new(space.clone())).of(&space.config_from_json(&json).unwrap());
         let expected = [16.0, 2.0, 1.0, 6.0, 0.0, 1.0, 0.0, 1.0, 2.0, 0.0, 1.0, 1024.0, 1024.0, 1024.0, 1024.0, 1.0];
         assert_eq!(features, expected);
+    }
+
+    #[test]
+    fn alignments_follow_the_parameters() {
+        let parameters = vec![Parameter::ordinal("tile", [32, 48, 64]), Parameter::categorical("pack", &["a", "b"])];
+        let space = Arc::new(Space::new("aligned", parameters, vec![]).unwrap());
+        let (knobs, aligned) = (KnobFeatures::new(&space), KnobFeatures::aligned(&space));
+        let config = Config::new([2, 1]);
+        assert_eq!(knobs.of(&config), [64.0, 0.0, 1.0]);
+        assert_eq!(aligned.of(&config), [64.0, 0.0, 1.0, 1.0]);
+        assert_eq!((knobs.n_features(), aligned.n_features()), (3, 4));
     }
 }

@@ -22,8 +22,10 @@ const MOST_ROWS: usize = 4096;
 pub(super) const FEATURES: SearchOption = SearchOption {
     name: "features",
     default: "knob",
-    text: "what the trees see: knob (parameters), loop (each loop of the program) or relation (between loops)",
+    text: "what the trees see: knob (parameters), aligned (also which powers of two divide them), loop (each loop of the program) or relation (between loops)",
 };
+/// Values of [`FEATURES`] that need programs.
+pub(super) const OF_PROGRAMS: [&str; 2] = ["loop", "relation"];
 
 /// Trials of other workloads that a model learns from.
 pub(super) const EXPERIENCE: SearchOption = SearchOption {
@@ -88,9 +90,10 @@ pub(super) const ROW: SearchRow = SearchRow {
             1 => Acquisition::ExpectedImprovement,
             _ => Acquisition::UpperConfidenceBound { kappa: KAPPA },
         };
-        let kind = match options.choice(FEATURES.name, &["knob", "loop", "relation"])? {
+        let kind = match options.choice(FEATURES.name, &["knob", "aligned", "loop", "relation"])? {
             0 => FeatureKind::Knob,
-            1 => FeatureKind::Loop,
+            1 => FeatureKind::Aligned,
+            2 => FeatureKind::Loop,
             _ => FeatureKind::Relation,
         };
         let plan_size = options.number(annealing::BATCH.name, annealing::BATCHES)?;
@@ -142,27 +145,25 @@ enum Model {
     Several(Ensemble),
 }
 
-impl Trees {
-    /// The trials that trees are fitted on: of more than can be, the better half of those from the top and
-    /// the rest at random, in the order in which they were made.
-    fn chosen(&self, seed: u64) -> Vec<usize> {
-        let n = self.fitness.len();
-        let mut places: Vec<usize> = (0..n).collect();
-        if n <= MOST_ROWS {
-            return places;
-        }
-        places.sort_by(|&a, &b| self.fitness[b].total_cmp(&self.fitness[a]));
-        let mut others = places.split_off(MOST_ROWS / 2);
-        let (drawn, _) =
-            others.partial_shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(seed), MOST_ROWS - MOST_ROWS / 2);
-        places.extend_from_slice(drawn);
-        places.sort_unstable();
-        places
+/// The trials that a model is fitted on, by their fitness: of more than `most`, the better half of those from
+/// the top and the rest at random, in the order in which they were made.
+pub(super) fn chosen(fitness: &[f64], most: usize, seed: u64) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..fitness.len()).collect();
+    if fitness.len() <= most {
+        return places;
     }
+    places.sort_by(|&a, &b| fitness[b].total_cmp(&fitness[a]));
+    let mut others = places.split_off(most / 2);
+    let (drawn, _) = others.partial_shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(seed), most - most / 2);
+    places.extend_from_slice(drawn);
+    places.sort_unstable();
+    places
+}
 
+impl Trees {
     /// The weight of what other workloads say, and trees on top of that.
     fn fitted(&self, seed: u64) -> Result<(f32, Model), LearnError> {
-        let chosen = self.chosen(seed);
+        let chosen = chosen(&self.fitness, MOST_ROWS, seed);
         let targets = targets(&self.fitness);
         let targets: Vec<f32> = chosen.iter().map(|&at| targets[at]).collect();
         let base: Vec<f32> = chosen.iter().map(|&at| self.known[at].1).collect();

@@ -10,6 +10,7 @@ mod gbfs;
 mod gbt;
 mod genetic;
 mod grid;
+mod lfbo;
 mod na2c;
 mod nose;
 mod opevo;
@@ -115,6 +116,7 @@ pub const SEARCHES: &[SearchRow] = &[
     na2c::ROW,
     rnn_controller::ROW,
     tree_gru::ROW,
+    lfbo::ROW,
 ];
 
 /// Error of a request for a search that does not exist. The fault is the user's.
@@ -199,5 +201,5 @@ pub fn blind_option(text: &str) -> Result<Option<&'static str>, SearchError> {
     let (row, options) = row(text)?;
     let options = Options::parse(row, options)?;
     let name = gbt::FEATURES.name;
-    Ok(Some(name).filter(|name| options.is_given(name) && options.text(name) != gbt::FEATURES.default))
+    Ok(Some(name).filter(|name| options.is_given(name) && gbt::OF_PROGRAMS.contains(&options.text(name))))
 }

@@ -1,16 +1,31 @@
 //! Evolution whose children pass a nearest-neighbour surrogate before they are measured.
 
+use std::sync::Arc;
+
 use tilewright_learn::{Knn, Matrix};
 
 use super::genetic::{CROSSOVER, Crossover, MUTANT, Mutation, STEPS};
+use super::options::Options;
 use super::population::{GENERATION, Population, SELECTION, START};
-use super::{Problem, Search, SearchOption, SearchRow};
+use super::{Problem, Search, SearchError, SearchOption, SearchRow};
 use crate::features::KnobFeatures;
-use crate::space::Config;
+use crate::space::{Config, Space};
 use crate::trial::Trial;
 
 /// Once twice as many trials are known, the surrogate forgets all but this many, so that it stays quick.
 const MOST_KNOWN: usize = 2048;
+
+/// Features of configurations, an option of searches that see no programs.
+pub(super) const FEATURES: SearchOption = SearchOption {
+    name: "features",
+    default: "knob",
+    text: "what the model sees: knob (parameters) or aligned (also which powers of two divide them)",
+};
+
+/// The features of a space that [`FEATURES`] asks for.
+pub(super) fn features(space: &Arc<Space>, options: &Options) -> Result<KnobFeatures, SearchError> {
+    Ok([KnobFeatures::new, KnobFeatures::aligned][options.choice(FEATURES.name, &["knob", "aligned"])?](space))
+}
 
 pub(super) const ROW: SearchRow = SearchRow {
     name: "nose",
@@ -39,10 +54,11 @@ pub(super) const ROW: SearchRow = SearchRow {
         },
         STEPS,
         MUTANT,
+        FEATURES,
         SearchOption { name: "k", default: "9", text: "nearest neighbours that predict a child, at least 1" },
     ],
     make: |Problem { space, .. }, seed, options| {
-        let features = KnobFeatures::new(space);
+        let features = features(space, options)?;
         Ok(Box::new(NoSe {
             population: Population::new(space, seed, options.number("population", 2..=1_000_000)?, options)?,
             offspring: options.number("offspring", 1.0..=1000.0)?,

@@ -15,7 +15,7 @@ use crate::space::{Config, Space};
 use crate::trial::Trial;
 
 /// Random configurations of which the most remote one begins a population.
-const N_DRAWS: usize = 20;
+pub(super) const N_DRAWS: usize = 20;
 
 /// Option of every evolutionary search: the measure by which parents are selected.
 pub(super) const SELECTION: SearchOption = SearchOption {
@@ -156,14 +156,8 @@ impl Population {
         if !self.is_spread {
             return (0..n).map_while(|_| self.seen.draw(&mut self.rng)).collect();
         }
-        let mut points: Vec<Vec<f32>> = self.members.iter().map(|member| self.features.of(&member.config)).collect();
-        let mut batch = Vec::with_capacity(n);
-        for _ in 0..n {
-            let Some(config) = self.seen.draw_remote(N_DRAWS, &mut self.rng, &self.features, &points) else { break };
-            points.push(self.features.of(&config));
-            batch.push(config);
-        }
-        batch
+        let points = self.members.iter().map(|member| self.features.of(&member.config)).collect();
+        self.seen.draw_spread(n, N_DRAWS, &mut self.rng, &self.features, points)
     }
 
     fn weights(&self) -> Option<WeightedIndex<f64>> {

@@ -117,6 +117,24 @@ impl Seen {
         }
     }
 
+    /// Draws at most `n` unseen configurations, each of them the most remote of `n_draws` from those before
+    /// and from these points, and marks them as seen.
+    pub(super) fn draw_spread(
+        &mut self,
+        n: usize,
+        n_draws: usize,
+        rng: &mut Xoshiro256PlusPlus,
+        features: &UnitFeatures,
+        mut points: Vec<Vec<f32>>,
+    ) -> Vec<Config> {
+        let draw = |_| {
+            let config = self.draw_remote(n_draws, rng, features, &points)?;
+            points.push(features.of(&config));
+            Some(config)
+        };
+        (0..n).map_while(draw).collect()
+    }
+
     /// Draws one of the unseen configurations, each with the same probability, and marks it as seen.
     ///
     /// # Cost

@@ -14,15 +14,17 @@ fn quick(name: &'static str) -> &'static str {
         "tree_gru" => "tree_gru:width=8,steps=2,chains=8,updates=1,batch=64",
         "na2c" => "na2c:width=8",
         "rnn_controller" => "rnn_controller:width=8",
+        "lfbo" => "lfbo:trees=5,neighbours=20",
         _ => name,
     }
 }
 
-/// Evolutionary searches with the operators of their papers, whose generations have a fixed size.
-const AS_IN_THE_PAPERS: [&str; 3] = [
+/// Searches with the operators and generations of their papers, or nearly.
+const AS_IN_THE_PAPERS: [&str; 4] = [
     "genetic:population=50,generation=47,selection=fitness,start=random,crossover=one_point,mutation=0.1,steps=0",
     "opevo:generation=8,selection=fitness,q=0.5,start=random",
     "nose:population=30,generation=9,selection=fitness,start=random,crossover=one_point,mutation=0.3,steps=0,mutant=other",
+    "lfbo:population=100,start=random,neighbours=300,children=30,trees=10",
 ];
 
 fn maker(text: &'static str) -> impl Fn(&Arc<Space>, u64) -> Box<dyn Search> {
@@ -50,11 +52,10 @@ fn the_seed_decides_the_proposals() {
 
 #[test]
 fn guided_searches_beat_random_on_a_smooth_landscape() {
-    for text in
-        ["auto", "gbfs", "genetic", "gbfs:start=random", "simulated_annealing", "gbt:steps=100", "opevo", "nose"]
-            .into_iter()
-            .chain(AS_IN_THE_PAPERS)
-    {
+    let guided =
+        ["auto", "gbfs", "genetic", "gbfs:start=random", "simulated_annealing", "gbt:steps=100", "opevo", "nose"];
+    let further = ["lfbo:trees=20", "gbt:steps=100,features=aligned", "nose:features=aligned"];
+    for text in guided.into_iter().chain(further).chain(AS_IN_THE_PAPERS) {
         conformance::check_against_random(maker(text), 12, 600);
     }
 }
@@ -88,7 +89,7 @@ fn random_is_uniform_over_the_legal_configurations() {
 #[test]
 fn a_population_begins_spread_or_at_random() {
     let space = space((0..4).map(|at| Parameter::ordinal(&format!("p{at}"), 0..3)).collect(), vec![]);
-    for name in ["opevo", "nose", "genetic"] {
+    for name in ["opevo", "nose", "genetic", "lfbo"] {
         let n_near = |start: &str| {
             let is_near = |seed: &u64| {
                 let first = build(&format!("{name}:start={start}"), &space, *seed).unwrap().propose(2);
@@ -121,7 +122,7 @@ fn another_value_is_never_the_old_one() {
 #[test]
 fn a_search_says_what_it_does_not_see_and_how_much_it_learns_from() {
     assert_eq!(blind_option("gbt:features=loop"), Ok(Some("features")));
-    for text in ["gbt", "gbt:features=knob", "gbt:batch=8", "random"] {
+    for text in ["gbt", "gbt:features=knob", "gbt:features=aligned", "nose:features=aligned", "gbt:batch=8", "random"] {
         assert_eq!(blind_option(text), Ok(None), "{text}");
     }
     assert!(blind_option("gbt:feature=loop").is_err());
@@ -191,5 +192,7 @@ fn bad_searches_are_refused_with_what_there_is() {
     refused("nose:k=0", "search nose: k cannot be 0; it is a number from 1 to 1000000");
     refused("gbt:acquisition=ei", "search gbt: acquisition cannot be ei; it is mean where bootstrap is 1");
     refused("gbt:learning_rate=0", "search gbt: learning_rate cannot be 0; it is a number from 0.01 to 1");
+    refused("lfbo:quantile=1", "search lfbo: quantile cannot be 1; it is a number from 0.001 to 0.999");
+    refused("nose:features=loop", "search nose: features cannot be loop; it is knob or aligned");
     refused("gbfs:start=x", "search gbfs: start cannot be x; it is untiled or random");
 }

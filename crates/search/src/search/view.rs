@@ -23,6 +23,8 @@ const N_ASKED: usize = 1024;
 pub(super) enum FeatureKind {
     /// The configuration.
     Knob,
+    /// The configuration and the alignments of its numbers.
+    Aligned,
     /// The loops of its program.
     Loop,
     /// Relations between the loops of its program.
@@ -97,7 +99,8 @@ impl View {
         seed: u64,
     ) -> View {
         let contexts = problem.contexts.clone();
-        let knobs = KnobFeatures::new(&problem.space);
+        let is_aligned = kind == FeatureKind::Aligned;
+        let knobs = if is_aligned { KnobFeatures::aligned } else { KnobFeatures::new }(&problem.space);
         let prior = match (&problem.experience, &contexts) {
             (Some(experience), Some(contexts)) => {
                 let global = fit_global(experience, described, trees, seed);
@@ -116,13 +119,13 @@ impl View {
 
     /// Whether a look at a configuration takes its program.
     pub(super) fn makes_programs(&self) -> bool {
-        self.kind != FeatureKind::Knob
+        matches!(self.kind, FeatureKind::Loop | FeatureKind::Relation)
     }
 
     /// The number of features.
     pub(super) fn n_features(&self) -> usize {
         match self.kind {
-            FeatureKind::Knob => self.knobs.n_features(),
+            FeatureKind::Knob | FeatureKind::Aligned => self.knobs.n_features(),
             FeatureKind::Loop => N_CONTEXT_FEATURES,
             FeatureKind::Relation => N_RELATION_FEATURES,
         }
@@ -156,7 +159,7 @@ impl View {
     fn look_at(&self, config: &Config) -> Vec<f32> {
         let features: fn(&LoopContexts) -> Vec<f32> = match self.kind {
             FeatureKind::Relation => LoopContexts::relations,
-            FeatureKind::Knob | FeatureKind::Loop => LoopContexts::features,
+            FeatureKind::Knob | FeatureKind::Aligned | FeatureKind::Loop => LoopContexts::features,
         };
         let contexts = self.contexts.as_ref().and_then(|contexts| contexts(config));
         contexts.as_ref().map_or_else(|| vec![f32::NAN; self.n_features()], features)
