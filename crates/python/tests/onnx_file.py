@@ -5,7 +5,8 @@ import struct
 import numpy
 
 # ONNX's numbers of element types.
-TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11}
+TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11,
+         "bfloat16": 16}
 
 
 def number(value):

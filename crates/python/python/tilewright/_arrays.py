@@ -1,15 +1,18 @@
-"""NumPy arrays as arguments of kernels and models."""
+"""Arrays as arguments of kernels and models: NumPy's, and tensors with `__dlpack__`."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any, NamedTuple
 
+from . import _dlpack
+
 # NumPy's names of our element types.
 _TYPES = {"f32": "float32", "f64": "float64", "f16": "float16", "i8": "int8", "u8": "uint8", "i16": "int16",
-          "u16": "uint16", "i32": "int32", "u32": "uint32", "i64": "int64", "u64": "uint64", "bool": "bool",
-          # NumPy has no such type: the bits.
-          "bf16": "uint16"}
+          "u16": "uint16", "i32": "int32", "u32": "uint32", "i64": "int64", "u64": "uint64", "bool": "bool"}
+
+# Key of the metadata of uint16 where it has the bits of bfloat16, a type that NumPy lacks.
+_BITS_OF = "bits of"
 
 
 class Argument(NamedTuple):
@@ -28,7 +31,54 @@ def arguments(native: list[tuple[str, str, list[int]]]) -> list[Argument]:
     """Returns the arguments that the library lists."""
     import numpy
 
-    return [Argument(name, numpy.dtype(_TYPES[dtype]), tuple(shape)) for name, dtype, shape in native]
+    bits = numpy.dtype("uint16", metadata={_BITS_OF: "bfloat16"})
+    types = {**{name: numpy.dtype(known) for name, known in _TYPES.items()}, "bf16": bits}
+    return [Argument(name, types[dtype], tuple(shape)) for name, dtype, shape in native]
+
+
+def is_bfloat16(what: Argument) -> bool:
+    """Returns whether an argument has elements of bfloat16."""
+    return _BITS_OF in (what.dtype.metadata or {})
+
+
+def type_name(what: Argument) -> str:
+    """Returns the type of an argument's elements, for messages."""
+    return "bfloat16, or its bits as uint16" if is_bfloat16(what) else str(what.dtype)
+
+
+def received(what: Argument, value: Any) -> Any:
+    """Returns what a caller gives for an argument as an array over the same memory, if it has `__dlpack__`.
+
+    Raises `TypeError` if the tensor is on a device, or NumPy has no array for it.
+    """
+    import numpy
+
+    if isinstance(value, numpy.ndarray):
+        # The type of the package ml_dtypes, which JAX's arrays have in NumPy.
+        return value.view("uint16") if is_bfloat16(what) and value.dtype.name == "bfloat16" else value
+    if not hasattr(value, "__dlpack__"):
+        return value
+    try:
+        return _dlpack.view(value, is_bfloat16(what))
+    except BufferError as error:
+        raise TypeError(f"{what.name}: {error}") from None
+
+
+def written(what: Argument, array: Any) -> Any:
+    """Returns the memory of an array that is an output.
+
+    Raises `TypeError` or `ValueError` if nothing of this argument can be written there.
+    """
+    array = received(what, array)
+    if not hasattr(array, "dtype") or not has_type(what, array) or array.shape != what.shape:
+        found = f"{array.dtype}{list(array.shape)}" if hasattr(array, "dtype") else type(array).__name__
+        raise TypeError(f"{what.name} is an array {what}, not {found}")
+    if not lies_well(what, array):
+        reason = "contiguous in C's order, aligned and of this machine's order of bytes"
+        raise ValueError(f"{what.name} is not {reason}, so that nothing can be written there")
+    if not array.flags.writeable:
+        raise ValueError(f"{what.name} is read-only, so that nothing can be written there")
+    return memory(array)
 
 
 def new(what: Argument) -> Any:

@@ -1,4 +1,4 @@
-"""Kernels callable on NumPy arrays, without copies."""
+"""Kernels callable on NumPy arrays and DLPack tensors, without copies."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import _tilewright
-from ._arrays import Argument, arguments, has_type, laid_well, lies_well, memory, new
+from ._arrays import Argument, arguments, has_type, laid_well, memory, new, received, written
 
 
 class Kernel:
     """Kernel compiled into this process: `kernel(a, b)` returns the output, `kernel(a, b, out=c)` writes it to `c`.
 
-    Arrays have the dtype and shape that `inputs` and `outputs` list. C-contiguous, aligned arrays are used
-    without a copy; others are copied, with a warning. Any thread may call a kernel: concurrent calls use
-    separate scratch memory.
+    Arrays have the dtype and shape that `inputs` and `outputs` list; they are NumPy's, or anything with
+    `__dlpack__` in the host's memory, such as PyTorch's tensors. C-contiguous, aligned arrays are used without a
+    copy; others are copied, with a warning. Any thread may call a kernel: concurrent calls use separate scratch
+    memory.
     """
 
     def __init__(self, native: _tilewright.Kernel) -> None:
@@ -46,13 +47,11 @@ class Kernel:
     def __repr__(self) -> str:
         return f"Kernel({self.workload})"
 
-    def _bytes(self, what: Argument, array: Any, is_written: bool) -> Any:
+    def _read(self, what: Argument, array: Any) -> Any:
+        array = received(what, array)
         if not hasattr(array, "dtype") or not has_type(what, array) or array.shape != what.shape:
             found = f"{array.dtype}{list(array.shape)}" if hasattr(array, "dtype") else type(array).__name__
             raise TypeError(f"{what.name} is an array {what}, not {found}")
-        if is_written and not lies_well(what, array):
-            reason = "contiguous in C's order, aligned and of this machine's order of bytes"
-            raise ValueError(f"{what.name} is not {reason}, so that nothing can be written there")
         return memory(laid_well(what, array, warn=True))
 
     def __call__(self, *arrays: Any, out: Any = None) -> Any:
@@ -63,8 +62,10 @@ class Kernel:
             made = [new(what) for what in self._outputs]
         else:
             made = [out] if len(self._outputs) == 1 else list(out)
-        inputs = [self._bytes(what, array, False) for what, array in zip(self._inputs, arrays)]
-        outputs = [self._bytes(what, array, True) for what, array in zip(self._outputs, made)]
+        if len(made) != len(self._outputs):
+            raise TypeError(f"out has {len(self._outputs)} arrays, not {len(made)}")
+        inputs = [self._read(what, array) for what, array in zip(self._inputs, arrays)]
+        outputs = [written(what, array) for what, array in zip(self._outputs, made)]
         self._native.run(inputs, outputs)
         return made[0] if len(made) == 1 else made
 

@@ -1,4 +1,4 @@
-"""ONNX models callable on NumPy arrays."""
+"""ONNX models callable on NumPy arrays and DLPack tensors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _tilewright
-from ._arrays import Argument, arguments, has_type, laid_well, memory, new
+from ._arrays import (
+    Argument, arguments, has_type, is_bfloat16, laid_well, memory, new, received, type_name, written
+)
 
 
 class Model:
     """Model compiled into this process: `model({"x": x})`, `model(x)` and `model(x=x)` return a dict of outputs.
 
-    Arrays have the dtype and shape that `inputs` lists; those that are not C-contiguous and aligned are copied.
-    Outputs are new arrays. Any thread may call a model: concurrent calls use separate scratch memory, which
+    Arrays have the dtype and shape that `inputs` lists; they are NumPy's, or anything with `__dlpack__` in the
+    host's memory. Those that are not C-contiguous and aligned are copied. Outputs are new arrays, or those that
+    `run` is given. Any thread may call a model: concurrent calls use separate scratch memory, which
     later calls reuse, and share the threads given to `load`.
     """
 
@@ -66,10 +69,10 @@ class Model:
     def _input(self, what: Argument, value: Any) -> Any:
         import numpy
 
-        array = numpy.asarray(value)
+        array = numpy.asarray(received(what, value))
         if not has_type(what, array):
-            advice = f"convert it with .astype({str(what.dtype)!r})"
-            raise TypeError(f"the input {what.name!r} takes {what.dtype}, not {array.dtype} ({advice})")
+            advice = "" if is_bfloat16(what) else f" (convert it with .astype({str(what.dtype)!r}))"
+            raise TypeError(f"the input {what.name!r} takes {type_name(what)}, not {array.dtype}{advice}")
         if array.shape != what.shape:
             advice = "load the model with shapes= or dims= for another one"
             raise ValueError(f"the input {what.name!r} takes the shape {what.shape}, not {array.shape} ({advice})")
@@ -80,11 +83,22 @@ class Model:
 
         Ctrl-C takes effect at the end of the run.
         """
-        given = self._named(arrays, named)
-        inputs = [self._input(what, given[what.name]) for what in self._inputs]
-        outputs = [new(what) for what in self._outputs]
-        self._native.run([memory(array) for array in inputs], [memory(array) for array in outputs])
-        return {what.name: array for what, array in zip(self._outputs, outputs)}
+        return self.run(self._named(arrays, named))
+
+    def run(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Runs the model on a dict of arrays, and writes outputs to those of `out`: to all of them, or to some.
+
+        Returns a dict of all outputs, in which arrays of `out` are the objects that were given.
+        """
+        given, out = self._named([inputs], {}), out or {}
+        for name in out:
+            if name not in [what.name for what in self._outputs]:
+                known = ", ".join(repr(what.name) for what in self._outputs) or "none"
+                raise ValueError(f"there is no output {name!r} (there are {known})")
+        read = [memory(self._input(what, given[what.name])) for what in self._inputs]
+        outputs = {what.name: out[what.name] if what.name in out else new(what) for what in self._outputs}
+        self._native.run(read, [written(what, outputs[what.name]) for what in self._outputs])
+        return outputs
 
 
 def load(
