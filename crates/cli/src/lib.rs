@@ -1,7 +1,8 @@
 //! The tilewright command: finds, records, compares and shows fast kernels.
 //!
-//! Results go to standard output, everything else to standard error. The exit code is 0 on success, 2 where
-//! the input is at fault, 1 where something failed on the way.
+//! A library, so that the wheel for Python has the same command, from a build of its own. Results go to
+//! standard output, everything else to standard error. The exit code is 0 on success, 2 where the input is at
+//! fault, 1 where something failed on the way.
 
 #![forbid(unsafe_code)]
 
@@ -14,7 +15,7 @@ mod status;
 mod summary;
 
 use std::ffi::OsString;
-use std::process::ExitCode;
+pub use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -100,7 +101,8 @@ enum Command {
     PeerWorker,
 }
 
-fn main() -> ExitCode {
+/// Carries out the command that the arguments of this process are.
+pub fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         message(&format!("error: this is a bug in tilewright: {}", error::one_line(&panic.to_string())));
     }));

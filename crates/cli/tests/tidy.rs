@@ -44,7 +44,7 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     ("ort", &["ir", "codegen", "graph", "runtime", "tilewright", "model"]),
-    ("python", &["ir", "search", "formats", "device", "runtime", "graph", "tilewright", "model"]),
+    ("python", &["ir", "search", "formats", "device", "runtime", "graph", "tilewright", "model", "cli"]),
 ];
 
 /// Crates that may name LLVM's crates in their manifests.

@@ -20,8 +20,10 @@ _new.argtypes, _new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
 class Tensor:
     """A tensor over an array's memory, with any type and device; of DLPack's version 1, or from before it."""
 
-    def __init__(self, array, code=None, device=(1, 0), is_versioned=True, is_read_only=False, byte_offset=0):
+    def __init__(self, array, code=None, device=(1, 0), is_versioned=True, is_read_only=False, byte_offset=0,
+                 address=None):
         self.array, self.device = array, device
+        self.address = array.ctypes.data if address is None else address
         self.is_versioned, self.is_read_only = is_versioned, is_read_only
         self.code, self.byte_offset, self.n_taken = code, byte_offset, 0
 
@@ -41,7 +43,7 @@ class Tensor:
         self.strides = (ctypes.c_int64 * max(array.ndim, 1))(*(step // array.itemsize for step in array.strides))
         code = CODES[array.dtype.kind] if self.code is None else self.code
         tensor = _Tensor(
-            array.ctypes.data - self.byte_offset, *self.device, array.ndim, code, array.itemsize * 8, 1,
+            self.address - self.byte_offset, *self.device, array.ndim, code, array.itemsize * 8, 1,
             self.shape, self.strides, self.byte_offset,
         )
         if self.is_versioned:

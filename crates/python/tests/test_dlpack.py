@@ -99,6 +99,12 @@ class Tensors(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "y is read-only"):
             self.model.run({"x": given}, {"y": bfloat16(x, is_read_only=True)})
 
+    def test_a_tensor_of_no_elements_needs_no_address(self):
+        path = pathlib.Path(self.folder.name) / "empty.onnx"
+        onnx_file.write(path, [("Add", ["x", "x"], ["y"])], {}, *[[(name, "float32", ["n", 3])] for name in "xy"])
+        given = Tensor(numpy.zeros((0, 3), "float32"), address=0)
+        self.assertEqual(tw.load(path, dims={"n": 0}, db=self.db)(given)["y"].shape, (0, 3))
+
     def test_a_model_writes_to_some_outputs_or_to_all(self):
         x, k = numpy.ones((16, 64), "float32"), numpy.array([1, 2, 3])
         y, z = numpy.zeros((16, 10), "float32"), numpy.zeros(3, "int64")

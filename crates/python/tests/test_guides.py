@@ -45,6 +45,10 @@ class Guides(unittest.TestCase):
 
         follow("python-model.md", lambda folder: write_network(folder / "model.onnx"))
 
+    @unittest.skipUnless(has("torch"), "there is no PyTorch on this machine")
+    def test_the_page_on_pytorch_can_be_followed(self):
+        follow("pytorch.md")
+
     @unittest.skipUnless(has("optuna"), "there is no Optuna on this machine")
     def test_the_page_from_optuna_can_be_followed(self):
         follow("from-optuna.md")

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use thiserror::Error;
-use tilewright_codegen::Runtime;
+use tilewright_codegen::{ARGUMENT_ALIGN, Runtime};
 
 use crate::memory::Aligned;
 use crate::model::{Base, Model};
@@ -199,16 +199,18 @@ impl Context {
             if given.len() != port.n_bytes {
                 return Err(RunError::Size { tensor: tensor(), expected: port.n_bytes, given: given.len() });
             }
-            if !(given.as_ptr() as usize).is_multiple_of(port.align) {
+            if !given.is_empty() && !(given.as_ptr() as usize).is_multiple_of(port.align) {
                 return Err(RunError::Unaligned { tensor: tensor(), align: port.align });
             }
         }
         for Passed { at, base, offset } in &self.passed {
-            let start = match base {
-                Base::Input(input) => inputs[*input].as_ptr().cast_mut(),
-                Base::Output(output) => outputs[*output].as_mut_ptr(),
+            let (start, n_bytes) = match base {
+                Base::Input(input) => (inputs[*input].as_ptr().cast_mut(), inputs[*input].len()),
+                Base::Output(output) => (outputs[*output].as_mut_ptr(), outputs[*output].len()),
                 Base::Arena | Base::Constants => unreachable!("these are there from the beginning"),
             };
+            // A slice of nothing may be anywhere, and elements of nothing are aligned.
+            let start = if n_bytes == 0 { std::ptr::without_provenance_mut(ARGUMENT_ALIGN as usize) } else { start };
             self.pointers[*at] = start.wrapping_add(*offset);
         }
         Ok(())

@@ -11,8 +11,11 @@ checks and times on this machine. `replay` runs a search on recorded measurement
     run = tw.tune(space, lambda config: measure(**config), trials=50).wait()
     print(run.best)
 
-`tilewright.optuna` has a sampler for Optuna, `tilewright.kernel_tuner` a strategy for Kernel Tuner.
+`tilewright.optuna` has a sampler for Optuna, `tilewright.kernel_tuner` a strategy for Kernel Tuner, and
+`tilewright.torch` a backend of `torch.compile`.
 """
+
+from typing import Any as _Any
 
 from ._arrays import Argument
 from ._kernel import Kernel, kernel
@@ -39,6 +42,7 @@ __all__ = [
     "build",
     "kernel",
     "load",
+    "optimize",
     "race",
     "recorded",
     "replay",
@@ -48,3 +52,13 @@ __all__ = [
     "tune_kernel",
     "workload_space",
 ]
+
+
+def optimize(module: _Any, example_inputs: _Any, **options: _Any) -> _Any:
+    """Makes a function of a PyTorch module on kernels that are tuned for `time` seconds.
+
+    See `tilewright.torch.optimize`, which this is.
+    """
+    from .torch import optimize
+
+    return optimize(module, example_inputs, **options)

@@ -114,4 +114,5 @@ def memory(array: Any) -> Any:
     """Returns the memory of an array that can be passed without a copy."""
     import numpy
 
-    return array.reshape(-1).view(numpy.uint8)
+    # Where there are no elements, others may have no address.
+    return array.reshape(-1).view(numpy.uint8) if array.size else numpy.empty(0, numpy.uint8)
