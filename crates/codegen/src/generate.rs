@@ -9,23 +9,18 @@
 //! loops (see [`Level`]), so that loop bodies come out hoisted and strength-reduced.
 
 mod address;
-mod bulk;
-mod copier;
-mod copy;
 pub mod cpu;
 mod deinterleave;
 mod dot;
 mod export;
+pub mod gpu;
 mod interleave;
-pub mod kernel;
 mod math;
 mod memory;
 pub mod plan;
 mod range;
-mod tensor;
 pub mod unit;
 mod value;
-mod warpgroup;
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -94,7 +89,7 @@ pub(super) struct Seen {
     pub loads: Map<BufferId, Map<LoadKey, Id>>,
     pub splats: Map<(Id, usize), Id>,
     /// Factors of tensor cores by the values that they are.
-    pub parts: Map<Id, tensor::Parts>,
+    pub parts: Map<Id, gpu::tensor::Parts>,
     /// The register chunks updated in this step of a reduction.
     pub updated: BTreeSet<(BufferId, i64)>,
     /// Pointers that back ends cannot compare with others, in a step of a reduction whose loads must not be
@@ -141,9 +136,9 @@ pub(super) struct Function {
     /// Whether threads begin asynchronous copies of their own (`cp.async`).
     pub has_copies: bool,
     /// State of bulk copies, where there are some.
-    pub boxes: Option<bulk::Boxes>,
+    pub boxes: Option<gpu::bulk::Boxes>,
     /// State of the thread's role, where a producer warp copies.
-    pub fed: Option<copier::Fed>,
+    pub fed: Option<gpu::copier::Fed>,
     /// Loop over the steps of dot products around the place being written, with their number.
     pub dot: Option<(LoopId, i64)>,
     /// Whether it is a unit, which has no units inside.

@@ -6,7 +6,7 @@ use tilewright_ir::Target;
 use tilewright_ir::gpu::GpuProgram;
 use tilewright_ir::target::{Arch, GpuApi};
 
-use crate::generate::kernel;
+use crate::generate::gpu;
 use crate::{CompileError, CompileTimes, Emit, llvm};
 
 /// The kernels of a program, compiled.
@@ -51,7 +51,7 @@ pub fn emit_gpu(program: &GpuProgram, target: &Target, what: Emit) -> Result<(Ve
         return Err(CompileError::NotGpu { target: target.name() });
     }
     let start = Instant::now();
-    let module = kernel::generate(program, target)?;
+    let module = gpu::generate(program, target)?;
     if cfg!(debug_assertions)
         && let Err(why) = module.verify()
     {

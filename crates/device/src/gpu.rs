@@ -7,7 +7,7 @@ mod plan;
 use std::path::Path;
 
 use tilewright_ir::Target;
-use tilewright_ir::gpu::{GpuProgram, Kernel};
+use tilewright_ir::gpu::{Abi, GpuProgram, Kernel};
 use tilewright_ir::target::Gpu;
 use tilewright_search::ErrorClass;
 
@@ -94,8 +94,7 @@ pub struct Shape {
 impl Shape {
     /// Makes the shape of a generated kernel on a target.
     pub fn of(kernel: &Kernel, program: &GpuProgram, target: &Target) -> Shape {
-        let (grid, block) = (kernel.grid(), kernel.launched(program, target));
-        let shared_bytes = kernel.shared_bytes(program);
+        let Abi { grid, block, shared_bytes, .. } = Abi::of(program, kernel, target);
         Shape { name: kernel.name.clone(), grid, block, shared_bytes }
     }
 

@@ -9,7 +9,7 @@ mod sources;
 use common::{Random, program};
 use sources::{difference, on_gpu, outputs};
 use tilewright_ir::gpu::simt::{Order, SimtFault};
-use tilewright_ir::gpu::{Access, MapError, bulk, copier};
+use tilewright_ir::gpu::{Abi, Access, MapError, copier};
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{Cond, Expr, GpuProgram, Index, Program, Stmt, Target, lower_gpu, verify};
 
@@ -432,15 +432,15 @@ fn a_warp_may_copy_for_others() {
         let gpu = of_rings(n_steps, stream, rows);
         assert!(has_copier(&gpu), "{stream}: {gpu}");
         let [kernel] = &gpu.body[..] else { panic!("one kernel") };
-        assert_eq!((kernel.block(), kernel.launched(&gpu, &target)), ([4, 8, 4], [4, 8, 5]));
-        assert_eq!(kernel.launched(&gpu, &Target::named("sm_80").unwrap()), [4, 8, 4]);
+        assert_eq!((kernel.block(), Abi::of(&gpu, kernel, &target).block), ([4, 8, 4], [4, 8, 5]));
+        assert_eq!(Abi::of(&gpu, kernel, &Target::named("sm_80").unwrap()).block, [4, 8, 4]);
     }
     assert!(!has_copier(&of_rings(7, "A.s B.s at ko in 3", rows)), "no ring says so");
     assert!(!has_copier(&of_rings(7, "A.s at ko in 3 fed", rows)), "threads copy the other factor");
     // Where one of the threads that multiply copies, it counts places from the first one on.
     let n_maps = |rows: &str| {
         let gpu = of_rings(7, "A.s B.s at ko in 3", rows);
-        bulk::maps(&gpu, &gpu.body[0]).len()
+        Abi::of(&gpu, &gpu.body[0], &target).maps.len()
     };
     assert_eq!([n_maps(rows), n_maps("")], [2, 0]);
     let gpu = of_rings(7, "A.s B.s at ko in 3 last fed", rows);

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use serde_json::{Value as Json, json};
 use tilewright_codegen::{ARGUMENT_ALIGN, compile_gpu, opencl_c};
 use tilewright_ir::Target;
-use tilewright_ir::gpu::{GpuProgram, bulk};
+use tilewright_ir::gpu::{Abi, GpuProgram, bulk};
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_runtime::gpu::{GPU_LINE, Home, Launch, Launches, Span};
 use tilewright_runtime::{Constant, GpuModel, on_all_cores};
@@ -198,12 +198,10 @@ impl<'l> Tables<'l> {
         for &(number, at) in &self.kernels {
             let program = launches.program(number);
             let kernel = program.kernels().nth(at).expect("invariant: a launch is of a kernel of its program");
-            let shared_bytes = kernel.shared_bytes(program);
+            let Abi { block: [x, y, z], shared_bytes, dynamic_shared_bytes: asked_bytes, .. } =
+                Abi::of(program, kernel, target);
             most_shared_bytes = most_shared_bytes.max(shared_bytes);
-            // What a block has unasked is in the code.
-            let is_unasked = target.gpu.is_some_and(|gpu| shared_bytes <= gpu.shared_bytes);
-            let (code, [x, y, z]) = (self.codes.range(..number).count(), kernel.launched(program, target));
-            let asked_bytes = if is_unasked { 0 } else { shared_bytes };
+            let code = self.codes.range(..number).count();
             writeln!(out, "    {{{code}, {}, {{{x}, {y}, {z}}}, {asked_bytes}}},", quoted(&kernel.name))?;
         }
         writeln!(out, "    {{0, NULL, {{0, 0, 0}}, 0}}\n}};")?;
@@ -218,11 +216,9 @@ impl<'l> Tables<'l> {
         let (mut n_arguments, mut n_maps, mut most_arguments, mut most_maps) = (0, 0, 0, 0);
         for launch in all(self.launches) {
             let (program, kernel) = (self.launches.program(launch.program), self.launches.kernel_of(launch));
-            let own = if target.has_wgmma() { bulk::maps(program, kernel) } else { Vec::new() };
-            let taken = kernel.arguments(program);
-            for map in &own {
-                let at = taken.iter().position(|(id, _)| *id == map.array);
-                let at = at.expect("invariant: what is copied is an argument");
+            let abi = Abi::of(program, kernel, target);
+            for map in &abi.maps {
+                let at = abi.array_of(map);
                 let bulk::Described { kind, extents, strides, boxes } = map.described(&program.program);
                 let (rank, swizzled) = (extents.len(), u8::from(map.swizzled));
                 let list = |all: Vec<String>| all.join(", ");
@@ -235,9 +231,9 @@ impl<'l> Tables<'l> {
             let step = &self.model.plan.steps[launch.step].name;
             let spans: Vec<String> = launch.arguments.iter().map(|span| numbers[span].to_string()).collect();
             writeln!(arguments, "    {}, /* {} */", spans.join(", "), step.replace("*/", "* /"))?;
-            let (n, [x, y, z]) = (spans.len(), kernel.grid());
+            let (n, [x, y, z]) = (spans.len(), abi.grid);
             let of = self.kernels.range(..(launch.program, launch.kernel)).count();
-            let (first_map, n_own, step) = (n_maps, own.len(), quoted(step));
+            let (first_map, n_own, step) = (n_maps, abi.maps.len(), quoted(step));
             writeln!(rows, "    {{{of}, {{{x}, {y}, {z}}}, {n_arguments}, {n}, {first_map}, {n_own}, {step}}},")?;
             most_arguments = most_arguments.max(n + n_own);
             most_maps = most_maps.max(n_own);

@@ -4,9 +4,9 @@
 use tilewright_ir::expr::Subscript;
 use tilewright_ir::{Atom, BufferId, DType, Index, LoopId};
 
+use super::gpu::warpgroup::PART_BYTES;
 use super::plan::{self, Chunk, Piece};
 use super::value::Operand;
-use super::warpgroup::PART_BYTES;
 use super::{ARGUMENT_ALIGN, Generator, Lanes, Storage};
 use crate::ssa::{Id, Type};
 

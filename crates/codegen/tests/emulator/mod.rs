@@ -16,6 +16,7 @@ mod warpgroup;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use tilewright_ir::gpu::Abi;
 use tilewright_ir::{DType, GpuProgram, Role, Target};
 
 pub use parse::read;
@@ -385,22 +386,23 @@ fn run_in(
     // What one GPU launches all of them do that have its instructions.
     let copies_boxes = Target::named("sm_90a").expect("a GPU of NVIDIA's");
     for (kernel, entry) in gpu.kernels().zip(&entries) {
-        let is_plain = entry.n_parameters() == kernel.arguments(gpu).len();
-        let threads = if is_plain { kernel.block() } else { kernel.launched(gpu, &copies_boxes) };
+        let abi = Abi::of(gpu, kernel, &copies_boxes);
+        let is_plain = entry.n_parameters() == abi.buffers.len();
+        let threads = if is_plain { kernel.block() } else { abi.block };
         if entry.name != kernel.name || entry.threads.map(i64::from) != threads {
             return Err(format!("{} stands where {} should", entry.name, kernel.name));
         }
-        let mut passed: Vec<u64> = kernel.arguments(gpu).iter().map(|(id, _)| addresses[id.0 as usize]).collect();
-        for map in tilewright_ir::gpu::bulk::maps(gpu, kernel).into_iter().take(entry.n_parameters() - passed.len()) {
+        let mut passed: Vec<u64> = abi.buffers.iter().map(|(id, _)| addresses[id.0 as usize]).collect();
+        for map in abi.maps.into_iter().take(entry.n_parameters() - passed.len()) {
             let array = p.buffer(map.array);
             passed.push(bulk::Map::of(array, &map, addresses[map.array.0 as usize]).pass(memory));
         }
-        let whole = kernel.shared_bytes(gpu) as usize;
+        let whole = abi.shared_bytes as usize;
         let asked = if entry.shared_bytes == 0 { whole } else { 0 };
         if entry.shared_bytes + asked != whole {
             return Err(format!("{} shares {} bytes instead of {whole}", entry.name, entry.shared_bytes));
         }
-        entry.run(memory, kernel.grid().map(|n| n as u32), asked, &passed, order)?;
+        entry.run(memory, abi.grid.map(|n| n as u32), asked, &passed, order)?;
     }
     Ok(p.arguments().map(|(id, b)| b.dtype.read(memory.buffer(addresses[id.0 as usize]))).collect())
 }

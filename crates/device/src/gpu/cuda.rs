@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use std::sync::Arc;
 use tilewright_codegen::{ARGUMENT_ALIGN, CompileError, compile_gpu};
 use tilewright_ir::Target;
-use tilewright_ir::gpu::{GpuProgram, Kernel, bulk};
+use tilewright_ir::gpu::{Abi, GpuProgram, Kernel};
 use tilewright_ir::target::Gpu;
 use tilewright_search::ErrorClass;
 
@@ -71,17 +71,11 @@ impl Driver for Cuda {
         target: &Target,
         arguments: Vec<Span<Memory>>,
     ) -> Result<Launch, Failure> {
-        let mut shape = Shape::of(kernel, program, target);
         let gpu = target.gpu.as_ref().expect("invariant: the target is a GPU");
-        // What a block has unasked is in the code.
-        if shape.shared_bytes <= gpu.shared_bytes {
-            shape.shared_bytes = 0;
-        }
-        let maps = if target.has_wgmma() { bulk::maps(program, kernel) } else { Vec::new() };
-        let passed = kernel.arguments(program);
-        let maps = maps.iter().map(|map| {
-            let at = passed.iter().position(|(id, _)| *id == map.array);
-            let span = &arguments[at.expect("invariant: what is copied is an argument")];
+        let abi = Abi::of(program, kernel, target);
+        let shape = Shape { shared_bytes: abi.dynamic_shared_bytes, ..Shape::of(kernel, program, target) };
+        let maps = abi.maps.iter().map(|map| {
+            let span = &arguments[abi.array_of(map)];
             let address = span.memory.address() + span.at;
             cuda::encode_map(code.context(), &program.program, map, address).map(KernelArgument::Value)
         });

@@ -12,7 +12,6 @@
 //! NVIDIA's GPUs from sm_90 on copy such a box in one instruction (`cp.async.bulk.tensor`), which takes a
 //! description of the array from the host, the tensor map: a [`Map`].
 
-use super::copier::has_copier;
 use super::warpgroup::{ROW_BYTES, matrices};
 use super::{GpuProgram, Kernel};
 use crate::expr::{Cond, Expr};
@@ -192,15 +191,13 @@ fn parts<'c>(cond: &'c Cond, out: &mut Vec<&'c Cond>) {
     }
 }
 
-/// Tensor maps of a kernel whose bulk copies are all boxes; none where one is not, or where no producer warp
-/// exists and the waits cannot be counted to tell the stages apart, as when several loops wait or one is
-/// nested.
-pub fn maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
-    let found = all_maps(gpu, kernel);
+/// Whether no more than one loop of a kernel waits for copies, and none around it: its iterations then tell
+/// the stages apart.
+pub(super) fn waits_in_one_loop(kernel: &Kernel) -> bool {
     let mut n_loops = 0;
     let mut count = |s: &Stmt| n_loops += usize::from(matches!(s, Stmt::For(_)) && waits(s));
     kernel.body.iter().for_each(|stmt| stmt.walk(&mut count));
-    if n_loops <= 1 || has_copier(gpu, kernel) { found } else { Vec::new() }
+    n_loops <= 1
 }
 
 fn waits(stmt: &Stmt) -> bool {

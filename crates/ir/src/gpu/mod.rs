@@ -19,6 +19,7 @@
 //! [`lower_gpu`] makes kernels of it, in which every thread runs the whole body; [`simt::run`] says what they
 //! compute, and finds races.
 
+mod abi;
 pub mod bulk;
 pub mod copier;
 mod map_threads;
@@ -27,6 +28,7 @@ pub mod simt;
 pub mod tensor;
 pub mod warpgroup;
 
+pub use abi::Abi;
 pub(crate) use map_threads::relocate;
 pub use map_threads::{MapError, lower_gpu};
 pub use tensor::TileProduct;
@@ -34,7 +36,6 @@ pub use warpgroup::GroupProduct;
 
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
-use crate::target::Target;
 use crate::text::{loop_name, stmt_to_string};
 use std::fmt;
 
@@ -154,17 +155,9 @@ impl Kernel {
         self.blocks.map(|axis| axis.map_or(1, |(_, extent)| extent))
     }
 
-    /// The number of threads of a block along each axis.
+    /// The number of threads of a block along each axis; [`Abi::block`] has those of a producer warp, too.
     pub fn block(&self) -> [i64; 3] {
         self.threads.map(|axis| axis.map_or(1, |(_, extent)| extent))
-    }
-
-    /// Threads of a block along each axis as launched on a target, with those of the producer warp
-    /// ([`copier`]) where there is one.
-    pub fn launched(&self, of: &GpuProgram, target: &Target) -> [i64; 3] {
-        let [x, y, z] = self.block();
-        let more = if target.has_wgmma() && copier::has_copier(of, self) { copier::WARPS } else { 0 };
-        [x, y, z + more]
     }
 
     /// The extents of block and thread axes.

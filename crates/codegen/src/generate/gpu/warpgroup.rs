@@ -12,9 +12,9 @@ use tilewright_ir::gpu::GroupProduct;
 use tilewright_ir::gpu::warpgroup::{Matrix, ROW_BYTES, SWIZZLED_BYTES};
 use tilewright_ir::{BufferId, Index, Loop, LoopKind, Stmt, Tensor};
 
-use super::value::Operand;
-use super::{Generator, plan};
 use crate::CompileError;
+use crate::generate::value::Operand;
+use crate::generate::{Generator, plan};
 use crate::ssa::{Id, Op, Type};
 
 /// Bytes of the parts of a row that are swizzled.
@@ -37,7 +37,7 @@ type SetAndFactors = (usize, [Matrix; 2]);
 impl Generator<'_> {
     /// Writes the products of groups of warps that a block begins with, and the copies that follow, which are
     /// begun before threads wait for the products; gives the number of statements.
-    pub(super) fn group_products(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
+    pub(in crate::generate) fn group_products(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
         let Some(Stmt::For(Loop { kind: LoopKind::Tensor(how), .. })) = block.first() else { return Ok(0) };
         if !self.target.has_wgmma() || !how.is_of_groups() {
             return Ok(0);
@@ -133,7 +133,7 @@ impl Generator<'_> {
     /// does is to wait for copies, to multiply, and to begin copies by one thread to places of rings that
     /// neither this iteration reads nor the one before. (Behind its wait for the copies, and the barrier
     /// there, all threads have waited for the products of the iteration before that one.)
-    pub(super) fn may_go_on(&mut self, l: &Loop) -> bool {
+    pub(in crate::generate) fn may_go_on(&mut self, l: &Loop) -> bool {
         let [Stmt::Wait(_), Stmt::Barrier, body @ ..] = l.body.as_slice() else { return false };
         let is_product = |stmt: &&Stmt| matches!(stmt, Stmt::For(Loop { kind: LoopKind::Tensor(Tensor::Wgmma), .. }));
         let n = body.iter().take_while(is_product).count();
@@ -169,7 +169,7 @@ impl Generator<'_> {
     }
 
     /// Writes such a loop, behind which threads wait for the products of its last iteration.
-    pub(super) fn products_that_go_on(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
+    pub(in crate::generate) fn products_that_go_on(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
         self.f.goes_on = true;
         self.serial_loop(l, extent)?;
         self.f.goes_on = false;
@@ -189,7 +189,7 @@ impl Generator<'_> {
     }
 
     /// Whether a statement only begins copies that are on their way: they go to what no product reads.
-    pub(super) fn are_copies(&self, stmt: &Stmt) -> bool {
+    pub(in crate::generate) fn are_copies(&self, stmt: &Stmt) -> bool {
         let mut are = true;
         stmt.walk(&mut |s| {
             are &= match s {
@@ -225,7 +225,7 @@ impl Generator<'_> {
 
     /// The address of an element of a matrix, whose rows are swizzled: of the parts of row `r` the part `n`
     /// is in the place of the part `n ^ r`.
-    pub(super) fn swizzled_pointer(&mut self, buffer: BufferId, flat: &Index) -> Id {
+    pub(in crate::generate) fn swizzled_pointer(&mut self, buffer: BufferId, flat: &Index) -> Id {
         let element = self.element_type(buffer);
         let [row, part] = [ROW_BYTES, PART_BYTES].map(|bytes| bytes / element.kind.bytes() as i64);
         let eight_rows = SWIZZLED_BYTES / element.kind.bytes() as i64;
@@ -260,7 +260,7 @@ impl Generator<'_> {
     }
 
     /// Whether neighbours that are accessed at once are in one part of a row, where rows are swizzled.
-    pub(super) fn are_in_part(&self, buffer: BufferId, flat: &Index, n: usize) -> bool {
+    pub(in crate::generate) fn are_in_part(&self, buffer: BufferId, flat: &Index, n: usize) -> bool {
         let bytes = n * self.element_type(buffer).kind.bytes();
         !self.f.matrices.contains(&buffer)
             || bytes <= PART_BYTES as usize && self.alignment(buffer, flat) as usize >= bytes

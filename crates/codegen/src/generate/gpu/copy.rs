@@ -4,9 +4,9 @@
 use tilewright_ir::expr::{Cond, Expr};
 use tilewright_ir::{BufferId, Index, Role, Scope};
 
-use super::memory::Access;
-use super::value::without_cast;
-use super::{Generator, plan};
+use crate::generate::memory::Access;
+use crate::generate::value::without_cast;
+use crate::generate::{Generator, plan};
 use crate::ssa::{Op, Type};
 
 /// Bytes that a copy may have.
@@ -14,7 +14,7 @@ const BYTES: [usize; 3] = [4, 8, 16];
 
 impl Generator<'_> {
     /// Ends a group of copies and waits for those before the last ones.
-    pub(super) fn wait(&mut self, n: u8) {
+    pub(in crate::generate) fn wait(&mut self, n: u8) {
         if self.target.has_async_copies() {
             if self.f.has_copies {
                 self.m.wait(n);
@@ -27,7 +27,7 @@ impl Generator<'_> {
 
     /// Begins the copy that a store to such memory is, and says whether it is one. Zeros take the places of
     /// what conditions leave out.
-    pub(super) fn copy(&mut self, buffer: BufferId, index: &[Index], value: &Expr) -> bool {
+    pub(in crate::generate) fn copy(&mut self, buffer: BufferId, index: &[Index], value: &Expr) -> bool {
         let b = self.program.buffer(buffer);
         if !b.scope.is_on_its_way() || !self.target.has_async_copies() {
             return false;

@@ -13,7 +13,7 @@ use tilewright_ir::gpu::Kernel;
 use tilewright_ir::gpu::bulk::{BARRIER_BYTES, BoxCopy, Map};
 use tilewright_ir::{BufferId, Loop};
 
-use super::Generator;
+use crate::generate::Generator;
 use crate::ssa::{Assembly, Compare, Id, Op, Type};
 
 /// State of a kernel with bulk copies.
@@ -24,7 +24,7 @@ pub struct Boxes {
     /// Address of the first mbarrier.
     barriers: Id,
     /// Number of pipeline stages.
-    pub(super) n: i32,
+    pub(in crate::generate) n: i32,
     /// The variable that counts how often the thread has waited.
     n_waits: Id,
     /// Whether the thread is the one that begins copies.
@@ -34,7 +34,7 @@ pub struct Boxes {
 impl Generator<'_> {
     /// Makes ready what copies of boxes need, with barriers from this address on. `n_readers`: the warps that
     /// say when they have read a place, where they do.
-    pub(super) fn begin_boxes(
+    pub(in crate::generate) fn begin_boxes(
         &mut self,
         kernel: &Kernel,
         maps: Vec<(Map, Id)>,
@@ -59,7 +59,7 @@ impl Generator<'_> {
     }
 
     /// Writes code that runs where a condition holds.
-    pub(super) fn only_if(&mut self, cond: Id, write: impl FnOnce(&mut Self)) {
+    pub(in crate::generate) fn only_if(&mut self, cond: Id, write: impl FnOnce(&mut Self)) {
         let [yes, join] = [0; 2].map(|_| self.m.block(self.f.id));
         self.m.cond_br(cond, yes, join);
         self.go_to_end(yes);
@@ -77,19 +77,19 @@ impl Generator<'_> {
         self.m.truncate(self.m.address(pointer), Type::I32)
     }
 
-    pub(super) fn boxes(&self) -> &Boxes {
+    pub(in crate::generate) fn boxes(&self) -> &Boxes {
         self.f.boxes.as_ref().expect("the kernel copies boxes")
     }
 
     /// The address of the barrier of a place.
-    pub(super) fn barrier_at(&self, place: Id) -> Id {
+    pub(in crate::generate) fn barrier_at(&self, place: Id) -> Id {
         let m = &self.m;
         let first = self.short(self.boxes().barriers);
         m.binary(Op::AddWrapping, first, m.binary(Op::MulWrapping, place, m.int32(BARRIER_BYTES as i32)))
     }
 
     /// Begins the copy of the box that a nest copies, where it is one.
-    pub(super) fn box_copy(&mut self, nest: &Loop) -> bool {
+    pub(in crate::generate) fn box_copy(&mut self, nest: &Loop) -> bool {
         if self.f.boxes.is_none() {
             return false;
         }
@@ -120,7 +120,7 @@ impl Generator<'_> {
     }
 
     /// Ends a group of boxes and waits for those before the last ones.
-    pub(super) fn wait_for_boxes(&mut self, n: u8) {
+    pub(in crate::generate) fn wait_for_boxes(&mut self, n: u8) {
         let Boxes { n: n_places, n_waits, is_first, .. } = *self.boxes();
         let m = &self.m;
         let n_places = m.int32(n_places);
@@ -143,7 +143,7 @@ impl Generator<'_> {
     }
 
     /// Arrives at a barrier, where a condition holds.
-    pub(super) fn arrive(&self, barrier: Id, cond: Option<Id>) {
+    pub(in crate::generate) fn arrive(&self, barrier: Id, cond: Option<Id>) {
         match cond {
             None => self.effect("mbarrier.arrive.shared::cta.b64 _, [$0];", "r,~{memory}", &[barrier]),
             Some(cond) => {
@@ -153,7 +153,7 @@ impl Generator<'_> {
     }
 
     /// Waits until a phase of a barrier is over, of which this is the last bit.
-    pub(super) fn wait_for_phase(&mut self, barrier: Id, phase: Id) {
+    pub(in crate::generate) fn wait_for_phase(&mut self, barrier: Id, phase: Id) {
         let [again, done] = [0; 2].map(|_| self.m.block(self.f.id));
         self.m.br(again);
         self.go_to_end(again);
@@ -165,7 +165,7 @@ impl Generator<'_> {
     }
 
     /// Whether a buffer is one that copies of boxes fill, and no others.
-    pub(super) fn is_for_boxes(&self, buffer: BufferId) -> bool {
+    pub(in crate::generate) fn is_for_boxes(&self, buffer: BufferId) -> bool {
         self.f.boxes.is_some() && self.program.buffer(buffer).scope.is_for_boxes()
     }
 }

@@ -1,8 +1,14 @@
 //! Kernels of a GPU: each a function that every thread runs, with the coordinates of its block and its own.
 
-use tilewright_ir::gpu::bulk::{self, Map};
+pub mod bulk;
+pub mod copier;
+mod copy;
+pub mod tensor;
+pub mod warpgroup;
+
+use tilewright_ir::gpu::bulk::Map;
 use tilewright_ir::gpu::warpgroup::{Groups, SWIZZLED_BYTES};
-use tilewright_ir::gpu::{Access, GpuProgram, Kernel, SHARED_ALIGN, copier, tensor, warpgroup};
+use tilewright_ir::gpu::{self, Abi, Access, GpuProgram, Kernel, SHARED_ALIGN};
 use tilewright_ir::target::Target;
 use tilewright_ir::{BufferId, Index, Scope};
 
@@ -35,13 +41,12 @@ pub fn generate(gpu: &GpuProgram, target: &Target) -> Result<Module, CompileErro
 
 impl Generator<'_> {
     fn kernel(&mut self, gpu: &GpuProgram, kernel: &Kernel) -> Result<(), CompileError> {
-        let arguments = kernel.arguments(gpu);
-        let maps = if self.target.has_wgmma() { bulk::maps(gpu, kernel) } else { Vec::new() };
-        let mut types = vec![Type::GLOBAL; arguments.len()];
+        let Abi { buffers, maps, block, has_copier, shared_bytes, .. } = Abi::of(gpu, kernel, self.target);
+        let mut types = vec![Type::GLOBAL; buffers.len()];
         let n_buffers = types.len();
         types.resize(n_buffers + maps.len(), Type::POINTER);
         let function = self.m.function(&kernel.name, Linkage::Exported, None, &types);
-        self.m.kernel(function, kernel.launched(gpu, self.target));
+        self.m.kernel(function, block);
         self.enter_function(function, Linkage::Exported);
         (0..maps.len()).for_each(|at| self.m.map_parameter(n_buffers + at));
         let maps: Vec<(Map, Id)> =
@@ -49,7 +54,7 @@ impl Generator<'_> {
         // Nothing in it is worth a call.
         self.f.is_unit = true;
         self.filled = plan::written_buffers(&kernel.body);
-        for (at, (buffer, access)) in arguments.into_iter().enumerate() {
+        for (at, (buffer, access)) in buffers.into_iter().enumerate() {
             // What threads tell each other through memory is not one thread's alone.
             if access == Access::ReadWrite {
                 self.f.storage.insert(buffer, Storage::Pointer(self.m.parameter(at)));
@@ -58,10 +63,10 @@ impl Generator<'_> {
             }
         }
         if self.target.has_wgmma() {
-            self.f.matrices = warpgroup::matrices(&gpu.program, kernel);
-            self.f.in_parts = warpgroup::in_parts(&gpu.program, kernel);
+            self.f.matrices = gpu::warpgroup::matrices(&gpu.program, kernel);
+            self.f.in_parts = gpu::warpgroup::in_parts(&gpu.program, kernel);
         }
-        let barriers = self.shared_memory(gpu, kernel)?;
+        let barriers = self.shared_memory(gpu, kernel, shared_bytes)?;
         let blocks = kernel.blocks.into_iter().zip([0, 1, 2].map(Coordinate::Block));
         let threads = kernel.threads.into_iter().zip([0, 1, 2].map(Coordinate::Thread));
         for (axis, coordinate) in blocks.chain(threads) {
@@ -75,9 +80,8 @@ impl Generator<'_> {
             self.f.vars.insert(var, (value, 0));
             self.f.ranges.push(var, Index::from(extent));
         }
-        self.f.warp = tensor::warp(&kernel.threads);
+        self.f.warp = gpu::tensor::warp(&kernel.threads);
         self.f.groups = Groups::of(&kernel.threads);
-        let has_copier = self.target.has_wgmma() && copier::has_copier(gpu, kernel);
         if let (Some(barriers), false) = (barriers, maps.is_empty()) {
             let is_copied = |b: &BufferId| self.program.buffer(*b).scope == Scope::Async;
             self.f.has_copies = kernel.shared.iter().any(is_copied);
@@ -95,7 +99,7 @@ impl Generator<'_> {
 
     /// Places the buffers that a block shares one after the other; gives the address of what is behind them,
     /// where there is something.
-    fn shared_memory(&mut self, gpu: &GpuProgram, kernel: &Kernel) -> Result<Option<Id>, CompileError> {
+    fn shared_memory(&mut self, gpu: &GpuProgram, kernel: &Kernel, all_bytes: u64) -> Result<Option<Id>, CompileError> {
         let mut end = 0u64;
         let mut offsets = Vec::new();
         for (buffer, bytes) in kernel.shared_sizes(&gpu.program) {
@@ -104,11 +108,10 @@ impl Generator<'_> {
             end = bytes.and_then(|bytes| bytes.checked_add(end)).ok_or_else(too_large)?;
         }
         let behind = end as i64;
-        let end = kernel.shared_bytes(gpu);
         let mut rest = None;
-        if end > 0 {
+        if all_bytes > 0 {
             let align = if self.f.matrices.is_empty() { SHARED_ALIGN as u32 } else { SWIZZLED_BYTES as u32 };
-            let base = self.hoisted(0, |g| g.m.shared_memory(end, align));
+            let base = self.hoisted(0, |g| g.m.shared_memory(all_bytes, align));
             for (buffer, offset) in offsets {
                 let pointer = self.hoisted(0, |g| g.bytes_from(base, offset as i64));
                 self.f.storage.insert(buffer, Storage::Pointer(pointer));

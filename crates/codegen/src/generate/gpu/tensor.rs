@@ -15,10 +15,10 @@ use tilewright_ir::gpu::TileProduct;
 use tilewright_ir::gpu::tensor::WARP;
 use tilewright_ir::{BufferId, Index, Loop, LoopId, Tensor};
 
-use super::memory::{Access, LoadKey};
-use super::value::Operand;
-use super::{Generator, Storage, plan};
 use crate::CompileError;
+use crate::generate::memory::{Access, LoadKey};
+use crate::generate::value::Operand;
+use crate::generate::{Generator, Storage, plan};
 use crate::ssa::{Id, Op, Type};
 
 /// Bits of an f32 number that a tensor core does not look at.
@@ -57,7 +57,7 @@ struct Tiles {
 
 impl Generator<'_> {
     /// Writes all steps of a loop over a product of tiles.
-    pub(super) fn tile_product(&mut self, l: &Loop, how: Tensor) -> Result<(), CompileError> {
+    pub(in crate::generate) fn tile_product(&mut self, l: &Loop, how: Tensor) -> Result<(), CompileError> {
         let product = TileProduct::of(self.program, l, how).expect("a tensor core's loop is a product of tiles");
         let [x, y] = self.f.warp.expect("threads were mapped to warps");
         self.f.ranges.push(l.var, l.extent.clone());
@@ -197,7 +197,7 @@ impl Generator<'_> {
     }
 
     /// f32 numbers as their first 11 bits, rounded, and what these leave.
-    pub(super) fn both_parts(&self, numbers: Id) -> [Id; 2] {
+    pub(in crate::generate) fn both_parts(&self, numbers: Id) -> [Id; 2] {
         // Half of the last bit more, then no further bits: the same but for what is no number, which the rest
         // keeps. Of the rest a tensor core looks at no more than it can use.
         let ty = self.m.type_of(numbers);

@@ -12,8 +12,8 @@ use tilewright_ir::expr::Cond;
 use tilewright_ir::gpu::{Kernel, copier};
 use tilewright_ir::{Index, LoopId, Stmt};
 
-use super::{Generator, plan};
 use crate::CompileError;
+use crate::generate::{Generator, plan};
 use crate::ssa::{Compare, Id, Op, Type};
 
 /// Role of a thread in a warp-specialized kernel.
@@ -31,7 +31,7 @@ pub struct Fed {
 
 impl Generator<'_> {
     /// Writes the body of a kernel twice, for the warp that copies and for the others.
-    pub(super) fn fed_kernel(&mut self, kernel: &Kernel) -> Result<(), CompileError> {
+    pub(in crate::generate) fn fed_kernel(&mut self, kernel: &Kernel) -> Result<(), CompileError> {
         let threads: Vec<LoopId> = kernel.threads.iter().flatten().map(|(var, _)| *var).collect();
         let [x, y, z] = threads[..] else { unreachable!("warps lie along the third axis") };
         let is_zero = |var: LoopId| Cond::Eq(var.into(), 0.into());
@@ -68,7 +68,7 @@ impl Generator<'_> {
 
     /// Writes what the thread is there for of what a block begins with; gives the number of statements, or
     /// none where that is written as elsewhere.
-    pub(super) fn turn(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
+    pub(in crate::generate) fn turn(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
         let Some(fed) = self.f.fed else { return Ok(0) };
         if fed.copies {
             let found = copier::copies(self.program, block, &self.f.matrices, &self.f.ranges);
@@ -106,7 +106,7 @@ impl Generator<'_> {
     }
 
     /// Gives the place back whose products went on, where there are some and a warp feeds the rings.
-    pub(super) fn release_what_went_on(&mut self) {
+    pub(in crate::generate) fn release_what_went_on(&mut self) {
         let Some(Fed { going_on, is_first, .. }) = self.f.fed else { return };
         let m = &self.m;
         let place = m.load(Type::I32, going_on, 4, false);
@@ -118,7 +118,7 @@ impl Generator<'_> {
     }
 
     /// Whether what is written is for a warp that does nothing but copy.
-    pub(super) fn only_copies(&self) -> bool {
+    pub(in crate::generate) fn only_copies(&self) -> bool {
         self.f.fed.is_some_and(|fed| fed.copies)
     }
 
@@ -147,7 +147,7 @@ impl Generator<'_> {
     }
 
     /// A number of 32 bits.
-    pub(super) fn short_int(&mut self, index: &Index) -> Id {
+    pub(in crate::generate) fn short_int(&mut self, index: &Index) -> Id {
         let value = self.int(&self.resolved(index));
         self.m.truncate(value, Type::I32)
     }

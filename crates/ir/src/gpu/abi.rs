@@ -1,0 +1,58 @@
+//! Launch contract of kernels: the parameters that their code takes, and the size of a launch.
+
+use super::bulk::{self, Map};
+use super::copier::{self, has_copier};
+use super::{Access, GpuProgram, Kernel};
+use crate::program::BufferId;
+use crate::target::Target;
+
+/// Launch contract of a kernel on a target, which code generation, drivers and shipped libraries share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Abi {
+    /// Buffers in device memory with their uses: the first parameters, pointers.
+    pub buffers: Vec<(BufferId, Access)>,
+    /// Tensor maps of some of them: the parameters behind the buffers. None unless the target has TMA, all
+    /// bulk copies are boxes, and a producer warp or the iterations of one loop tell the pipeline stages
+    /// apart.
+    pub maps: Vec<Map>,
+    /// Number of blocks along each axis.
+    pub grid: [i64; 3],
+    /// Threads of a block along each axis, with those of the producer warp.
+    pub block: [i64; 3],
+    /// Whether the last layer of threads along z is the producer warp, which the program does not have.
+    pub has_copier: bool,
+    /// Bytes of shared memory of a block.
+    pub shared_bytes: u64,
+    /// Shared memory that a launch asks for: all of it where that is more than the target gives unasked.
+    pub dynamic_shared_bytes: u64,
+}
+
+impl Abi {
+    /// Derives the contract of a kernel of a program.
+    pub fn of(program: &GpuProgram, kernel: &Kernel, target: &Target) -> Abi {
+        let has_tma = target.has_wgmma();
+        let has_copier = has_tma && has_copier(program, kernel);
+        let are_counted = has_tma && (has_copier || bulk::waits_in_one_loop(kernel));
+        let [x, y, z] = kernel.block();
+        let shared_bytes = kernel.shared_bytes(program);
+        let is_unasked = target.gpu.is_some_and(|gpu| shared_bytes <= gpu.shared_bytes);
+        Abi {
+            buffers: kernel.arguments(program),
+            maps: if are_counted { bulk::all_maps(program, kernel) } else { Vec::new() },
+            grid: kernel.grid(),
+            block: [x, y, z + if has_copier { copier::WARPS } else { 0 }],
+            has_copier,
+            shared_bytes,
+            dynamic_shared_bytes: if is_unasked { 0 } else { shared_bytes },
+        }
+    }
+
+    /// Index among the buffers of the array of a tensor map.
+    ///
+    /// # Panics
+    /// If the map is of another kernel.
+    pub fn array_of(&self, map: &Map) -> usize {
+        let at = self.buffers.iter().position(|(id, _)| *id == map.array);
+        at.expect("invariant: an array that is copied is an argument")
+    }
+}
