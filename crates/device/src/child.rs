@@ -1,10 +1,10 @@
 //! Child processes that read requests on standard input and answer on standard output, in lines of JSON.
 
-use crate::workers::describe;
+use crate::limits::Allowed;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 
 /// A process that ends with this, and with the thread that started it.
@@ -112,5 +112,25 @@ impl ChildProcess {
 impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.end();
+    }
+}
+
+/// Describes the end of a process in words.
+pub fn describe(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(libc::SIGSEGV) => "access to memory outside its buffers (SIGSEGV)".to_owned(),
+        Some(libc::SIGBUS) => "access to memory outside its buffers (SIGBUS)".to_owned(),
+        Some(libc::SIGFPE) => "division by zero (SIGFPE)".to_owned(),
+        Some(libc::SIGILL) => "illegal instruction (SIGILL)".to_owned(),
+        Some(libc::SIGABRT) => "aborted (SIGABRT)".to_owned(),
+        Some(libc::SIGKILL) => match Allowed::here().cpu_seconds {
+            None => "killed, perhaps for want of memory (SIGKILL)".to_owned(),
+            Some(most) => format!("killed, perhaps after {most} s of CPU time, see `ulimit -t` (SIGKILL)"),
+        },
+        Some(libc::SIGXCPU) => "it had all the CPU time that `ulimit -t` allows (SIGXCPU)".to_owned(),
+        Some(libc::SIGXFSZ) => "it wrote a larger file than `ulimit -f` allows (SIGXFSZ)".to_owned(),
+        Some(libc::SIGSYS) => "it made a system call that is forbidden to candidates (SIGSYS)".to_owned(),
+        Some(signal) => format!("ended by signal {signal}"),
+        None => format!("ended with exit code {}", status.code().unwrap_or(-1)),
     }
 }

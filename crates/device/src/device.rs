@@ -1,19 +1,21 @@
 //! Measuring candidates: all workers build them, and one after the other they are checked and timed. While a
 //! kernel runs, the other workers build what comes next, on other cores.
 
+mod backend;
 mod contest;
 mod race;
 mod scheduler;
 
-use crate::cuda::{self, CudaError};
+use crate::cuda::CudaError;
 use crate::data::{Data, DataError, anonymous_file};
 use crate::folder::Folder;
 use crate::host;
 use crate::limits::{self, Allowed};
 use crate::objects;
-use crate::opencl::{self, OpenClError};
+use crate::opencl::OpenClError;
 use crate::protocol::{Assignment, Caches, RunnerOf, Source};
 use crate::workers::Workers;
+use backend::Backend;
 use scheduler::{Command, Policy, Scheduler};
 use std::fs::File;
 use std::io;
@@ -24,16 +26,13 @@ use std::time::{Duration, Instant};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Watch;
-use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_search::{
     BoxError, Candidate, Conditions, Limits, Machine, Measure, Measured, Next, RaceLimits, Standing, pause,
 };
 
 pub use crate::workers::WorkerCommand;
-pub use race::{Racer, Round};
-
-/// Runners that a device has at most.
-const MOST_RUNNERS: usize = 4;
+pub use race::Racer;
+pub use scheduler::Round;
 
 /// Samples that a trial has at least: a disturbance outlasts a second one, and another candidate tells more.
 const SAMPLES_OF_TRIAL: u32 = 1;
@@ -171,7 +170,7 @@ pub struct Device {
     workers: Workers,
     options: Options,
     scheduler: Scheduler,
-    is_gpu: bool,
+    backend: Backend,
     /// CPUs that workers may use, and those of them on which no kernel is timed.
     all_cpus: Vec<usize>,
     other_cpus: Vec<usize>,
@@ -227,27 +226,13 @@ impl Device {
     pub fn new_watched(
         workload: Workload,
         target: &Target,
-        mut options: Options,
+        options: Options,
         watch: &Watch,
     ) -> Result<Device, DeviceError> {
         Device::check_memory(&workload)?;
-        let is_cpu = match target.arch {
-            Arch::X86_64 | Arch::Aarch64 => true,
-            Arch::Gpu(GpuApi::OpenCl) => opencl::device_of(target)?.is_cpu,
-            Arch::Gpu(GpuApi::Cuda) => {
-                cuda::device_of(target)?;
-                false
-            }
-            Arch::Gpu(GpuApi::AmdGpu) => {
-                return Err(DeviceError::NothingRuns { target: target.name() });
-            }
-        };
-        if target.gpu.is_some() || options.runner.is_some() {
-            // Its own clock tells how long a kernel took, wherever the CPU's cores are meanwhile.
-            options.cpus.clear();
-            options.at_best_pace = false;
-        }
-        let drivers = target.gpu.map(|_| Folder::new("tilewright-drivers")).transpose()?;
+        let backend = Backend::of(target, &options)?;
+        let options = backend.adapt(options);
+        let drivers = backend.has_driver().then(|| Folder::new("tilewright-drivers")).transpose()?;
         pause::watch()?;
         let untuned = workload.program();
         let data = Data::new(&untuned, options.seed, host::most_threads(), watch)?;
@@ -268,22 +253,12 @@ impl Device {
                 .clone()
                 .map(|command| RunnerOf { command, run_timeout_s: options.run_timeout.as_secs_f64() }),
         };
-        let is_here = target.gpu.is_none() && options.runner.is_none();
-        let conditions = is_here.then(|| (host::conditions(cpu_of(&options)), Instant::now()));
+        let is_cpu = backend == Backend::Cpu;
+        let conditions = is_cpu.then(|| (host::conditions(cpu_of(&options)), Instant::now()));
         let all_cpus = host::allowed_cpus();
         let other_cpus = host::cpus_beside(&all_cpus, &options.cpus);
-        if options.runner.is_some() {
-            // Each has a runner of its own, with all that it runs on.
-            options.n_workers = options.n_workers.min(MOST_RUNNERS);
-        }
         let workers = Workers::start(options.worker.clone(), assignment, options.n_workers)?;
-        let has_cores_left = workers.len() > 1
-            && match target.gpu {
-                None if options.runner.is_some() => true,
-                None => !options.cpus.is_empty() && !other_cpus.is_empty(),
-                // A CPU behind OpenCL takes all cores for a kernel.
-                Some(_) => !is_cpu,
-            };
+        let has_cores_left = workers.len() > 1 && backend.leaves_cores(&options.cpus);
         let scheduler = Scheduler::new(Policy {
             n_workers: workers.len(),
             has_cores_left,
@@ -299,7 +274,7 @@ impl Device {
             workers,
             options,
             scheduler,
-            is_gpu: target.gpu.is_some(),
+            backend,
             all_cpus,
             other_cpus,
             conditions,

@@ -1,8 +1,8 @@
 //! Runners: devices without a compiler, on which a program in C, the [`SOURCE`], runs kernels. A command of
 //! the user's starts it, such as `ssh pi ./tw-run`, and it takes frames on its standard input.
 
+use crate::child::describe;
 use crate::command::{Template, TemplateError};
-use crate::workers::describe;
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};

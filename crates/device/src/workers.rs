@@ -1,8 +1,7 @@
 //! The tuner's end of its worker processes.
 
-use crate::child::ChildProcess;
+use crate::child::{ChildProcess, describe};
 use crate::host;
-use crate::limits::Allowed;
 use crate::protocol::{Assignment, Lane, Reply, Request};
 use crate::stopwatch::time_of;
 use std::io;
@@ -353,26 +352,6 @@ const FAULTS: [i32; 7] =
 /// Whether a process was ended from outside: by a limit of the system, or by a user.
 pub fn is_from_outside(status: ExitStatus) -> bool {
     status.signal().is_some_and(|signal| !FAULTS.contains(&signal))
-}
-
-/// Describes the end of a process in words.
-pub fn describe(status: ExitStatus) -> String {
-    match status.signal() {
-        Some(libc::SIGSEGV) => "access to memory outside its buffers (SIGSEGV)".to_owned(),
-        Some(libc::SIGBUS) => "access to memory outside its buffers (SIGBUS)".to_owned(),
-        Some(libc::SIGFPE) => "division by zero (SIGFPE)".to_owned(),
-        Some(libc::SIGILL) => "illegal instruction (SIGILL)".to_owned(),
-        Some(libc::SIGABRT) => "aborted (SIGABRT)".to_owned(),
-        Some(libc::SIGKILL) => match Allowed::here().cpu_seconds {
-            None => "killed, perhaps for want of memory (SIGKILL)".to_owned(),
-            Some(most) => format!("killed, perhaps after {most} s of CPU time, see `ulimit -t` (SIGKILL)"),
-        },
-        Some(libc::SIGXCPU) => "it had all the CPU time that `ulimit -t` allows (SIGXCPU)".to_owned(),
-        Some(libc::SIGXFSZ) => "it wrote a larger file than `ulimit -f` allows (SIGXFSZ)".to_owned(),
-        Some(libc::SIGSYS) => "it made a system call that is forbidden to candidates (SIGSYS)".to_owned(),
-        Some(signal) => format!("ended by signal {signal}"),
-        None => format!("ended with exit code {}", status.code().unwrap_or(-1)),
-    }
 }
 
 #[cfg(test)]

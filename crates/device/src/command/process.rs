@@ -1,10 +1,10 @@
 //! Programs of others: each under a keeper of its own, on chosen CPUs, with limits of time and memory.
 
+use crate::child::describe;
 use crate::command::keeper::{now_ns, stand_between, tell_time};
 use crate::command::metric::Metric;
 use crate::command::template::Invocation;
 use crate::kernel::Done;
-use crate::workers::describe;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};

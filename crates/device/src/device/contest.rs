@@ -11,7 +11,8 @@
 //! admitted, and as many sittings held, as there is time for. It ends before that where the verdict is plain.
 
 use super::Device;
-use super::race::{Racer, Round};
+use super::race::Racer;
+use super::scheduler::Round;
 use crate::protocol::Source;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,7 +63,7 @@ impl Device {
         }
         let mut each = start.elapsed() / left.len().max(1) as u32;
         let round = Round { time: RaceLimits::ROUND, min_samples: 1 };
-        let moves = run_time < round.time && limits.rounds > LEAST_FOR_SITTINGS && !self.is_gpu;
+        let moves = run_time < round.time && limits.rounds > LEAST_FOR_SITTINGS && !self.backend.has_driver();
         let mut move_on = |device: &mut Device, left: &mut [Runner]| -> io::Result<()> {
             let (begin, n) = (start.elapsed(), left.len() as u32);
             if moves && begin + each * n <= goal {

@@ -1,25 +1,16 @@
 //! Candidates timed against each other, round by round.
 
-use super::scheduler::{Goal, Kept, MOST_RETRIES};
+use super::scheduler::{Goal, Kept, MOST_RETRIES, Round};
 use super::{Device, LOOK};
+use crate::child::describe;
 use crate::limits::Allowed;
 use crate::protocol::{Lane, Request, Source};
-use crate::workers::{Answer, describe, is_from_outside};
+use crate::workers::{Answer, is_from_outside};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use std::io;
-use std::time::Duration;
 use tilewright_search::{ErrorClass, Measured, Outcome, Timing, pause, quantile};
-
-/// Least extent of a candidate's runs in a round of a race.
-#[derive(Debug, Clone, Copy)]
-pub struct Round {
-    /// Time of the runs together.
-    pub time: Duration,
-    /// Samples of a long kernel, after a run that warms up; that may itself be the sample where one will do.
-    pub min_samples: u32,
-}
 
 /// A candidate in a race.
 #[derive(Debug)]
