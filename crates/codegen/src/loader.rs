@@ -6,6 +6,9 @@
 
 use std::ptr::NonNull;
 
+use object::elf::{self, RelocationType, SHF_ALLOC, SHF_EXECINSTR};
+use object::read::elf::{ElfFile64, SectionHeader};
+use object::{Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTarget, SymbolKind, SymbolSection};
 use tilewright_ir::target::Arch;
 
 use crate::CompileError;
@@ -83,15 +86,6 @@ pub fn external(name: &str) -> Option<usize> {
     })
 }
 
-const SHT_SYMTAB: u32 = 2;
-const SHT_RELA: u32 = 4;
-const SHT_NOBITS: u32 = 8;
-const SHF_ALLOC: u64 = 2;
-const SHF_EXECINSTR: u64 = 4;
-const SHN_UNDEF: u16 = 0;
-const SHN_ABS: u16 = 0xfff1;
-const STT_SECTION: u8 = 3;
-
 /// Code and constants are laid out in pages of their own.
 const PAGE: usize = 4096;
 
@@ -102,45 +96,8 @@ fn broken(what: &'static str) -> CompileError {
     CompileError::Object(what.into())
 }
 
-/// Reads little-endian fields.
-struct Bytes<'a>(&'a [u8]);
-
-impl<'a> Bytes<'a> {
-    fn slice(&self, at: u64, len: u64) -> Result<&'a [u8], CompileError> {
-        let end = at.checked_add(len).ok_or(broken("range"))?;
-        self.0.get(at as usize..end as usize).ok_or(broken("range"))
-    }
-
-    fn u64(&self, at: u64) -> Result<u64, CompileError> {
-        Ok(u64::from_le_bytes(self.slice(at, 8)?.try_into().expect("eight bytes")))
-    }
-
-    fn u32(&self, at: u64) -> Result<u32, CompileError> {
-        Ok(u32::from_le_bytes(self.slice(at, 4)?.try_into().expect("four bytes")))
-    }
-
-    fn u16(&self, at: u64) -> Result<u16, CompileError> {
-        Ok(u16::from_le_bytes(self.slice(at, 2)?.try_into().expect("two bytes")))
-    }
-
-    fn text(&self, at: u64) -> Result<&'a str, CompileError> {
-        let rest = self.0.get(at as usize..).ok_or(broken("string"))?;
-        let len = rest.iter().position(|b| *b == 0).ok_or(broken("string"))?;
-        std::str::from_utf8(&rest[..len]).map_err(|_| broken("string"))
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Section {
-    kind: u32,
-    flags: u64,
-    offset: u64,
-    size: u64,
-    link: u32,
-    info: u32,
-    align: u64,
-    /// Offset in the mapping.
-    place: Option<usize>,
+fn malformed(error: object::Error) -> CompileError {
+    CompileError::Object(error.to_string())
 }
 
 /// Loads an object made for this machine; `elsewhere` gives the addresses of functions in other objects.
@@ -159,8 +116,9 @@ pub fn load(object: &[u8], arch: Arch, elsewhere: &dyn Fn(&str) -> Option<usize>
 /// An object with the places of its sections in memory: code first, then stubs for functions elsewhere, then,
 /// from a page of its own, everything else.
 pub struct Layout<'o> {
-    elf: Bytes<'o>,
-    sections: Vec<Section>,
+    elf: ElfFile64<'o>,
+    /// Offset in the mapping of each section that has one.
+    places: Vec<Option<usize>>,
     stubs: usize,
     /// Bytes of code, whole pages.
     pub code_len: usize,
@@ -171,33 +129,12 @@ pub struct Layout<'o> {
 impl<'o> Layout<'o> {
     /// Reads the layout of an object, for pages of `page` bytes.
     pub fn of(object: &'o [u8], page: usize) -> Result<Layout<'o>, CompileError> {
-        let elf = Bytes(object);
-        if elf.slice(0, 5)? != [0x7f, b'E', b'L', b'F', 2] {
-            return Err(broken("not a 64-bit ELF object"));
-        }
-        let (table, entry_size, n_sections) = (elf.u64(0x28)?, u64::from(elf.u16(0x3a)?), u64::from(elf.u16(0x3c)?));
-        let mut sections = Vec::new();
-        for i in 0..n_sections {
-            let at = table + i * entry_size;
-            sections.push(Section {
-                kind: elf.u32(at + 4)?,
-                flags: elf.u64(at + 8)?,
-                offset: elf.u64(at + 24)?,
-                size: elf.u64(at + 32)?,
-                link: elf.u32(at + 40)?,
-                info: elf.u32(at + 44)?,
-                align: elf.u64(at + 48)?.max(1),
-                place: None,
-            });
-        }
-        let mut layout = Layout { elf, sections, stubs: 0, code_len: 0, len: 0 };
+        let elf = ElfFile64::parse(object).map_err(malformed)?;
+        let places = vec![None; elf.elf_section_table().len()];
+        let mut layout = Layout { elf, places, stubs: 0, code_len: 0, len: 0 };
         layout.lay_out(true);
         layout.stubs = layout.len.next_multiple_of(8);
-        let (symbols, _) = layout.symbol_table()?;
-        let mut n_external = 0;
-        for i in 1..symbols.size / 24 {
-            n_external += usize::from(layout.elf.u16(symbols.offset + i * 24 + 6)? == SHN_UNDEF);
-        }
+        let n_external = layout.elf.symbols().filter(|symbol| symbol.is_undefined()).count();
         layout.code_len = (layout.stubs + n_external * STUB_BYTES).next_multiple_of(page);
         layout.len = layout.code_len;
         layout.lay_out(false);
@@ -207,20 +144,15 @@ impl<'o> Layout<'o> {
 
     /// Gives sections of one kind their places, behind what has one.
     fn lay_out(&mut self, executable: bool) {
-        for s in &mut self.sections {
-            if s.flags & SHF_ALLOC != 0 && (s.flags & SHF_EXECINSTR != 0) == executable {
-                self.len = self.len.next_multiple_of(s.align as usize);
-                s.place = Some(self.len);
-                self.len += s.size as usize;
+        for section in self.elf.sections() {
+            let flags = section.elf_section_header().sh_flags(self.elf.endian());
+            let has = |flag| flags & flag == flag;
+            if has(SHF_ALLOC) && has(SHF_EXECINSTR) == executable {
+                self.len = self.len.next_multiple_of(section.align().max(1) as usize);
+                self.places[section.index().0] = Some(self.len);
+                self.len += section.size() as usize;
             }
         }
-    }
-
-    /// The table of symbols, and where their names begin.
-    fn symbol_table(&self) -> Result<(Section, u64), CompileError> {
-        let table = *self.sections.iter().find(|s| s.kind == SHT_SYMTAB).ok_or(broken("no symbols"))?;
-        let names = self.sections.get(table.link as usize).ok_or(broken("no symbol names"))?.offset;
-        Ok((table, names))
     }
 
     /// Fills an image of its length, all zeros, that is to lie at an address; `address` says where functions
@@ -232,48 +164,49 @@ impl<'o> Layout<'o> {
         arch: Arch,
         address: &dyn Fn(&str) -> Option<usize>,
     ) -> Result<Vec<(String, usize)>, CompileError> {
-        let Layout { elf, sections, .. } = self;
-        for s in sections {
-            if let (Some(place), true) = (s.place, s.kind != SHT_NOBITS) {
-                image[place..place + s.size as usize].copy_from_slice(elf.slice(s.offset, s.size)?);
-            }
-        }
-        let (symbol_table, names) = self.symbol_table()?;
-        let n_symbols = symbol_table.size / 24;
         let mut symbols = Vec::new();
-        let mut addresses = vec![0usize; n_symbols as usize];
+        // That of the symbol 0, which is none.
+        let mut addresses = vec![0];
         let mut next_stub = self.stubs;
-        for i in 1..n_symbols {
-            let at = symbol_table.offset + i * 24;
-            let name = elf.text(names + u64::from(elf.u32(at)?))?;
-            let (info, section, value) = (elf.slice(at + 4, 1)?[0], elf.u16(at + 6)?, elf.u64(at + 8)?);
-            addresses[i as usize] = match section {
-                SHN_UNDEF => {
+        for symbol in self.elf.symbols() {
+            let name = symbol.name().map_err(malformed)?;
+            addresses.push(match symbol.section() {
+                SymbolSection::Undefined => {
                     let to = address(name).ok_or_else(|| CompileError::UnknownSymbol { name: name.into() })?;
                     image[next_stub..next_stub + STUB_BYTES].copy_from_slice(&stub(arch, to));
                     next_stub += STUB_BYTES;
                     base + next_stub - STUB_BYTES
                 }
-                SHN_ABS => value as usize,
-                _ => {
-                    let section = sections.get(section as usize).ok_or(broken("symbol's section"))?;
-                    let Some(place) = section.place else { continue };
-                    if info & 15 != STT_SECTION && info >> 4 != 0 {
-                        symbols.push((name.into(), place + value as usize));
+                SymbolSection::Section(section) => {
+                    match self.places.get(section.0).ok_or(broken("symbol's section"))? {
+                        Some(place) => {
+                            let place = place + symbol.address() as usize;
+                            if symbol.kind() != SymbolKind::Section && !symbol.is_local() {
+                                symbols.push((name.into(), place));
+                            }
+                            base + place
+                        }
+                        None => 0,
                     }
-                    base + place + value as usize
                 }
-            };
+                _ => symbol.address() as usize,
+            });
         }
-        for s in sections.iter().filter(|s| s.kind == SHT_RELA) {
-            let Some(place) = sections.get(s.info as usize).ok_or(broken("relocated section"))?.place else { continue };
-            for i in 0..s.size / 24 {
-                let at = s.offset + i * 24;
-                let (offset, info, addend) = (elf.u64(at)?, elf.u64(at + 8)?, elf.u64(at + 16)? as i64);
-                let symbol = *addresses.get((info >> 32) as usize).ok_or(broken("relocation's symbol"))?;
-                let field = image.get_mut(place + offset as usize..).ok_or(broken("relocation's place"))?;
-                let value = (symbol as i64).wrapping_add(addend);
-                relocate(arch, info as u32, field, value, (base + place) as i64 + offset as i64)?;
+        for section in self.elf.sections() {
+            let Some(start) = self.places[section.index().0] else { continue };
+            let data = section.data().map_err(malformed)?;
+            image[start..start + data.len()].copy_from_slice(data);
+            for (offset, relocation) in section.relocations() {
+                let (RelocationTarget::Symbol(symbol), RelocationFlags::Elf { r_type }) =
+                    (relocation.target(), relocation.flags())
+                else {
+                    return Err(broken("relocation without a symbol"));
+                };
+                let symbol: usize = *addresses.get(symbol.0).ok_or(broken("relocation's symbol"))?;
+                let place = start + offset as usize;
+                let field = image.get_mut(place..).ok_or(broken("relocation's place"))?;
+                let value = (symbol as i64).wrapping_add(relocation.addend());
+                relocate(arch, r_type, field, value, (base + place) as i64)?;
             }
         }
         Ok(symbols)
@@ -358,35 +291,34 @@ fn stub(arch: Arch, to: usize) -> [u8; STUB_BYTES] {
 }
 
 /// Fills in a field whose value is known now that everything has its place.
-fn relocate(arch: Arch, kind: u32, field: &mut [u8], value: i64, place: i64) -> Result<(), CompileError> {
+fn relocate(arch: Arch, kind: RelocationType, field: &mut [u8], value: i64, place: i64) -> Result<(), CompileError> {
     let relative = value.wrapping_sub(place);
     let narrow = |v: i64| i32::try_from(v).map(|v| v as u32).map_err(|_| broken("relocation out of range"));
     let old = field.get(..4).ok_or(broken("relocation's place"))?;
     let old = u32::from_le_bytes(old.try_into().expect("four bytes"));
     let low_bits = |shift: u32| old & !(0xfff << 10) | ((value as u32 & 0xfff) >> shift) << 10;
     let word = match (arch, kind) {
-        // R_X86_64_64, R_AARCH64_ABS64
-        (Arch::X86_64, 1) | (Arch::Aarch64, 257) => {
+        (Arch::X86_64, elf::R_X86_64_64) | (Arch::Aarch64, elf::R_AARCH64_ABS64) => {
             field.get_mut(..8).ok_or(broken("relocation's place"))?.copy_from_slice(&value.to_le_bytes());
             return Ok(());
         }
-        // R_X86_64_PC32, R_X86_64_PLT32, R_AARCH64_PREL32
-        (Arch::X86_64, 2 | 4) | (Arch::Aarch64, 261) => narrow(relative)?,
-        // R_AARCH64_ADR_PREL_PG_HI21
-        (Arch::Aarch64, 275) => {
+        (Arch::X86_64, elf::R_X86_64_PC32 | elf::R_X86_64_PLT32) | (Arch::Aarch64, elf::R_AARCH64_PREL32) => {
+            narrow(relative)?
+        }
+        (Arch::Aarch64, elf::R_AARCH64_ADR_PREL_PG_HI21) => {
             let pages = narrow((value & !0xfff).wrapping_sub(place & !0xfff) >> 12)?;
             old & !(3 << 29 | 0x7_ffff << 5) | (pages & 3) << 29 | (pages >> 2 & 0x7_ffff) << 5
         }
-        // R_AARCH64_ADD_ABS_LO12_NC, R_AARCH64_LDST8_ABS_LO12_NC, then of 16, 32, 64 and 128 bits
-        (Arch::Aarch64, 277 | 278) => low_bits(0),
-        (Arch::Aarch64, 284) => low_bits(1),
-        (Arch::Aarch64, 285) => low_bits(2),
-        (Arch::Aarch64, 286) => low_bits(3),
-        (Arch::Aarch64, 299) => low_bits(4),
-        // R_AARCH64_JUMP26, R_AARCH64_CALL26
-        (Arch::Aarch64, 282 | 283) => old & !0x3ff_ffff | (relative >> 2) as u32 & 0x3ff_ffff,
+        (Arch::Aarch64, elf::R_AARCH64_ADD_ABS_LO12_NC | elf::R_AARCH64_LDST8_ABS_LO12_NC) => low_bits(0),
+        (Arch::Aarch64, elf::R_AARCH64_LDST16_ABS_LO12_NC) => low_bits(1),
+        (Arch::Aarch64, elf::R_AARCH64_LDST32_ABS_LO12_NC) => low_bits(2),
+        (Arch::Aarch64, elf::R_AARCH64_LDST64_ABS_LO12_NC) => low_bits(3),
+        (Arch::Aarch64, elf::R_AARCH64_LDST128_ABS_LO12_NC) => low_bits(4),
+        (Arch::Aarch64, elf::R_AARCH64_JUMP26 | elf::R_AARCH64_CALL26) => {
+            old & !0x3ff_ffff | (relative >> 2) as u32 & 0x3ff_ffff
+        }
         (Arch::X86_64 | Arch::Aarch64 | Arch::Gpu(_), _) => {
-            return Err(CompileError::Object(format!("relocation {kind}")));
+            return Err(CompileError::Object(format!("relocation {}", kind.0)));
         }
     };
     field[..4].copy_from_slice(&word.to_le_bytes());

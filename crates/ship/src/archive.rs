@@ -60,3 +60,39 @@ fn add(out: &mut Vec<u8>, name: &str, bytes: &[u8]) {
     out.extend(bytes);
     out.resize(even(out.len()), b'\n');
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_index_leads_to_the_members() {
+        let member = |name: &str, symbols: &[&str], bytes: &[u8]| Member {
+            name: name.into(),
+            symbols: symbols.iter().map(|symbol| (*symbol).to_owned()).collect(),
+            bytes: bytes.into(),
+        };
+        // Of odd lengths too, and of a name longer than a header has room for.
+        let members = [
+            member("a.o", &["f", "g"], b"first"),
+            member("a_long_name_of_a_member.o", &["h"], b""),
+            member("c.o", &[], b"c"),
+        ];
+        let bytes = archive(&members.each_ref());
+        assert_eq!(&bytes[..8], b"!<arch>\n");
+        let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+        let text = |at: usize, n: usize| std::str::from_utf8(&bytes[at..at + n]).unwrap().trim_end();
+        let (index, names) = (68, 68 + text(56, 10).parse::<usize>().unwrap().next_multiple_of(2) + 60);
+        assert_eq!((text(8, 16), text(names - 60, 16), word(index)), ("/", "//", 3));
+        let mut symbols = bytes[index + 16..].split(|byte| *byte == 0);
+        for (nth, (symbol, of)) in [("f", 0), ("g", 0), ("h", 1)].into_iter().enumerate() {
+            assert_eq!(symbols.next(), Some(symbol.as_bytes()));
+            let at = word(index + 4 + 4 * nth);
+            let name = names + text(at + 1, 15).parse::<usize>().unwrap();
+            assert!(bytes[name..].starts_with(format!("{}/\n", members[of].name).as_bytes()), "{symbol}");
+            let n_bytes = text(at + 48, 10).parse::<usize>().unwrap();
+            assert_eq!(&bytes[at + 60..at + 60 + n_bytes], members[of].bytes, "{symbol}");
+        }
+        assert_eq!(bytes, archive(&members.each_ref()), "the same members give the same bytes");
+    }
+}
