@@ -523,7 +523,7 @@ fn programs_on_gpus_answer_as_on_cpus() {
     (config["vector_a"], config["vector_b"], config["in_flight"]) = (1.into(), 1.into(), 0.into());
     let config = task.space.config_from_json(&config).unwrap();
     let model = Choice { task, config, source: Source::Guessed }.model(&[]).unwrap();
-    let made = library(Some("layer"), "product", &model, &target, 1, Weights::Small, &[]).unwrap();
+    let made = library("layer", &model, &target, 1, Weights::Small, &[]).unwrap();
     write_library(&made, Form::C, &folder.path("layer")).unwrap();
     assert!(!fs::read_to_string(folder.path("layer/layer.c")).unwrap().contains("layer_maps[] = {\n    {0, 0, 0"));
     check_near(&run(&files, Some(&libraries)), &expected, 2e-2, "a product of wgmma");

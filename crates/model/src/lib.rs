@@ -3,6 +3,34 @@
 //! [`lower`] brings the graph's many operators down to few kinds ([`import`]), rewrites them into fewer
 //! ([`simplify`]) and makes kernels of them ([`fuse`]); [`laid_out`] has images lie as is best for these, and
 //! [`compile`] gives them code and memory. What has no code runs as the reference evaluates it.
+//!
+//! ```no_run
+//! use tilewright::{CPU, Database, HOST, Place};
+//! use tilewright_graph::{Bindings, DType, Tensor, specialise};
+//! use tilewright_model::{Making, Runner, compile_known, lower, read_model};
+//! use tilewright_runtime::Threads;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let model = read_model("model.onnx".as_ref())?;
+//! // Names of dimensions that the file leaves open, with their sizes.
+//! let bindings = Bindings { dims: vec![("batch".to_owned(), 4)], ..Bindings::default() };
+//! let special = specialise(&model.graph, &bindings);
+//! assert!(special.problems.is_empty(), "{:?}", special.problems);
+//!
+//! // With the best kernels on record, and the first guesses of others.
+//! let target = Place { device: CPU, target: HOST, threads: 1 }.runnable_target()?;
+//! let records = Database::new(None)?.records()?;
+//! let compiled = compile_known(lower(&special.graph, false)?, &target, 1, &records, Making::default())?;
+//!
+//! let mut runner = Runner::new(&compiled, &Threads::new(1)?)?;
+//! runner.set("x", &Tensor::from_floats(DType::F32, [4, 3], &[0.5; 12]))?;
+//! runner.run()?;
+//! for (name, tensor) in runner.outputs() {
+//!     println!("{name}: {:?}", tensor.floats());
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod attention;
 #[cfg(feature = "peers")]

@@ -1,7 +1,4 @@
 //! Tensors in NumPy's files: `.npy` holds one, `.npz` several by name.
-//!
-//! # Source
-//! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
 
 use std::collections::HashSet;
 use std::io::{Cursor, Read};
@@ -9,20 +6,14 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use tilewright::file::{self, write_into_folder};
+pub use tilewright::npy::NpyError;
+use tilewright::npy::{self, MAGIC};
 use tilewright_graph::onnx::kind_of_other;
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::{Buffer, Program, Role};
 
-const MAGIC: &[u8] = b"\x93NUMPY";
-/// Most bytes of a header; only a hostile file has a longer one.
-const LONGEST_HEADER: usize = 1 << 16;
 /// Characters of a tensor's name that a file is called by: systems allow 255, of which some are for a number.
 const MOST_OF_NAME: usize = 200;
-
-/// Error of a file: the reason, and how to mend it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct NpyError(String);
 
 fn error<T>(what: impl Into<String>) -> Result<T, NpyError> {
     Err(NpyError(what.into()))
@@ -49,56 +40,13 @@ const TYPES: [(DType, &str); 12] = [
 /// # Errors
 /// If it is none, is cut off, or holds something other than numbers in row-major order.
 pub fn read_npy(file: &Bytes) -> Result<Tensor, NpyError> {
-    if !file.starts_with(MAGIC) || file.len() < 10 {
-        return error("it is no .npy file (write it with numpy.save)");
-    }
-    let (start, length) = match file[6] {
-        1 => (10, usize::from(u16::from_le_bytes([file[8], file[9]]))),
-        2 | 3 if file.len() >= 12 => (12, u32::from_le_bytes([file[8], file[9], file[10], file[11]]) as usize),
-        _ => return error(format!("its format version {} is not known (write it with numpy.save)", file[6])),
-    };
-    if length > LONGEST_HEADER || file.len() < start + length {
-        return error("it ends within its header (write it again)");
-    }
-    let Ok(header) = std::str::from_utf8(&file[start..start + length]) else {
-        return error("its header is no text (write it with numpy.save)");
-    };
-    let ty = read_header(header)?;
-    let data = file.slice(start + length..);
-    let Some(n_bytes) = ty.checked_bytes() else { return error(format!("{ty} is too large")) };
-    if data.len() < n_bytes {
-        return error(format!("{ty} takes {n_bytes} bytes, and there are {} (write it again)", data.len()));
-    }
-    Ok(Tensor::new(ty, data.slice(..n_bytes)).expect("as many bytes as the type takes"))
-}
-
-/// The value behind a key of a header.
-fn field<'a>(header: &'a str, key: &str) -> Result<&'a str, NpyError> {
-    let missing = || NpyError(format!("its header has no {key} (write it with numpy.save)"));
-    let at = header.find(&format!("'{key}'")).ok_or_else(missing)?;
-    let rest = header[at + key.len() + 2..].trim_start();
-    Ok(rest.strip_prefix(':').ok_or_else(missing)?.trim_start())
-}
-
-fn read_header(header: &str) -> Result<TensorType, NpyError> {
-    let descr = field(header, "descr")?;
-    let name = descr.strip_prefix('\'').and_then(|rest| rest.split_once('\'')).map(|(name, _)| name);
-    let Some(name) = name else { return error("it holds records (save one field as an array of its own)") };
-    let is_little = !name.starts_with('>');
-    let plain = name.trim_start_matches(['<', '|', '=', '>']);
-    let dtype = TYPES.iter().find(|(_, known)| *known == plain).map(|(dtype, _)| *dtype);
-    let Some(dtype) = dtype.filter(|dtype| is_little || dtype.size() == 1) else {
+    let array = npy::read(file)?;
+    let Some((dtype, _)) = TYPES.iter().find(|(_, name)| *name == array.element) else {
         let known: Vec<&str> = TYPES.iter().map(|(_, name)| *name).collect();
-        return error(format!("its elements are {name} (convert them to one of {}, little-endian)", known.join(", ")));
+        return error(format!("its elements are {} (convert them to one of {})", array.element, known.join(", ")));
     };
-    if field(header, "fortran_order")?.starts_with("True") {
-        return error("it is in column-major order (save numpy.ascontiguousarray of it)");
-    }
-    let dims = field(header, "shape")?.strip_prefix('(').and_then(|rest| rest.split_once(')')).map(|(dims, _)| dims);
-    let Some(dims) = dims else { return error("its shape cannot be read (write it with numpy.save)") };
-    let read = |dim: &str| dim.trim().parse::<usize>().map_err(|_| NpyError(format!("its dimension {dim} is none")));
-    let shape = dims.split(',').filter(|dim| !dim.trim().is_empty()).map(read).collect::<Result<Vec<_>, _>>()?;
-    Ok(TensorType::new(dtype, shape))
+    let data = file.slice_ref(array.elements(dtype.size())?);
+    Ok(Tensor::new(TensorType::new(*dtype, array.shape), data).expect("as many bytes as the type takes"))
 }
 
 /// A tensor as a `.npy` file.

@@ -67,7 +67,7 @@ fn a_network_gives_the_same_answer_on_another_machine() {
 
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("arm-{}", std::process::id()));
     let origin = ["squeezenet".to_owned()];
-    let library = library(Some("net"), "squeezenet", &compiled.model, &target, 2, Weights::Small, &origin).unwrap();
+    let library = library("net", &compiled.model, &target, 2, Weights::Small, &origin).unwrap();
     let bytes: Vec<u8> = x.floats().iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
     for form in [Form::C, Form::Shared] {
         fs::create_dir_all(&folder).unwrap();

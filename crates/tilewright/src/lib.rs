@@ -124,7 +124,7 @@
 //! # More
 //!
 //! - How a kernel's arguments lie in memory, and which types they have: [`Kernel::arguments`].
-//! - GPUs: [`Request::device`]. Whole models: crate `tilewright-model`. Many machines: crate
+//! - GPUs: [`Request::device`]. Whole models: crate `tilewright-model`, with an example. Many machines: crate
 //!   `tilewright-fleet`.
 //! - [`ErrorKind`] has the facts of errors, `#[non_exhaustive]`.
 //! - Every type that occurs in a signature here is found here, whichever crate of this project defines it;
@@ -154,6 +154,7 @@ mod kernel;
 pub mod library;
 #[cfg(feature = "peers")]
 mod machine;
+pub mod npy;
 mod observer;
 mod place;
 pub mod referee;

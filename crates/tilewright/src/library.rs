@@ -39,28 +39,26 @@ impl Form {
     ];
 }
 
-/// Makes the library of a model that was compiled for a target, named after a text if no name is given.
-/// `origin` describes its source in a few lines.
+/// Makes the library of a model that was compiled for a target, of a name from [`library_name`]. `origin`
+/// describes its source in a few lines.
 ///
 /// # Errors
-/// Bad input where the name is no identifier or the model cannot be shipped.
+/// Bad input if the model cannot be shipped.
 pub fn library(
-    name: Option<&str>,
-    text: &str,
+    name: &str,
     model: &AnyModel,
     target: &Target,
     n_threads: usize,
     weights: Weights,
     origin: &[String],
 ) -> Result<Library, Error> {
-    let name = library_name(name, text)?;
     let made = match model {
-        AnyModel::Cpu(model) => Library::new(&name, model, target, n_threads, weights, origin),
+        AnyModel::Cpu(model) => Library::new(name, model, target, n_threads, weights, origin),
         AnyModel::Gpu(_) if weights == Weights::Ready => {
             let why = "on a GPU each context makes what its kernels keep of weights";
             return Err(Error::setting(Setting::Weights, format!(" ready is for CPUs: {why} (leave it out)")));
         }
-        AnyModel::Gpu(model) => for_gpu(&name, model, origin),
+        AnyModel::Gpu(model) => for_gpu(name, model, origin),
     };
     made.map_err(|error| match error {
         ShipError::Host(_) => {

@@ -40,11 +40,12 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     bench::prepare(args)?;
     let special = file.specialise(&model, usize::MAX)?;
     drop(model);
-    let machine = (&args.machine, &args.machine.place().runnable_target()?);
+    let target = args.machine.place().runnable_target()?;
     let compiled = match special.problems.is_empty() {
         true => Some(args.cache.with(|cache| {
             let making = Making { cache, for_runs: true };
-            file.compiled(file.fused(&special, args.exact, machine.1)?, args.exact, machine, &args.records, making)
+            let fused = file.fused(&special, args.exact, &target)?;
+            file.compiled(fused, args.exact, &args.machine, &target, &args.records, making)
         })?),
         false => {
             message(&format!("{OURS}: {}", one_line(&problems_text(&special.problems))));

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright_graph::{Bindings, Graph, Model, Refused, TensorType, ValueId, count_operators, refused, summarise};
+use tilewright_graph::{
+    Bindings, Graph, Model, Refused, Specialised, Summary, TensorType, ValueId, count_operators, refused, summarise,
+};
 use tilewright_model::{Layouts, Outline, count_halves, laid_out};
 
 use super::model::{ModelArgs, problem_line};
@@ -37,108 +39,151 @@ struct TunedKernels {
 pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     let model = args.model.read()?;
     let special = args.model.specialise(&model, Bindings::default().fold_bytes)?;
-    let summary = summarise(&special.graph);
-    let mut operators = BTreeMap::new();
-    count_operators(&model.graph, &mut operators);
-    let problems: Vec<String> = special.problems.iter().map(problem_line).collect();
-    let kinds = refused(&special.problems);
-    let optional = defaults(&model.graph);
-    let (gflop, n_nodes) = (summary.flops() as f64 / 1e9, special.graph.nodes().len());
-
-    let tensors = |list: &[(String, TensorType)]| -> Json {
-        list.iter().map(|(name, ty)| json!({"name": name, "dtype": ty.dtype.name(), "shape": ty.shape})).collect()
-    };
-    let tasks = summary.tasks.iter().map(
-        |task| json!({"kind": task.kind, "sizes": task.text, "gflop": task.flops as f64 / 1e9, "count": task.count}),
-    );
-    let n_halves = if problems.is_empty() { count_halves(&special.graph) } else { 0 };
-    let (outline, tuned) = match problems.is_empty() {
-        true => outline(args, &model)?,
-        false => (None, None),
-    };
-    // Texts that outputs are the places of.
-    let outputs = special.graph.outputs.iter().map(|&id| special.graph.value(id));
-    let labels: Vec<(&str, &[String])> =
-        outputs.filter_map(|value| Some((value.name.as_str(), &value.texts.as_ref()?[..]))).collect();
-    let json = json!({
-        "model": args.model.name(),
-        "producer": model.producer,
-        "opsets": model.opsets.iter().map(|(domain, n)| (domain.clone(), Json::from(*n))).collect::<serde_json::Map<_, _>>(),
-        "supported": problems.is_empty(),
-        "unsupported": problems,
-        "unsupported_operators": kinds.iter().map(|kind| json!({
-            "operator": kind.operator, "count": kind.nodes.len(), "reason": kind.reason, "nodes": kind.nodes,
-        })).collect::<Vec<_>>(),
-        "inputs": tensors(&summary.inputs),
-        "optional_inputs": tensors(&optional),
-        "outputs": tensors(&summary.outputs),
-        "labels": labels.iter().map(|(name, texts)| ((*name).to_owned(), json!(texts))).collect::<serde_json::Map<_, _>>(),
-        "operators": operators,
-        "nodes": n_nodes,
-        "half_nodes": n_halves,
-        "gflop": gflop,
-        "parameter_bytes": summary.parameter_bytes,
-        "tasks": tasks.collect::<Vec<_>>(),
-        "run": outline.as_ref().map(outline_json),
-        "tuned_kernels": tuned.as_ref().map(|tuned| tuned.n_tuned),
-    });
-
-    let mut text = format!("{}\n\n", args.model.name());
-    let opset = model.opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version);
-    let n_operators: usize = operators.values().sum();
-    let producer = if model.producer.is_empty() { "unknown" } else { &model.producer };
-    text += &format!("opset       {opset}, written by {}\n", one_line(producer));
-    text += &format!("nodes       {}, {} left to run\n", grouped(n_operators), grouped(n_nodes));
-    if n_halves > 0 {
-        let results = count(n_halves as u64, "result");
-        text += &format!("halves      {results} of 16 bits computed and kept in f32 (--exact rounds each)\n");
-    }
-    text += &format!("parameters  {} bytes\n", grouped(summary.parameter_bytes));
-    text += &format!("work        {} GFLOP in convolutions and products\n", digits(gflop));
-    let optional_title = "optional inputs, which have defaults";
-    let lists = [("inputs", &summary.inputs), (optional_title, &optional), ("outputs", &summary.outputs)];
-    for (title, list) in lists.into_iter().filter(|(title, list)| *title != optional_title || !list.is_empty()) {
-        text += &format!("\n{title}\n");
-        list.iter().for_each(|(name, ty)| text += &format!("  {}  {ty}\n", one_line(name)));
-    }
-    for (name, texts) in &labels {
-        text += &format!("\nlabels of {}, by place\n", one_line(name));
-        texts.iter().enumerate().for_each(|(at, label)| text += &format!("  {at}  {}\n", one_line(label)));
-    }
-    let mut by_count: Vec<(&String, &usize)> = operators.iter().collect();
-    by_count.sort_by_key(|(_, n)| std::cmp::Reverse(**n));
-    let rows = by_count.iter().map(|(name, n)| vec![format!("  {}", one_line(name)), grouped(n)]);
-    text += &format!("\noperators\n{}", table(&rows.collect::<Vec<_>>()));
-    if !summary.tasks.is_empty() {
-        text += &format!("\n{}\n", count(summary.tasks.len() as u64, "task"));
-        let rows = summary.tasks.iter().map(|task| {
-            let name = format!("  {} {}", task.kind, task.text);
-            vec![name, format!("{}×", task.count), format!("{} GFLOP", digits(task.flops as f64 / 1e9))]
-        });
-        text += &table(&rows.collect::<Vec<_>>());
-    }
-    text += &outline.as_ref().map_or(String::new(), Outline::text);
-    if let Some(TunedKernels { n_tuned, n_all, database }) = &tuned {
-        text += &format!(
-            "\n{n_tuned} of {} tuned for {}, by {database}\n",
-            count(*n_all as u64, "kernel"),
-            args.machine.place()
-        );
-    }
-    if !problems.is_empty() {
-        text += "\nnot supported\n";
-        let others = special.problems.iter().filter(|problem| problem.place.is_none());
-        others.for_each(|problem| text += &format!("  {}\n", problem_line(problem)));
-        kinds.iter().for_each(|kind| text += &format!("  {}\n", one_line(&kind_line(kind))));
-    }
-    write_result(as_json, &json, &text)?;
-    if problems.is_empty() {
+    let checked = Checked::new(args, &model, &special)?;
+    write_result(as_json, &checked.json(), &checked.text())?;
+    if checked.problems.is_empty() {
         return Ok(());
     }
-    let n = count(problems.len() as u64, "thing");
-    let kinds: Vec<String> = kinds.iter().map(Refused::to_string).collect();
+    let n = count(checked.problems.len() as u64, "thing");
+    let kinds: Vec<String> = checked.kinds.iter().map(Refused::to_string).collect();
     let listed = if kinds.is_empty() { "see above".to_owned() } else { one_line(&kinds.join(", ")) };
     Err(anyhow::anyhow!("{n} of {} not supported: {listed}", args.model.name()))
+}
+
+/// Facts about a model.
+struct Checked<'a> {
+    args: &'a CheckArgs,
+    model: &'a Model,
+    special: &'a Specialised,
+    summary: Summary,
+    operators: BTreeMap<String, usize>,
+    problems: Vec<String>,
+    kinds: Vec<Refused>,
+    optional: Vec<(String, TensorType)>,
+    /// Texts that outputs are the places of.
+    labels: Vec<(&'a str, &'a [String])>,
+    /// Results of 16 bits that are kept in f32.
+    n_halves: usize,
+    outline: Option<Outline>,
+    tuned: Option<TunedKernels>,
+}
+
+impl<'a> Checked<'a> {
+    fn new(args: &'a CheckArgs, model: &'a Model, special: &'a Specialised) -> anyhow::Result<Checked<'a>> {
+        let mut operators = BTreeMap::new();
+        count_operators(&model.graph, &mut operators);
+        let is_supported = special.problems.is_empty();
+        let (outline, tuned) = if is_supported { outline(args, model)? } else { (None, None) };
+        let outputs = special.graph.outputs.iter().map(|&id| special.graph.value(id));
+        Ok(Checked {
+            args,
+            model,
+            special,
+            summary: summarise(&special.graph),
+            operators,
+            problems: special.problems.iter().map(problem_line).collect(),
+            kinds: refused(&special.problems),
+            optional: defaults(&model.graph),
+            labels: outputs.filter_map(|value| Some((value.name.as_str(), &value.texts.as_ref()?[..]))).collect(),
+            n_halves: if is_supported { count_halves(&special.graph) } else { 0 },
+            outline,
+            tuned,
+        })
+    }
+
+    fn gflop(&self) -> f64 {
+        self.summary.flops() as f64 / 1e9
+    }
+
+    /// Nodes that are left to run.
+    fn n_nodes(&self) -> usize {
+        self.special.graph.nodes().len()
+    }
+
+    fn json(&self) -> Json {
+        let Checked { args, model, summary, operators, problems, kinds, optional, labels, .. } = self;
+        let tensors = |list: &[(String, TensorType)]| -> Json {
+            list.iter().map(|(name, ty)| json!({"name": name, "dtype": ty.dtype.name(), "shape": ty.shape})).collect()
+        };
+        let tasks = summary.tasks.iter().map(
+            |task| json!({"kind": task.kind, "sizes": task.text, "gflop": task.flops as f64 / 1e9, "count": task.count}),
+        );
+        json!({
+            "model": args.model.name(),
+            "producer": model.producer,
+            "opsets": model.opsets.iter().map(|(domain, n)| (domain.clone(), Json::from(*n))).collect::<serde_json::Map<_, _>>(),
+            "supported": problems.is_empty(),
+            "unsupported": problems,
+            "unsupported_operators": kinds.iter().map(|kind| json!({
+                "operator": kind.operator, "count": kind.nodes.len(), "reason": kind.reason, "nodes": kind.nodes,
+            })).collect::<Vec<_>>(),
+            "inputs": tensors(&summary.inputs),
+            "optional_inputs": tensors(optional),
+            "outputs": tensors(&summary.outputs),
+            "labels": labels.iter().map(|(name, texts)| ((*name).to_owned(), json!(texts))).collect::<serde_json::Map<_, _>>(),
+            "operators": operators,
+            "nodes": self.n_nodes(),
+            "half_nodes": self.n_halves,
+            "gflop": self.gflop(),
+            "parameter_bytes": summary.parameter_bytes,
+            "tasks": tasks.collect::<Vec<_>>(),
+            "run": self.outline.as_ref().map(outline_json),
+            "tuned_kernels": self.tuned.as_ref().map(|tuned| tuned.n_tuned),
+        })
+    }
+
+    fn text(&self) -> String {
+        let Checked { args, model, summary, operators, kinds, optional, labels, .. } = self;
+        let mut text = format!("{}\n\n", args.model.name());
+        let opset = model.opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version);
+        let n_operators: usize = operators.values().sum();
+        let producer = if model.producer.is_empty() { "unknown" } else { &model.producer };
+        text += &format!("opset       {opset}, written by {}\n", one_line(producer));
+        text += &format!("nodes       {}, {} left to run\n", grouped(n_operators), grouped(self.n_nodes()));
+        if self.n_halves > 0 {
+            let results = count(self.n_halves as u64, "result");
+            text += &format!("halves      {results} of 16 bits computed and kept in f32 (--exact rounds each)\n");
+        }
+        text += &format!("parameters  {} bytes\n", grouped(summary.parameter_bytes));
+        text += &format!("work        {} GFLOP in convolutions and products\n", digits(self.gflop()));
+        let optional_title = "optional inputs, which have defaults";
+        let lists = [("inputs", &summary.inputs), (optional_title, optional), ("outputs", &summary.outputs)];
+        for (title, list) in lists.into_iter().filter(|(title, list)| *title != optional_title || !list.is_empty()) {
+            text += &format!("\n{title}\n");
+            list.iter().for_each(|(name, ty)| text += &format!("  {}  {ty}\n", one_line(name)));
+        }
+        for (name, texts) in labels {
+            text += &format!("\nlabels of {}, by place\n", one_line(name));
+            texts.iter().enumerate().for_each(|(at, label)| text += &format!("  {at}  {}\n", one_line(label)));
+        }
+        let mut by_count: Vec<(&String, &usize)> = operators.iter().collect();
+        by_count.sort_by_key(|(_, n)| std::cmp::Reverse(**n));
+        let rows = by_count.iter().map(|(name, n)| vec![format!("  {}", one_line(name)), grouped(n)]);
+        text += &format!("\noperators\n{}", table(&rows.collect::<Vec<_>>()));
+        if !summary.tasks.is_empty() {
+            text += &format!("\n{}\n", count(summary.tasks.len() as u64, "task"));
+            let rows = summary.tasks.iter().map(|task| {
+                let name = format!("  {} {}", task.kind, task.text);
+                vec![name, format!("{}×", task.count), format!("{} GFLOP", digits(task.flops as f64 / 1e9))]
+            });
+            text += &table(&rows.collect::<Vec<_>>());
+        }
+        text += &self.outline.as_ref().map_or(String::new(), Outline::text);
+        if let Some(TunedKernels { n_tuned, n_all, database }) = &self.tuned {
+            text += &format!(
+                "\n{n_tuned} of {} tuned for {}, by {database}\n",
+                count(*n_all as u64, "kernel"),
+                args.machine.place()
+            );
+        }
+        if !self.problems.is_empty() {
+            text += "\nnot supported\n";
+            let others = self.special.problems.iter().filter(|problem| problem.place.is_none());
+            others.for_each(|problem| text += &format!("  {}\n", problem_line(problem)));
+            kinds.iter().for_each(|kind| text += &format!("  {}\n", one_line(&kind_line(kind))));
+        }
+        text
+    }
 }
 
 /// Initializers that are inputs as well, with their types: defaults that may be replaced.

@@ -100,7 +100,7 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     let fused = file.fused(&file.supported(&file.read()?)?, args.of.exact, &target)?;
     let compiled = args.cache.with(|cache| {
         let making = Making { cache, for_runs: false };
-        file.compiled(fused, args.of.exact, (machine, &target), &args.records, making)
+        file.compiled(fused, args.of.exact, machine, &target, &args.records, making)
     })?;
     let json = json!({"model": file.name(), "untuned_kernels": compiled.n_guessed});
     args.write(&stem, &compiled.model, &target, &[], json, as_json)
@@ -123,7 +123,8 @@ impl CompileArgs {
         let mut origin = vec![format!("{text} for {}{on}", target.name())];
         origin.extend_from_slice(made_of);
         origin.push(format!("made by tilewright {BUILD}"));
-        let library = library(self.name.as_deref(), text, model, target, threads, self.weights, &origin)?;
+        let name = library_name(self.name.as_deref(), text)?;
+        let library = library(&name, model, target, threads, self.weights, &origin)?;
         let files = write_library(&library, self.form, &self.output)?;
         message(&format!("{} written to {}", count(files.len() as u64, "file"), self.output.display()));
         let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();

@@ -209,7 +209,8 @@ impl ModelArgs {
         &self,
         fused: Fused,
         exact: bool,
-        (machine, target): (&MachineArgs, &Target),
+        machine: &MachineArgs,
+        target: &Target,
         database: &DatabaseArgs,
         making: Making,
     ) -> anyhow::Result<Compiled> {

@@ -51,13 +51,13 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let (file, given) = args.model.fed(&mut model, given)?;
     let special = file.supported(&model)?;
     let inputs = file.inputs(&model, &given)?;
-    let machine = (&args.machine, &args.machine.place().runnable_target()?);
-    let fused = file.fused(&special, args.exact, machine.1)?;
+    let target = args.machine.place().runnable_target()?;
+    let fused = file.fused(&special, args.exact, &target)?;
     drop(special);
     drop(model);
     let compiled = args.cache.with(|cache| {
         let making = Making { cache, for_runs: true };
-        file.compiled(fused, args.exact, machine, &args.database, making)
+        file.compiled(fused, args.exact, &args.machine, &target, &args.database, making)
     })?;
     let mut runner = Runner::new(&compiled, &Threads::new(args.machine.threads)?)?;
     runner.set_all(&inputs)?;

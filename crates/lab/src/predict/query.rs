@@ -51,7 +51,8 @@ pub struct Candidate {
 /// is found.
 pub fn ask_kernel(
     path: &Path,
-    (model, about): (&Model, &Json),
+    model: &Model,
+    about: &Json,
     given: &[(String, String)],
     width: usize,
     caller: Caller,

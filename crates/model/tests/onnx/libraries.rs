@@ -61,7 +61,7 @@ fn write_case(case: &Case, name: &str, folder: &Path) -> Result<Option<Expected>
     given.iter().try_for_each(|(name, x)| runner.set(name, x)).map_err(|e| e.to_string())?;
     runner.run().map_err(|e| e.to_string())?;
     let run = runner.outputs().into_iter().map(|(_, tensor)| tensor).collect();
-    let made = library(Some(name), name, &compiled.model, &host::target(), 1, Weights::Small, &[]);
+    let made = library(name, &compiled.model, &host::target(), 1, Weights::Small, &[]);
     write_library(&made.map_err(|e| e.to_string())?, Form::C, folder).map_err(|e| e.to_string())?;
     let bytes: Vec<u8> = runner
         .inputs()

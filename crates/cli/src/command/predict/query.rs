@@ -62,7 +62,7 @@ pub fn run(args: &QueryArgs, as_json: bool) -> anyhow::Result<()> {
         // Nothing is lost where an interrupt ends the program.
         let never = AtomicBool::new(false);
         let caller = Caller { stop: &never, tell: &tell };
-        ask_kernel(&args.model, (&model, &about), &given, width, caller)?
+        ask_kernel(&args.model, &model, &about, &given, width, caller)?
     };
     show(&answers, as_json)
 }

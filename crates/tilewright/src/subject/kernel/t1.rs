@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 use tilewright_search::expression::{self, Datum};
 
-use super::{ArgumentForm, Axes, Fill, FillName, Form, Language, Number, ParameterForm, ReferenceForm, RoleForm};
-use super::{ValuesForm, default_flags, default_tolerance};
+use super::form::{ArgumentForm, Axes, Fill, FillName, Form, Language, Number, ParameterForm, ReferenceForm, RoleForm};
+use super::form::{ValuesForm, default_flags, default_tolerance};
 use crate::error::Error;
 
 /// Names of element types there, and in C.
