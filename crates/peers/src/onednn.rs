@@ -443,7 +443,7 @@ struct Api {
 
 impl Api {
     fn of(library: Loaded, info: &Info) -> Result<Api, Unavailable> {
-        // SAFETY (all of the block): the signatures are those of the headers of the version that was asked
+        // SAFETY: (all of the block) the signatures are those of the headers of the version that was asked
         // for its number; the places that handles are written to are local variables.
         unsafe {
             let versioned = match info.major {
@@ -699,7 +699,7 @@ impl Api {
         let ([src, weights], [bias, dst]) = ([src.0, weights.0], [bias.0, dst.0]);
         let engine = self.engine;
         let mut descriptor = null_mut();
-        // SAFETY (all of the match): the blocks are larger than the descriptors, which are copied; the memory
+        // SAFETY: (all of the match) the blocks are larger than the descriptors, which are copied; the memory
         // descriptors live on, that of the bias may be null, as may the hint; the arrays have their full
         // length.
         let status = unsafe {

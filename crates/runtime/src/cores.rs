@@ -34,3 +34,26 @@ pub fn on_all_cores<T: Send, R: Send, O>(
     made.sort_by_key(|(at, _)| *at);
     made.into_iter().map(|(_, made)| made).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_come_in_the_order_of_the_items_and_a_thread_keeps_its_state() {
+        let made = on_all_cores(
+            (0..1000).collect(),
+            || 0,
+            |n_before, item: u32| {
+                *n_before += 1;
+                (item, *n_before)
+            },
+        );
+        assert!(made.iter().map(|(item, _)| *item).eq(0..1000));
+        // Each thread counts its own items from one on.
+        let n_firsts = made.iter().filter(|(_, n_before)| *n_before == 1).count();
+        let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
+        assert!((1..=n_threads).contains(&n_firsts), "{n_firsts} threads");
+        assert!(on_all_cores(Vec::<u32>::new(), || (), |(), item| item).is_empty());
+    }
+}

@@ -1,6 +1,9 @@
 //! Operations on integers, alone and in lanes, against arithmetic written here: each is a function of three
 //! operands in memory.
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
+
 use super::*;
 use crate::loader;
 use crate::ssa::build::Builder;
@@ -53,16 +56,12 @@ fn run(code: &loader::Code, operands: &[Vec<u8>], n_bytes: usize) -> Vec<u8> {
     result
 }
 
-/// Numbers of splitmix64, a third of them ends of types.
-struct Random(u64);
+/// Random integers, a third of them ends of types.
+struct Random(SplitMix64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     fn integer(&mut self) -> i128 {
@@ -93,7 +92,7 @@ fn bytes(kind: Kind, x: i128) -> Vec<u8> {
 /// Checks a value of integers against the reference of a lane, whose operands are signed; a scalar operand
 /// is the same for all lanes.
 fn check(operands: &[Type], result: Type, value: &dyn Fn(&Builder, &[Id]) -> Id, reference: &dyn Fn(&[i128]) -> i128) {
-    let mut random = Random(7);
+    let mut random = Random(SplitMix64::seed_from_u64(7));
     for target in targets() {
         // Longer ones than registers are computed with in halves.
         if operands.iter().chain([&result]).any(|ty| ty.bytes() > 2 * native(&target)) {
@@ -382,7 +381,7 @@ fn numbers_become_integers() {
                         assert!(target.vector_bits < 512 && from == Type::I64 && n > 1, "{from:?} {n} on {target}");
                         continue;
                     };
-                    let mut random = Random(3);
+                    let mut random = Random(SplitMix64::seed_from_u64(3));
                     let x: Vec<i64> = (0..n).map(|_| cut(from.kind, random.integer(), true) as i64).collect();
                     let expected = |x: &i64| match to.kind {
                         Kind::F32 => (*x as f32).to_le_bytes().to_vec(),

@@ -387,3 +387,23 @@ fn kernels_of(p: &Program, mut compiler: Compiler) -> Vec<Kernel> {
     }
     kernels
 }
+
+/// Code without a loop: `n` sums, eight at a time.
+pub fn row_of_sums(n: i64) -> Program {
+    let mut p = program(&format!("a row of {n} sums"));
+    let a = input(&mut p, "A", DType::F32, &[n]);
+    let b = output(&mut p, "B", DType::F32, &[n]);
+    let r = temporary(&mut p, "R", DType::F32, &[8], Scope::Register);
+    let [i, l] = ["i", "l"].map(|name| p.add_loop(name));
+    let at = times(8, i).add(&ix(l));
+    let sum = |x: Expr, y: Expr| bin(BinaryOp::Add, x, y);
+    let add = store(r, &[ix(l)], sum(load(r, &[ix(l)]), load(a, std::slice::from_ref(&at))));
+    let write = store(b, std::slice::from_ref(&at), load(r, &[ix(l)]));
+    let clear = store(r, &[ix(l)], Expr::Const(0.0));
+    p.body = vec![
+        Stmt::Alloc(r),
+        vector(l, 8, vec![clear]),
+        unrolled(i, n / 8, vec![vector(l, 8, vec![add]), vector(l, 8, vec![write])]),
+    ];
+    p
+}

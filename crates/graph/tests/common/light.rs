@@ -2,21 +2,17 @@
 
 use std::collections::HashMap;
 
+use rand::{Rng, SeedableRng};
+use rand_xoshiro::SplitMix64;
 use tilewright_graph::{Graph, Node, Op, Tensor, Value};
 
 use super::read;
 
-/// Numbers of splitmix64 between two others, from a name.
+/// Numbers between two others, from a name.
 pub fn uniform(name: &str, n: usize, low: f64, high: f64) -> Vec<f64> {
     let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-    let number = |at: u64| {
-        let mut z = seed.wrapping_add((at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        low + (z >> 40) as f64 / f64::from(1 << 24) * (high - low)
-    };
-    (0..n as u64).map(number).collect()
+    let mut random = SplitMix64::seed_from_u64(seed);
+    (0..n).map(|_| low + (random.next_u64() >> 40) as f64 / f64::from(1 << 24) * (high - low)).collect()
 }
 
 /// First readers of a value behind changes of its shape: the operator, and the index of the input.

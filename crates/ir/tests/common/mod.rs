@@ -1,6 +1,8 @@
 //! Helpers of this crate's tests: operators written by hand and random programs.
 #![allow(dead_code)]
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
 use tilewright_ir::expr::{BinaryOp, ReduceOp, Subscript, UnaryOp};
 use tilewright_ir::reference::random_input;
 use tilewright_ir::text::parse;
@@ -9,19 +11,15 @@ use tilewright_ir::{
 };
 
 /// Random numbers from a seed.
-pub struct Random(u64);
+pub struct Random(SplitMix64);
 
 impl Random {
     pub fn new(seed: u64) -> Random {
-        Random(seed)
+        Random(SplitMix64::seed_from_u64(seed))
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// Draws a number in `0..n`.
