@@ -19,8 +19,9 @@
 //!
 //! // With the best kernels on record, and the first guesses of others.
 //! let target = Place { device: CPU, target: HOST, threads: 1 }.runnable_target()?;
+//! let fused = lower(&special.graph, false, &target)?;
 //! let records = Database::new(None)?.records()?;
-//! let compiled = compile_known(lower(&special.graph, false)?, &target, 1, &records, Making::default())?;
+//! let compiled = compile_known(fused, &target, 1, &records, Making::default())?;
 //!
 //! let mut runner = Runner::new(&compiled, &Threads::new(1)?)?;
 //! runner.set("x", &Tensor::from_floats(DType::F32, [4, 3], &[0.5; 12]))?;
