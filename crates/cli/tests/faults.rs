@@ -50,12 +50,12 @@ fn kept(n_rows: i64, finish: &str) -> Source {
 /// Checks the outcomes of candidates, all in one batch and in small ones that are announced.
 fn check(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>)]) {
     for batch in [cases.len(), 4] {
-        check_in_batches(n_threads, cases, batch);
+        check_in_batches("matmul:m=16,n=16,k=16", n_threads, cases, batch);
     }
 }
 
-fn check_in_batches(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>)], batch: usize) {
-    let workload = Workload::parse("matmul:m=16,n=16,k=16").unwrap();
+fn check_in_batches(workload: &str, n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>)], batch: usize) {
+    let workload = Workload::parse(workload).unwrap();
     let mut options = common::device_options(n_threads);
     options.n_workers = 2;
     options.run_timeout = Duration::from_secs(1);
@@ -129,6 +129,27 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
             ("good at the end", good(), None),
         ],
     );
+}
+
+/// A kernel of any number of rows is right at each that it is checked at, and writes no row beyond.
+#[test]
+fn families_are_checked_at_several_sizes() {
+    use ErrorClass::*;
+    let header = HEADER.replace("A: f32[16, 16]", "A: f32[11, 16]").replace("C: f32[16, 16]", "C: f32[11, 16]");
+    let of_sizes = |sizes: &str, body: &str| Source::Lowered(format!("{}{sizes}run {{ {body} }}", header.trim_end()));
+    let sizes = ", m.steps\nsize m = 3*m.steps + 2 in 4\n";
+    let rows = |rows: &str| of_sizes(sizes, &MATMUL.replace("for i in 16", &format!("for i in {rows}")));
+    let cases = [
+        ("good", Source::Steps("split i 4 -> io ii shrink\nreorder io k ii j\nvectorize j\n".to_owned()), None),
+        ("untuned", Source::Steps(String::new()), None),
+        ("written down", rows("3*m.steps + 2"), None),
+        ("always all rows", rows("11"), Some(WrongAnswer)),
+        ("a row too many but for the most", rows("min(11, 3*m.steps + 3)"), Some(WrongAnswer)),
+        ("a row too few at one size", rows("3*m.steps + 2 - (m.steps + 2) // 5 * 1"), Some(WrongAnswer)),
+        ("of one size", of_sizes("\n", &MATMUL.replace("for i in 16", "for i in 11")), Some(InstantiationError)),
+        ("of other sizes", of_sizes(&sizes.replace("in 4", "in 3"), MATMUL), Some(InstantiationError)),
+    ];
+    check_in_batches("matmul:m=2..11/3,n=16,k=16", 1, &cases, cases.len());
 }
 
 /// Races sources in two sittings of two rounds.

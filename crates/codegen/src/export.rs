@@ -6,7 +6,7 @@ use std::hash::Hasher;
 
 use fnv::FnvHasher;
 use tilewright_ir::target::Arch;
-use tilewright_ir::{DType, Part, Program, Role, Target};
+use tilewright_ir::{DType, OpenSize, Part, Program, Role, Target};
 
 use crate::generate::{ARGUMENT_ALIGN, cpu, plan};
 use crate::{CompileError, scratch_layout};
@@ -17,6 +17,9 @@ pub const OK: i32 = 0;
 pub const CPU_UNSUPPORTED: i32 = 1;
 /// Result of exported functions, without effect, where a pointer is null or misaligned.
 pub const BAD_POINTER: i32 = 2;
+
+/// Result of exported functions, without effect, where an open size is none of its values.
+pub const BAD_SIZE: i32 = 3;
 
 /// Alignment of buffers and scratch memory, in bytes.
 pub const ALIGN: u64 = ARGUMENT_ALIGN;
@@ -59,6 +62,8 @@ pub struct Interface {
     pub n_threads: usize,
     /// Buffers in the order of the call: the program's arguments, then its kept buffers.
     pub buffers: Vec<Argument>,
+    /// Sizes that each call of the body says, in the order in which they are passed.
+    pub sizes: Vec<OpenSize>,
     /// Size of the scratch memory.
     pub scratch_bytes: u64,
     /// CPU features needed beyond those of the family's first CPU, by LLVM's names.
@@ -100,7 +105,8 @@ impl Interface {
             Argument { name, dtype: b.dtype, shape, size_bytes, role: b.role, read_by, written_by }
         });
         let (buffers, cpu_features) = (buffers.collect(), cpu::features(target));
-        Ok(Interface { prefix, n_threads, buffers, scratch_bytes, cpu_features, arch: target.arch })
+        let sizes = program.sizes.clone();
+        Ok(Interface { prefix, n_threads, buffers, sizes, scratch_bytes, cpu_features, arch: target.arch })
     }
 
     /// Whether a text can begin the names of functions: whether it is a C identifier.
@@ -167,6 +173,14 @@ impl Interface {
             let (role, uses) = (role_text(b.role), join(uses, ", "));
             writeln!(out, " *   P_{constant}: {ty} {shape}, {} bytes, {role}, {uses}", b.size_bytes)?;
         }
+        for size in &self.sizes {
+            let step = if size.step == 1 { String::new() } else { format!(" in steps of {}", size.step) };
+            let (name, least, most) = (&size.name, size.least, size.most());
+            writeln!(out, " *   P_SIZE_{name}: a size that each call of P_run says, {least} to {most}{step}")?;
+        }
+        if !self.sizes.is_empty() {
+            writeln!(out, " * Arrays have room for the largest sizes; beyond the size of a call nothing is used.")?;
+        }
         writeln!(out, " * Arrays are dense, the last dimension contiguous.\n *\n * {}", self.cpu_text())?;
         write!(out, "{CALL_TEXT}")?;
         let written = join(self.named(|b| b.written_by.contains(&Part::Body)), ", ");
@@ -174,6 +188,11 @@ impl Interface {
         write!(out, "#ifndef {p}_H\n#define {p}_H\n\n#include <stddef.h>\n#include <stdint.h>\n\n")?;
         write!(out, "#ifdef __cplusplus\nextern \"C\" {{\n#endif\n\n{COMMON}\n")?;
 
+        if !self.sizes.is_empty() {
+            write!(out, "{BAD_SIZE_TEXT}\n/* Positions of the sizes, and their number. */\nenum {{\n")?;
+            self.sizes.iter().try_for_each(|size| writeln!(out, "    {p}_SIZE_{},", size.name))?;
+            writeln!(out, "    {p}_SIZES\n}};\n")?;
+        }
         writeln!(out, "/* Positions of the buffers, and their number. */\nenum {{")?;
         constants.iter().try_for_each(|constant| writeln!(out, "    {p}_{constant},"))?;
         writeln!(out, "    {p}_BUFFERS\n}};\n")?;
@@ -202,7 +221,8 @@ impl Interface {
         )?;
         let parameters = "void *const *buffers, void *scratch, const tilewright_runtime *runtime";
         for (part, _) in Part::ALL {
-            writeln!(out, "\n/* {} */\nint {}({parameters});", self.part_text(part), function_name(p, part))?;
+            let sizes = if part == Part::Body && !self.sizes.is_empty() { ", const int64_t *sizes" } else { "" };
+            writeln!(out, "\n/* {} */\nint {}({parameters}{sizes});", self.part_text(part), function_name(p, part))?;
         }
         writeln!(out, "\n#ifdef __cplusplus\n}}\n#endif\n\n#endif")
     }
@@ -311,6 +331,13 @@ typedef struct tilewright_runtime {
                          int64_t n);
 } tilewright_runtime;
 
+#endif
+";
+
+/// Declaration that the headers of objects with open sizes share.
+const BAD_SIZE_TEXT: &str = "#ifndef TILEWRIGHT_BAD_SIZE
+/* What P_run returns, too: a size is none of its values; nothing was done. */
+#define TILEWRIGHT_BAD_SIZE 3
 #endif
 ";
 

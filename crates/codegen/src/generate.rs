@@ -29,13 +29,15 @@ use tilewright_ir::gpu::SHARED_ALIGN;
 use tilewright_ir::gpu::warpgroup::Groups;
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
-use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt, Tensor};
+use tilewright_ir::{
+    BufferId, DType, Index, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, Tensor,
+};
 
 use crate::CompileError;
 use crate::map::Map;
 use crate::ssa::build::Builder;
 use crate::ssa::{BlockId, Buffer, Compare, Cpu, FunctionId, Id, Linkage, Module, Op, Type};
-use export::Guard;
+use export::{Entry, Guard};
 use memory::LoadKey;
 use plan::{Chunk, Known, Piece, Place, Plan, Vectors};
 use unit::{Segment, Units, Uses};
@@ -177,6 +179,12 @@ pub fn symbol(part: Part) -> &'static str {
     }
 }
 
+/// Number of parameters of the function that a part becomes: buffers, scratch memory, the runtime, and open
+/// sizes where it uses some.
+pub(super) fn entry_parameters(sizes: &[(usize, &OpenSize)]) -> usize {
+    if sizes.is_empty() { 3 } else { 4 }
+}
+
 /// Options of code generation.
 #[derive(Clone, Copy, Default)]
 pub struct Options<'p> {
@@ -269,9 +277,10 @@ impl Generator<'_> {
     fn part(&mut self, part: Part, guard: Option<&Guard>) -> Result<(), CompileError> {
         let (name, block) = (symbol(part), self.program.part(part));
         let ptr = Type::POINTER;
+        let sizes = plan::used_sizes(self.program, part);
         let guarded = guard.map(|guard| (guard, self.guarded_entry(guard, part)));
         if guard.is_none() {
-            let exported = self.m.function(name, Linkage::Exported, None, &[ptr, ptr, ptr]);
+            let exported = self.m.function(name, Linkage::Exported, None, &vec![ptr; entry_parameters(&sizes)]);
             self.m.go_to(exported, self.m.block(exported));
         }
         let [buffers, scratch, mut runtime] = [0, 1, 2].map(|i| self.m.parameter(i));
@@ -304,22 +313,51 @@ impl Generator<'_> {
         }
         if let Some((guard, entry)) = guarded {
             let aligns = parameters.iter().map(|buffer| self.buffer_align(*buffer));
-            let checked: Vec<(Id, u64)> = arguments.iter().copied().zip(aligns).collect();
+            let mut checked: Vec<(Id, u64)> = arguments.iter().copied().zip(aligns).collect();
+            checked.extend((!sizes.is_empty()).then(|| (self.m.parameter(3), 8)));
             runtime = self.check_pointers(guard, entry, &checked, scratch, runtime);
         }
         arguments.extend([scratch, runtime]);
-        let types = vec![ptr; arguments.len()];
+        let mut types = vec![ptr; arguments.len()];
+        if !sizes.is_empty() {
+            let given = self.m.parameter(3);
+            arguments.extend(self.open_sizes(guarded, given, &sizes));
+            types.resize(arguments.len(), Type::I64);
+        }
         let body = self.m.function(&format!("{name}.body"), Linkage::Internal, None, &types);
         self.m.call(body, &arguments);
         self.leave_entry(guard);
         self.enter_function(body, Linkage::Internal);
         self.f.outside = Some((self.m.parameter(parameters.len()), self.m.parameter(parameters.len() + 1)));
+        self.f.ranges = self.program.ranges();
+        for (at, (_, size)) in sizes.iter().enumerate() {
+            self.var_parameter(parameters.len() + 2 + at, size.var);
+        }
         for (at, buffer) in parameters.into_iter().enumerate() {
             self.buffer_parameter(at, buffer);
         }
         self.block(block)?;
         self.leave_function();
         Ok(())
+    }
+
+    /// Steps of the open sizes that a caller gives, as values of their variables; an exported function
+    /// returns where one has no such value.
+    fn open_sizes(&mut self, guarded: Option<(&Guard, Entry)>, given: Id, sizes: &[(usize, &OpenSize)]) -> Vec<Id> {
+        let values = sizes.iter().map(|(at, size)| {
+            let slot = self.m.element(Type::I64, given, self.m.int(*at as i64));
+            let value = self.m.load(Type::I64, slot, 8, false);
+            (*size, self.m.sub(value, self.m.int(size.least)))
+        });
+        let values: Vec<(&OpenSize, Id)> = values.collect();
+        if let Some((_, entry)) = guarded {
+            self.check_sizes(entry, &values);
+        }
+        let steps = |(size, above): (&OpenSize, Id)| match size.step {
+            1 => above,
+            step => self.m.binary(Op::UnsignedDiv, above, self.m.int(step)),
+        };
+        values.into_iter().map(steps).collect()
     }
 
     pub(super) fn never_allocated(&self, buffer: BufferId) -> CompileError {

@@ -14,6 +14,9 @@
 //! void tilewright_finish(void **buffers, void *scratch, const Runtime *runtime);
 //! ```
 //!
+//! A part that uses open sizes takes a fourth parameter, `const int64_t *sizes`, the values of all of the
+//! program's in their order; the other parts ignore one.
+//!
 //! `buffers` are the program's arguments in order, then its kept buffers, all aligned to 64 bytes (arguments
 //! to less where [`ArgumentAlign`] says so) and not overlapping; `scratch` has
 //! [`scratch_layout`]`.bytes(n_threads)` bytes aligned to 128; [`Runtime`] says how a parallel loop runs. The
@@ -46,7 +49,7 @@ use std::time::Instant;
 
 use thiserror::Error;
 use tilewright_ir::target::Arch;
-use tilewright_ir::{Part, Program, Target};
+use tilewright_ir::{OpenSize, Part, Program, Target};
 
 use generate::Options;
 use generate::plan::{self, Plan};
@@ -201,7 +204,9 @@ impl Runtime {
     }
 }
 
-type Entry = unsafe extern "C" fn(buffers: *const *mut u8, scratch: *mut u8, runtime: *const Runtime);
+/// Function of a part; one that uses no open sizes has no fourth parameter, and ignores what is passed there.
+type Entry =
+    unsafe extern "C" fn(buffers: *const *mut u8, scratch: *mut u8, runtime: *const Runtime, sizes: *const i64);
 
 /// A program compiled into this process. Dropping it gives its memory back, but for what others share.
 pub struct Kernel {
@@ -214,6 +219,7 @@ pub struct Kernel {
     finish: Option<Entry>,
     n_arguments: usize,
     kept_bytes: Vec<u64>,
+    sizes: Vec<OpenSize>,
     scratch: ScratchLayout,
     arguments: ArgumentAlign,
     times: CompileTimes,
@@ -506,6 +512,7 @@ impl Kernel {
             finish,
             n_arguments: program.arguments().count(),
             kept_bytes: program.kept().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect(),
+            sizes: program.sizes.clone(),
             scratch,
             arguments,
             times,
@@ -549,7 +556,29 @@ impl Kernel {
     /// If the number of arguments or kept buffers is not the program's.
     pub unsafe fn run(&self, arguments: &[*mut u8], kept: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
         // SAFETY: as promised by the caller.
-        unsafe { self.call(self.run, arguments, kept, scratch, runtime) }
+        unsafe { self.run_at(&[], arguments, kept, scratch, runtime) }
+    }
+
+    /// Runs the program's body at one value of each open size.
+    ///
+    /// # Safety
+    /// As for [`Kernel::run`].
+    ///
+    /// # Panics
+    /// As for [`Kernel::run`], and if a size is none of its values.
+    pub unsafe fn run_at(
+        &self,
+        sizes: &[i64],
+        arguments: &[*mut u8],
+        kept: &[*mut u8],
+        scratch: *mut u8,
+        runtime: &Runtime,
+    ) {
+        assert_eq!(sizes.len(), self.sizes.len(), "number of open sizes");
+        let is_value = |(size, value): (&OpenSize, &i64)| size.steps_to(*value).is_some();
+        assert!(self.sizes.iter().zip(sizes).all(is_value), "{sizes:?} are values of {:?}", self.sizes);
+        // SAFETY: as promised by the caller.
+        unsafe { self.call(self.run, sizes, arguments, kept, scratch, runtime) }
     }
 
     /// Runs the program's `prepare` part, which fills kept buffers.
@@ -561,7 +590,7 @@ impl Kernel {
     /// As for [`Kernel::run`].
     pub unsafe fn prepare(&self, arguments: &[*mut u8], kept: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
         // SAFETY: as promised by the caller.
-        unsafe { self.call(self.prepare, arguments, kept, scratch, runtime) }
+        unsafe { self.call(self.prepare, &[], arguments, kept, scratch, runtime) }
     }
 
     /// Runs the program's `finish` part, which makes outputs of what [`Kernel::run`] left in kept buffers;
@@ -575,11 +604,19 @@ impl Kernel {
     pub unsafe fn finish(&self, arguments: &[*mut u8], kept: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
         if let Some(finish) = self.finish {
             // SAFETY: as promised by the caller.
-            unsafe { self.call(finish, arguments, kept, scratch, runtime) }
+            unsafe { self.call(finish, &[], arguments, kept, scratch, runtime) }
         }
     }
 
-    unsafe fn call(&self, entry: Entry, arguments: &[*mut u8], kept: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
+    unsafe fn call(
+        &self,
+        entry: Entry,
+        sizes: &[i64],
+        arguments: &[*mut u8],
+        kept: &[*mut u8],
+        scratch: *mut u8,
+        runtime: &Runtime,
+    ) {
         assert_eq!(arguments.len(), self.n_arguments, "number of arguments");
         assert_eq!(kept.len(), self.kept_bytes.len(), "number of kept buffers");
         let mut buffers = [std::ptr::null_mut(); 16];
@@ -588,11 +625,11 @@ impl Kernel {
             buffers[..arguments.len()].copy_from_slice(arguments);
             buffers[arguments.len()..n].copy_from_slice(kept);
             // SAFETY: as promised by the caller; the code lives as long as `self`.
-            unsafe { entry(buffers.as_ptr(), scratch, runtime) }
+            unsafe { entry(buffers.as_ptr(), scratch, runtime, sizes.as_ptr()) }
         } else {
             let buffers = [arguments, kept].concat();
             // SAFETY: as above.
-            unsafe { entry(buffers.as_ptr(), scratch, runtime) }
+            unsafe { entry(buffers.as_ptr(), scratch, runtime, sizes.as_ptr()) }
         }
     }
 
@@ -614,7 +651,8 @@ impl Kernel {
                 None => return,
             },
         };
+        assert!(self.sizes.is_empty(), "a model's kernels have no open sizes");
         // SAFETY: as promised by the caller; the code lives as long as `self`.
-        unsafe { entry(buffers.as_ptr(), scratch, runtime) }
+        unsafe { entry(buffers.as_ptr(), scratch, runtime, std::ptr::null()) }
     }
 }

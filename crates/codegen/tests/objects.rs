@@ -10,7 +10,9 @@ use common::gemm::{ALayout, Gemm};
 use common::*;
 use tilewright_codegen::{Emit, Interface, export};
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, UnaryOp};
+use tilewright_ir::lower::lower;
 use tilewright_ir::op::Workload;
+use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{DType, Index, LoopKind, Program, Scope, Stmt, Target};
 
 /// A C program that reads the arguments, calls the kernel and writes the arguments.
@@ -90,6 +92,65 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Calls a family's kernel, of `matmul:m=2..26/4,n=40,k=25`, at sizes that it has and at others, few rows
+/// first and last.
+const FAMILY_MAIN: &str = r#"#include <stdio.h>
+#include <stdlib.h>
+#include <math.h>
+#include "kernel.h"
+static char *memory(size_t n) { return (char *)aligned_alloc(128, (n + 127) / 128 * 128); }
+int main(void) {
+    static const size_t bytes[] = k_BUFFER_BYTES;
+    static const int64_t good[] = { 2, 26, 14, 6, 2 }, bad[] = { 0, 1, 3, 4, 30, -2, INT64_MIN, INT64_MAX };
+    float *a = (float *)memory(bytes[k_A]), *b = (float *)memory(bytes[k_B]), *c = (float *)memory(bytes[k_C]);
+    void *buffers[k_BUFFERS] = { a, b, c }, *scratch = memory(k_SCRATCH_BYTES + 1);
+    int64_t sizes[k_SIZES];
+    for (int i = 0; i < 26 * 25; i++) a[i] = (float)(i % 17) - 8;
+    for (int i = 0; i < 25 * 40; i++) b[i] = (float)(i % 13) - 6;
+    for (int i = 0; i < 26 * 40; i++) c[i] = 777;
+    for (int i = 0; i < 8; i++) {
+        sizes[k_SIZE_m] = bad[i];
+        if (k_run(buffers, scratch, NULL, sizes) != TILEWRIGHT_BAD_SIZE) return 1;
+    }
+    if (k_run(buffers, scratch, NULL, NULL) != TILEWRIGHT_BAD_POINTER) return 2;
+    for (int i = 0; i < 26 * 40; i++) if (c[i] != 777) return 3;
+    if (k_prepare(buffers, scratch, NULL) || k_finish(buffers, scratch, NULL)) return 4;
+    for (int s = 0; s < 5; s++) {
+        sizes[k_SIZE_m] = good[s];
+        for (int i = 0; i < 26 * 40; i++) c[i] = 777;
+        if (k_run(buffers, scratch, NULL, sizes)) return 5;
+        for (int i = 0; i < 26 * 40; i++) {
+            double sum = 0;
+            for (int k = 0; k < 25; k++) sum += (double)a[i / 40 * 25 + k] * b[k * 40 + i % 40];
+            if (c[i] != (i / 40 < good[s] ? (float)sum : 777)) return 6;
+        }
+    }
+    return 0;
+}
+"#;
+
+fn check_family_object(target: &Target, compiler: &str, emulator: Option<&str>, folder: &Folder) {
+    let steps = "split i 3 -> io im shrink\nsplit j 4 -> jr jl shrink\nreorder io jr k im jl\n\
+        accumulate C at jr -> C.r\nvectorize jl\nunroll im\nparallel io";
+    let family = Workload::parse("matmul:m=2..26/4,n=40,k=25").unwrap().program();
+    let p = lower(&apply_all(&family, &parse_steps(steps).unwrap()).unwrap());
+    let [source, header, object, program] =
+        ["main.c", "kernel.h", "kernel.o", "family"].map(|name| folder.0.join(name));
+    let interface = Interface::new(&p, target, 1, Some("k")).unwrap();
+    std::fs::write(&source, FAMILY_MAIN).unwrap();
+    std::fs::write(&header, interface.header(std::slice::from_ref(&p.name))).unwrap();
+    std::fs::write(&object, export(&p, target, "k", Emit::Object).unwrap()).unwrap();
+    let mut link = Command::new(compiler);
+    link.args(["-O1", "-Wall", "-Werror", "-o"]).arg(&program).args([&source, &object]).arg("-lm");
+    link.args(emulator.map(|_| "-static"));
+    let linked = link.output().unwrap();
+    assert!(linked.status.success(), "{}", String::from_utf8_lossy(&linked.stderr));
+    let mut run = Command::new(emulator.map_or(program.as_os_str(), |emulator| emulator.as_ref()));
+    run.args(emulator.map(|_| &program));
+    let status = run.status().unwrap();
+    assert!(status.success(), "{target}: {status}");
 }
 
 fn check_object(p: &Program, target: &Target, compiler: &str, emulator: Option<&str>, folder: &Folder) {
@@ -202,6 +263,7 @@ fn objects_link_into_c_programs() {
     for p in programs(16).iter().step_by(5) {
         check_object(p, &host(), "cc", None, &folder);
     }
+    check_family_object(&host(), "cc", None, &folder);
 }
 
 #[test]
@@ -218,5 +280,6 @@ fn aarch64_objects_run_under_qemu() {
         for p in &programs(4) {
             check_object(p, &Target::named(name).unwrap(), compiler, Some(emulator), &folder);
         }
+        check_family_object(&Target::named(name).unwrap(), compiler, Some(emulator), &folder);
     }
 }

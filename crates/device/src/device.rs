@@ -128,6 +128,12 @@ pub enum DeviceError {
         /// The target's name.
         target: String,
     },
+    /// The workload's sizes are ranges, which runners do not take.
+    #[error("{workload} has sizes that are ranges, which a runner does not take; give numbers")]
+    Family {
+        /// The workload.
+        workload: String,
+    },
     /// The workload's buffers exceed this machine's memory.
     #[error(
         "{workload} needs {needed_mib} MiB of memory, and this process may have {memory_mib}; give smaller sizes, or a larger limit"
@@ -234,8 +240,10 @@ impl Device {
         let options = backend.adapt(options);
         let drivers = backend.has_driver().then(|| Folder::new("tilewright-drivers")).transpose()?;
         pause::watch()?;
-        let untuned = workload.program();
-        let data = Data::new(&untuned, options.seed, host::most_threads(), watch)?;
+        if options.runner.is_some() && workload.is_family() {
+            return Err(DeviceError::Family { workload: workload.to_string() });
+        }
+        let data = Data::new(&workload.largest().program(), options.seed, host::most_threads(), watch)?;
         let objects = anonymous_file(c"tilewright-objects")?;
         objects::make_appending(&objects)?;
         let assignment = Assignment {

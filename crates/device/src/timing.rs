@@ -71,6 +71,9 @@ pub struct First {
 }
 
 impl First {
+    /// Of a kernel that was not run before.
+    pub const UNKNOWN: First = First { ns: f64::INFINITY, pace: 1.0, checked_ns: f64::INFINITY };
+
     /// Whether no other kernel ran meanwhile, nor has since.
     pub fn is_alone(&self, plan: &Plan) -> bool {
         self.checked_ns <= plan.alone_ns
@@ -204,6 +207,21 @@ pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Sub
     Samples { ns, stopped_early }
 }
 
+/// Samples a kernel's time at each of `n` sizes by `sample`, and gives geometric means over them: of the
+/// least samples of each, and so on up to the largest.
+pub fn of_all(plan: &Plan, n: usize, mut sample: impl FnMut(&Plan, usize) -> Samples) -> Samples {
+    // What leads is known by its mean alone.
+    let each = Plan { min_time_ns: plan.min_time_ns / n as f64, leading_ns: None, ..*plan };
+    let mut of_each: Vec<Vec<f64>> = (0..n).map(|at| sample(&each, at).ns).collect();
+    of_each.iter_mut().for_each(|ns| ns.sort_by(f64::total_cmp));
+    let n_samples = of_each.iter().map(Vec::len).max().unwrap_or(0);
+    let mean = |at: usize| {
+        let logs = of_each.iter().map(|ns| ns[at * ns.len() / n_samples].ln());
+        (logs.sum::<f64>() / n as f64).exp()
+    };
+    Samples { ns: (0..n_samples).map(mean).collect(), stopped_early: false }
+}
+
 /// Times `run` as a kernel is timed in a round of a race, without correction by the pace: samples in
 /// nanoseconds a run. `run` uses `n_threads` threads and touches `n_bytes` bytes.
 pub fn sample_round(round: Round, n_threads: usize, n_bytes: u64, mut run: impl FnMut()) -> Vec<f64> {
@@ -222,8 +240,7 @@ pub fn sample_round_by(timed: &mut dyn FnMut(u32) -> f64, round: Round, n_thread
         caches: Caches::Warm,
         at_best_pace: false,
     };
-    // Nothing is known of a run before.
-    let first = First { ns: f64::INFINITY, pace: 1.0, checked_ns: f64::INFINITY };
+    let first = First::UNKNOWN;
     let size = Size { n_threads, n_bytes };
     let subject = Subject { run: timed, size, flush: &mut || 0.0, pace: &mut || 1.0 };
     sample(&plan, &mut Variation::default(), first, subject).ns

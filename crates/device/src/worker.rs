@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use store::Store;
-use tester::Tester;
+use tester::{Member, Tester};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::target::{Arch, GpuApi};
@@ -212,7 +212,8 @@ fn on_cpu(
     let objects = unsafe { BorrowedFd::borrow_raw(assignment.objects_fd) }.try_clone_to_owned()?.into();
     let store = Arc::new(Store::new(Cache::new((assignment.memory_bytes / 4).min(MOST_PREPARED_BYTES))));
     let (n_threads, cpus, l2_bytes) = (assignment.n_threads, assignment.cpus, target.l2_bytes);
-    let mut tester = Tester::new(untuned, arguments, n_threads, cpus, l2_bytes, Arc::clone(&store))?;
+    let mut tester =
+        Tester::new(untuned, arguments, Member::all(&workload), n_threads, cpus, l2_bytes, Arc::clone(&store))?;
     let mut builder = Builder::new(workload, target, Objects::new(objects), store);
     limit_memory(assignment.memory_bytes);
     // What this machine forbids is to show here, once, and not in every candidate.

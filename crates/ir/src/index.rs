@@ -413,12 +413,25 @@ fn floor_div(a: i64, b: i64) -> Option<i64> {
 #[derive(Clone, Debug, Default)]
 pub struct Ranges {
     loops: Vec<(LoopId, Index)>,
+    /// Number of outermost variables that are those of open sizes.
+    n_open: usize,
 }
 
 /// More upper bounds of one expression than this are not kept; dropping some is sound.
 const MAX_BOUNDS: usize = 16;
 
 impl Ranges {
+    /// Ranges outside all loops, where variables of open sizes have so many values.
+    pub fn of_sizes(sizes: impl Iterator<Item = (LoopId, i64)>) -> Ranges {
+        let loops: Vec<(LoopId, Index)> = sizes.map(|(var, n)| (var, n.into())).collect();
+        Ranges { n_open: loops.len(), loops }
+    }
+
+    /// Whether an expression depends on an open size.
+    pub fn is_open(&self, e: &Index) -> bool {
+        self.loops[..self.n_open].iter().any(|(var, _)| e.uses(*var))
+    }
+
     /// Enters a loop.
     pub fn push(&mut self, var: LoopId, extent: Index) {
         self.loops.push((var, extent));

@@ -156,6 +156,12 @@ pub enum Fault {
         /// Number given.
         got: usize,
     },
+    /// Values that the program's open sizes do not have.
+    #[error("the program has no sizes {sizes:?}")]
+    Sizes {
+        /// Values given.
+        sizes: Vec<i64>,
+    },
     /// A buffer that the program does not have.
     #[error("there is no buffer with number {id}")]
     UnknownBuffer {
@@ -225,6 +231,33 @@ pub(crate) fn release(program: &Program, arguments: &mut [Vec<f64>]) {
 /// # Errors
 /// As [`run_limited`].
 pub fn run_held(program: &Program, arguments: &mut [Vec<f64>], limit: u64) -> Result<(), Fault> {
+    run_parts(program, arguments, limit)?;
+    for ((_, buffer), argument) in program.arguments().zip(arguments).filter(|((_, b), _)| b.role == Role::Output) {
+        check_written(buffer, argument)?;
+    }
+    Ok(())
+}
+
+/// Runs a program, as [`run`] does, at one value of each of its open sizes. Elements of outputs that a run of
+/// these sizes does not write stay what they are.
+///
+/// # Errors
+/// As [`run`]; [`Fault::Sizes`] for a value that a size does not have.
+pub fn run_at(program: &Program, sizes: &[i64], arguments: &mut [Vec<f64>]) -> Result<(), Fault> {
+    let member = program.at(sizes).ok_or_else(|| Fault::Sizes { sizes: sizes.to_vec() })?;
+    hold(&member, arguments);
+    let before = arguments.to_vec();
+    run_parts(&member, arguments, MAX_ITERATIONS)?;
+    for (argument, before) in arguments.iter_mut().zip(before) {
+        let unwritten = argument.iter_mut().zip(before).filter(|(x, _)| is_undefined(**x));
+        unwritten.for_each(|(x, before)| *x = before);
+    }
+    release(&member, arguments);
+    Ok(())
+}
+
+/// Runs the parts of a program, which may leave elements of outputs unwritten.
+fn run_parts(program: &Program, arguments: &mut [Vec<f64>], limit: u64) -> Result<(), Fault> {
     let mut memory = vec![Vec::new(); program.buffers.len()];
     let expected = program.arguments().count();
     if arguments.len() != expected {
@@ -251,7 +284,6 @@ pub fn run_held(program: &Program, arguments: &mut [Vec<f64>], limit: u64) -> Re
     for ((id, buffer), argument) in program.arguments().zip(arguments) {
         if buffer.role == Role::Output {
             *argument = std::mem::take(&mut memory[id.0 as usize]);
-            check_written(buffer, argument)?;
         }
     }
     Ok(())

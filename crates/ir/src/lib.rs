@@ -27,6 +27,6 @@ pub use dtype::DType;
 pub use expr::{Cond, Expr};
 pub use gpu::{GpuProgram, Kernel, lower_gpu};
 pub use index::{Atom, Index};
-pub use program::{Buffer, BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt, Tensor};
+pub use program::{Buffer, BufferId, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, Tensor};
 pub use schedule::Step;
 pub use target::Target;

@@ -294,6 +294,43 @@ impl Part {
     }
 }
 
+/// Size that is known when a program runs and not before, such as the number of rows of a product.
+///
+/// Loops may run as far as it says, and subscripts may have it as a summand. Buffers have the shape that they
+/// need at the most, whatever the size, so that nothing but extents depends on it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OpenSize {
+    /// Name of the size, as in a workload's text; unique in the program.
+    pub name: String,
+    /// Variable that counts from 0 in steps of the size, in scope everywhere in the body like that of a loop
+    /// around it.
+    pub var: LoopId,
+    /// Smallest value.
+    pub least: i64,
+    /// Distance of neighbouring values.
+    pub step: i64,
+    /// Number of values.
+    pub n_values: i64,
+}
+
+impl OpenSize {
+    /// Largest value.
+    pub fn most(&self) -> i64 {
+        self.least + self.step * (self.n_values - 1)
+    }
+
+    /// The size as an index.
+    pub fn index(&self) -> Index {
+        Index::from(self.var).scale(self.step).offset(self.least)
+    }
+
+    /// The value of its variable at a size, where it is one of the values.
+    pub fn steps_to(&self, size: i64) -> Option<i64> {
+        let steps = size.checked_sub(self.least)?.checked_div(self.step)?;
+        ((0..self.n_values).contains(&steps) && self.least + steps * self.step == size).then_some(steps)
+    }
+}
+
 /// A program: buffers, and what runs before, in and after each measured run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {
@@ -303,6 +340,8 @@ pub struct Program {
     pub buffers: Vec<Buffer>,
     /// Names of the loop variables, by [`LoopId`]; unique.
     pub loops: Vec<String>,
+    /// Sizes that the caller of a run gives, in their order.
+    pub sizes: Vec<OpenSize>,
     /// Runs once for given inputs, outside the timing, and fills [`Role::Kept`] buffers.
     pub prepare: Vec<Stmt>,
     /// Runs each time.
@@ -346,6 +385,25 @@ impl Program {
     pub fn add_loop(&mut self, name: impl Into<String>) -> LoopId {
         self.loops.push(name.into());
         LoopId(self.loops.len() as u32 - 1)
+    }
+
+    /// The ranges at the outermost place of a part: of the open sizes.
+    pub fn ranges(&self) -> Ranges {
+        Ranges::of_sizes(self.sizes.iter().map(|size| (size.var, size.n_values)))
+    }
+
+    /// The program at one value of each open size, in order, on the same buffers; `None` where a value is
+    /// none of its size's.
+    pub fn at(&self, sizes: &[i64]) -> Option<Program> {
+        if sizes.len() != self.sizes.len() {
+            return None;
+        }
+        let mut at = self.clone();
+        for (size, value) in std::mem::take(&mut at.sizes).iter().zip(sizes) {
+            let steps = Index::from(size.steps_to(*value)?);
+            at = at.map_parts(|block| block.iter().map(|s| s.substitute(size.var, &steps)).collect());
+        }
+        Some(at)
     }
 
     /// The buffers that the caller passes, in order: inputs and outputs.

@@ -4,6 +4,8 @@
 //! 2. Every extent of a buffer is at least one and its size in bytes fits 63 bits.
 //! 3. Loop and buffer numbers exist, a loop variable is used inside its loop only, no loop is nested in one
 //!    of the same variable, and an access has as many subscripts as its buffer has dimensions.
+//!    The variable of an open size has no loop and is in scope in all of `run`. The size is at least one, has
+//!    at least one value, and a name of its own.
 //! 4. A divisor in an index is at least one, and no index can exceed 2⁵⁰, so that bounds never overflow.
 //! 5. Every access is within its buffer. Proven from the loop extents and from the conditions around the
 //!    access (of guards and selects; the right side of `&&` knows the left), or by trying every iteration
@@ -26,7 +28,7 @@ use crate::expr::{Cond, Expr, Subscript};
 use crate::gpu::tensor;
 use crate::index::{Atom, Index, Ranges};
 use crate::interp::{Place, list};
-use crate::program::{BufferId, Loop, LoopKind, Part, Program, Role, Stmt};
+use crate::program::{BufferId, Loop, LoopKind, OpenSize, Part, Program, Role, Stmt};
 use crate::text::{index_to_string, is_name, loop_name};
 use thiserror::Error;
 
@@ -78,6 +80,12 @@ pub enum VerifyError {
     Nested {
         /// The loop variable.
         var: String,
+    },
+    /// Rule 3.
+    #[error("the open size {name} has no valid values, or shares its name or its variable with another")]
+    OpenSize {
+        /// The size's name.
+        name: String,
     },
     /// Rule 3.
     #[error("{buffer} has {rank} dimensions and is used with {n_subscripts} subscripts")]
@@ -244,17 +252,23 @@ pub fn verify(program: &Program) -> Result<(), VerifyError> {
 /// The first rule found broken.
 pub fn check(program: &Program) -> Result<Vec<Unproven>, VerifyError> {
     tables(program)?;
+    let sizes: Vec<Loop> = program.sizes.iter().map(loop_of_size).collect();
+    let mut most = vec![0; program.loops.len()];
+    sizes.iter().zip(&program.sizes).for_each(|(l, size)| most[l.var.0 as usize] = size.n_values.into());
     let mut checker = Checker {
         program,
         part: Part::Prepare,
         prepared: vec![false; program.buffers.len()],
-        known: Known { most: vec![0; program.loops.len()], ..Known::default() },
+        known: Known { most, ..Known::default() },
         around: Vec::new(),
         alive: vec![false; program.buffers.len()],
         unproven: Vec::new(),
     };
     for (part, _) in Part::ALL {
         checker.part = part;
+        let is_body = part == Part::Body;
+        checker.known.ranges = if is_body { program.ranges() } else { Ranges::default() };
+        checker.around = sizes.iter().filter(|_| is_body).map(Around::Loop).collect();
         checker.block(program.part(part))?;
     }
     Ok(checker.unproven)
@@ -271,10 +285,26 @@ fn tables(program: &Program) -> Result<(), VerifyError> {
             return Err(VerifyError::Duplicate { name: pair[0].clone() });
         }
     }
+    if let Some(size) = program.sizes.iter().find(|size| !is_open_size(program, size)) {
+        return Err(VerifyError::OpenSize { name: size.name.clone() });
+    }
     match program.buffers.iter().find(|b| b.shape.iter().any(|e| *e < 1) || b.size_bytes().is_none()) {
         Some(b) => Err(VerifyError::Size { buffer: b.name.clone(), shape: b.shape.clone() }),
         None => Ok(()),
     }
+}
+
+fn is_open_size(program: &Program, size: &OpenSize) -> bool {
+    let is_like = |other: &&OpenSize| other.name == size.name || other.var == size.var;
+    let is_alone = program.sizes.iter().filter(is_like).count() == 1;
+    let most = size.n_values.checked_sub(1).and_then(|n| n.checked_mul(size.step)?.checked_add(size.least));
+    let has_values = size.least >= 1 && size.step >= 1 && size.n_values >= 1 && most.is_some();
+    is_name(&size.name) && (size.var.0 as usize) < program.loops.len() && is_alone && has_values
+}
+
+/// The loop that stands for an open size around all parts: bounds hold in all of its iterations.
+fn loop_of_size(size: &OpenSize) -> Loop {
+    Loop { var: size.var, extent: size.n_values.into(), kind: LoopKind::Serial, body: Vec::new() }
 }
 
 /// Largest magnitude of an index; bounds of accepted ones stay far from overflow.

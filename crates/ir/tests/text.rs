@@ -23,6 +23,16 @@ fn operators_round_trip() {
 }
 
 #[test]
+fn open_sizes_round_trip() {
+    for size in ["m = i + 1 in 512", "m = 32*i + 32 in 16", "size = i in 3", "m = 2 - 3*i in -1"] {
+        let text = format!("program \"p\"\nloops i\nsize {size}\nrun {{\n}}\n");
+        let read = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        assert_eq!(read.to_string(), text);
+        round_trip(&read);
+    }
+}
+
+#[test]
 fn random_programs_round_trip() {
     for seed in 0..3000 {
         let program = nonsense(&mut Random::new(seed));
@@ -135,6 +145,12 @@ fn errors_say_what_and_where() {
     }
     assert_eq!(message("program p"), (1, 9, "expected the name in quotes, found p".to_owned()));
     assert_eq!(message("program \"p"), (1, 9, "unfinished or malformed string".to_owned()));
+    let no_size = "expected a loop variable, perhaps times a number, and perhaps a number more, found i";
+    assert_eq!(message("program \"p\" loops i size m = i//2 in 4 run { }"), (1, 30, no_size.to_owned()));
+    assert_eq!(
+        message("program \"p\" loops i size m = 2*i + 1 run { }"),
+        (1, 38, "expected `in`, found run".to_owned())
+    );
     assert_eq!(message("program \"p\" loops i, i"), (1, 22, "i is declared twice".to_owned()));
     assert_eq!(message("program \"ö\" loops 3"), (1, 19, "expected a loop name, found 3".to_owned()));
 }

@@ -90,6 +90,27 @@ fn numbers_exist_and_variables_are_in_scope() {
 }
 
 #[test]
+fn bounds_hold_at_every_open_size() {
+    let of = |sizes: &str, rest: &str| outcome(&program(&format!("{HEAD} {sizes} {rest}")));
+    let size = "size m = 2*e + 3 in 63";
+    assert_eq!(of(size, "run { for a in 2*e + 3 { V[a] = 0.0 } }"), "");
+    assert_eq!(of(size, "run { for a in 2*e + 3 { V[126 - a] = 0.0 } }"), "");
+    let beyond = of(size, "run { for a in 2*e + 4 { V[a] = 0.0 } }");
+    assert_eq!(beyond, "V[127] is outside V[127] at e=62, a=127");
+    assert_eq!(of(size, "run { V[2*e + 2] = 0.0 }"), "");
+    assert!(of(size, "run { V[2*e - 1] = 0.0 }").contains("is outside V[127] at e=0"));
+    assert_eq!(of(size, "run { for e in 4 { } }"), "a loop over e is inside a loop over e");
+    let in_prepare = of(size, "prepare { for a in 2*e + 3 { P[0] = 0.0 } } run { }");
+    assert_eq!(in_prepare, "e is used outside its loop in 2*e + 3");
+    let second = format!("{size} size m = d + 1 in 2");
+    for wrong in ["size m = e in 4", "size m = 2*e + 3 in 0", "size m = 3 - e in 2", &second] {
+        let expected = "the open size m has no valid values, or shares its name or its variable with another";
+        assert_eq!(of(wrong, "run { }"), expected, "{wrong}");
+    }
+    assert_eq!(of(&format!("{size} size n = d + 1 in 2"), "run { for a in 2*e - d + 3 { V[a + d] = 0.0 } }"), "");
+}
+
+#[test]
 fn divisors_and_magnitudes() {
     is("for a in 8 { V[a // 0] = 0.0 }", "divisor 0 in a // 0");
     is("for a in 8 { V[3*(a % -2)] = 0.0 }", "divisor -2 in 3*(a % -2)");

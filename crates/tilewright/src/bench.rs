@@ -25,7 +25,7 @@ use crate::clock::since_1970;
 use crate::error::{Error, one_line};
 use crate::observer::{Note, Observer};
 use crate::session::Session;
-use crate::subject::workload::start_device;
+use crate::subject::workload::{require_one_size, start_device};
 use crate::version::BUILD;
 use crate::words::{digits, duration, percent, table};
 
@@ -121,6 +121,7 @@ impl Session {
     /// Bad input where the request does not fit; failure where workers do not start or our kernel fails.
     pub fn bench(&self, request: &BenchRequest, observer: &dyn Observer) -> Result<Bench, Error> {
         let BenchRequest { workload, target, threads, .. } = request;
+        require_one_size(workload, "a comparison with other libraries")?;
         Device::check_memory(workload).map_err(Error::input)?;
         let name = target_name(target, Caches::Warm);
         let (best, passed_over) = self.database().records()?.best(workload, &name, *threads, None)?;

@@ -22,7 +22,7 @@ use crate::database::Database;
 use crate::error::Error;
 use crate::place::target_here;
 use crate::run::recorder::toolchain;
-use crate::subject::workload::task_key;
+use crate::subject::workload::{require_one_size, task_key};
 use crate::version::BUILD;
 
 /// Origin of a kernel's configuration.
@@ -131,6 +131,7 @@ impl Choice {
         fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> Error {
             Error::failed(&error).because(error)
         }
+        require_one_size(&self.task.setting.workload, "a library")?;
         let (program, target) = (self.program()?, &self.task.setting.target);
         verify::verify(&program).map_err(failed)?;
         let constant = |name: &str| constants.iter().find(|(known, _)| known == name).map(|(_, data)| data.clone());

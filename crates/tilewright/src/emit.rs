@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 use tilewright_codegen::{Argument, CompileError, Emit, Interface, emit_gpu, export, opencl_c};
 use tilewright_ir::gpu::{GpuProgram, lower_gpu};
 use tilewright_ir::schedule::{apply_all, steps_text};
-use tilewright_ir::{Part, Program, Role, Step, lower, verify};
+use tilewright_ir::{OpenSize, Part, Program, Role, Step, lower, verify};
 use tilewright_search::Config;
 use tilewright_tune::Task;
 
@@ -171,8 +171,11 @@ fn interface_json(interface: &Interface) -> Json {
         })
     };
     let (kept, arguments): (Vec<&Argument>, Vec<_>) = interface.buffers.iter().partition(|b| b.role == Role::Kept);
+    let size =
+        |size: &OpenSize| json!({ "name": size.name, "least": size.least, "most": size.most(), "step": size.step });
     json!({
         "prefix": interface.prefix,
+        "sizes": interface.sizes.iter().map(size).collect::<Vec<_>>(),
         "symbols": interface.symbols(),
         "arguments": arguments.into_iter().map(buffer).collect::<Vec<_>>(),
         "kept": kept.into_iter().map(buffer).collect::<Vec<_>>(),

@@ -4,10 +4,10 @@
 //! the CPU at hand lacks something. Nothing else can be seen from outside, and no other object can put a
 //! function of its own in the place of one of them.
 
-use tilewright_ir::{Part, Stmt};
+use tilewright_ir::{OpenSize, Part, Stmt};
 
-use super::{Generator, cpu};
-use crate::export::{ALIGN, BAD_POINTER, CPU_UNSUPPORTED, OK, function_name, supported_name};
+use super::{Generator, cpu, entry_parameters, plan};
+use crate::export::{ALIGN, BAD_POINTER, BAD_SIZE, CPU_UNSUPPORTED, OK, function_name, supported_name};
 use crate::ssa::{Assembly, Compare, Cpu, FunctionId, Id, Linkage, Op, Type};
 
 /// Checks that the exported functions share.
@@ -101,7 +101,8 @@ impl<'p> Generator<'p> {
     /// Begins the function that a part becomes, and returns from it where the CPU will not do.
     pub(super) fn guarded_entry(&mut self, guard: &Guard, part: Part) -> Entry {
         let name = function_name(guard.prefix, part);
-        let function = self.begin(&name, guard.linkage, Some(Type::I32), &[Type::POINTER; 3]);
+        let n = entry_parameters(&plan::used_sizes(self.program, part));
+        let function = self.begin(&name, guard.linkage, Some(Type::I32), &vec![Type::POINTER; n]);
         let is_parallel = self.program.part(part).iter().any(Stmt::has_parallel_loop);
         let runtime = is_parallel.then(|| self.m.stack(16, 8));
         let is_supported = self.is_supported(guard);
@@ -144,6 +145,23 @@ impl<'p> Generator<'p> {
         let function = self.m.element(ptr, own, self.m.int(1));
         self.m.store(self.m.function_address(guard.in_order), function, 8);
         self.m.select(self.m.compare(Compare::Equal, runtime, null), own, runtime)
+    }
+
+    /// Returns from an exported function where a size is none of its values, given how much each exceeds its
+    /// least.
+    pub(super) fn check_sizes(&mut self, entry: Entry, sizes: &[(&OpenSize, Id)]) {
+        let mut is_good = self.m.bool(true);
+        for (size, above) in sizes {
+            let most = self.m.int(size.most() - size.least);
+            let in_range =
+                [(self.m.int(0), *above), (*above, most)].map(|(a, b)| self.m.compare(Compare::Greater, a, b));
+            let rest = self.m.binary(Op::UnsignedRem, *above, self.m.int(size.step));
+            let is_between = self.m.compare(Compare::NotEqual, rest, self.m.int(0));
+            for is_bad in in_range.into_iter().chain([is_between]) {
+                is_good = self.m.binary(Op::And, is_good, self.m.not(is_bad));
+            }
+        }
+        self.leave_unless(entry.function, is_good, BAD_SIZE);
     }
 
     /// Returns with a code where a condition does not hold.

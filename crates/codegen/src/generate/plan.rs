@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tilewright_ir::expr::{Cond, Expr, Node, Subscript};
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::{Arch, Target};
-use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt};
 
 use crate::CompileError;
 use crate::map::Map;
@@ -23,6 +23,15 @@ const MAX_LANES: i64 = 4096;
 
 /// Values of the loop variables that are known while code is repeated.
 pub type Known = Map<LoopId, i64>;
+
+/// The open sizes that a part of a program uses, with their positions among all.
+pub fn used_sizes(program: &Program, part: Part) -> Vec<(usize, &OpenSize)> {
+    if program.sizes.is_empty() {
+        return Vec::new();
+    }
+    let (_, vars) = captures(program.part(part));
+    program.sizes.iter().enumerate().filter(|(_, size)| vars.contains(&size.var)).collect()
+}
 
 /// `index` with the known variables replaced.
 pub fn resolve(index: &Index, known: &Known) -> Index {
@@ -297,7 +306,7 @@ impl<'p> Walk<'p> {
             target,
             known: Known::default(),
             lane: None,
-            ranges: Ranges::default(),
+            ranges: program.ranges(),
             n_parallel: 0,
             accesses: Map::default(),
             allocated: BTreeMap::new(),

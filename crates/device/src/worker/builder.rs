@@ -150,12 +150,17 @@ pub fn scheduled(workload: &Workload, untuned: &Program, source: &Source) -> Res
         }
         Source::Lowered(program) => (text::parse(program).map_err(|e| instantiation(e.to_string()))?, Vec::new()),
     };
+    // Which loop counts the steps of a size is the program's own.
+    let same_sizes = |a: &Program, b: &Program| {
+        let of = |p: &Program| p.sizes.iter().map(|size| (size.least, size.step, size.n_values)).collect::<Vec<_>>();
+        of(a) == of(b)
+    };
     let same = |a: &Program, b: &Program| {
         a.arguments()
             .map(|(_, b)| (b.dtype, &b.shape, b.role))
             .eq(b.arguments().map(|(_, b)| (b.dtype, &b.shape, b.role)))
     };
-    if !same(&program, untuned) {
+    if !same(&program, untuned) || !same_sizes(&program, untuned) {
         return Err(instantiation(format!("its arguments are not those of {workload}")));
     }
     Ok((program, steps))

@@ -18,13 +18,17 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Instant;
 use tilewright_codegen::Kernel;
-use tilewright_ir::{Program, Role};
+use tilewright_ir::op::Workload;
+use tilewright_ir::{DType, Program, Role};
 use tilewright_runtime::Pool;
 use tilewright_search::{Conditions, ErrorClass};
 
 pub struct Tester {
     untuned: Program,
     arguments: Vec<Argument>,
+    /// Members of a family that its kernels are checked and timed at, with their sizes; of another workload
+    /// itself.
+    members: Vec<Member>,
     /// CPUs to pin to while timing, one a thread.
     cpus: Vec<usize>,
     /// Bytes of the caches that a core has for itself.
@@ -45,6 +49,25 @@ pub struct Tester {
     /// Pages of evicted prepared buffers.
     pages: Pages,
     store: Arc<Store>,
+}
+
+/// Sizes that a kernel is run at.
+pub struct Member {
+    /// Values of the open sizes.
+    sizes: Vec<i64>,
+    /// Untuned program, with arguments of these sizes.
+    program: Program,
+}
+
+impl Member {
+    /// Makes the members that stand for a workload.
+    pub fn all(workload: &Workload) -> Vec<Member> {
+        let member = |sizes: Vec<i64>| {
+            let program = workload.at(&sizes).expect("invariant: anchors are sizes").program();
+            Member { sizes, program }
+        };
+        workload.anchors().into_iter().map(member).collect()
+    }
 }
 
 /// Threads, and how fast their cores run.
@@ -80,12 +103,41 @@ impl Argument {
         }
     }
 
+    /// Completes an output of which a run has made a part, by the reference, where nothing was written beyond
+    /// it. `whole` and `part` are its shapes, which differ in one dimension at most.
+    fn complete(&mut self, dtype: DType, whole: &[i64], part: &[i64]) -> Result<(), &'static str> {
+        let Argument::Output { buffer, reference } = self else { return Ok(()) };
+        let Some(axis) = (0..whole.len()).find(|&axis| whole[axis] != part[axis]) else { return Ok(()) };
+        let elements = |shape: &[i64]| shape.iter().product::<i64>() as usize;
+        let (row, n_bytes) = (elements(&whole[axis + 1..]), dtype.bytes() as usize);
+        let [rows, inside] = [whole[axis], part[axis]].map(|n| n as usize * row);
+        let (bytes, reference) = (buffer.bytes_mut(), reference.as_slice::<f64>());
+        for start in (0..elements(whole)).step_by(rows) {
+            let beyond = &mut bytes[(start + inside) * n_bytes..(start + rows) * n_bytes];
+            if beyond.iter().any(|byte| *byte != 0xFF) {
+                return Err("it wrote beyond the size of the run");
+            }
+            dtype.write(&reference[start + inside..start + rows], beyond);
+        }
+        Ok(())
+    }
+
     fn output(&self) -> Option<&Fenced> {
         match self {
             Argument::Input(_) => None,
             Argument::Output { buffer, .. } => Some(buffer),
         }
     }
+}
+
+/// Run whose answer was right.
+struct CheckedRun {
+    ns: f64,
+    /// How many times as long as undisturbed the cores took.
+    pace: f64,
+    /// Whether it lost no core meanwhile.
+    is_whole: bool,
+    relative_error: f64,
 }
 
 /// Addresses of a run's buffers.
@@ -95,13 +147,15 @@ struct Pointers {
 }
 
 impl Tester {
-    /// Makes a tester that times on these CPUs, with the workload's program and its arguments.
+    /// Makes a tester that times on these CPUs, with the workload's program, its arguments, and the members
+    /// that it is timed at.
     ///
     /// # Errors
     /// If memory does not suffice.
     pub fn new(
         untuned: Program,
         arguments: Vec<Argument>,
+        members: Vec<Member>,
         n_threads: usize,
         cpus: Vec<usize>,
         l2_bytes: u64,
@@ -111,6 +165,7 @@ impl Tester {
         Ok(Tester {
             untuned,
             arguments,
+            members,
             cpus,
             l2_bytes,
             all,
@@ -206,28 +261,17 @@ impl Tester {
         // What is prepared serves other candidates too: its time says nothing about this one.
         super::tell(Lane::Test, &Reply::Prepared { id })?;
         let start_of_run = Instant::now();
-        // All ones is a NaN: an element that is not written cannot pass for right.
-        for argument in &mut self.arguments {
-            if let Argument::Output { buffer, .. } = argument {
-                buffer.fill(0xFF);
-            }
+        let (mut relative_error, mut log_ns, mut pace, mut is_whole) = (0.0, 0.0, 0.0, true);
+        for at in 0..self.members.len() {
+            let run = self.check_at(at, &built, &pointers)?;
+            relative_error = f64::max(relative_error, run.relative_error);
+            (log_ns, pace, is_whole) = (log_ns + run.ns.ln(), pace + run.pace, is_whole && run.is_whole);
         }
-        let scratch = self.scratch.pointer();
-        let n_threads = self.all.pool.n_threads();
-        let crew = if built.is_parallel { &mut self.all } else { &mut self.first };
-        let pace_before = crew.pace();
-        // SAFETY: as in `prepare`.
-        let (ns, is_whole) = unsafe { time(&built.kernel, &pointers, scratch, &mut crew.pool, n_threads, 1, 1) };
-        let pace = (pace_before + crew.pace()) / 2.0;
-        let runtime = self.all.pool.runtime();
-        // SAFETY: as above, and the body has run.
-        unsafe { built.kernel.finish(&pointers.arguments, &pointers.kept, scratch, &runtime) };
-        intact(self.arguments.iter().filter_map(Argument::output).chain(&self.kept).chain([&self.scratch]))?;
-        let relative_error = compare(&self.untuned, &built.tolerance, &self.arguments)?;
+        let n = self.members.len() as f64;
         let took = start_of_run.elapsed();
         // Where it lost a core, something else ran.
         let checked_ns = if is_whole { took.as_nanos() as f64 } else { f64::INFINITY };
-        let first = First { ns, pace, checked_ns };
+        let first = First { ns: (log_ns / n).exp(), pace: pace / n, checked_ns };
         // It is checked once, and what was true then stays so.
         let _ = built.first.set(first);
         let is_enough = |plan: &Plan| {
@@ -235,6 +279,36 @@ impl Tester {
         };
         let to_time = plan.filter(|plan| is_enough(plan));
         checked(id, start, took, relative_error, to_time, |plan| self.run_here(id, plan))
+    }
+
+    /// Runs a kernel at the sizes of a member and compares its answer.
+    fn check_at(&mut self, member: usize, built: &Built, pointers: &Pointers) -> Result<CheckedRun, Failure> {
+        // All ones is a NaN: an element that is not written cannot pass for right.
+        for argument in &mut self.arguments {
+            if let Argument::Output { buffer, .. } = argument {
+                buffer.fill(0xFF);
+            }
+        }
+        let Member { sizes, program } = &self.members[member];
+        let scratch = self.scratch.pointer();
+        let n_threads = self.all.pool.n_threads();
+        let crew = if built.is_parallel { &mut self.all } else { &mut self.first };
+        let pace_before = crew.pace();
+        // SAFETY: as in `prepare`.
+        let (ns, is_whole) =
+            unsafe { time((&built.kernel, sizes), pointers, scratch, &mut crew.pool, n_threads, 1, 1) };
+        let pace = (pace_before + crew.pace()) / 2.0;
+        let runtime = self.all.pool.runtime();
+        // SAFETY: as above, and the body has run.
+        unsafe { built.kernel.finish(&pointers.arguments, &pointers.kept, scratch, &runtime) };
+        intact(self.arguments.iter().filter_map(Argument::output).chain(&self.kept).chain([&self.scratch]))?;
+        let shapes = self.untuned.arguments().zip(program.arguments());
+        for (argument, ((_, whole), (_, part))) in self.arguments.iter_mut().zip(shapes) {
+            let wrong = |why: &str| (ErrorClass::WrongAnswer, format!("{}, of {sizes:?}: {why}", whole.name));
+            argument.complete(whole.dtype, &whole.shape, &part.shape).map_err(wrong)?;
+        }
+        let relative_error = compare(&self.untuned, &built.tolerance, &self.arguments)?;
+        Ok(CheckedRun { ns, pace, is_whole, relative_error })
     }
 
     fn size(&self, built: &Built) -> Size {
@@ -276,11 +350,6 @@ impl Tester {
         let plan = &Plan { caches, ..*plan };
         // A second run is no cold one.
         let most_tries = if caches == Caches::Warm { MOST_TRIES } else { 1 };
-        let mut run = |n_runs: u32| {
-            let pool = &mut crew.borrow_mut().pool;
-            // SAFETY: as in `prepare`.
-            unsafe { time(&built.kernel, &pointers, scratch, pool, size.n_threads, n_runs, most_tries) }.0
-        };
         let mut flush = || {
             let start = Instant::now();
             if is_cold {
@@ -292,8 +361,22 @@ impl Tester {
         // Emptied caches slow down whatever runs next.
         let looks = plan.at_best_pace && !is_cold;
         let mut pace = || if looks { crew.borrow_mut().pace() } else { 1.0 };
-        let subject = Subject { run: &mut run, size, flush: &mut flush, pace: &mut pace };
-        let samples = timing::sample(plan, &mut self.variation, first, subject);
+        let mut sample = |plan: &Plan, first: First, Member { sizes, .. }: &Member| {
+            let mut run = |n_runs: u32| {
+                let pool = &mut crew.borrow_mut().pool;
+                // SAFETY: as in `prepare`.
+                unsafe { time((&built.kernel, sizes), &pointers, scratch, pool, size.n_threads, n_runs, most_tries) }.0
+            };
+            let subject = Subject { run: &mut run, size, flush: &mut flush, pace: &mut pace };
+            timing::sample(plan, &mut self.variation, first, subject)
+        };
+        let samples = match &self.members[..] {
+            [only] => sample(plan, first, only),
+            members => match timing::at_first(plan, &Variation::default(), first, size) {
+                Some(hopeless) => hopeless,
+                None => timing::of_all(plan, members.len(), |plan, at| sample(plan, First::UNKNOWN, &members[at])),
+            },
+        };
         Ok(Reply::Timed {
             id,
             samples_ns: samples.ns,
@@ -372,13 +455,13 @@ fn no_memory(error: std::io::Error) -> Failure {
     Failure { class: ErrorClass::RuntimeError, message, lacks_memory: true }
 }
 
-/// Nanoseconds of so many runs of a kernel in a row, by the clock for so many threads, as [`stopwatch::time`]
-/// gives them.
+/// Nanoseconds of so many runs of a kernel in a row, at values of its open sizes, by the clock for so many
+/// threads, as [`stopwatch::time`] gives them.
 ///
 /// # Safety
 /// As for [`Kernel::run`].
 unsafe fn time(
-    kernel: &Kernel,
+    (kernel, sizes): (&Kernel, &[i64]),
     Pointers { arguments, kept }: &Pointers,
     scratch: *mut u8,
     pool: &mut Pool,
@@ -390,7 +473,7 @@ unsafe fn time(
     stopwatch::time(n_threads, most_tries, || {
         for _ in 0..n_runs {
             // SAFETY: promised by the caller.
-            unsafe { kernel.run(arguments, kept, scratch, &runtime) };
+            unsafe { kernel.run_at(sizes, arguments, kept, scratch, &runtime) };
         }
     })
 }

@@ -14,7 +14,7 @@ use crate::gpu::private::separate;
 use crate::gpu::tensor::require_warps;
 use crate::gpu::{GpuProgram, Kernel};
 use crate::index::{Atom, Index, Ranges};
-use crate::lower::{promote_registers, simplify, simplify_block, unroll_block};
+use crate::lower::{promote_registers, simplify_block, unroll_block};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::{cond_to_string, index_to_string};
 use std::collections::BTreeSet;
@@ -100,7 +100,7 @@ pub enum MapError {
 /// # Errors
 /// [`MapError`], if the schedule is not one for a GPU.
 pub fn lower_gpu(program: &Program) -> Result<GpuProgram, MapError> {
-    let simple = program.clone().map_parts(simplify);
+    let simple = program.clone().map_parts(|block| simplify_block(block, &mut Ranges::default()));
     let mut mapper = Mapper {
         tables: Program { prepare: Vec::new(), body: Vec::new(), finish: Vec::new(), ..simple.clone() },
         threads: Vec::new(),

@@ -8,7 +8,7 @@ mod specialize_tails;
 mod unroll;
 
 pub(crate) use promote_registers::promote_registers;
-pub(crate) use simplify::{simplify, simplify_block};
+pub(crate) use simplify::simplify_block;
 pub use unroll::leaves;
 pub(crate) use unroll::unroll_block;
 
@@ -19,21 +19,21 @@ use crate::verify::{VerifyError, verify};
 /// Pass of the lowering, by the form that it rewrites.
 #[derive(Clone, Copy)]
 pub enum Pass {
-    /// Each part of a program by itself.
-    Block(fn(Vec<Stmt>) -> Vec<Stmt>),
+    /// Each part of a program by itself, given the ranges of the program's open sizes.
+    Block(fn(Vec<Stmt>, &mut Ranges) -> Vec<Stmt>),
     /// Rewrites a whole program.
     Program(fn(Program) -> Program),
 }
 
 /// The passes with their names, in order.
 pub const PASSES: [(&str, Pass); 8] = [
-    ("simplify", Pass::Block(simplify::simplify)),
+    ("simplify", Pass::Block(simplify::simplify_block)),
     ("specialize_tails", Pass::Block(specialize_tails::specialize_tails)),
-    ("simplify", Pass::Block(simplify::simplify)),
-    ("skip_zeros", Pass::Block(skip_zeros::skip_zeros)),
+    ("simplify", Pass::Block(simplify::simplify_block)),
+    ("skip_zeros", Pass::Block(|block, _| skip_zeros::skip_zeros(block))),
     ("partition_loops", Pass::Block(partition_loops::partition_loops)),
-    ("simplify", Pass::Block(simplify::simplify)),
-    ("unroll", Pass::Block(unroll::unroll)),
+    ("simplify", Pass::Block(simplify::simplify_block)),
+    ("unroll", Pass::Block(unroll::unroll_block)),
     ("promote_registers", Pass::Program(promote_registers::promote_registers)),
 ];
 
@@ -97,7 +97,10 @@ pub fn lower_verified(program: &Program) -> Program {
 /// Runs one pass on all parts of a program.
 pub fn run_pass(program: Program, pass: Pass) -> Program {
     match pass {
-        Pass::Block(pass) => program.map_parts(pass),
+        Pass::Block(pass) => {
+            let mut ranges = program.ranges();
+            program.map_parts(|block| pass(block, &mut ranges))
+        }
         Pass::Program(pass) => pass(program),
     }
 }

@@ -27,8 +27,8 @@ use crate::program::{Loop, LoopId, LoopKind, Stmt};
 const MOST_STATEMENTS: usize = 4096;
 
 /// The pass.
-pub fn partition_loops(block: Vec<Stmt>) -> Vec<Stmt> {
-    in_block(block, &mut Ranges::default(), MOST_VERSIONS)
+pub fn partition_loops(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
+    in_block(block, ranges, MOST_VERSIONS)
 }
 
 fn in_block(block: Vec<Stmt>, ranges: &mut Ranges, versions: u32) -> Vec<Stmt> {

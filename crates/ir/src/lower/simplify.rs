@@ -4,12 +4,7 @@ use crate::expr::{Cond, Expr, Rewrite};
 use crate::index::{Index, Ranges};
 use crate::program::{Loop, LoopKind, Stmt};
 
-/// The pass.
-pub fn simplify(block: Vec<Stmt>) -> Vec<Stmt> {
-    simplify_block(block, &mut Ranges::default())
-}
-
-/// The pass on a block inside loops.
+/// The pass, on a block inside loops.
 pub fn simplify_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
     let mut out = Vec::with_capacity(block.len());
     for stmt in block {

@@ -10,20 +10,23 @@
 //!
 //! A tail's extent is a constant wherever the remainder by `f` is: 1009 rows in tiles of 8 leave exactly one.
 //! Where it is one of few, as a smaller last block leaves another tail than the blocks before it, each gets
-//! its version.
+//! its version; a tail that an open size decides has one for each number of rows up to the tile's.
 
 use crate::expr::Cond;
 use crate::index::{Atom, Index, Ranges};
 use crate::lower::simplify::simplify_block;
-use crate::lower::{MOST_VERSIONS, version_loops};
+use crate::lower::{MOST_VERSIONS, leaves, version_loops};
 use crate::program::{Loop, LoopId, LoopKind, Stmt};
 
-/// More versions of a tail than this are not made.
+/// More versions of a tail than this are not made, unless it depends on an open size.
 const MOST_TAILS: u32 = 3;
 
+/// Leaf statements, unrolled, of all versions of a tail that depends on an open size.
+const MOST_STATEMENTS: usize = 4096;
+
 /// The pass.
-pub fn specialize_tails(block: Vec<Stmt>) -> Vec<Stmt> {
-    in_block(block, &mut Ranges::default(), MOST_VERSIONS)
+pub fn specialize_tails(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
+    in_block(block, ranges, MOST_VERSIONS)
 }
 
 fn in_block(block: Vec<Stmt>, ranges: &mut Ranges, versions: u32) -> Vec<Stmt> {
@@ -104,11 +107,18 @@ impl Undecided {
 }
 
 /// A tail of `rest` iterations, which are at least one and less than `full`: versions for each number of them
-/// where these are few, else one that asks.
+/// where these are few, or where an open size decides, else one that asks.
 fn by_value(rest: &Index, full: i64, versions: u32, ranges: &Ranges, tail: impl Fn(&Index) -> Vec<Stmt>) -> Vec<Stmt> {
     let known = if full == 2 { Some(1) } else { rest.residue(full).filter(|&r| r > 0) };
-    let mut values = known.map(|one| vec![one]).or_else(|| ranges.values(rest)).unwrap_or_default();
+    let all = || ranges.is_open(rest).then(|| (1..full).collect());
+    let mut values = known.map(|one| vec![one]).or_else(|| ranges.values(rest)).or_else(all).unwrap_or_default();
     values.retain(|&value| 0 < value && value < full);
+    if ranges.is_open(rest)
+        && let Some(largest) = values.last()
+        && leaves(&tail(&(*largest).into())).saturating_mul(values.len()) <= MOST_STATEMENTS
+    {
+        return by_choice(&values, rest, &tail);
+    }
     let Some(last) = values.pop().filter(|_| values.len() < versions.min(MOST_TAILS) as usize) else {
         return tail(rest);
     };
@@ -116,6 +126,19 @@ fn by_value(rest: &Index, full: i64, versions: u32, ranges: &Ranges, tail: impl 
         let cond = Cond::Eq(rest.clone(), value.into());
         vec![Stmt::If { cond, then: tail(&value.into()), otherwise }]
     })
+}
+
+/// Versions of a tail for each of some values in ascending order, found by halving.
+fn by_choice(values: &[i64], rest: &Index, tail: &impl Fn(&Index) -> Vec<Stmt>) -> Vec<Stmt> {
+    match values {
+        [] => Vec::new(),
+        [only] => tail(&(*only).into()),
+        _ => {
+            let (less, more) = values.split_at(values.len() / 2);
+            let cond = Cond::Lt(rest.clone(), more[0].into());
+            vec![Stmt::If { cond, then: by_choice(less, rest, tail), otherwise: by_choice(more, rest, tail) }]
+        }
+    }
 }
 
 fn replace(block: &[Stmt], found: &Undecided, by: &Index, ranges: &mut Ranges) -> Vec<Stmt> {

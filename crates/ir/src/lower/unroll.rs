@@ -11,13 +11,7 @@ use crate::program::{Loop, LoopKind, Stmt};
 /// Leaf statements that one unrolled loop may grow to.
 const MOST_STATEMENTS: usize = 16384;
 
-/// The pass.
-pub fn unroll(block: Vec<Stmt>) -> Vec<Stmt> {
-    let mut ranges = Ranges::default();
-    unroll_block(block, &mut ranges)
-}
-
-/// The pass on a block inside loops.
+/// The pass, on a block inside loops.
 pub fn unroll_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
     let mut out = Vec::with_capacity(block.len());
     for stmt in block {

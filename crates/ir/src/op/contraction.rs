@@ -1,9 +1,10 @@
 //! The programs of matrix products.
 
 use super::builder::Operands;
-use super::{Contraction, Factor, Heads, StageSpec, Workload};
+use super::{Contraction, Factor, Heads, Range, StageSpec, Workload};
 use crate::expr::{BinaryOp, Expr, ReduceOp};
-use crate::program::{Program, Role};
+use crate::index::Index;
+use crate::program::{LoopId, OpenSize, Program, Role, Stmt};
 
 impl Contraction {
     /// The output as one stage, or as two where there is an epilogue.
@@ -46,6 +47,33 @@ impl Contraction {
                 operands.apply(Expr::Load(sum, at.to_vec()), at, last)
             });
         }
-        p.finish()
+        open_rows(p.finish(), w)
+    }
+}
+
+/// Has loops over rows run as far as each run says, where the number of rows is open.
+fn open_rows(mut program: Program, w: &Workload) -> Program {
+    let Range { least, most, step } = w.range(Contraction::ROWS);
+    if least == most {
+        return program;
+    }
+    let rows: Vec<LoopId> =
+        [Contraction::LOOPS[1], Contraction::FINISH[1]].iter().filter_map(|name| program.find_loop(name)).collect();
+    let (name, var) = (Contraction::ROWS.to_owned(), program.add_loop(format!("{}.steps", Contraction::ROWS)));
+    let size = OpenSize { name, var, least, step, n_values: (most - least) / step + 1 };
+    run_to(&mut program.body, &rows, &size.index());
+    program.sizes.push(size);
+    program
+}
+
+/// Gives loops an extent.
+fn run_to(block: &mut [Stmt], loops: &[LoopId], extent: &Index) {
+    for stmt in block {
+        if let Stmt::For(l) = stmt
+            && loops.contains(&l.var)
+        {
+            l.extent = extent.clone();
+        }
+        stmt.blocks_mut().for_each(|inner| run_to(inner, loops, extent));
     }
 }

@@ -22,7 +22,7 @@ pub use epilogue::{Epilogue, FUNCTIONS, Function, FunctionSpec, Operand};
 pub use nest::{NEST, Nest, NestError};
 pub use structure::{Axis, Contraction, Factor, Heads, Structure, Window};
 pub(crate) use window::unpad;
-pub use workload::{Layout, Workload, WorkloadError};
+pub use workload::{Layout, Range, Workload, WorkloadError};
 
 /// A named size of an operator.
 #[derive(Clone, Copy, Debug)]

@@ -42,6 +42,9 @@ pub enum NestError {
     /// Subscripts that may lie outside a buffer.
     #[error("{0}")]
     Unproven(Unproven),
+    /// Sizes that are open.
+    #[error("its sizes are open; give numbers")]
+    OpenSizes,
     /// A number of outputs other than one.
     #[error("it has {0} outputs instead of one")]
     Outputs(usize),
@@ -280,6 +283,9 @@ impl Stage {
 fn canonical(mut program: Program) -> Result<Program, NestError> {
     if !program.prepare.is_empty() || !program.finish.is_empty() {
         return Err(NestError::Parts);
+    }
+    if !program.sizes.is_empty() {
+        return Err(NestError::OpenSizes);
     }
     let is_foreign = |b: &&Buffer| b.role == Role::Kept || b.scope != Scope::Global;
     if let Some(buffer) = program.buffers.iter().find(is_foreign) {

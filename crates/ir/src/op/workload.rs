@@ -4,7 +4,8 @@ use super::alias::{set_of, sets};
 use super::builder::kept;
 use super::window::turned;
 use super::{
-    ALIASES, Axis, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure, Window,
+    ALIASES, Axis, Contraction, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure,
+    Window,
 };
 use crate::dtype::DType;
 use crate::program::Program;
@@ -54,11 +55,76 @@ impl Layout {
     }
 }
 
+/// A size of a workload: a number, or a range of which each run of a kernel says one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Range {
+    /// Smallest value.
+    pub least: i64,
+    /// Largest value.
+    pub most: i64,
+    /// Distance of neighbouring values.
+    pub step: i64,
+}
+
+impl Range {
+    /// The range of one value.
+    fn one(value: i64) -> Range {
+        Range { least: value, most: value, step: 1 }
+    }
+
+    /// Whether there are several values.
+    fn is_open(&self) -> bool {
+        self.least < self.most
+    }
+
+    /// Reads a number, or `least..most` of which steps may follow, as in `32..512/32`.
+    fn parse(text: &str) -> Option<Range> {
+        let Some((least, rest)) = text.split_once("..") else { return text.parse().ok().map(Range::one) };
+        let (most, step) = rest.split_once('/').unwrap_or((rest, "1"));
+        let [least, most, step] = [least, most, step].map(|n| n.trim().parse::<i64>().ok());
+        let range = Range { least: least?, most: most?, step: step? };
+        let width = range.most.checked_sub(range.least).filter(|_| range.step >= 1 && range.is_open())?;
+        (width % range.step == 0).then_some(range)
+    }
+
+    /// All values, in ascending order.
+    pub fn values(&self) -> impl DoubleEndedIterator<Item = i64> + Clone + use<> {
+        let Range { least, most, step } = *self;
+        (0..usize::try_from((most - least) / step + 1).unwrap_or(0)).map(move |at| least + at as i64 * step)
+    }
+
+    /// Values that stand for all: both ends, and between them numbers in about equal ratios, which are odd
+    /// where steps allow and so no multiples of a tile; at most `n`, which is two or more.
+    fn spread(&self, n: usize) -> Vec<i64> {
+        let (least, ratio) = (self.least as f64, self.most as f64 / self.least as f64);
+        let between = (1..n - 1).map(|i| {
+            let steps = (least * ratio.powf(i as f64 / (n - 1) as f64) - least) / self.step as f64;
+            let value = self.least + steps.round() as i64 * self.step;
+            if value % 2 == 0 && self.step % 2 == 1 && value < self.most { value + self.step } else { value }
+        });
+        let mut values: Vec<i64> = [self.least].into_iter().chain(between).chain([self.most]).collect();
+        values.sort_unstable();
+        values.dedup();
+        values
+    }
+}
+
+/// As in a workload's text.
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Range { least, most, .. } if least == most => write!(f, "{most}"),
+            Range { least, most, step: 1 } => write!(f, "{least}..{most}"),
+            Range { least, most, step } => write!(f, "{least}..{most}/{step}"),
+        }
+    }
+}
+
 /// An operator with its sizes.
 #[derive(Clone)]
 pub struct Workload {
     operator: &'static Operator,
-    sizes: Vec<i64>,
+    sizes: Vec<Range>,
     /// Element type of all tensors; of a product of integers, of its sums.
     pub dtype: DType,
     /// Element types of the factors of a product of integers.
@@ -217,7 +283,7 @@ fn types() -> Vec<(Types, &'static str)> {
 /// Attributes as given.
 struct Given {
     /// Values of the operator's sizes, in order.
-    sizes: Vec<Option<i64>>,
+    sizes: Vec<Option<Range>>,
     dtype: Option<Types>,
     constants: Option<Vec<String>>,
     layout: Option<Layout>,
@@ -253,7 +319,13 @@ impl Given {
             let one = operator.sizes.iter().position(|s| s.name == key);
             if let Some(at) = one.or_else(|| operator.sizes.iter().position(|s| s.shorthand == Some(key))) {
                 let size = &operator.sizes[at];
-                let n = value.parse().ok().and_then(|n| size.accept(n)).ok_or_else(|| wrong(size.expected()))?;
+                let is_accepted = |n: &Range| size.accept(n.least).and(size.accept(n.most)).is_some();
+                let n = Range::parse(value).filter(is_accepted);
+                let expected = || match value.contains("..") {
+                    true => format!("LEAST..MOST or LEAST..MOST/STEP of {}", size.expected()),
+                    false => size.expected(),
+                };
+                let n = n.ok_or_else(|| wrong(expected()))?;
                 match one {
                     Some(at) => given.sizes[at] = Some(n),
                     None => {
@@ -380,7 +452,7 @@ impl Workload {
                 known: operator.sizes.iter().map(|size| size.name).collect::<Vec<_>>().join(", "),
             })?;
             let size = &operator.sizes[at];
-            given.sizes[at] = Some(size.accept(n).ok_or_else(|| WorkloadError::Value {
+            given.sizes[at] = Some(size.accept(n).map(Range::one).ok_or_else(|| WorkloadError::Value {
                 key: name.to_owned(),
                 value: n.to_string(),
                 expected: size.expected(),
@@ -392,7 +464,7 @@ impl Workload {
     fn of(operator: &'static Operator, given: Given) -> Result<Workload, WorkloadError> {
         let sizes = operator.sizes.iter().zip(&given.sizes).map(|(size, given)| {
             let missing = WorkloadError::Missing { operator: operator.name, key: size.name, text: size.text };
-            given.or(size.default).ok_or(missing)
+            given.or(size.default.map(Range::one)).ok_or(missing)
         });
         let sizes = sizes.collect::<Result<_, _>>()?;
         let layout = match (given.layout.unwrap_or_default(), given.channels.map(|channels| channels.unwrap_or(1))) {
@@ -414,6 +486,7 @@ impl Workload {
         };
         (operator.check)(&workload)?;
         workload.require_types()?;
+        workload.require_closed()?;
         workload.turned().with_layout(layout)?.with_constants(given.constants.unwrap_or_default())?.checked()
     }
 
@@ -457,7 +530,7 @@ impl Workload {
     fn turned(mut self) -> Workload {
         if matches!(self.structure(), Structure::Window(window) if window.is_column()) {
             let names = self.operator.sizes.iter().map(|size| size.name);
-            self.sizes = names.map(|name| self.size(turned(name).unwrap_or(name))).collect();
+            self.sizes = names.map(|name| self.range(turned(name).unwrap_or(name))).collect();
         }
         self
     }
@@ -473,7 +546,7 @@ impl Workload {
     }
 
     /// An operator with nothing besides its sizes.
-    fn plain(operator: &'static Operator, sizes: Vec<i64>, dtype: DType) -> Workload {
+    fn plain(operator: &'static Operator, sizes: Vec<Range>, dtype: DType) -> Workload {
         let (constants, layout, prologue, epilogue) = (Vec::new(), Layout::default(), Vec::new(), Vec::new());
         let (exact, tf32, nest, factors) = (false, false, None, None);
         Workload { operator, sizes, dtype, factors, constants, layout, prologue, epilogue, exact, tf32, nest }
@@ -529,13 +602,76 @@ impl Workload {
         self.factors.and_then(of_factors).unwrap_or(self.dtype.name())
     }
 
-    /// The value of a size.
+    /// The value of a size; of an open one the largest.
     ///
     /// # Panics
     /// If the operator has no size of this name.
     pub fn size(&self, name: &str) -> i64 {
+        self.range(name).most
+    }
+
+    /// The values of a size.
+    ///
+    /// # Panics
+    /// If the operator has no size of this name.
+    pub fn range(&self, name: &str) -> Range {
         let at = self.operator.sizes.iter().position(|s| s.name == name);
         self.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))]
+    }
+
+    /// The sizes that each run says, with their names.
+    pub fn open_sizes(&self) -> impl Iterator<Item = (&'static str, Range)> {
+        let names = self.operator.sizes.iter().map(|size| size.name);
+        names.zip(self.sizes.iter().copied()).filter(|(_, range)| range.is_open())
+    }
+
+    /// Whether runs say a size.
+    pub fn is_family(&self) -> bool {
+        self.open_sizes().next().is_some()
+    }
+
+    /// Values of the open sizes that stand for all: a family is measured there. There is one, of no sizes,
+    /// where none is open.
+    pub fn anchors(&self) -> Vec<Vec<i64>> {
+        const N: usize = 5;
+        let spread = |all: Vec<Vec<i64>>, range: Range| {
+            let with = |sizes: &Vec<i64>, value| sizes.iter().copied().chain([value]).collect();
+            let values = range.spread(N);
+            all.iter().flat_map(|sizes| values.iter().map(move |value| with(sizes, *value))).collect()
+        };
+        self.open_sizes().fold(vec![Vec::new()], |all, (_, range)| spread(all, range))
+    }
+
+    /// The member of a family of the largest sizes, whose tensors have the family's shapes.
+    pub fn largest(&self) -> Workload {
+        let sizes = self.sizes.iter().map(|range| Range::one(range.most)).collect();
+        Workload { sizes, ..self.clone() }
+    }
+
+    /// The member of a family at a value of each open size, in order; `None` where they are not such values.
+    pub fn at(&self, sizes: &[i64]) -> Option<Workload> {
+        let mut values = sizes.iter();
+        let mut member = self.clone();
+        for range in member.sizes.iter_mut().filter(|range| range.is_open()) {
+            let value = *values.next()?;
+            let is_one = (range.least..=range.most).contains(&value) && (value - range.least) % range.step == 0;
+            *range = is_one.then_some(Range::one(value))?;
+        }
+        values.next().is_none().then_some(member)
+    }
+
+    /// Refuses open sizes but for the rows of products, whose buffers then have room for the most of them.
+    fn require_closed(&self) -> Result<(), WorkloadError> {
+        let is_product = matches!(self.structure(), Structure::Contraction(_));
+        let refused = self.open_sizes().find(|(name, _)| !is_product || *name != Contraction::ROWS);
+        match refused {
+            None => Ok(()),
+            Some((name, range)) => Err(WorkloadError::Value {
+                key: name.to_owned(),
+                value: range.to_string(),
+                expected: format!("a number; only the rows {} of products may be a range", Contraction::ROWS),
+            }),
+        }
     }
 
     /// The inputs that stay the same from run to run, by their lower-case names, in the order of the
@@ -557,7 +693,11 @@ impl Workload {
         if self.nest.is_some() && constants == self.constants {
             return Ok(self);
         }
-        let known = self.possible_constants();
+        let mut known = self.possible_constants();
+        if let (Structure::Contraction(product), true) = (self.structure(), self.is_family()) {
+            // What is made of it ahead would depend on the rows.
+            known.retain(|name| !name.eq_ignore_ascii_case(product.a.name));
+        }
         match constants.iter().find(|name| !known.contains(name)) {
             Some(unknown) => Err(WorkloadError::Value {
                 key: "const".to_owned(),
@@ -734,7 +874,7 @@ impl Workload {
     pub fn with_size(&self, name: &str, value: i64) -> Option<Workload> {
         let mut other = self.clone();
         let at = self.operator.sizes.iter().position(|s| s.name == name);
-        other.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))] = value;
+        other.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))] = Range::one(value);
         (self.operator.check)(&other).is_ok().then_some(other)
     }
 
@@ -759,15 +899,20 @@ impl Workload {
     }
 
     /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and
-    /// the operations of prologue and epilogue not.
+    /// the operations of prologue and epilogue not. Of a family, as of its times, the geometric mean of those
+    /// at its [anchors](Workload::anchors).
     pub fn flops(&self) -> f64 {
-        self.structure().flops()
+        if !self.is_family() {
+            return self.structure().flops();
+        }
+        let anchors = self.anchors();
+        let members = anchors.iter().filter_map(|sizes| self.at(sizes));
+        (members.map(|member| member.structure().flops().ln()).sum::<f64>() / anchors.len() as f64).exp()
     }
 
     /// Floating-point operations that remain where products with padding are left out.
     pub fn flops_inside(&self) -> f64 {
-        let structure = self.structure();
-        structure.flops() * structure.share_inside()
+        self.flops() * self.structure().share_inside()
     }
 }
 
@@ -783,10 +928,12 @@ impl fmt::Display for Workload {
         for group in sizes.chunk_by(|(a, _), (b, _)| a.shorthand.is_some() && a.shorthand == b.shorthand) {
             let (first, value) = group[0];
             match first.shorthand.filter(|_| group.iter().all(|(_, v)| *v == value)) {
-                Some(shorthand) if first.default != Some(*value) => pairs.push(format!("{shorthand}={value}")),
+                Some(shorthand) if first.default.map(Range::one) != Some(*value) => {
+                    pairs.push(format!("{shorthand}={value}"))
+                }
                 Some(_) => {}
                 None => {
-                    let given = group.iter().filter(|(size, v)| size.default != Some(**v));
+                    let given = group.iter().filter(|(size, v)| size.default.map(Range::one) != Some(**v));
                     pairs.extend(given.map(|(size, v)| format!("{}={v}", size.name)));
                 }
             }

@@ -97,7 +97,7 @@ impl Tolerance {
         let mut walk = Walk {
             program,
             sizes: program.buffers.iter().map(|b| inputs(b.role).then(|| input(b.dtype))).collect(),
-            ranges: Ranges::default(),
+            ranges: program.ranges(),
             filtered: steps.iter().filter_map(filtered).collect(),
         };
         program.parts().into_iter().for_each(|block| walk.block(block));

@@ -5,7 +5,7 @@ use super::region::{Access, reads, redirect_reads, region, writes};
 use super::tree::{
     at_start, buffer_id, count, edit_loops, nest, require_open, simplify_block, single_loop, substitute, substituted,
 };
-use crate::index::{Index, Ranges};
+use crate::index::Index;
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
 
@@ -15,13 +15,17 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
     let var = single_loop(program, at)?;
     let fail = |why: String| Illegal::Buffer { buffer: buffer.to_owned(), why };
     let Stage { loops, axes, leaf } = take_stage(program, id)?;
-    let mut own = Ranges::default();
+    let mut own = program.ranges();
+    let is_of_sizes = |extent: &Index| loops.iter().all(|(v, _)| !extent.uses(*v));
     loops.iter().for_each(|(v, extent)| own.push(*v, extent.clone()));
     for (v, &n) in axes.iter().zip(&program.buffer(id).shape).filter_map(|(v, n)| Some((v.as_ref()?, n))) {
         let (_, extent) = loops.iter().find(|(l, _)| l == v).expect("an axis is a loop");
         // A rest that a reduction ends with may leave elements out that it began with.
         let at_first = at_start(extent, loops.iter().map(|l| l.0).filter(|v| !axes.contains(&Some(*v))));
-        if own.simplify(&at_first).as_const() != Some(n) {
+        let at_first = own.simplify(&at_first);
+        // Of an open size, all that is there is computed.
+        let is_whole = at_first.as_const() == Some(n) || is_of_sizes(&at_first) && own.upper(&at_first) == Some(n);
+        if !is_whole {
             let (v, extent) = (program.loop_name(*v), index_to_string(program, extent));
             return Err(fail(format!("its loop `{v}` of extent {extent} does not cover all {n} elements")));
         }
@@ -48,7 +52,7 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
         let mut extents = Vec::with_capacity(loops.len());
         for (v, whole) in &loops {
             extents.push(match axes.iter().position(|a| *a == Some(*v)) {
-                Some(d) if whole.as_const().is_some() => needed.extent[d].clone(),
+                Some(d) if is_of_sizes(whole) => needed.extent[d].clone(),
                 Some(d) if needed.lower[d] == 0.into() && needed.extent[d].as_const() == Some(whole_shape[d]) => {
                     substituted(whole, &shifts)
                 }

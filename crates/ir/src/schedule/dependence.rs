@@ -49,7 +49,7 @@ pub fn require_all_still_independent(program: &Program) -> Result<(), Illegal> {
 
 /// `near` limits what is looked at to loops around and inside this one.
 fn require_any_order(program: &Program, near: Option<LoopId>) -> Result<(), Illegal> {
-    program.parts().into_iter().try_for_each(|part| still_independent(program, part, near, &mut Ranges::default()))
+    program.parts().into_iter().try_for_each(|part| still_independent(program, part, near, &mut program.ranges()))
 }
 
 fn still_independent(

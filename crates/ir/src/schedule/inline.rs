@@ -20,7 +20,7 @@ pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     if loops.iter().any(|(v, _)| !index.iter().any(|i| i.uses(*v)) && value.uses(*v)) {
         return Err(fail("its elements are written several times"));
     }
-    let mut own = Ranges::default();
+    let mut own = program.ranges();
     loops.iter().for_each(|(v, extent)| own.push(*v, extent.clone()));
     if loops.iter().any(|(v, _)| index.iter().any(|i| i.uses(*v)) && !writes_are_disjoint(&index, *v, &own)) {
         return Err(fail("several iterations of its loops write one element"));
@@ -37,14 +37,14 @@ pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
         if is_plain { value.clone() } else { as_element.clone() }
     };
     let stored = Stored { buffer: id, loops: &loops, index: &index };
-    let mut unlike = false;
+    let (mut unlike, outside) = (false, program.ranges());
     let mut inlined = |s: Stmt| {
         let alone = vec![s];
         if !reads(&alone, id) {
             return alone;
         }
-        let ranges = &mut Ranges::default();
-        simplify_block(stored.replace_reads(alone, ranges, &value_for, &mut unlike), &mut Ranges::default())
+        let ranges = &mut outside.clone();
+        simplify_block(stored.replace_reads(alone, ranges, &value_for, &mut unlike), ranges)
     };
     program.body = std::mem::take(&mut program.body).into_iter().flat_map(&mut inlined).collect();
     match unlike {

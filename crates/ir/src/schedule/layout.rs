@@ -30,9 +30,10 @@ pub fn layout(program: &mut Program, buffer: &str, axes: &[LayoutAxis]) -> Resul
 /// Gives a buffer another layout.
 pub fn lay_out(program: &mut Program, id: BufferId, axes: &[LayoutAxis]) {
     program.buffers[id.0 as usize].shape = shape_of(axes, &program.buffer(id).shape);
+    let mut ranges = program.ranges();
     for (part, _) in Part::ALL {
         let part = program.part_mut(part);
-        *part = relocate(std::mem::take(part), id, axes, &mut Ranges::default());
+        *part = relocate(std::mem::take(part), id, axes, &mut ranges);
     }
 }
 

@@ -5,7 +5,7 @@ use super::compute_at::stage_nest;
 use super::tree::{buffer_id, nest, new_buffer, new_loop, require_fits, substituted};
 use crate::dependence::writes_are_disjoint;
 use crate::expr::Expr;
-use crate::index::{Index, Ranges};
+use crate::index::Index;
 use crate::program::{LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
 
@@ -40,7 +40,7 @@ pub fn reindex(program: &mut Program, stage: &str, buffer: &str, name: &str) -> 
         Err(reads) if reads.is_empty() => return Err(fail(format!("it is not read by the stage `{stage}`"))),
         Err(reads) => return Err(fail(format!("the stage `{stage}` reads {} different elements of it", reads.len()))),
     };
-    let mut ranges = Ranges::default();
+    let mut ranges = program.ranges();
     found.loops.iter().for_each(|(v, extent)| ranges.push(*v, extent.clone()));
     for (i, &n) in index.iter().zip(&program.buffer(source).shape) {
         // A condition around the read does not move with it.

@@ -6,7 +6,7 @@ use super::tree::{
     at_start, buffer_id, drop_decided, nest, new_buffer, new_loop, require_fits, single_loop, substitute, substituted,
 };
 use crate::expr::{Cond, Expr};
-use crate::index::{Index, Ranges};
+use crate::index::Index;
 use crate::program::{LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
 
@@ -33,7 +33,7 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
         return Err(fail(format!("the stage `{stage}` does not reduce over it")));
     }
     let others: Vec<LoopId> = found.loops.iter().map(|l| l.0).filter(|&v| v != var && !is_axis(v)).collect();
-    let mut ranges = Ranges::default();
+    let mut ranges = program.ranges();
     found.loops.iter().for_each(|(v, extent)| ranges.push(*v, extent.clone()));
     // Every part has elements of its own from the first round of the other loops on.
     let begin = |i: &Index| at_start(i, others.iter().copied());

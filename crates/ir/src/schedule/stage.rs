@@ -50,7 +50,7 @@ pub fn stage(
         }
         None => {
             let block = std::mem::take(&mut program.body);
-            let served = serve.serve(program, block, &Ranges::default())?;
+            let served = serve.serve(program, block, &program.ranges())?;
             shape = served.shape;
             if ahead {
                 program.prepare.extend(served.fill);
@@ -158,7 +158,7 @@ fn is_filled(program: &Program, buffer: BufferId) -> bool {
         })
     }
     let shape = &program.buffer(buffer).shape;
-    program.parts().into_iter().any(|b| search(b, buffer, shape, &mut Ranges::default()))
+    program.parts().into_iter().any(|b| search(b, buffer, shape, &mut program.ranges()))
 }
 
 /// Whether subscripts take all values: loops of constant extents, each in one subscript, as the

@@ -119,9 +119,10 @@ type Edit<'a> = &'a mut dyn FnMut(&Program, Loop, &Ranges) -> Result<Vec<Stmt>, 
 ///
 /// The program that `edit` is given lacks the part that is being edited. After an error it still does.
 pub fn edit_loops(program: &mut Program, var: LoopId, edit: Edit) -> Result<(), Illegal> {
+    let mut ranges = program.ranges();
     for (part, _) in Part::ALL {
         let mut block = std::mem::take(program.part_mut(part));
-        edit_block(program, &mut block, var, &mut Ranges::default(), edit)?;
+        edit_block(program, &mut block, var, &mut ranges, edit)?;
         *program.part_mut(part) = block;
     }
     Ok(())

@@ -31,6 +31,10 @@
 //! before `run` where there is something to prepare, a `finish { … }` section after it where there is
 //! something to finish. White space is free; `#` starts a comment that goes to the end of the line.
 //!
+//! A program whose sizes the caller gives has a line for each after the loops:
+//! `size m = 32*m.steps + 32 in 16` is a size `m` of 32, 64, …, 512, whose variable `m.steps` is in scope in
+//! all of `run`.
+//!
 //! # Names
 //! A letter or `_`, then letters, digits, `_` and `.`; see [`is_name`]. No word is reserved.
 //!

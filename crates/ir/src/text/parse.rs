@@ -4,7 +4,7 @@ use super::is_name;
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
 use crate::index::{Atom, Index};
-use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
+use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt};
 use std::collections::HashMap;
 use thiserror::Error;
 
@@ -285,6 +285,9 @@ impl<'a> Parser<'a> {
                 }
             }
         }
+        while self.take(Token::Word("size")) {
+            program.sizes.push(self.open_size()?);
+        }
         for (part, word) in Part::ALL {
             if self.take(Token::Word(word)) {
                 *program.part_mut(part) = self.block()?;
@@ -293,6 +296,22 @@ impl<'a> Parser<'a> {
             }
         }
         if self.peek().is_some() { self.expected("the end") } else { Ok(program) }
+    }
+
+    /// `m = 32*m.steps + 32 in 16`, behind the keyword.
+    fn open_size(&mut self) -> Parsed<OpenSize> {
+        let name = self.declared("the name of a size")?.to_owned();
+        self.sign("=")?;
+        let at = self.at;
+        let index = self.index()?;
+        let &[(Atom::Var(var), step)] = index.terms() else {
+            self.at = at;
+            return self.expected("a loop variable, perhaps times a number, and perhaps a number more");
+        };
+        if !self.take(Token::Word("in")) {
+            return self.expected("`in`");
+        }
+        Ok(OpenSize { name, var, least: index.constant(), step, n_values: self.signed()? })
     }
 
     fn declared(&mut self, expected: &'static str) -> Parsed<&'a str> {

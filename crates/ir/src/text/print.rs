@@ -63,6 +63,11 @@ impl fmt::Display for Program {
             writeln!(f, "loops {}", self.loops.join(", "))?;
         }
         let mut printer = Printer { program: self, out: f };
+        for size in &self.sizes {
+            write!(printer.out, "size {} = ", size.name)?;
+            printer.index(&size.index())?;
+            writeln!(printer.out, " in {}", size.n_values)?;
+        }
         for (part, word) in Part::ALL {
             let block = self.part(part);
             if part == Part::Body || !block.is_empty() {

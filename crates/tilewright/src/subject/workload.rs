@@ -225,6 +225,20 @@ impl Runnable for WorkloadRun<'_> {
     }
 }
 
+/// Refuses a family, for what takes workloads of one size.
+///
+/// # Errors
+/// Bad input that says so.
+pub(crate) fn require_one_size(workload: &Workload, what: &str) -> Result<(), Error> {
+    match workload.open_sizes().next() {
+        None => Ok(()),
+        Some((name, range)) => {
+            let why = format!("{what} takes workloads of one size, and {name}={range} is a range (give a number)");
+            Err(Error::input(why))
+        }
+    }
+}
+
 /// Starts a device for a workload; `None` if `stop` is raised before it is ready.
 ///
 /// # Errors

@@ -102,6 +102,14 @@ pub enum TaskError {
         /// The templates that serve it.
         known: String,
     },
+    /// The workload has sizes that runs say, and the target is a GPU.
+    #[error("{workload} has sizes that are ranges, which kernels for CPUs alone take; give numbers for {target}")]
+    FamilyOnGpu {
+        /// The workload.
+        workload: String,
+        /// The target.
+        target: String,
+    },
     /// The template has no configuration for so large a workload.
     #[error("{workload} is too large for template {template}: {what}, as {error}")]
     TooLarge {
@@ -151,6 +159,10 @@ impl Task {
     /// # Errors
     /// [`TaskError`] if there is no such template for the operator, or its space cannot be built.
     pub fn new(setting: Setting, template: Option<&str>) -> Result<Task, TaskError> {
+        if setting.workload.is_family() && setting.target.gpu.is_some() {
+            let (workload, target) = (setting.workload.label(), setting.target.name());
+            return Err(TaskError::FamilyOnGpu { workload, target });
+        }
         let serving: Vec<&Template> = TEMPLATES.iter().filter(|t| (t.serves)(&setting)).collect();
         let found = match template {
             None => serving.first(),

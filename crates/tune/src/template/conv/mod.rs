@@ -151,7 +151,13 @@ impl Shape {
     /// Work that threads may share.
     fn work(&self) -> Work {
         let Shape { n, k, p, q, c, r, s, k_group, .. } = *self;
-        Work { results: n * (k / k_group), rows: k_group, columns: p * q, sum: c.unwrap_or(1) * r * s }
+        Work {
+            results: n * (k / k_group),
+            rows: k_group,
+            columns: p * q,
+            sum: c.unwrap_or(1) * r * s,
+            is_family: false,
+        }
     }
 }
 

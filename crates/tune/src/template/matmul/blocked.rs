@@ -7,7 +7,7 @@ use super::super::step::{
     accumulate, compute_at, parallel, prefetch, reorder, split, stage, tensorize, unroll, vectorize,
 };
 use super::super::{Setting, Template};
-use super::{Factor, Product, ceil_div, is_product_on_cpu};
+use super::{Factor, Product, ceil_div, is_product_on_cpu, of_members};
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 use tilewright_ir::{Step, Tensor};
@@ -29,7 +29,7 @@ pub const MATMUL_BLOCKED: Template = Template {
     serves: |s| is_product_on_cpu(s),
     space: |s| algorithm::space("matmul-blocked", s, &Product::of(&s.workload), &[BLOCKED]),
     steps: |s, space, config| steps(s, &Product::of(&s.workload), space, config),
-    estimate: Some(|s, space, config| estimate(s, &Product::of(&s.workload), space, config)),
+    estimate: Some(|s, space, config| of_members(s, |s| estimate(s, &Product::of(&s.workload), space, config))),
 };
 
 /// Blocked product as an algorithm.

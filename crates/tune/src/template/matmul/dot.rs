@@ -35,7 +35,8 @@ const TILES: [i64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 fn applies(p: &Product) -> bool {
     // A factor of one column or row lies along the reduction in any case.
     let lies_along = |is_k_last: bool, n: i64| is_k_last || n == 1;
-    !p.in_fours && p.m.min(p.n) <= MOST_OF_FEWER && lies_along(p.a.is_k_last(), p.m) && lies_along(p.b.is_k_last(), p.n)
+    let has_few = !p.is_family && p.m.min(p.n) <= MOST_OF_FEWER;
+    !p.in_fours && has_few && lies_along(p.a.is_k_last(), p.m) && lies_along(p.b.is_k_last(), p.n)
 }
 
 /// Whether it applies to some number of rows.

@@ -51,13 +51,13 @@ pub const MATMUL_4_3_4: Template = Template {
 /// Whether it is one product of matrices of floating-point numbers that are stored as they are multiplied.
 fn is_plain(w: &Workload) -> bool {
     let is_plain = |c: Contraction| c.batch.is_none() && !c.a.k_first && c.b.k_first;
-    !w.has_integer_factors() && matches!(w.structure(), Structure::Contraction(c) if is_plain(c))
+    !w.has_integer_factors() && !w.is_family() && matches!(w.structure(), Structure::Contraction(c) if is_plain(c))
 }
 
 /// Whether it is a batch of products, stored in whatever way.
 fn is_batched(w: &Workload) -> bool {
     let has_batch = matches!(w.structure(), Structure::Contraction(Contraction { batch: Some(_), .. }));
-    has_batch && !w.has_integer_factors()
+    has_batch && !w.has_integer_factors() && !w.is_family()
 }
 
 fn space(name: &str, s: &Setting, k_parts: usize) -> Result<Space, SpaceError> {

@@ -25,7 +25,9 @@ pub const MATMUL: Template = Template {
     serves: |s| is_product_on_cpu(s),
     space,
     steps: |s, space, config| algorithm::steps(s, &Product::of(&s.workload), ALGORITHMS, space, config),
-    estimate: Some(|s, space, config| algorithm::estimate(s, &Product::of(&s.workload), ALGORITHMS, space, config)),
+    estimate: Some(|s, space, config| {
+        of_members(s, |s| algorithm::estimate(s, &Product::of(&s.workload), ALGORITHMS, space, config))
+    }),
 };
 
 const ALGORITHMS: &[Algorithm<Product>] = &[blocked::BLOCKED, dot::DOT];
@@ -53,6 +55,17 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
     Space::new("matmul", parameters, constraints)
 }
 
+/// Geometric mean of an estimate over the members that stand for a family; the estimate of another workload.
+fn of_members(s: &Setting, estimate: impl Fn(&Setting) -> f64) -> f64 {
+    if !s.workload.is_family() {
+        return estimate(s);
+    }
+    let anchors = s.workload.anchors();
+    let members = anchors.iter().filter_map(|sizes| s.workload.at(sizes));
+    let logs = members.map(|workload| estimate(&Setting { workload, ..s.clone() }).ln());
+    (logs.sum::<f64>() / anchors.len() as f64).exp()
+}
+
 /// Whether a setting is a product of matrices on a CPU.
 fn is_product_on_cpu(s: &Setting) -> bool {
     s.target.gpu.is_none() && matches!(s.workload.structure(), Structure::Contraction(_))
@@ -65,7 +78,10 @@ struct Product {
     loops: [&'static str; 4],
     /// Number of products, where there is a loop over them.
     batch: Option<i64>,
+    /// Rows; the most of them, where runs say how many.
     m: i64,
+    /// Whether runs say how many rows there are.
+    is_family: bool,
     n: i64,
     k: i64,
     /// The factor of rows.
@@ -112,7 +128,21 @@ impl Product {
         let (a, b, sum) = (factor(a), factor(b), contraction.sum(w));
         let factor_bytes = w.factors()[0].bytes() as i64;
         let (has_epilogue, in_fours) = (!w.is_plain(), w.has_integer_factors());
-        Product { loops: Contraction::LOOPS, batch, m, n, k, a, b, sum, has_epilogue, factor_bytes, in_fours }
+        let is_family = w.is_family();
+        Product {
+            loops: Contraction::LOOPS,
+            batch,
+            m,
+            is_family,
+            n,
+            k,
+            a,
+            b,
+            sum,
+            has_epilogue,
+            factor_bytes,
+            in_fours,
+        }
     }
 
     /// Steps of the sum that one multiply-add of vectors takes.
@@ -122,7 +152,8 @@ impl Product {
 
     /// Work that threads may share.
     fn work(&self) -> Work {
-        Work { results: self.batch.unwrap_or(1), rows: self.m, columns: self.n, sum: self.k }
+        let (results, is_family) = (self.batch.unwrap_or(1), self.is_family);
+        Work { results, rows: self.m, columns: self.n, sum: self.k, is_family }
     }
 
     /// The products of parts of the sums, one part for each thread, as a product of its own; what makes it of

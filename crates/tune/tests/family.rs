@@ -1,0 +1,171 @@
+//! Schedules of products whose number of rows runs say.
+
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_ir::interp::{run, run_at};
+use tilewright_ir::lower::{lower, lower_verified};
+use tilewright_ir::op::Workload;
+use tilewright_ir::reference::random_argument;
+use tilewright_ir::schedule::apply_all;
+use tilewright_ir::text::parse;
+use tilewright_ir::verify::verify;
+use tilewright_ir::{LoopKind, Program, Role, Stmt, Target};
+use tilewright_tune::{Setting, Task, TaskError};
+
+const FAMILIES: [&str; 8] = [
+    "dense:m=1..19,n=37,k=21,const=w,epilogue=bias+relu",
+    "dense:m=1..40,n=16,k=9,const=w",
+    "dense:m=3..27/4,n=33,k=40",
+    "dense:m=1..21,n=20,k=12,const=w,epilogue=bias+add+gelu",
+    "matmul:m=1..23,n=18,k=11,const=b",
+    "matmul:m=2..20/2,n=40,k=8",
+    "batch_matmul:b=3,m=1..13,n=9,k=10,tb=1",
+    "heads_matmul:b=2,m=1..17,n=12,k=8,ha=1,hb=1,hc=1",
+];
+
+fn task(text: &str, target: &str, n_threads: usize) -> Task {
+    let (workload, target) = (Workload::parse(text).unwrap(), Target::named(target).unwrap());
+    Task::new(Setting { workload, target, n_threads }, None).unwrap()
+}
+
+/// Rows that an argument has at a size: those of the member's buffer of the same name, in order.
+fn inside(program: &Program, member: &Program, at: usize) -> Vec<bool> {
+    let shapes = [program, member].map(|p| p.arguments().nth(at).unwrap().1.shape.clone());
+    let n: i64 = shapes[0].iter().product();
+    let is_inside = |mut element: i64| {
+        shapes[0].iter().zip(&shapes[1]).rev().all(|(whole, part)| {
+            let subscript = element % whole;
+            element /= whole;
+            subscript < *part
+        })
+    };
+    (0..n).map(is_inside).collect()
+}
+
+/// Runs a family at a size, on inputs that are NaN beyond its rows, and its member. Returns each argument of
+/// both, the family's without what lies beyond.
+fn both(family: &Program, member: &Program, size: i64) -> Vec<[Vec<f64>; 2]> {
+    const FENCE: f64 = 12345.0;
+    let mut small: Vec<Vec<f64>> =
+        member.arguments().map(|(id, _)| random_argument(member, id, u64::from(id.0) + 1)).collect();
+    let parts: Vec<Vec<bool>> = (0..small.len()).map(|at| inside(family, member, at)).collect();
+    let mut large: Vec<Vec<f64>> = family
+        .arguments()
+        .zip(&parts)
+        .zip(&small)
+        .map(|(((_, buffer), part), small)| {
+            let beyond = if buffer.role == Role::Output { FENCE } else { f64::NAN };
+            let mut values = small.iter();
+            part.iter().map(|inside| if *inside { *values.next().unwrap() } else { beyond }).collect()
+        })
+        .collect();
+    run(member, &mut small).unwrap();
+    run_at(family, &[size], &mut large).unwrap_or_else(|e| panic!("{size}: {e}\n{family}"));
+    let arguments = family.arguments().zip(parts).zip(large);
+    let inside = arguments.map(|(((_, buffer), part), large)| {
+        let (inside, beyond): (Vec<_>, Vec<_>) = large.into_iter().zip(part).partition(|(_, inside)| *inside);
+        let is_untouched = |x: f64| if buffer.role == Role::Output { x == FENCE } else { x.is_nan() };
+        assert!(beyond.iter().all(|(x, _)| is_untouched(*x)), "{}: {size} rows, written beyond\n{family}", buffer.name);
+        inside.into_iter().map(|(x, _)| x).collect()
+    });
+    inside.zip(small).map(|(family, member)| [family, member]).collect()
+}
+
+fn sizes(workload: &Workload) -> impl Iterator<Item = i64> {
+    workload.open_sizes().next().unwrap().1.values()
+}
+
+/// Families give the bits of the member scheduled by the same steps, at every size, and neither read nor
+/// write beyond its rows, before lowering and after it.
+#[test]
+fn families_compute_what_their_members_do_at_every_size() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(31);
+    let n_configs = std::env::var("TILEWRIGHT_CONFIGS").map_or(3, |n| n.parse().unwrap());
+    for (text, n_threads) in FAMILIES.into_iter().flat_map(|text| [(text, 1), (text, 2)]) {
+        let task = task(text, if n_threads == 1 { "x86-64-v4" } else { "x86-64-v3" }, n_threads);
+        let workload = &task.setting.workload;
+        for _ in 0..n_configs {
+            let config = task.space.sample(&mut rng);
+            let steps = task.steps(&config);
+            let json = task.space.config_to_json(&config);
+            let scheduled = task.program(&config).unwrap_or_else(|(at, e)| panic!("{text} {json}: step {at}: {e}"));
+            verify(&scheduled).unwrap_or_else(|e| panic!("{text} {json}: {e}\n{scheduled}"));
+            assert_eq!(parse(&scheduled.to_string()).unwrap(), scheduled);
+            let lowered = lower_verified(&scheduled);
+            assert_eq!(parse(&lowered.to_string()).unwrap(), lowered);
+            for size in sizes(workload) {
+                let member = workload.at(&[size]).unwrap().program();
+                let member =
+                    lower(&apply_all(&member, &steps).unwrap_or_else(|(at, e)| panic!("{size}: step {at}: {e}")));
+                for program in [&scheduled, &lowered] {
+                    for [family, member] in both(program, &member, size) {
+                        assert_eq!(family, member, "{text} {json}, {size} rows\n{program}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// No tile of a family is computed by loops that ask how many rows are left: each number of them has code of
+/// its own.
+#[test]
+fn tails_of_register_tiles_are_unrolled() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
+    for text in ["dense:m=1..512,n=768,k=768,const=w,epilogue=bias", "matmul:m=1..300,n=100,k=60,const=b"] {
+        let task = task(text, "x86-64-v4", 1);
+        for config in task.guesses(1).into_iter().take(4).chain((0..8).map(|_| task.space.sample(&mut rng))) {
+            let lowered = lower(&task.program(&config).unwrap());
+            let is_register = |b: &tilewright_ir::BufferId| lowered.buffer(*b).scope == tilewright_ir::Scope::Register;
+            for s in &lowered.body {
+                s.walk(&mut |s| {
+                    let Stmt::For(l) = s else { return };
+                    let is_open = l.extent.as_const().is_none() && l.kind == LoopKind::Serial;
+                    let mut index_of_tile = false;
+                    l.body.iter().for_each(|s| {
+                        s.walk(&mut |s| {
+                            index_of_tile |= s
+                                .own_write()
+                                .is_some_and(|(b, index)| is_register(&b) && index.iter().any(|i| i.uses(l.var)));
+                        })
+                    });
+                    assert!(!(is_open && index_of_tile), "{text} {}\n{lowered}", task.space.config_to_json(&config));
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_family_is_refused() {
+    let check = |text: &str, expected: &str| {
+        let error = Workload::parse(text).unwrap_err().to_string();
+        assert!(error.contains(expected), "{text}: {error}");
+    };
+    check("dense:m=5..5,n=3,k=4", "`m=5..5` is not accepted; expected LEAST..MOST or LEAST..MOST/STEP");
+    check("dense:m=5..1,n=3,k=4", "`m=5..1` is not accepted");
+    check("dense:m=0..4,n=3,k=4", "an integer from 1 to");
+    check("dense:m=1..,n=3,k=4", "`m=1..` is not accepted");
+    check("dense:m=1..8/2,n=3,k=4", "`m=1..8/2` is not accepted");
+    check("dense:m=1..9/0,n=3,k=4", "`m=1..9/0` is not accepted");
+    check("dense:m=-9223372036854775808..9223372036854775807,n=3,k=4", "is not accepted");
+    check("dense:m=4,n=3..8,k=4", "`n=3..8` is not accepted; expected a number; only the rows m");
+    check("batch_matmul:b=1..4,m=4,n=3,k=4", "only the rows m of products may be a range");
+    check("conv2d:n=1..4,c=3,h=8,w=8,k=4,r=3,s=3", "only the rows m of products may be a range");
+    check("matmul:m=1..9,n=8,k=8,const=a", "`const=a` is not accepted");
+    for text in ["dense:m=1..512,n=768,k=768,const=w", "dense:m=32..512/32,n=7,k=8"] {
+        assert_eq!(Workload::parse(text).unwrap().to_string(), text);
+    }
+    let family = Workload::parse("dense:m=32..512/32,n=7,k=8").unwrap();
+    assert_eq!(family.at(&[64]).unwrap().to_string(), "dense:m=64,n=7,k=8");
+    assert_eq!(Workload::parse("dense:m=1..512,n=7,k=8").unwrap().anchors(), [[1], [5], [23], [109], [512]]);
+    assert_eq!(family.anchors(), [[32], [64], [128], [256], [512]]);
+    assert_eq!(Workload::parse("dense:m=3..4,n=7,k=8").unwrap().anchors(), [[3], [4]]);
+    let flops = Workload::parse("dense:m=2..8,n=7,k=8").unwrap().flops();
+    assert!((flops - 2.0 * 7.0 * 8.0 * (2.0f64 * 3.0 * 5.0 * 7.0 * 8.0).powf(0.2)).abs() < 1e-9, "{flops}");
+    for wrong in [&[33][..], &[0], &[544], &[], &[32, 32]] {
+        assert!(family.at(wrong).is_none() && family.program().at(wrong).is_none(), "{wrong:?}");
+    }
+    let setting = Setting { workload: family, target: Target::named("sm_80").unwrap(), n_threads: 1 };
+    assert!(matches!(Task::new(setting, None), Err(TaskError::FamilyOnGpu { .. })));
+}
