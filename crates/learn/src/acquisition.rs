@@ -6,13 +6,16 @@ use std::f64::consts::{PI, SQRT_2};
 /// are better.
 ///
 /// # Source
-/// AutoTVM, section 3.3, which names these three; it finds no gain over the mean.
+/// AutoTVM, section 3.3, which names mean, expected improvement and upper confidence bound, and finds no gain
+/// over the mean; Kushner, "A New Method of Locating the Maximum Point" (1964), for the probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Acquisition {
     /// The mean alone.
     Mean,
     /// The expected improvement over the best known value, of a normal distribution.
     ExpectedImprovement,
+    /// Probability that it is better than the best known value, of a normal distribution.
+    ProbabilityOfImprovement,
     /// Mean plus a multiple of the standard deviation (UCB).
     UpperConfidenceBound {
         /// Number of standard deviations.
@@ -26,6 +29,10 @@ impl Acquisition {
         match self {
             Acquisition::Mean => mean,
             Acquisition::UpperConfidenceBound { kappa } => mean + kappa * standard_deviation,
+            Acquisition::ProbabilityOfImprovement => {
+                let z = (mean - best) / standard_deviation;
+                if z.abs() < 1e8 { normal_cdf(z) } else { f64::from(u8::from(mean > best)) }
+            }
             Acquisition::ExpectedImprovement => {
                 let gain = mean - best;
                 let z = gain / standard_deviation;
@@ -99,6 +106,13 @@ mod tests {
         assert_eq!(ei(1.0, 0.0, 1.5), 0.0);
         assert!(ei(0.0, 1.0, 8.0) < ei(0.0, 1.0, 7.0) && ei(0.0, 1.0, 8.0) > 0.0);
         assert_eq!(ei(1.0, 1e-300, 1.5), 0.0);
+    }
+
+    #[test]
+    fn the_probability_of_an_improvement_is_that_of_the_tail() {
+        let of = |mean, sd, best| Acquisition::ProbabilityOfImprovement.score(mean, sd, best);
+        assert!((of(1.0, 0.5, 2.0) / 0.022_750_131_948_179_21 - 1.0).abs() < 1e-11);
+        assert_eq!((of(1.0, 2.0, 1.0), of(1.0, 0.0, 0.5), of(1.0, 0.0, 1.0)), (0.5, 1.0, 0.0));
     }
 
     #[test]

@@ -38,9 +38,11 @@
 //!
 //! [`SEARCHES`] lists the searches with their papers and options; [`conformance`] tests one of your own. A
 //! [`RecordedSpace`] replays measured outcomes, so that searches are compared without a device;
-//! [`importance`] says which parameters matter.
+//! [`importance`] says which parameters matter, [`expected_gain`] what further trials may bring, and
+//! [`belief`] which configurations are worth one.
 #![forbid(unsafe_code)]
 
+mod belief;
 pub mod conformance;
 mod error;
 pub mod expression;
@@ -48,6 +50,7 @@ pub mod features;
 mod flat_outcome;
 mod importance;
 mod measure;
+mod outlook;
 pub mod pause;
 mod replay;
 mod search;
@@ -55,6 +58,7 @@ pub mod space;
 mod trial;
 mod tune_loop;
 
+pub use belief::{Belief, Promise, belief};
 pub use error::Error;
 pub use flat_outcome::FlatOutcome;
 pub use importance::{Importance, importance};
@@ -62,6 +66,7 @@ pub use measure::{
     BoxError, Candidate, Conditions, Describe, Machine, Measure, Measured, Next, Queue, RaceLimits, Seconds, Standing,
     Subject,
 };
+pub use outlook::expected_gain;
 pub use replay::{AtBudget, RecordedSpace, Replay, ReplayPlan};
 pub use search::{
     Contexts, Experience, Problem, SEARCHES, Search, SearchError, SearchOption, SearchRow, blind_option, build,

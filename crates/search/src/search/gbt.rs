@@ -147,7 +147,7 @@ enum Model {
 
 /// The trials that a model is fitted on, by their fitness: of more than `most`, the better half of those from
 /// the top and the rest at random, in the order in which they were made.
-pub(super) fn chosen(fitness: &[f64], most: usize, seed: u64) -> Vec<usize> {
+pub(crate) fn chosen(fitness: &[f64], most: usize, seed: u64) -> Vec<usize> {
     let mut places: Vec<usize> = (0..fitness.len()).collect();
     if fitness.len() <= most {
         return places;

@@ -29,6 +29,7 @@ mod walk;
 use std::sync::Arc;
 
 pub use experience::Experience;
+pub(crate) use gbt::chosen;
 use options::Options;
 
 use crate::features::LoopContexts;

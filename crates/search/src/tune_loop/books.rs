@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{Clock, Report};
 use crate::measure::{Candidate, Measured, Seconds};
+use crate::outlook::expected_gain;
 use crate::search::Search;
 use crate::space::{Config, Space};
 use crate::trial::{ErrorClass, Trial};
@@ -21,6 +22,8 @@ pub(super) struct Books<'a> {
     /// Configurations that were measured or are being measured.
     pub(super) seen: HashSet<Config>,
     pub(super) best: Option<Trial>,
+    /// Times of all trials in nanoseconds, infinite for failures, in the order in which they ended.
+    costs_ns: Vec<f64>,
     /// Medians of the fastest, ascending, [`MOST_LEADING`] at most, and of how many they are.
     leading_ns: Vec<f64>,
     n_measured: usize,
@@ -40,6 +43,7 @@ impl<'a> Books<'a> {
             clock,
             seen: prior.iter().map(|trial| trial.config.clone()).collect(),
             best: None,
+            costs_ns: Vec::new(),
             leading_ns: Vec::new(),
             n_measured: 0,
             n_prior: prior.len() as u64,
@@ -68,7 +72,15 @@ impl<'a> Books<'a> {
         self.leading_ns.get((self.n_measured / ONE_LEADS_OF).clamp(1, MOST_LEADING) - 1).copied()
     }
 
+    /// Share of the best time that the next `seconds` are expected to gain, where trials come at the pace of
+    /// `n_trials` in `elapsed`; `None` where too little is known.
+    pub(super) fn expected_gain(&self, seconds: f64, (n_trials, elapsed): (u64, Duration)) -> Option<f64> {
+        let pace = n_trials as f64 / elapsed.as_secs_f64();
+        expected_gain(&self.costs_ns, pace * seconds).filter(|_| pace.is_finite() && pace > 0.0)
+    }
+
     fn rank(&mut self, trial: &Trial) {
+        self.costs_ns.push(trial.outcome.cost());
         let Some(timing) = trial.outcome.timing() else { return };
         if timing.median_ns < self.best_ns().unwrap_or(f64::INFINITY) {
             self.best = Some(trial.clone());

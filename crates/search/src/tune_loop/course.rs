@@ -15,6 +15,8 @@ const FOR_A_RESULT: Duration = Duration::from_secs(5);
 const LAST_WAIT: Duration = Duration::from_millis(500);
 /// Time between two looks whether all is over.
 const LOOK: Duration = Duration::from_millis(50);
+/// Seconds whose expected gain decides whether a run goes on.
+const OUTLOOK_S: f64 = 60.0;
 
 /// Moment of a course, read once a turn, so that all that is decided in a turn agrees.
 #[derive(Clone, Copy)]
@@ -171,10 +173,20 @@ impl<'c, 'a> Course<'c, 'a> {
             _ if moment.is_stopped => Err(Ended::Interrupted),
             _ if left == 0 => Err(Ended::Trials),
             _ if is_first => Ok(Phase::First),
+            false if self.gains_little(moment) => Err(Ended::LittleGain),
             false => Ok(Phase::Searching),
             true if has_none && moment.now < FOR_A_RESULT => Ok(Phase::ForAResult),
             true => Err(Ended::Time),
         }
+    }
+
+    /// Whether too little is expected of the next minute.
+    fn gains_little(&self, moment: Moment) -> bool {
+        let books = &self.tuning.books;
+        let pace = (books.n_trials - self.n_before, moment.now);
+        self.budget
+            .stop_below
+            .is_some_and(|least| books.expected_gain(OUTLOOK_S, pace).is_some_and(|gain| gain < least))
     }
 
     /// Chooses a batch: guesses as long as there are any, and then what the search proposes; `None` where it

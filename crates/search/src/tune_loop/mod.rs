@@ -22,7 +22,7 @@ use crate::space::Config;
 use crate::trial::{ErrorClass, Limit, Trial};
 
 /// Budget of a run: when it stops, and how many candidates it measures at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Budget {
     /// The most trials to measure in this call. A caller that resumes subtracts what is recorded already.
     pub trials: Option<u64>,
@@ -30,6 +30,9 @@ pub struct Budget {
     /// those at hand have a moment to end; but the first guess is always finished, and others follow for a
     /// few seconds until one is valid, so that there is a result.
     pub time: Option<Duration>,
+    /// Share of the best time by which the next minute has to be expected to shorten it for the run to go on;
+    /// see [`expected_gain`](crate::expected_gain).
+    pub stop_below: Option<f64>,
     /// Largest batch of candidates to ask for, at least 1. They compile side by side, and a killed run loses
     /// at most one batch. Only the first are asked for all at once, later ones as more is known: see
     /// [`Tuning::go_on`].
@@ -41,7 +44,7 @@ pub struct Budget {
 impl Default for Budget {
     /// No limit, 16 candidates at a time.
     fn default() -> Budget {
-        Budget { trials: None, time: None, batch: 16, least: 1 }
+        Budget { trials: None, time: None, stop_below: None, batch: 16, least: 1 }
     }
 }
 
@@ -126,6 +129,8 @@ pub enum Ended {
     Trials,
     /// The budget of time is spent.
     Time,
+    /// The next minute is expected to gain less than [`Budget::stop_below`].
+    LittleGain,
     /// The search has nothing left to propose.
     Exhausted,
     /// The stop flag was raised, or the measuring side gave a batch up.
