@@ -303,17 +303,29 @@ fn convolution(rng: &mut Xoshiro256PlusPlus) -> Workload {
                 set(key, *[0, 0, 1, 2, 3].choose(rng).expect("some"));
             }
         }
+        let is_integer = operator != "conv2d_transpose" && rng.random_bool(0.3);
         let sides = ["in", "out"].map(|side| format!("{side}=c{block}"));
         let layouts: &[(&str, f64)] =
             if block > 1 { &[(&sides[0], 0.7), (&sides[1], 0.7)] } else { &[("layout=blocked", 0.4)] };
         for (attribute, probability) in
             [("dtype=f64", 0.2), ("dtype=bf16", 0.1), ("const=w", 0.5)].iter().chain(layouts)
         {
+            if is_integer && attribute.starts_with("dtype") {
+                continue;
+            }
             if rng.random_bool(*probability) {
                 text += &format!(",{attribute}");
             }
         }
-        let epilogues = ["", "", "bias", "relu", "bias+relu", "bias+add+relu", "add+clip(-1;2)", "gelu"];
+        let plain = &["", "", "bias", "relu", "bias+relu", "bias+add+relu", "add+clip(-1;2)", "gelu"][..];
+        let of_integers = &["", "init", "init+dequant+quant_u8", "dequant+add+relu+quant_i8", "init+dequant+bias"][..];
+        let epilogues = if is_integer { of_integers } else { plain };
+        if is_integer {
+            text += if rng.random_bool(0.5) { ",dtype=u8i8" } else { ",dtype=i8i8" };
+            // Refused where nothing is padded, and then left out.
+            let padded = format!("{text},x_zero=1");
+            text = if Workload::parse(&padded).is_ok() { padded } else { text };
+        }
         match *epilogues.choose(rng).expect("some") {
             "" => {}
             epilogue => text += &format!(",epilogue={epilogue}"),

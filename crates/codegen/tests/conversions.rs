@@ -125,3 +125,26 @@ fn clipped_numbers_become_bytes_and_numbers_again() {
         }
     }
 }
+
+/// Minimum and maximum keep NaN, of which the cast makes 0, whatever the bounds and their order.
+#[test]
+fn numbers_between_bounds_become_integers_and_nan_zero() {
+    let x = numbers(DType::F32);
+    let bounds = [(DType::U8, [0.0, 255.0]), (DType::I8, [0.0, 100.0]), (DType::I8, [-128.0, 127.0])];
+    for (to, [low, high]) in bounds.into_iter().chain([(DType::U16, [0.0, 65535.0]), (DType::U8, [0.0, 99.5])]) {
+        for (inner, outer, first, second) in
+            [(BinaryOp::Max, BinaryOp::Min, low, high), (BinaryOp::Min, BinaryOp::Max, high, low)]
+        {
+            let value = |x: Expr| {
+                let inside = bin(outer, bin(inner, x, Expr::Const(first)), Expr::Const(second));
+                Expr::cast(to, Expr::cast(DType::F32, inside))
+            };
+            let expected: Vec<u8> =
+                x.iter().flat_map(|x| converted(if x.is_nan() { 0.0 } else { x.clamp(low, high) }, to)).collect();
+            let p = elementwise(DType::F32, to, x.len(), value);
+            for (name, got) in results(&p, &in_memory(DType::F32, &x), expected.len()) {
+                assert_eq!(got, expected, "{name}, {outer:?} {low} {high}");
+            }
+        }
+    }
+}

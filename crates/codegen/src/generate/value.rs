@@ -35,6 +35,26 @@ fn float_within(x: &Expr, to: DType) -> Option<(DType, &Expr)> {
     is_held.then(|| (*from, without_cast(x, *from)))
 }
 
+/// A number that a cast to an integer type is of, kept between 0 and a bound that the type holds, with the
+/// type it is computed in and the bound. It may be NaN, of which the cast makes 0.
+fn clip_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
+    let Expr::Cast(from @ (DType::F32 | DType::F64), x) = x else { return None };
+    let bound = |x: &Expr| match x {
+        Expr::Const(v) if v.fract() == 0.0 && to.wrap(*v as i128) as f64 == *v => Some(*v),
+        _ => None,
+    };
+    let Expr::Binary(outer, inside, second) = without_cast(x, *from) else { return None };
+    let Expr::Binary(inner, x, first) = without_cast(inside, *from) else { return None };
+    let (first, second) = (bound(first)?, bound(second)?);
+    let (low, high) = match (inner, outer) {
+        (BinaryOp::Max, BinaryOp::Min) => (first, second),
+        (BinaryOp::Min, BinaryOp::Max) => (second, first),
+        _ => return None,
+    };
+    let is_narrow = matches!(to, DType::I8 | DType::U8 | DType::I16 | DType::U16);
+    (is_narrow && low == 0.0 && high > 0.0).then(|| (*from, without_cast(x, *from), high))
+}
+
 /// A value without a cast to the type that it is computed in.
 pub(super) fn without_cast(e: &Expr, dtype: DType) -> &Expr {
     match e {
@@ -117,6 +137,14 @@ impl Generator<'_> {
     /// A value rounded to a type, in the arithmetic of `dtype`. Numbers that the type is known to hold are
     /// not brought into its range again, and those that are read as numbers stay so.
     fn cast(&mut self, to: DType, x: &Expr, dtype: DType) -> Operand {
+        if let Some((from, x, high)) = clip_within(x, to)
+            && dtype != from
+            && self.target.arch == Arch::X86_64
+        {
+            let x = self.eval(x, from);
+            let x = self.clipped(x, [0.0, high].map(|end| self.number(from, end)), to);
+            return self.convert(x, to.arithmetic(), dtype);
+        }
         let Some((from, number)) = float_within(x, to) else {
             let x = self.eval(x, to.arithmetic());
             let x = self.rounded_to(x, to);
@@ -133,6 +161,15 @@ impl Generator<'_> {
         let ty = self.arithmetic_type(to).vector(x.lanes.max(1));
         let x = Operand { value: self.m.real_to_int_in_range(x.value, ty), lanes: x.lanes };
         self.convert(x, to.arithmetic(), dtype)
+    }
+
+    /// A number kept between two bounds, the lower one of NaN, as an integer of a type that holds these.
+    fn clipped(&self, x: Operand, ends: [Id; 2], to: DType) -> Operand {
+        let (m, n) = (&self.m, x.lanes.max(1));
+        let [low, high] = ends.map(|end| m.splat(end, n));
+        let within = m.select(m.fless(low, x.value), x.value, low);
+        let within = m.select(m.fless(within, high), within, high);
+        Operand { value: m.real_to_int_in_range(within, self.arithmetic_type(to).vector(n)), ..x }
     }
 
     /// Whether the target rounds to integers by one instruction.

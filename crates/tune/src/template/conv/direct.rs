@@ -4,12 +4,13 @@ use super::super::Setting;
 use super::super::model::{bandwidth, cuts, step_cycles, write_back};
 use super::super::share::{self, EACH_PART, PART, PARTS, Share};
 use super::super::step::{
-    accumulate, compute_at, fuse, inline, layout, parallel, peel, reorder, split, stage, unroll, vectorize,
+    accumulate, compute_at, fuse, inline, layout, parallel, peel, reorder, split, stage, tensorize, unroll, vectorize,
 };
 use super::{Algorithm, Shape, ceil_div, in_blocks, is_blocked};
-use tilewright_ir::Step;
+use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_ir::{Step, Tensor};
 use tilewright_search::{Config, Constraint, Parameter, Space, Value};
 
 /// Loops over tiles of channels, rows and columns in any order, each computing one register tile completely.
@@ -40,6 +41,29 @@ const MOST_FORCED: i64 = 40;
 /// and code for each version of a tile.
 const ROW_VECTORS: i64 = 3;
 
+/// Bytes of a vector that copies blocks of channels of integers.
+const LINE_BYTES: i64 = 64;
+
+/// Whether sums of integers are taken by dot products of four channels, which lie next to each other in every
+/// copy: the channels of groups then fill vectors of results and fours of what is summed.
+fn in_fours(s: &Setting, shape: &Shape) -> bool {
+    let agreed = s.workload.layout().channels()[0];
+    let fills = |c: i64| {
+        shape.k_group % s.target.lanes(s.workload.dtype) == 0 && c % STEPS == 0 && (agreed == 1 || c % agreed == 0)
+    };
+    shape.has_integers && shape.c.is_some_and(|c| shape.k_group == shape.k || fills(c))
+}
+
+/// Whether channels of the input that groups see are whole blocks.
+fn divides_groups(shape: &Shape, block: i64) -> bool {
+    shape.k_group == shape.k || shape.c.is_some_and(|c| c % block == 0)
+}
+
+/// Whether the code of tiles decides which taps are padding: where the input is read as it is.
+fn decides_padding(s: &Setting, shape: &Shape) -> bool {
+    shape.padded && !shape.has_prologue && !in_fours(s, shape)
+}
+
 /// Vectors and broadcast elements of a register tile, from `lanes`, `k_tile`, `p_tile`, `q_tile`.
 fn operands(v: &[&Value]) -> (i64, i64) {
     let (k, pixels) = (v[1].int(), v[2].int() * v[3].int());
@@ -51,15 +75,20 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let Shape { k, p, q, c, padded, has_prologue, .. } = *shape;
     let [takes_blocks, gives_blocks] = in_blocks(s);
     let agreed = s.workload.layout().channels()[0];
-    let is_block = |&b: &i64| if agreed > 1 { b == agreed } else { b == 1 || c.is_none_or(|c| b < 2 * c) };
+    let fours = in_fours(s, shape);
+    let least = if fours { STEPS } else { 1 };
+    let is_block = |&b: &i64| {
+        let fits = if agreed > 1 { b == agreed } else { b == least || c.is_none_or(|c| b < 2 * c) };
+        fits && b >= least && (!fours || divides_groups(shape, b))
+    };
     let channel_blocks = [1, 4, 8, 16, 32, 64, 128].into_iter().filter(is_block);
-    let inputs: &[&str] = match (has_prologue, padded || !takes_blocks) {
+    let inputs: &[&str] = match (has_prologue || fours && (padded || !takes_blocks), padded || !takes_blocks) {
         (true, _) => &["packed"],
         (false, true) => &["plain", "packed"],
         (false, false) => &["plain"],
     };
     let mut parameters = vec![
-        Parameter::categorical("lanes", &["k", "q"]),
+        Parameter::categorical("lanes", if fours { &["k"] } else { &["k", "q"] }),
         Parameter::ordinal("k_tile", 1..=k.min(registers / 2)),
         Parameter::ordinal("p_tile", 1..=p.min(4)),
         Parameter::ordinal("q_tile", 1..=q.min(registers - 2)),
@@ -69,7 +98,7 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
         Parameter::categorical("input", inputs),
         Parameter::categorical("write", if gives_blocks { &["tile"] } else { &["tile", "scatter", "row"] }),
     ];
-    if padded && !has_prologue {
+    if decides_padding(s, shape) {
         parameters.push(Parameter::boolean("unroll_s"));
     }
     parameters.extend(shape.work().parameter(s, cut_sum(s, shape).is_some()));
@@ -102,7 +131,8 @@ fn elements(tile: i64, is_lanes: bool, lanes: i64) -> i64 {
 fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
-    let Shape { n, k, p, q, c, r, s: columns, padded, has_prologue, k_group, .. } = *shape;
+    let Shape { n, k, p, q, c, r, s: columns, k_group, .. } = *shape;
+    let (decides_padding, fours) = (decides_padding(s, shape), in_fours(s, shape));
     let [agreed, agreed_result] = s.workload.layout().channels();
     let takes_blocks = in_blocks(s)[0];
     let depthwise = c.is_none();
@@ -176,7 +206,7 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
                 MOST_UNROLLED * registers,
                 MOST_FORCED * registers
             ),
-            if padded && !has_prologue {
+            if decides_padding {
                 &["lanes", "k_tile", "p_tile", "q_tile", "unroll_c", "input", "unroll_s"]
             } else {
                 &["lanes", "k_tile", "p_tile", "q_tile", "unroll_c"]
@@ -197,10 +227,18 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
                 v[4].int() * taps == 1 || size(v) * v[4].int() * taps <= most
             },
         ),
-        Constraint::new("unrolled_within_block", "unroll_c divides c_block", &["unroll_c", "c_block"], |v| {
-            v[1].int() % v[0].int() == 0
+        Constraint::new("unrolled_within_block", "unroll_c divides c_block", &["unroll_c", "c_block"], move |v| {
+            v[1].int() % (v[0].int() * if fours { STEPS } else { 1 }) == 0
         }),
     ];
+    if fours && k_group < k {
+        constraints.push(Constraint::new(
+            "tiles_of_groups",
+            "vectors of a tile divide the channels of a group",
+            &["k_tile"],
+            move |v| k_group % (v[0].int() * lanes) == 0,
+        ));
+    }
     if agreed_result > 1 {
         constraints.push(Constraint::new(
             "blocks_of_result",
@@ -265,6 +303,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let write = text("write");
     let share = Share::of(s, space, config);
     let cut = cut_sum(s, shape).filter(|_| share == Share::Sum);
+    let fours = in_fours(s, shape);
     let [k, p, q, c, r, columns] = loops(cut.map(|(cut, _)| cut));
     let sum = if cut.is_some() { PARTS } else { Window::ACC };
     let packs_weights = if shape.c.is_some() { groups_fill_tiles } else { by_channels };
@@ -275,7 +314,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     match (shape.padded, packed) {
         (true, false) => steps.push(inline(Window::PAD)),
         (true, true) => {
-            steps.extend(pack_padded(s, shape, c_block));
+            steps.extend(if fours { pad_blocks(s, shape, c_block) } else { pack_padded(s, shape, c_block) });
         }
         (false, true) => {
             steps.push(stage(Window::INPUT, None, "X.p", &Window::channels_last(c_block)));
@@ -337,8 +376,14 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     // The reduction, outermost first: blocks of channels, taps, channels of a block; then the tile.
     let mut nest: Vec<&str> = by_row.then_some("qt").into_iter().collect();
     if shape.c.is_some() {
-        steps.extend([split(c, c_block, "co", "cb"), split("cb", int("unroll_c"), "ci", "cu")]);
+        steps.push(split(c, c_block, "co", "cb"));
         nest.extend(["co", r, columns, "ci", "cu"]);
+        if fours {
+            steps.extend([split("cb", int("unroll_c") * STEPS, "ci", "cr"), split("cr", STEPS, "cu", "kk")]);
+            nest.push("kk");
+        } else {
+            steps.push(split("cb", int("unroll_c"), "ci", "cu"));
+        }
     } else {
         nest.extend([r, columns]);
     }
@@ -354,6 +399,10 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     // Weights in the order of their use.
     let [k_axis, c_axis] = shape.weight_axes;
     match shape.c {
+        Some(_) if fours => {
+            let [outer, inner] = [(k_axis, k_tile), (c_axis, STEPS)].map(|(axis, n)| (Outer(axis, n), Inner(axis, n)));
+            steps.push(stage(Window::WEIGHTS, None, "W.p", &[outer.0, inner.0, Whole(2), Whole(3), outer.1, inner.1]));
+        }
         Some(_) if packs_weights => {
             let axes = [
                 Outer(k_axis, k_tile),
@@ -392,6 +441,9 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     }
     if shape.c.is_some() {
         steps.push(unroll("cu"));
+    }
+    if fours {
+        steps.push(tensorize("kk", Tensor::Dot4));
     }
     // What is padding depends on the tap; it is decided tap by tap where rows or columns of a
     // tile are unrolled.
@@ -460,7 +512,8 @@ const BETWEEN_ZEROS: f64 = 8.0;
 /// read from whichever cache holds what the loops around return to; then what copies and stores take.
 fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
-    let bytes = s.workload.dtype.bytes() as f64;
+    let bytes = s.workload.factors()[0].bytes() as f64;
+    let fours = in_fours(s, shape);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let by_channels = text("lanes") == "k";
     let k_tile = elements(int("k_tile"), by_channels, lanes);
@@ -520,7 +573,9 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                 let gathered = if gathers { (vectors * broadcast * lanes) as f64 } else { 0.0 };
                 let loads = if c.is_none() { vectors * broadcast } else { vectors } as f64;
                 let step = step_cycles(s, vectors, broadcast) + gathered + apart * loads;
-                let compute = met * steps * step * if by_channels { 1.0 } else { LANES_OF_PIXELS } + 3.0 * taps + 20.0;
+                let n_steps = if fours { ceil_div(c.unwrap_or(1), STEPS) as f64 * taps } else { steps };
+                let compute =
+                    met * n_steps * step * if by_channels { 1.0 } else { LANES_OF_PIXELS } + 3.0 * taps + 20.0;
                 cycles += n_k * n_p * n_q * (compute.max(read) + 0.2 * compute.min(read));
             }
         }
@@ -564,14 +619,7 @@ pub(super) fn pack_padded(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step>
     ];
     // The zeros that a transposed convolution inserts leave no middle without padding.
     if !shape.transposed {
-        let [rows, columns] = &shape.axes;
-        let borders = [
-            ("ph", rows.before, false, "top"),
-            ("ph", rows.after, true, "bottom"),
-            ("pw", columns.before, false, "left"),
-            ("pw", columns.after, true, "right"),
-        ];
-        for (axis, n, last, border) in borders {
+        for (axis, n, last, border) in borders(shape) {
             if n > 0 {
                 steps.push(peel(axis, n, last, border));
                 let (row, other) = if c_block > 1 { ("pci", "pw") } else { ("pw", "pci") };
@@ -589,6 +637,44 @@ pub(super) fn pack_padded(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step>
         steps.extend(pack("pw", "pci", lanes));
     }
     steps
+}
+
+/// Copies the stage `pad` of integers into blocks of channels: rows of pixels as they are where the input has
+/// such blocks, its borders apart.
+fn pad_blocks(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
+    if !in_blocks(s)[0] || c_block == 1 {
+        return pack_padded(s, shape, c_block);
+    }
+    let mut steps = vec![
+        layout(Window::PAD, &Window::channels_last(c_block)),
+        split("pc", c_block, "pco", "pci"),
+        reorder(&["pn", "pco", "ph", "pw", "pci"]),
+    ];
+    for (axis, n, last, border) in borders(shape) {
+        if n > 0 {
+            steps.push(peel(axis, n, last, border));
+            steps.extend(copy_blocks(&format!("pw.{border}"), &format!("pci.{border}"), border));
+        }
+    }
+    steps.extend(copy_blocks("pw", "pci", "all"));
+    steps
+}
+
+/// Copies the blocks of a row of pixels as one run of bytes.
+fn copy_blocks(column: &str, channel: &str, name: &str) -> [Step; 3] {
+    let [run, vectors, lane] = ["run", "v", "l"].map(|end| format!("p.{name}.{end}"));
+    [fuse(column, channel, &run), split(&run, LINE_BYTES, &vectors, &lane), vectorize(&lane)]
+}
+
+/// Borders of the stage `pad`: the axis, elements, whether they are its last ones, and a name.
+fn borders(shape: &Shape) -> [(&'static str, i64, bool, &'static str); 4] {
+    let [rows, columns] = &shape.axes;
+    [
+        ("ph", rows.before, false, "top"),
+        ("ph", rows.after, true, "bottom"),
+        ("pw", columns.before, false, "left"),
+        ("pw", columns.after, true, "right"),
+    ]
 }
 
 /// Copies a row of pixels into a block of channels, a vector of pixels of several channels at a time.

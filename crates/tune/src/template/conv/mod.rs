@@ -98,6 +98,8 @@ struct Shape {
     padded: bool,
     /// Whether there is a prologue, which is not to be repeated for every product that an element enters.
     has_prologue: bool,
+    /// Whether elements are 8-bit integers.
+    has_integers: bool,
     /// Channels of the output that read the same channels of the input.
     k_group: i64,
     /// Whether channels of the output that belong to different groups take turns.
@@ -135,6 +137,7 @@ impl Shape {
             stride: if transposed { [1, 1] } else { axes.map(|axis| axis.stride) },
             padded: window.has_pad(w),
             has_prologue: !w.prologue().is_empty(),
+            has_integers: w.has_integer_factors(),
             // All channels of a depthwise convolution are cut alike.
             k_group: if depthwise { k } else { k / groups },
             interleaved: interleaved && groups > 1,
