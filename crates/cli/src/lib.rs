@@ -23,7 +23,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use command::fleet;
 use command::{
     bench, best, check, compile, experiment, formats, network, predict, race, record_space, records, replay, report,
-    run as run_model, show, space, tune,
+    run as run_model, show, space, store, tune,
 };
 use output::message;
 
@@ -59,6 +59,8 @@ enum Command {
     Export(records::ExportArgs),
     /// Add records from JSON lines, or from files of other tuners
     Import(records::ImportArgs),
+    /// Share winners with other machines: push, pull, merge, verify
+    Store(store::StoreCommandArgs),
     /// Run a search on a recorded space and show how near to the optimum it comes
     Replay(replay::ReplayArgs),
     /// Write what is recorded as one page: curves, spaces, errors, comparisons
@@ -129,6 +131,7 @@ fn run() -> ExitCode {
         Command::Compile(args) => compile::run(&args, json),
         Command::Export(args) => records::export(&args, json),
         Command::Import(args) => records::import(&args, json),
+        Command::Store(args) => store::run(&args, json),
         Command::Replay(args) => replay::run(&args, json),
         Command::Report(args) => report::run(&args, json),
         Command::Experiment(args) => experiment::run(&args, json),

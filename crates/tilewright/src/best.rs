@@ -40,6 +40,12 @@ pub struct Best {
     /// Whether it was imported, and need not have been measured on this machine.
     #[serde(rename = "imported")]
     pub is_imported: bool,
+    /// Shared store that it is from, where it is not of the database.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
+    /// Whether this release has found it right, on whatever machine; unknown of what is in the database.
+    #[serde(skip)]
+    pub is_of_this_release: bool,
     /// Spread of the rounds of it and of the runner-up, where it is known.
     #[serde(skip)]
     pub spread: Option<f64>,
@@ -67,6 +73,8 @@ impl Best {
             commands: None,
             is_confirmed: false,
             is_imported: false,
+            store: None,
+            is_of_this_release: false,
             spread: None,
             median_ns,
         }
@@ -91,8 +99,11 @@ impl Best {
             (true, None) => "winner".to_owned(),
             (false, _) => "fastest trial, not raced".to_owned(),
         };
-        let origin = if self.is_imported { ", imported" } else { "" };
-        rank + origin
+        match &self.store {
+            Some(store) => format!("{rank}, from the store {store}"),
+            None if self.is_imported => rank + ", imported",
+            None => rank,
+        }
     }
 
     /// Lead of a race's winner over the runner-up, in words, of `n_leaders` leaders; `None` where it was not

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::Value as Json;
 use tilewright_codegen::{ArgumentAlign, Compiler};
-use tilewright_device::Caches;
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::{Caches, host};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Target, lower, lower_gpu, verify};
 use tilewright_runtime::{AnyModel, Code, GpuModel, Model};
@@ -22,7 +23,7 @@ use crate::database::Database;
 use crate::error::Error;
 use crate::place::target_here;
 use crate::run::recorder::toolchain;
-use crate::subject::workload::{require_one_size, task_key};
+use crate::subject::workload::{require_one_size, task_key, threads_in_records};
 use crate::version::BUILD;
 
 /// Origin of a kernel's configuration.
@@ -165,12 +166,18 @@ impl Best {
 }
 
 /// Records of a database for many kernels: the file is opened once, and queried once for each. By default
-/// there are none.
+/// there are none. A store of winners that machines share is asked for what is not recorded.
 #[derive(Default)]
 pub struct Records {
-    /// Store of the records, with the database that it is of; `None` where there is no file.
-    store: Option<(Store, Database)>,
+    /// Database of the records; `None` by default.
+    database: Option<Database>,
+    /// Store of the records; `None` where there is no file.
+    store: Option<Store>,
+    /// Command that starts workers, which check what others have tuned before its first use.
+    worker: Option<WorkerCommand>,
     asked: RefCell<HashMap<Question, (Option<Best>, PassedOver)>>,
+    /// Whether what others have tuned may be used, by workload and target.
+    admitted: RefCell<HashMap<(String, String), bool>>,
 }
 
 /// A workload's text, a target's name, threads and a template.
@@ -182,7 +189,7 @@ impl Database {
     /// # Errors
     /// As [`Database::open_to_read`].
     pub fn records(&self) -> Result<Records, Error> {
-        Ok(Records { store: self.open_to_read()?.map(|store| (store, self.clone())), ..Records::default() })
+        Ok(Records { store: self.open_to_read()?, database: Some(self.clone()), ..Records::default() })
     }
 }
 
@@ -207,12 +214,38 @@ impl Records {
         threads: usize,
         template: Option<&str>,
     ) -> Result<(Option<Best>, PassedOver), Error> {
-        let Some((store, database)) = &self.store else { return Ok((None, PassedOver::default())) };
         let question = (workload.to_string(), target.to_owned(), threads, template.map(str::to_owned));
         if let Some(known) = self.asked.borrow().get(&question) {
             return Ok(known.clone());
         }
-        let n_threads = u32::try_from(threads).unwrap_or(u32::MAX);
+        let (mut best, mut passed_over) = self.local(workload, target, threads, template)?;
+        if best.is_none()
+            && let Some(shared) = self.database.as_ref().and_then(Database::shared)
+        {
+            let n_threads = threads_in_records(threads);
+            let representative = Some(workload.representative()).filter(|representative| representative != workload);
+            for workload in std::iter::once(workload).chain(&representative) {
+                let (found, doubted) = shared.best(workload, target, n_threads, template);
+                best = best.or(found);
+                passed_over += doubted;
+            }
+        }
+        self.asked.borrow_mut().insert(question, (best.clone(), passed_over));
+        Ok((best, passed_over))
+    }
+
+    /// Finds the best record of a workload in the database, as by [`Records::best`].
+    fn local(
+        &self,
+        workload: &Workload,
+        target: &str,
+        threads: usize,
+        template: Option<&str>,
+    ) -> Result<(Option<Best>, PassedOver), Error> {
+        let (Some(store), Some(database)) = (&self.store, &self.database) else {
+            return Ok((None, PassedOver::default()));
+        };
+        let n_threads = threads_in_records(threads);
         let refuse = |error| database.refuse(error);
         let faster = |a: Option<Best>, b: Option<Best>| {
             a.into_iter().chain(b).min_by(|a, b| a.median_ns.total_cmp(&b.median_ns))
@@ -220,17 +253,49 @@ impl Records {
         let (mut best, mut passed_over) = known_best(store, workload, target, n_threads, template).map_err(refuse)?;
         let representative = workload.representative();
         if representative != *workload {
-            let (other, doubted) = self.best(&representative, target, threads, template)?;
+            let (other, doubted) = self.local(&representative, target, threads, template)?;
             best = faster(best, other);
             passed_over += doubted;
         }
         if best.is_none() {
-            for class in store.classes_of(&question.0, target, n_threads).map_err(refuse)? {
+            for class in store.classes_of(&workload.to_string(), target, n_threads).map_err(refuse)? {
                 best = faster(best, known_best(store, workload, &class, n_threads, template).map_err(refuse)?.0);
             }
         }
-        self.asked.borrow_mut().insert(question, (best.clone(), passed_over));
         Ok((best, passed_over))
+    }
+
+    /// Has what others have tuned built and checked by workers before its first use, and recorded.
+    #[must_use]
+    pub fn checked_by(self, worker: WorkerCommand) -> Records {
+        Records { worker: Some(worker), ..self }
+    }
+
+    /// Lines about a shared store, or entries of it, that could not be used; each is told once.
+    pub fn notes(&self) -> Vec<String> {
+        self.database.as_ref().and_then(Database::shared).map_or(Vec::new(), |shared| shared.take_notes())
+    }
+
+    /// Whether a configuration may be used: it is of the database, this release has found it right, or a
+    /// worker does so now, which goes on record.
+    fn admits(&self, best: &Best, choice: &Choice, caches: Caches) -> bool {
+        let shared = self.database.as_ref().and_then(|database| Some((database, database.shared()?)));
+        let (Some(_), Some((database, shared))) = (&best.store, shared) else { return true };
+        let (workload, target) = (&choice.task.setting.workload, &choice.task.setting.target);
+        let key = (workload.to_string(), target_name(target, caches));
+        if let Some(known) = self.admitted.borrow().get(&key) {
+            return *known;
+        }
+        let admitted = match self.worker.as_ref().filter(|_| target.name() == host::target().name()) {
+            Some(worker) => shared.try_out(choice, caches, worker, database),
+            None if best.is_of_this_release => Ok(()),
+            None => Err("another release checked it (a command that runs it here does so anew)".to_owned()),
+        };
+        if let Err(why) = &admitted {
+            shared.refuse(workload, why);
+        }
+        self.admitted.borrow_mut().insert(key, admitted.is_ok());
+        admitted.is_ok()
     }
 
     /// Chooses the best known configuration of a workload for a run with caches in this state: the best
@@ -267,7 +332,11 @@ impl Records {
     ) -> Result<Option<Program>, Error> {
         for caches in caches_in_turn(caches) {
             let Some(best) = self.best(workload, &target_name(target, caches), threads, None)?.0 else { continue };
-            let made = || best.choice(workload, target, threads)?.program();
+            let choice = || best.choice(workload, target, threads);
+            if best.store.is_some() && !choice().is_ok_and(|choice| self.admits(&best, &choice, caches)) {
+                continue;
+            }
+            let made = || choice()?.program();
             let determined_by: [&dyn Display; 5] = [workload, target, &threads, &best.template, &best.config];
             // One of a space that has changed since is passed over.
             if let Ok(program) = cache.program(&determined_by, made) {
@@ -293,10 +362,11 @@ impl Records {
         for caches in caches_in_turn(caches) {
             let (best, doubted) = self.best(workload, &target_name(target, caches), threads, template)?;
             passed_over += doubted;
-            match best.map(|best| best.choice(workload, target, threads)) {
-                Some(Ok(choice)) => return Ok((Ok(choice), passed_over)),
-                Some(Err(_)) => source = Source::Outdated,
-                None => {}
+            let Some(best) = best else { continue };
+            match best.choice(workload, target, threads) {
+                Ok(choice) if self.admits(&best, &choice, caches) => return Ok((Ok(choice), passed_over)),
+                Ok(_) => {}
+                Err(_) => source = Source::Outdated,
             }
         }
         Ok((Err(source), passed_over))

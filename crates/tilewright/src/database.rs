@@ -4,12 +4,14 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
 use tilewright_device::limits::Allowed;
 use tilewright_tune::{Store, StoreError};
 
 use crate::error::{Error, ErrorKind, one_line};
+use crate::shared::SharedStore;
 
 /// Place of the records: a database file.
 #[derive(Debug, Clone)]
@@ -20,6 +22,8 @@ pub struct Database {
     is_given: bool,
     /// Option by which the user named it, or would.
     option: Option<&'static str>,
+    /// Store of winners that is asked for what is not recorded here.
+    shared: Option<Arc<SharedStore>>,
 }
 
 impl Database {
@@ -32,19 +36,30 @@ impl Database {
             if path.as_os_str().is_empty() {
                 return Err(Error::input("the name of the database's file is empty (give a path)"));
             }
-            return Ok(Database { path: path.to_owned(), is_given: true, option: None });
+            return Ok(Database { path: path.to_owned(), is_given: true, option: None, shared: None });
         }
         let absolute = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
         let folder = absolute("XDG_DATA_HOME").or_else(|| Some(absolute("HOME")?.join(".local/share")));
         let none = || Error::of(ErrorKind::NoHome, "there is no home folder to keep records in");
         let path = folder.ok_or_else(none)?.join("tilewright").join("records.db");
-        Ok(Database { path, is_given: false, option: None })
+        Ok(Database { path, is_given: false, option: None, shared: None })
     }
 
     /// Sets the option by which the user named the file, or would, for messages.
     #[must_use]
     pub fn called(self, option: &'static str) -> Database {
         Database { option: Some(option), ..self }
+    }
+
+    /// Sets the store of winners that is asked for what is not recorded here.
+    #[must_use]
+    pub fn before(self, shared: Option<Arc<SharedStore>>) -> Database {
+        Database { shared, ..self }
+    }
+
+    /// Store of winners that is asked for what is not recorded here.
+    pub fn shared(&self) -> Option<&Arc<SharedStore>> {
+        self.shared.as_ref()
     }
 
     /// Whether the user named the file.

@@ -181,7 +181,7 @@ fn no_record(name: &str, error: &RecordError) -> Error {
 
 /// Validator of lines before they are imported.
 #[derive(Default)]
-struct Customs {
+pub(crate) struct Customs {
     judges: HashMap<TaskKey, Judge>,
 }
 
@@ -215,7 +215,7 @@ impl Customs {
     ///
     /// # Errors
     /// Why there cannot be such a record.
-    fn check(&mut self, line: Line) -> Result<(Line, f64), String> {
+    pub(crate) fn check(&mut self, line: Line) -> Result<(Line, f64), String> {
         let Line { mut record, mut winner } = line;
         check_form(&record)?;
         if is_own(&record.workload) {

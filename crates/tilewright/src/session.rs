@@ -11,6 +11,7 @@ use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 
 use crate::best::{Best, target_name};
+use crate::choice::Records;
 use crate::database::Database;
 use crate::error::Error;
 use crate::kernel::Kernel;
@@ -93,6 +94,14 @@ impl Session {
     /// Database of the records.
     pub fn database(&self) -> &Database {
         &self.database
+    }
+
+    /// Records of the database, for use: what others have tuned is checked by workers first.
+    ///
+    /// # Errors
+    /// As [`Database::records`].
+    pub fn records(&self) -> Result<Records, Error> {
+        Ok(self.database.records()?.checked_by(self.worker.clone()))
     }
 
     /// Command that starts a worker.

@@ -41,11 +41,13 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let special = file.specialise(&model, usize::MAX)?;
     drop(model);
     let target = args.machine.place().runnable_target()?;
+    let database = args.records.database()?;
+    let records = database.records()?;
     let compiled = match special.problems.is_empty() {
         true => Some(args.cache.with(|cache| {
             let making = Making { cache, for_runs: true };
             let fused = file.fused(&special, args.exact, &target)?;
-            file.compiled(fused, args.exact, &args.machine, &target, &args.records, making)
+            file.compiled(fused, args.exact, &args.machine, &target, (&database, &records), making)
         })?),
         false => {
             message(&format!("{OURS}: {}", one_line(&problems_text(&special.problems))));

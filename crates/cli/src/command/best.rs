@@ -3,6 +3,7 @@
 use clap::Args;
 use serde_json::json;
 
+use super::store::{StoreArgs, tell_notes};
 use super::{ColdArgs, DatabaseArgs, WorkloadArgs, check_template, nothing_recorded, tell_passed_over, worker_command};
 use crate::output::{digits, duration, write_result};
 use tilewright::{Session, target_name};
@@ -19,6 +20,8 @@ pub struct BestArgs {
     cold: ColdArgs,
     #[command(flatten)]
     records: DatabaseArgs,
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 /// Shows the best of a command, or of a kernel of the user's.
@@ -65,7 +68,9 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     let database = args.records.database()?;
     let name = workload.to_string();
     let threads = machine.threads;
-    let (best, passed_over) = database.records()?.best(&workload, &target, threads, args.template.as_deref())?;
+    let records = args.store.records(&database)?;
+    let (best, passed_over) = records.best(&workload, &target, threads, args.template.as_deref())?;
+    tell_notes(&records);
     if best.is_some() {
         tell_passed_over(&workload, &passed_over);
     }

@@ -14,6 +14,7 @@ use tilewright_model::npy::read_constants;
 use tilewright_runtime::AnyModel;
 
 use super::model::{BindingArgs, ModelArgs};
+use super::store::{StoreArgs, tell_notes};
 use super::{CacheArgs, DatabaseArgs, WorkloadArgs, check_template, count, named, tell_passed_over};
 use crate::error::{bad_input, one_line};
 use crate::output::{message, write_result};
@@ -47,6 +48,8 @@ pub struct CompileArgs {
     #[command(flatten)]
     records: DatabaseArgs,
     #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
     cache: CacheArgs,
 }
 
@@ -66,8 +69,9 @@ pub fn run(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     let (target, threads) = (machine.place().code_target()?, machine.threads);
     let template = args.template.as_deref();
     template.map_or(Ok(()), check_template)?;
-    let (choice, passed_over) =
-        args.records.database()?.records()?.choose(&workload, &target, threads, Caches::Warm, template)?;
+    let records = args.store.records(&args.records.database()?)?;
+    let (choice, passed_over) = records.choose(&workload, &target, threads, Caches::Warm, template)?;
+    tell_notes(&records);
     let text = workload.to_string();
     let guessed = match choice.source {
         Source::Recorded(_) => {
@@ -98,9 +102,11 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     let machine = &args.of.machine;
     let (target, file) = (machine.place().code_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
     let fused = file.fused(&file.supported(&file.read()?)?, args.of.exact, &target)?;
+    let database = args.records.database()?;
+    let records = args.store.records(&database)?;
     let compiled = args.cache.with(|cache| {
         let making = Making { cache, for_runs: false };
-        file.compiled(fused, args.of.exact, machine, &target, &args.records, making)
+        file.compiled(fused, args.of.exact, machine, &target, (&database, &records), making)
     })?;
     let json = json!({"model": file.name(), "untuned_kernels": compiled.n_guessed});
     args.write(&stem, &compiled.model, &target, &[], json, as_json)

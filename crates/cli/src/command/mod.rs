@@ -19,6 +19,7 @@ pub mod report;
 pub mod run;
 pub mod show;
 pub mod space;
+pub mod store;
 pub mod tune;
 mod tune_command;
 

@@ -3,13 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use tilewright::{Database, Records};
 use tilewright_device::mapped::tell_of_shrinking;
 use tilewright_graph::{Bindings, Graph, Model, Problem, Specialised, Tensor, Value, problems_text, specialise};
 use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
 use tilewright_model::{Compiled, Fused, Given, Making, all_inputs, compile_known, feed, read_model};
 
-use super::{DatabaseArgs, MachineArgs, count, tune_command};
+use super::store::tell_notes;
+use super::{MachineArgs, count, tune_command};
 use crate::error::{bad_input, one_line};
 use crate::output::{message, shell_quoted};
 
@@ -211,15 +213,15 @@ impl ModelArgs {
         exact: bool,
         machine: &MachineArgs,
         target: &Target,
-        database: &DatabaseArgs,
+        (database, records): (&Database, &Records),
         making: Making,
     ) -> anyhow::Result<Compiled> {
-        let database = database.database()?;
-        let records = database.records()?;
-        let compiled = compile_known(fused, target, machine.threads, &records, making)?;
+        let compiled = compile_known(fused, target, machine.threads, records, making);
+        tell_notes(records);
+        let compiled = compiled?;
         if compiled.n_guessed > 0 {
             let kernels = count(compiled.n_guessed as u64, "kernel");
-            let hint = format!("run `{}`", tune_command(&self.name(), &self.options(exact), machine, &database));
+            let hint = format!("run `{}`", tune_command(&self.name(), &self.options(exact), machine, database));
             message(&format!("{kernels} not tuned yet: a model of the machine chose them ({hint})"));
         }
         Ok(compiled)

@@ -172,7 +172,11 @@ pub fn import(args: &ImportArgs, as_json: bool) -> anyhow::Result<()> {
     show_imported(&imported, format, &name, &database, as_json)
 }
 
-fn show_imported(
+/// Tells what was imported.
+///
+/// # Errors
+/// If standard output cannot be written.
+pub(super) fn show_imported(
     imported: &Imported,
     format: &str,
     name: &str,

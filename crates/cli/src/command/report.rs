@@ -113,7 +113,9 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
     let fused = file.fused(&special, *exact, &target)?;
     drop(special);
     drop(model);
-    let compiled = file.compiled(fused, *exact, machine, &target, &args.records, Making::default())?;
+    let database = args.records.database()?;
+    let known = (&database, &database.records()?);
+    let compiled = file.compiled(fused, *exact, machine, &target, known, Making::default())?;
     let facts = report::model_facts(&ModelSubject {
         name: &file.name(),
         compiled: &compiled,

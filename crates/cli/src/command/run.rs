@@ -9,6 +9,7 @@ use tilewright_model::{Making, Runner, profile_table};
 use tilewright_runtime::Threads;
 
 use super::model::{InputArgs, ModelArgs};
+use super::store::StoreArgs;
 use super::{CacheArgs, DatabaseArgs, MachineArgs};
 use crate::error::one_line;
 use crate::output::{duration, write_result};
@@ -37,6 +38,8 @@ pub struct RunArgs {
     #[command(flatten)]
     database: DatabaseArgs,
     #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
     cache: CacheArgs,
 }
 
@@ -55,9 +58,11 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let fused = file.fused(&special, args.exact, &target)?;
     drop(special);
     drop(model);
+    let database = args.database.database()?;
+    let records = args.store.records(&database)?;
     let compiled = args.cache.with(|cache| {
         let making = Making { cache, for_runs: true };
-        file.compiled(fused, args.exact, &args.machine, &target, &args.database, making)
+        file.compiled(fused, args.exact, &args.machine, &target, (&database, &records), making)
     })?;
     let mut runner = Runner::new(&compiled, &Threads::new(args.machine.threads)?)?;
     runner.set_all(&inputs)?;

@@ -1,0 +1,194 @@
+//! Writing of shared stores.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use tilewright_tune::record::{Imported, Line};
+
+use super::entry::{Entry, EntryKey, folder_of, improve, parse, print};
+use super::place::Place;
+use super::{INDEX, MARK, MOST_ENTRY_BYTES, SharedStore, VERSION, names_below};
+use crate::database::Database;
+use crate::error::{Error, one_line};
+use crate::file::write_whole;
+use crate::import::Customs;
+use crate::observer::Observer;
+use crate::subject::own::is_own;
+
+/// Time for others that write to come to their end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Counts of what was written to a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pushed {
+    /// Winners that were offered.
+    pub read: u64,
+    /// Winners that the store had none as good of.
+    pub better: u64,
+    /// Winners that were refused.
+    pub refused: u64,
+}
+
+/// Errors of files of a store, with its name.
+struct Faults(String);
+
+impl Faults {
+    fn of(&self, path: &Path, error: &io::Error) -> Error {
+        let hint = "give a folder that can be written";
+        Error::input(format!("{}: cannot write {}: {error} ({hint})", self.0, one_line(&path.display().to_string())))
+    }
+}
+
+impl Database {
+    /// Winners of races that were held here, as entries of a store. Those of programs of the user's stay
+    /// here.
+    ///
+    /// # Errors
+    /// If there is no database, or it cannot be read.
+    pub fn winners(&self) -> Result<Vec<Entry>, Error> {
+        let mut winners = Vec::new();
+        let gather = &mut |line: Line| {
+            let is_raced_here = line.winner.as_ref().is_some_and(|winner| winner.verified && !winner.is_imported);
+            winners
+                .extend(Some(line).filter(|line| is_raced_here && !is_own(&line.record.workload)).and_then(Entry::new));
+            Ok(())
+        };
+        self.open_existing()?.each_line(gather).map_err(|error| self.refuse(error))?;
+        Ok(winners)
+    }
+
+    /// Imports the winners of a store, those of a machine by the name of its target, or all.
+    ///
+    /// # Errors
+    /// If the store cannot be read, or the database cannot be written.
+    pub fn pull(&self, store: &SharedStore, machine: Option<&str>, observer: &dyn Observer) -> Result<Imported, Error> {
+        let lines: String = store.winners(machine)?.iter().map(|winner| winner.line.to_text() + "\n").collect();
+        self.import_once(lines.as_bytes(), &store.name(), observer)
+    }
+}
+
+impl SharedStore {
+    /// Adds winners, each where the store has none as good of its template and version; makes the store where
+    /// the folder is empty or not there. What cannot be true is left out, with a note.
+    ///
+    /// # Errors
+    /// Bad input where the store is a server's or cannot be written, the folder holds something else, or
+    /// another process writes for longer than half a minute.
+    pub fn push(&self, winners: Vec<Entry>) -> Result<Pushed, Error> {
+        let Place::Folder(folder) = &self.place else {
+            return Err(Error::input(format!("{} is read-only (give the folder that is served)", self.name())));
+        };
+        let faults = Faults(self.name());
+        fs::create_dir_all(folder).map_err(|error| faults.of(folder, &error))?;
+        let _lock = locked(&self.name(), folder)?;
+        self.check_place(folder)?;
+        let mut pushed = Pushed { read: winners.len() as u64, ..Pushed::default() };
+        let mut by_key: BTreeMap<EntryKey, Vec<Entry>> = BTreeMap::new();
+        let mut customs = Customs::default();
+        for winner in winners {
+            match admitted(&mut customs, winner) {
+                Ok(winner) => by_key.entry(winner.key()).or_default().push(winner),
+                Err(why) => {
+                    pushed.refused += 1;
+                    self.note(&why);
+                }
+            }
+        }
+        let targets: BTreeSet<String> = by_key.keys().map(|key| folder_of(&key.target)).collect();
+        for (key, winners) in by_key {
+            pushed.better += self.improve(folder, &key, winners)?;
+        }
+        for target in &targets {
+            write_index(&folder.join(target)).map_err(|error| faults.of(&folder.join(target), &error))?;
+        }
+        let known = self.targets().map(|known| known.iter().cloned().collect()).unwrap_or_default();
+        let mark = format!("{VERSION}\n{}", targets.union(&known).map(|name| format!("{name}\n")).collect::<String>());
+        let path = folder.join(MARK);
+        write_whole(&path, |file| file.write_all(mark.as_bytes())).map_err(|error| faults.of(&path, &error))?;
+        *self.targets.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+        Ok(pushed)
+    }
+
+    /// Checks that the folder is a store, or empty.
+    fn check_place(&self, folder: &Path) -> Result<(), Error> {
+        let names = Place::names_in(folder).map_err(|error| Faults(self.name()).of(folder, &error))?;
+        match self.targets() {
+            Ok(_) => Ok(()),
+            Err(_) if names.is_empty() => Ok(()),
+            Err(_) if !names.iter().any(|name| name == MARK) => {
+                Err(Error::input(format!("{}: the folder holds something else (give one of its own)", self.name())))
+            }
+            Err(why) => Err(Error::input(format!("{}: {why}", self.name()))),
+        }
+    }
+
+    /// Adds winners to their entry; returns how many of them are better than what was there.
+    fn improve(&self, folder: &Path, key: &EntryKey, new: Vec<Entry>) -> Result<u64, Error> {
+        let path = key.path();
+        let text = self.place.read(&path, MOST_ENTRY_BYTES).map_err(Error::failed)?;
+        // One that is damaged is replaced, and so is the other of two keys that have the same name.
+        let mut winners = text.and_then(|text| parse(&path, &text).ok()).unwrap_or_default();
+        winners.retain(|winner| winner.key() == *key);
+        let n_better = new.into_iter().filter(|new| improve(&mut winners, new.clone())).count();
+        if n_better > 0 {
+            let path: PathBuf = folder.join(path);
+            let write = || {
+                fs::create_dir_all(path.parent().expect("an entry lies in a folder"))?;
+                write_whole(&path, |file| file.write_all(print(&winners).as_bytes()))
+            };
+            write().map_err(|error| Faults(self.name()).of(&path, &error))?;
+        }
+        Ok(n_better as u64)
+    }
+}
+
+/// A winner as this version writes it, where it can be true. Winners of another version's spaces stay as they
+/// are.
+///
+/// # Errors
+/// Why it cannot be, in one line.
+pub(super) fn admitted(customs: &mut Customs, winner: Entry) -> Result<Entry, String> {
+    let refused = |why: String| format!("the entry of {} is refused: {why}", winner.line.record.workload);
+    if is_own(&winner.line.record.workload) {
+        return Err(refused("it is of a program of somebody's".to_owned()));
+    }
+    let (line, _) = customs.check(winner.line.clone()).map_err(refused)?;
+    Ok(if line.winner.is_some() { Entry { line, ..winner } } else { winner })
+}
+
+/// Writes the list of a target's entries, whose folder this is.
+pub(super) fn write_index(folder: &Path) -> io::Result<()> {
+    let names = names_below(folder)?;
+    let names: BTreeSet<&String> = names.iter().collect();
+    let text: String = names.iter().map(|name| format!("{name}\n")).collect();
+    write_whole(&folder.join(INDEX), |file| file.write_all(text.as_bytes()))
+}
+
+/// Locks a store, of this name, against others that write to it, until the file is dropped.
+///
+/// # Errors
+/// If the folder cannot be opened, or others write for longer than half a minute.
+pub(super) fn locked(name: &str, folder: &Path) -> Result<File, Error> {
+    lock(folder).map_err(|error| Faults(name.to_owned()).of(folder, &error))
+}
+
+fn lock(folder: &Path) -> io::Result<File> {
+    let file = File::open(folder)?;
+    let start = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) if start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process writes to it"));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Checks of whole shared stores.
+
+use std::fs;
+use std::path::Path;
+
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::host;
+use tilewright_ir::op::Workload;
+
+use super::entry::print;
+use super::first_use::{is_right, tried};
+use super::place::Place;
+use super::push::{admitted, locked, write_index};
+use super::{Entry, SharedStore};
+use crate::best::{Best, CACHES, target_name};
+use crate::error::Error;
+use crate::file::write_whole;
+use crate::import::Customs;
+
+/// Findings about a store.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Verified {
+    /// Winners that were read.
+    pub read: u64,
+    /// Winners that were built, run and compared with the reference.
+    pub run: u64,
+    /// Winners, or whole entries, that cannot be true, a line each.
+    pub refused: Vec<String>,
+    /// Whether these were removed.
+    pub is_mended: bool,
+}
+
+impl SharedStore {
+    /// Checks whether every winner can be true; with a command that starts workers, those of this machine are
+    /// built and run as well. Those that cannot be are removed if asked for.
+    ///
+    /// # Errors
+    /// If the store cannot be read, or written where something is to be removed.
+    pub fn verify(&self, worker: Option<&WorkerCommand>, removes: bool) -> Result<Verified, Error> {
+        let mut found = Verified::default();
+        let mut customs = Customs::default();
+        let mut mended: Vec<(String, Vec<Entry>)> = Vec::new();
+        self.visit(&|_| true, &mut |path, winners| {
+            let winners = match winners {
+                Ok(winners) => winners,
+                Err(why) => {
+                    found.refused.push(format!("{path}: {why}"));
+                    mended.push((path.to_owned(), Vec::new()));
+                    return Ok(());
+                }
+            };
+            let n_winners = winners.len();
+            let mut right = Vec::new();
+            for winner in winners {
+                found.read += 1;
+                let checked = admitted(&mut customs, winner.clone());
+                match checked.and_then(|checked| run_here(&checked, worker)) {
+                    Ok(has_run) => {
+                        found.run += u64::from(has_run);
+                        right.push(winner);
+                    }
+                    Err(why) => found.refused.push(format!("{path}: {why}")),
+                }
+            }
+            if right.len() < n_winners {
+                mended.push((path.to_owned(), right));
+            }
+            Ok(())
+        })?;
+        if removes && !mended.is_empty() {
+            self.mend(&mended)?;
+            found.is_mended = true;
+        }
+        Ok(found)
+    }
+
+    /// Writes entries anew with the winners that stay.
+    fn mend(&self, mended: &[(String, Vec<Entry>)]) -> Result<(), Error> {
+        let Place::Folder(folder) = &self.place else {
+            return Err(Error::input(format!("{} is read-only (give the folder that is served)", self.name())));
+        };
+        let write = |path: &Path, winners: &[Entry]| match winners {
+            [] => fs::remove_file(path),
+            winners => write_whole(path, |file| file.write_all(print(winners).as_bytes())),
+        };
+        let _lock = locked(&self.name(), folder)?;
+        for (path, winners) in mended {
+            let whole = folder.join(path);
+            let target = path.split('/').next().expect("a path has a first part");
+            let fault = |error| Error::failed(format!("{}: cannot write {path}: {error}", self.name()));
+            write(&whole, winners).and_then(|()| write_index(&folder.join(target))).map_err(fault)?;
+        }
+        Ok(())
+    }
+}
+
+/// Builds and runs a winner of this machine; whether it is one.
+///
+/// # Errors
+/// Why it is refused, in one line.
+fn run_here(winner: &Entry, worker: Option<&WorkerCommand>) -> Result<bool, String> {
+    let (record, target) = (&winner.line.record, host::target());
+    let caches = CACHES.into_iter().find(|caches| target_name(&target, *caches) == record.target);
+    let threads = record.threads as usize;
+    let (Some(caches), Some(worker)) = (caches, worker) else { return Ok(false) };
+    if threads > host::allowed_cpus().len().max(1) {
+        return Ok(false);
+    }
+    let workload = Workload::parse(&record.workload).map_err(|error| error.to_string())?;
+    let best = Best::new(&workload, record.template.clone(), record.config.clone(), winner.median_ns());
+    // One of another version of the space says nothing here.
+    let Ok(choice) = best.choice(&workload, &target, threads) else { return Ok(false) };
+    let record = tried(&choice, caches, worker).map_err(|error| error.to_string())?;
+    is_right(&record).map_err(|why| format!("the entry of {workload} is refused: {why}"))?;
+    Ok(true)
+}
