@@ -135,6 +135,9 @@ pub fn remarks(tuned: &Tuned) -> Vec<String> {
     if tuned.ended == Some(Ended::Exhausted) {
         remarks.push("the whole space has been measured".to_owned());
     }
+    if tuned.ended == Some(Ended::LittleGain) {
+        remarks.push("the search ended: the next minute was expected to gain less than --stop-below".to_owned());
+    }
     remarks
 }
 

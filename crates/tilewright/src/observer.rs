@@ -145,7 +145,8 @@ impl fmt::Display for Plan {
         }
         parts.push(match (self.time, self.most_trials) {
             (Some(time), _) => format!("search: {}", seconds(time)),
-            (None, trials) => format!("search: until there are {}", count(trials.unwrap_or(0), "trial")),
+            (None, Some(trials)) => format!("search: until there are {}", count(trials, "trial")),
+            (None, None) => "search: until little more is expected".to_owned(),
         });
         if let Some(limits) = self.limits {
             parts.push(format!("race: at most {}", seconds(limits.race)));

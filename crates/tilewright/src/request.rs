@@ -82,8 +82,10 @@ pub struct Settings {
     pub search: String,
     /// Trials to come to, those recorded by earlier runs included.
     pub trials: Option<u64>,
-    /// Time for the search; [`DEFAULT_TIME`] where trials are not given either.
+    /// Time for the search; [`DEFAULT_TIME`] where neither trials nor an expected gain end it.
     pub time: Option<Duration>,
+    /// Share of the best time: the search ends where the next minute is expected to gain less.
+    pub stop_below: Option<f64>,
     /// Seed of the search and of the random inputs.
     pub seed: u64,
     /// Threads that a kernel may use, or CPUs of a command.
@@ -125,6 +127,7 @@ impl Default for Settings {
             search: DEFAULT_SEARCH.to_owned(),
             trials: None,
             time: None,
+            stop_below: None,
             seed: 0,
             threads: 1,
             race: true,
@@ -184,6 +187,9 @@ impl Request {
         trials(impl Into<Option<u64>>) = trials.into();
         /// Sets the time for the search.
         time(impl Into<Option<Duration>>) = time.into();
+        /// Sets the share of the best time that the next minute has to be expected to gain for the search to
+        /// go on.
+        stop_below(impl Into<Option<f64>>) = stop_below.into();
         /// Sets the seed of the search and of the random inputs.
         seed(u64) = seed;
         /// Sets the number of threads that a kernel may use, or of the CPUs of a command.
@@ -350,6 +356,9 @@ impl Request {
             [("time", settings.time), ("build timeout", settings.build_timeout), ("run timeout", settings.run_timeout)];
         if let Some((what, _)) = times.iter().find(|(_, given)| given.is_some_and(|time| time.is_zero())) {
             return Err(Error::input(format!("the {what} is 0 s (give more)")));
+        }
+        if settings.stop_below.is_some_and(|share| !(share > 0.0 && share < 1.0)) {
+            return Err(Error::input("the expected gain that ends a search is above 0% and below 100%"));
         }
         let of_workloads = [
             ("a template", settings.template.is_some()),

@@ -132,7 +132,8 @@ impl<'a> Run<'a> {
 
     /// Time that it may search.
     fn time(&self) -> Option<Duration> {
-        self.settings.time.or(if self.settings.trials.is_none() { Some(DEFAULT_TIME) } else { None })
+        let ends = self.settings.trials.is_some() || self.settings.stop_below.is_some();
+        self.settings.time.or((!ends).then_some(DEFAULT_TIME))
     }
 
     /// Trials to come to that are not recorded.
@@ -230,7 +231,13 @@ impl<'a> Run<'a> {
         let head_start = HeadStart { prior: &self.earlier.trials, guesses };
         let mut tuning = Tuning::new(search.as_mut(), self.subject.subject(), head_start);
         let least = self.subject.least_batch();
-        let budget = Budget { trials: self.left(), time: self.time(), least, ..Budget::default() };
+        let budget = Budget {
+            trials: self.left(),
+            time: self.time(),
+            stop_below: self.settings.stop_below,
+            least,
+            ..Budget::default()
+        };
         let ended = tuning
             .go_on(measure.as_mut(), budget, self.stop, &mut |event| self.take_note(&event, recording, &mut found));
         wall.seconds.search = wall.lap();

@@ -72,8 +72,8 @@ fn rounds(text: &str) -> Result<usize, String> {
     n.ok_or_else(|| format!("expected a whole number of rounds, at most {MOST_ROUNDS}"))
 }
 
-/// A share that is written in per cent.
-fn share(text: &str) -> Result<f64, String> {
+/// Reads a share that is written in per cent.
+pub(super) fn share(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
     let share = number.map(|number| number / 100.0).filter(|share| (0.0..=100.0).contains(share));
     share.ok_or_else(|| "expected per cent, such as 5%".to_owned())

@@ -15,6 +15,7 @@ use tilewright_model::{Choices, Layouts, laid_out, settle};
 
 use super::fleet::{FleetArgs, on_fleet};
 use super::model::{BindingArgs, ModelArgs};
+use super::race::share;
 use super::tune_command::{self, OwnArgs};
 use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, worker_command};
 use crate::error::{bad_input, describe};
@@ -45,9 +46,13 @@ pub struct TuneArgs {
     /// Trials to come to, those recorded by earlier runs included
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) trials: Option<u64>,
-    /// Time for the search in this run [default: 60 where --trials is not given either]
+    /// Time for the search in this run [default: 60 where neither --trials nor --stop-below is given]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) time: Option<Duration>,
+    /// End the search where the next minute is expected to gain less than this share of the best time, such
+    /// as 1%; no time limit then unless --time gives one
+    #[arg(long, value_name = "PERCENT", value_parser = share, conflicts_with = "together")]
+    stop_below: Option<f64>,
     /// Share the time among the workloads of a set, each turn to the one by which all of them together are
     /// expected to gain most; --time is then the time of the whole run
     #[arg(long)]
@@ -166,6 +171,7 @@ impl TuneArgs {
             .search(self.search.as_str())
             .trials(self.trials)
             .time(self.time)
+            .stop_below(self.stop_below)
             .seed(self.seed)
             .threads(self.of.machine.threads)
             .guesses(!self.no_guesses)
@@ -305,6 +311,9 @@ pub fn write_set(workloads: &[Workload], reports: &[Report], as_json: bool) -> a
 
 /// Tunes the kernels of a model together.
 fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
+    if args.stop_below.is_some() {
+        return Err(bad_input("--stop-below is for one workload at a time, not for a model (leave it out)"));
+    }
     let file = ModelArgs::new(&args.of.workload, &args.bindings);
     let model = file.read()?;
     let special = file.supported(&model)?;
