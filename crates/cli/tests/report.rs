@@ -75,6 +75,46 @@ fn facts_are_those_of_the_records() {
         ])
     );
     assert_eq!(subject["templates"][0]["r_squared"], Json::Null, "too few trials to learn from");
+    assert_eq!(subject["templates"][0]["promising"], json!([]), "too few trials to believe anything");
+}
+
+/// A command's records: 60 of the 64 configurations, all but the fastest of them.
+#[test]
+fn beliefs_are_of_what_was_not_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let time_ns = |tile: i64, unroll: i64| 1e6 * (10 + (tile - 5).pow(2) + (unroll - 2).pow(2)) as f64;
+    let mut configs: Vec<(i64, i64)> = (0..64).map(|at| (at / 8, at % 8)).collect();
+    configs.sort_by(|a, b| time_ns(a.0, a.1).total_cmp(&time_ns(b.0, b.1)));
+    // Not in the order of their times, nor of the space.
+    let mut measured = configs.split_off(4);
+    measured.sort_by_key(|(tile, unroll)| (tile * 29 + unroll * 13) % 61);
+    let record = |(trial, (tile, unroll)): (usize, &(i64, i64))| {
+        let record = json!({
+            "workload": "command:app#0123", "target": "here", "template": "command", "threads": 1,
+            "config": {"tile": tile, "unroll": unroll, "flags": if tile % 2 == 0 { "-O2" } else { "-O3" }},
+            "outcome": {"class": "no_error", "median_ns": time_ns(*tile, *unroll)},
+            "seconds": {"build": 0.0, "run": 0.1, "verify": 0.0}, "steps": "", "search": "random", "seed": 1,
+            "trial": trial, "version": "0", "toolchain": "none", "unix_time": 1_800_000_000u64 + trial as u64,
+            "run": {"start_unix_ms": 1_800_000_000_000u64, "elapsed_s": trial as f64},
+        });
+        format!("{record}\n")
+    };
+    let (file, db, page) = (folder.path().join("lines"), folder.path().join("r.db"), folder.path().join("r.html"));
+    std::fs::write(&file, measured.iter().enumerate().map(record).collect::<String>()).unwrap();
+    run_json(&["import", text(&file), "--db", text(&db)]);
+    let report = run_json(&["report", "--db", text(&db)]);
+    let template = &report["workloads"][0]["templates"][0];
+    assert!(template["expected_gain"].as_f64().is_some_and(|gain| (0.0..0.9).contains(&gain)), "{template}");
+    let first = &template["promising"][0];
+    let is_left_out = configs.iter().any(|(tile, unroll)| {
+        (first["config"]["tile"].as_i64(), first["config"]["unroll"].as_i64()) == (Some(*tile), Some(*unroll))
+    });
+    assert!(is_left_out && first["chance"].as_f64().unwrap() > 0.3, "{template}");
+    assert!(run(&["report", "--db", text(&db), "-o", text(&page)]).status.success());
+    let html = std::fs::read_to_string(&page).unwrap();
+    check_balanced(&html);
+    stands_alone(&html);
+    assert!(html.contains("What is not known yet of command") && html.contains("left aside"));
 }
 
 /// Whether every element is closed in order.

@@ -1,17 +1,20 @@
 //! Facts of the report, as numbers.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::Value as Json;
 use tilewright::{is_own, judges};
 use tilewright_ir::op::Workload;
-use tilewright_search::{ErrorClass, Outcome, Seconds, importance};
+use tilewright_search::{ErrorClass, Outcome, Parameter, Seconds, Space, belief, expected_gain, importance};
 use tilewright_tune::{Judge, PassedOver, Record, Store, StoreError, TaskKey};
 
 use crate::history::{Run, runs};
 use crate::stats::{Quartiles, median};
 
+/// Number of promising configurations that are named.
+const N_PROMISING: usize = 5;
 /// The share of the best throughput that counts as having found it.
 const NEAR_BEST: f64 = 0.95;
 
@@ -125,6 +128,25 @@ pub struct TemplateFacts {
     pub r_squared: Option<f64>,
     /// Drop of that share where a parameter is shuffled (permutation importance), largest first.
     pub importance: Vec<(String, f64)>,
+    /// Share of the best time that as many trials again are expected to gain.
+    pub expected_gain: Option<f64>,
+    /// Factor by which a Gaussian process's spread was widened for its intervals to hold what they should.
+    pub widened: Option<f64>,
+    /// Configurations that were not measured, likeliest to be the fastest first.
+    pub promising: Vec<PromiseFacts>,
+}
+
+/// Prediction for a configuration that was not measured.
+#[derive(Debug, Serialize)]
+pub struct PromiseFacts {
+    /// Parameters of the configuration.
+    pub config: Json,
+    /// Predicted median in milliseconds.
+    pub ms_median: f64,
+    /// Ends of the interval that holds four times of five, in milliseconds.
+    pub ms_interval: [f64; 2],
+    /// Probability that it is faster than the best trial.
+    pub chance: f64,
 }
 
 /// A trial as a point of the space's picture.
@@ -313,17 +335,56 @@ fn outcomes(records: &[Record]) -> Vec<OutcomeFacts> {
 
 fn template_facts(name: &str, judge: &Judge, records: &[Record]) -> TemplateFacts {
     let own: Vec<&Record> = records.iter().filter(|record| record.template == name).collect();
-    let mut facts =
-        TemplateFacts { template: name.to_owned(), trials: own.len() as u64, r_squared: None, importance: Vec::new() };
+    let costs: Vec<f64> = own.iter().map(|record| record.outcome.cost()).collect();
+    let mut facts = TemplateFacts {
+        template: name.to_owned(),
+        trials: own.len() as u64,
+        r_squared: None,
+        importance: Vec::new(),
+        expected_gain: expected_gain(&costs, costs.len() as f64),
+        widened: None,
+        promising: Vec::new(),
+    };
     // A template that this version does not have, or another machine's, says nothing of its parameters.
-    let Some(space) = judge.space() else { return facts };
+    let recorded = own.first().filter(|record| is_own(&record.workload)).and_then(|_| space_of(name, &own));
+    let Some(space) = judge.space().or(recorded.as_ref()) else { return facts };
     let trials: Vec<_> = own.iter().filter_map(|record| record.trial(space).ok()).collect();
     if let Some(found) = importance(space, &trials, 0) {
         facts.r_squared = Some(found.r_squared);
         facts.importance = space.names().map(str::to_owned).zip(found.by_parameter).collect();
         facts.importance.sort_by(|a, b| b.1.total_cmp(&a.1));
     }
+    if let Some(found) = belief(space, &trials, N_PROMISING, 0) {
+        facts.widened = Some(found.widened);
+        let promise = |promise: &tilewright_search::Promise| PromiseFacts {
+            config: space.config_to_json(&promise.config),
+            ms_median: promise.median_ns / 1e6,
+            ms_interval: promise.interval_ns.map(|ns| ns / 1e6),
+            chance: promise.chance,
+        };
+        facts.promising = found.promising.iter().map(promise).collect();
+    }
     facts
+}
+
+/// Makes a space of the values that records of a command or a kernel have, all conditions aside; `None` where
+/// they are neither numbers nor texts.
+fn space_of(name: &str, records: &[&Record]) -> Option<Arc<Space>> {
+    let names = records.first()?.config.as_object()?.keys();
+    let parameter = |name: &String| {
+        let mut values: Vec<&Json> = records.iter().filter_map(|record| record.config.get(name)).collect();
+        values.sort_by_key(|value| (value.as_i64(), value.as_str().map(str::to_owned)));
+        values.dedup();
+        let whole: Option<Vec<i64>> = values.iter().map(|value| value.as_i64()).collect();
+        let texts: Option<Vec<&str>> = values.iter().map(|value| value.as_str()).collect();
+        match (whole, texts) {
+            (Some(whole), _) => Some(Parameter::ordinal(name, whole)),
+            (None, Some(texts)) => Some(Parameter::categorical(name, &texts)),
+            (None, None) => None,
+        }
+    };
+    let parameters = names.map(parameter).collect::<Option<Vec<_>>>()?;
+    Space::new(name, parameters, vec![]).ok().map(Arc::new)
 }
 
 fn point(record: &Record, flops: f64) -> Point {

@@ -5,7 +5,7 @@ use tilewright::words::{count, digits, duration, grouped, percent};
 use tilewright::{one_line, since_1970};
 use tilewright_search::Seconds;
 
-use super::facts::{Best, OutcomeFacts, Subject, TemplateFacts, flops_of};
+use super::facts::{Best, OutcomeFacts, PromiseFacts, Subject, TemplateFacts, flops_of};
 use crate::clock::utc;
 use crate::history::{Curve, Run, TrialPoint, median_curve};
 use crate::plot::{Axis, Bar, Layer, Marks, NEUTRAL, Plot, Scale, colours, escape};
@@ -142,6 +142,7 @@ fn section(at: usize, subject: &Subject) -> String {
     out += "<p class=\"note\">Candidates are built side by side, so building may sum up to more than the clock shows.</p>\n";
     for template in &subject.templates {
         out += &importance(template);
+        out += &outlook(template, tilewright::is_own(&subject.workload));
     }
     subject.best.iter().for_each(|best| out += &configuration(best));
     out
@@ -319,6 +320,38 @@ fn importance(facts: &TemplateFacts) -> String {
         "<div class=\"scroll\"><table><thead>{head}</thead><tbody>\n{}</tbody></table></div>\n",
         rows.collect::<String>()
     )
+}
+
+/// Expectations of further trials; `is_own` of a command or a kernel, whose conditions no record has.
+fn outlook(facts: &TemplateFacts, is_own: bool) -> String {
+    let mut out = format!("<h3>What is not known yet of {}</h3>\n", escape(&facts.template));
+    out += &match facts.expected_gain {
+        Some(gain) => format!(
+            "<p>As many trials again are expected to gain <b>{}</b>, by the gaps between the fastest of the later half.</p>\n",
+            percent(gain)
+        ),
+        None => "<p class=\"note\">Too few valid trials to expect anything of more.</p>\n".to_owned(),
+    };
+    let Some(widened) = facts.widened.filter(|_| !facts.promising.is_empty()) else { return out };
+    let aside = if is_own { " Conditions of the command are not on record, and left aside." } else { "" };
+    out += &format!(
+        "<p class=\"note\">Beliefs of a Gaussian process, as the search auto has, about what was not measured; its spread is \
+         multiplied by {}, so that four of five trials that were held out are within their intervals.{aside}</p>\n",
+        digits(widened)
+    );
+    let row = |promise: &PromiseFacts| {
+        let [low, high] = promise.ms_interval.map(|ms| duration(ms * 1e6));
+        let parameters = promise.config.as_object().into_iter().flatten();
+        let config: Vec<String> = parameters.map(|(name, value)| format!("{name}={value}")).collect();
+        vec![
+            escape(&config.join(" ")),
+            duration(promise.ms_median * 1e6),
+            format!("{low} to {high}"),
+            percent(promise.chance),
+        ]
+    };
+    let head = ["<not measured", "time", "four of five", "faster than the best"];
+    out + &table(&head, &facts.promising.iter().map(row).collect::<Vec<_>>())
 }
 
 fn configuration(best: &Best) -> String {
