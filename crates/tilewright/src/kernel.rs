@@ -51,7 +51,7 @@ impl Kernel {
     /// If the configuration is not of the template's space as it is now, its code cannot be made, or memory
     /// or threads do not suffice.
     pub fn new(workload: &Workload, best: &Best, threads: usize) -> Result<Kernel, Error> {
-        require_one_size(workload, "a call from Rust")?;
+        require_one_size(workload, "a call")?;
         let target = host::target();
         let lowered = lower::lower(&best.choice(workload, &target, threads)?.program()?);
         let kernel = compile(&lowered, &target).map_err(|error| Error::failed(&error).because(error))?;
