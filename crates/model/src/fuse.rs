@@ -12,8 +12,8 @@ use crate::epilogue::{self, Operations};
 use crate::halves::widened;
 use crate::import::import;
 use crate::net::{AsHeads, Convolution, Kind, Net, Node, Read, Sequence, Track, ValueId, Windows};
-use crate::quantized::epilogue::{closing, example, may_close, opening, types_of};
-use crate::quantized::graph::in_bytes;
+use crate::quantized::epilogue::{closing, example, may_close, opening, padding, types_of};
+use crate::quantized::graph::{has_dots, in_bytes};
 use crate::scalar::{self, cost, input};
 use crate::simplify::{MOST_COST, drop_unread, joined, simplify};
 
@@ -153,9 +153,8 @@ impl Fused {
 /// # Errors
 /// As [`fuse`].
 pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, WorkloadError> {
-    let dots = target.dot4_lanes([false, true]) > 0;
     let graph = with_both_branches(graph);
-    let mut net = import(&widened(&in_bytes(&graph, dots), exact), dots);
+    let mut net = import(&widened(&in_bytes(&graph, target), exact), has_dots(target));
     simplify(&mut net);
     let mut fused = fuse(net)?;
     fused.workloads_mut().for_each(|workload| workload.exact |= exact);
@@ -543,9 +542,12 @@ fn anchored(
     let [prologue, epilogue] =
         operations.map(|list| list.iter().map(|(operation, _)| *operation).collect::<Vec<Epilogue>>());
     let mut inputs = vec![node.input(0), node.input(1)];
+    let padding = padding(net, node);
     let mut constants = Vec::new();
     let is_constant = |id: ValueId| net.value(id).constant.is_some();
     constants.extend(names.iter().zip(&inputs).filter(|(_, id)| is_constant(**id)).map(|(name, _)| (*name).to_owned()));
+    inputs.extend(padding);
+    constants.extend(padding.map(|_| "x_zero".to_owned()));
     let operands = [Epilogue::prologue_operands(&prologue), Epilogue::operands(&epilogue)];
     for (operands, operations) in operands.into_iter().zip(operations) {
         for (at, name, _) in operands {
@@ -569,13 +571,21 @@ fn convolution(
     operations: [&Operations; 2],
 ) -> Result<Kernel, WorkloadError> {
     let [x, w] = [0, 1].map(|slot| net.shape(node.input(slot)));
-    let y = net.shape(node.output());
+    let mut head = head_of(conv, x, w, net.shape(node.output())[1]);
+    if let Some(types) = types_of(net, node) {
+        head += &format!(",dtype={types},x_zero={}", u8::from(padding(net, node).is_some()));
+    }
+    anchored(net, node, &head, ["x", "w"], operations)
+}
+
+/// The operator and sizes of a convolution of images by weights of these shapes to some channels.
+pub(crate) fn head_of(conv: &Convolution, x: &[i64], w: &[i64], n_channels: i64) -> String {
     let is_depthwise = conv.groups == x[1] && conv.groups > 1 && !conv.transposed;
     let channels = match (is_depthwise, conv.transposed) {
-        (true, _) => format!("multiplier={}", y[1] / x[1]),
-        (false, true) => format!("k={}", y[1]),
+        (true, _) => format!("multiplier={}", n_channels / x[1]),
+        (false, true) => format!("k={n_channels}"),
         (false, false) => {
-            format!("k={},groups={},interleave={}", y[1], conv.groups, u8::from(conv.interleaved))
+            format!("k={n_channels},groups={},interleave={}", conv.groups, u8::from(conv.interleaved))
         }
     };
     let operator = match (is_depthwise, conv.transposed) {
@@ -584,12 +594,11 @@ fn convolution(
         _ => "conv2d",
     };
     let Convolution { strides: [sh, sw], dilations: [dh, dw], before: [bh, bw], after: [ah, aw], .. } = &conv;
-    let head = format!(
+    format!(
         "{operator}:n={},c={},h={},w={},r={},s={},{channels},stride_h={sh},stride_w={sw},pad_top={bh},pad_left={bw},\
          pad_bottom={ah},pad_right={aw},dilation_h={dh},dilation_w={dw}",
         x[0], x[1], x[2], x[3], w[2], w[3]
-    );
-    anchored(net, node, &head, ["x", "w"], operations)
+    )
 }
 
 fn product(

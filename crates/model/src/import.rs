@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use tilewright_codegen::llvm_version;
 use tilewright_graph::op::{
-    Coordinates, Fact, Inputs, Pad, PadMode, PoolKind, Scatter, SoftmaxKind, Unary, axis, product_shape,
+    ConvShape, Coordinates, Fact, Inputs, Pad, PadMode, PoolKind, Scatter, SoftmaxKind, Unary, axis, product_shape,
 };
 use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor};
 use tilewright_ir::Expr;
@@ -70,6 +70,41 @@ fn has_power(value: &Expr) -> bool {
         has_power |= matches!(node, expr::Node::Expr(Expr::Binary(BinaryOp::Pow, ..)));
     });
     has_power
+}
+
+/// The windows of a convolution over one or two dimensions, unless parts of the image are left out.
+pub(crate) fn window_of(found: &ConvShape, transposed: bool) -> Option<Convolution> {
+    let geometry = &found.geometry;
+    let rank = geometry.kernel.len();
+    if rank > 2 || geometry.begins.iter().chain(&geometry.ends).any(|&n| n < 0) {
+        return None;
+    }
+    let mut after = geometry.ends.clone();
+    if transposed {
+        // What is added to the output's size is what the border behind it would leave out.
+        let behind = |d: usize| {
+            let reach = (geometry.out[d] as i64 - 1) * geometry.strides[d] as i64
+                + (geometry.kernel[d] as i64 - 1) * geometry.dilations[d] as i64
+                + 1;
+            reach - geometry.begins[d] - found.image[d] as i64
+        };
+        after = (0..rank).map(behind).collect();
+    }
+    // Beyond the windows' reach is beyond the operator here.
+    if after.iter().any(|&n| n < 0) {
+        return None;
+    }
+    // What has one dimension has rows of one element.
+    let two = |list: &[i64], rest: i64| if list.len() == 2 { [list[0], list[1]] } else { [rest, list[0]] };
+    Some(Convolution {
+        interleaved: false,
+        groups: found.groups as i64,
+        strides: two(&ints(&geometry.strides), 1),
+        dilations: two(&ints(&geometry.dilations), 1),
+        before: two(&geometry.begins, 0),
+        after: two(&after, 0),
+        transposed,
+    })
 }
 
 /// A node of the graph on its way into the net.
@@ -648,7 +683,7 @@ impl Job<'_> {
             Op::Col2Im(blocks) => self.blocks_added(blocks),
             Op::ConvInteger(conv) => {
                 let found = conv.0.shape(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
-                self.whole_convolution(&found)
+                self.integer_convolution(&conv.0).or_else(|| self.whole_convolution(&found))
             }
             Op::QLinearMatMul(_) => self.quantized_matrices(),
             Op::QLinearConv(conv) => {
@@ -900,40 +935,11 @@ impl Job<'_> {
     }
 
     /// A convolution over one or two dimensions, with its bias added behind it.
-    fn convolution(&mut self, found: &tilewright_graph::op::ConvShape, transposed: bool) -> Option<()> {
+    fn convolution(&mut self, found: &ConvShape, transposed: bool) -> Option<()> {
         let (mut x, mut w, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
         (self.is_f32(x) && self.is_f32(w)).then_some(())?;
-        let geometry = &found.geometry;
-        let rank = geometry.kernel.len();
-        if rank > 2 || geometry.begins.iter().chain(&geometry.ends).any(|&n| n < 0) {
-            return None;
-        }
-        let mut after = geometry.ends.clone();
-        if transposed {
-            // What is added to the output's size is what the border behind it would leave out.
-            let behind = |d: usize| {
-                let reach = (geometry.out[d] as i64 - 1) * geometry.strides[d] as i64
-                    + (geometry.kernel[d] as i64 - 1) * geometry.dilations[d] as i64
-                    + 1;
-                reach - geometry.begins[d] - found.image[d] as i64
-            };
-            after = (0..rank).map(behind).collect();
-        }
-        // Beyond the windows' reach is beyond the operator here.
-        if after.iter().any(|&n| n < 0) {
-            return None;
-        }
-        // What has one dimension has rows of one element.
-        let two = |list: &[i64], rest: i64| if list.len() == 2 { [list[0], list[1]] } else { [rest, list[0]] };
-        let kind = Kind::Conv(Convolution {
-            interleaved: false,
-            groups: found.groups as i64,
-            strides: two(&ints(&geometry.strides), 1),
-            dilations: two(&ints(&geometry.dilations), 1),
-            before: two(&geometry.begins, 0),
-            after: two(&after, 0),
-            transposed,
-        });
+        let rank = found.geometry.kernel.len();
+        let kind = Kind::Conv(window_of(found, transposed)?);
         let out = self.net.shape(to).to_vec();
         let mut shape = out.clone();
         if rank == 1 {

@@ -117,10 +117,15 @@ struct Images {
     n_classes: usize,
 }
 
+/// Whether images of a type may lie in blocks.
+fn is_of_images(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::U8 | DType::I8)
+}
+
 /// Whether a value is an image whose channels fill blocks, and in which its layout matters.
 fn is_image(net: &Net, id: ValueId, block: i64) -> bool {
     match *net.shape(id) {
-        [_, c, h, w] => c % block == 0 && h * w > 1 && net.element_type(id) == Some(DType::F32),
+        [_, c, h, w] => c % block == 0 && h * w > 1 && net.element_type(id).is_some_and(is_of_images),
         _ => false,
     }
 }
@@ -215,7 +220,8 @@ impl Images {
         match kernel.workload.structure() {
             Structure::Window(window) => {
                 let is_simple = if window.depthwise { window.c == window.k } else { window.groups == 1 };
-                let free = is_simple && !window.transposed && kernel.workload.dtype == DType::F32;
+                let is_of_type = kernel.workload.dtype == DType::F32 || kernel.workload.has_integer_factors();
+                let free = is_simple && !window.transposed && is_of_type;
                 let input = is_image(kernel.inputs[0]) && net.value(kernel.inputs[0]).constant.is_none();
                 (free && (input || output)).then_some(Way { input, output })
             }
@@ -291,18 +297,20 @@ fn conversion(net: &mut Net, from: ValueId, block: i64, to_blocks: bool) -> Resu
         false => ("nchw".to_owned(), format!("{} to plain channels", value.name)),
     };
     let output = net.add_value(&format!("{}.{layout}", value.name), value.dtype, &value.shape);
-    let workload = conversion_of(&value.shape, block, to_blocks)?;
+    let dtype = net.element_type(from).expect("images are of types that have code");
+    let workload = conversion_of(dtype, &value.shape, block, to_blocks)?;
     let block = if to_blocks { block } else { 1 };
     Ok(Kernel { workload, inputs: vec![from], output, origin, members: Vec::new(), block })
 }
 
 /// The workload of a conversion.
-fn conversion_of(shape: &[i64], block: i64, to_blocks: bool) -> Result<Workload, WorkloadError> {
+fn conversion_of(dtype: DType, shape: &[i64], block: i64, to_blocks: bool) -> Result<Workload, WorkloadError> {
     let blocked = in_memory(shape, block);
     let [n, blocks, h, w, c] = blocked[..] else { unreachable!("an image has four dimensions") };
     let plain = [n, blocks, c, h, w];
     let (from, to) = if to_blocks { (&plain[..], &blocked[..]) } else { (&blocked[..], &plain[..]) };
     let mut program = ProgramBuilder::new("nest", DType::F32, Vec::new());
+    program.set_dtype(dtype);
     let x = program.input("X", from);
     let names = ["i0", "i1", "i2", "i3", "i4"];
     let axes: Vec<(&str, i64)> = names.into_iter().zip(to.iter().copied()).collect();
@@ -365,7 +373,8 @@ impl<'a> Prices<'a> {
         if let Some(known) = self.of_conversions.get(&(id, to_blocks)) {
             return Ok(*known);
         }
-        let workload = conversion_of(self.net.shape(id), self.images.block, to_blocks)?;
+        let dtype = self.net.element_type(id).expect("images are of types that have code");
+        let workload = conversion_of(dtype, self.net.shape(id), self.images.block, to_blocks)?;
         let cost = CONVERTED * self.of(&workload).unwrap_or(f64::INFINITY);
         self.of_conversions.insert((id, to_blocks), cost);
         Ok(cost)

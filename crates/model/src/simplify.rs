@@ -98,7 +98,8 @@ fn shuffled_in_place(net: &mut Net, links: &Links, at: usize) -> Option<()> {
     };
     let out = net.shape(net.nodes[anchor].output()).to_vec();
     let Kind::Conv(conv) = &net.nodes[anchor].kind else { return None };
-    let fits = !conv.transposed && !conv.interleaved && conv.groups == *groups && out[..2] == [1, n];
+    let is_single = net.value(net.nodes[anchor].input(0)).dtype == DType::F32;
+    let fits = is_single && !conv.transposed && !conv.interleaved && conv.groups == *groups && out[..2] == [1, n];
     if !fits || conv.groups == net.shape(net.nodes[anchor].input(0))[1] {
         return None;
     }

@@ -1,6 +1,7 @@
 //! Convolutions.
 
 use super::matmul::{add_product, centred};
+use super::quantize::check_zero;
 use super::util::{product, size, strides};
 use super::window::advance;
 use super::{AutoPad, Geometry, Import, Inputs, Operation, Operator, Window, row};
@@ -168,6 +169,9 @@ impl Operation for Conv {
 
 impl Operation for ConvInteger {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        for at in [0, 1] {
+            check_zero(inputs, at + 2, inputs.fact(at)?.dtype(), None)?;
+        }
         Ok(vec![TensorType::new(DType::I32, self.0.shape(inputs.shape(0)?, inputs.shape(1)?)?.out())])
     }
 

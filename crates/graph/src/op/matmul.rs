@@ -1,5 +1,6 @@
 //! Products of matrices.
 
+use super::quantize::check_zero;
 use super::util::{broadcast, broadcast_strides, for_each, product, strides};
 use super::{Inputs, Operation, Operator, row};
 use crate::error::invalid;
@@ -200,6 +201,9 @@ pub(super) fn centred(x: &Tensor, zero: Option<&Tensor>, axis: usize) -> Result<
 
 impl Operation for MatMulInteger {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        for at in [0, 1] {
+            check_zero(inputs, at + 2, inputs.fact(at)?.dtype(), None)?;
+        }
         Ok(vec![TensorType::new(DType::I32, product_shape(inputs.shape(0)?, inputs.shape(1)?)?.out)])
     }
 

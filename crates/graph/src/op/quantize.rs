@@ -102,6 +102,37 @@ fn check_quantized(dtype: DType) -> Result<(), OpError> {
     }
 }
 
+/// Refuses known scales that are no positive numbers: nothing is a multiple of them.
+fn check_scales(inputs: Inputs<'_>, at: usize) -> Result<(), OpError> {
+    let Some(scale) = inputs.fact(at)?.value else { return Ok(()) };
+    match scale.floats().into_iter().find(|scale| !(scale.is_finite() && *scale > 0.0)) {
+        None => Ok(()),
+        Some(scale) => Err(invalid!(
+            "its input {} has a scale of {scale}, and scales are positive numbers (quantize it again)",
+            at + 1
+        )),
+    }
+}
+
+/// Refuses a zero point of another type than what it is subtracted from, and another number of them than
+/// there are places for: one, or `n`.
+pub(super) fn check_zero(inputs: Inputs<'_>, at: usize, dtype: DType, n: Option<usize>) -> Result<(), OpError> {
+    let Some(zero) = inputs.optional(at) else { return Ok(()) };
+    if zero.dtype() != dtype {
+        let (own, at) = (zero.dtype(), at + 1);
+        return Err(invalid!(
+            "its zero point, input {at}, is {own} where the integers are {dtype} (make both one type)"
+        ));
+    }
+    let n_zeros = product(zero.shape());
+    match n {
+        Some(n) if n_zeros != 1 && n_zeros != n => {
+            Err(invalid!("its input {} has {n_zeros} zero points where there are places for 1 or {n}", at + 1))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Scaling {
     fn import(node: &Import) -> Result<Scaling, OpError> {
         let block = size(node.int_or("block_size", 0)?)?;
@@ -109,8 +140,18 @@ impl Scaling {
     }
 
     /// The type of the result, once it is known that the scales fit.
-    fn infer(&self, inputs: Inputs<'_>, dtype: DType) -> Result<Vec<TensorType>, OpError> {
+    fn infer(&self, inputs: Inputs<'_>, dtype: DType, integers: DType) -> Result<Vec<TensorType>, OpError> {
         let _ = scale_of(inputs.shape(0)?, inputs.shape(1)?, self.axis, self.block)?;
+        check_scales(inputs, 1)?;
+        check_zero(inputs, 2, integers, None)?;
+        if let Some(zero) = inputs.optional(2)
+            && product(zero.shape()) != product(inputs.shape(1)?)
+        {
+            let [n_zeros, n_scales] = [product(zero.shape()), product(inputs.shape(1)?)];
+            return Err(invalid!(
+                "it has {n_scales} scales and {n_zeros} zero points, and should have one of each for all"
+            ));
+        }
         Ok(vec![TensorType::new(dtype, inputs.shape(0)?)])
     }
 
@@ -137,7 +178,7 @@ impl Operation for QuantizeLinear {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let dtype = inputs.optional(2).map(|zero| zero.dtype()).or(self.0.dtype).unwrap_or(DType::U8);
         check_quantized(dtype)?;
-        self.0.infer(inputs, dtype)
+        self.0.infer(inputs, dtype, dtype)
     }
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
@@ -151,8 +192,9 @@ impl Operation for QuantizeLinear {
 
 impl Operation for DequantizeLinear {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
-        check_quantized(inputs.fact(0)?.dtype())?;
-        self.0.infer(inputs, self.0.dtype.unwrap_or(inputs.ty(1)?.dtype))
+        let integers = inputs.fact(0)?.dtype();
+        check_quantized(integers)?;
+        self.0.infer(inputs, self.0.dtype.unwrap_or(inputs.ty(1)?.dtype), integers)
     }
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
@@ -194,10 +236,22 @@ fn factors(x: &Tensor, n: usize) -> Result<Vec<f64>, OpError> {
     }
 }
 
+/// Refuses factors and results of `QLinear` operators that are no integers, or have scales or zero points
+/// that do not fit.
+fn check_factors(inputs: Inputs<'_>) -> Result<(), OpError> {
+    check_quantized(inputs.fact(7)?.dtype())?;
+    for at in [0, 3] {
+        check_scales(inputs, at + 1)?;
+        let n_scales = product(inputs.shape(at + 1)?);
+        check_zero(inputs, at + 2, inputs.fact(at)?.dtype(), Some(n_scales))?;
+    }
+    check_scales(inputs, 6)
+}
+
 impl Operation for QLinearMatMul {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let dtype = inputs.fact(7)?.dtype();
-        check_quantized(dtype)?;
+        check_factors(inputs)?;
         Ok(vec![TensorType::new(dtype, product_shape(inputs.shape(0)?, inputs.shape(3)?)?.out)])
     }
 
@@ -229,7 +283,7 @@ impl QLinearConv {
 impl Operation for QLinearConv {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let dtype = inputs.fact(7)?.dtype();
-        check_quantized(dtype)?;
+        check_factors(inputs)?;
         Ok(vec![TensorType::new(dtype, self.shape(inputs)?.out())])
     }
 

@@ -12,7 +12,7 @@ use crate::scalar::number;
 
 /// Name of the types of a node's factors in a workload's text, where these are integers.
 pub fn types_of(net: &Net, node: &Node) -> Option<&'static str> {
-    matches!(node.kind, Kind::Product { .. }).then_some(())?;
+    matches!(node.kind, Kind::Product { .. } | Kind::Conv(_)).then_some(())?;
     match (net.value(node.input(0)).dtype, net.value(node.input(1)).dtype) {
         (DType::U8, DType::I8) => Some("u8i8"),
         (DType::I8, DType::I8) => Some("i8i8"),
@@ -36,10 +36,20 @@ pub fn opening(net: &Net, node: &Node) -> Operations {
         return Vec::new();
     }
     let of = |id: &ValueId| {
-        let function = if net.value(*id).dtype == DType::I32 { Function::Init } else { Function::Dequant };
-        operation(function, &[], Some(*id)).expect("neither has numbers")
+        let function = match net.value(*id).dtype {
+            DType::I32 => Function::Init,
+            DType::F32 => Function::Dequant,
+            _ => return None,
+        };
+        operation(function, &[], Some(*id))
     };
-    node.inputs.iter().flatten().skip(2).map(of).collect()
+    node.inputs.iter().flatten().skip(2).filter_map(of).collect()
+}
+
+/// Zero point that a convolution of integers is padded with, where that is not 0.
+pub fn padding(net: &Net, node: &Node) -> Option<ValueId> {
+    types_of(net, node)?;
+    node.inputs.iter().flatten().skip(2).copied().find(|id| matches!(net.value(*id).dtype, DType::U8 | DType::I8))
 }
 
 /// Whether a map of the numbers that a product of integers gives may close its epilogue with integers.

@@ -3,18 +3,24 @@
 use std::borrow::Cow;
 
 use tilewright_graph::op::{
-    Binary, Cast, DequantizeLinear, Fact, Gemm, Inputs, MatMulInteger, PoolKind, QuantizeLinear, Scaling, Unary, axis,
+    Binary, Cast, Conv, ConvInteger, DequantizeLinear, Fact, Gemm, Inputs, MatMulInteger, PoolKind, QuantizeLinear,
+    Scaling, Unary, axis,
 };
 use tilewright_graph::{DType, Graph, Node, Op, Place, Tensor, TensorType, Value, ValueId};
+use tilewright_ir::Target;
+
+use super::price::convolution_pays;
 
 /// Rewrites a graph in which `DequantizeLinear` reads constants, and which is specialised.
 ///
-/// Without `dots`, these constants become floating-point numbers, and no more. With it, products of factors
-/// that are 8-bit integers with a scale become such of integers, activations of i8 become u8, and operators
-/// that move elements, or choose among them, do so with integers.
-pub fn in_bytes(graph: &Graph, dots: bool) -> Cow<'_, Graph> {
+/// These constants become floating-point numbers, and no more, unless the target has dot products of 8-bit
+/// integers. Then products and convolutions of factors that are such integers with a scale become such of
+/// integers, activations of i8 become u8, and operators that move elements, or choose among them, do so with
+/// integers.
+pub fn in_bytes<'a>(graph: &'a Graph, target: &Target) -> Cow<'a, Graph> {
     let is_quantized = |op: &Op| {
-        matches!(op, Op::DequantizeLinear(_) | Op::MatMulInteger(_) | Op::QLinearMatMul(_) | Op::QuantizeLinear(_))
+        matches!(op, Op::DequantizeLinear(_) | Op::QuantizeLinear(_) | Op::MatMulInteger(_) | Op::ConvInteger(_))
+            || matches!(op, Op::QLinearMatMul(_) | Op::QLinearConv(_))
     };
     if !graph.nodes().any(|(_, node)| is_quantized(&node.op)) {
         return Cow::Borrowed(graph);
@@ -26,7 +32,8 @@ pub fn in_bytes(graph: &Graph, dots: bool) -> Cow<'_, Graph> {
         plain: vec![None; n],
         bytes: vec![None; n],
         is_shifted: vec![false; n],
-        dots,
+        target,
+        dots: has_dots(target),
     };
     job.new.name.clone_from(&graph.name);
     for &id in &graph.inputs {
@@ -63,6 +70,11 @@ impl Bytes {
         self.scale.n_elements() == 1
     }
 
+    /// Whether scale and zero point are single ones.
+    fn is_single(&self) -> bool {
+        self.is_of_tensor() && self.zeros().len() == 1
+    }
+
     /// Zero points as integers, one or as many as there are scales.
     fn zeros(&self) -> Vec<i64> {
         self.zero.as_ref().map_or(vec![0], Tensor::i64s)
@@ -94,7 +106,22 @@ struct Job<'a> {
     bytes: Vec<Option<Bytes>>,
     /// Old values of i8 that are u8 now, each 128 more.
     is_shifted: Vec<bool>,
+    target: &'a Target,
+    /// Whether it has dot products of 8-bit integers.
     dots: bool,
+}
+
+/// Whether a target has dot products of 8-bit integers.
+pub fn has_dots(target: &Target) -> bool {
+    target.dot4_lanes([false, true]) > 0
+}
+
+/// Operator of integers that takes the place of one of numbers, with its known factor.
+struct Integers {
+    op: Op,
+    weights: ValueId,
+    /// Shape of what there is one of for each column or channel of the result.
+    along: Vec<usize>,
 }
 
 /// A number as many times as wanted, or as many numbers as wanted.
@@ -196,7 +223,10 @@ impl Job<'_> {
             Op::MatMul(_) if self.dots => self.product(node, false),
             Op::Gemm(gemm) if self.dots && is_plain(gemm) => self.product(node, gemm.transposes_b),
             Op::MatMulInteger(_) if self.dots => self.integer_product(node),
-            Op::QLinearMatMul(_) if self.dots => self.quantized_product(node),
+            Op::QLinearMatMul(_) if self.dots => self.quantized(node, None),
+            Op::Conv(conv) if self.dots => self.convolution(node, conv),
+            Op::ConvInteger(conv) if self.dots => self.integer_convolution(node, &conv.0),
+            Op::QLinearConv(conv) if self.dots => self.quantized(node, Some(&conv.0)),
             _ if self.dots && moves(node) => self.moved(node),
             _ => None,
         };
@@ -340,83 +370,116 @@ impl Job<'_> {
         Some(())
     }
 
-    /// A known matrix `[k, n]` as i8, each element less its column's zero point, where all fit.
-    fn centred(&mut self, bytes: &Bytes, turned: bool) -> Option<ValueId> {
+    /// Known factors as i8, each less the zero point of its column or channel, where all fit. `source` is the
+    /// place of an element in the known tensor, `channel` that of its zero point.
+    fn centred(
+        &mut self,
+        bytes: &Bytes,
+        shape: Vec<usize>,
+        n_channels: usize,
+        [source, channel]: [&dyn Fn(usize) -> usize; 2],
+    ) -> Option<ValueId> {
         let tensor = self.constant_of(bytes.id)?.clone();
-        let &[rows, columns] = tensor.shape() else { return None };
-        let (k, n) = if turned { (columns, rows) } else { (rows, columns) };
-        let of_columns = if turned { 0 } else { 1 };
-        (bytes.is_of_tensor() && bytes.zeros().len() == 1 || bytes.axis == of_columns).then_some(())?;
-        let (numbers, zeros) = (tensor.i64s(), spread(&bytes.zeros(), n)?);
-        let mut centred = Vec::with_capacity(k * n);
-        for at in 0..k * n {
-            let (row, column) = (at / n, at % n);
-            let number = if turned { numbers[column * k + row] } else { numbers[at] } - zeros[column];
-            centred.push(i128::from(i8::try_from(number).ok()?));
-        }
-        if bytes.zeros().iter().all(|zero| *zero == 0) && !turned && tensor.dtype() == DType::I8 {
+        let (numbers, zeros) = (tensor.i64s(), spread(&bytes.zeros(), n_channels)?);
+        let n = numbers.len();
+        let is_same = zeros.iter().all(|zero| *zero == 0) && (0..n).all(|at| source(at) == at);
+        if is_same && tensor.dtype() == DType::I8 {
             return Some(bytes.id);
         }
+        let element = |at: usize| i8::try_from(numbers[source(at)] - zeros[channel(at)]).ok().map(i128::from);
+        let centred = (0..n).map(element).collect::<Option<Vec<_>>>()?;
         let name = format!("{}.centred", self.new.value(bytes.id).name);
-        Some(self.add_constant(name, Tensor::from_integers(DType::I8, vec![k, n], &centred)))
+        Some(self.add_constant(name, Tensor::from_integers(DType::I8, shape, &centred)))
+    }
+
+    /// A known matrix as the second factor `[k, n]` of a product.
+    fn matrix(&mut self, bytes: &Bytes, turned: bool) -> Option<Integers> {
+        let &[rows, columns] = self.constant_of(bytes.id)?.shape() else { return None };
+        let (k, n) = if turned { (columns, rows) } else { (rows, columns) };
+        (bytes.is_single() || bytes.axis == usize::from(!turned)).then_some(())?;
+        let source = |at: usize| if turned { at % n * k + at / n } else { at };
+        let weights = self.centred(bytes, vec![k, n], n, [&source, &|at| at % n])?;
+        Some(Integers { op: MatMulInteger.into(), weights, along: vec![n] })
+    }
+
+    /// Known filters `[k, c, r, s]` of a convolution of rows and columns.
+    fn filters(&mut self, bytes: &Bytes, conv: &Conv) -> Option<Integers> {
+        let shape = self.constant_of(bytes.id)?.shape().to_vec();
+        (shape.len() == 4 && !shape.contains(&0) && (bytes.is_single() || bytes.axis == 0)).then_some(())?;
+        let (n, inside) = (shape[0], shape[1..].iter().product::<usize>());
+        let weights = self.centred(bytes, shape, n, [&|at| at, &|at| at / inside])?;
+        Some(Integers { op: ConvInteger(conv.clone()).into(), weights, along: vec![n, 1, 1] })
     }
 
     /// A product of numbers that integers stand for, the second known.
     fn product(&mut self, node: &Node, turned: bool) -> Option<()> {
         let (a, b) = (self.input_bytes(node, 0)?, self.input_bytes(node, 1)?);
-        let factor = |a: f32, b: f32| a * b;
+        let integers = self.matrix(&b, turned)?;
+        self.of_numbers(node, [&a, &b], integers)
+    }
+
+    /// A convolution of numbers that integers stand for by known ones.
+    fn convolution(&mut self, node: &Node, conv: &Conv) -> Option<()> {
+        let (x, w) = (self.input_bytes(node, 0)?, self.input_bytes(node, 1)?);
+        let integers = self.filters(&w, conv)?;
+        let found = conv.shape(&self.new.ty(x.id).shape, &self.new.ty(integers.weights).shape).ok()?;
+        convolution_pays(&found, self.new.ty(x.id).dtype, self.target).then_some(())?;
+        self.of_numbers(node, [&x, &w], integers)
+    }
+
+    fn of_numbers(&mut self, node: &Node, [a, b]: [&Bytes; 2], integers: Integers) -> Option<()> {
         let bias = node.inputs.get(2).copied().flatten();
-        let product = self.of_bytes(node, [&a, &b], turned, &factor, bias)?;
+        let product = self.of_bytes(node, [a, b], integers, &|a, b| a * b, bias)?;
         self.plain[node.outputs[0]?.0 as usize] = Some(product);
         Some(())
     }
 
-    /// A product of two factors as one of integers, scaled by what `factor` makes of their scales, with a
+    /// An operator of two factors as one of integers, scaled by what `factor` makes of their scales, with a
     /// bias. Nothing is left of it where it cannot be.
     fn of_bytes(
         &mut self,
         node: &Node,
         [a, b]: [&Bytes; 2],
-        turned: bool,
+        integers: Integers,
         factor: &dyn Fn(f32, f32) -> f32,
         bias: Option<ValueId>,
     ) -> Option<ValueId> {
+        let Integers { op, weights, along } = integers;
         let is_byte = |id: ValueId| matches!(self.new.ty(id).dtype, DType::U8 | DType::I8);
         let rank = self.new.ty(a.id).shape.len();
-        (is_byte(a.id) && is_byte(b.id) && a.is_of_tensor() && a.zeros().len() == 1 && rank >= 2).then_some(())?;
+        (is_byte(a.id) && is_byte(b.id) && a.is_single() && rank >= 2).then_some(())?;
         (self.constant_of(a.id).is_none() && !self.new.ty(a.id).shape.contains(&0)).then_some(())?;
-        let weights = self.centred(b, turned)?;
-        let n = self.shape(weights)[1];
-        let (of_a, of_b) = (a.scales()[0], spread(&b.scales(), n)?);
+        let (of_a, of_b) = (a.scales()[0], spread(&b.scales(), along[0])?);
         let factors: Vec<f32> = of_b.iter().map(|of_b| factor(of_a, *of_b)).collect();
         let sums: Vec<f32> = of_b.iter().map(|of_b| of_a * of_b).collect();
-        let name = self.old.value(node.outputs[0]?).name.clone();
-        let zero = a.zero.clone().map(|zero| self.add_constant(format!("{name}.zero"), zero.reshaped(Vec::new())));
         let (place, to) = (&node.place, node.outputs[0]?);
-        let mut x = self.step(format!("{name}.sums"), MatMulInteger, place, vec![Some(a.id), Some(weights), zero])?;
+        let name = self.old.value(to).name.clone();
+        let zero = a.zero.clone().map(|zero| self.add_constant(format!("{name}.zero"), zero.reshaped(Vec::new())));
+        let mut x = self.step(format!("{name}.sums"), op, place, vec![Some(a.id), Some(weights), zero])?;
         let mut rest = bias;
-        if let Some(bias) = bias.and_then(|id| self.bias_of(id, &sums)) {
+        if let Some(bias) = bias.and_then(|id| self.bias_of(id, &sums, &along)) {
             let bias = self.add_constant(format!("{name}.bias"), bias);
             x = self.step(format!("{name}.biased"), Binary::Add, place, vec![Some(x), Some(bias)])?;
             rest = None;
         }
         let x = self.step(format!("{name}.whole"), Cast { to: Some(DType::F32) }, place, vec![Some(x)])?;
         let numbers: Vec<f64> = factors.into_iter().map(f64::from).collect();
-        let scale = self.add_constant(format!("{name}.factors"), Tensor::from_floats(DType::F32, vec![n], &numbers));
+        let scale = Tensor::from_floats(DType::F32, along.clone(), &numbers);
+        let scale = self.add_constant(format!("{name}.factors"), scale);
         let is_last = rest.is_none() && self.old.ty(to).dtype == DType::F32;
-        let named = |is_last: bool| if is_last { name.clone() } else { format!("{name}.product") };
-        let x = self.step(named(is_last), Binary::Mul, place, vec![Some(x), Some(scale)])?;
-        match rest {
-            None => Some(x),
-            Some(bias) => {
-                let bias = self.plain(bias);
-                self.step(name, Binary::Add, place, vec![Some(x), Some(bias)])
-            }
+        let named = if is_last { name.clone() } else { format!("{name}.product") };
+        let x = self.step(named, Binary::Mul, place, vec![Some(x), Some(scale)])?;
+        let Some(bias) = rest else { return Some(x) };
+        let mut bias = self.plain(bias);
+        if along.len() > 1 {
+            let tensor = self.constant_of(bias)?.reshaped(along);
+            bias = self.add_constant(format!("{name}.bias"), tensor);
         }
+        self.step(name, Binary::Add, place, vec![Some(x), Some(bias)])
     }
 
     /// A bias in integers of the scale of sums, one for each column; none where its scale is another.
-    fn bias_of(&self, id: ValueId, scales: &[f32]) -> Option<Tensor> {
+    fn bias_of(&self, id: ValueId, scales: &[f32], along: &[usize]) -> Option<Tensor> {
         let bytes = self.bytes[id.0 as usize].as_ref()?;
         let tensor = self.constant_of(bytes.id).filter(|tensor| tensor.dtype() == DType::I32)?;
         let n = scales.len();
@@ -424,30 +487,39 @@ impl Job<'_> {
         let own = spread(&bytes.scales(), n)?;
         let is_near = |(a, b): (&f32, &f32)| a.to_bits().abs_diff(b.to_bits()) <= 1;
         let fits = is_row && bytes.zeros().iter().all(|zero| *zero == 0) && own.iter().zip(scales).all(is_near);
-        fits.then(|| tensor.reshaped(vec![n]))
+        fits.then(|| tensor.reshaped(along.to_vec()))
+    }
+
+    /// The known factor of an operator of integers, as what its zero points make of it.
+    fn known_factor(&mut self, node: &Node, axis: usize) -> Option<Bytes> {
+        let zero = match node.inputs.get(3).copied().flatten() {
+            Some(zero) => Some(self.old.value(zero).constant.clone()?),
+            None => None,
+        };
+        let n = zero.as_ref().map_or(1, Tensor::n_elements);
+        let scale = Tensor::from_floats(DType::F32, vec![n], &vec![1.0; n]);
+        let id = self.plain(node.inputs[1]?);
+        Some(Bytes { id, scale, zero, axis, op: node.op.clone(), place: node.place.clone() })
     }
 
     /// A product of integers whose second factor is known, with that one less its zero points.
     fn integer_product(&mut self, node: &Node) -> Option<()> {
-        let [a, b] = [0, 1].map(|at| node.inputs[at].expect("it is required"));
-        let zero = |at: usize| node.inputs.get(at).copied().flatten();
-        let zeros = match zero(3) {
-            Some(zero) => Some(self.old.value(zero).constant.clone()?),
-            None => None,
-        };
-        let id = self.plain(b);
-        let scale = Tensor::scalar(DType::F32, 1.0);
-        let several = zeros.as_ref().is_some_and(|zeros| zeros.n_elements() > 1);
-        let bytes = Bytes { id, scale, zero: zeros, axis: 1, op: node.op.clone(), place: node.place.clone() };
-        (!several || self.new.ty(id).shape.len() == 2).then_some(())?;
-        let weights = match several {
-            true => {
-                self.centred(&Bytes { scale: Tensor::from_floats(DType::F32, vec![2], &[1.0; 2]), ..bytes }, false)?
-            }
-            false => self.centred(&bytes, false)?,
-        };
-        let mut inputs = vec![Some(self.plain(a)), Some(weights)];
-        if let Some(zero) = zero(2) {
+        let bytes = self.known_factor(node, 1)?;
+        let integers = self.matrix(&bytes, false)?;
+        self.with_factor(node, integers)
+    }
+
+    /// A convolution of integers with known filters, these less their zero points.
+    fn integer_convolution(&mut self, node: &Node, conv: &Conv) -> Option<()> {
+        let bytes = self.known_factor(node, 0)?;
+        let integers = self.filters(&bytes, conv)?;
+        self.with_factor(node, integers)
+    }
+
+    /// The same operator with another known factor, which has no zero point.
+    fn with_factor(&mut self, node: &Node, integers: Integers) -> Option<()> {
+        let mut inputs = vec![Some(self.plain(node.inputs[0]?)), Some(integers.weights)];
+        if let Some(zero) = node.inputs.get(2).copied().flatten() {
             inputs.push(Some(self.plain(zero)));
         }
         let to = self.plain(node.outputs[0]?);
@@ -455,26 +527,46 @@ impl Job<'_> {
         Some(())
     }
 
-    /// A product of integers with scales, and integers again, as operators for each of these.
-    fn quantized_product(&mut self, node: &Node) -> Option<()> {
+    /// A product or a convolution of integers with scales, and integers again, as operators for each of
+    /// these.
+    fn quantized(&mut self, node: &Node, conv: Option<&Conv>) -> Option<()> {
         let to = node.outputs[0]?;
         let constant = |at: usize| self.old.value(node.inputs[at]?).constant.clone();
         let (scale, zero) = (constant(6)?, constant(7)?);
-        (scale.n_elements() == 1 && zero.n_elements() == 1).then_some(())?;
+        (scale.n_elements() == 1 && zero.n_elements() == 1 && constant(3).is_some()).then_some(())?;
         let parts = [0, 3].map(|at| Some((constant(at + 1)?, constant(at + 2)?)));
         let [Some(of_a), Some(of_b)] = parts else { return None };
-        let is_known = self.old.value(node.inputs[3]?).constant.is_some();
-        (is_known && self.old.ty(node.inputs[3]?).shape.len() == 2).then_some(())?;
+        let axis = if conv.is_some() { 0 } else { 1 };
         let mut factors = Vec::with_capacity(2);
         for (at, (scale, zero)) in [(0, of_a), (3, of_b)] {
             let id = self.plain(node.inputs[at]?);
-            let axis = self.new.ty(id).shape.len() - 1;
             (scale.dtype() == DType::F32).then_some(())?;
-            factors.push(Bytes { id, scale, zero: Some(zero), axis, op: node.op.clone(), place: node.place.clone() });
+            let (op, place, zero) = (node.op.clone(), node.place.clone(), Some(zero));
+            factors.push(Bytes { id, scale, zero, axis, op, place });
         }
+        let integers = match conv {
+            None => self.matrix(&factors[1], false)?,
+            Some(conv) => self.filters(&factors[1], conv)?,
+        };
         let by = scale.floats()[0] as f32;
-        let factor = |a: f32, b: f32| a * b / by;
-        let product = self.of_bytes(node, [&factors[0], &factors[1]], false, &factor, None)?;
+        let bias = match node.inputs.get(8).copied().flatten() {
+            None => None,
+            Some(bias) => {
+                // Its scale is that of the sums.
+                let tensor = self.old.value(bias).constant.clone()?;
+                let scale: Vec<f64> = spread(&factors[1].scales(), integers.along[0])?
+                    .into_iter()
+                    .map(|scale| f64::from(factors[0].scales()[0] * scale))
+                    .collect();
+                let scale = Tensor::from_floats(DType::F32, vec![scale.len()], &scale);
+                let id = self.plain(bias);
+                (tensor.dtype() == DType::I32).then_some(())?;
+                let (op, place) = (node.op.clone(), node.place.clone());
+                self.bytes[bias.0 as usize] = Some(Bytes { id, scale, zero: None, axis: 0, op, place });
+                Some(bias)
+            }
+        };
+        let product = self.of_bytes(node, [&factors[0], &factors[1]], integers, &|a, b| a * b / by, bias)?;
         let name = self.old.value(to).name.clone();
         let one = self.add_constant(format!("{name}.one"), Tensor::scalar(DType::F32, 1.0));
         let zero = self.add_constant(format!("{name}.zero"), zero.reshaped(Vec::new()));

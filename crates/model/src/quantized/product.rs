@@ -1,11 +1,11 @@
 //! Import of products of 8-bit integers, one known, as products whose sums become numbers where they are
 //! stored.
 
-use tilewright_graph::op::{Binary, Cast};
+use tilewright_graph::op::{Binary, Cast, Conv};
 use tilewright_graph::{DType, Node as GraphNode, Op, Tensor, ValueId as GraphValueId};
 
-use crate::import::Job;
-use crate::net::{Kind, ValueId};
+use crate::import::{Job, window_of};
+use crate::net::{Kind, Net, ValueId};
 use crate::scalar::{input, mul, sub};
 
 impl Job<'_> {
@@ -29,8 +29,8 @@ impl Job<'_> {
         self.push_product(inputs, to)
     }
 
-    /// Sums of a product of integers, perhaps with a bias in integers, as f32 times one number or one for each
-    /// column.
+    /// Sums of a product of integers, perhaps with a bias in integers, as f32 times one number or one for
+    /// each column.
     pub(crate) fn scaled_integer_product(&mut self) -> Option<()> {
         let (node, to) = (self.node, self.output()?);
         (self.dots && matches!(node.op, Op::Binary(Binary::Mul)) && self.is_f32(to)).then_some(())?;
@@ -48,18 +48,90 @@ impl Job<'_> {
             bias = Some(self.graph().value(y).constant.clone()?);
             product = self.producer_for_one(x)?;
         }
-        matches!(product.op, Op::MatMulInteger(_)).then_some(())?;
         let product = product.clone();
         let out = self.net.shape(to).to_vec();
         let whole = self.net_value(product.outputs[0]?);
         (self.net.shape(whole) == out).then_some(())?;
-        let n = *out.last()?;
         let scale = self.net_value(scale);
-        let by_column = self.net.shape(scale).last() == Some(&n) && self.net.value(scale).n_elements() == n;
-        (self.is_f32(scale) && (by_column || self.net.value(scale).n_elements() == 1)).then_some(())?;
+        let channel = match &product.op {
+            Op::MatMulInteger(_) => out.len().checked_sub(1)?,
+            Op::ConvInteger(_) => 1,
+            _ => return None,
+        };
+        let n = out[channel];
+        let shape = self.net.shape(scale).to_vec();
+        let by_channel = shape.iter().rev().eq(out
+            .iter()
+            .enumerate()
+            .rev()
+            .take(shape.len())
+            .map(|(d, n)| if d == channel { n } else { &1 }));
+        let has_all = by_channel && self.net.value(scale).n_elements() == n;
+        (self.is_f32(scale) && (has_all || self.net.value(scale).n_elements() == 1)).then_some(())?;
+        if let Op::ConvInteger(conv) = &product.op {
+            let mut inputs = self.filters_of(&product, bias.as_ref())?;
+            inputs.push(self.by_column("factors", scale, n));
+            return self.push_convolution(&conv.0, inputs, to);
+        }
         let mut inputs = self.factors_of(&product, bias.as_ref())?;
         inputs.push(self.by_column("factors", scale, n));
         self.push_product(inputs, to)
+    }
+
+    /// A convolution of integers by itself, as 32-bit integers.
+    pub(crate) fn integer_convolution(&mut self, conv: &Conv) -> Option<()> {
+        let (node, to) = (self.node, self.output()?);
+        self.dots.then_some(())?;
+        let inputs = self.filters_of(node, None)?;
+        self.push_convolution(conv, inputs, to)
+    }
+
+    /// Image and filters of a convolution of integers, the zero point that the image is padded with, and what
+    /// is added to the sums of each channel.
+    fn filters_of(&mut self, node: &GraphNode, bias: Option<&Tensor>) -> Option<Vec<ValueId>> {
+        let [x, w] = [0, 1].map(|at| node.inputs[at].map(|id| self.net_value(id)));
+        let (x, w) = (x?, w?);
+        let weights = self.net.value(w).constant.clone().filter(|tensor| tensor.dtype() == DType::I8)?;
+        let dtype = self.net.value(x).dtype;
+        let zero = node.inputs.get(2).copied().flatten();
+        let zero = match zero {
+            None => 0,
+            Some(zero) => {
+                let zeros = self.graph().value(zero).constant.as_ref()?.i64s();
+                (zeros.len() == 1).then_some(zeros[0])?
+            }
+        };
+        let is_byte = matches!(dtype, DType::U8 | DType::I8);
+        (is_byte && node.inputs.get(3).copied().flatten().is_none() && weights.shape().len() == 4).then_some(())?;
+        let n = weights.shape()[0];
+        let bias = bias.map_or(vec![0; n], Tensor::i64s);
+        (bias.len() == n).then_some(())?;
+        let sum = |filter: &[u8]| filter.iter().map(|w| i64::from(*w as i8)).sum::<i64>();
+        let sums = weights.bytes().chunks(weights.n_elements() / n).map(sum);
+        let terms: Vec<i64> = sums.zip(&bias).map(|(sum, bias)| i64::from((bias - zero * sum) as i32)).collect();
+        let mut inputs = vec![x, w];
+        if zero != 0 {
+            inputs.push(self.whole_constant("padding", dtype, &[1], &[zero]));
+        }
+        if terms.iter().any(|term| *term != 0) {
+            inputs.push(self.whole_constant("terms", DType::I32, &[n as i64, 1, 1], &terms));
+        }
+        Some(inputs)
+    }
+
+    fn push_convolution(&mut self, conv: &Conv, mut inputs: Vec<ValueId>, to: ValueId) -> Option<()> {
+        let shape = |id: ValueId| self.net.shape(id).iter().map(|&d| d as usize).collect::<Vec<_>>();
+        let found = conv.shape(&shape(inputs[0]), &shape(inputs[1])).ok()?;
+        let window = window_of(&found, false)?;
+        let is_padded = [window.before, window.after].concat().iter().any(|&n| n > 0);
+        let is_byte = |net: &Net, id: ValueId| matches!(net.value(id).dtype, DType::U8 | DType::I8);
+        let (mut at, net) = (0, &*self.net);
+        inputs.retain(|id| {
+            at += 1;
+            at <= 2 || is_padded || !is_byte(net, *id)
+        });
+        self.push(Kind::Conv(window), &inputs, to);
+        Some(())
     }
 
     /// One number for each column, of one for all or one for each.
@@ -79,8 +151,8 @@ impl Job<'_> {
         }
     }
 
-    /// The factors of a product of integers as matrices, with what is added to the sums of each column: a bias
-    /// less what the zero point of the first factor makes of the second one.
+    /// The factors of a product of integers as matrices, with what is added to the sums of each column: a
+    /// bias less what the zero point of the first factor makes of the second one.
     fn factors_of(&mut self, node: &GraphNode, bias: Option<&Tensor>) -> Option<Vec<ValueId>> {
         let [a, b] = [0, 1].map(|at| node.inputs[at].map(|id| self.net_value(id)));
         let (a, b) = (a?, b?);

@@ -444,3 +444,169 @@ fn layers_of_integers_give_what_integers_say() {
         }
     }
 }
+
+/// Scales that are no scales, and zero points of another type or number, in a model of one node.
+#[test]
+fn what_nothing_can_be_a_multiple_of_is_refused_with_its_node() {
+    let whole = |dtype: DType, shape: &[usize]| Tensor::from_integers(dtype, shape, &vec![3; shape.iter().product()]);
+    let scale = |numbers: &[f64]| Tensor::from_floats(DType::F32, vec![numbers.len()], numbers);
+    let one = || Tensor::scalar(DType::F32, 0.5);
+    let u8s = |shape: &[usize]| whole(DType::U8, shape);
+    let i8s = |shape: &[usize]| whole(DType::I8, shape);
+    let product = |scale: Tensor, zero: Tensor, of_weights: Tensor| {
+        vec![scale, zero, i8s(&[4, 5]), one(), of_weights, one(), u8s(&[])]
+    };
+    let cases: Vec<(&str, DType, Vec<Tensor>, &str)> = vec![
+        ("DequantizeLinear", DType::U8, vec![Tensor::scalar(DType::F32, 0.0), u8s(&[])], "a scale of 0"),
+        ("DequantizeLinear", DType::U8, vec![Tensor::scalar(DType::F32, f64::NAN), u8s(&[])], "a scale of NaN"),
+        ("QuantizeLinear", DType::F32, vec![Tensor::scalar(DType::F32, -0.5), u8s(&[])], "a scale of -0.5"),
+        ("QuantizeLinear", DType::F32, vec![scale(&[0.5; 3]), u8s(&[3])], "do not fit"),
+        ("DequantizeLinear", DType::U8, vec![scale(&[0.5; 4]), u8s(&[2])], "4 scales and 2 zero points"),
+        ("DequantizeLinear", DType::U8, vec![one(), i8s(&[])], "is i8 where the integers are u8"),
+        ("QLinearMatMul", DType::U8, product(scale(&[f64::INFINITY]), u8s(&[]), i8s(&[])), "a scale of inf"),
+        ("QLinearMatMul", DType::U8, product(one(), i8s(&[]), i8s(&[])), "is i8 where the integers are u8"),
+        ("QLinearMatMul", DType::U8, product(one(), u8s(&[]), i8s(&[3])), "3 zero points"),
+        ("MatMulInteger", DType::U8, vec![i8s(&[4, 5]), i8s(&[])], "is i8 where the integers are u8"),
+    ];
+    for (op, dtype, constants, expected) in cases {
+        let weights: Vec<(String, Tensor)> =
+            constants.into_iter().enumerate().map(|(at, tensor)| (format!("w{at}"), tensor)).collect();
+        let port =
+            |name: &str, dtype: DType| Port { name: name.to_owned(), dtype, dims: vec![Dim::Size(2), Dim::Size(4)] };
+        let inputs = std::iter::once("x".to_owned()).chain(weights.iter().map(|(name, _)| name.clone())).collect();
+        let output = if op == "DequantizeLinear" { DType::F32 } else { DType::U8 };
+        let model = ModelFile {
+            name: "refused".to_owned(),
+            opset: 17,
+            inputs: vec![port("x", dtype)],
+            outputs: vec![port("y", output)],
+            weights,
+            nodes: vec![NodeFile {
+                name: "scaled".to_owned(),
+                op: op.to_owned(),
+                inputs,
+                outputs: vec!["y".to_owned()],
+                ..NodeFile::default()
+            }],
+            ..ModelFile::default()
+        };
+        let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+        let problems = specialise(&graph, &Bindings::default()).problems;
+        let text = problems.first().map(ToString::to_string).unwrap_or_default();
+        assert!(text.contains(expected) && text.contains("scaled") && !text.contains('\n'), "{op}, {expected}: {text}");
+    }
+}
+
+/// Convolutions of all kinds between quantizations, padded with zero points, against sums of integers.
+#[test]
+fn convolutions_of_integers_give_what_integers_say() {
+    // Input channels, rows and columns, filters, their rows and columns, stride, padding and groups.
+    let cases = [
+        [16, 8, 9, 32, 3, 3, 1, 1, 1],
+        [3, 13, 12, 16, 7, 7, 2, 3, 1],
+        [32, 7, 7, 48, 1, 1, 1, 0, 1],
+        [32, 9, 9, 32, 3, 3, 1, 1, 32],
+        [32, 8, 8, 32, 3, 3, 2, 1, 32],
+        [16, 6, 6, 16, 3, 3, 1, 1, 2],
+    ];
+    for (at, [c, h, w, k, r, s, stride, pad, groups]) in cases.into_iter().enumerate() {
+        for (dtype, is_operator) in [(DType::U8, false), (DType::I8, false), (DType::U8, true)] {
+            let about = format!("case {at}, {dtype:?}, as one operator: {is_operator}");
+            let (least, most): (i64, i64) = if dtype == DType::U8 { (0, 255) } else { (-128, 127) };
+            let x: Vec<f64> = (0..c * h * w).map(|at| ((at * 89 + 7) % 251) as f64 / 50.0 - 2.0).collect();
+            let (scale, zero) = (0.02f32, least + 100);
+            let bytes: Vec<i64> =
+                x.iter().map(|&x| ((x as f32 / scale).round_ties_even() as i64 + zero).clamp(least, most)).collect();
+            let of_group = c / groups;
+            let weights = integers(k * of_group * r * s, -125);
+            let scales: Vec<f32> = (0..k).map(|k| 0.001 + 0.0001 * (k % 7) as f32).collect();
+            let bias = integers(k, -900);
+            let (out_h, out_w) = ((h + 2 * pad - r) / stride + 1, (w + 2 * pad - s) / stride + 1);
+            let (by, plus) = (0.3f32 * (of_group * r * s) as f32 / 30.0, least + 120);
+            let mut expected = Vec::new();
+            for (k, oh, ow) in (0..k * out_h * out_w).map(|at| (at / (out_h * out_w), at / out_w % out_h, at % out_w)) {
+                let first = k / (cases[at][3] / groups) * of_group;
+                let mut sum = bias[k] as i64;
+                for (ch, i, j) in (0..of_group * r * s).map(|t| (t / (r * s), t / s % r, t % s)) {
+                    let (row, column) = ((oh * stride + i).wrapping_sub(pad), (ow * stride + j).wrapping_sub(pad));
+                    if row < h && column < w {
+                        let weight = weights[((k * of_group + ch) * r + i) * s + j] as i64;
+                        sum += (bytes[((first + ch) * h + row) * w + column] - zero) * weight;
+                    }
+                }
+                let factor = scale * scales[k] / by;
+                expected.push(((sum as f32 * factor).round_ties_even() as i64 + plus).clamp(least, most) as f64);
+            }
+            let floats = |numbers: &[f32]| {
+                let numbers: Vec<f64> = numbers.iter().map(|&x| x.into()).collect();
+                Tensor::from_floats(DType::F32, vec![numbers.len()], &numbers)
+            };
+            let one = |x: f32| Tensor::scalar(DType::F32, x.into());
+            let point = |zero: i64| Tensor::from_integers(dtype, vec![], &[zero.into()]);
+            let sums: Vec<f32> = scales.iter().map(|own| scale * own).collect();
+            let known = [
+                ("s", one(scale)),
+                ("z", point(zero)),
+                ("w", Tensor::from_integers(DType::I8, vec![k, of_group, r, s], &weights)),
+                ("ws", floats(&scales)),
+                ("wz", Tensor::from_integers(DType::I8, vec![k], &vec![0; k])),
+                ("b", Tensor::from_integers(DType::I32, vec![k], &bias)),
+                ("bs", floats(&sums)),
+                ("ys", one(by)),
+                ("yz", point(plus)),
+            ];
+            let node = |op: &str, inputs: &str, output: &str, attributes: &[(&str, Attribute)]| NodeFile {
+                op: op.to_owned(),
+                inputs: inputs.split(' ').map(str::to_owned).collect(),
+                outputs: vec![output.to_owned()],
+                attributes: attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+                ..NodeFile::default()
+            };
+            let windows = [
+                ("strides", Attribute::Ints(vec![stride as i64; 2])),
+                ("pads", Attribute::Ints(vec![pad as i64; 4])),
+                ("group", Attribute::Int(groups as i64)),
+            ];
+            let along = [("axis", Attribute::Int(0))];
+            let mut nodes = vec![node("QuantizeLinear", "x s z", "q", &[])];
+            if is_operator {
+                nodes.push(node("QLinearConv", "q s z w ws wz ys yz b", "y", &windows));
+            } else {
+                nodes.push(node("DequantizeLinear", "q s z", "a", &[]));
+                nodes.push(node("DequantizeLinear", "w ws wz", "f", &along));
+                nodes.push(node("DequantizeLinear", "b bs", "c", &along));
+                nodes.push(node("Conv", "a f c", "o", &windows));
+                nodes.push(node("QuantizeLinear", "o ys yz", "y", &[]));
+            }
+            let port = |name: &str, dtype: DType, dims: [usize; 4]| Port {
+                name: name.to_owned(),
+                dtype,
+                dims: dims.into_iter().map(Dim::Size).collect(),
+            };
+            let model = ModelFile {
+                name: "convolution".to_owned(),
+                opset: 17,
+                inputs: vec![port("x", DType::F32, [1, c, h, w])],
+                outputs: vec![port("y", dtype, [1, k, out_h, out_w])],
+                weights: known.into_iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect(),
+                nodes,
+                ..ModelFile::default()
+            };
+            let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+            let special = specialise(&graph, &Bindings::default());
+            assert!(special.problems.is_empty(), "{about}: {:?}", special.problems);
+            let compiled = compiled_for(&special.graph, &host::target()).unwrap_or_else(|e| panic!("{about}: {e}"));
+            let tasks: Vec<String> = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
+            let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+            runner.set("x", &Tensor::from_floats(DType::F32, vec![1, c, h, w], &x)).unwrap();
+            runner.run().unwrap();
+            let found = runner.outputs()[0].1.floats();
+            // In f32, where that takes less time, a sum may lie on the other side of the middle of two steps.
+            let n_steps = found.iter().zip(&expected).filter(|(a, b)| a != b).count();
+            let is_near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1.0);
+            let is_exact = tasks.iter().any(|task| task.contains("conv2d") && task.contains("i8"));
+            assert!(is_exact || !is_operator || host::target().dot4_lanes([false, true]) == 0, "{about}: {tasks:?}");
+            assert!(is_near && (n_steps == 0 || !is_exact && n_steps < found.len() / 50), "{about}: {tasks:?}");
+        }
+    }
+}

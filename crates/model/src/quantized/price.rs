@@ -1,0 +1,35 @@
+//! Prices of convolutions of integers and of numbers.
+
+use tilewright::Choice;
+use tilewright_graph::DType;
+use tilewright_graph::op::ConvShape;
+use tilewright_ir::op::{Layout, Workload};
+use tilewright_ir::{DType as ElementType, Target};
+
+use crate::fuse::head_of;
+use crate::import::window_of;
+
+/// Whether a guess for a convolution of integers of a type takes less time than one for numbers, by the model
+/// of the machine. Products need not be asked: theirs take a quarter of the time.
+pub fn convolution_pays(found: &ConvShape, dtype: DType, target: &Target) -> bool {
+    pays(found, dtype, target).unwrap_or(false)
+}
+
+fn pays(found: &ConvShape, dtype: DType, target: &Target) -> Option<bool> {
+    let conv = window_of(found, false)?;
+    let whole = |list: Vec<usize>| list.into_iter().map(|n| n as i64).collect::<Vec<_>>();
+    let x = whole([&[found.n, found.c][..], &found.image].concat());
+    let w = whole([&[found.m, found.c / found.groups][..], &found.geometry.kernel].concat());
+    let head = head_of(&conv, &x, &w, found.m as i64);
+    let block = target.lanes(ElementType::F32);
+    let is_simple = found.groups == 1 || found.groups == found.c && found.m == found.c;
+    let channels = [found.c, found.m].map(|n| if is_simple && n as i64 % block == 0 { block } else { 1 });
+    let cycles = |text: &str| {
+        let workload = Workload::parse(&format!("{head},const=w,{text}")).ok()?;
+        let workload = workload.with_layout(Layout::of_channels(channels)).ok()?;
+        Choice::guess(&workload, target, 1, None).ok()?.estimate()
+    };
+    let types = if dtype == DType::U8 { "u8i8" } else { "i8i8" };
+    let of_integers = cycles(&format!("dtype={types},epilogue=init+dequant+quant_u8"))?;
+    Some(of_integers < cycles("epilogue=bias")?)
+}
