@@ -56,7 +56,7 @@ struct Bytes {
     /// The integers, in the new graph.
     id: ValueId,
     scale: Tensor,
-    /// Of the type of the integers; none where it is 0.
+    /// Zero point, of the type of the integers; none where it is 0.
     zero: Option<Tensor>,
     /// Dimension that scales are along, where there are several.
     axis: usize,
@@ -239,7 +239,7 @@ impl Job<'_> {
         self.add(node);
     }
 
-    /// What a node's input is made of, known or not.
+    /// Integers that a node reads numbers of.
     fn input_bytes(&self, node: &Node, at: usize) -> Option<Bytes> {
         self.bytes[node.inputs.get(at).copied().flatten()?.0 as usize].clone()
     }
@@ -516,7 +516,7 @@ impl Job<'_> {
         self.with_factor(node, integers)
     }
 
-    /// The same operator with another known factor, which has no zero point.
+    /// Adds an operator again, with another known factor, which has no zero point.
     fn with_factor(&mut self, node: &Node, integers: Integers) -> Option<()> {
         let mut inputs = vec![Some(self.plain(node.inputs[0]?)), Some(integers.weights)];
         if let Some(zero) = node.inputs.get(2).copied().flatten() {

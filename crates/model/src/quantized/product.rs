@@ -134,7 +134,7 @@ impl Job<'_> {
         Some(())
     }
 
-    /// One number for each column, of one for all or one for each.
+    /// Numbers for all columns, of a single one or one for each.
     fn by_column(&mut self, what: &str, id: ValueId, n: i64) -> ValueId {
         let value = self.net.value(id);
         if let Some(numbers) = self.net.numbers(id) {

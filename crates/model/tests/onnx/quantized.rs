@@ -89,7 +89,7 @@ mod layers {
         zero: i64,
     }
 
-    /// How near an answer has to be to the expected one.
+    /// Nearness of an answer to the expected one.
     #[derive(Debug, Clone, Copy, PartialEq)]
     pub enum Nearness {
         Exact,
