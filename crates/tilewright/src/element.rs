@@ -3,7 +3,8 @@
 pub use half::{bf16, f16};
 use tilewright_ir::DType;
 
-/// Type of a tensor's elements: `f32`, `f64`, [`f16`], [`bf16`], the integers of 8 to 64 bits, and `bool`.
+/// Type of a tensor's elements: `f32`, `f64`, [`struct@f16`], [`bf16`], the integers of 8 to 64 bits, and
+/// `bool`.
 /// Nobody else can implement it.
 pub trait Element: private::Bytes {
     /// Type of the elements, as programs have it.
