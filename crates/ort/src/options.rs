@@ -36,6 +36,8 @@ pub enum Claims {
 pub struct Options {
     /// Database of records; by default the user's.
     pub database: Option<PathBuf>,
+    /// Store of winners for what is not recorded; by default the one of the environment.
+    pub store: Option<String>,
     /// Folder of compiled kernels; by default the user's.
     pub cache: Option<PathBuf>,
     /// Name of the CPU in records; by default the one that this build knows.
@@ -57,6 +59,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             database: None,
+            store: None,
             cache: None,
             cpu: None,
             threads: None,
@@ -80,6 +83,14 @@ const MOST_THREADS: usize = 1024;
 
 const ROWS: &[Row] = &[
     Row { name: "database", takes: "a file", set: |options, text| path(&mut options.database, text) },
+    Row {
+        name: "store",
+        takes: "a folder, or http://HOST/PATH",
+        set: |options, text| {
+            options.store = Some(Some(text).filter(|text| !text.is_empty())?.to_owned());
+            Some(())
+        },
+    },
     Row { name: "cache", takes: "a folder", set: |options, text| path(&mut options.cache, text) },
     Row {
         name: "cpu",
@@ -191,7 +202,7 @@ mod tests {
         );
         check(&[("threads", "0")], Err("option `threads` of tilewright is `0` (give a whole number from 1 to 1024)"));
         check(&[("cache", "")], Err("option `cache` of tilewright is `` (give a folder)"));
-        let known = "database, cache, cpu, threads, exact, claim, free_sizes, log";
+        let known = "database, store, cache, cpu, threads, exact, claim, free_sizes, log";
         check(&[("thread", "1")], Err(&format!("tilewright has no option `thread` (there are {known})")));
     }
 }

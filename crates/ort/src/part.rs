@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
-use tilewright::{CPU, Cache, Database, HOST, Place, Records};
+use tilewright::{CPU, Cache, Database, HOST, Place, Records, SharedStore};
 use tilewright_graph::{Bindings, DType, Tensor, TensorType, specialise};
 use tilewright_ir::Target;
 use tilewright_model::{Making, compile_known, lower};
@@ -54,6 +54,9 @@ impl Session {
         let cache = Cache::new(options.cache.as_deref()).map_err(|error| error.to_string())?;
         let database = Database::new(options.database.as_deref());
         let database = database.map_err(|why| log.problem(&format!("records are not used: {why}"))).ok();
+        let shared = SharedStore::of_user(options.store.as_deref());
+        let shared = shared.map_err(|why| log.problem(&why.to_string())).unwrap_or_default();
+        let database = database.map(|database| database.before(shared));
         Ok(Session { api, log, options, target, threads, cache, database })
     }
 
@@ -81,7 +84,11 @@ impl Session {
         };
         let recorded = self.database.as_ref().map(|database| {
             let records = database.records().map_err(|error| error.to_string());
-            records.and_then(|records| with(&records))
+            records.and_then(|records| {
+                let compiled = with(&records);
+                records.notes().iter().for_each(|note| self.log.problem(note));
+                compiled
+            })
         });
         let recorded = recorded.and_then(|compiled| {
             compiled.map_err(|why| self.log.problem(&format!("records are not used: {why}"))).ok()

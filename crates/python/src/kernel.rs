@@ -6,7 +6,7 @@ use bytes::Bytes;
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use tilewright::{Caches, Database, Source, Workload};
+use tilewright::{Caches, Database, SharedStore, Source, Workload};
 use tilewright_device::host;
 use tilewright_ir::Role;
 use tilewright_runtime::Port;
@@ -52,23 +52,26 @@ fn checked(workload: &Workload, mut given: Vec<(String, Vec<u8>)>) -> PyResult<V
 #[pymethods]
 impl Kernel {
     #[new]
-    #[pyo3(signature = (workload, *, threads=1, db=None, constants=Vec::new()))]
+    #[pyo3(signature = (workload, *, threads=1, db=None, constants=Vec::new(), store=None))]
     fn new(
         py: Python,
         workload: &str,
         threads: usize,
         db: Option<PathBuf>,
         constants: Vec<(String, Vec<u8>)>,
+        store: Option<String>,
     ) -> PyResult<Kernel> {
         let workload = Workload::parse(workload).map_err(value::refuse)?;
         let constants = checked(&workload, constants)?;
         let made = || -> Result<_, tilewright::Error> {
-            let database = Database::new(db.as_deref())?;
-            let (choice, _) = database.records()?.choose(&workload, &host::target(), threads, Caches::Warm, None)?;
+            let database = Database::new(db.as_deref())?.before(SharedStore::of_user(store.as_deref())?);
+            let records = database.records()?;
+            let (choice, _) = records.choose(&workload, &host::target(), threads, Caches::Warm, None)?;
             let model = choice.model(&constants)?.cpu().cloned().expect("invariant: it is for this machine's CPU");
-            Ok((choice.source, model))
+            Ok((choice.source, model, records.notes()))
         };
-        let (source, model) = py.detach(made).map_err(value::error)?;
+        let (source, model, notes) = py.detach(made).map_err(value::error)?;
+        value::warn(py, &notes)?;
         let cannot = |error| PyRuntimeError::new_err(format!("no memory or threads for {workload}: {error}"));
         let argument = |port: &Port| {
             let tensor = &model.plan().tensors[port.tensor];

@@ -7,7 +7,7 @@ use std::time::Duration;
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use tilewright::{CPU, Cache, Database, Error, HOST, Place, one_line};
+use tilewright::{CPU, Cache, Database, Error, HOST, Place, SharedStore, one_line};
 use tilewright_graph::{Bindings, Problem, Reason, problems_text, specialise};
 use tilewright_model::{Making, ValueId, compile_known, lower, read_model};
 use tilewright_runtime::AnyModel;
@@ -25,6 +25,7 @@ struct Request {
     threads: usize,
     exact: bool,
     db: Option<PathBuf>,
+    store: Option<String>,
 }
 
 /// A model with memory and threads, and what it takes and gives.
@@ -33,6 +34,8 @@ struct Loaded {
     inputs: Vec<Argument>,
     outputs: Vec<Argument>,
     n_untuned: usize,
+    /// Lines about a store that could not be used.
+    notes: Vec<String>,
 }
 
 impl Request {
@@ -49,7 +52,8 @@ impl Request {
         let mut fused = lower(&special.graph, self.exact, &target).map_err(|error| input(&error))?;
         drop(special);
         fused.workloads_mut().for_each(|workload| workload.exact |= self.exact);
-        let records = Database::new(self.db.as_deref())?.records()?;
+        let store = SharedStore::of_user(self.store.as_deref())?;
+        let records = Database::new(self.db.as_deref())?.before(store).records()?;
         let failed = |what: &dyn std::fmt::Display| Error::failed(format!("{}: {what}", self.file.display()));
         let cache = Cache::new(None)?;
         let making = Making { cache: &cache, for_runs: true };
@@ -65,7 +69,7 @@ impl Request {
         let outputs = net.outputs.iter().map(argument).collect();
         let contexts = Contexts::new(model, self.threads);
         let contexts = contexts.map_err(|error| failed(&format!("no memory or threads for a run: {error}")))?;
-        Ok(Loaded { contexts, inputs, outputs, n_untuned: compiled.n_guessed })
+        Ok(Loaded { contexts, inputs, outputs, n_untuned: compiled.n_guessed, notes: records.notes() })
     }
 }
 
@@ -137,7 +141,7 @@ pub struct Model {
 #[pymethods]
 impl Model {
     #[new]
-    #[pyo3(signature = (file, *, dims=Vec::new(), shapes=Vec::new(), values=Vec::new(), threads=1, exact=false, db=None))]
+    #[pyo3(signature = (file, *, dims=Vec::new(), shapes=Vec::new(), values=Vec::new(), threads=1, exact=false, db=None, store=None))]
     #[allow(clippy::too_many_arguments, reason = "they have names in Python")]
     fn new(
         py: Python,
@@ -148,10 +152,12 @@ impl Model {
         threads: usize,
         exact: bool,
         db: Option<PathBuf>,
+        store: Option<String>,
     ) -> PyResult<Model> {
         let bindings = Bindings { dims, shapes, values, fold_bytes: usize::MAX };
-        let request = Request { file: file.clone(), bindings, threads, exact, db };
+        let request = Request { file: file.clone(), bindings, threads, exact, db, store };
         let loaded = interruptible(py, move || request.load())?.map_err(value::error)?;
+        value::warn(py, &loaded.notes)?;
         Ok(Model { file, loaded })
     }
 

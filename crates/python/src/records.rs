@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use serde_json::{Value as Json, json};
-use tilewright::{Caches, Database, Note, Session, Workload, is_own, target_name};
+use tilewright::{Caches, Database, Note, Session, SharedStore, Workload, is_own, target_name};
 use tilewright_device::host;
 
 use crate::run::Worker;
@@ -67,7 +67,8 @@ impl Records {
             }
             let workload = Workload::parse(workload).map_err(tilewright::Error::input)?;
             let target = target_name(&host::target(), Caches::Warm);
-            Ok(self.database.records()?.best(&workload, &target, threads, template)?.0)
+            let database = self.database.clone().before(SharedStore::of_user(None)?);
+            Ok(database.records()?.best(&workload, &target, threads, template)?.0)
         });
         let best = best.map_err(value::error)?;
         value::python(py, &serde_json::to_value(best).expect("invariant: it is numbers and texts by name"))

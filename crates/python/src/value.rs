@@ -1,6 +1,8 @@
 //! Values on their way between Python and Rust.
 
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use std::ffi::CString;
+
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
 use serde_json::{Map, Number, Value as Json};
@@ -73,6 +75,13 @@ pub fn python<'py>(py: Python<'py>, json: &Json) -> PyResult<Bound<'py, PyAny>> 
             Ok(dict.into_any())
         }
     }
+}
+
+/// Warns of each of these lines.
+pub fn warn(py: Python, lines: &[String]) -> PyResult<()> {
+    let category = py.get_type::<PyUserWarning>();
+    let warn = |line: &String| PyErr::warn(py, &category, &CString::new(line.replace('\0', " "))?, 1);
+    lines.iter().try_for_each(warn)
 }
 
 /// Error of a given value that does not fit.

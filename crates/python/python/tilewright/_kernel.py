@@ -76,10 +76,12 @@ def kernel(
     threads: int = 1,
     db: str | os.PathLike[str] | None = None,
     constants: Mapping[str, Any] | None = None,
+    store: str | None = None,
 ) -> Kernel:
     """Compiles the best recorded kernel of a workload into this process, or if none is recorded, the first guess.
 
+    `store` names a store of winners for what is not recorded, by default that of `TILEWRIGHT_STORE`.
     `constants` maps inputs that the workload declares constant (`const=w`) to their arrays.
     """
     held = [(name, array.tobytes()) for name, array in (constants or {}).items()]
-    return Kernel(_tilewright.Kernel(workload, threads=threads, db=db, constants=held))
+    return Kernel(_tilewright.Kernel(workload, threads=threads, db=db, constants=held, store=store))

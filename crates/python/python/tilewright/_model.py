@@ -110,10 +110,12 @@ def load(
     threads: int = 1,
     exact: bool = False,
     db: str | os.PathLike[str] | None = None,
+    store: str | None = None,
 ) -> Model:
     """Compiles an ONNX model into this process, with the kernels recorded in `db`.
 
-    `db` defaults to the database of the command `tilewright`; kernels that are not recorded are first guesses.
+    `db` defaults to the database of the command `tilewright`; kernels that are not recorded are those of
+    a `store` of winners, by default that of `TILEWRIGHT_STORE`, or first guesses.
     `dims` maps named dimensions to sizes, `shapes` inputs to shapes, `values` inputs to constants. A call uses
     `threads` threads. `exact` excludes algorithms that round more than the operators as written.
 
@@ -130,5 +132,6 @@ def load(
         threads=threads,
         exact=exact,
         db=db,
+        store=store,
     )
     return Model(native)

@@ -79,6 +79,7 @@ class Kernel:
         threads: int = 1,
         db: _Path | None = None,
         constants: Sequence[tuple[str, bytes]] = (),
+        store: str | None = None,
     ) -> None: ...
     @property
     def workload(self) -> str: ...
@@ -101,6 +102,7 @@ class Model:
         threads: int = 1,
         exact: bool = False,
         db: _Path | None = None,
+        store: str | None = None,
     ) -> None: ...
     @property
     def file(self) -> PathLike[str]: ...
