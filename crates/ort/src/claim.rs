@@ -139,7 +139,7 @@ fn without_code(special: Specialised) -> Vec<(NodeAt, String)> {
     if !special.problems.is_empty() {
         return special.problems.iter().filter_map(place).collect();
     }
-    let net = import(&special.graph);
+    let net = import(&special.graph, false);
     let is_host = |node: &&tilewright_model::Node| matches!(node.kind, Kind::Host(_));
     let why = || "there is no kernel for it".to_owned();
     net.nodes.iter().filter(is_host).filter_map(|node| Some((node_at(&node.origin)?, why()))).collect()
@@ -286,7 +286,7 @@ fn work(draft: &Draft, part: &[NodeAt], types: &HashMap<Value, TensorType>) -> R
     if let Some(problem) = special.problems.first() {
         return Err(problem.to_string());
     }
-    let net = import(&special.graph);
+    let net = import(&special.graph, false);
     if let Some(node) = net.nodes.iter().find(|node| matches!(node.kind, Kind::Host(_))) {
         return Err(format!("{}: there is no kernel for it by itself", node.operator()));
     }
