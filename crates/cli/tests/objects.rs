@@ -224,13 +224,14 @@ fn an_object_links_in_every_way() {
     let mut symbols: Vec<&str> =
         kernel.interface["symbols"].as_array().unwrap().iter().filter_map(Json::as_str).collect();
     symbols.sort_unstable();
-    let own = ["finish", "prepare", "run", "supported"].map(|function| format!("{}_{function}", kernel.prefix()));
+    let mut own = vec![format!("__tvm_ffi_{}_run", kernel.prefix())];
+    own.extend(["finish", "prepare", "run", "supported"].map(|function| format!("{}_{function}", kernel.prefix())));
     assert_eq!(symbols, own);
     let Some(_) = tool("nm") else { return };
     assert_eq!(names(&folder.path("k.o"), &["-g", "--defined-only"]), own);
     assert_eq!(names(&folder.path("libonly.so"), &["-D", "--defined-only"]), own);
     let outside = names(&folder.path("k.o"), &["-u"]);
-    let allowed = ["memcpy", "memmove", "memset", "expf", "logf", "tanhf", "erff"];
+    let allowed = ["memcpy", "memmove", "memset", "expf", "logf", "tanhf", "erff", "TVMFFIErrorSetRaisedFromCStr"];
     assert!(outside.iter().all(|name| allowed.contains(&name.as_str())), "{outside:?}");
 }
 
@@ -380,7 +381,125 @@ fn prefixes_are_checked_and_told() {
     let asm = run(&["show", workload, "--emit", "asm", "--prefix", "k"]);
     let asm = String::from_utf8(asm.stdout).unwrap();
     let globals: Vec<&str> = asm.lines().filter_map(|line| line.trim().strip_prefix(".globl\t")).collect();
-    assert!(globals.iter().all(|line| line.starts_with("k_")) && globals.len() == 4, "{globals:?}");
+    let is_own = |line: &&str| line.starts_with("k_") || *line == "__tvm_ffi_k_run";
+    assert!(globals.iter().all(is_own) && globals.len() == 5, "{globals:?}");
+}
+
+/// A tensor of the kernel's for each of its buffers, and functions to call and to refuse with, in C.
+fn ffi_source(interface: &Json) -> String {
+    let all = ["arguments", "kept"].map(|key| interface[key].as_array().unwrap().clone()).concat();
+    let mut shapes = String::new();
+    let mut rows: Vec<String> = Vec::new();
+    for (at, buffer) in all.iter().enumerate() {
+        let shape: Vec<String> = buffer["shape"].as_array().unwrap().iter().map(Json::to_string).collect();
+        shapes += &format!("static int64_t shape_{at}[] = {{{}}};\n", shape.join(", "));
+        rows.push(format!("{{NULL, {{1, 0}}, {}, {{2, 32, 1}}, shape_{at}, NULL, 0}}", shape.len()));
+    }
+    // The scratch memory is an argument where there is some.
+    let scratch = interface["scratch_bytes"].as_i64().unwrap();
+    if scratch > 0 {
+        shapes += &format!("static int64_t shape_scratch[] = {{{scratch}}};\n");
+        rows.push("{NULL, {1, 0}, 1, {1, 8, 1}, shape_scratch, NULL, 0}".to_owned());
+    }
+    format!("{shapes}enum {{ N = {} }};\nstatic DLTensor tensors[N] = {{{}}};\n", rows.len(), rows.join(", "))
+}
+
+/// A host of TVM-FFI calls the parts of a kernel, on its own memory, and gets errors that name the argument.
+#[test]
+fn hosts_of_tvm_ffi_call_objects() {
+    let Some(_) = tool("cc") else { return };
+    let folder = Folder::new();
+    let kernel = folder.product("k", [20, 24, 28], ",const=b", &["--guess", "--prefix", "k"], "x");
+    let header = format!("{}/tests/libraries/tvm_ffi.h", env!("CARGO_MANIFEST_DIR"));
+    fs::copy(header, folder.path("tvm_ffi.h")).unwrap();
+    let source = r#"#define _POSIX_C_SOURCE 200809L
+#include <math.h>
+#include "k.h"
+#include "tvm_ffi.h"
+TENSORS
+int __tvm_ffi_k_prepare(void *self, const TVMFFIAny *values, int32_t n, TVMFFIAny *result);
+int __tvm_ffi_k_run(void *self, const TVMFFIAny *values, int32_t n, TVMFFIAny *result);
+static TVMFFIAny values[N];
+static void refused(const char *of, const char *words) {
+    TVMFFIAny result;
+    kind[0] = message[0] = 0;
+    CHECK(__tvm_ffi_k_run(NULL, values, N, &result) == -1);
+    CHECK(!strcmp(kind, of) && !strncmp(message, "k: argument ", 12) && strstr(message, words));
+}
+int main(void) {
+    static const size_t sizes[] = k_BUFFER_BYTES;
+    TVMFFIAny result = {3, 1, {9}};
+    for (int i = 0; i < N; i++) {
+        size_t bytes = i < k_BUFFERS ? sizes[i] : k_SCRATCH_BYTES;
+        CHECK(!posix_memalign(&tensors[i].data, k_ALIGN, bytes + k_ALIGN));
+        memset(tensors[i].data, 0, bytes);
+        values[i].type_index = 7;
+        values[i].v.v_ptr = &tensors[i];
+    }
+    float *a = tensors[k_A].data, *b = tensors[k_B].data, *c = tensors[k_C].data;
+    for (int i = 0; i < 20 * 28; i++) a[i] = (float)(i % 7 - 3);
+    for (int i = 0; i < 28 * 24; i++) b[i] = (float)(i % 5 - 2);
+    /* What a part neither reads nor writes may be None. */
+    values[k_A].type_index = 0;
+    CHECK(__tvm_ffi_k_prepare(NULL, values, N, &result) == 0);
+    CHECK(result.type_index == 0 && result.v.v_int64 == 0);
+    values[k_A].type_index = 7;
+    values[k_B].type_index = 0;
+    TensorObject object = {1, 70, 0, NULL, tensors[k_C]};
+    values[k_C].type_index = 70;
+    values[k_C].v.v_ptr = &object;
+    CHECK(__tvm_ffi_k_run(NULL, values, N, &result) == 0);
+    for (int i = 0; i < 20; i++)
+        for (int j = 0; j < 24; j++) {
+            float sum = 0;
+            for (int k = 0; k < 28; k++) sum += a[i * 28 + k] * b[k * 24 + j];
+            CHECK(c[i * 24 + j] == sum);
+        }
+    DLTensor *x = &tensors[k_A], before = *x;
+    int64_t walked[] = {28, 1}, others[] = {1, 20}, shape[] = {20, 29};
+    CHECK(__tvm_ffi_k_run(NULL, values, N - 1, &result) == -1);
+    CHECK(!strcmp(kind, "TypeError") && strstr(message, "k_run takes") && strstr(message, "(A, B, C"));
+    values[k_A].type_index = 3;
+    refused("TypeError", "`A`, takes a tensor");
+    values[k_A].type_index = 7;
+    values[k_A].v.v_ptr = NULL;
+    refused("TypeError", "`A`, takes a tensor");
+    values[k_A].v.v_ptr = x;
+    x->dtype.bits = 64;
+    refused("TypeError", "`A`, takes f32");
+    *x = before;
+    x->dtype.lanes = 2;
+    refused("TypeError", "`A`, takes f32");
+    *x = before;
+    x->shape = shape;
+    refused("ValueError", "`A`, takes the shape [20, 28]");
+    *x = before;
+    x->ndim = 1;
+    refused("ValueError", "`A`, takes the shape [20, 28]");
+    *x = before;
+    x->device.device_type = 2;
+    refused("ValueError", "`A`, takes the host's memory");
+    *x = before;
+    x->strides = others;
+    refused("ValueError", "`A`, takes contiguous elements");
+    *x = before;
+    x->byte_offset = 4;
+    refused("ValueError", "`A`, takes memory at a multiple of 64 bytes");
+    *x = before;
+    x->data = NULL;
+    refused("ValueError", "`A`, takes memory");
+    *x = before;
+    x->strides = walked;
+    x->data = (char *)before.data - 64;
+    x->byte_offset = 64;
+    CHECK(__tvm_ffi_k_run(NULL, values, N, &result) == 0);
+    return 0;
+}
+"#;
+    let source = source.replace("TENSORS", &ffi_source(&kernel.interface));
+    fs::write(folder.path("main.c"), source).unwrap();
+    folder.cc(&[&STRICT[..], &["main.c", "k.o", "-o", "program", "-lm"]].concat());
+    done(Command::new(folder.path("program")).current_dir(folder.0.path()));
 }
 
 /// Runs the commands and the C program of the page as they stand.

@@ -34,6 +34,23 @@ pub fn supported_name(prefix: &str) -> String {
     format!("{prefix}_supported")
 }
 
+/// The function by which TVM-FFI calls a part.
+pub fn ffi_name(prefix: &str, part: Part) -> String {
+    format!("__tvm_ffi_{}", function_name(prefix, part))
+}
+
+/// An element type as DLPack has it: a code, and the number of bits.
+pub fn dlpack(dtype: DType) -> (u8, u64) {
+    let code = match dtype {
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
+        DType::F32 | DType::F64 | DType::F16 => 2,
+        DType::Bf16 => 4,
+        DType::Bool => 6,
+    };
+    (code, 8 * dtype.bytes())
+}
+
 /// A buffer that a caller passes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Argument {
@@ -115,10 +132,18 @@ impl Interface {
             && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
     }
 
-    /// The functions, all that can be seen of the object.
+    /// The functions, all that can be seen of a hidden object.
     pub fn symbols(&self) -> Vec<String> {
         let parts = Part::ALL.iter().map(|(part, _)| function_name(&self.prefix, *part));
         [supported_name(&self.prefix)].into_iter().chain(parts).collect()
+    }
+
+    /// The functions by which TVM-FFI calls an object that is not hidden: one for each part that has work, where
+    /// no size is open.
+    pub fn ffi_symbols(&self) -> Vec<String> {
+        let is_fixed = self.sizes.is_empty();
+        let parts = Part::ALL.iter().map(|(part, _)| *part).filter(|part| is_fixed && self.has(*part));
+        parts.map(|part| ffi_name(&self.prefix, part)).collect()
     }
 
     /// Whether a part does anything.

@@ -13,6 +13,7 @@ pub mod cpu;
 mod deinterleave;
 mod dot;
 mod export;
+mod ffi;
 pub mod gpu;
 mod interleave;
 mod math;
@@ -209,10 +210,15 @@ pub fn generate(
     let mut g = Generator::new(program, target, plan, units, options);
     let linkage = if is_hidden { Linkage::Hidden } else { Linkage::Protected };
     let guard = prefix.map(|prefix| g.guard(prefix, linkage));
+    let mut parts = Vec::new();
     for part in [Part::Body, Part::Prepare, Part::Finish] {
         if guard.is_some() || part != Part::Finish || !program.finish.is_empty() {
-            g.part(part, guard.as_ref())?;
+            parts.push((part, g.part(part, guard.as_ref())?));
         }
+    }
+    // Tensors of open sizes have no shape to check.
+    if let (Some(guard), false, true) = (&guard, is_hidden, program.sizes.is_empty()) {
+        g.ffi_functions(guard, &parts);
     }
     Ok((g.m.finish(), g.uses))
 }
@@ -273,20 +279,24 @@ impl<'p> Generator<'p> {
 impl Generator<'_> {
     // Functions.
 
-    /// Writes one part: the exported function and the internal one.
-    fn part(&mut self, part: Part, guard: Option<&Guard>) -> Result<(), CompileError> {
+    /// Writes one part: the exported function, which it gives, and the internal one.
+    fn part(&mut self, part: Part, guard: Option<&Guard>) -> Result<FunctionId, CompileError> {
         let (name, block) = (symbol(part), self.program.part(part));
         let ptr = Type::POINTER;
         let sizes = plan::used_sizes(self.program, part);
         let guarded = guard.map(|guard| (guard, self.guarded_entry(guard, part)));
-        if guard.is_none() {
-            let exported = self.m.function(name, Linkage::Exported, None, &vec![ptr; entry_parameters(&sizes)]);
-            self.m.go_to(exported, self.m.block(exported));
-        }
+        let exported = match guarded {
+            Some((_, entry)) => entry.function,
+            None => {
+                let exported = self.m.function(name, Linkage::Exported, None, &vec![ptr; entry_parameters(&sizes)]);
+                self.m.go_to(exported, self.m.block(exported));
+                exported
+            }
+        };
         let [buffers, scratch, mut runtime] = [0, 1, 2].map(|i| self.m.parameter(i));
         if block.is_empty() {
             self.leave_entry(guard);
-            return Ok(());
+            return Ok(exported);
         }
         let mut used = BTreeSet::new();
         plan::used_buffers(block, &mut used);
@@ -338,7 +348,7 @@ impl Generator<'_> {
         }
         self.block(block)?;
         self.leave_function();
-        Ok(())
+        Ok(exported)
     }
 
     /// Steps of the open sizes that a caller gives, as values of their variables; an exported function

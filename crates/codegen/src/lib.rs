@@ -56,7 +56,7 @@ use generate::plan::{self, Plan};
 use generate::unit::{Units, Uses};
 
 pub use elsewhere::{Address, Image, Object};
-pub use export::{Argument, Interface};
+pub use export::{Argument, Interface, dlpack};
 pub use generate::plan::{SCRATCH_ALIGN, ScratchLayout};
 pub use generate::{ARGUMENT_ALIGN, ArgumentAlign};
 pub use gpu::{GpuModule, compile_gpu, emit_gpu};

@@ -428,6 +428,8 @@ pub enum Linkage {
     Internal,
     /// Defined in another module.
     Outside,
+    /// Defined in another module, or nowhere: its address is null then.
+    Weak,
     /// Defined in the C library, without side effects.
     Library,
 }
@@ -488,6 +490,15 @@ pub struct Function {
     pub names: Vec<(Id, String)>,
 }
 
+/// A variable of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Global {
+    /// A 32-bit integer, by its name, that starts as 0.
+    Integer(String),
+    /// A constant text, with a zero behind it.
+    Text(String),
+}
+
 /// The functions of a program.
 #[derive(Clone, Debug, Default)]
 pub struct Module {
@@ -495,8 +506,8 @@ pub struct Module {
     pub name: String,
     /// Functions that the module defines or declares.
     pub functions: Vec<Function>,
-    /// Names of its own variables, 32-bit integers that start as 0.
-    pub globals: Vec<String>,
+    /// Variables of its own.
+    pub globals: Vec<Global>,
 }
 
 impl Function {

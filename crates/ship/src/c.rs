@@ -3,12 +3,13 @@
 use std::fmt::Write;
 
 use serde_json::Value as Json;
+use tilewright_codegen::dlpack;
 use tilewright_ir::Part;
 use tilewright_runtime::host::HOST_HEADER;
 use tilewright_runtime::{Address, Base, Host, HostOperator, Model, Slice, Tensor, Work};
 
 use crate::constants::{Constants, Home, Widened};
-use crate::{Library, dlpack, named, of_kind};
+use crate::{Library, named, of_kind};
 
 /// The functions of a library, behind its name; the last one is of libraries for GPUs alone.
 pub const FUNCTIONS: [&str; 12] = [

@@ -20,7 +20,7 @@ use serde_json::{Value as Json, json};
 use thiserror::Error;
 use tilewright_codegen::{CompileError, Interface, export_hidden, host_arch};
 use tilewright_ir::target::Arch;
-use tilewright_ir::{DType, Part, Target};
+use tilewright_ir::{Part, Target};
 use tilewright_runtime::{GpuModel, Host, Model, Place, Plan, Tensor, Work};
 
 use archive::{Member, archive};
@@ -340,18 +340,6 @@ fn of_kind(template: &str, is_for_gpu: bool) -> String {
     let (own, other) = if is_for_gpu { ("@GPU@", "@CPU@") } else { ("@CPU@", "@GPU@") };
     let lines = template.lines().filter(|line| !line.starts_with(other));
     lines.flat_map(|line| [line.strip_prefix(own).unwrap_or(line), "\n"]).collect()
-}
-
-/// An element type as DLPack has it: a code, and the number of bits.
-fn dlpack(dtype: DType) -> (u8, u64) {
-    let code = match dtype {
-        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
-        DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
-        DType::F32 | DType::F64 | DType::F16 => 2,
-        DType::Bf16 => 4,
-        DType::Bool => 6,
-    };
-    (code, 8 * dtype.bytes())
 }
 
 /// A template with the name of a library in the place of `net`, and its capitals in that of `NET`.

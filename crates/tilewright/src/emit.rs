@@ -170,13 +170,14 @@ fn interface_json(interface: &Interface) -> Json {
             "written_by": names(&b.written_by),
         })
     };
+    let symbols = [interface.symbols(), interface.ffi_symbols()].concat();
     let (kept, arguments): (Vec<&Argument>, Vec<_>) = interface.buffers.iter().partition(|b| b.role == Role::Kept);
     let size =
         |size: &OpenSize| json!({ "name": size.name, "least": size.least, "most": size.most(), "step": size.step });
     json!({
         "prefix": interface.prefix,
         "sizes": interface.sizes.iter().map(size).collect::<Vec<_>>(),
-        "symbols": interface.symbols(),
+        "symbols": symbols,
         "arguments": arguments.into_iter().map(buffer).collect::<Vec<_>>(),
         "kept": kept.into_iter().map(buffer).collect::<Vec<_>>(),
         "alignment": Interface::ALIGN,

@@ -12,9 +12,9 @@ use crate::ssa::{Assembly, Compare, Cpu, FunctionId, Id, Linkage, Op, Type};
 
 /// Checks that the exported functions share.
 pub(super) struct Guard<'p> {
-    prefix: &'p str,
+    pub prefix: &'p str,
     /// Linkage of the functions.
-    linkage: Linkage,
+    pub linkage: Linkage,
     /// Says 1 where the CPU will do, else 2.
     cpu: FunctionId,
     /// Function that runs a parallel loop where the caller has no threads for it.
@@ -43,7 +43,13 @@ impl<'p> Generator<'p> {
     }
 
     /// Begins a function for the family's first CPU.
-    fn begin(&mut self, name: &str, linkage: Linkage, result: Option<Type>, parameters: &[Type]) -> FunctionId {
+    pub(super) fn begin(
+        &mut self,
+        name: &str,
+        linkage: Linkage,
+        result: Option<Type>,
+        parameters: &[Type],
+    ) -> FunctionId {
         let function = self.m.function(name, linkage, result, parameters);
         self.m.define(function, linkage, Cpu::First);
         let entry = self.m.block(function);

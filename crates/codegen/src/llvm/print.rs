@@ -18,8 +18,8 @@ use tilewright_ir::target::{Arch, GpuApi, Target};
 use super::module::{Module, c_string};
 use crate::generate::cpu;
 use crate::ssa::{
-    self, BlockId, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, Id, Instruction, Kind, Linkage, Op,
-    Rounding, Space, Type,
+    self, BlockId, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, Global, Id, Instruction, Kind, Linkage,
+    Op, Rounding, Space, Type,
 };
 
 /// The unnamed name.
@@ -50,7 +50,7 @@ pub fn print(source: &ssa::Module, target: &Target, into: &Module) {
     let builder = llvm!(LLVMCreateBuilderInContext(context));
     let invariant = metadata_kind(context, "invariant.load");
     let mut p = Printer { target, context, module, builder, invariant, functions: Vec::new(), globals: Vec::new() };
-    p.globals = source.globals.iter().map(|name| p.global(name)).collect();
+    p.globals = source.globals.iter().map(|global| p.global(global)).collect();
     p.functions = source.functions.iter().map(|f| p.declaration(f)).collect();
     for (f, value) in source.functions.iter().zip(&p.functions) {
         if !f.is_outside() {
@@ -195,13 +195,28 @@ impl Printer<'_> {
 
     // Declarations.
 
-    fn global(&self, name: &str) -> LLVMValueRef {
-        let name = c_string(name);
+    fn global(&self, global: &Global) -> LLVMValueRef {
+        let name = match global {
+            Global::Integer(name) => c_string(name),
+            Global::Text(text) => return self.text(text),
+        };
         let ty = self.kind(Kind::I32);
         llvm! {{
             let variable = LLVMAddGlobal(self.module, ty, name.as_ptr());
             LLVMSetLinkage(variable, LLVMLinkage::LLVMInternalLinkage);
             LLVMSetInitializer(variable, LLVMConstNull(ty));
+            variable
+        }}
+    }
+
+    fn text(&self, text: &str) -> LLVMValueRef {
+        let text = c_string(text);
+        llvm! {{
+            let contents = LLVMConstStringInContext2(self.context, text.as_ptr(), text.as_bytes().len(), 0);
+            let variable = LLVMAddGlobal(self.module, LLVMTypeOf(contents), c"".as_ptr());
+            LLVMSetLinkage(variable, LLVMLinkage::LLVMPrivateLinkage);
+            LLVMSetInitializer(variable, contents);
+            LLVMSetGlobalConstant(variable, 1);
             variable
         }}
     }
@@ -212,6 +227,7 @@ impl Printer<'_> {
         let value = llvm!(LLVMAddFunction(self.module, name.as_ptr(), ty));
         match f.linkage {
             Linkage::Exported | Linkage::Outside => {}
+            Linkage::Weak => llvm!(LLVMSetLinkage(value, LLVMLinkage::LLVMExternalWeakLinkage)),
             Linkage::Protected => llvm!(LLVMSetVisibility(value, LLVMVisibility::LLVMProtectedVisibility)),
             Linkage::Hidden => llvm!(LLVMSetVisibility(value, LLVMVisibility::LLVMHiddenVisibility)),
             Linkage::Internal => llvm!(LLVMSetLinkage(value, LLVMLinkage::LLVMInternalLinkage)),

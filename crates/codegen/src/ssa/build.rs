@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use smallvec::smallvec;
 
 use super::{
-    Assembly, Bits, BlockId, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, FunctionId, Id, Instruction,
-    Kind, Linkage, Module, Op, Operands, Parameter, Type, Value, fold,
+    Assembly, Bits, BlockId, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, FunctionId, Global, Id,
+    Instruction, Kind, Linkage, Module, Op, Operands, Parameter, Type, Value, fold,
 };
 use crate::map::Map;
 
@@ -261,8 +261,18 @@ impl Builder {
     /// Adds a variable of this module's own, a 32-bit integer that starts as zero, and gives its number.
     pub fn global(&self, name: &str) -> usize {
         let globals = &mut self.0.borrow_mut().module.globals;
-        globals.push(name.to_owned());
+        globals.push(Global::Integer(name.to_owned()));
         globals.len() - 1
+    }
+
+    /// Finds the constant of a text, or adds it, and gives its number.
+    pub fn text(&self, text: &str) -> usize {
+        let globals = &mut self.0.borrow_mut().module.globals;
+        let known = globals.iter().position(|global| matches!(global, Global::Text(known) if known == text));
+        known.unwrap_or_else(|| {
+            globals.push(Global::Text(text.to_owned()));
+            globals.len() - 1
+        })
     }
 
     /// The address of a variable.

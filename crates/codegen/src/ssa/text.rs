@@ -4,7 +4,9 @@ use std::fmt::{self, Display, Formatter};
 
 use crate::generate::ARGUMENT_ALIGN;
 
-use super::{Buffer, Constant, Def, Function, Id, Instruction, Kind, Linkage, Module, Op, Parameter, Space, Type};
+use super::{
+    Buffer, Constant, Def, Function, Global, Id, Instruction, Kind, Linkage, Module, Op, Parameter, Space, Type,
+};
 
 impl Display for Type {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
@@ -29,7 +31,12 @@ impl Display for Type {
 impl Display for Module {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
         writeln!(f, "module {:?}", self.name)?;
-        self.globals.iter().try_for_each(|name| writeln!(f, "global {name}: i32"))?;
+        for (at, global) in self.globals.iter().enumerate() {
+            match global {
+                Global::Integer(name) => writeln!(f, "global {name}: i32")?,
+                Global::Text(text) => writeln!(f, "global text{at}: {text:?}")?,
+            }
+        }
         self.functions.iter().try_for_each(|function| self.function(function, f))
     }
 }
@@ -42,6 +49,7 @@ impl Module {
             Linkage::Hidden => "hidden",
             Linkage::Internal => "internal",
             Linkage::Outside => "outside",
+            Linkage::Weak => "weak",
             Linkage::Library => "library",
         };
         write!(f, "\n{linkage} function {}(", function.name)?;
@@ -113,7 +121,10 @@ impl Module {
             Def::Argument(_) | Def::Instruction => write!(f, "v{}", id.at()),
             Def::Undefined => write!(f, "{} undefined", value.ty),
             Def::Function(other) => write!(f, "{}", self.functions[other.at()].name),
-            Def::Global(at) => write!(f, "{}", self.globals[*at]),
+            Def::Global(at) => match &self.globals[*at] {
+                Global::Integer(name) => f.write_str(name),
+                Global::Text(_) => write!(f, "text{at}"),
+            },
             Def::Constant(Constant { bits, undefined }) => {
                 write!(f, "{}", value.ty)?;
                 let is_splat = bits.iter().all(|b| *b == bits[0]) && *undefined == 0;
