@@ -138,8 +138,8 @@ impl Interface {
         [supported_name(&self.prefix)].into_iter().chain(parts).collect()
     }
 
-    /// The functions by which TVM-FFI calls an object that is not hidden: one for each part that has work, where
-    /// no size is open.
+    /// The functions by which TVM-FFI calls an object that is not hidden: one for each part that has work,
+    /// where no size is open.
     pub fn ffi_symbols(&self) -> Vec<String> {
         let is_fixed = self.sizes.is_empty();
         let parts = Part::ALL.iter().map(|(part, _)| *part).filter(|part| is_fixed && self.has(*part));

@@ -193,8 +193,8 @@ impl ModelArgs {
         }
     }
 
-    /// Fuses a model of supported operators for a target; with `exact`, for kernels that round no more than its operators
-    /// as written.
+    /// Fuses a model of supported operators for a target; with `exact`, for kernels that round no more than
+    /// its operators as written.
     ///
     /// # Errors
     /// Bad input where something is not supported in a run.

@@ -1,5 +1,5 @@
-//! What is done to the sums of products of integers before they are stored: they become numbers and, where
-//! nothing else is read of them, 8-bit integers again.
+//! Epilogues of products of integers: sums become f32 and, where nothing else reads them, 8-bit integers
+//! again, before they are stored.
 
 use tilewright_graph::DType;
 use tilewright_ir::Expr;
