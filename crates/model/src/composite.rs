@@ -311,6 +311,10 @@ impl Job<'_> {
         let id = self.try_input(at)?;
         let shape = self.shape(0)?;
         let n = self.net.value(id).n_elements();
+        // Known scales and zero points stand in expressions, where epilogues find them.
+        if let Some(number) = self.net.scalar(id).filter(|_| self.is_f32(id) || self.is_whole(id)) {
+            return Some(self.constant("scaling", &[], &[number as f32]));
+        }
         if op.block > 0 {
             let axis = axis(op.axis, shape.len()).ok()?;
             return self.scaling_of_blocks(id, &shape, axis, op.block as i64);

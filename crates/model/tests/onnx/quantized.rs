@@ -606,6 +606,8 @@ fn convolutions_of_integers_give_what_integers_say() {
             let is_near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1.0);
             let is_exact = tasks.iter().any(|task| task.contains("conv2d") && task.contains("i8"));
             assert!(is_exact || !is_operator || host::target().dot4_lanes([false, true]) == 0, "{about}: {tasks:?}");
+            let closes = tasks.iter().any(|task| task.contains("conv2d") && task.contains("quant_"));
+            assert_eq!(closes, is_exact, "{about}: {tasks:?}");
             assert!(is_near && (n_steps == 0 || !is_exact && n_steps < found.len() / 50), "{about}: {tasks:?}");
         }
     }
