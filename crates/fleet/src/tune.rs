@@ -10,7 +10,7 @@ use tilewright::{
 };
 use tilewright_ir::Target;
 use tilewright_search::{Config, Event, Measure, Report, Subject, Trial};
-use tilewright_tune::{Judge, PassedOver, StoreError, Task, TaskKey};
+use tilewright_tune::{PassedOver, StoreError, Task, TaskKey, Validator};
 
 use crate::Fleet;
 use crate::devices::{Description, wait_for};
@@ -287,7 +287,7 @@ fn take_over(
         let left = results_of(&mut client, &run);
         let opened = database.open_to_write()?;
         let earlier =
-            trials_of(&opened.store, key, &|_| Judge::of(task), &mut PassedOver::default()).map_err(refuse)?;
+            trials_of(&opened.store, key, &|_| Validator::of(task), &mut PassedOver::default()).map_err(refuse)?;
         let n_earlier = earlier.len() as u64;
         let recorder = Recorder::new(opened, task, key.clone(), settings.search.clone(), settings.seed);
         let recording = Recording::new(recorder);

@@ -21,7 +21,7 @@ mod tests {
     use rand_xoshiro::Xoshiro256PlusPlus;
     use rusqlite::Connection;
     use serde_json::{Value as Json, json};
-    use tilewright_tune::{Judge, Store};
+    use tilewright_tune::{Store, Validator};
 
     const NUMBERS: [f64; 12] = [0.0, 5e-324, 1e-300, 1e-9, 1.0, 3e5, 1e18, 1e154, 1e300, f64::MAX, -1.0, -1e308];
     const COUNTS: [u64; 7] = [0, 1, 600, 1_800_000_000, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX];
@@ -71,7 +71,7 @@ mod tests {
             let page = page("r.db", &subjects);
             assert!(page.len() < 200_000, "seed {seed}: {} bytes", page.len());
             serde_json::to_value(&subjects).map(|json: Json| json.to_string()).unwrap();
-            store.best("matmul:m=8,n=8,k=8", "x86-64", 1, None, &|_| Judge::default()).unwrap();
+            store.best("matmul:m=8,n=8,k=8", "x86-64", 1, None, &|_| Validator::default()).unwrap();
             store.export(&mut std::io::sink()).unwrap();
         }
         assert!(n_imported > 100, "only {n_imported} records were imported");

@@ -7,8 +7,8 @@ use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::{GENERIC, Generic};
 use tilewright_search::is_tie;
-use tilewright_tune::record::Judges;
-use tilewright_tune::{self as core, Judge, PassedOver, Record, Store, StoreError, TaskKey, Winner};
+use tilewright_tune::record::Validators;
+use tilewright_tune::{self as core, PassedOver, Record, Store, StoreError, TaskKey, Validator, Winner};
 
 use crate::words::{digits, duration, percent};
 
@@ -183,10 +183,10 @@ pub fn known_target(name: &str) -> Option<Target> {
     known.into_iter().find(|target| CACHES.iter().any(|caches| target_name(target, *caches) == name))
 }
 
-/// Judges of a workload's records for this target and threads, by template.
-pub fn judges<'a>(workload: &'a Workload, target: &'a str, threads: u32) -> impl Fn(&str) -> Judge + 'a {
+/// Validators of a workload's records for this target and threads, by template.
+pub fn validators<'a>(workload: &'a Workload, target: &'a str, threads: u32) -> impl Fn(&str) -> Validator + 'a {
     let machine = known_target(target);
-    move |template| Judge::new(workload, target, threads, template, machine.clone())
+    move |template| Validator::new(workload, target, threads, template, machine.clone())
 }
 
 /// The best that is recorded of a workload and can be true, and what is passed over.
@@ -200,8 +200,8 @@ pub(crate) fn known_best(
     threads: u32,
     template: Option<&str>,
 ) -> Result<(Option<Best>, PassedOver), StoreError> {
-    let judges = judges(workload, target, threads);
-    let (best, passed_over) = store.best(&workload.to_string(), target, threads, template, &judges)?;
+    let validators = validators(workload, target, threads);
+    let (best, passed_over) = store.best(&workload.to_string(), target, threads, template, &validators)?;
     Ok((best.map(|best| Best::of_store(workload, best)), passed_over))
 }
 
@@ -212,11 +212,11 @@ pub(crate) fn known_best(
 pub fn trials_of(
     store: &Store,
     key: &TaskKey,
-    judges: Judges,
+    validators: Validators,
     passed_over: &mut PassedOver,
 ) -> Result<Vec<Record>, StoreError> {
     let TaskKey { workload, target, template, threads } = key;
-    let (records, doubted) = store.trials_of(workload, target, *threads, Some(template), judges)?;
-    *passed_over += doubted;
+    let (records, rejected) = store.trials_of(workload, target, *threads, Some(template), validators)?;
+    *passed_over += rejected;
     Ok(records)
 }

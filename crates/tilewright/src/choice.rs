@@ -225,9 +225,9 @@ impl Records {
             let n_threads = threads_in_records(threads);
             let representative = Some(workload.representative()).filter(|representative| representative != workload);
             for workload in std::iter::once(workload).chain(&representative) {
-                let (found, doubted) = shared.best(workload, target, n_threads, template);
+                let (found, rejected) = shared.best(workload, target, n_threads, template);
                 best = best.or(found);
-                passed_over += doubted;
+                passed_over += rejected;
             }
         }
         self.asked.borrow_mut().insert(question, (best.clone(), passed_over));
@@ -253,9 +253,9 @@ impl Records {
         let (mut best, mut passed_over) = known_best(store, workload, target, n_threads, template).map_err(refuse)?;
         let representative = workload.representative();
         if representative != *workload {
-            let (other, doubted) = self.local(&representative, target, threads, template)?;
+            let (other, rejected) = self.local(&representative, target, threads, template)?;
             best = faster(best, other);
-            passed_over += doubted;
+            passed_over += rejected;
         }
         if best.is_none() {
             for class in store.classes_of(&workload.to_string(), target, n_threads).map_err(refuse)? {
@@ -360,8 +360,8 @@ impl Records {
     ) -> Result<(Result<Choice, Source>, PassedOver), Error> {
         let (mut source, mut passed_over) = (Source::Guessed, PassedOver::default());
         for caches in caches_in_turn(caches) {
-            let (best, doubted) = self.best(workload, &target_name(target, caches), threads, template)?;
-            passed_over += doubted;
+            let (best, rejected) = self.best(workload, &target_name(target, caches), threads, template)?;
+            passed_over += rejected;
             let Some(best) = best else { continue };
             match best.choice(workload, target, threads) {
                 Ok(choice) if self.admits(&best, &choice, caches) => return Ok((Ok(choice), passed_over)),

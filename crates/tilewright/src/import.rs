@@ -9,10 +9,10 @@ use std::path::Path;
 use tilewright_formats::{Collection, Format, MOST_BYTES, Recorded, detect, is_foreign, name_of, named, read, records};
 use tilewright_ir::op::{Workload, WorkloadError};
 use tilewright_ir::schedule::{apply_all, parse_steps};
-use tilewright_tune::record::{Doubt, Exported, Imported, Line, RecordError, read_lines};
-use tilewright_tune::{Error as TuneError, Judge, Record, RunTime, TaskKey, Winner};
+use tilewright_tune::record::{Exported, Imported, Line, RecordError, RejectReason, read_lines};
+use tilewright_tune::{Error as TuneError, Record, RunTime, TaskKey, Validator, Winner};
 
-use crate::best::{gflops, judges};
+use crate::best::{gflops, validators};
 use crate::database::Database;
 use crate::error::{Error, one_line};
 use crate::observer::{Note, Observer};
@@ -37,10 +37,10 @@ impl Database {
         name: &str,
         observer: &dyn Observer,
     ) -> Result<Imported, Error> {
-        let mut customs = Customs::default();
-        customs.inspect(&mut input, name)?;
+        let mut importer = Importer::default();
+        importer.inspect(&mut input, name)?;
         input.rewind().map_err(|error| Error::failed(format!("cannot read {name}")).because(error))?;
-        self.bring_in(input, name, customs, observer)
+        self.bring_in(input, name, importer, observer)
     }
 
     /// Imports, as [`Database::import`] does, input that can be read only once. All of it is read before
@@ -49,10 +49,10 @@ impl Database {
     /// # Errors
     /// As [`Database::import`].
     pub fn import_once(&self, input: impl Read, name: &str, observer: &dyn Observer) -> Result<Imported, Error> {
-        let mut customs = Customs::default();
+        let mut importer = Importer::default();
         let mut kept = Kept { input, bytes: Vec::new() };
-        customs.inspect(BufReader::with_capacity(1 << 16, &mut kept), name)?;
-        self.bring_in(&kept.bytes[..], name, customs, observer)
+        importer.inspect(BufReader::with_capacity(1 << 16, &mut kept), name)?;
+        self.bring_in(&kept.bytes[..], name, importer, observer)
     }
 
     /// Adds the results of another tuner, as far as `formats` reads them, from a file of this name; returns
@@ -143,14 +143,14 @@ impl Database {
         &self,
         input: impl BufRead,
         name: &str,
-        mut customs: Customs,
+        mut importer: Importer,
         observer: &dyn Observer,
     ) -> Result<Imported, Error> {
         let mut opened = self.open_to_write()?;
         if let Some(warning) = opened.warning.take() {
             observer.note(Note::Message(warning));
         }
-        let imported = opened.store.import(input, &mut |line| customs.check(line));
+        let imported = opened.store.import(input, &mut |line| importer.check(line));
         let imported = imported.map_err(|error| match error {
             TuneError::Record(error) => no_record(name, &error),
             TuneError::Store(error) => self.failure(&error),
@@ -181,11 +181,11 @@ fn no_record(name: &str, error: &RecordError) -> Error {
 
 /// Validator of lines before they are imported.
 #[derive(Default)]
-pub(crate) struct Customs {
-    judges: HashMap<TaskKey, Judge>,
+pub(crate) struct Importer {
+    validators: HashMap<TaskKey, Validator>,
 }
 
-impl Customs {
+impl Importer {
     /// Reads lines, and holds each against what is known, before the database is opened: making spaces takes
     /// time, in which it shall not be locked.
     ///
@@ -238,23 +238,23 @@ impl Customs {
             template: template.clone(),
             threads: *threads,
         };
-        let judge = self.judges.entry(key).or_insert_with(|| judges(&workload, target, *threads)(template));
+        let validator = self.validators.entry(key).or_insert_with(|| validators(&workload, target, *threads)(template));
         let times = [record.outcome.timing().map(|t| t.median_ns), winner.as_ref().map(|w| w.median_ns)];
-        if let Some(ns) = times.into_iter().flatten().find(|ns| *ns < judge.least_ns()) {
-            let least = judge.least_ns();
+        if let Some(ns) = times.into_iter().flatten().find(|ns| *ns < validator.least_ns()) {
+            let least = validator.least_ns();
             return Err(format!("{ns} ns is faster than the machine can be, which needs {least:.1} ns"));
         }
-        if judge.doubt_of(&record) == Some(Doubt::OtherSpace) {
+        if validator.reject_reason_of(&record) == Some(RejectReason::OtherSpace) {
             let schedules = || parse_steps(&record.steps).is_ok_and(|s| apply_all(&workload.program(), &s).is_ok());
             if !is_newer && (record.steps.is_empty() || !schedules()) {
-                return Err(match judge.space().map(|space| space.config_from_json(&record.config)) {
+                return Err(match validator.space().map(|space| space.config_from_json(&record.config)) {
                     Some(Err(error)) => one_line(&format!("the configuration is not of the space: {error}")),
                     _ => format!("there is no template `{template}` for {workload}"),
                 });
             }
             // A race in another space says nothing of this one, and must not hide the winner of this one.
             winner = None;
-        } else if let Some(space) = judge.space()
+        } else if let Some(space) = validator.space()
             && let Ok(config) = space.config_from_json(&record.config)
         {
             record.config = space.config_to_json(&config);
@@ -266,7 +266,7 @@ impl Customs {
             gflops: gflops(&workload, winner.median_ns),
             ..winner
         });
-        Ok((Line { record, winner }, judge.least_ns()))
+        Ok((Line { record, winner }, validator.least_ns()))
     }
 }
 

@@ -168,7 +168,7 @@ mod tuned;
 pub mod version;
 pub mod words;
 
-pub use best::{Best, CACHES, gflops, judges, known_target, target_name, trials_of};
+pub use best::{Best, CACHES, gflops, known_target, target_name, trials_of, validators};
 pub use cache::{Cache, NO_CACHE};
 pub use choice::{Choice, Records, Source};
 pub use clock::since_1970;
@@ -217,5 +217,5 @@ pub use tilewright_search::{
     Trial,
 };
 pub use tilewright_ship::{Library, Weights};
-pub use tilewright_tune::record::{Exported, Imported, Judges};
-pub use tilewright_tune::{EarlierTask, Judge, PassedOver, Record, Store, StoreError, Task, TaskKey, Winner};
+pub use tilewright_tune::record::{Exported, Imported, Validators};
+pub use tilewright_tune::{EarlierTask, PassedOver, Record, Store, StoreError, Task, TaskKey, Validator, Winner};

@@ -115,7 +115,7 @@ impl<'a> Run<'a> {
         stop: &'a AtomicBool,
         observer: &'a dyn Observer,
     ) -> Result<Run<'a>, Error> {
-        let of = (subject.space().as_ref(), &subject.judge());
+        let of = (subject.space().as_ref(), &subject.validator());
         let earlier = earlier_of(store, subject.key(), of, &subject.limits(), observer);
         let earlier = earlier.map_err(|error| database.refuse(error))?;
         Ok(Run { subject, settings, database, stop, observer, earlier, peak_gflops: None })
@@ -361,7 +361,7 @@ impl<'a> Run<'a> {
     /// Winner of this space's race, where it was run here and nothing was recorded since.
     fn known_winner(&self, store: &Store) -> Result<Option<Winner>, StoreError> {
         let TaskKey { workload, target, template, threads } = self.subject.key();
-        match store.best(workload, target, *threads, Some(template), &|_| self.subject.judge())?.0 {
+        match store.best(workload, target, *threads, Some(template), &|_| self.subject.validator())?.0 {
             Some(Recorded::Confirmed(winner)) if store.is_settled(&winner)? => Ok(Some(winner)),
             _ => Ok(None),
         }
@@ -405,11 +405,11 @@ impl<'a> Run<'a> {
     /// Trials that other processes have meanwhile recorded of the same space: a winner that was not raced
     /// against them must not hide them.
     fn trials_of_others(&self, own: &[Trial]) -> Vec<Trial> {
-        let judge = self.subject.judge();
+        let validator = self.subject.validator();
         let recorded = || -> Result<_, Error> {
             let Some(store) = self.database.open_to_read()? else { return Ok(Vec::new()) };
             let mut passed_over = PassedOver::default();
-            let found = trials_of(&store, self.subject.key(), &|_| judge.clone(), &mut passed_over);
+            let found = trials_of(&store, self.subject.key(), &|_| validator.clone(), &mut passed_over);
             found.map_err(|error| self.database.failure(&error))
         };
         let recorded = recorded().unwrap_or_else(|error| {

@@ -22,14 +22,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tilewright_ir::op::Workload;
-use tilewright_tune::record::Doubt;
+use tilewright_tune::record::RejectReason;
 use tilewright_tune::{PassedOver, Winner};
 
 pub use entry::{Entry, EntryKey};
 pub use push::Pushed;
 pub use verify::Verified;
 
-use crate::best::{Best, judges};
+use crate::best::{Best, validators};
 use crate::error::Error;
 use crate::version::{RELEASE, release_of};
 use entry::{ENDING, folder_of, is_name, parse, place_of};
@@ -129,19 +129,19 @@ impl SharedStore {
         let mut winners = self.entry(&key).unwrap_or_default();
         winners.retain(|winner| template.is_none_or(|template| winner.line.record.template == template));
         winners.sort_by(|a, b| a.median_ns().total_cmp(&b.median_ns()));
-        let judges = judges(workload, target, threads);
+        let validators = validators(workload, target, threads);
         for winner in winners {
             let record = &winner.line.record;
-            let judge = judges(&record.template);
-            match judge.doubt(&record.config, Some(winner.median_ns())) {
+            let validator = validators(&record.template);
+            match validator.reject_reason(&record.config, Some(winner.median_ns())) {
                 None => {
                     let best = winner.line.winner.as_ref().map(|raced| self.best_of(workload, raced));
                     return (best, passed_over);
                 }
-                Some(doubt) => {
-                    passed_over.count(doubt);
-                    if doubt == Doubt::TooFast {
-                        let (ns, least) = (winner.median_ns(), judge.least_ns());
+                Some(reason) => {
+                    passed_over.count(reason);
+                    if reason == RejectReason::TooFast {
+                        let (ns, least) = (winner.median_ns(), validator.least_ns());
                         self.refuse(workload, &format!("{ns} ns is faster than the machine can be ({least:.1} ns)"));
                     } else if Entry::new(winner.line.clone()).is_some_and(|ours| ours.space == winner.space) {
                         self.refuse(workload, "its configuration is not of the space that it names");

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 
 use tilewright_device::command::Metric;
 use tilewright_search::{Candidate, Config, Limits, Measure, Search, Space, Subject};
-use tilewright_tune::{Judge, Store, StoreError, TaskKey};
+use tilewright_tune::{Store, StoreError, TaskKey, Validator};
 
 use crate::best::Best;
 use crate::error::Error;
@@ -28,8 +28,8 @@ pub(crate) trait Runnable: Sync {
     /// Space of its configurations.
     fn space(&self) -> &Arc<Space>;
 
-    /// Judge of records: they must be of this space.
-    fn judge(&self) -> Judge;
+    /// Validator of records: they must be of this space.
+    fn validator(&self) -> Validator;
 
     /// Nanoseconds below which no time can be true.
     fn least_ns(&self) -> f64;

@@ -9,7 +9,7 @@ use rusqlite::{Connection, OpenFlags};
 use serde_json::json;
 use tilewright_search::{Conditions, ErrorClass, Limit, Outcome, Seconds, Timing};
 use tilewright_tune::record::{Exported, Imported};
-use tilewright_tune::{Best, Judge, Record, RunTime, Store, StoreError, TaskKey, Winner};
+use tilewright_tune::{Best, Record, RunTime, Store, StoreError, TaskKey, Validator, Winner};
 
 const WORKLOAD: &str = "matmul:m=512,n=512,k=512";
 const TARGET: &str = "x86-64";
@@ -66,7 +66,7 @@ fn in_memory() -> Store {
 
 /// The trials of a space, whatever they say.
 fn trials_of(store: &Store, template: &str, threads: u32) -> Vec<Record> {
-    store.trials_of(WORKLOAD, TARGET, threads, Some(template), &|_| Judge::default()).unwrap().0
+    store.trials_of(WORKLOAD, TARGET, threads, Some(template), &|_| Validator::default()).unwrap().0
 }
 
 fn all(store: &Store) -> Vec<Record> {
@@ -75,7 +75,7 @@ fn all(store: &Store) -> Vec<Record> {
 
 /// The best on one thread, whatever the records say.
 fn best_of(store: &Store, template: Option<&str>) -> Option<Best> {
-    store.best(WORKLOAD, TARGET, 1, template, &|_| Judge::default()).unwrap().0
+    store.best(WORKLOAD, TARGET, 1, template, &|_| Validator::default()).unwrap().0
 }
 
 /// Adds lines as they are.
@@ -133,7 +133,7 @@ fn the_best_is_the_confirmed_winner_or_else_the_fastest_trial() {
     assert_eq!(best_of(&store, None), Some(Best::Trial(fastest)));
     store.insert(std::slice::from_ref(&other), 0.0).unwrap();
     assert_eq!(best_of(&store, None), Some(Best::Trial(other)), "over all templates");
-    let elsewhere = |target, threads| store.best(WORKLOAD, target, threads, None, &|_| Judge::default()).unwrap().0;
+    let elsewhere = |target, threads| store.best(WORKLOAD, target, threads, None, &|_| Validator::default()).unwrap().0;
     assert_eq!((elsewhere(TARGET, 2), elsewhere("aarch64", 1)), (None, None));
 
     let best_of_gemm = |store: &Store| best_of(store, Some("gemm"));
@@ -336,18 +336,18 @@ fn records_of_earlier_names_are_found() {
     let (now, earlier) = ("matmul:m=8,n=8,k=8", "matmul:m=8,n=8,k=8,exact=1");
     let named = |workload: &str, trial| Record { workload: workload.into(), ..record(trial) };
     store.insert(&[named(earlier, 0), named(earlier, 1), named(now, 1), named(now, 2)], 0.0).unwrap();
-    let (trials, _) = store.trials_of(now, TARGET, 1, Some("gemm"), &|_| Judge::default()).unwrap();
+    let (trials, _) = store.trials_of(now, TARGET, 1, Some("gemm"), &|_| Validator::default()).unwrap();
     assert_eq!(trials.iter().map(|record| record.trial).collect::<Vec<_>>(), [0, 1, 2], "each configuration once");
     let names: Vec<String> = store.tasks().unwrap().into_iter().map(|key| key.workload).collect();
     assert_eq!(names, [now]);
-    assert!(store.best(now, TARGET, 1, None, &|_| Judge::default()).unwrap().0.is_some());
+    assert!(store.best(now, TARGET, 1, None, &|_| Validator::default()).unwrap().0.is_some());
 
     // Where it says something, these are two.
     let (all, exact) = ("conv2d:c=8,h=8,w=8,k=8,r=3,s=3", "conv2d:c=8,h=8,w=8,k=8,r=3,s=3,exact=1");
     let mut store = in_memory();
     store.insert(&[named(all, 0), named(exact, 1)], 0.0).unwrap();
     for (workload, trial) in [(all, 0), (exact, 1)] {
-        let (trials, _) = store.trials_of(workload, TARGET, 1, Some("gemm"), &|_| Judge::default()).unwrap();
+        let (trials, _) = store.trials_of(workload, TARGET, 1, Some("gemm"), &|_| Validator::default()).unwrap();
         assert_eq!(trials.iter().map(|record| record.trial).collect::<Vec<_>>(), [trial], "{workload}");
     }
     assert_eq!(store.tasks().unwrap().len(), 2);

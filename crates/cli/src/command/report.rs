@@ -82,10 +82,10 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
     notes.iter().for_each(|note| message(note));
     if subjects.is_empty() {
         let of = if asked.is_empty() { String::new() } else { format!(" for {}", args.workloads.join(", ")) };
-        let doubted =
+        let rejected =
             if passed_over.total() > 0 { format!(" that can be shown: {passed_over}") } else { String::new() };
         let name = database.name();
-        return Err(bad_input(format!("nothing is recorded{of} in {name}{doubted} (run `tilewright tune`)")));
+        return Err(bad_input(format!("nothing is recorded{of} in {name}{rejected} (run `tilewright tune`)")));
     }
     if passed_over.total() > 0 {
         message(&format!("of other workloads, {passed_over}"));

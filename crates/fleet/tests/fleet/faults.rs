@@ -16,7 +16,7 @@ use tilewright_device::host;
 use tilewright_fleet::nats::{Client, Servers};
 use tilewright_fleet::{Books, LEASE, Remote};
 use tilewright_search::{Measure, Next, Outcome, Subject};
-use tilewright_tune::{Judge, Record};
+use tilewright_tune::{Record, Validator};
 
 use crate::broker::{Broker, version};
 use crate::process::{POISON, Process, ROLE, WORKLOAD, tune_alone};
@@ -236,8 +236,8 @@ fn records(path: &Path) -> Vec<Record> {
     let store = Database::new(Some(path)).unwrap().open_existing().unwrap();
     let target = format!("{}@{CLASS}", host::target().name());
     let operator = Workload::parse(WORKLOAD).unwrap();
-    let judges = |template: &str| Judge::new(&operator, &target, 1, template, None);
-    store.trials_of(&operator.to_string(), &target, 1, None, &judges).unwrap().0
+    let validators = |template: &str| Validator::new(&operator, &target, 1, template, None);
+    store.trials_of(&operator.to_string(), &target, 1, None, &validators).unwrap().0
 }
 
 /// A run whose tuner is killed as well: in the end there are the trials that an undisturbed one comes to,

@@ -14,7 +14,7 @@ use tilewright::{Database, Error, Session, Transfer, since_1970, trials_of, with
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
 use tilewright_ir::op::Workload;
-use tilewright_tune::{Judge, PassedOver, Record, Setting, Task};
+use tilewright_tune::{PassedOver, Record, Setting, Task, Validator};
 
 use super::Request;
 use super::elsewhere::Machine;
@@ -494,8 +494,8 @@ impl Plan {
         for key in store.tasks().map_err(refuse)? {
             let workload = Workload::parse(&key.workload).map_err(Error::input)?;
             // What a run found counts whatever has become of its space since.
-            let judge = |template: &str| Judge::new(&workload, &key.target, key.threads, template, None);
-            records.extend(trials_of(&store, &key, &judge, &mut passed_over).map_err(refuse)?);
+            let validator = |template: &str| Validator::new(&workload, &key.target, key.threads, template, None);
+            records.extend(trials_of(&store, &key, &validator, &mut passed_over).map_err(refuse)?);
         }
         if passed_over.total() > 0 {
             caller.say(format!("{}: {passed_over}", database.name()));

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::{Value as Json, json};
 use tilewright::version::BUILD;
 use tilewright::words::{count, percent};
-use tilewright::{Database, Error, judges, trials_of, with_suffix};
+use tilewright::{Database, Error, trials_of, validators, with_suffix};
 use tilewright_ir::op::Workload;
 use tilewright_learn::sequence::{Architecture, Example, Model, Training};
 use tilewright_tune::predict::{Inputs, records};
@@ -177,7 +177,7 @@ impl Learning {
         for key in keys.into_iter().filter(|key| key.template == template) {
             // Another version may know other workloads.
             let Ok(workload) = Workload::parse(&key.workload) else { continue };
-            let found = trials_of(&store, &key, &judges(&workload, &key.target, key.threads), &mut passed_over);
+            let found = trials_of(&store, &key, &validators(&workload, &key.target, key.threads), &mut passed_over);
             let records = found.map_err(|error| database.refuse(error))?;
             tasks.push(EarlierTask { workload, template: key.template, threads: key.threads, records });
         }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::Value as Json;
-use tilewright::{is_own, judges};
+use tilewright::{is_own, validators};
 use tilewright_ir::op::Workload;
 use tilewright_search::{ErrorClass, Outcome, Parameter, Seconds, Space, belief, expected_gain, importance};
-use tilewright_tune::{Judge, PassedOver, Record, Store, StoreError, TaskKey};
+use tilewright_tune::{PassedOver, Record, Store, StoreError, TaskKey, Validator};
 
 use crate::history::{Run, runs};
 use crate::stats::{Quartiles, median};
@@ -227,16 +227,16 @@ fn subject(
     key: &TaskKey,
     workload: Option<&Workload>,
 ) -> Result<Result<Subject, PassedOver>, StoreError> {
-    let judges = |template: &str| {
-        workload.map_or_else(Judge::default, |workload| judges(workload, &key.target, key.threads)(template))
+    let validators = |template: &str| {
+        workload.map_or_else(Validator::default, |workload| validators(workload, &key.target, key.threads)(template))
     };
     let flops = flops_of(&key.workload);
     // In the order of recording: runs on several templates are in each other's way.
-    let (records, passed_over) = store.trials_of(&key.workload, &key.target, key.threads, None, &judges)?;
+    let (records, passed_over) = store.trials_of(&key.workload, &key.target, key.threads, None, &validators)?;
     if records.is_empty() {
         return Ok(Err(passed_over));
     }
-    let (best, _) = store.best(&key.workload, &key.target, key.threads, None, &judges)?;
+    let (best, _) = store.best(&key.workload, &key.target, key.threads, None, &validators)?;
     let best = best.map(|best| match workload {
         Some(workload) => tilewright::Best::of_store(workload, best),
         None => tilewright::Best::of_own(best),
@@ -262,7 +262,7 @@ fn subject(
         best: best.map(|best| best_facts(best, flops, &records)),
         searches: of_search.into_iter().map(|members| search_facts(members, flops, fastest_ns)).collect(),
         outcomes: outcomes(&records),
-        templates: templates.iter().map(|name| template_facts(name, &judges(name), &records)).collect(),
+        templates: templates.iter().map(|name| template_facts(name, &validators(name), &records)).collect(),
         points: records.iter().map(|record| point(record, flops)).collect(),
         workload: key.workload.clone(),
         target: key.target.clone(),
@@ -333,7 +333,7 @@ fn outcomes(records: &[Record]) -> Vec<OutcomeFacts> {
     by_class.into_values().collect()
 }
 
-fn template_facts(name: &str, judge: &Judge, records: &[Record]) -> TemplateFacts {
+fn template_facts(name: &str, validator: &Validator, records: &[Record]) -> TemplateFacts {
     let own: Vec<&Record> = records.iter().filter(|record| record.template == name).collect();
     let costs: Vec<f64> = own.iter().map(|record| record.outcome.cost()).collect();
     let mut facts = TemplateFacts {
@@ -347,7 +347,7 @@ fn template_facts(name: &str, judge: &Judge, records: &[Record]) -> TemplateFact
     };
     // A template that this version does not have, or another machine's, says nothing of its parameters.
     let recorded = own.first().filter(|record| is_own(&record.workload)).and_then(|_| space_of(name, &own));
-    let Some(space) = judge.space().or(recorded.as_ref()) else { return facts };
+    let Some(space) = validator.space().or(recorded.as_ref()) else { return facts };
     let trials: Vec<_> = own.iter().filter_map(|record| record.trial(space).ok()).collect();
     if let Some(found) = importance(space, &trials, 0) {
         facts.r_squared = Some(found.r_squared);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 use serde_json::Value as Json;
-use tilewright::{Choice, Database, Error, Source, gflops, judges, target_name};
+use tilewright::{Choice, Database, Error, Source, gflops, target_name, validators};
 use tilewright_device::{Caches, host, peak};
 use tilewright_graph::{Tensor, Value};
 use tilewright_ir::Target;
@@ -243,8 +243,8 @@ fn records_of(
     let n_threads = u32::try_from(threads).unwrap_or(u32::MAX);
     for caches in [caches, Caches::ColdConstants, Caches::Warm] {
         let target = target_name(target, caches);
-        let judges = judges(workload, &target, n_threads);
-        let (records, _) = store.trials_of(&workload.to_string(), &target, n_threads, None, &judges)?;
+        let validators = validators(workload, &target, n_threads);
+        let (records, _) = store.trials_of(&workload.to_string(), &target, n_threads, None, &validators)?;
         if !records.is_empty() {
             return Ok(records);
         }

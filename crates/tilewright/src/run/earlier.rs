@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use tilewright_search::{Config, ErrorClass, Limits, Seconds, Space, Trial};
-use tilewright_tune::{Judge, PassedOver, Record, Store, StoreError, Task, TaskKey};
+use tilewright_tune::{PassedOver, Record, Store, StoreError, Task, TaskKey, Validator};
 
 use crate::best::trials_of;
 use crate::observer::{Note, Observer};
@@ -44,19 +44,19 @@ pub fn earlier(
     limits: &Limits,
     observer: &dyn Observer,
 ) -> Result<Earlier, StoreError> {
-    earlier_of(store, key, (&task.space, &Judge::of(task)), limits, observer)
+    earlier_of(store, key, (&task.space, &Validator::of(task)), limits, observer)
 }
 
 /// Reads the records of earlier runs on a space.
 pub(crate) fn earlier_of(
     store: &Store,
     key: &TaskKey,
-    (space, judge): (&Space, &Judge),
+    (space, validator): (&Space, &Validator),
     limits: &Limits,
     observer: &dyn Observer,
 ) -> Result<Earlier, StoreError> {
     let mut passed_over = PassedOver::default();
-    let mut records = trials_of(store, key, &|_| judge.clone(), &mut passed_over)?;
+    let mut records = trials_of(store, key, &|_| validator.clone(), &mut passed_over)?;
     if passed_over.total() > 0 {
         observer.note(Note::Message(passed_over.to_string()));
     }

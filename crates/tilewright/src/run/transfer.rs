@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use tilewright_formats::{carried_over, name_of, read};
 use tilewright_ir::op::Workload;
 use tilewright_search::{Config, Space};
-use tilewright_tune::{EarlierTask, Judge, PassedOver, Store, TaskKey};
+use tilewright_tune::{EarlierTask, PassedOver, Store, TaskKey, Validator};
 
 use crate::best::trials_of;
 use crate::database::Database;
@@ -113,8 +113,8 @@ impl Transfer {
         for key in keys {
             // Another version may know other workloads.
             let Ok(workload) = Workload::parse(&key.workload) else { continue };
-            let judge = |template: &str| Judge::new(&workload, &key.target, key.threads, template, None);
-            let found = trials_of(&store, &key, &judge, &mut passed_over);
+            let validator = |template: &str| Validator::new(&workload, &key.target, key.threads, template, None);
+            let found = trials_of(&store, &key, &validator, &mut passed_over);
             let records = found.map_err(|error| database.refuse(error))?;
             tasks.push(EarlierTask { workload, template: key.template, threads: key.threads, records });
         }

@@ -15,7 +15,7 @@ use super::{INDEX, MARK, MOST_ENTRY_BYTES, SharedStore, VERSION, names_below};
 use crate::database::Database;
 use crate::error::{Error, one_line};
 use crate::file::write_whole;
-use crate::import::Customs;
+use crate::import::Importer;
 use crate::observer::Observer;
 use crate::subject::own::is_own;
 
@@ -88,9 +88,9 @@ impl SharedStore {
         self.check_place(folder)?;
         let mut pushed = Pushed { read: winners.len() as u64, ..Pushed::default() };
         let mut by_key: BTreeMap<EntryKey, Vec<Entry>> = BTreeMap::new();
-        let mut customs = Customs::default();
+        let mut importer = Importer::default();
         for winner in winners {
-            match admitted(&mut customs, winner) {
+            match admitted(&mut importer, winner) {
                 Ok(winner) => by_key.entry(winner.key()).or_default().push(winner),
                 Err(why) => {
                     pushed.refused += 1;
@@ -151,12 +151,12 @@ impl SharedStore {
 ///
 /// # Errors
 /// Why it cannot be, in one line.
-pub(super) fn admitted(customs: &mut Customs, winner: Entry) -> Result<Entry, String> {
+pub(super) fn admitted(importer: &mut Importer, winner: Entry) -> Result<Entry, String> {
     let refused = |why: String| format!("the entry of {} is refused: {why}", winner.line.record.workload);
     if is_own(&winner.line.record.workload) {
         return Err(refused("it is of a program of somebody's".to_owned()));
     }
-    let (line, _) = customs.check(winner.line.clone()).map_err(refused)?;
+    let (line, _) = importer.check(winner.line.clone()).map_err(refused)?;
     Ok(if line.winner.is_some() { Entry { line, ..winner } } else { winner })
 }
 

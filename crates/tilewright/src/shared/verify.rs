@@ -15,7 +15,7 @@ use super::{Entry, SharedStore};
 use crate::best::{Best, CACHES, target_name};
 use crate::error::Error;
 use crate::file::write_whole;
-use crate::import::Customs;
+use crate::import::Importer;
 
 /// Findings about a store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -38,7 +38,7 @@ impl SharedStore {
     /// If the store cannot be read, or written where something is to be removed.
     pub fn verify(&self, worker: Option<&WorkerCommand>, removes: bool) -> Result<Verified, Error> {
         let mut found = Verified::default();
-        let mut customs = Customs::default();
+        let mut importer = Importer::default();
         let mut mended: Vec<(String, Vec<Entry>)> = Vec::new();
         self.visit(&|_| true, &mut |path, winners| {
             let winners = match winners {
@@ -53,7 +53,7 @@ impl SharedStore {
             let mut right = Vec::new();
             for winner in winners {
                 found.read += 1;
-                let checked = admitted(&mut customs, winner.clone());
+                let checked = admitted(&mut importer, winner.clone());
                 match checked.and_then(|checked| run_here(&checked, worker)) {
                     Ok(has_run) => {
                         found.run += u64::from(has_run);

@@ -8,7 +8,7 @@ use tilewright_device::command::{Commands, Metric, Options};
 use tilewright_device::folder::Folder;
 use tilewright_ir::Target;
 use tilewright_search::{Config, Describe, Limits, Measure, Space, Subject};
-use tilewright_tune::{Judge, TaskKey};
+use tilewright_tune::{TaskKey, Validator};
 
 use super::command::COMMAND;
 use super::kernel::KERNEL;
@@ -73,8 +73,8 @@ impl Runnable for OwnRun<'_> {
         &self.space
     }
 
-    fn judge(&self) -> Judge {
-        Judge::of_space(&self.space)
+    fn validator(&self) -> Validator {
+        Validator::of_space(&self.space)
     }
 
     fn least_ns(&self) -> f64 {
@@ -128,7 +128,7 @@ pub fn is_own(workload: &str) -> bool {
 pub fn best_own(database: &Database, name: &str, target: &Target, threads: usize) -> Result<Option<Best>, Error> {
     let Some(store) = database.open_to_read()? else { return Ok(None) };
     let (target, threads) = (target_name(target, Caches::Warm), threads_in_records(threads));
-    let all = |_: &str| Judge::default();
+    let all = |_: &str| Validator::default();
     let found = || -> Result<Option<Best>, tilewright_tune::StoreError> {
         let Some(best) = store.best(name, &target, threads, None, &all)?.0 else { return Ok(None) };
         let best = Best::of_own(best);

@@ -11,7 +11,7 @@ use tilewright_ir::reference::work;
 use tilewright_ir::{DType, Target};
 use tilewright_search::{Candidate, Config, Limits, Measure, Space, Subject};
 use tilewright_tune::record::least_ns;
-use tilewright_tune::{Judge, Store, StoreError, Task, TaskKey};
+use tilewright_tune::{Store, StoreError, Task, TaskKey, Validator};
 
 use super::{HeadOfSearch, Runnable};
 use crate::best::{CACHES, gflops, known_best, target_name};
@@ -136,8 +136,8 @@ impl Runnable for WorkloadRun<'_> {
         &self.task.space
     }
 
-    fn judge(&self) -> Judge {
-        Judge::of(&self.task)
+    fn validator(&self) -> Validator {
+        Validator::of(&self.task)
     }
 
     fn least_ns(&self) -> f64 {

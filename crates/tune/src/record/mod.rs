@@ -1,17 +1,17 @@
 //! Records: trials with everything needed to repeat, compare and resume them.
 
 mod fleet;
-mod judge;
 mod lines;
 mod store;
+mod validator;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tilewright_search::{Conditions, ConfigError, Limit, Outcome, Seconds, Space, Trial};
 
-pub use judge::{Doubt, Judge, PassedOver, least_ns};
 pub use lines::{Line, RecordError, read_lines};
-pub use store::{Best, Exported, Imported, Judges, Store, StoreError, Winner};
+pub use store::{Best, Exported, Imported, Store, StoreError, Validators, Winner};
+pub use validator::{PassedOver, RejectReason, Validator, least_ns};
 
 /// Key of the trials of one space on one machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

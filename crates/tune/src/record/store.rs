@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 use tilewright_ir::op::Workload;
 use tilewright_search::{Conditions, FlatOutcome, Limit, Outcome, Seconds};
 
-use super::{Doubt, Judge, Line, PassedOver, Record, RunTime, TaskKey, read_lines};
+use super::{Line, PassedOver, Record, RejectReason, RunTime, TaskKey, Validator, read_lines};
 use crate::Error;
 
 /// Marks a database as ours: "TLWR".
@@ -298,8 +298,8 @@ impl Best {
     }
 }
 
-/// Function from a template to the judge of its records.
-pub type Judges<'a> = &'a dyn Fn(&str) -> Judge;
+/// Function from a template to the validator of its records.
+pub type Validators<'a> = &'a dyn Fn(&str) -> Validator;
 
 /// Counts of an import.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -417,7 +417,7 @@ impl Store {
         target: &str,
         threads: u32,
         template: Option<&str>,
-        judges: Judges,
+        validators: Validators,
     ) -> Result<(Vec<Record>, PassedOver), StoreError> {
         let query = format!(
             "{TRIALS} WHERE workload IN (?1, ?5) AND target = ?2 AND threads = ?3 AND (?4 IS NULL OR template = ?4) \
@@ -427,19 +427,19 @@ impl Store {
         let mut statement = self.connection.prepare_cached(&query)?;
         let mut rows = statement.query(params![workload, target, threads, template, earlier])?;
         let (mut records, mut passed_over) = (Vec::new(), PassedOver::default());
-        let mut known: HashMap<String, Judge> = HashMap::new();
+        let mut known: HashMap<String, Validator> = HashMap::new();
         // Under two names, a configuration may have been measured twice.
         let mut seen = HashSet::new();
         while let Some(row) = rows.next()? {
             let Some(record) = understood(record(row))? else {
-                passed_over.count(Doubt::Unreadable);
+                passed_over.count(RejectReason::Unreadable);
                 continue;
             };
             if !known.contains_key(&record.template) {
-                known.insert(record.template.clone(), judges(&record.template));
+                known.insert(record.template.clone(), validators(&record.template));
             }
-            match known[&record.template].doubt_of(&record) {
-                Some(doubt) => passed_over.count(doubt),
+            match known[&record.template].reject_reason_of(&record) {
+                Some(reason) => passed_over.count(reason),
                 None if earlier == workload || seen.insert((record.template.clone(), record.config.to_string())) => {
                     records.push(record);
                 }
@@ -461,14 +461,14 @@ impl Store {
     ///
     /// # Cost
     /// A few index look-ups, whatever the number of records, one more for each that is passed over, and that
-    /// of the judges.
+    /// of the validators.
     pub fn best(
         &self,
         workload: &str,
         target: &str,
         threads: u32,
         template: Option<&str>,
-        judges: Judges,
+        validators: Validators,
     ) -> Result<(Option<Best>, PassedOver), StoreError> {
         let mut tasks = self.connection.prepare_cached(TASKS)?;
         let earlier = earlier_called(workload);
@@ -479,7 +479,7 @@ impl Store {
         let mut found: Vec<Best> = Vec::new();
         for task in tasks {
             let (task, template) = task?;
-            found.extend(self.best_of_task(task, &judges(&template), &mut passed_over)?);
+            found.extend(self.best_of_task(task, &validators(&template), &mut passed_over)?);
         }
         let is_raced_here = |best: &Best| matches!(best, Best::Confirmed(winner) if !winner.is_imported);
         if found.iter().any(is_raced_here) {
@@ -489,8 +489,13 @@ impl Store {
         Ok((best, passed_over))
     }
 
-    fn best_of_task(&self, task: i64, judge: &Judge, passed_over: &mut PassedOver) -> Result<Option<Best>, StoreError> {
-        let known = self.winner_of(task, judge, passed_over)?;
+    fn best_of_task(
+        &self,
+        task: i64,
+        validator: &Validator,
+        passed_over: &mut PassedOver,
+    ) -> Result<Option<Best>, StoreError> {
+        let known = self.winner_of(task, validator, passed_over)?;
         let limit_ns = known.as_ref().map_or(f64::MAX, |(winner, _)| BEYOND_NOISE * winner.median_ns);
         // A race says nothing of what was not in it: what came later, and where it was run elsewhere what was
         // measured here.
@@ -509,11 +514,11 @@ impl Store {
                 continue;
             }
             let Some(record) = understood(record(row))? else {
-                passed_over.count(Doubt::Unreadable);
+                passed_over.count(RejectReason::Unreadable);
                 continue;
             };
-            match judge.doubt_of(&record) {
-                Some(doubt) => passed_over.count(doubt),
+            match validator.reject_reason_of(&record) {
+                Some(reason) => passed_over.count(reason),
                 None => return Ok(Some(Best::Trial(record))),
             }
         }
@@ -524,18 +529,18 @@ impl Store {
     fn winner_of(
         &self,
         task: i64,
-        judge: &Judge,
+        validator: &Validator,
         passed_over: &mut PassedOver,
     ) -> Result<Option<(Winner, i64)>, StoreError> {
         let mut winners = self.connection.prepare_cached(&format!("{WINNERS} WHERE tasks.id = ?1"))?;
         let mut rows = winners.query([task])?;
         let Some(row) = rows.next()? else { return Ok(None) };
         let Some(winner) = understood(winner(row))? else {
-            passed_over.count(Doubt::Unreadable);
+            passed_over.count(RejectReason::Unreadable);
             return Ok(None);
         };
-        if let Some(doubt) = judge.doubt(&winner.config, Some(winner.median_ns)) {
-            passed_over.count(doubt);
+        if let Some(reason) = validator.reject_reason(&winner.config, Some(winner.median_ns)) {
+            passed_over.count(reason);
             return Ok(None);
         }
         let last = match row.as_ref().column_index("last_trial") {
@@ -560,7 +565,7 @@ impl Store {
         for task in tasks.query_map(params![workload, target, threads, template, earlier], |row| row.get("id"))? {
             let task: i64 = task?;
             let last: i64 = self.connection.query_row(LAST_TRIAL, [task], |row| row.get(0))?;
-            let known = self.winner_of(task, &Judge::default(), &mut PassedOver::default())?;
+            let known = self.winner_of(task, &Validator::default(), &mut PassedOver::default())?;
             if known.is_some_and(|(winner, raced)| !winner.is_imported && raced >= last) {
                 return Ok(true);
             }
@@ -789,8 +794,8 @@ fn insert_trial(transaction: &Transaction, record: &Record, least_ns: f64) -> Re
     let outcome = FlatOutcome::from(record.outcome.clone());
     let limit = record.limit.map(Limit::parts);
     if least_ns > 0.0 {
-        let doubted = params![task, canonical(&record.config), Outcome::NO_ERROR, least_ns];
-        transaction.prepare_cached(DELETE_DOUBTED)?.execute(doubted)?;
+        let rejected = params![task, canonical(&record.config), Outcome::NO_ERROR, least_ns];
+        transaction.prepare_cached(DELETE_DOUBTED)?.execute(rejected)?;
     }
     let n_rows = transaction.prepare_cached(INSERT_TRIAL)?.execute(named_params! {
         ":task": task,

@@ -26,7 +26,7 @@ const MOST_THREADS: u32 = 4096;
 
 /// Reason why a record is passed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doubt {
+pub enum RejectReason {
     /// A configuration that the space, as it is now, does not have.
     OtherSpace,
     /// A time shorter than a machine of its target can reach.
@@ -48,11 +48,11 @@ pub struct PassedOver {
 
 impl PassedOver {
     /// Counts another record.
-    pub fn count(&mut self, doubt: Doubt) {
-        match doubt {
-            Doubt::OtherSpace => self.other_space += 1,
-            Doubt::TooFast => self.too_fast += 1,
-            Doubt::Unreadable => self.unreadable += 1,
+    pub fn count(&mut self, reason: RejectReason) {
+        match reason {
+            RejectReason::OtherSpace => self.other_space += 1,
+            RejectReason::TooFast => self.too_fast += 1,
+            RejectReason::Unreadable => self.unreadable += 1,
         }
     }
 
@@ -86,7 +86,7 @@ impl fmt::Display for PassedOver {
 
 /// Bounds for the records of a space on a machine. By default all are plausible.
 #[derive(Debug, Clone, Default)]
-pub struct Judge {
+pub struct Validator {
     space: Known,
     least_ns: f64,
 }
@@ -103,33 +103,33 @@ enum Known {
     Space(Arc<Space>),
 }
 
-impl Judge {
-    /// The judge of the records of a task.
-    pub fn of(task: &Task) -> Judge {
+impl Validator {
+    /// The validator of the records of a task.
+    pub fn of(task: &Task) -> Validator {
         let Setting { workload, target, n_threads } = &task.setting;
-        Judge {
+        Validator {
             space: Known::Space(task.space.clone()),
             least_ns: least_ns(workload, &target.name(), *n_threads as f64),
         }
     }
 
-    /// Makes the judge of the records of a space, with nothing else known.
-    pub fn of_space(space: &Arc<Space>) -> Judge {
-        Judge { space: Known::Space(space.clone()), least_ns: 0.0 }
+    /// Makes the validator of the records of a space, with nothing else known.
+    pub fn of_space(space: &Arc<Space>) -> Validator {
+        Validator { space: Known::Space(space.clone()), least_ns: 0.0 }
     }
 
-    /// The judge of records of a workload that name this target, threads and template; `machine` is the
+    /// The validator of records of a workload that name this target, threads and template; `machine` is the
     /// target where it is known, as this machine is, and the space with it.
     ///
     /// # Cost
     /// That of making the space, where the machine is known.
-    pub fn new(workload: &Workload, target: &str, threads: u32, template: &str, machine: Option<Target>) -> Judge {
+    pub fn new(workload: &Workload, target: &str, threads: u32, template: &str, machine: Option<Target>) -> Validator {
         let setting = machine.map(|target| Setting { workload: workload.clone(), target, n_threads: threads as usize });
         let space = match setting.filter(|_| (1..=MOST_THREADS).contains(&threads)) {
             None => Known::Nothing,
             Some(setting) => Task::new(setting, Some(template)).map_or(Known::Absent, |task| Known::Space(task.space)),
         };
-        Judge { space, least_ns: least_ns(workload, target, threads.into()) }
+        Validator { space, least_ns: least_ns(workload, target, threads.into()) }
     }
 
     /// The shortest time in nanoseconds that can be true, or 0 if none is known.
@@ -146,18 +146,18 @@ impl Judge {
     }
 
     /// Reason why this time of this configuration is implausible, if so.
-    pub fn doubt(&self, config: &Json, median_ns: Option<f64>) -> Option<Doubt> {
+    pub fn reject_reason(&self, config: &Json, median_ns: Option<f64>) -> Option<RejectReason> {
         match &self.space {
-            _ if median_ns.is_some_and(|ns| ns < self.least_ns) => Some(Doubt::TooFast),
-            Known::Absent => Some(Doubt::OtherSpace),
-            Known::Space(space) if space.config_from_json(config).is_err() => Some(Doubt::OtherSpace),
+            _ if median_ns.is_some_and(|ns| ns < self.least_ns) => Some(RejectReason::TooFast),
+            Known::Absent => Some(RejectReason::OtherSpace),
+            Known::Space(space) if space.config_from_json(config).is_err() => Some(RejectReason::OtherSpace),
             Known::Nothing | Known::Space(_) => None,
         }
     }
 
     /// Reason why this record is implausible, if so.
-    pub fn doubt_of(&self, record: &Record) -> Option<Doubt> {
-        self.doubt(&record.config, record.outcome.timing().map(|timing| timing.median_ns))
+    pub fn reject_reason_of(&self, record: &Record) -> Option<RejectReason> {
+        self.reject_reason(&record.config, record.outcome.timing().map(|timing| timing.median_ns))
     }
 }
 
@@ -220,29 +220,29 @@ mod tests {
         let workload = Workload::parse("matmul:m=64,n=64,k=64").unwrap();
         let target = Target::named("x86-64-v3").unwrap();
         let name = target.name();
-        let judge = |template: &str, threads: u32, machine: Option<&Target>| {
-            Judge::new(&workload, &name, threads, template, machine.cloned())
+        let validator = |template: &str, threads: u32, machine: Option<&Target>| {
+            Validator::new(&workload, &name, threads, template, machine.cloned())
         };
-        let here = judge("matmul", 1, Some(&target));
+        let here = validator("matmul", 1, Some(&target));
         let task =
             Task::new(Setting { workload: workload.clone(), target: target.clone(), n_threads: 1 }, None).unwrap();
         let config = task.space.config_to_json(&task.space.config_at(0));
         let mut passed_over = PassedOver::default();
-        for (judge, config, ns, expected) in [
+        for (validator, config, ns, expected) in [
             (&here, &config, Some(1e5), None),
             (&here, &config, None, None),
-            (&here, &config, Some(1.0), Some(Doubt::TooFast)),
-            (&here, &json!({}), Some(1e5), Some(Doubt::OtherSpace)),
-            (&here, &json!({}), None, Some(Doubt::OtherSpace)),
-            (&judge("nosuch", 1, Some(&target)), &config, Some(1e5), Some(Doubt::OtherSpace)),
-            (&judge("nosuch", 1, None), &json!({}), Some(1e5), None),
-            (&judge("nosuch", 1, None), &json!({}), Some(1.0), Some(Doubt::TooFast)),
-            (&judge("matmul", u32::MAX, Some(&target)), &json!({}), Some(1.0), None),
-            (&Judge::default(), &json!({}), Some(1e-9), None),
+            (&here, &config, Some(1.0), Some(RejectReason::TooFast)),
+            (&here, &json!({}), Some(1e5), Some(RejectReason::OtherSpace)),
+            (&here, &json!({}), None, Some(RejectReason::OtherSpace)),
+            (&validator("nosuch", 1, Some(&target)), &config, Some(1e5), Some(RejectReason::OtherSpace)),
+            (&validator("nosuch", 1, None), &json!({}), Some(1e5), None),
+            (&validator("nosuch", 1, None), &json!({}), Some(1.0), Some(RejectReason::TooFast)),
+            (&validator("matmul", u32::MAX, Some(&target)), &json!({}), Some(1.0), None),
+            (&Validator::default(), &json!({}), Some(1e-9), None),
         ] {
-            let found = judge.doubt(config, ns);
+            let found = validator.reject_reason(config, ns);
             assert_eq!(found, expected, "{config} {ns:?}");
-            found.into_iter().for_each(|doubt| passed_over.count(doubt));
+            found.into_iter().for_each(|reason| passed_over.count(reason));
         }
         assert_eq!(
             passed_over.to_string(),
