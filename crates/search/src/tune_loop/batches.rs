@@ -52,13 +52,13 @@ impl Batches {
 
     /// Has the next one measured no longer; it stays chosen.
     pub(super) fn withdraw_next(&mut self, measure: &mut dyn Measure) -> Result<(), Error> {
-        self.next.as_mut().map_or(Ok(()), |next| next.withdraw(measure))
+        self.next.as_mut().map_or(Ok(()), |next| next.cancel(measure))
     }
 
     /// Cuts the batch at hand to so many candidates; the others come next.
     pub(super) fn cut(&mut self, batch: &mut Batch, most: usize, measure: &mut dyn Measure) -> Result<(), Error> {
         if batch.candidates.len() > most {
-            batch.withdraw(measure)?;
+            batch.cancel(measure)?;
             self.next = Some(Batch::of(batch.candidates.split_off(most), batch.is_guess));
         }
         Ok(())
@@ -80,7 +80,7 @@ impl Batches {
     pub(super) fn into_left_over(self, measure: &mut dyn Measure) -> Result<VecDeque<Batch>, Error> {
         let Batches { waiting, next, mut left_over } = self;
         left_over.extend(next.into_iter().chain(waiting));
-        left_over.iter_mut().try_for_each(|batch| batch.withdraw(measure))?;
+        left_over.iter_mut().try_for_each(|batch| batch.cancel(measure))?;
         Ok(left_over)
     }
 }
@@ -121,7 +121,7 @@ impl Batch {
     }
 
     /// Has it measured no longer, nor what was submitted after it.
-    pub(super) fn withdraw(&mut self, measure: &mut dyn Measure) -> Result<(), Error> {
+    pub(super) fn cancel(&mut self, measure: &mut dyn Measure) -> Result<(), Error> {
         self.early.clear();
         self.numbers.take().map_or(Ok(()), |numbers| measure.cancel(numbers.start)).map_err(Error::Measure)
     }

@@ -279,7 +279,7 @@ impl<'c, 'a> Course<'c, 'a> {
             if phase.is_over(moment) {
                 self.batches.leave(batch.without(&trials));
             }
-            batch.withdraw(self.measure)?;
+            batch.cancel(self.measure)?;
         }
         trials.sort_by_key(|(number, _)| *number);
         let trials: Vec<Trial> = trials.into_iter().map(|(_, trial)| trial).collect();

@@ -20,13 +20,13 @@ pub struct Earlier {
     /// The configurations of those that were imported.
     pub imported: HashSet<Config>,
     /// Seconds that each trial of this machine took, about, and its time in nanoseconds where it was valid.
-    pub course: Vec<(f64, Option<f64>)>,
+    pub history: Vec<(f64, Option<f64>)>,
 }
 
 impl Earlier {
     /// About how long the searches of this machine took that measured these trials.
     pub(crate) fn searched(&self) -> Duration {
-        let seconds = self.course.iter().map(|(seconds, _)| seconds).sum();
+        let seconds = self.history.iter().map(|(seconds, _)| seconds).sum();
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
@@ -74,7 +74,7 @@ pub(crate) fn earlier_of(
             earlier.imported.insert(trial.config.clone());
         } else {
             let Seconds { build, run, verify } = record.seconds;
-            earlier.course.push((build.max(run + verify), trial.outcome.timing().map(|timing| timing.median_ns)));
+            earlier.history.push((build.max(run + verify), trial.outcome.timing().map(|timing| timing.median_ns)));
         }
         if let (Some(class), Some(_)) = (trial.outcome.class(), record.limit) {
             *earlier.cut_off.entry(class).or_default() += 1;

@@ -18,7 +18,7 @@ use tilewright_tune::template::least_flops;
 
 use super::finals::EndLimits;
 use super::recorder::Recording;
-use super::turns::{Course, Pace, TURN, next};
+use super::turns::{History, TURN, TrialRate, next};
 use super::{Found, Run, open};
 use crate::database::Database;
 use crate::error::Error;
@@ -32,7 +32,7 @@ use crate::tuned::{Tuned, Wall};
 const FIRST_TURN: Duration = Duration::from_millis(250);
 /// Least number of turns for each task; where the time does not suffice for them, turns are shorter.
 const LEAST_TURNS: u32 = 2;
-/// Length of a turn relative to the start of the workers; some trials must fit, too ([`Pace`]).
+/// Length of a turn relative to the start of the workers; some trials must fit, too ([`TrialRate`]).
 const STARTS_PER_TURN: u32 = 10;
 /// Share of the time kept for races. A race may start at most this late, or [`LEAST_LATE`]; tasks that miss
 /// it report their fastest trial and race in the next run.
@@ -109,12 +109,12 @@ struct Player<'a> {
     workload: &'a WorkloadRun<'a>,
     weight: f64,
     tuning: Tuning<'a>,
-    course: Course,
+    history: History,
     /// Device; `None` before its first turn, and where memory is short.
     device: Option<Device>,
     /// Time that it took to start that, or its workers, the last time.
     start: Duration,
-    pace: Pace,
+    trial_rate: TrialRate,
     /// Recording; `None` before its first turn.
     recording: Option<Recording>,
     found: Found,
@@ -188,13 +188,13 @@ struct Game<'a> {
 }
 
 impl Game<'_> {
-    fn courses(&self) -> Vec<&Course> {
-        self.players.iter().map(|player| &player.course).collect()
+    fn histories(&self) -> Vec<&History> {
+        self.players.iter().map(|player| &player.history).collect()
     }
 
     /// The time of the whole in nanoseconds, once every task has one.
     fn whole_ns(&self) -> Option<f64> {
-        self.courses().into_iter().map(Course::share_ns).sum()
+        self.histories().into_iter().map(History::share_ns).sum()
     }
 
     /// Time since it began.
@@ -212,15 +212,15 @@ impl Game<'_> {
         loop {
             let left = time.saturating_sub(self.elapsed());
             // Where records are lost the flag is raised as well.
-            let chosen = if stop.load(Ordering::Relaxed) { None } else { next(&self.courses()) };
+            let chosen = if stop.load(Ordering::Relaxed) { None } else { next(&self.histories()) };
             // A first result is worth more than the limit.
-            let chosen = chosen.filter(|at| !left.is_zero() || self.players[*at].course.is_new());
+            let chosen = chosen.filter(|at| !left.is_zero() || self.players[*at].history.is_new());
             if let Some(before) = awake.take_if(|before| Some(*before) != chosen) {
                 self.rest(before);
             }
             let Some(at) = chosen else { return Ok(!left.is_zero() && !stop.load(Ordering::Relaxed)) };
             awake = Some(at);
-            let turn = if self.players[at].course.is_new() { FIRST_TURN } else { turn };
+            let turn = if self.players[at].history.is_new() { FIRST_TURN } else { turn };
             self.players[at].take_turn(at, turn, left, self.observer)?;
             self.tell(at, time);
         }
@@ -233,9 +233,9 @@ impl Game<'_> {
         self.curve.extend(changed.map(|ms| (elapsed.as_secs_f64(), ms)));
         self.observer.note(Note::Turned(&Turned {
             at,
-            best_ns: self.players[at].course.best_ns(),
+            best_ns: self.players[at].history.best_ns(),
             whole_ns,
-            n_known: self.courses().iter().filter(|course| course.best_ns().is_some()).count(),
+            n_known: self.histories().iter().filter(|history| history.best_ns().is_some()).count(),
             n_trials: self.players.iter().map(Player::n_trials).sum(),
             seconds: elapsed.as_secs_f64(),
             left: time.saturating_sub(elapsed),
@@ -256,7 +256,7 @@ impl Game<'_> {
 
     /// Races the leaders of each task, of those that matter most first.
     fn race(&mut self) -> Result<Vec<TunedTask>, Error> {
-        let share = |player: &Player| player.course.share_ns().unwrap_or(0.0);
+        let share = |player: &Player| player.history.share_ns().unwrap_or(0.0);
         let mut order: Vec<(usize, Player)> = std::mem::take(&mut self.players).into_iter().enumerate().collect();
         order.sort_by(|(_, a), (_, b)| share(b).total_cmp(&share(a)));
         let n_tasks = order.len();
@@ -294,22 +294,22 @@ impl<'a> Player<'a> {
         let flops_bound = run.peak_gflops.map(|peak| least_flops(workload.workload()) / peak);
         let threads = run.settings.threads as f64;
         let bound_ns = flops_bound.unwrap_or_else(|| least_ns(workload.workload(), &key.target, threads));
-        let mut course = Course::new(weight, bound_ns);
-        earlier.course.iter().for_each(|(seconds, ns)| course.spend(*seconds, *ns));
+        let mut history = History::new(weight, bound_ns);
+        earlier.history.iter().for_each(|(seconds, ns)| history.spend(*seconds, *ns));
         if run.nothing_left().is_some() {
-            course.end();
+            history.end();
         }
         let head_start = HeadStart { prior: &earlier.trials, guesses };
-        let earlier_s: f64 = earlier.course.iter().map(|(seconds, _)| seconds).sum();
+        let earlier_s: f64 = earlier.history.iter().map(|(seconds, _)| seconds).sum();
         Player {
             run,
             workload,
             weight,
             tuning: Tuning::new(search.as_mut(), workload.subject(), head_start),
-            course,
+            history,
             device: None,
             start: Duration::ZERO,
-            pace: Pace::of(earlier_s, earlier.course.len()),
+            trial_rate: TrialRate::of(earlier_s, earlier.history.len()),
             recording: None,
             found: Found { trials: earlier.trials.clone(), lost: None },
             wall: Wall::new(),
@@ -361,35 +361,35 @@ impl<'a> Player<'a> {
         recording.go_on();
         let run = self.run;
         let own = run.settings.time.map_or(Duration::MAX, |time| time.saturating_sub(self.searched()));
-        let least = match self.course.is_new() {
+        let least = match self.history.is_new() {
             true => Duration::ZERO,
-            false => (STARTS_PER_TURN * self.start).max(self.pace.least_turn()),
+            false => (STARTS_PER_TURN * self.start).max(self.trial_rate.least_turn()),
         };
         let time = turn.max(least).min(left.saturating_sub(self.start)).min(own);
         let trials = run.left().map(|left| left - (self.found.trials.len() - run.earlier.trials.len()) as u64);
         let budget = Budget { trials, time: Some(time), ..Budget::default() };
-        let budget = Budget { batch: budget.batch.min(self.pace.most_at_a_time(time)), ..budget };
+        let budget = Budget { batch: budget.batch.min(self.trial_rate.most_at_a_time(time)), ..budget };
         let n_before = self.found.trials.len();
         let device = self.device.as_mut().expect("it is awake");
-        let (found, course) = (&mut self.found, &mut self.course);
+        let (found, history) = (&mut self.found, &mut self.history);
         let mut last = pause::now();
         let ended = self.tuning.go_on(device, budget, run.stop, &mut |event| {
             if let Event::Trial(report) = &event {
                 let now = pause::now();
                 let ns = report.trial.outcome.timing().map(|timing| timing.median_ns);
-                course.spend((now - std::mem::replace(&mut last, now)).as_secs_f64(), ns);
+                history.spend((now - std::mem::replace(&mut last, now)).as_secs_f64(), ns);
             }
             run.take_note(&event, &recording, found)
         });
         recording.rest();
-        course.spend((pause::now() - last + self.start).as_secs_f64(), None);
+        history.spend((pause::now() - last + self.start).as_secs_f64(), None);
         let took = self.wall.lap();
         self.wall.seconds.search += took;
-        self.pace = Pace::of(took, self.found.trials.len() - n_before);
+        self.trial_rate = TrialRate::of(took, self.found.trials.len() - n_before);
         let ended = ended.map_err(|error| Error::failed(&error).because(error))?;
         let is_over = run.settings.time.is_some_and(|time| time <= self.searched());
         if is_over || matches!(ended, Ended::Trials | Ended::Exhausted) {
-            self.course.end();
+            self.history.end();
         }
         self.ended = Some(ended);
         Ok(())
@@ -426,7 +426,7 @@ impl<'a> Player<'a> {
                 Tuned { ended: self.ended, ..tuned }
             }
         };
-        let ms_bound = self.course.bound_ns() / 1e6;
+        let ms_bound = self.history.bound_ns() / 1e6;
         Ok(TunedTask { tuned, weight: self.weight, share: None, ms_bound, turns: self.n_turns })
     }
 

@@ -24,13 +24,13 @@ const BATCHES_PER_TURN: f64 = 2.0;
 
 /// Seconds that a trial of a task takes; `None` where that is not known.
 #[derive(Debug, Clone, Copy)]
-pub struct Pace(Option<f64>);
+pub struct TrialRate(Option<f64>);
 
-impl Pace {
-    /// Pace from `n_trials` in `seconds`; without a trial the next turn is twice as long.
-    pub fn of(seconds: f64, n_trials: usize) -> Pace {
+impl TrialRate {
+    /// Rate of `n_trials` in `seconds`; without a trial the next turn is twice as long.
+    pub fn of(seconds: f64, n_trials: usize) -> TrialRate {
         let trial = if n_trials == 0 { 2.0 * seconds / TRIALS_PER_TURN } else { seconds / n_trials as f64 };
-        Pace(Some(trial).filter(|trial| *trial > 0.0))
+        TrialRate(Some(trial).filter(|trial| *trial > 0.0))
     }
 
     /// Least length of a turn.
@@ -46,7 +46,7 @@ impl Pace {
 
 /// Results of a task so far.
 #[derive(Debug, Clone)]
-pub struct Course {
+pub struct History {
     weight: f64,
     /// No kernel is as fast, in nanoseconds.
     bound_ns: f64,
@@ -56,10 +56,10 @@ pub struct Course {
     is_over: bool,
 }
 
-impl Course {
+impl History {
     /// Makes a task that the whole runs `weight` times, and whose time is above `bound_ns`.
-    pub fn new(weight: f64, bound_ns: f64) -> Course {
-        Course { weight, bound_ns, bests: Vec::new(), seconds: 0.0, is_over: false }
+    pub fn new(weight: f64, bound_ns: f64) -> History {
+        History { weight, bound_ns, bests: Vec::new(), seconds: 0.0, is_over: false }
     }
 
     /// Adds a turn of `seconds`, after which this is the task's best.
@@ -126,15 +126,15 @@ impl Course {
 
 /// Chooses the task of the next turn; `None` if no turn is worth its time. Each task has a first turn before
 /// any has a second, larger tasks first as far as their size is known.
-pub fn next(courses: &[&Course]) -> Option<usize> {
-    let new = courses.iter().enumerate().filter(|(_, course)| course.is_new());
-    let least_ns = |course: &Course| course.weight * course.bound_ns;
+pub fn next(histories: &[&History]) -> Option<usize> {
+    let new = histories.iter().enumerate().filter(|(_, history)| history.is_new());
+    let least_ns = |history: &History| history.weight * history.bound_ns;
     if let Some((at, _)) = new.max_by(|(_, a), (_, b)| least_ns(a).total_cmp(&least_ns(b))) {
         return Some(at);
     }
-    let gains_ns: Vec<f64> = courses.iter().map(|course| course.gain_ns()).collect();
+    let gains_ns: Vec<f64> = histories.iter().map(|history| history.gain_ns()).collect();
     let (at, _) = gains_ns.iter().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
-    let known_ns: f64 = courses.iter().filter_map(|course| course.share_ns()).sum();
+    let known_ns: f64 = histories.iter().filter_map(|history| history.share_ns()).sum();
     (gains_ns.iter().sum::<f64>() > LEAST_GAIN * known_ns).then_some(at)
 }
 
@@ -180,31 +180,35 @@ mod tests {
 
     /// The whole after so long, where turns go to whom is chosen, and how many each had. It takes a while to
     /// go from one to another.
-    fn play(tasks: &[Simulated], time_s: f64, choose: impl Fn(&[&Course], &[u64]) -> Option<usize>) -> (f64, Vec<u64>) {
+    fn play(
+        tasks: &[Simulated],
+        time_s: f64,
+        choose: impl Fn(&[&History], &[u64]) -> Option<usize>,
+    ) -> (f64, Vec<u64>) {
         const SWITCH_S: f64 = 0.06;
-        let mut courses: Vec<Course> = tasks.iter().map(|task| Course::new(task.weight, task.bound_ns)).collect();
+        let mut histories: Vec<History> = tasks.iter().map(|task| History::new(task.weight, task.bound_ns)).collect();
         let mut turns = vec![0; tasks.len()];
         let mut seconds = 0.0;
         while seconds < time_s {
-            let Some(at) = choose(&courses.iter().collect::<Vec<_>>(), &turns) else { break };
-            let course = &mut courses[at];
-            let turn = if course.is_new() { 0.25 } else { TURN.as_secs_f64() }.min(time_s - seconds);
-            course.spend(turn, Some(tasks[at].best_after(course.seconds + turn)));
+            let Some(at) = choose(&histories.iter().collect::<Vec<_>>(), &turns) else { break };
+            let history = &mut histories[at];
+            let turn = if history.is_new() { 0.25 } else { TURN.as_secs_f64() }.min(time_s - seconds);
+            history.spend(turn, Some(tasks[at].best_after(history.seconds + turn)));
             seconds += turn + SWITCH_S;
             turns[at] += 1;
         }
-        (courses.iter().map(|course| course.share_ns().unwrap()).sum(), turns)
+        (histories.iter().map(|history| history.share_ns().unwrap()).sum(), turns)
     }
 
     /// Trials of the first turns, of which each takes so many seconds and nothing is measured before all of a
     /// batch are built, where 16 are asked for at a time.
     fn trials_of_turns(trial_s: f64) -> Vec<usize> {
-        let mut pace = Pace::of(0.0, 0);
+        let mut trial_rate = TrialRate::of(0.0, 0);
         let turn = |_| {
-            let turn = TURN.max(pace.least_turn());
-            let batch = pace.most_at_a_time(turn).min(16);
+            let turn = TURN.max(trial_rate.least_turn());
+            let batch = trial_rate.most_at_a_time(turn).min(16);
             let n_trials = (turn.as_secs_f64() / trial_s) as usize / batch * batch;
-            pace = Pace::of(turn.as_secs_f64(), n_trials);
+            trial_rate = TrialRate::of(turn.as_secs_f64(), n_trials);
             n_trials
         };
         (0..6).map(turn).collect()
@@ -223,7 +227,7 @@ mod tests {
         for seed in 0..10 {
             let tasks = tasks(seed, 25);
             let time_s = 4.0 * tasks.len() as f64;
-            let (by_gain, turns) = play(&tasks, time_s, |courses, _| next(courses));
+            let (by_gain, turns) = play(&tasks, time_s, |histories, _| next(histories));
             assert!(turns.iter().all(|n| *n > 0), "each has a turn: {turns:?}");
             let (in_a_row, _) = play(&tasks, time_s, |_, turns| (0..turns.len()).min_by_key(|at| turns[*at]));
             let equal: f64 = tasks.iter().map(|task| task.weight * task.best_after(4.0)).sum();
@@ -244,7 +248,7 @@ mod tests {
         for (n_tasks, most) in [(25, 1.015), (50, 1.03)] {
             let ratios = (0..10).map(|seed| {
                 let tasks = tasks(seed, n_tasks);
-                let (by_gain, _) = play(&tasks, SEARCH_S, |courses, _| next(courses));
+                let (by_gain, _) = play(&tasks, SEARCH_S, |histories, _| next(histories));
                 let minutes: f64 = tasks.iter().map(|task| task.weight * task.best_after(60.0)).sum();
                 by_gain / minutes
             });
@@ -256,13 +260,13 @@ mod tests {
 
     #[test]
     fn who_is_at_its_bound_has_no_turn_and_where_all_are_it_ends() {
-        let course = |bests: &[f64]| {
-            let mut course = Course::new(1.0, 100.0);
-            bests.iter().for_each(|ns| course.spend(2.0, Some(*ns)));
-            course
+        let history = |bests: &[f64]| {
+            let mut history = History::new(1.0, 100.0);
+            bests.iter().for_each(|ns| history.spend(2.0, Some(*ns)));
+            history
         };
-        let (at_bound, near, over) = (course(&[150.0, 99.0]), course(&[130.0, 105.0]), {
-            let mut over = course(&[500.0]);
+        let (at_bound, near, over) = (history(&[150.0, 99.0]), history(&[130.0, 105.0]), {
+            let mut over = history(&[500.0]);
             over.end();
             over
         });
@@ -270,7 +274,7 @@ mod tests {
         assert_eq!(next(&[&at_bound, &over]), None);
         assert_eq!(next(&[]), None);
         // What is expected falls with the turns that brought nothing.
-        let mut tried = course(&[400.0]);
+        let mut tried = history(&[400.0]);
         let n_turns = (1..1000).find(|_| {
             tried.spend(2.0, Some(400.0));
             next(&[&tried]).is_none()
@@ -280,27 +284,27 @@ mod tests {
 
     #[test]
     fn who_is_new_comes_first_and_who_had_many_turns_last() {
-        let course = |weight, turns: u32| {
-            let mut course = Course::new(weight, 1.0);
-            (0..turns).for_each(|_| course.spend(2.0, Some(1000.0)));
-            course
+        let history = |weight, turns: u32| {
+            let mut history = History::new(weight, 1.0);
+            (0..turns).for_each(|_| history.spend(2.0, Some(1000.0)));
+            history
         };
-        let (new, some, many, heavy) = (course(1.0, 0), course(1.0, 5), course(1.0, 20), course(8.0, 20));
+        let (new, some, many, heavy) = (history(1.0, 0), history(1.0, 5), history(1.0, 20), history(8.0, 20));
         assert_eq!(next(&[&heavy, &new, &some, &many]), Some(1));
         assert_eq!(next(&[&many, &some]), Some(1));
         assert_eq!(next(&[&some, &heavy]), Some(1));
         // One that has just gained is worth another turn.
-        let mut gaining = course(1.0, 5);
+        let mut gaining = history(1.0, 5);
         gaining.spend(2.0, Some(500.0));
         assert_eq!(next(&[&some, &gaining]), Some(0), "half as long, it gains half as much …");
-        let mut gaining = course(1.0, 19);
+        let mut gaining = history(1.0, 19);
         gaining.spend(2.0, Some(700.0));
         assert_eq!(next(&[&many, &gaining]), Some(1));
     }
 
     #[test]
     fn who_has_no_result_has_some_turns_and_not_all() {
-        let (mut failing, mut other) = (Course::new(1.0, 1.0), Course::new(1.0, 1.0));
+        let (mut failing, mut other) = (History::new(1.0, 1.0), History::new(1.0, 1.0));
         other.spend(2.0, Some(1000.0));
         failing.spend(0.25, None);
         let n_turns = (0..100).take_while(|_| {
