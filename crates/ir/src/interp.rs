@@ -777,6 +777,11 @@ impl Compiler<'_> {
             Expr::Unary(op, x) => Node::Unary(*op, Box::new(self.node(x)?)),
             Expr::Binary(op, a, b) => Node::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
             Expr::Select(c, a, b) => Node::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
+            // A step that is written as rounded to f32 is everywhere: sums that become integers hang on it.
+            Expr::Cast(DType::F32, x) if matches!(**x, Expr::Binary(..) | Expr::Load(..)) => {
+                let rounds = Rounds { last: DType::F32, ..self.rounds(DType::F32) };
+                Node::Cast(rounds, Box::new(self.node(x)?))
+            }
             Expr::Cast(dtype, x) => Node::Cast(self.rounds(*dtype), Box::new(self.node(x)?)),
         })
     }

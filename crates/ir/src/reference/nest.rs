@@ -486,7 +486,15 @@ fn is_exact(program: &Program, to: DType, value: &Expr, is_reduced: bool) -> boo
             has_floats |= !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round)
         }
         expr::Node::Expr(Expr::Binary(op, ..)) => has_floats |= matches!(op, BinaryOp::Div | BinaryOp::Pow),
-        expr::Node::Expr(Expr::Cast(dtype, _)) => is_exact &= is_wide(*dtype) && dtype.is_float() == to.is_float(),
+        expr::Node::Expr(Expr::Cast(dtype, x)) => {
+            // A step that is written as rounded to f32 is, such as the factor of sums that become integers.
+            let rounds = match &**x {
+                Expr::Binary(..) => *dtype == DType::F32,
+                Expr::Load(b, _) => *dtype == DType::F32 && dtype_of(b) == Some(DType::I32),
+                _ => false,
+            };
+            is_exact &= is_wide(*dtype) && dtype.is_float() == to.is_float() && !rounds;
+        }
         expr::Node::Expr(Expr::FromIndex(_) | Expr::Select(..)) | expr::Node::Cond(_) => {}
     });
     is_exact && (to.is_float() || is_wide(to) && !has_floats)
