@@ -147,7 +147,7 @@ impl Fused {
 }
 
 /// Lowers a specialised graph to kernels for a target, which decides whether they multiply 8-bit integers.
-/// Where `exact`, they round no more than the graph's operators as written, and no less: f16 and bf16 are
+/// With `exact`, kernels round as the graph's operators are written, no more and no less: f16 and bf16 are
 /// then rounded to behind each operator.
 ///
 /// # Errors

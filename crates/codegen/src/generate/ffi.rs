@@ -1,7 +1,7 @@
 //! The functions of an exported object by which TVM-FFI calls it, on DLPack's tensors.
 //!
-//! They take the buffers in their order, and then the scratch memory where there is some. Nothing of TVM-FFI
-//! is linked: its function that takes errors is called where the process has it.
+//! Arguments are the buffers in their order, and then the scratch memory where there is some. Nothing of
+//! TVM-FFI is linked: its function that takes errors is called where the process has it.
 
 use std::collections::BTreeSet;
 

@@ -93,7 +93,7 @@ impl Entry {
     /// Entry of a record that won its race; none of another one.
     ///
     /// # Cost
-    /// That of making the space.
+    /// The time of making the space.
     pub fn new(line: Line) -> Option<Entry> {
         line.winner.as_ref()?;
         Some(Entry { space: space_of(&line), line })

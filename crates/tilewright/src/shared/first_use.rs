@@ -31,7 +31,7 @@ const SEARCH: &str = "store";
 /// If memory does not suffice or workers do not start.
 ///
 /// # Cost
-/// That of the reference, some tenths of a second for a layer of a network.
+/// The time of the reference, some tenths of a second for a layer of a network.
 pub(crate) fn tried(choice: &Choice, caches: Caches, worker: &WorkerCommand) -> Result<Record, Error> {
     let task = &choice.task;
     let setting = &task.setting;

@@ -122,7 +122,7 @@ impl Validator {
     /// target where it is known, as this machine is, and the space with it.
     ///
     /// # Cost
-    /// That of making the space, where the machine is known.
+    /// The time of making the space, where the machine is known.
     pub fn new(workload: &Workload, target: &str, threads: u32, template: &str, machine: Option<Target>) -> Validator {
         let setting = machine.map(|target| Setting { workload: workload.clone(), target, n_threads: threads as usize });
         let space = match setting.filter(|_| (1..=MOST_THREADS).contains(&threads)) {
