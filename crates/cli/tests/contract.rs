@@ -308,6 +308,34 @@ fn a_recorded_space_can_be_replayed() {
 }
 
 #[test]
+fn listed_configurations_are_measured_in_their_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let [db, list] = ["records.db", "configs"].map(|name| folder.path().join(name));
+    let task = ["record-space", "matmul:m=7,n=5,k=3", "--template", "gemm-4-2-4", "--db", text(&db)];
+    assert_eq!(run_json(&[&task[..], &["--max", "5"]].concat())["results"], Json::Null);
+    // One of them twice, which is once.
+    let configs: Vec<Json> = common::recorded(&db).iter().map(|config| config.parse().unwrap()).collect();
+    let lines: String = configs.iter().chain(&configs[..1]).map(|config| format!("{config}\n")).collect();
+    std::fs::write(&list, &lines).unwrap();
+    let other = folder.path().join("other.db");
+    let listed = ["--db", text(&other), "--configs", text(&list)];
+    let listed = run_json(&[&task[..4], &listed[..]].concat());
+    check_shape("record-space", &listed);
+    assert_eq!((&listed["configurations"], &listed["new_trials"]), (&5.into(), &5.into()));
+    let order = listed["results"].as_array().unwrap().iter().map(|result| result["config"].clone());
+    assert_eq!(order.collect::<Vec<Json>>(), configs);
+    // As a list, it is the same, and recorded already.
+    std::fs::write(&list, Json::Array(configs).to_string()).unwrap();
+    assert_eq!(run_json(&[&task[..], &["--configs", text(&list)]].concat())["new_trials"], 0);
+    // What is out of the space is told with its place, before anything is measured.
+    std::fs::write(&list, lines + "{\"m\": [7, 1, 1, 2]}\n").unwrap();
+    let refused = [&task[..], &["--configs", text(&list)]].concat();
+    check_refused(&refused, "configs: line 7: parameter ");
+    check_refused(&[&refused[..], &["--max", "3"]].concat(), "--max");
+    check_refused(&[&task[..], &["--configs", "nosuch"]].concat(), "nosuch");
+}
+
+#[test]
 fn a_space_that_takes_too_long_is_not_begun() {
     let folder = tempfile::tempdir().unwrap();
     let (db, file) = (folder.path().join("records.db"), folder.path().join("space.json"));

@@ -1,6 +1,8 @@
-//! Recording a space: what becomes of every configuration of it, or of a sample.
+//! Recording a space: what becomes of every configuration of it, of a sample, or of listed ones.
 
-use std::collections::{BTreeMap, HashSet};
+mod listed;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::time::Instant;
 
@@ -12,9 +14,11 @@ use tilewright::{
 };
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::{Device, Options};
-use tilewright_search::{Budget, Config, ErrorClass, Event, HeadStart, RecordedSpace, Summary, Trial};
+use tilewright_ir::op::Workload;
+use tilewright_search::{Budget, Config, ErrorClass, Event, HeadStart, Outcome, RecordedSpace, Space, Summary, Trial};
 use tilewright_tune::{Task, TaskKey};
 
+pub use self::listed::read_configs;
 use crate::Caller;
 
 /// The search that draws samples, and under whose name configurations are recorded.
@@ -26,15 +30,76 @@ const LONGEST_S: f64 = 3600.0;
 /// Configurations that are recorded at most.
 pub const MOST: u64 = 10_000_000;
 
+/// Configurations of a space that are recorded.
+#[derive(Clone, Copy)]
+pub enum Extent<'a> {
+    /// All of them.
+    All,
+    /// A random sample of so many, or all where the space has fewer.
+    Sample(u64),
+    /// These, in this order, each once.
+    Listed(&'a [Config]),
+}
+
 /// Request to record a space.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// The task whose space it is.
     pub task: &'a Task,
-    /// Most configurations, a random sample where the space has more; all of them for `None`.
-    pub max: Option<u64>,
+    /// The configurations.
+    pub extent: Extent<'a>,
     /// Seed of the sample and of the random inputs.
     pub seed: u64,
+}
+
+/// A listed configuration, and what became of it.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    /// The configuration.
+    pub config: Config,
+    /// Its outcome; `None` where the run was interrupted before it.
+    pub outcome: Option<Outcome>,
+    /// Throughput, where it was measured.
+    pub gflops: Option<f64>,
+}
+
+impl Listed {
+    fn new(config: Config, outcome: Option<&Outcome>, workload: &Workload) -> Listed {
+        let timing = outcome.and_then(Outcome::timing);
+        Listed { config, outcome: outcome.cloned(), gflops: timing.map(|timing| gflops(workload, timing.median_ns)) }
+    }
+
+    /// Name of its outcome, and the reason of a failure.
+    fn said(&self) -> (Option<&'static str>, Option<&str>) {
+        let reason = match &self.outcome {
+            Some(Outcome::Failed { message, .. }) => Some(message.as_str()),
+            _ => None,
+        };
+        (self.outcome.as_ref().map(|outcome| Outcome::name_of(outcome.class())), reason)
+    }
+
+    fn json(&self, space: &Space) -> Json {
+        let (outcome, reason) = self.said();
+        json!({
+            "config": space.config_to_json(&self.config),
+            "outcome": outcome,
+            "reason": reason,
+            "median_ns": self.outcome.as_ref().and_then(Outcome::timing).map(|timing| timing.median_ns),
+            "gflops": self.gflops,
+        })
+    }
+
+    /// Line of a table: throughput, or the class of the error with its reason, and the configuration.
+    fn line(&self, space: &Space) -> String {
+        let said = match (self.gflops, self.said()) {
+            (Some(gflops), _) => format!("{} GFLOP/s", digits(gflops)),
+            (None, (Some(class), reason)) => {
+                format!("{class} ({})", reason.unwrap_or_default().lines().next().unwrap_or_default())
+            }
+            (None, (None, _)) => "not measured".to_owned(),
+        };
+        format!("{said:>16}  {}", space.config_to_json(&self.config))
+    }
 }
 
 /// A space, as far as it is recorded.
@@ -48,6 +113,8 @@ pub struct Recorded {
     pub size: u128,
     /// Configurations that were asked for.
     pub n_asked: usize,
+    /// What became of listed configurations, in their order; `None` where none were listed.
+    pub listed: Option<Vec<Listed>>,
     /// Trials of this run.
     pub n_new: usize,
     /// Failures by class.
@@ -79,13 +146,18 @@ impl Recorded {
             "errors": errors.collect::<Map<_, _>>(),
             "best_gflops": self.best_gflops,
             "seconds": self.seconds,
+            "results": self.listed.as_ref().map(|listed| {
+                listed.iter().map(|listed| listed.json(space.space())).collect::<Vec<_>>()
+            }),
         })
     }
 
     /// Summary in lines.
     pub fn summary(&self) -> String {
         let n_missing = self.n_asked - self.space.len();
-        let mut text = format!(
+        let lines = self.listed.iter().flatten().map(|listed| listed.line(self.space.space()) + "\n");
+        let mut text: String = lines.collect();
+        text += &format!(
             "{} of {} recorded, {} of them valid{}",
             count(self.space.len() as u64, "configuration"),
             grouped(self.size),
@@ -120,8 +192,8 @@ impl Recorded {
     }
 }
 
-/// A space that is being recorded.
-struct Space<'a> {
+/// A run that records a space.
+struct Run<'a> {
     request: Request<'a>,
     /// The device; `None` where it was stopped before it was ready.
     device: Option<Device>,
@@ -138,7 +210,7 @@ struct Space<'a> {
 /// # Errors
 /// Bad input if the space is too large; failure if workers do not start or records cannot be written.
 pub fn record(request: Request, opened: Opened, worker: &WorkerCommand, caller: Caller) -> Result<Recorded, Error> {
-    let Request { task, seed, max } = request;
+    let Request { task, seed, extent } = request;
     let database = &opened.database.clone();
     let key = task_key(task, Caches::Warm);
     // A recorded space is not about the best one alone.
@@ -152,27 +224,33 @@ pub fn record(request: Request, opened: Opened, worker: &WorkerCommand, caller: 
         earlier(&opened.store, &key, task, &options.limits(), &told).map_err(|error| database.refuse(error))?.trials;
     let device = caller.start_device(&task.setting.workload, &task.setting.target, options)?;
     let recorder = Recorder::new(opened, task, key.clone(), SEARCH.to_owned(), seed);
-    let mut space = Space { request, device, recording: Recording::new(recorder), caller, database, trials };
+    let mut run = Run { request, device, recording: Recording::new(recorder), caller, database, trials };
     let start = Instant::now();
-    let n_before = space.trials.len();
+    let n_before = run.trials.len();
     let size = task.space.size();
     caller.say(format!("{}: template {}, {}", key.workload, key.template, count(size, "configuration")));
-    if max.is_none() {
-        space.check_time()?;
-    }
-    let configs = space.draw(max.unwrap_or(MOST), &[])?;
-    space.measure(&configs)?;
-    space.recording.conclude(None).map_err(|error| database.failure(&error))?;
+    let configs = match extent {
+        Extent::All => {
+            run.check_time()?;
+            run.draw(MOST, &[])?
+        }
+        Extent::Sample(n) => run.draw(n, &[])?,
+        Extent::Listed(configs) => configs.to_vec(),
+    };
+    run.measure(&configs)?;
+    run.recording.conclude(None).map_err(|error| database.failure(&error))?;
 
-    let mut trials = space.trials;
+    let mut trials = run.trials;
     let n_new = trials.len() - n_before;
     let asked: HashSet<&Config> = configs.iter().collect();
     trials.retain(|trial| asked.contains(&trial.config));
+    let n_asked = configs.len();
     let recorded = RecordedSpace::new(task.space.clone(), trials.iter().cloned());
     Ok(Recorded {
         key,
         size,
-        n_asked: configs.len(),
+        n_asked,
+        listed: matches!(extent, Extent::Listed(_)).then(|| listed(configs, &trials, task)),
         n_new,
         errors: errors_of(&trials),
         best_gflops: recorded.optimum_ns().map(|ns| gflops(&task.setting.workload, ns)),
@@ -182,7 +260,17 @@ pub fn record(request: Request, opened: Opened, worker: &WorkerCommand, caller: 
     })
 }
 
-impl Space<'_> {
+/// Looks up what became of each configuration.
+fn listed(configs: Vec<Config>, trials: &[Trial], task: &Task) -> Vec<Listed> {
+    let outcomes: HashMap<&Config, &Outcome> = trials.iter().map(|trial| (&trial.config, &trial.outcome)).collect();
+    let listed = |config: Config| {
+        let outcome = outcomes.get(&config).copied();
+        Listed::new(config, outcome, &task.setting.workload)
+    };
+    configs.into_iter().map(listed).collect()
+}
+
+impl Run<'_> {
     /// Draws `n` configurations of the space, without the known ones, in random order, or all if it has
     /// fewer.
     fn draw(&self, n: u64, known: &[Trial]) -> Result<Vec<Config>, Error> {
@@ -223,7 +311,7 @@ impl Space<'_> {
         let n_new = configs.len() as u64 - n_known;
         // It is never asked: the budget ends with the guesses.
         let mut search = self.search()?;
-        let Space { request, device: Some(device), recording, caller, database, trials } = self else {
+        let Run { request, device: Some(device), recording, caller, database, trials } = self else {
             return Ok(None);
         };
         if n_new == 0 || caller.is_stopped() {

@@ -1,15 +1,18 @@
-//! `record-space`: measures a whole space, or a sample of it, and writes what became of every configuration.
+//! `record-space`: measures a whole space, a sample of it or listed configurations, and writes what became of
+//! each.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 use tilewright_device::Device;
-use tilewright_lab::record_space::{MOST, Request, record};
+use tilewright_lab::record_space::{Extent, MOST, Request, read_configs, record};
+use tilewright_search::Config;
+use tilewright_tune::Task;
 
-use super::{DatabaseArgs, WorkloadArgs, make_task, worker_command};
-use crate::error::OrBadInput;
+use super::{DatabaseArgs, WorkloadArgs, make_task, read_file, worker_command};
+use crate::error::{OrBadInput, bad_input};
 use crate::interrupts::Interrupts;
 use crate::output::{check_apart, message, writable, write_result, write_result_of};
 
@@ -27,6 +30,10 @@ pub struct RecordSpaceArgs {
     /// Configurations to come to: a random sample where the space has more
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST))]
     max: Option<u64>,
+    /// File of configurations to measure in place of a sample, in its order: JSON objects from parameter to
+    /// value, one a line, or a JSON list of them
+    #[arg(long, value_name = "FILE", conflicts_with = "max")]
+    configs: Option<PathBuf>,
     /// Leave in what a GPU's limits rule out, as papers do: an instantiation_error each
     #[arg(long)]
     beyond_limits: bool,
@@ -51,6 +58,12 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     if args.beyond_limits {
         task = task.beyond_limits().or_bad_input("leave out --beyond-limits")?;
     }
+    let listed = args.configs.as_deref().map(|path| read_listed(path, &task)).transpose()?;
+    let extent = match (&listed, args.max) {
+        (Some(configs), _) => Extent::Listed(configs),
+        (None, Some(n)) => Extent::Sample(n),
+        (None, None) => Extent::All,
+    };
     let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
     let database = args.records.database()?;
     if let Some((path, place)) = args.output.as_deref().zip(output.as_ref()) {
@@ -60,7 +73,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let opened = database.open_to_write()?;
     opened.warning.iter().for_each(|warning| message(warning));
     let interrupts = Interrupts::watch()?;
-    let request = Request { task: &task, max: args.max, seed: args.seed };
+    let request = Request { task: &task, extent, seed: args.seed };
     let worker = worker_command()?;
     let recorded = interrupts.listen(|caller| record(request, opened, &worker, caller))?;
     if let (Some(path), Some(output)) = (&args.output, &output) {
@@ -81,4 +94,12 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
         Some(output) => write_result_of(&output, as_json, &json, &text),
         None => write_result(as_json, &json, &text),
     }
+}
+
+/// Reads a file of configurations.
+fn read_listed(path: &Path, task: &Task) -> anyhow::Result<Vec<Config>> {
+    let bytes = read_file(path, "a file of configurations")?;
+    let name = path.display().to_string();
+    let text = str::from_utf8(&bytes).map_err(|error| bad_input(format!("{name}: {error} (give a file of JSON)")))?;
+    Ok(read_configs(text, &name, &task.space)?)
 }
