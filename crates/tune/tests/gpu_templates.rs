@@ -255,6 +255,40 @@ fn first_guesses_have_threads_for_a_whole_gpu() {
     }
 }
 
+/// The first guess of a template on an H100, as JSON.
+fn guess_for_an_h100(text: &str, template: Option<&str>) -> serde_json::Value {
+    let task = Task::new(setting(text, &named("sm_90a")), template).unwrap();
+    task.space.config_to_json(&task.first_guess(0).expect("there is a guess"))
+}
+
+/// Products that an H200 computed in 38.8 µs (1024³, TF32) and 1.04 ms (4096³) with tensor cores, where threads
+/// took 59.7 µs and 3.0 ms, begin with tensor cores; those with `exact=1` with 8 × 16 sums of a thread, the
+/// tile of the kernel that cuBLAS takes for large ones.
+#[test]
+fn first_guesses_for_an_h100_take_tensor_cores() {
+    let guess = |n: i64, flags: &str| guess_for_an_h100(&format!("matmul:m={n},n={n},k={n}{flags}"), None);
+    for (n, flags) in [(1024, ""), (1024, ",tf32=1"), (4096, ",tf32=1"), (512, ",dtype=bf16")] {
+        let guess = guess(n, flags);
+        assert_eq!(guess["algorithm"], "mma", "{n}{flags}: {guess}");
+    }
+    let exact = guess(4096, ",exact=1");
+    assert_eq!((&exact["thread_m"], &exact["thread_n"]), (&8.into(), &16.into()), "{exact}");
+}
+
+/// Large products of halves begin with what CUTLASS's profiler and DeepGEMM's heuristics choose: tiles of
+/// 128 × 256 by two warpgroups, a producer warp and three stages at least.
+#[test]
+fn first_guesses_of_warpgroups_are_those_of_libraries() {
+    for n in [4096, 8192] {
+        let guess = guess_for_an_h100(&format!("matmul:m={n},n={n},k={n},dtype=bf16"), Some("gpu-matmul-wgmma"));
+        let int = |name: &str| guess[name].as_i64().unwrap_or_else(|| panic!("no {name} in {guess}"));
+        let tile = [int("block_m"), int("block_n")];
+        assert!(tile == [128, 256] || tile == [256, 128], "{n}: {guess}");
+        assert_eq!(int("groups_m") * int("groups_n"), 2, "{n}: {guess}");
+        assert!(guess["copies"] == "bulk" && int("producer") == 1 && int("ahead") >= 3, "{n}: {guess}");
+    }
+}
+
 /// Share of the papers' spaces that is valid within 48 KiB of shared memory and 1024 threads, in tenths of a
 /// per cent.
 #[test]

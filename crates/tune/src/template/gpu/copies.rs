@@ -99,9 +99,12 @@ impl Copies {
         n.max(1)
     }
 
-    /// Whether loads of factors overlap with other work.
-    pub fn are_ahead(self) -> bool {
-        self != Copies::Registers(0)
+    /// Steps whose copies are under way while one is computed.
+    pub fn in_flight(self) -> i64 {
+        match self {
+            Copies::Registers(ahead) => ahead.min(1),
+            Copies::Async(n) | Copies::Bulk(n) => n - 1,
+        }
     }
 
     /// Elements of a thread, of `elements`, that pass through registers.

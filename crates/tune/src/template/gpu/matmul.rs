@@ -3,7 +3,7 @@
 use super::super::algorithm::{self, Algorithm};
 use super::super::{Setting, Template, ceil_div};
 use super::copies::{self, Copies};
-use super::model::{Blocks, START};
+use super::model::{BARRIER, Blocks, START};
 use super::product::LEAST_BLOCK;
 use super::{Fragments, Order, Product, Tile, Tiling, constraint, gpu};
 use tilewright_ir::op::Structure;
@@ -274,6 +274,10 @@ pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
     }
 }
 
+/// Sums that the threads of a compute unit have together where these keep its arithmetic busy: a thread with
+/// many of its own need not wait for one of them.
+const FILLED: i64 = 128 * 128;
+
 /// Blocks of multiply-adds and what they read, then the kernel that adds up parts.
 pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let (t, gpu) = (tiling(s, space, config), gpu(s));
@@ -289,6 +293,10 @@ pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config)
     let copies = (bm as f64 / vectors[0] + bn as f64 / vectors[1]) / t.threads().n() as f64;
     let loads = if t.shared { (tm + tn) as f64 / 4.0 + 4.0 * copies } else { tm as f64 + tn as f64 / 4.0 };
     let others = loads + 3.0 / t.inner as f64;
+    // Four warps begin an instruction in a cycle, and one of them an access to shared memory: of 16 bytes a
+    // lane these take two cycles at least.
+    let issued = (products + others) / 4.0;
+    let accesses = if t.shared { (tm + tn) as f64 / 2.0 + 4.0 * copies } else { 0.0 };
     let loaded = t.copies.in_registers((bm + bn) * t.depth / t.threads().n());
     let blocks = Blocks {
         n,
@@ -296,12 +304,15 @@ pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config)
         registers: words(s) * (tm * tn + 2 * (tm + tn) + loaded) + OTHER_REGISTERS,
         shared_bytes: t.copies.n() * (bm + bn) * t.depth * bytes as i64,
         fmas: (bm * bn * depth) as f64 * bytes / 4.0,
-        efficiency: products / (products + others),
+        efficiency: products / 4.0 / issued.max(accesses),
         bytes: ((bm + bn) * depth + bm * bn) as f64 * bytes,
-        waits: if t.copies.are_ahead() || !t.shared { 1.0 } else { (depth / t.depth) as f64 } + 1.0,
+        steps: (depth / t.depth) as f64,
+        stages: if t.shared { t.copies.in_flight() } else { 1 },
+        exposed: if t.shared { BARRIER } else { 0.0 },
+        fill: (FILLED / (tm * tn)).clamp(128, 512),
     };
     let lanes = s.target.lanes(s.workload.dtype);
-    let cycles = if lanes > NEXT { cycles_of_cores(s, &t, lanes, &blocks) } else { blocks.cycles(&gpu) };
+    let cycles = if lanes > NEXT { cycles_of_cores(s, &t, lanes, &blocks) } else { blocks.cycles(&s.target, &gpu) };
     cycles + sums_of_parts(s, p, t.split)
 }
 

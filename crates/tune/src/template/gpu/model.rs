@@ -2,19 +2,25 @@
 //! multiplies and reads, and how long it waits.
 
 use super::super::nest::stages::Stage;
-use tilewright_ir::target::Gpu;
+use tilewright_ir::target::{Gpu, Target};
 use tilewright_ir::{BufferId, Program};
 
 /// Bytes that a compute unit gets from the last-level cache in a cycle.
 const BYTES: f64 = 20.0;
+/// Bytes that a multiprocessor of an H100 gets from the L2 cache in a cycle, as DeepGEMM's heuristics have it:
+/// 8 MB in 1,300 cycles for all 132.
+const HOPPER_BYTES: f64 = 46.0;
 /// Cycles from asking for an element in memory to having it for all threads of a block.
 const LATENCY: f64 = 700.0;
+/// Cycles of a step in which all threads of a block wait for each other, a guess.
+pub const BARRIER: f64 = 20.0;
 /// Cycles that a further kernel takes to begin.
 pub const START: f64 = 3000.0;
 /// Cycles that a block takes to begin and to end.
 const EACH: f64 = 300.0;
 
-/// Blocks of a kernel, as the cost model sees them.
+/// Blocks of a kernel, as the cost model sees them: each goes through steps of a sum, of which it copies the
+/// operands while it computes earlier ones.
 pub struct Blocks {
     /// Number of blocks.
     pub n: i64,
@@ -24,31 +30,40 @@ pub struct Blocks {
     pub registers: i64,
     /// Shared memory of each in bytes.
     pub shared_bytes: i64,
-    /// Multiply-adds of each.
+    /// Multiply-adds of each, in those of a unit's threads.
     pub fmas: f64,
-    /// Share of a thread's instructions that are multiply-adds.
+    /// Share of the unit's multiply-adds that the instructions besides them leave.
     pub efficiency: f64,
     /// Bytes that it reads and writes in the device's memory.
     pub bytes: f64,
-    /// Number of waits for loads.
-    pub waits: f64,
+    /// Steps of the sum.
+    pub steps: f64,
+    /// Steps whose operands are on their way while one is computed.
+    pub stages: i64,
+    /// Cycles of a step in which the block computes nothing, which only other blocks can use.
+    pub exposed: f64,
+    /// Threads that keep a unit's arithmetic busy.
+    pub fill: i64,
 }
 
 impl Blocks {
     /// Cycles until all of them are done.
-    pub fn cycles(&self, gpu: &Gpu) -> f64 {
+    pub fn cycles(&self, target: &Target, gpu: &Gpu) -> f64 {
         let units = i64::from(gpu.n_units).max(1);
         let by_registers = i64::from(gpu.registers_per_block) / (self.registers * self.threads).max(1);
         let by_shared = gpu.most_shared_bytes as i64 / self.shared_bytes.max(1);
         let resident = by_registers.min(by_shared).min(i64::from(gpu.unit_threads) / self.threads).clamp(1, 16);
         let waves = (self.n + units * resident - 1) / (units * resident);
         let at_a_time = resident.min((self.n + units - 1) / units) as f64;
-        // Few threads do not fill a unit, whose arithmetic takes some cycles to answer.
-        let filled = (at_a_time * self.threads as f64 / 512.0).min(1.0);
+        let filled = (at_a_time * self.threads as f64 / self.fill as f64).min(1.0);
         let compute = self.fmas / (f64::from(gpu.unit_fmas) * self.efficiency);
-        let memory = self.bytes / BYTES;
-        let busy = at_a_time * compute.max(memory) / filled;
-        waves as f64 * busy.max(self.waits * LATENCY + compute + memory)
+        let memory = self.bytes / if target.has_wgmma() { HOPPER_BYTES } else { BYTES };
+        let longer = compute.max(memory);
+        // Cycles of a step that copies of later steps do not cover.
+        let stall = (LATENCY + (memory - self.stages as f64 * longer) / self.steps).max(0.0) + self.exposed;
+        let covered = if self.stages > 0 { longer } else { compute };
+        let alone = 2.0 * LATENCY + covered + self.steps * stall;
+        waves as f64 * alone.max(at_a_time * longer / filled)
     }
 }
 

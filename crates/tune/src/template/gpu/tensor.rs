@@ -6,7 +6,7 @@ use super::super::{Setting, Template, ceil_div};
 use super::conv::is_window;
 use super::copies::{self, Copies};
 use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, product, split_k, sums_of_parts};
-use super::model::Blocks;
+use super::model::{BARRIER, Blocks};
 use super::parts::{Copied, Threads};
 use super::product::{Division, Factor, Product, bind_blocks};
 use super::{constraint, gpu};
@@ -273,7 +273,10 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
         fmas: (bm * bn * padded) as f64 * n_products * f64::from(gpu.unit_fmas) / tensor_fmas,
         efficiency: products / (products + others),
         bytes: bytes as f64 * ((bm + bn) * padded + bm * bn) as f64,
-        waits: if copies.are_ahead() { 1.0 } else { (padded / depth) as f64 } + 1.0,
+        steps: (padded / depth) as f64,
+        stages: copies.in_flight(),
+        exposed: BARRIER,
+        fill: 4 * i64::from(gpu.warp_size),
     };
-    blocks.cycles(&gpu) + sums_of_parts(s, p, split)
+    blocks.cycles(&s.target, &gpu) + sums_of_parts(s, p, split)
 }

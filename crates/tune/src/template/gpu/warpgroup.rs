@@ -5,7 +5,7 @@ use super::super::step::{accumulate, exact, fuse, inline, reorder, shared, tenso
 use super::super::{Setting, Template, ceil_div};
 use super::copies::{self, Copies};
 use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, product, split_k, sums_of_parts};
-use super::model::Blocks;
+use super::model::{BARRIER, Blocks};
 use super::parts::{Copied, Threads};
 use super::product::{Factor, Product, bind_blocks, bind_units};
 use super::tensor::{bind_warps, division};
@@ -56,11 +56,8 @@ const UNPROVEN: f64 = 100.0;
 const LEAST_COLUMNS: i64 = 32;
 /// Elements of a load of steps of the sum that do not lie next to each other.
 const APART: [i64; 2] = [1, 4];
-/// Multiply-adds of a multiprocessor's threads while tensor cores idle between two dependent steps: some 60
-/// cycles, a guess.
-const IDLE: f64 = 128.0 * 60.0;
-/// Multiply-adds of a multiprocessor's threads while all threads of a block wait at a barrier, a guess.
-const BARRIER: f64 = 128.0 * 10.0;
+/// Cycles that tensor cores idle between two dependent steps, a guess.
+const IDLE: f64 = 60.0;
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
 
@@ -354,6 +351,7 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     // groups go on by themselves.
     let idle = if goes_on(space, config) || has_producer && groups_m * groups_n > 1 { 0.0 } else { IDLE };
     let barrier = if has_producer { 0.0 } else { BARRIER };
+    let n_steps = padded / depth;
     // A block that goes through several tiles waits once: it copies for the next one while it stores.
     let n_tiles = p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn);
     let rounds = if is_persistent(space, config) { ceil_div(n_tiles, n_units(s)) } else { 1 };
@@ -363,9 +361,12 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
         registers: twice * bm * bn / threads + loaded + OTHER_REGISTERS,
         shared_bytes: twice * bytes * copies.n() * (bm + bn) * depth,
         fmas: (rounds * bm * bn * padded) as f64 / faster,
-        efficiency: products / (products + copied * (loads[0] + loads[1]) + idle + barrier),
+        efficiency: products / (products + copied * (loads[0] + loads[1])),
         bytes: (rounds * bytes * ((bm + bn) * padded + bm * bn)) as f64,
-        waits: if copies.are_ahead() { 1.0 } else { (padded / depth) as f64 } + 1.0,
+        steps: (rounds * n_steps) as f64,
+        stages: copies.in_flight() - i64::from(goes_on(space, config)),
+        exposed: idle + barrier,
+        fill: WARPS * i64::from(gpu.warp_size),
     };
-    blocks.cycles(&gpu) + sums_of_parts(s, p, split)
+    blocks.cycles(&s.target, &gpu) + sums_of_parts(s, p, split)
 }
