@@ -29,11 +29,20 @@ pub enum DType {
     U32,
     /// Unsigned, 64 bits.
     U64,
+    /// Signed, 2 bits.
+    I2,
+    /// Signed, 4 bits.
+    I4,
+    /// Unsigned, 2 bits.
+    U2,
+    /// Unsigned, 4 bits.
+    U4,
     /// A byte that is 0 or 1.
     Bool,
 }
 
-/// Each type with its name here, its number in ONNX and its bytes.
+/// Each type with its name here, its number in ONNX and its bytes. In memory, numbers of fewer bits than a
+/// byte take one each.
 const ROWS: &[(DType, &str, i32, usize)] = &[
     (DType::F16, "f16", 10, 2),
     (DType::Bf16, "bf16", 16, 2),
@@ -47,6 +56,10 @@ const ROWS: &[(DType, &str, i32, usize)] = &[
     (DType::U16, "u16", 4, 2),
     (DType::U32, "u32", 12, 4),
     (DType::U64, "u64", 13, 8),
+    (DType::I2, "i2", 26, 1),
+    (DType::I4, "i4", 22, 1),
+    (DType::U2, "u2", 25, 1),
+    (DType::U4, "u4", 21, 1),
     (DType::Bool, "bool", 9, 1),
 ];
 
@@ -59,12 +72,8 @@ const FOREIGN: &[(i32, &str)] = &[
     (18, "float8e4m3fnuz"),
     (19, "float8e5m2"),
     (20, "float8e5m2fnuz"),
-    (21, "uint4"),
-    (22, "int4"),
     (23, "float4e2m1"),
     (24, "float8e8m0"),
-    (25, "uint2"),
-    (26, "int2"),
 ];
 
 impl DType {
@@ -75,6 +84,16 @@ impl DType {
     /// Bytes of an element.
     pub fn size(self) -> usize {
         self.row().3
+    }
+
+    /// Bits of an element in a file: less than those in memory where several share a byte, the first of them
+    /// in its lowest bits.
+    pub fn bits(self) -> usize {
+        match self {
+            DType::I2 | DType::U2 => 2,
+            DType::I4 | DType::U4 => 4,
+            _ => 8 * self.size(),
+        }
     }
 
     /// Name, such as `f32`.
@@ -123,6 +142,10 @@ impl DType {
             DType::U16 => (0, u16::MAX.into()),
             DType::U32 => (0, u32::MAX.into()),
             DType::U64 => (0, u64::MAX.into()),
+            DType::I2 => (-2, 1),
+            DType::I4 => (-8, 7),
+            DType::U2 => (0, 3),
+            DType::U4 => (0, 15),
             DType::Bool => (0, 1),
             DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => panic!("integers have a range, {self} has not"),
         }

@@ -18,6 +18,7 @@ mod loss;
 mod matmul;
 mod movement;
 mod norm;
+mod packed;
 mod pool;
 mod quantize;
 mod recurrent;
@@ -50,6 +51,7 @@ pub use loss::*;
 pub use matmul::*;
 pub use movement::*;
 pub use norm::*;
+pub use packed::*;
 pub use pool::*;
 pub use quantize::*;
 pub use recurrent::*;
@@ -104,6 +106,7 @@ pub const OPERATORS: &[&[Operator]] = &[
     matmul::ROWS,
     movement::ROWS,
     norm::ROWS,
+    packed::ROWS,
     pool::ROWS,
     quantize::ROWS,
     recurrent::ROWS,
@@ -276,6 +279,7 @@ ops! {
     EyeLike: "Ones on a diagonal.",
     Flatten: "Two dimensions.",
     Gather: "Slices by index.",
+    GatherBlockQuantized: "Slices of a table of few bits by index.",
     GatherElements: "Elements by index.",
     GatherNd: "Slices by index tuples.",
     Gemm: "A matrix product with a matrix added.",
@@ -289,6 +293,7 @@ ops! {
     Lrn: "Divided by the neighbouring channels' energy.",
     MatMul: "Products of matrices.",
     MatMulInteger: "Products of integer matrices with zero points.",
+    MatMulNBits: "Products with weights of few bits.",
     MaxUnpool: "Numbers back where a pool found them.",
     MeanVarianceNormalization: "Mean 0 and variance 1.",
     MelWeightMatrix: "From frequencies to mel bands.",

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::op::{Op, product_shape};
+use crate::op::{Blocks, Op, product_shape};
 use crate::tensor::shape_text;
 use crate::{Graph, Node, TensorType};
 
@@ -141,6 +141,13 @@ fn task_of(graph: &Graph, node: &Node) -> Option<Task> {
         Op::MatMul(_) => product("matmul", 1),
         Op::MatMulInteger(_) => product("integer matmul", 1),
         Op::QLinearMatMul(_) => product("quantized matmul", 3),
+        Op::MatMulNBits(op) => {
+            let m = n(shape(0)?) / (op.k as u64).max(1);
+            let flops = [op.n, op.k].iter().fold(2 * m, |all, &d| all.saturating_mul(d as u64));
+            let Blocks { bits, size } = op.blocks;
+            let text = format!("m={m} n={} k={} bits={bits} block={size}", op.n, op.k);
+            Some(Task { kind: "matmul of packed weights", text, flops, count: 1 })
+        }
         Op::Gemm(op) => {
             let [m, n_columns, k] = op.sizes(shape(0)?, shape(1)?).ok()?;
             let flops = [n_columns, k].iter().fold(2 * m as u64, |all, &d| all.saturating_mul(d as u64));

@@ -54,7 +54,8 @@ pub fn shape_text(shape: &[usize]) -> String {
     format!("[{}]", dims.join(","))
 }
 
-/// A tensor in memory: little-endian elements, row-major. A clone shares the bytes.
+/// A tensor in memory: little-endian elements, row-major, those of fewer than 8 bits in a byte each. A clone
+/// shares the bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Tensor {
     ty: TensorType,
@@ -75,11 +76,11 @@ macro_rules! encode {
             DType::Bf16 => bytes_of($numbers, |x: $from| bf16_from_f64(x as f64).to_le_bytes()),
             DType::F32 => bytes_of($numbers, |x: $from| (x as f32).to_le_bytes()),
             DType::F64 => bytes_of($numbers, |x: $from| (x as f64).to_le_bytes()),
-            DType::I8 => bytes_of($numbers, |x: $from| (x as i8).to_le_bytes()),
+            DType::I8 | DType::I4 | DType::I2 => bytes_of($numbers, |x: $from| (x as i8).to_le_bytes()),
             DType::I16 => bytes_of($numbers, |x: $from| (x as i16).to_le_bytes()),
             DType::I32 => bytes_of($numbers, |x: $from| (x as i32).to_le_bytes()),
             DType::I64 => bytes_of($numbers, |x: $from| (x as i64).to_le_bytes()),
-            DType::U8 => bytes_of($numbers, |x: $from| (x as u8).to_le_bytes()),
+            DType::U8 | DType::U4 | DType::U2 => bytes_of($numbers, |x: $from| (x as u8).to_le_bytes()),
             DType::U16 => bytes_of($numbers, |x: $from| (x as u16).to_le_bytes()),
             DType::U32 => bytes_of($numbers, |x: $from| (x as u32).to_le_bytes()),
             DType::U64 => bytes_of($numbers, |x: $from| (x as u64).to_le_bytes()),
@@ -96,11 +97,13 @@ macro_rules! decode {
             DType::Bf16 => numbers_of(&$tensor.bytes, |b| bf16::from_le_bytes(b).to_f64() as $to),
             DType::F32 => numbers_of(&$tensor.bytes, |b| f32::from_le_bytes(b) as $to),
             DType::F64 => numbers_of(&$tensor.bytes, |b| f64::from_le_bytes(b) as $to),
-            DType::I8 => numbers_of(&$tensor.bytes, |b| i8::from_le_bytes(b) as $to),
+            DType::I8 | DType::I4 | DType::I2 => numbers_of(&$tensor.bytes, |b| i8::from_le_bytes(b) as $to),
             DType::I16 => numbers_of(&$tensor.bytes, |b| i16::from_le_bytes(b) as $to),
             DType::I32 => numbers_of(&$tensor.bytes, |b| i32::from_le_bytes(b) as $to),
             DType::I64 => numbers_of(&$tensor.bytes, |b| i64::from_le_bytes(b) as $to),
-            DType::U8 | DType::Bool => numbers_of(&$tensor.bytes, |b| u8::from_le_bytes(b) as $to),
+            DType::U8 | DType::U4 | DType::U2 | DType::Bool => {
+                numbers_of(&$tensor.bytes, |b| u8::from_le_bytes(b) as $to)
+            }
             DType::U16 => numbers_of(&$tensor.bytes, |b| u16::from_le_bytes(b) as $to),
             DType::U32 => numbers_of(&$tensor.bytes, |b| u32::from_le_bytes(b) as $to),
             DType::U64 => numbers_of(&$tensor.bytes, |b| u64::from_le_bytes(b) as $to),
@@ -123,6 +126,15 @@ impl Tensor {
     /// # Panics
     /// If there are more or fewer numbers than its shape takes.
     pub fn from_floats(dtype: DType, shape: impl Into<Vec<usize>>, numbers: &[f64]) -> Tensor {
+        let clamped: Vec<f64>;
+        let numbers = match dtype.bits() {
+            2 | 4 => {
+                let (least, most) = dtype.integer_range();
+                clamped = numbers.iter().map(|x| x.max(least as f64).min(most as f64)).collect();
+                &clamped
+            }
+            _ => numbers,
+        };
         let bytes = encode!(dtype, numbers, f64);
         Tensor::new(TensorType::new(dtype, shape), bytes.into()).expect("as many numbers as the shape takes")
     }
@@ -133,8 +145,48 @@ impl Tensor {
     /// # Panics
     /// If there are more or fewer numbers than its shape takes.
     pub fn from_integers(dtype: DType, shape: impl Into<Vec<usize>>, numbers: &[i128]) -> Tensor {
+        let wrapped: Vec<i128>;
+        let numbers = match dtype.bits() {
+            bits @ (2 | 4) => {
+                let least = dtype.integer_range().0;
+                wrapped = numbers.iter().map(|x| (x - least).rem_euclid(1 << bits) + least).collect();
+                &wrapped
+            }
+            _ => numbers,
+        };
         let bytes = encode!(dtype, numbers, i128);
         Tensor::new(TensorType::new(dtype, shape), bytes.into()).expect("as many numbers as the shape takes")
+    }
+
+    /// Makes a tensor of elements as they lie in files, where those of fewer than 8 bits share bytes; `None`
+    /// where their number is wrong for the type.
+    pub fn from_packed(ty: TensorType, bytes: Bytes) -> Option<Tensor> {
+        let bits = ty.dtype.bits();
+        if bits >= 8 {
+            return Tensor::new(ty, bytes);
+        }
+        let n = ty.checked_len()?;
+        let (each, shift) = (8 / bits, 8 - bits);
+        let is_signed = ty.dtype.integer_range().0 < 0;
+        let number = |at: usize| {
+            let high = bytes[at / each] << (shift - bits * (at % each));
+            if is_signed { (high as i8 >> shift) as u8 } else { high >> shift }
+        };
+        (bytes.len() == n.div_ceil(each))
+            .then(|| (0..n).map(number).collect::<Vec<u8>>())
+            .and_then(|bytes| Tensor::new(ty, bytes.into()))
+    }
+
+    /// Elements as they lie in files, as [`Tensor::from_packed`] takes them.
+    pub fn packed(&self) -> Bytes {
+        let bits = self.ty.dtype.bits();
+        if bits >= 8 {
+            return self.bytes.clone();
+        }
+        let byte = |chunk: &[u8]| {
+            chunk.iter().enumerate().fold(0, |byte, (at, x)| byte | (x & ((1 << bits) - 1)) << (bits * at))
+        };
+        self.bytes.chunks(8 / bits).map(byte).collect()
     }
 
     /// An `i64` tensor of one dimension.

@@ -42,6 +42,12 @@ fn elements_are_read_wherever_they_stand() {
     check(DType::I64, field(7, packed(&[-1 << 40, 4])), &[-(2.0_f64.powi(40)), 4.0]);
     check(DType::U64, field(11, packed(&[5, 6])), &[5.0, 6.0]);
     check(DType::U32, field(11, packed(&[5, 4_000_000_000])), &[5.0, 4e9]);
+    // The first of those that share a byte lies in its lowest bits.
+    check(DType::I4, field(9, [0x8f, 0x07]), &[-1.0, -8.0, 7.0]);
+    check(DType::U4, field(9, [0x8f, 0x07]), &[15.0, 8.0, 7.0]);
+    check(DType::I4, field(5, packed(&[0x8f, 0x07])), &[-1.0, -8.0, 7.0]);
+    check(DType::I2, field(9, [0b01_10_11_00, 0b10]), &[0.0, -1.0, -2.0, 1.0, -2.0]);
+    check(DType::U2, field(9, [0b01_10_11_00, 0b10]), &[0.0, 3.0, 2.0, 1.0, 2.0]);
 }
 
 #[test]

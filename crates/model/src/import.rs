@@ -339,6 +339,8 @@ impl Job<'_> {
                 let (from, to) = (self.net.value(self.try_input(0)?).dtype, self.net.value(self.output()?).dtype);
                 match to {
                     _ if from == to => self.view(),
+                    // Of what is beyond these few bits the lowest stay, which stores of bytes do not see to.
+                    DType::I2 | DType::I4 | DType::U2 | DType::U4 => None,
                     DType::Bool => self.map(|x| Some(scalar::is_not_zero(x[0].clone()))),
                     _ => {
                         let (x, to) = (self.try_input(0)?, self.output()?);
@@ -695,6 +697,8 @@ impl Job<'_> {
             Op::QuantizeLinear(quantize) => self.quantize(*quantize),
             Op::DequantizeLinear(dequantize) => self.dequantize(dequantize.0),
             Op::DynamicQuantizeLinear(_) => self.quantize_by_range(),
+            Op::MatMulNBits(op) => self.packed_product(op),
+            Op::GatherBlockQuantized(op) => self.packed_slices(op),
             Op::MatMulInteger(_) => {
                 self.integer_product().or_else(|| self.quantized_product()).or_else(|| self.whole_product())
             }

@@ -326,7 +326,12 @@ impl Net {
 
     /// The type of a value's elements in code, where kernels of models have it.
     pub fn element_type(&self, id: ValueId) -> Option<tilewright_ir::DType> {
-        let name = self.value(id).dtype.name();
+        // Integers of fewer than 8 bits have a byte each.
+        let name = match self.value(id).dtype {
+            DType::I2 | DType::I4 => "i8",
+            DType::U2 | DType::U4 => "u8",
+            other => other.name(),
+        };
         let found = tilewright_ir::DType::ALL.into_iter().find(|(_, n)| *n == name);
         found.map(|(dtype, _)| dtype)
     }

@@ -54,7 +54,12 @@ pub fn read_npy(file: &Bytes) -> Result<Tensor, NpyError> {
 /// # Panics
 /// For elements of a type that NumPy does not have.
 pub fn write_npy(tensor: &Tensor) -> Vec<u8> {
-    let name = TYPES.iter().find(|(dtype, _)| *dtype == tensor.dtype()).expect("NumPy has it").1;
+    let dtype = match tensor.dtype() {
+        DType::I2 | DType::I4 => DType::I8,
+        DType::U2 | DType::U4 => DType::U8,
+        dtype => dtype,
+    };
+    let name = TYPES.iter().find(|(known, _)| *known == dtype).expect("NumPy has it").1;
     let order = if tensor.dtype().size() == 1 { '|' } else { '<' };
     let dims: String = tensor.shape().iter().map(|d| format!("{d}, ")).collect();
     let mut header = format!("{{'descr': '{order}{name}', 'fortran_order': False, 'shape': ({}), }}", dims.trim_end());

@@ -17,6 +17,9 @@ mod integers;
 #[path = "onnx/numbers.rs"]
 mod numbers;
 
+#[path = "onnx/packed.rs"]
+mod packed;
+
 #[path = "onnx/quantized.rs"]
 mod quantized;
 

@@ -55,7 +55,10 @@ impl Source<'_> {
                 refuse(format!("its shape {:?} has a negative dimension (save the model anew)", proto.dims))
             })?;
         let ty = TensorType::new(dtype, shape);
-        let wanted = ty.checked_bytes().ok_or_else(|| refuse(format!("its shape {:?} is too large", ty.shape)))?;
+        let too_large = || refuse(format!("its shape {:?} is too large", ty.shape));
+        // Several numbers of few bits share a byte.
+        let each = 8 / dtype.bits().min(8);
+        let wanted = ty.checked_bytes().ok_or_else(too_large)?.div_ceil(each);
         let bytes = if proto.is_external {
             self.external_bytes(proto, wanted).map_err(refuse)?
         } else if let Some(raw) = proto.raw {
@@ -65,7 +68,10 @@ impl Source<'_> {
             self.listed(message, dtype)?
         };
         let found = bytes.len();
-        Tensor::new(ty.clone(), bytes).map(Loaded::Tensor).ok_or_else(|| {
+        if each > 1 && found == wanted && !proto.is_external {
+            self.budget.charge(ty.n_elements())?;
+        }
+        Tensor::from_packed(ty.clone(), bytes).map(Loaded::Tensor).ok_or_else(|| {
             refuse(format!("{ty} takes {wanted} bytes, and {found} are there: the file is damaged (save it anew)"))
         })
     }
@@ -103,7 +109,7 @@ impl Source<'_> {
                 (4, DType::F32) => field.fixed(4, &mut fixed, self.budget)?,
                 (10, DType::F64) => field.fixed(8, &mut fixed, self.budget)?,
                 (5, DType::I32 | DType::I16 | DType::I8 | DType::U16 | DType::U8 | DType::Bool)
-                | (5, DType::F16 | DType::Bf16)
+                | (5, DType::F16 | DType::Bf16 | DType::I4 | DType::U4 | DType::I2 | DType::U2)
                 | (7, DType::I64)
                 | (11, DType::U32 | DType::U64) => field.ints(&mut ints, self.budget)?,
                 _ => {}

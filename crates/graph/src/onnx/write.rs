@@ -117,7 +117,7 @@ pub(super) fn tensor_bytes(name: &str, tensor: &Tensor) -> Vec<u8> {
     tensor.shape().iter().for_each(|&d| int(&mut message, 1, d as i64));
     int(&mut message, 2, tensor.dtype().to_onnx().into());
     bytes(&mut message, 8, name.as_bytes());
-    bytes(&mut message, 9, tensor.bytes());
+    bytes(&mut message, 9, &tensor.packed());
     message
 }
 

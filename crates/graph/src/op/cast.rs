@@ -57,6 +57,7 @@ impl Operation for Cast {
             // Of what is beyond a short integer the low bits stay, as those of a longer one.
             match ty.dtype {
                 DType::I8 | DType::U8 | DType::I16 | DType::U16 => low_bits(x, DType::I32, ty),
+                DType::I4 | DType::U4 | DType::I2 | DType::U2 => low_bits(x, DType::I32, ty),
                 DType::U32 => low_bits(x, DType::I64, ty),
                 _ => Tensor::from_floats(ty.dtype, ty.shape, &x.floats()),
             }
@@ -75,7 +76,7 @@ fn low_bits(x: &Tensor, longer: DType, ty: TensorType) -> Tensor {
 impl Operation for BitCast {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let ty = inputs.ty(0)?;
-        if ty.dtype.size() != self.to.size() || self.to == DType::Bool {
+        if ty.dtype.bits() != self.to.bits() || self.to == DType::Bool {
             return Err(unsupported!("a cast of the bits of {} to {} is not supported", ty.dtype, self.to));
         }
         Ok(vec![TensorType::new(self.to, ty.shape.clone())])
@@ -83,7 +84,7 @@ impl Operation for BitCast {
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let ty = self.infer(inputs)?.remove(0);
-        let bytes = inputs.tensor(0)?.bytes().clone();
-        Ok(vec![Tensor::new(ty, bytes).expect("types of one size")])
+        let bytes = inputs.tensor(0)?.packed();
+        Ok(vec![Tensor::from_packed(ty, bytes).expect("types of one size")])
     }
 }

@@ -20,7 +20,7 @@ import onnx
 from onnx import numpy_helper
 
 warnings.simplefilter("ignore")
-TYPES = {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16}
+TYPES = {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16, 21, 22, 25, 26}
 LARGEST = 40_000
 
 
@@ -37,7 +37,9 @@ def tensor_record(array):
         raise Unfit("no tensor")
     if proto.data_type not in TYPES:
         raise Unfit("element type")
-    raw = numpy_helper.to_array(proto).tobytes()
+    array = numpy_helper.to_array(proto)
+    # Those of few bits take a byte each, with its sign.
+    raw = (array.astype(np.int8) if proto.data_type in (22, 26) else array).tobytes()
     dims = list(proto.dims)
     return struct.pack("<BB", proto.data_type, len(dims)) + b"".join(struct.pack("<I", d) for d in dims) + raw
 

@@ -8,5 +8,6 @@
 
 pub mod epilogue;
 pub mod graph;
+mod packed;
 mod price;
 mod product;

@@ -1,0 +1,290 @@
+//! Operators with weights of 2, 4 or 8 bits, against sums of what was packed.
+
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use tilewright_device::host;
+use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+use tilewright_graph::op::Attribute;
+use tilewright_graph::{Bindings, DType, Dim, Tensor, evaluate, onnx, specialise};
+use tilewright_model::Runner;
+use tilewright_runtime::Threads;
+
+use crate::common::no_files;
+use crate::compiled_for;
+
+type Random = rand_xoshiro::Xoshiro256PlusPlus;
+
+/// A model of one node with what it computes of its only input.
+struct Drawn {
+    text: String,
+    file: ModelFile,
+    input: (&'static str, Tensor),
+    expected: Vec<f64>,
+}
+
+fn port(name: &str, dtype: DType, shape: &[usize]) -> Port {
+    Port { name: name.to_owned(), dtype, dims: shape.iter().map(|&d| Dim::Size(d)).collect() }
+}
+
+/// Rows of numbers with the first in the lowest bits of a byte.
+fn packed(rows: &[Vec<i64>], bits: u32) -> Vec<i128> {
+    let each = (8 / bits) as usize;
+    let byte = |numbers: &[i64]| numbers.iter().rev().fold(0, |byte, x| byte << bits | i128::from(*x));
+    rows.iter().flat_map(|row| row.chunks(each).map(byte)).collect()
+}
+
+fn of_node(op: &str, inputs: &[&str], attributes: &[(&str, i64)], given: Port, out: &[usize]) -> ModelFile {
+    let node = NodeFile {
+        name: "packed".to_owned(),
+        domain: "com.microsoft".to_owned(),
+        op: op.to_owned(),
+        inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
+        outputs: vec!["y".to_owned()],
+        attributes: attributes.iter().map(|(name, x)| ((*name).to_owned(), Attribute::Int(*x))).collect(),
+    };
+    ModelFile {
+        name: "packed".to_owned(),
+        opset: 21,
+        domains: vec![("com.microsoft".to_owned(), 1)],
+        inputs: vec![given],
+        outputs: vec![port("y", DType::F32, out)],
+        nodes: vec![node],
+        ..ModelFile::default()
+    }
+}
+
+fn singles(random: &mut Random, n: usize, most: f32) -> Vec<f64> {
+    (0..n).map(|_| f64::from(random.random_range(-most..most))).collect()
+}
+
+/// A block as numbers of 8 bits times a scale, in f32 as ONNX Runtime computes it.
+fn rounded(block: &[f64]) -> Vec<f64> {
+    let most = block.iter().fold(0.0f32, |most, x| most.max((*x as f32).abs()));
+    let scale = most / 127.0;
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    block.iter().map(|x| f64::from((*x as f32 * inverse).round_ties_even()) * f64::from(scale)).collect()
+}
+
+fn product(seed: u64) -> Drawn {
+    let random = &mut Random::seed_from_u64(seed);
+    let bits: u32 = *[2, 4, 4, 8].choose(random).unwrap();
+    let block: usize = *[16, 32, 64, 128, 256].choose(random).unwrap();
+    let m: usize = *[1, 3, 16, 21].choose(random).unwrap();
+    let k = if random.random_bool(0.5) { block * random.random_range(1..4) } else { random.random_range(1..200) };
+    let n = random.random_range(1..70);
+    let (n_blocks, most) = (k.div_ceil(block), 1i64 << bits);
+    let mut draw = |rows: usize, columns: usize| -> Vec<Vec<i64>> {
+        (0..rows).map(|_| (0..columns).map(|_| random.random_range(0..most)).collect()).collect()
+    };
+    let (weights, zeros) = (draw(n, n_blocks * block), draw(n, n_blocks));
+    let scales = singles(random, n * n_blocks, 0.3);
+    let mut x = singles(random, m * k, 1.0);
+    // A row of zeros has no scale.
+    x[..k].iter_mut().take(if seed % 5 == 0 { k } else { 0 }).for_each(|x| *x = 0.0);
+    let level = *[0, 1, 4, 4].choose(random).unwrap();
+    let kind = random.random_range(0..3);
+    let mut zero: Vec<Vec<f64>> = zeros.iter().map(|row| row.iter().map(|&x| x as f64).collect()).collect();
+    let mut inputs = vec!["x", "w", "s"];
+    let mut constants = vec![
+        ("w".to_owned(), {
+            let numbers = packed(&weights, bits);
+            Tensor::from_integers(DType::U8, [n, n_blocks, block * bits as usize / 8], &numbers)
+        }),
+        ("s".to_owned(), Tensor::from_floats(DType::F32, [n, n_blocks], &scales)),
+    ];
+    match kind {
+        0 => zero.iter_mut().flatten().for_each(|zero| *zero = (most / 2) as f64),
+        1 => {
+            inputs.push("z");
+            let width = (n_blocks * bits as usize).div_ceil(8);
+            constants.push(("z".to_owned(), Tensor::from_integers(DType::U8, [n, width], &packed(&zeros, bits))));
+        }
+        _ => {
+            inputs.push("z");
+            zero.iter_mut().flatten().for_each(|zero| *zero += 0.25);
+            let all = zero.concat();
+            constants.push(("z".to_owned(), Tensor::from_floats(DType::F32, [n, n_blocks], &all)));
+        }
+    }
+    let mut block_of: Vec<usize> = (0..k).map(|at| at / block).collect();
+    let has_groups = random.random_bool(0.2);
+    if has_groups {
+        block_of.iter_mut().for_each(|block| *block = random.random_range(0..n_blocks));
+        inputs.resize(4, if kind == 0 { "" } else { "z" });
+        inputs.push("g");
+        let groups: Vec<i128> = block_of.iter().map(|&block| block as i128).collect();
+        constants.push(("g".to_owned(), Tensor::from_integers(DType::I32, [k], &groups)));
+    }
+    let mut bias = vec![0.0; n];
+    if random.random_bool(0.4) {
+        bias = singles(random, n, 1.0);
+        inputs.resize(5, "");
+        inputs.push("c");
+        constants.push(("c".to_owned(), Tensor::from_floats(DType::F32, [n], &bias)));
+    }
+    let is_rounded = level == 4 && kind < 2 && !has_groups;
+    let mut expected = Vec::new();
+    for row in x.chunks(k) {
+        let row = if is_rounded { row.chunks(block).flat_map(rounded).collect() } else { row.to_vec() };
+        for (j, bias) in bias.iter().enumerate() {
+            let term = |at: usize| {
+                let block = block_of[at];
+                row[at] * (weights[j][at] as f64 - zero[j][block]) * scales[j * n_blocks + block]
+            };
+            expected.push((0..k).map(term).sum::<f64>() + bias);
+        }
+    }
+    let attributes = [
+        ("K", k as i64),
+        ("N", n as i64),
+        ("bits", i64::from(bits)),
+        ("block_size", block as i64),
+        ("accuracy_level", level),
+    ];
+    let text = format!("m={m} n={n} k={k} bits={bits} block={block} zeros {kind} groups {has_groups} level {level}");
+    let mut file = of_node("MatMulNBits", &inputs, &attributes, port("x", DType::F32, &[m, k]), &[m, n]);
+    file.weights = constants;
+    Drawn { text, file, input: ("x", Tensor::from_floats(DType::F32, [m, k], &x)), expected }
+}
+
+fn slices(seed: u64) -> Drawn {
+    let random = &mut Random::seed_from_u64(seed);
+    let dtype = *[DType::U8, DType::U8, DType::U4, DType::I4].choose(random).unwrap();
+    let bits: u32 = if dtype == DType::U8 { *[2, 4, 8].choose(random).unwrap() } else { 4 };
+    let block: usize = *[16, 32].choose(random).unwrap();
+    let rows: usize = random.random_range(1..20);
+    let width = block * random.random_range(1..4) - 8 * random.random_range(0..2);
+    // Slices of columns, and blocks of rows, only where numbers do not share bytes.
+    let is_turned = dtype != DType::U8 && random.random_bool(0.4);
+    let [n_blocks, n_slices] = if is_turned { [rows.div_ceil(block), width] } else { [width.div_ceil(block), rows] };
+    let (scale_rows, scale_columns) = if is_turned { (n_blocks, width) } else { (rows, n_blocks) };
+    let least: i64 = if dtype == DType::I4 { -8 } else { 0 };
+    let mut draw = |rows: usize, columns: usize| -> Vec<Vec<i64>> {
+        let range = least..least + (1 << bits);
+        (0..rows).map(|_| (0..columns).map(|_| random.random_range(range.clone())).collect()).collect()
+    };
+    let (numbers, mut zeros) = (draw(rows, width), draw(scale_rows, scale_columns));
+    let scales = singles(random, scale_rows * scale_columns, 0.3);
+    let tensor = |numbers: &[Vec<i64>]| match dtype {
+        DType::U8 => {
+            let width = (numbers[0].len() * bits as usize).div_ceil(8);
+            Tensor::from_integers(dtype, [numbers.len(), width], &packed(numbers, bits))
+        }
+        _ => {
+            let all: Vec<i128> = numbers.concat().into_iter().map(i128::from).collect();
+            Tensor::from_integers(dtype, [numbers.len(), numbers[0].len()], &all)
+        }
+    };
+    let mut constants = vec![
+        ("w".to_owned(), tensor(&numbers)),
+        ("s".to_owned(), Tensor::from_floats(DType::F32, [scale_rows, scale_columns], &scales)),
+    ];
+    let mut inputs = vec!["w", "x", "s"];
+    if random.random_bool(0.5) {
+        inputs.push("z");
+        constants.push(("z".to_owned(), tensor(&zeros)));
+    } else {
+        let middle = if dtype == DType::U8 { 1 << (bits - 1) } else { 0 };
+        zeros.iter_mut().flatten().for_each(|zero| *zero = middle);
+    }
+    let n = n_slices as i64;
+    let indices: Vec<i64> = (0..5).map(|_| random.random_range(-n - 1..n + 1)).chain([n, -n - 1, i64::MIN]).collect();
+    let number = |i: usize, j: usize| {
+        let [a, b] = if is_turned { [i / block, j] } else { [i, j / block] };
+        (numbers[i][j] - zeros[a][b]) as f64 * scales[a * scale_columns + b]
+    };
+    let place = |index: i64| {
+        let place = if index < 0 { index.saturating_add(n) } else { index };
+        usize::try_from(place).ok().filter(|place| *place < n_slices)
+    };
+    let expected: Vec<f64> = match is_turned {
+        false => {
+            let row = |index: &i64| (0..width).map(|j| place(*index).map_or(0.0, |i| number(i, j))).collect::<Vec<_>>();
+            indices.iter().flat_map(row).collect()
+        }
+        true => {
+            let row = |i: usize| indices.iter().map(|index| place(*index).map_or(0.0, |j| number(i, j))).collect();
+            (0..rows).flat_map(|i| -> Vec<f64> { row(i) }).collect()
+        }
+    };
+    let mut attributes = vec![
+        ("block_size", block as i64),
+        ("gather_axis", i64::from(is_turned)),
+        ("quantize_axis", i64::from(!is_turned) - 2 * i64::from(seed % 3 == 0)),
+    ];
+    attributes.extend((dtype == DType::U8).then_some(("bits", i64::from(bits))));
+    let out = if is_turned { [rows, indices.len()] } else { [indices.len(), width] };
+    let mut file = of_node("GatherBlockQuantized", &inputs, &attributes, port("x", DType::I64, &[indices.len()]), &out);
+    file.weights = constants;
+    let text = format!("{dtype} bits={bits} block={block} [{rows}, {width}] turned {is_turned}");
+    Drawn { text, file, input: ("x", Tensor::vector(&indices)), expected }
+}
+
+fn check(drawn: Drawn) {
+    let Drawn { text, file, input: (name, input), expected } = drawn;
+    let graph = onnx::read(&onnx::write(&file).into(), &mut no_files).unwrap().graph;
+    let special = specialise(&graph, &Bindings::default());
+    assert!(special.problems.is_empty(), "{text}: {}", special.problems[0]);
+    let compiled = compiled_for(&special.graph, &host::target()).unwrap_or_else(|error| panic!("{text}: {error}"));
+    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    runner.set(name, &input).unwrap();
+    runner.run().unwrap();
+    let most = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    let reference = evaluate(&special.graph, &[(name, input)]).unwrap();
+    for (who, found) in [("kernels", runner.outputs()[0].1.floats()), ("reference", reference[0].floats())] {
+        assert_eq!(found.len(), expected.len(), "{text}");
+        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!((found - expected).abs() <= 2e-6 * most, "{text}, {who}: {found} and not {expected} at {at}");
+        }
+    }
+}
+
+#[test]
+fn products_with_packed_weights_are_sums_of_what_was_packed() {
+    (0..60).map(product).for_each(check);
+}
+
+#[test]
+fn slices_of_packed_tables_are_what_was_packed() {
+    (0..40).map(slices).for_each(check);
+}
+
+/// Models whose weights are not those that attributes speak of.
+#[test]
+fn wrong_packing_is_refused_with_its_node() {
+    let bytes = |shape: &[usize]| Tensor::from_integers(DType::U8, shape, &vec![3; shape.iter().product()]);
+    let numbers = |shape: &[usize], x: f64| Tensor::from_floats(DType::F32, shape, &vec![x; shape.iter().product()]);
+    let whole = [("K", 64), ("N", 8), ("bits", 4), ("block_size", 32)];
+    let with = |name: &str, x: i64| {
+        let mut all = whole.to_vec();
+        all.iter_mut().filter(|(own, _)| *own == name).for_each(|own| own.1 = x);
+        all
+    };
+    let (w, s) = (bytes(&[8, 2, 16]), numbers(&[8, 2], 0.5));
+    let cases: Vec<(Vec<(&str, i64)>, Vec<Tensor>, &str)> = vec![
+        (with("block_size", 24), vec![w.clone(), s.clone()], "block_size=24 is no power of two"),
+        (with("block_size", 8), vec![w.clone(), s.clone()], "block_size=8 is no power of two"),
+        (with("bits", 3), vec![w.clone(), s.clone()], "bits=3 is none of 2, 4 and 8"),
+        (with("K", 65), vec![w.clone(), s.clone()], "should have K=65 columns"),
+        (whole.to_vec(), vec![bytes(&[8, 2, 15]), s.clone()], "input 2, have shape [8,2,15]"),
+        (whole.to_vec(), vec![w.clone(), numbers(&[8, 3], 0.5)], "input 3, have shape [8,3]"),
+        (whole.to_vec(), vec![w.clone(), numbers(&[8, 2], f64::NAN)], "a scale of NaN"),
+        (whole.to_vec(), vec![w.clone(), s.clone(), bytes(&[8, 2])], "input 4, have shape [8,2]"),
+        (
+            whole.iter().copied().chain([("accuracy_level", 7)]).collect(),
+            vec![w.clone(), s.clone()],
+            "accuracy_level=7",
+        ),
+        (whole.iter().copied().chain([("weight_prepacked", 1)]).collect(), vec![w, s], "packed for CUDA"),
+    ];
+    for (attributes, constants, expected) in cases {
+        let names = ["x", "w", "s", "z"];
+        let given = port("x", DType::F32, &[2, 64]);
+        let mut file = of_node("MatMulNBits", &names[..=constants.len()], &attributes, given, &[2, 8]);
+        file.weights = names[1..].iter().map(|&name| name.to_owned()).zip(constants).collect();
+        let graph = onnx::read(&onnx::write(&file).into(), &mut no_files).unwrap().graph;
+        let special = specialise(&graph, &Bindings::default());
+        let problem = special.problems.first().map(ToString::to_string).unwrap_or_default();
+        assert!(problem.contains(expected) && problem.contains("packed"), "{expected}: {problem}");
+    }
+}
