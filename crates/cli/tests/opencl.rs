@@ -362,3 +362,40 @@ fn without_barriers(block: Vec<Stmt>) -> Vec<Stmt> {
     }
     left
 }
+
+/// The script that measures a GPU's rows keeps to a part of them, goes on after a row that fails, and says what
+/// the device is and does.
+#[test]
+fn rows_of_a_gpu_are_measured_one_by_one() {
+    if device().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/gpu");
+    let mut command = Command::new("bash");
+    command.arg(script).args(["opencl", "1"]).env("TILEWRIGHT", common::TILEWRIGHT);
+    command.env("POCL_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/pocl")).env("COPY_BITS", "12");
+    // Two rows a part, by the most that they may take; the last has a template that is for other devices.
+    command.env("LIMIT", "54").env("PART", "2").env("FOLDER", folder.path());
+    command.env("ROWS", "a b nosuch matmul:m=16,n=16,k=16+gpu-matmul-wgmma");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let expected = [
+        "part 2 of 2, 54 s at most each",
+        "device   opencl:0: ",
+        "memory: ",
+        "== nosuch\nfailed: see ",
+        "error: unknown workload `nosuch`",
+        "== matmul:m=16,n=16,k=16+gpu-matmul-wgmma\nwinner ",
+        "\ntilewright ",
+        "ceiling: f32 ",
+        "failed: nosuch\n",
+    ];
+    let mut rest = &*said;
+    for part in expected {
+        let at = rest.find(part).unwrap_or_else(|| panic!("no `{part}` in its turn: {said}"));
+        rest = &rest[at + part.len()..];
+    }
+    assert!(!said.contains("== a\n") && rest.is_empty(), "{said}");
+}
