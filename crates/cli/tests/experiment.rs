@@ -63,6 +63,26 @@ fn an_experiment_leaves_data_and_plots_and_resumes() {
     assert!(stderr(&other).contains("give another folder"));
 }
 
+#[test]
+fn an_experiment_runs_on_a_device() {
+    if let Err(why) = tilewright_device::opencl::device(0) {
+        return eprintln!("skipped: {why}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let device = ["--device", "opencl", "-o", text(folder.path())];
+    let size = ["--budget", "0.0005", "--seed", "12"];
+    let data = run_json(&[&["experiment", "nose-errors"], &size[..], &device[..]].concat());
+    let command = data["runs"][0]["command"].as_str().unwrap();
+    assert!(command.contains(" --device opencl ") && command.ends_with(" --to-the-end --beyond-limits"), "{command}");
+    // What is beyond the device's limits fails, and is counted.
+    assert!(data["runs"][0]["outcomes"]["instantiation_error"]["n"].as_u64() > Some(0), "{}", data["runs"][0]);
+    assert!(!data["differs"].as_str().unwrap().contains("CPU"), "{}", data["differs"]);
+    let page = std::fs::read_to_string(folder.path().join("README.md")).unwrap();
+    assert!(page.contains("| instantiation_error |"), "{page}");
+    check_refused(&["experiment", "nose-errors", "--device", "nosuch"], "unknown device `nosuch`");
+    check_refused(&["experiment", "opevo-walk", "--device", "opencl"], "--device is not for opevo-walk");
+}
+
 /// An experiment whose runs are short: those of the smallest problem and two arms, two or three trials each.
 const SHORT: [&str; 6] = ["experiment", "gemm-sizes", "--problem", "512³", "--budget", "0.006"];
 

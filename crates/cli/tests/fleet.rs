@@ -196,3 +196,35 @@ fn a_device_of_a_fleet_may_be_without_a_compiler() {
     assert!(tuned["emulated"] == true && tuned["verified"] == true && tuned["trials"] == 5, "{tuned}");
     assert!(tuned["errors"].as_object().unwrap().is_empty() && tuned["best"].is_null(), "{tuned}");
 }
+
+#[test]
+fn a_gpu_is_a_device_of_a_fleet() {
+    let Some(server) = nats_server() else { return };
+    let place = tilewright::Place { device: "opencl", target: tilewright::HOST, threads: 1 };
+    let target = match place.runnable_target() {
+        Ok(target) => target.name(),
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+    let (store, address) = (text(folder.path()).to_owned(), format!("nats://127.0.0.1:{port}"));
+    let server = format!("{server} -js -sd {store} -a 127.0.0.1 -p {port}");
+    let _server = Running(words(&server, folder.path()).stderr(Stdio::null()).spawn().unwrap());
+    wait_for_port(port);
+    // Its times are no CPU's.
+    let serve = format!("tilewright serve --fleet {address} --device opencl");
+    let refused = words(&serve, folder.path()).output().unwrap();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("a class of its own (give --class NAME)"));
+    let serve = format!("{serve} --class card");
+    let _device = Running(words(&serve, folder.path()).stderr(Stdio::null()).spawn().unwrap());
+    let list = format!("tilewright fleet --fleet {address}");
+    wait_for_device(&list, folder.path());
+    let listed = json_of(&["fleet"], &words(&format!("{list} --json"), folder.path()).output().unwrap());
+    assert!(listed["devices"][0]["target"].as_str().unwrap().starts_with(&format!("{target}:")), "{listed}");
+    let tune = format!("tilewright tune matmul:m=33,n=40,k=29 --fleet {address} --on card --trials 3 --no-race --json");
+    let tuned = json_of(&["tune"], &words(&tune, folder.path()).output().unwrap());
+    assert_eq!((&tuned["target"], &tuned["trials"]), (&format!("{target}@card").into(), &3.into()), "{tuned}");
+    assert!(tuned["best"]["gflops"].as_f64() > Some(0.0), "{tuned}");
+    // Where nothing was measured on this machine, that serves.
+    let best = words("tilewright best matmul:m=33,n=40,k=29 --device opencl --json", folder.path()).output().unwrap();
+    assert_eq!(json_of(&["best"], &best)["best"]["config"], tuned["best"]["config"]);
+}

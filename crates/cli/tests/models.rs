@@ -56,13 +56,23 @@ fn entries(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 #[test]
 fn kernels_are_compiled_once_and_a_cache_never_harms() {
+    check_cache("cpu", &["object-", "program-", "number-"]);
+    match tilewright_device::opencl::device(0) {
+        Ok(_) => check_cache("opencl", &["binary-", "program-"]),
+        Err(why) => eprintln!("skipped: {why}"),
+    }
+}
+
+/// Checks that code for a device is kept in entries of these kinds, of which the first is machine code, and
+/// used again, and that nothing of what may be wrong with them changes an answer.
+fn check_cache(device: &str, kinds: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let (path, cache) = (folder.path().join("dqn.onnx"), folder.path().join("cache"));
     run_json(&["network", "dqn", "-o", text(&path)]);
     // Its outputs, bit by bit.
     let run = |options: &[&str]| {
         let outputs = folder.path().join("outputs");
-        let mut arguments = vec!["run", text(&path), "--runs", "1", "-o", text(&outputs)];
+        let mut arguments = vec!["run", text(&path), "--device", device, "--runs", "1", "-o", text(&outputs)];
         arguments.extend(options);
         let output = command(&arguments).output().unwrap();
         assert!(output.status.success() && stderr(&output).lines().count() == 1, "{}", stderr(&output));
@@ -75,11 +85,11 @@ fn kernels_are_compiled_once_and_a_cache_never_harms() {
     let both = std::thread::scope(|scope| [0; 2].map(|_| scope.spawn(|| run(&with))).map(|run| run.join().unwrap()));
     assert_eq!(both, [expected.clone(), expected.clone()]);
     let made = entries(&cache);
-    for kind in ["object-", "program-", "number-"] {
+    for kind in kinds {
         let of_kind = |path: &&PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(kind);
-        assert!(made.keys().any(|path| of_kind(&path)), "{kind}");
+        assert!(made.keys().any(|path| of_kind(&path)), "{device}: {kind}");
     }
-    let objects = made.keys().filter(|path| path.to_str().unwrap().contains("object-"));
+    let objects = made.keys().filter(|path| path.to_str().unwrap().contains(kinds[0]));
     let when = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
     let times: Vec<_> = objects.clone().map(when).collect();
     assert_eq!((run(&with), entries(&cache)), (expected.clone(), made.clone()));

@@ -4,6 +4,7 @@ mod cuda;
 mod opencl;
 mod plan;
 
+use std::fmt::Display;
 use std::path::Path;
 
 use tilewright_ir::Target;
@@ -35,8 +36,8 @@ pub trait Driver: Clone + Send + Sync + 'static {
     fn alignment(&self) -> Result<u64, Self::Error>;
     /// Memory of so many bytes, of which nothing is known.
     fn memory(&self, n_bytes: u64) -> Result<Guarded<Self::Whole>, Self::Error>;
-    /// The kernels of a program.
-    fn build(&self, program: &GpuProgram, target: &Target) -> Result<Self::Code, Failure>;
+    /// Builds the kernels of a program, or loads what is kept of an earlier build.
+    fn build(&self, program: &GpuProgram, target: &Target, kept: &dyn KeptCode) -> Result<Self::Code, Failure>;
     /// A kernel on its arguments.
     fn launch(
         code: &Self::Code,
@@ -74,6 +75,23 @@ pub trait Driver: Clone + Send + Sync + 'static {
     fn lacks_memory(error: &Self::Error) -> bool;
     /// Whether the device may give no right answer any more after a failed run.
     fn is_lost(&self, error: &Self::Error) -> bool;
+}
+
+/// Machine code that outlives the process, under texts that determine it.
+pub trait KeptCode: Sync {
+    /// Finds the code that is kept under these texts.
+    fn find(&self, determined_by: &[&dyn Display]) -> Option<Vec<u8>>;
+    /// Keeps code under these texts, where that is possible.
+    fn keep(&self, determined_by: &[&dyn Display], code: &[u8]);
+}
+
+/// Keeps nothing: code of trials is built once.
+impl KeptCode for () {
+    fn find(&self, _: &[&dyn Display]) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn keep(&self, _: &[&dyn Display], _: &[u8]) {}
 }
 
 /// Memory of a driver's device between canaries.

@@ -160,6 +160,18 @@ pub fn device_of(target: &Target) -> Result<OpenClDevice, OpenClError> {
 }
 
 impl OpenClDevice {
+    /// Device and driver in words that tell two apart whose machine code differs.
+    ///
+    /// # Errors
+    /// If the driver does not say.
+    pub fn maker(&self) -> Result<String, OpenClError> {
+        let asked = |what| device_api::get_device_info(self.id.0, what).map(String::from);
+        let version = |what| asked(what).map_err(failed("asking a device what it is"));
+        let versions = [device_api::CL_DRIVER_VERSION, device_api::CL_DEVICE_VERSION].map(version);
+        let [driver, device] = versions;
+        Ok(format!("{}, {}, {}, {}", self.platform, self.target.name(), driver?, device?))
+    }
+
     fn of(id: cl_device_id, platform: String, number: usize) -> Result<OpenClDevice, OpenClError> {
         use device_api::{
             CL_DEVICE_DOUBLE_FP_CONFIG, CL_DEVICE_EXTENSIONS, CL_DEVICE_GLOBAL_MEM_CACHE_SIZE,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fnv::FnvHasher;
 use rustix::fs::{FlockOperation, flock};
-use tilewright::{Database, OnRunner, Request};
+use tilewright::{Database, HOST, OnRunner, Place, Request};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::runner::Hello;
 use tilewright_device::{Device, host, peak};
@@ -34,16 +34,27 @@ const ANCHOR_TIME: Duration = Duration::from_secs(5);
 /// The name of the file in the user's data folder that this machine's name as a device is in.
 const NAME: &str = "device";
 
+/// Machine that a device of a fleet measures on.
+#[derive(Clone, Copy, Debug)]
+pub enum Measures<'a> {
+    /// CPUs of this machine.
+    Cpus,
+    /// GPU of this machine, by its name: `cuda`, `opencl:1`.
+    Gpu(&'a str),
+    /// Machine where a command starts a runner.
+    Runner(&'a str),
+}
+
 /// Serves tasks on this machine, or on one where a command starts a runner, until `stop` is raised. The
 /// device's name is that of its key, or one kept in the user's data folder.
 ///
 /// # Errors
-/// If the server cannot be reached, a name is none, this machine serves already, or the command starts no
+/// If the server cannot be reached, a name is none, this machine serves already, or there is no such GPU or
 /// runner.
 pub fn serve_here(
     fleet: &Fleet,
     worker: &WorkerCommand,
-    runner: Option<&str>,
+    measures: Measures,
     stop: &AtomicBool,
     tell: &dyn Fn(String),
 ) -> Result<(), tilewright::Error> {
@@ -71,7 +82,7 @@ pub fn serve_here(
     };
     let name = fleet.credentials.as_ref().map_or(name, |credentials| credentials.name.clone());
     crate::protocol::check_name("device", &name)?;
-    let kernels = Kernels { worker, runner: runner.map(|command| found(command, fleet)).transpose()? };
+    let kernels = Kernels { worker, on: found(measures, fleet)? };
     // What is refused is refused at once.
     drop(fleet.connect(Some(&name))?);
     let mut description = kernels.describe(&name, &fleet.class);
@@ -79,7 +90,7 @@ pub fn serve_here(
     tell(format!("{name} of class {} serves tasks of {}", fleet.class, fleet.servers));
     let mut measured = Instant::now();
     let mut renew = |description: &mut Description, is_idle: bool| {
-        if kernels.runner.is_none() {
+        if matches!(kernels.on, On::Cpus) {
             let Conditions { frequency_mhz, temperature_c, .. } = conditions_here();
             (description.frequency_mhz, description.temperature_c) = (frequency_mhz, temperature_c);
         }
@@ -96,28 +107,67 @@ pub fn serve_here(
 /// Place where kernels run, and the way that they are built.
 struct Kernels<'a> {
     worker: &'a WorkerCommand,
-    /// The command that starts a runner, and what that says, where they do not run on this machine.
-    runner: Option<(&'a str, Hello)>,
+    on: On<'a>,
 }
 
-/// Greeting of a runner. Its device must be of a named class: no other machine is like it.
-fn found<'a>(command: &'a str, fleet: &Fleet) -> Result<(&'a str, Hello), tilewright::Error> {
-    let hello = tilewright_device::runner::look(command);
-    let hello = hello.map_err(|why| tilewright::Error::input(format!("--runner: {why}")))?;
-    if fleet.class == class_here() {
-        let hint = "a runner's device is of a class of its own (give --class NAME)";
-        return Err(tilewright::Error::input(format!("--runner: {hint}")));
+/// Machine that was found.
+enum On<'a> {
+    /// CPUs of this machine.
+    Cpus,
+    /// GPU of this machine, and the version of what makes its code.
+    Gpu { target: Target, version: String },
+    /// Machine where the command starts a runner, which says this.
+    Runner(&'a str, Hello),
+}
+
+/// Finds the machine. One other than this machine's CPUs must be of a named class.
+fn found<'a>(measures: Measures<'a>, fleet: &Fleet) -> Result<On<'a>, tilewright::Error> {
+    let check_class = |option: &str, what: &str| match fleet.class == class_here() {
+        true => Err(tilewright::Error::input(format!("{option}: {what} is of a class of its own (give --class NAME)"))),
+        false => Ok(()),
+    };
+    match measures {
+        Measures::Cpus => Ok(On::Cpus),
+        Measures::Gpu(device) => {
+            let place = Place { device, target: HOST, threads: 1 };
+            let target = place.runnable_target()?;
+            check_class("--device", "a GPU")?;
+            Ok(On::Gpu { target, version: place.code_version()? })
+        }
+        Measures::Runner(command) => {
+            let hello = tilewright_device::runner::look(command);
+            let hello = hello.map_err(|why| tilewright::Error::input(format!("--runner: {why}")))?;
+            check_class("--runner", "a runner's device")?;
+            Ok(On::Runner(command, hello))
+        }
     }
-    Ok((command, hello))
+}
+
+/// Text of a target by which machines are compared: GPUs of one kind have different numbers.
+fn text_of(target: &Target) -> String {
+    let mut target = target.clone();
+    if let Some(gpu) = &mut target.gpu {
+        gpu.number = 0;
+    }
+    target.to_string()
 }
 
 impl Kernels<'_> {
     fn target(&self) -> Target {
-        self.runner.as_ref().map_or_else(host::target, |(_, hello)| hello.target.clone())
+        match &self.on {
+            On::Cpus => host::target(),
+            On::Gpu { target, .. } => target.clone(),
+            On::Runner(_, hello) => hello.target.clone(),
+        }
     }
 
+    /// Cores of a CPU; a GPU counts as one.
     fn n_cores(&self) -> usize {
-        self.runner.as_ref().map_or_else(|| host::allowed_cpus().len().max(1), |(_, hello)| hello.cores)
+        match &self.on {
+            On::Cpus => host::allowed_cpus().len().max(1),
+            On::Gpu { .. } => 1,
+            On::Runner(_, hello) => hello.cores,
+        }
     }
 
     /// Describes this device.
@@ -127,17 +177,22 @@ impl Kernels<'_> {
             toolchain: toolchain(),
             cores: self.n_cores(),
             sandbox: tilewright_device::sandbox::name().to_owned(),
-            target: target.to_string(),
+            target: text_of(&target),
             ..of_both
         };
-        match &self.runner {
-            Some((_, hello)) => Description {
+        match &self.on {
+            On::Gpu { version, .. } => Description {
+                toolchain: format!("{}, {version}", toolchain()),
+                memory_bytes: host::memory_bytes(),
+                ..of_both
+            },
+            On::Runner(_, hello) => Description {
                 memory_bytes: Some(hello.memory_bytes),
                 is_emulated: hello.is_emulated,
                 sandbox: "a runner".to_owned(),
                 ..of_both
             },
-            None => Description {
+            On::Cpus => Description {
                 memory_bytes: host::memory_bytes(),
                 peak_gflops: peak::gflops(&target, peak::Kind::F32, 1).ok(),
                 frequency_mhz: conditions_here().frequency_mhz,
@@ -150,8 +205,9 @@ impl Kernels<'_> {
     /// A device for an assignment.
     fn start(&self, assignment: &Assignment) -> Result<Box<dyn Measure>, BoxError> {
         let (target, n_cores) = (self.target(), self.n_cores());
-        if target.to_string() != assignment.target {
-            return Err(format!("its schedules are for {}, and this machine is {target}", assignment.target).into());
+        let own = text_of(&target);
+        if own != assignment.target {
+            return Err(format!("its schedules are for {}, and this machine is {own}", assignment.target).into());
         }
         if assignment.threads > n_cores {
             return Err(format!("{} threads are asked for, and there are {n_cores} cores", assignment.threads).into());
@@ -172,16 +228,18 @@ impl Kernels<'_> {
 
     /// A request that is measured here.
     fn request(&self, request: Request) -> Request {
-        let on = |(command, hello): &(&str, Hello)| OnRunner {
-            command: (*command).to_owned(),
-            is_emulated: hello.is_emulated,
+        let runner = match &self.on {
+            On::Runner(command, hello) => {
+                Some(OnRunner { command: (*command).to_owned(), is_emulated: hello.is_emulated })
+            }
+            On::Cpus | On::Gpu { .. } => None,
         };
-        request.target(self.target()).runner(self.runner.as_ref().map(on))
+        request.target(self.target()).runner(runner)
     }
 
     /// Times the kernels that all devices measure; empty where one does not work, or times mean nothing.
     fn anchors(&self) -> Vec<f64> {
-        if self.runner.as_ref().is_some_and(|(_, hello)| hello.is_emulated) {
+        if matches!(&self.on, On::Runner(_, hello) if hello.is_emulated) {
             return Vec::new();
         }
         let measured: Result<Vec<f64>, BoxError> = ANCHORS.iter().map(|workload| self.anchor(workload)).collect();

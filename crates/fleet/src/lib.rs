@@ -21,7 +21,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use error::Error;
-pub use here::serve_here;
+pub use here::{Measures, serve_here};
 pub use nats::Servers;
 pub use remote::{Books, Remote, strays};
 pub use serve::{Here, serve};

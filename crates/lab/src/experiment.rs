@@ -9,6 +9,7 @@ mod data;
 mod elsewhere;
 mod finished;
 mod folder;
+mod hardware;
 pub mod networks;
 pub mod operators;
 pub mod pictures;
@@ -31,9 +32,10 @@ use crate::Caller;
 pub use beside::BesideRequest;
 use elsewhere::Machine;
 use finished::n_complete;
+pub use hardware::Hardware;
 use pictures::PICTURES;
 pub use plan::{Plan, Planned};
-use plan::{beside_search, n_trials, task};
+use plan::{beside_search, n_trials};
 pub use table::{
     Arm, Arms, Centre, EXPERIMENTS, Experiment, Length, Measure, Moment, Problem, Transferred, Trials, View,
 };
@@ -55,15 +57,16 @@ pub struct Request {
     pub folder: Option<PathBuf>,
     /// Seed of the first of the repeats.
     pub seed: u64,
-    /// Threads that a kernel may use.
-    pub threads: usize,
+    /// Machine that kernels run on.
+    pub hardware: Hardware,
 }
 
 impl Request {
     /// All of an experiment, as it says.
     pub fn new(experiment: &'static Experiment) -> Request {
         let (problems, arms) = (Vec::new(), Vec::new());
-        Request { experiment, problems, arms, budget: 1.0, repeats: None, folder: None, seed: 0, threads: 1 }
+        let hardware = Hardware::cpus(1);
+        Request { experiment, problems, arms, budget: 1.0, repeats: None, folder: None, seed: 0, hardware }
     }
 }
 
@@ -134,8 +137,8 @@ pub struct Listed {
     pub figure: &'static str,
     /// Things that it compares.
     pub compares: &'static str,
-    /// Differences from the paper; empty where there are none.
-    pub differs: &'static str,
+    /// Differences from the paper, on CPUs; empty where there are none.
+    pub differs: String,
     /// Cost in words.
     pub cost: String,
 }
@@ -155,16 +158,18 @@ impl fmt::Display for Listed {
 /// # Errors
 /// If a space does not exist on this machine.
 pub fn list() -> Result<Vec<Listed>, Error> {
+    let here = Hardware::cpus(1);
     let of_runs = EXPERIMENTS.iter().map(|experiment| {
-        let Experiment { name, paper, figure, compares, differs, .. } = *experiment;
-        Ok(Listed { name, paper, figure, compares, differs, cost: experiment.cost()?.to_string() })
+        let Experiment { name, paper, figure, compares, .. } = *experiment;
+        let differs = here.differences(experiment.on_cpus, experiment.differs);
+        Ok(Listed { name, paper, figure, compares, differs, cost: experiment.cost(&here)?.to_string() })
     });
     let of_networks = Listed {
         name: networks::NAME,
         paper: networks::PAPER,
         figure: networks::FIGURE,
         compares: networks::COMPARES,
-        differs: networks::DIFFERS,
+        differs: here.differences(networks::ON_CPUS, networks::DIFFERS),
         cost: networks::cost(networks::TIME).to_string(),
     };
     let of_operators = Listed {
@@ -172,7 +177,7 @@ pub fn list() -> Result<Vec<Listed>, Error> {
         paper: operators::PAPER,
         figure: operators::FIGURE,
         compares: operators::COMPARES,
-        differs: operators::DIFFERS,
+        differs: here.differences(operators::ON_CPUS, operators::DIFFERS),
         cost: operators::cost().to_string(),
     };
     let of_sequences = Listed {
@@ -180,11 +185,12 @@ pub fn list() -> Result<Vec<Listed>, Error> {
         paper: sequence::PAPER,
         figure: sequence::FIGURE,
         compares: sequence::COMPARES,
-        differs: sequence::DIFFERS,
+        differs: sequence::DIFFERS.to_owned(),
         cost: sequence::cost().to_string(),
     };
     let of_pictures = PICTURES.iter().map(|picture| {
         let pictures::Picture { name, paper, figure, compares, differs, .. } = *picture;
+        let differs = differs.to_owned();
         Ok(Listed { name, paper, figure, compares, differs, cost: "nothing is measured".to_owned() })
     });
     of_runs.chain([Ok(of_operators), Ok(of_networks), Ok(of_sequences)]).chain(of_pictures).collect()
@@ -208,17 +214,18 @@ impl fmt::Display for Cost {
 }
 
 impl Experiment {
-    /// Cost of the experiment.
+    /// Cost of the experiment on a machine.
     ///
     /// # Errors
-    /// If one of its spaces does not exist on this machine.
-    pub fn cost(&self) -> Result<Cost, Error> {
+    /// If one of its spaces does not exist there.
+    pub fn cost(&self, hardware: &Hardware) -> Result<Cost, Error> {
         let n_arms = self.arms().len() as u64;
         let n_of = |problems: u64, sources: u64| self.repeats * (n_arms * problems + sources);
         let n_runs = n_of(self.problems.len() as u64, self.sources.len() as u64);
         let mut trials = None;
         if self.length.trials != Trials::Any {
-            let of_problem = |problem: &Problem| Ok(n_trials(self.length, &task(problem, 1)?, 1.0).unwrap_or(0));
+            let of_problem =
+                |problem: &Problem| Ok(n_trials(self.length, &self.task(problem, hardware)?, 1.0).unwrap_or(0));
             let sum = |problems: &[Problem]| problems.iter().map(of_problem).sum::<Result<u64, Error>>();
             trials = Some(n_of(sum(self.problems)?, sum(self.sources)?));
         }

@@ -52,12 +52,12 @@ pub struct Request<'a> {
     pub seed: u64,
 }
 
-/// A listed configuration, and what became of it.
+/// Listed configuration with its outcome.
 #[derive(Debug, Clone)]
 pub struct Listed {
     /// The configuration.
     pub config: Config,
-    /// Its outcome; `None` where the run was interrupted before it.
+    /// Outcome; `None` where the run was interrupted before it.
     pub outcome: Option<Outcome>,
     /// Throughput, where it was measured.
     pub gflops: Option<f64>,
@@ -113,7 +113,7 @@ pub struct Recorded {
     pub size: u128,
     /// Configurations that were asked for.
     pub n_asked: usize,
-    /// What became of listed configurations, in their order; `None` where none were listed.
+    /// Listed configurations with their outcomes, in order; `None` where none were listed.
     pub listed: Option<Vec<Listed>>,
     /// Trials of this run.
     pub n_new: usize,

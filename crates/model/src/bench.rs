@@ -7,7 +7,7 @@ use serde::Serialize;
 use tilewright::bench::OURS;
 use tilewright::version::BUILD;
 use tilewright::words::{digits, duration, percent, table};
-use tilewright::{Error, Place, one_line, since_1970};
+use tilewright::{Cache, Error, Place, one_line, since_1970};
 use tilewright_device::device::Round;
 use tilewright_device::host;
 use tilewright_graph::{Agreement, Graph, Tensor, Value, evaluate, summarise};
@@ -30,6 +30,8 @@ pub struct ModelBenchRequest<'a> {
     /// The model compiled by us, by the name of its row; `None` where it cannot run here. Ratios are to the
     /// row [`OURS`].
     pub ours: Vec<(&'static str, &'a Compiled)>,
+    /// Cache of a GPU's code.
+    pub cache: &'a Cache,
     /// All inputs of the file, those too that are constants in the graph.
     pub inputs: &'a [(Value, Tensor)],
     /// Threads that all may use.
@@ -38,6 +40,8 @@ pub struct ModelBenchRequest<'a> {
     pub peers: Vec<&'static ModelPeerSpec>,
     /// Folder in which the libraries of runtimes are looked for before the system's places.
     pub peer_path: Option<PathBuf>,
+    /// Number of the GPU that all run on, where they do.
+    pub gpu: Option<u32>,
     /// Rounds; each runs every implementation once, in random order.
     pub rounds: u32,
 }
@@ -172,7 +176,7 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
         }
     }
     for (name, compiled) in &request.ours {
-        let (runner, outputs) = ours(compiled, inputs, *threads)?;
+        let (runner, outputs) = ours(compiled, inputs, *threads, request.cache)?;
         let n_steps = compiled.model.plan().steps.len();
         let steps = if n_steps == 1 { "step" } else { "steps" };
         let details = format!("{n_steps} {steps}, {} of them untuned", compiled.n_guessed);
@@ -181,7 +185,8 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
     let dims = named_dims(inputs);
     let inputs: Vec<(String, Tensor)> = inputs.iter().map(|(value, x)| (value.name.clone(), x.clone())).collect();
     let folder = request.peer_path.as_deref();
-    let setup = ModelSetup { model: path, dims: &dims, inputs: &inputs, flops, threads: *threads, folder };
+    let setup =
+        ModelSetup { model: path, dims: &dims, inputs: &inputs, flops, threads: *threads, folder, gpu: request.gpu };
     for spec in &request.peers {
         match ModelPeer::start(spec.name, setup).and_then(|mut peer| Ok((peer.run(&inputs)?, peer))) {
             Ok((outputs, peer)) => {
@@ -236,10 +241,15 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
 }
 
 /// Ours, and what it answers.
-fn ours(compiled: &Compiled, inputs: &[(Value, Tensor)], threads: usize) -> Result<(Runner, Vec<Tensor>), Error> {
+fn ours(
+    compiled: &Compiled,
+    inputs: &[(Value, Tensor)],
+    threads: usize,
+    cache: &Cache,
+) -> Result<(Runner, Vec<Tensor>), Error> {
     let failed = |error: crate::RunError| Error::failed(&error).because(error);
     let threads = Threads::new(threads).map_err(|error| Error::failed("no threads for a run").because(error))?;
-    let mut runner = Runner::new(compiled, &threads).map_err(failed)?;
+    let mut runner = Runner::cached(compiled, &threads, cache).map_err(failed)?;
     runner.set_all(inputs).map_err(failed)?;
     runner.run().map_err(failed)?;
     let outputs = runner.outputs().into_iter().map(|(_, tensor)| tensor).collect();

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use tilewright::{Cache, NO_CACHE};
 use tilewright_device::gpu::{GpuContext, GpuError};
 use tilewright_graph::{Tensor, TensorType, Value};
 use tilewright_runtime::{Aligned, AnyModel, Context, Threads};
@@ -51,6 +52,14 @@ impl Runner {
     /// # Errors
     /// If there are not enough, or the GPU refuses.
     pub fn new(compiled: &Compiled, threads: &Threads) -> Result<Runner, RunError> {
+        Runner::cached(compiled, threads, &NO_CACHE)
+    }
+
+    /// Does as [`Runner::new`], with a GPU's code from a cache, which keeps what it has not.
+    ///
+    /// # Errors
+    /// As [`Runner::new`].
+    pub fn cached(compiled: &Compiled, threads: &Threads, cache: &Cache) -> Result<Runner, RunError> {
         let net = &compiled.fused.net;
         let ports = |ids: &[crate::ValueId]| -> Result<Vec<(String, TensorType, Aligned)>, RunError> {
             let port = |id: &crate::ValueId| {
@@ -62,7 +71,7 @@ impl Runner {
         let (inputs, outputs) = (ports(&net.inputs)?, ports(&net.outputs)?);
         let context = match &compiled.model {
             AnyModel::Cpu(model) => On::Cpu(Context::new(model, threads)?),
-            AnyModel::Gpu(model) => On::Gpu(GpuContext::new(model)?),
+            AnyModel::Gpu(model) => On::Gpu(GpuContext::new(model, cache)?),
         };
         Ok(Runner { context, inputs, outputs })
     }

@@ -20,8 +20,11 @@ use serde::{Deserialize, Serialize};
 use tilewright_device::data::anonymous_file;
 use tilewright_device::device::Round;
 use tilewright_graph::{DType, Tensor, TensorType};
+use tilewright_ir::Target;
+use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_runtime::Aligned;
 
+use self::onnxruntime::Provider;
 use super::child::Child;
 use super::protocol::{Reply, Request};
 use super::{Unavailable, refusal, round_of, time_limit};
@@ -46,6 +49,12 @@ pub const MODEL_PEERS: &[ModelPeerSpec] = &[
         library: "openvino",
         engine: Engine::OpenVino,
     },
+    ModelPeerSpec {
+        name: "onnxruntime-cuda",
+        text: "ONNX Runtime with its provider for CUDA, all optimizations; what that lacks runs on the CPU",
+        library: "onnxruntime-gpu",
+        engine: Engine::OnnxRuntimeCuda,
+    },
 ];
 
 /// Row of [`MODEL_PEERS`].
@@ -64,10 +73,19 @@ pub struct ModelPeerSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     OnnxRuntime { spins: bool },
+    OnnxRuntimeCuda,
     OpenVino,
 }
 
 impl ModelPeerSpec {
+    /// Whether it works on such a machine.
+    pub fn runs_on(&self, target: &Target) -> bool {
+        match self.engine {
+            Engine::OnnxRuntimeCuda => target.arch == Arch::Gpu(GpuApi::Cuda),
+            Engine::OnnxRuntime { .. } | Engine::OpenVino => target.gpu.is_none(),
+        }
+    }
+
     /// Whether it differs from the other rows with this many threads.
     pub fn is_of_its_own(&self, threads: usize) -> bool {
         threads > 1 || self.engine != Engine::OnnxRuntime { spins: false }
@@ -98,6 +116,8 @@ pub struct ModelSetup<'a> {
     pub threads: usize,
     /// Folder in which the runtime's library is looked for, some levels deep, before the system's places.
     pub folder: Option<&'a Path>,
+    /// Number of the device, for runtimes on GPUs; the first by default.
+    pub gpu: Option<u32>,
 }
 
 /// A model in a runtime, in a process of its own, ready to be run and measured.
@@ -133,6 +153,7 @@ impl ModelPeer {
             dims: setup.dims.to_vec(),
             threads: setup.threads,
             folder: setup.folder.map(Path::to_owned),
+            gpu: setup.gpu,
             data_fd: area.0.as_raw_fd(),
             inputs,
         };
@@ -190,7 +211,8 @@ fn broken(error: io::Error) -> Unavailable {
 /// Version of a runtime's library.
 pub(super) fn version(peer: &str) -> Result<String, Unavailable> {
     match find(peer)?.engine {
-        Engine::OnnxRuntime { .. } => onnxruntime::version(),
+        Engine::OnnxRuntime { spins } => onnxruntime::version(Provider::Cpu { spins }),
+        Engine::OnnxRuntimeCuda => onnxruntime::version(Provider::Cuda),
         Engine::OpenVino => openvino::version(),
     }
 }
@@ -317,6 +339,7 @@ mod tests {
                     dims: vec![("steps".to_owned(), 3)],
                     threads,
                     folder: folder.clone(),
+                    gpu: None,
                     data_fd: area.0.as_raw_fd(),
                     inputs: area.put_all(0, &first).expect("memory takes it"),
                 },
@@ -342,8 +365,8 @@ mod tests {
     #[test]
     fn what_cannot_be_opened_is_said() {
         let check = |name: &str, threads: usize, part: &str| {
-            let setup =
-                ModelSetup { model: Path::new("x.onnx"), dims: &[], inputs: &[], flops: 0.0, threads, folder: None };
+            let (model, folder, gpu) = (Path::new("x.onnx"), None, None);
+            let setup = ModelSetup { model, dims: &[], inputs: &[], flops: 0.0, threads, folder, gpu };
             let refused = ModelPeer::start(name, setup).expect_err("it cannot be opened").to_string();
             assert!(refused.contains(part), "{refused}");
         };

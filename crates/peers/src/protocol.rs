@@ -34,6 +34,8 @@ pub(super) enum Request {
         dims: Vec<(String, usize)>,
         threads: usize,
         folder: Option<PathBuf>,
+        /// Number of the device, for runtimes on GPUs.
+        gpu: Option<u32>,
         /// Descriptor, inherited, of the memory that tensors lie in.
         data_fd: i32,
         inputs: Vec<Place>,

@@ -119,10 +119,10 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
                     }
                 };
             }
-            Request::Open { peer, model, dims, threads, folder, data_fd, inputs } => {
+            Request::Open { peer, model, dims, threads, folder, gpu, data_fd, inputs } => {
                 // SAFETY: as above.
                 let area = unsafe { BorrowedFd::borrow_raw(data_fd) }.try_clone_to_owned()?;
-                let wanted = Wanted { model, dims, means: Means { threads, folder, gpu: None } };
+                let wanted = Wanted { model, dims, means: Means { threads, folder, gpu } };
                 return model::worker::serve(&peer, &wanted, &Area(area.into()), &inputs, &mut input, &mut output);
             }
             early @ (Request::Round { .. } | Request::Check | Request::Run { .. }) => {

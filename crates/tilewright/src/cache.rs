@@ -17,6 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::geteuid;
 use tilewright_codegen::{CompileError, Compiler, llvm_version};
+use tilewright_device::gpu::KeptCode;
 use tilewright_ir::{Program, text};
 use tilewright_runtime::Code;
 
@@ -30,6 +31,8 @@ const MAGIC: &[u8] = b"tilewright cache 1\n";
 const SUM_BYTES: usize = 16;
 /// Bytes of an entry beyond which it is no entry of ours.
 const MOST_ENTRY_BYTES: u64 = 64 << 20;
+/// Bytes of code from which on it is not kept, so that its entry is one.
+const MOST_CODE_BYTES: usize = MOST_ENTRY_BYTES as usize - 4096;
 /// Bytes of all entries beyond which those go that were not used for longest: code of some thousand kernels.
 const MOST_BYTES: u64 = 256 << 20;
 /// The part of that which stays then.
@@ -209,6 +212,20 @@ impl Cache {
     }
 }
 
+/// Machine code of GPUs.
+impl KeptCode for Cache {
+    fn find(&self, determined_by: &[&dyn Display]) -> Option<Vec<u8>> {
+        self.folder.as_ref()?;
+        self.get(&name("binary", determined_by))
+    }
+
+    fn keep(&self, determined_by: &[&dyn Display], code: &[u8]) {
+        if self.folder.is_some() && code.len() < MOST_CODE_BYTES {
+            self.put(&name("binary", determined_by), code);
+        }
+    }
+}
+
 impl Drop for Cache {
     fn drop(&mut self) {
         if *self.has_grown.get_mut() {
@@ -218,7 +235,7 @@ impl Drop for Cache {
 }
 
 /// Prefixes of the entries' names.
-const KINDS: [&str; 3] = ["object-", "program-", "number-"];
+const KINDS: [&str; 4] = ["object-", "program-", "number-", "binary-"];
 
 /// The name of what is of a kind and depends on these.
 fn name(kind: &str, determined_by: &[&dyn Display]) -> String {
@@ -295,6 +312,25 @@ mod tests {
         assert_eq!(second.number(&[&"y"], || None), None);
         assert!(first.refusal().is_none() && second.refusal().is_none());
         assert!(!asked(&NO_CACHE, 1));
+    }
+
+    #[test]
+    fn code_of_gpus_is_kept_within_bounds() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = [0; 2].map(|_| Cache::new(Some(folder.path())).unwrap());
+        let of: [&dyn Display; 2] = [&"driver 1", &"source"];
+        assert_eq!(first.find(&of), None);
+        first.keep(&of, b"code");
+        assert_eq!(second.find(&of).as_deref(), Some(&b"code"[..]));
+        assert_eq!(second.find(&[&"driver 2", &"source"]), None);
+        // An entry that would be none is not written.
+        second.keep(&[&"large"], &vec![0; MOST_CODE_BYTES]);
+        assert_eq!(entries(folder.path()).len(), 1);
+        let entry = entries(folder.path()).remove(0);
+        fs::write(&entry, &fs::read(&entry).unwrap()[..30]).unwrap();
+        assert_eq!(second.find(&of), None);
+        NO_CACHE.keep(&of, b"code");
+        assert_eq!(NO_CACHE.find(&of), None);
     }
 
     #[test]

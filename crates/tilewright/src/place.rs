@@ -64,7 +64,7 @@ impl Place<'_> {
     /// Bad input where there is no such device, or no target has this name.
     pub fn target(&self) -> Result<Target, Error> {
         if self.device != CPU {
-            return self.of_device();
+            return Ok(self.of_device()?.0);
         }
         if self.target == HOST {
             return Ok(host::target());
@@ -74,7 +74,30 @@ impl Place<'_> {
         Target::named(self.target).ok_or_else(unknown)
     }
 
-    fn of_device(&self) -> Result<Target, Error> {
+    /// Name that the maker gives the CPU or the device.
+    ///
+    /// # Errors
+    /// Bad input where there is no such device.
+    pub fn hardware_name(&self) -> Result<String, Error> {
+        if self.device == CPU { Ok(host::cpu_name()) } else { Ok(self.of_device()?.1) }
+    }
+
+    /// Version of what makes machine code for a GPU: of its driver, or of NVIDIA's assembler.
+    ///
+    /// # Errors
+    /// Bad input where there is no such device.
+    pub fn code_version(&self) -> Result<String, Error> {
+        let (target, _) = self.of_device()?;
+        let missing = |why: &dyn fmt::Display| Error::setting(Setting::Device, format!(" {}: {why}", self.device));
+        if opencl::is_opencl(&target) {
+            let device = opencl::device_of(&target).map_err(|why| missing(&why))?;
+            return device.maker().map_err(|why| missing(&why));
+        }
+        Ok(cuda::Assembler::find(&target.cpu).name())
+    }
+
+    /// Target and name of a device that is not the CPU.
+    fn of_device(&self) -> Result<(Target, String), Error> {
         let (kind, number) = self.device.split_once(':').unwrap_or((self.device, "0"));
         let number = number.parse::<u32>().ok().filter(|_| matches!(kind, "opencl" | "cuda"));
         let number = number.ok_or_else(|| {
@@ -86,9 +109,11 @@ impl Place<'_> {
         }
         let missing = |why: &dyn fmt::Display| Error::setting(Setting::Device, format!(" {}: {why}", self.device));
         if kind == "cuda" {
-            return Ok(cuda::device(number).map_err(|why| missing(&why))?.target);
+            let device = cuda::device(number).map_err(|why| missing(&why))?;
+            return Ok((device.target, device.name));
         }
-        Ok(opencl::device(number as usize).map_err(|why| missing(&why))?.target)
+        let device = opencl::device(number as usize).map_err(|why| missing(&why))?;
+        Ok((device.target, device.name))
     }
 
     /// The target, for kernels that are to run here.

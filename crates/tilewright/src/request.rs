@@ -98,6 +98,8 @@ pub struct Settings {
     pub transfer: Option<Transfer>,
     /// Whether hopeless candidates are run and timed to the end too.
     pub to_the_end: bool,
+    /// Whether what a GPU's limits rule out is in the space, and fails where it is instantiated.
+    pub beyond_limits: bool,
     /// Longest that building a candidate may take; a minute for what is not a workload.
     pub build_timeout: Option<Duration>,
     /// Longest that the runs of a candidate may take; a minute for a command, 10 s for a kernel.
@@ -134,6 +136,7 @@ impl Default for Settings {
             fresh: false,
             transfer: None,
             to_the_end: false,
+            beyond_limits: false,
             build_timeout: None,
             run_timeout: None,
             min_time: None,
@@ -203,6 +206,8 @@ impl Request {
         transfer(impl Into<Option<Transfer>>) = transfer.into();
         /// Sets whether hopeless candidates are run and timed to the end too.
         to_the_end(bool) = to_the_end;
+        /// Sets whether what a GPU's limits rule out is in a workload's space, as papers have it.
+        beyond_limits(bool) = beyond_limits;
         /// Sets the longest that building a candidate may take.
         build_timeout(impl Into<Option<Duration>>) = build_timeout.into();
         /// Sets the longest that the runs of a candidate may take.
@@ -302,9 +307,10 @@ impl Request {
     pub fn task(&self) -> Result<Task, Error> {
         let workload = self.workload()?;
         Device::check_memory(workload).map_err(Error::input)?;
-        let Settings { threads, template, .. } = &self.settings;
+        let Settings { threads, template, beyond_limits, .. } = &self.settings;
         let setting = Setting { workload: workload.clone(), target: self.find_target()?, n_threads: *threads };
-        Task::new(setting, template.as_deref()).map_err(Error::input)
+        let task = Task::new(setting, template.as_deref()).map_err(Error::input)?;
+        if *beyond_limits { task.beyond_limits().map_err(Error::input) } else { Ok(task) }
     }
 
     /// Makes the space of the configurations.
@@ -367,6 +373,7 @@ impl Request {
             ("a target", matches!(settings.target, TargetRef::Target(_))),
             ("a configuration to begin with", !settings.first.is_empty()),
             ("a run without guesses", !settings.guesses),
+            ("a space beyond a GPU's limits", settings.beyond_limits),
         ];
         let is_device = matches!(&settings.target, TargetRef::Device(name) if name != CPU);
         let of_kernels = [("a device", is_device), ("a time for runs", settings.min_time.is_some())];

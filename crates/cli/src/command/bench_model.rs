@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
-use tilewright::{CPU, bench::OURS};
+use tilewright::bench::OURS;
 use tilewright_graph::problems_text;
 use tilewright_model::Making;
 use tilewright_model::bench::{ModelBenchRequest, bench_model};
@@ -28,9 +28,6 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let threads = args.machine.threads;
     let named =
         bench::chosen(MODEL_PEERS, args.against.as_deref(), "no peer for models", |spec| [spec.name, spec.library])?;
-    // The runtimes are for CPUs.
-    let all = if args.machine.device == CPU { MODEL_PEERS } else { &[] };
-    let peers = named.unwrap_or_else(|| all.iter().collect()).into_iter();
     let file = ModelArgs::new(&path.display().to_string(), &args.bindings);
     let mut model = file.read()?;
     let given = args.inputs.given(&model.graph)?;
@@ -41,30 +38,35 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let special = file.specialise(&model, usize::MAX)?;
     drop(model);
     let target = args.machine.place().runnable_target()?;
+    let peers: Vec<_> = match named {
+        Some(named) => named,
+        None => MODEL_PEERS.iter().filter(|spec| spec.runs_on(&target)).collect(),
+    };
     let database = args.records.database()?;
     let records = database.records()?;
-    let compiled = match special.problems.is_empty() {
-        true => Some(args.cache.with(|cache| {
+    let measured = args.cache.with(|cache| {
+        let compiled = if special.problems.is_empty() {
             let making = Making { cache, for_runs: true };
             let fused = file.fused(&special, args.exact, &target)?;
-            file.compiled(fused, args.exact, &args.machine, &target, (&database, &records), making)
-        })?),
-        false => {
+            Some(file.compiled(fused, args.exact, &args.machine, &target, (&database, &records), making)?)
+        } else {
             message(&format!("{OURS}: {}", one_line(&problems_text(&special.problems))));
             None
-        }
-    };
-    let request = ModelBenchRequest {
-        path,
-        graph: &special.graph,
-        ours: compiled.iter().map(|compiled| (OURS, compiled)).collect(),
-        inputs: &inputs,
-        threads,
-        peers: peers.filter(|spec| spec.is_of_its_own(threads)).collect(),
-        peer_path: args.peer_path.clone(),
-        rounds: args.rounds,
-    };
-    let measured = bench_model(&request, &message)?;
+        };
+        let request = ModelBenchRequest {
+            path,
+            graph: &special.graph,
+            ours: compiled.iter().map(|compiled| (OURS, compiled)).collect(),
+            cache,
+            inputs: &inputs,
+            threads,
+            peers: peers.into_iter().filter(|spec| spec.is_of_its_own(threads)).collect(),
+            peer_path: args.peer_path.clone(),
+            gpu: target.gpu.map(|gpu| gpu.number),
+            rounds: args.rounds,
+        };
+        Ok(bench_model(&request, &message)?)
+    })?;
     let geomean: Map<String, Json> =
         measured.ours_over_theirs().into_iter().map(|(name, ratio)| (name.to_owned(), json!(ratio))).collect();
     let text = measured.text(path, &args.machine.place());

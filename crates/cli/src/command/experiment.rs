@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
+use tilewright::CPU;
 use tilewright_lab::experiment::pictures::{PICTURES, Picture};
 use tilewright_lab::experiment::sequence::{self, SequenceRequest};
-use tilewright_lab::experiment::{self, BesideRequest, EXPERIMENTS, Held, Plan, Request, networks, operators};
+use tilewright_lab::experiment::{
+    self, BesideRequest, EXPERIMENTS, Hardware, Held, Plan, Request, networks, operators,
+};
 
 use super::bench::check_peer_path;
 use super::tune::seconds;
-use super::{MachineArgs, count, worker_command};
+use super::{count, worker_command};
 use crate::error::bad_input;
 use crate::interrupts::Interrupts;
 use crate::output::write_result;
@@ -52,6 +55,9 @@ pub struct ExperimentArgs {
     /// Threads that a kernel may use
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
+    /// Device that runs kernels: cpu, or a GPU, as cuda, opencl or opencl:1; see `doctor`
+    #[arg(long, value_name = "DEVICE", default_value = CPU)]
+    device: String,
     /// Folder in which and below which the libraries of other runtimes are looked for before the system's, of
     /// an experiment that measures them
     #[arg(long, value_name = "FOLDER")]
@@ -101,7 +107,6 @@ fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<Held> {
         bad_input(format!("unknown experiment {name}; there are {}", known.join(", ")))
     })?;
     refuse(name, &[("--peer-path", args.peer_path.is_some()), ("--data", args.data.is_some())])?;
-    MachineArgs::here(args.threads).place().runnable_target()?;
     let plan = Plan::new(&Request {
         problems: args.problems.clone(),
         arms: args.arms.clone(),
@@ -109,7 +114,7 @@ fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<Held> {
         repeats: args.repeats,
         folder: args.output.clone(),
         seed: args.seed,
-        threads: args.threads,
+        hardware: Hardware::find(&args.device, args.threads)?,
         ..Request::new(experiment)
     })?;
     let interrupts = Interrupts::watch()?;
@@ -139,14 +144,13 @@ fn beside_request(name: &str, time: Duration, args: &ExperimentArgs) -> anyhow::
         ("--data", args.data.is_some()),
     ];
     refuse(name, &given)?;
-    MachineArgs::here(args.threads).place().runnable_target()?;
     check_peer_path(args.peer_path.as_deref())?;
     Ok(BesideRequest {
         problems: args.problems.clone(),
         time: args.time.unwrap_or_else(|| time.mul_f64(args.budget)),
         folder: args.output.clone(),
         seed: args.seed,
-        threads: args.threads,
+        hardware: Hardware::find(&args.device, args.threads)?,
         peer_path: args.peer_path.clone(),
     })
 }
@@ -157,6 +161,7 @@ fn of_sequences(args: &ExperimentArgs) -> anyhow::Result<Held> {
         ("--time", args.time.is_some()),
         ("--beside", !args.beside.is_empty()),
         ("--threads", args.threads != 1),
+        ("--device", args.device != CPU),
         ("--peer-path", args.peer_path.is_some()),
     ];
     refuse(sequence::NAME, &given)?;
@@ -183,6 +188,7 @@ fn of_picture(args: &ExperimentArgs, picture: &Picture) -> anyhow::Result<Held> 
         ("--repeats", args.repeats.is_some()),
         ("--beside", !args.beside.is_empty()),
         ("--threads", args.threads != 1),
+        ("--device", args.device != CPU),
         ("--peer-path", args.peer_path.is_some()),
         ("--data", args.data.is_some()),
     ];

@@ -161,11 +161,6 @@ fn target_help() -> String {
 }
 
 impl MachineArgs {
-    /// Arguments for this machine's CPU.
-    pub fn here(threads: usize) -> MachineArgs {
-        MachineArgs { threads, target: HOST.to_owned(), device: CPU.to_owned() }
-    }
-
     /// The arguments as a place, which gives the target and checks the threads.
     pub fn place(&self) -> Place<'_> {
         Place { device: &self.device, target: &self.target, threads: self.threads }

@@ -60,11 +60,12 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     drop(model);
     let database = args.database.database()?;
     let records = args.store.records(&database)?;
-    let compiled = args.cache.with(|cache| {
+    let (compiled, mut runner) = args.cache.with(|cache| {
         let making = Making { cache, for_runs: true };
-        file.compiled(fused, args.exact, &args.machine, &target, (&database, &records), making)
+        let compiled = file.compiled(fused, args.exact, &args.machine, &target, (&database, &records), making)?;
+        let runner = Runner::cached(&compiled, &Threads::new(args.machine.threads)?, cache)?;
+        Ok((compiled, runner))
     })?;
-    let mut runner = Runner::new(&compiled, &Threads::new(args.machine.threads)?)?;
     runner.set_all(&inputs)?;
     runner.run()?;
     let outputs = runner.outputs();

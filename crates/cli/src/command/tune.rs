@@ -82,6 +82,9 @@ pub struct TuneArgs {
     /// Run and time hopeless candidates to the end too, as where the whole space is of interest
     #[arg(long)]
     pub(super) to_the_end: bool,
+    /// Leave in what a GPU's limits rule out, as papers do: an instantiation_error each
+    #[arg(long)]
+    beyond_limits: bool,
     /// Time to spend in the runs of each candidate, in milliseconds
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub(super) min_time: Option<Duration>,
@@ -109,7 +112,7 @@ pub struct TuneArgs {
 const OWN: [&str; 2] = ["command", "kernel"];
 
 /// Options without meaning on a fleet, or that its devices decide.
-const NOT_ON: [&str; 5] = ["together", "command", "kernel", "device", "target"];
+const NOT_ON: [&str; 6] = ["together", "command", "kernel", "device", "target", "beyond_limits"];
 
 /// A workload, how often the whole runs it, and what it finds in the caches.
 type Task = (Workload, usize, Caches);
@@ -179,6 +182,7 @@ impl TuneArgs {
             .fresh(self.fresh)
             .caches(self.cold.caches())
             .to_the_end(self.to_the_end)
+            .beyond_limits(self.beyond_limits)
             .min_time(self.min_time)
             .build_timeout(self.build_timeout)
             .run_timeout(self.run_timeout)

@@ -1,8 +1,9 @@
 //! NVIDIA's GPUs.
 
-use super::{Driver, KernelArgument, Shape, Span, of_compiler};
+use super::{Driver, KeptCode, KernelArgument, Shape, Span, of_compiler};
 use crate::cuda::{self, Allocation, AssembleError, Assembler, Code, Context, CudaError, Launch, Memory, Recorded};
 use crate::failure::Failure;
+use std::fmt::Display;
 use std::sync::Arc;
 use tilewright_codegen::{ARGUMENT_ALIGN, CompileError, compile_gpu};
 use tilewright_ir::Target;
@@ -49,7 +50,15 @@ impl Driver for Cuda {
         Memory::new(&self.context, n_bytes)
     }
 
-    fn build(&self, program: &GpuProgram, target: &Target) -> Result<Arc<Code>, Failure> {
+    fn build(&self, program: &GpuProgram, target: &Target, kept: &dyn KeptCode) -> Result<Arc<Code>, Failure> {
+        // All that code is generated from, which takes longer than to assemble it.
+        let (program_text, target_text) = (format!("{program:?}"), format!("{target:?}"));
+        let assembler = self.assembler.name();
+        let determined_by: [&dyn Display; 3] = [&program_text, &target_text, &assembler];
+        let known = kept.find(&determined_by).and_then(|code| Code::load(&self.context, &code).ok());
+        if let Some(code) = known {
+            return Ok(Arc::new(code));
+        }
         let module = compile_gpu(program, target).map_err(|why| Failure {
             class: ErrorClass::CompileErrorHost,
             message: why.to_string(),
@@ -61,7 +70,9 @@ impl Driver for Cuda {
         };
         let code = self.assembler.assemble(&module.code, &target.cpu);
         let code = code.map_err(|why| Failure::from((class(&why), why.to_string())))?;
-        Code::load(&self.context, &code).map(Arc::new).map_err(of_compiler::<Cuda>)
+        let loaded = Code::load(&self.context, &code).map_err(of_compiler::<Cuda>)?;
+        kept.keep(&determined_by, &code);
+        Ok(Arc::new(loaded))
     }
 
     fn launch(

@@ -1,9 +1,10 @@
 //! OpenCL's devices.
 
-use super::{Driver, KernelArgument, Shape, Span, of_compiler};
+use super::{Driver, KeptCode, KernelArgument, Shape, Span, of_compiler};
 use crate::failure::Failure;
 use crate::opencl::{self, Buffers, Code, Context, Launch, Memory, OpenClError};
 use std::ffi::CString;
+use std::fmt::Display;
 use std::sync::Arc;
 use tilewright_codegen::opencl_c;
 use tilewright_ir::Target;
@@ -16,6 +17,8 @@ use tilewright_search::ErrorClass;
 pub struct OpenCl {
     context: Context,
     is_cpu: bool,
+    /// Device and driver, with its version, in words.
+    maker: String,
 }
 
 impl OpenCl {
@@ -25,7 +28,8 @@ impl OpenCl {
     /// If there is no such device, or its driver refuses.
     pub fn new(target: &Target) -> Result<OpenCl, OpenClError> {
         let device = opencl::device_of(target)?;
-        Ok(OpenCl { context: Context::new(&device)?, is_cpu: device.is_cpu })
+        let (context, is_cpu) = (Context::new(&device)?, device.is_cpu);
+        Ok(OpenCl { context, is_cpu, maker: device.maker()? })
     }
 
     /// Compiles a source to the driver's own form, which another process [loads](Driver::load). For a CPU
@@ -69,8 +73,19 @@ impl Driver for OpenCl {
         Memory::new(&self.context, n_bytes)
     }
 
-    fn build(&self, program: &GpuProgram, target: &Target) -> Result<Arc<Code>, Failure> {
-        Code::build(&self.context, &opencl_c(program, target), c"").map(Arc::new).map_err(of_compiler::<OpenCl>)
+    fn build(&self, program: &GpuProgram, target: &Target, kept: &dyn KeptCode) -> Result<Arc<Code>, Failure> {
+        let source = opencl_c(program, target);
+        let determined_by: [&dyn Display; 2] = [&self.maker, &source];
+        // What the driver does not take any more is built anew.
+        let known = kept.find(&determined_by).and_then(|binary| Code::of_binary(&self.context, &binary).ok());
+        if let Some(code) = known {
+            return Ok(Arc::new(code));
+        }
+        let code = Code::build(&self.context, &source, c"").map_err(of_compiler::<OpenCl>)?;
+        if let Ok(binary) = code.binary() {
+            kept.keep(&determined_by, &binary);
+        }
+        Ok(Arc::new(code))
     }
 
     fn launch(

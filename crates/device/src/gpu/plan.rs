@@ -11,7 +11,7 @@ use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_runtime::gpu::{self, GpuModel, Home, Launches};
 use tilewright_runtime::{Aligned, Constant, Host, Slice, Step, Work, on_all_cores};
 
-use super::{Cuda, Driver, Memory, OpenCl, Shape, Span, fits};
+use super::{Cuda, Driver, KeptCode, Memory, OpenCl, Shape, Span, fits};
 
 /// Reason why a plan does not run on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -43,20 +43,20 @@ enum Loaded {
 }
 
 impl GpuContext {
-    /// Builds the kernels and takes the constants to the device.
+    /// Builds the kernels, unless they are kept from an earlier time, and takes the constants to the device.
     ///
     /// # Errors
     /// If there is no such device, it has not the memory, or it refuses a kernel.
-    pub fn new(model: &Arc<GpuModel>) -> Result<GpuContext, GpuError> {
+    pub fn new(model: &Arc<GpuModel>, kept: &dyn KeptCode) -> Result<GpuContext, GpuError> {
         let target = &model.target;
         let loaded = match model.target.arch {
             Arch::Gpu(GpuApi::OpenCl) => {
                 let driver = OpenCl::new(&model.target).map_err(of_device(target))?;
-                Loaded::OpenCl(Box::new(OnDevice::new(driver, Arc::clone(model))?))
+                Loaded::OpenCl(Box::new(OnDevice::new(driver, Arc::clone(model), kept)?))
             }
             Arch::Gpu(GpuApi::Cuda) => {
                 let driver = Cuda::new(&model.target).map_err(of_device(target))?;
-                Loaded::Cuda(Box::new(OnDevice::new(driver, Arc::clone(model))?))
+                Loaded::Cuda(Box::new(OnDevice::new(driver, Arc::clone(model), kept)?))
             }
             _ => return Err(of_device(target)("nothing runs models for it")),
         };
@@ -136,10 +136,10 @@ struct Loader<'m, D: Driver> {
 }
 
 impl<D: Driver> OnDevice<D> {
-    fn new(driver: D, model: Arc<GpuModel>) -> Result<OnDevice<D>, GpuError> {
+    fn new(driver: D, model: Arc<GpuModel>, kept: &dyn KeptCode) -> Result<OnDevice<D>, GpuError> {
         let align = driver.alignment().map_err(of_device(&model.target))?;
         let all = Launches::new(&model, align);
-        let (memories, codes) = (BTreeMap::new(), codes(&driver, &model, &all)?);
+        let (memories, codes) = (BTreeMap::new(), codes(&driver, &model, &all, kept)?);
         let mut loader = Loader { driver: &driver, model: &model, launches: &all, memories, codes };
         let preparations = loader.launches(&all.preparations)?;
         if !preparations.is_empty() {
@@ -232,7 +232,12 @@ impl<D: Driver> OnDevice<D> {
 }
 
 /// The code of each program that is launched, built by all cores.
-fn codes<D: Driver>(driver: &D, model: &GpuModel, all: &Launches) -> Result<HashMap<usize, D::Code>, GpuError> {
+fn codes<D: Driver>(
+    driver: &D,
+    model: &GpuModel,
+    all: &Launches,
+    kept: &dyn KeptCode,
+) -> Result<HashMap<usize, D::Code>, GpuError> {
     let target = &model.target;
     let gpu = target.gpu.as_ref().expect("invariant: the target is a GPU");
     // With the first step that launches it, for what is said where it is refused.
@@ -241,7 +246,7 @@ fn codes<D: Driver>(driver: &D, model: &GpuModel, all: &Launches) -> Result<Hash
     let build = |(): &mut (), (number, step): (usize, usize)| {
         let program = all.program(number);
         let fitting = program.kernels().try_for_each(|kernel| fits(&Shape::of(kernel, program, target), gpu));
-        let code = fitting.and_then(|()| driver.build(program, target).map_err(|failure| failure.message));
+        let code = fitting.and_then(|()| driver.build(program, target, kept).map_err(|failure| failure.message));
         Ok((number, code.map_err(of_step(&model.plan.steps[step]))?))
     };
     on_all_cores(steps.into_iter().collect(), || (), build).into_iter().collect()
@@ -324,6 +329,9 @@ impl<D: Driver> Loader<'_, D> {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Display;
+    use std::sync::Mutex;
+
     use super::*;
     use tilewright_ir::text::parse;
     use tilewright_ir::{DType, lower_gpu};
@@ -377,7 +385,7 @@ run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }"
 
     #[test]
     fn kernels_functions_and_copies_run_in_their_order() {
-        let mut loaded = OnDevice::new(Cuda::emulated(), Arc::new(model())).unwrap();
+        let mut loaded = OnDevice::new(Cuda::emulated(), Arc::new(model()), &()).unwrap();
         let numbers = |of: fn(f32) -> f32| -> Vec<u8> { (0..40).flat_map(|n| of(n as f32).to_le_bytes()).collect() };
         let (mut y, mut step_ns) = (vec![0; 168], [0; 4]);
         for _ in 0..2 {
@@ -388,5 +396,42 @@ run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }"
         loaded.run(&[&numbers(|n| n)], &mut [&mut y], Some(&mut step_ns)).unwrap();
         assert_eq!(y[8..], numbers(|n| 4.0 * n + 2.0));
         assert!(step_ns.iter().all(|ns| *ns > 0), "{step_ns:?}");
+    }
+
+    /// Code in memory, by the texts that determine it.
+    #[derive(Default)]
+    struct InMemory(Mutex<HashMap<String, Vec<u8>>>);
+
+    fn key(determined_by: &[&dyn Display]) -> String {
+        determined_by.iter().map(ToString::to_string).collect()
+    }
+
+    impl KeptCode for InMemory {
+        fn find(&self, determined_by: &[&dyn Display]) -> Option<Vec<u8>> {
+            self.0.lock().unwrap().get(&key(determined_by)).cloned()
+        }
+
+        fn keep(&self, determined_by: &[&dyn Display], code: &[u8]) {
+            self.0.lock().unwrap().insert(key(determined_by), code.to_vec());
+        }
+    }
+
+    #[test]
+    fn code_that_is_kept_is_used_and_a_bad_one_replaced() {
+        let kept = InMemory::default();
+        let numbers = |of: fn(f32) -> f32| -> Vec<u8> { (0..40).flat_map(|n| of(n as f32).to_le_bytes()).collect() };
+        let check = || {
+            let mut loaded = OnDevice::new(Cuda::emulated(), Arc::new(model()), &kept).unwrap();
+            let mut y = vec![0; 168];
+            loaded.run(&[&numbers(|n| n)], &mut [&mut y], None).unwrap();
+            assert_eq!(y[8..], numbers(|n| 4.0 * n + 2.0));
+            kept.0.lock().unwrap().clone()
+        };
+        let first = check();
+        // A kernel, and a copy.
+        assert_eq!(first.len(), 2);
+        assert_eq!(check(), first);
+        kept.0.lock().unwrap().values_mut().for_each(|code| *code = b"something else".to_vec());
+        assert_eq!(check(), first);
     }
 }

@@ -135,7 +135,7 @@ impl<D: Driver> Builder<D> {
         let gpu = self.target.gpu.as_ref().expect("invariant: the target is a GPU");
         let mut shapes = program.kernels().map(|kernel| Shape::of(kernel, &program, &self.target));
         shapes.try_for_each(|shape| fits(&shape, gpu)).map_err(instantiation)?;
-        let code = self.driver.build(&program, &self.target)?;
+        let code = self.driver.build(&program, &self.target, &())?;
         let (mut memories, mut own) = (HashMap::new(), Vec::new());
         let mut arguments = self.memories.iter();
         for id in program.device_buffers() {

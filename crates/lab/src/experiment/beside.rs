@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value as Json, json};
 use tilewright::Error;
 use tilewright::file::write_whole;
-use tilewright_device::host;
 
 use super::data;
 use super::folder::RUNS;
+use super::hardware::Hardware;
 use crate::{Caller, OrFailed, load};
 
 /// Request for such an experiment, or a part of it.
@@ -27,8 +27,8 @@ pub struct BesideRequest {
     pub folder: Option<PathBuf>,
     /// Seed of searches, and of weights.
     pub seed: u64,
-    /// Threads that all may use.
-    pub threads: usize,
+    /// Machine that all run on.
+    pub hardware: Hardware,
     /// Folder in which others' libraries are looked for before the system's places.
     pub peer_path: Option<PathBuf>,
 }
@@ -45,16 +45,17 @@ impl BesideRequest {
             "experiment": name,
             "seconds": self.time.as_secs_f64(),
             "seed": self.seed,
-            "threads": self.threads,
-            "target": host::target().name(),
+            "threads": self.hardware.threads,
+            "target": self.hardware.target.name(),
         })
     }
 
     /// Command that repeats the experiment.
     pub(super) fn command(&self, name: &str) -> String {
-        let BesideRequest { time, seed, threads, .. } = self;
+        let BesideRequest { time, seed, hardware, .. } = self;
         let folder = self.peer_path.as_ref().map_or(String::new(), |_| " --peer-path FOLDER".to_owned());
-        format!("tilewright experiment {name} --time {} --seed {seed} --threads {threads}{folder}", time.as_secs_f64())
+        let (time, hardware) = (time.as_secs_f64(), hardware.option().join(" "));
+        format!("tilewright experiment {name} --time {time} --seed {seed} {hardware}{folder}")
     }
 }
 

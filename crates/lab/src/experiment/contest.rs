@@ -16,12 +16,12 @@ use tilewright::words::count;
 use tilewright::{Contenders, EndLimits, Error, rank};
 use tilewright_device::device::{Round, WorkerCommand};
 use tilewright_device::protocol::Source;
-use tilewright_device::{Device, Options, host};
+use tilewright_device::{Device, Options};
 use tilewright_search::Trial;
 use tilewright_tune::{Record, Task};
 
 use super::finished::{Finished, Found};
-use super::plan::{Plan, task};
+use super::plan::Plan;
 use super::table::Moment;
 use crate::{Caller, OrFailed};
 
@@ -84,7 +84,7 @@ struct Heats {
 impl Heats {
     fn new(plan: &Plan, of: &Finished, worker: &WorkerCommand, caller: Caller) -> Result<Heats, Error> {
         Ok(Heats {
-            task: task(&of.planned.problem, plan.threads)?,
+            task: plan.experiment.task(&of.planned.problem, &plan.hardware)?,
             records: plan.records(of.planned, caller)?,
             device: device(plan, of, of.planned.seed, worker, caller)?,
         })
@@ -160,9 +160,9 @@ fn write(path: &Path, known: &impl Serialize) -> Result<(), Error> {
 
 /// A device for schedules of a run's workload, with random inputs of this seed.
 fn device(plan: &Plan, of: &Finished, seed: u64, worker: &WorkerCommand, caller: Caller) -> Result<Device, Error> {
-    let options = Options { seed, ..Options::new(worker.clone(), plan.threads) };
+    let options = Options { seed, ..Options::new(worker.clone(), plan.hardware.threads) };
     let unstopped = Caller { stop: &AtomicBool::new(false), ..caller };
-    let device = unstopped.start_device(&of.workload, &host::target(), options)?;
+    let device = unstopped.start_device(&of.workload, &plan.hardware.target, options)?;
     Ok(device.expect("nobody interrupts the start"))
 }
 

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tilewright::Error;
 use tilewright::version::BUILD;
-use tilewright_device::host;
 
 use super::data;
 use super::finished::{Finished, Summary};
@@ -69,7 +68,7 @@ impl Machine {
         let data: Data = serde_json::from_slice(&bytes)
             .map_err(|error| cannot(format!("{} is not one: {error}", path.display())))?;
         let Data { experiment, budget, threads, mut machine } = data;
-        if (&*experiment, budget, threads) != (plan.experiment.name, plan.budget, plan.threads) {
+        if (&*experiment, budget, threads) != (plan.experiment.name, plan.budget, plan.hardware.threads) {
             return Err(cannot(format!("its results are of {experiment} at budget {budget} with --threads {threads}")));
         }
         // Runs that were broken off, or whose races were, do not compare yet; nor does what other arms found.
@@ -83,15 +82,15 @@ impl Machine {
     }
 
     /// This machine.
-    pub fn here(finished: &[Finished]) -> Machine {
+    pub fn here(plan: &Plan, finished: &[Finished]) -> Machine {
         let runs = finished.iter().filter(|f| f.summary.is_timed()).map(|f| Run {
             problem: f.planned.problem.label.to_owned(),
             arm: f.planned.arm.label.to_owned(),
             summary: f.summary.clone(),
         });
         Machine {
-            cpu: host::cpu_name(),
-            target: host::target().name(),
+            cpu: plan.hardware.name.clone(),
+            target: plan.hardware.target.name(),
             version: BUILD.to_owned(),
             runs: runs.collect(),
         }

@@ -11,19 +11,18 @@ use tilewright::bench::OURS;
 use tilewright::file::write_whole;
 use tilewright::version::BUILD;
 use tilewright::words::{count, digits, duration, percent, shell_quoted};
-use tilewright::{Database, Error, Request, Session, Workload, since_1970, with_suffix};
+use tilewright::{Database, Error, NO_CACHE, Request, Session, Workload, since_1970, with_suffix};
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::host;
 use tilewright_graph::networks::{NETWORKS, Network};
 use tilewright_graph::{Bindings, onnx, specialise};
 use tilewright_model::bench::{ModelBench, ModelBenchRequest, bench_model};
 use tilewright_model::{Layouts, Making, all_inputs, compile_guessed, compile_known, laid_out, lower, read_model};
-use tilewright_peers::MODEL_PEERS;
+use tilewright_peers::{MODEL_PEERS, ModelPeerSpec};
 
 use super::beside::{self, BesideRequest};
 use super::plan::only;
 use super::results::{PAGE, markdown};
-use super::{Cost, Held, data, folder};
+use super::{Cost, Hardware, Held, data, folder};
 use crate::clock::utc;
 use crate::history::MedianCurve;
 use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};
@@ -39,7 +38,9 @@ pub const FIGURE: &str = "figure 11";
 /// Things that it compares, in one line.
 pub const COMPARES: &str = "five networks untuned and tuned, beside other runtimes";
 /// Differences from the paper, in one line.
-pub const DIFFERS: &str = "a CPU; seeded weights; ONNX Runtime and OpenVINO in the place of MXNet and TensorFlow Lite";
+pub const DIFFERS: &str = "seeded weights; the runtimes that `bench` knows in the place of MXNet and TensorFlow Lite";
+/// Deviations that a CPU brings, in one line.
+pub const ON_CPUS: &str = "a CPU";
 /// Default tuning time of a network.
 pub const TIME: Duration = Duration::from_secs(40);
 
@@ -129,7 +130,8 @@ fn measure(
     worker: &WorkerCommand,
     caller: Caller,
 ) -> Result<Option<Outcome>, Error> {
-    let BesideRequest { time, seed, threads, ref peer_path, .. } = *request;
+    let BesideRequest { time, seed, ref hardware, ref peer_path, .. } = *request;
+    let (target, threads) = (&hardware.target, hardware.threads);
     let (started, start) = (since_1970().as_secs(), Instant::now());
     let file = onnx::write(&network.build(seed));
     write_whole(path, |to| to.write_all(&file)).or_failed(path.display())?;
@@ -143,8 +145,7 @@ fn measure(
     if let Some(problem) = special.problems.first() {
         return Err(Error::failed(format!("{}: {problem}", network.name)));
     }
-    let target = host::target();
-    let fused = lower(&special.graph, false, &target).or_failed(network.name)?;
+    let fused = lower(&special.graph, false, target).or_failed(network.name)?;
 
     // From its beginning, if an earlier one was broken off.
     for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
@@ -153,11 +154,11 @@ fn measure(
         }
     }
     let failed = |error: tilewright_model::CompileError| Error::failed(&error).because(error);
-    let own = laid_out(fused.clone(), &target, threads, Layouts::Guess).map_err(failed)?;
-    let caches = own.caches(&target);
+    let own = laid_out(fused.clone(), target, threads, Layouts::Guess).map_err(failed)?;
+    let caches = own.caches(target);
     let request = |(workload, n): (Workload, usize)| {
         let caches = caches.of(&workload);
-        (Request::new(workload).threads(threads).seed(seed).caches(caches), n as f64)
+        (Request::new(workload).threads(threads).target(target.clone()).seed(seed).caches(caches), n as f64)
     };
     let workloads: Vec<Workload> = own.tasks().into_iter().map(|(workload, _)| workload).collect();
     let tasks: Vec<(Request, f64)> = own.tasks().into_iter().map(request).collect();
@@ -180,16 +181,18 @@ fn measure(
     }
 
     caller.say(format!("{}: measuring it beside other runtimes", network.name));
-    let untuned = compile_guessed(fused.clone(), &target, threads).map_err(failed)?;
+    let untuned = compile_guessed(fused.clone(), target, threads).map_err(failed)?;
     let best =
-        compile_known(fused, &target, threads, &session.database().records()?, Making::default()).map_err(failed)?;
+        compile_known(fused, target, threads, &session.database().records()?, Making::default()).map_err(failed)?;
     let bench = ModelBenchRequest {
         path,
         graph: &special.graph,
         ours: vec![(OURS, &best), (UNTUNED, &untuned)],
+        cache: &NO_CACHE,
         inputs: &inputs,
         threads,
-        peers: MODEL_PEERS.iter().filter(|spec| spec.is_of_its_own(threads)).collect(),
+        peers: runtimes(hardware).collect(),
+        gpu: target.gpu.map(|gpu| gpu.number),
         peer_path: peer_path.clone(),
         rounds: ROUNDS,
     };
@@ -209,12 +212,13 @@ fn measure(
     Ok(Some(Outcome {
         network: network.name.to_owned(),
         command: format!(
-            "tilewright tune {file}{options} --time {} --seed {seed} --threads {threads}",
-            time.as_secs_f64()
+            "tilewright tune {file}{options} --time {} --seed {seed} {}",
+            time.as_secs_f64(),
+            hardware.option().join(" ")
         ),
         started: utc(started),
         version: BUILD.to_owned(),
-        cpu: host::cpu_name(),
+        cpu: hardware.name.clone(),
         seconds: start.elapsed().as_secs_f64(),
         gflop: flops / 1e9,
         kernels: tasks.iter().map(|(_, n)| *n as usize).sum(),
@@ -236,6 +240,11 @@ fn measure(
             .collect(),
         left_out,
     }))
+}
+
+/// Runtimes that are measured on a machine.
+fn runtimes(hardware: &Hardware) -> impl Iterator<Item = &'static ModelPeerSpec> {
+    MODEL_PEERS.iter().filter(|spec| spec.runs_on(&hardware.target) && spec.is_of_its_own(hardware.threads))
 }
 
 /// The names of dimensions that a model's inputs leave open.
@@ -271,7 +280,7 @@ impl Page<'_> {
         let facts = json!({
             "paper": PAPER,
             "figure": FIGURE,
-            "differs": DIFFERS,
+            "differs": self.request.hardware.differences(ON_CPUS, DIFFERS),
             "command": self.request.command(NAME),
             "complete": self.outcomes.len() == NETWORKS.len(),
             "networks": self.outcomes,
@@ -301,7 +310,9 @@ impl Page<'_> {
     }
 
     fn readme(&self) -> String {
-        let mut out = format!("# {NAME}\n\n{PAPER}: {COMPARES} ({FIGURE}).\nDiffers from the paper: {DIFFERS}.\n");
+        let hardware = &self.request.hardware;
+        let differs = hardware.differences(ON_CPUS, DIFFERS);
+        let mut out = format!("# {NAME}\n\n{PAPER}: {COMPARES} ({FIGURE}).\nDiffers from the paper: {differs}.\n");
         let Some(first) = self.outcomes.first() else { return out + "\nNo network is complete yet.\n" };
         let (dates, n) = (self.outcomes.iter().map(|outcome| outcome.started.as_str()), self.outcomes.len());
         let (from, to) = (dates.clone().min().unwrap_or_default(), dates.max().unwrap_or_default());
@@ -310,10 +321,10 @@ impl Page<'_> {
             "\n`{}` on {}, {}, {from} to {to}, version {}.\n{n} of {} complete, {}; each network is tuned for {} s.\n",
             self.request.command(NAME),
             first.cpu,
-            host::target().name(),
+            self.request.hardware.target.name(),
             first.version,
             count(NETWORKS.len() as u64, "network"),
-            count(self.request.threads as u64, "thread"),
+            self.request.hardware.extent(),
             self.request.time.as_secs_f64(),
         );
         let names = self.names();
@@ -359,7 +370,7 @@ impl Page<'_> {
         }
         out += &markdown(&rows);
         out += "\n`tilewright network NAME -o NAME.onnx` writes a network. Other runtimes:\n\n";
-        for spec in MODEL_PEERS.iter().filter(|spec| spec.is_of_its_own(self.request.threads)) {
+        for spec in runtimes(hardware) {
             let version = self.outcomes.iter().find_map(|outcome| Some(outcome.of(spec.name)?.version.as_str()));
             let _ = writeln!(out, "- {} {}: {}.", spec.name, version.unwrap_or("was not there"), spec.text);
         }

@@ -12,7 +12,6 @@ use tilewright::version::BUILD;
 use tilewright::words::{count, digits};
 use tilewright::{Database, Error, Note, Request, Session, since_1970, with_suffix};
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::host;
 
 use super::beside::{self, BesideRequest};
 use super::plan::only;
@@ -33,8 +32,10 @@ pub const FIGURE: &str = "figure 10";
 /// Comparison, in one line.
 pub const COMPARES: &str = "C1 to C12 and 1024³, each tuned, beside other libraries";
 /// Deviations from the paper, in one line.
-pub const DIFFERS: &str = "a CPU; oneDNN, OpenBLAS and the libraries that `bench` knows in the place of cuDNN, TensorComprehensions, \
-                           TensorFlow Lite and the ARM Compute Library; no depthwise layers";
+pub const DIFFERS: &str = "the libraries that `bench` knows in the place of TensorComprehensions, TensorFlow Lite and the ARM \
+                           Compute Library; no depthwise layers";
+/// Deviations that a CPU brings, in one line.
+pub const ON_CPUS: &str = "a CPU; oneDNN and OpenBLAS in the place of cuDNN";
 /// Time for which an operator is tuned by default.
 pub const TIME: Duration = Duration::from_secs(60);
 
@@ -106,7 +107,7 @@ fn measure(
     worker: &WorkerCommand,
     caller: Caller,
 ) -> Result<Option<Outcome>, Error> {
-    let BesideRequest { time, seed, threads, ref peer_path, .. } = *request;
+    let BesideRequest { time, seed, ref hardware, ref peer_path, .. } = *request;
     // From its beginning, if an earlier one was broken off.
     for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
         if path.exists() {
@@ -114,7 +115,11 @@ fn measure(
         }
     }
     let started = utc(since_1970().as_secs());
-    let tuning = Request::parse(problem.workload)?.threads(threads).seed(seed).time(time);
+    let tuning = Request::parse(problem.workload)?
+        .threads(hardware.threads)
+        .target(hardware.target.clone())
+        .seed(seed)
+        .time(time);
     let workload = tuning.workload()?;
     let session = Session::new(Database::new(Some(database))?, worker.clone());
     caller.say(format!("{}: tuning it for {} s", problem.label, time.as_secs_f64()));
@@ -128,8 +133,13 @@ fn measure(
     if caller.is_stopped() {
         return Ok(None);
     }
-    let bench =
-        BenchRequest { threads, rounds: ROUNDS, peer_path: peer_path.clone(), ..BenchRequest::new(workload.clone()) };
+    let bench = BenchRequest {
+        target: hardware.target.clone(),
+        threads: hardware.threads,
+        rounds: ROUNDS,
+        peer_path: peer_path.clone(),
+        ..BenchRequest::new(workload.clone())
+    };
     let left_out = std::sync::Mutex::new(Vec::new());
     let note = |note: Note| match note {
         Note::LeftOut(reason) => left_out.lock().expect("nobody panics").push(reason),
@@ -159,7 +169,7 @@ fn measure(
         workload: problem.workload.to_owned(),
         started,
         version: BUILD.to_owned(),
-        cpu: host::cpu_name(),
+        cpu: hardware.name.clone(),
         trials: tuned.new_trials,
         implementations: implementations.collect(),
         left_out,
@@ -192,7 +202,7 @@ impl Page<'_> {
         let facts = json!({
             "paper": PAPER,
             "figure": FIGURE,
-            "differs": DIFFERS,
+            "differs": self.request.hardware.differences(ON_CPUS, DIFFERS),
             "command": self.request.command(NAME),
             "complete": self.outcomes.len() == RESNET_AND_MATMUL.len(),
             "operators": self.outcomes,
@@ -215,7 +225,8 @@ impl Page<'_> {
     }
 
     fn readme(&self) -> String {
-        let mut out = format!("# {NAME}\n\n{PAPER}: {COMPARES} ({FIGURE}).\nDiffers from the paper: {DIFFERS}.\n");
+        let differs = self.request.hardware.differences(ON_CPUS, DIFFERS);
+        let mut out = format!("# {NAME}\n\n{PAPER}: {COMPARES} ({FIGURE}).\nDiffers from the paper: {differs}.\n");
         let Some(first) = self.outcomes.first() else { return out + "\nNo operator is complete yet.\n" };
         let _ = write!(
             out,
@@ -224,12 +235,12 @@ impl Page<'_> {
              as geometric means.\n\n",
             self.request.command(NAME),
             first.cpu,
-            host::target().name(),
+            self.request.hardware.target.name(),
             first.started,
             first.version,
             self.outcomes.len(),
             count(RESNET_AND_MATMUL.len() as u64, "operator"),
-            count(self.request.threads as u64, "thread"),
+            self.request.hardware.extent(),
             self.request.time.as_secs_f64(),
         );
         let others = self.others();

@@ -12,7 +12,6 @@ use tilewright::version::{RELEASE, release_of};
 use tilewright::words::{count, grouped, shell_quoted};
 use tilewright::{Database, Error, Session, Transfer, since_1970, trials_of, with_suffix};
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::host;
 use tilewright_ir::op::Workload;
 use tilewright_tune::{PassedOver, Record, Setting, Task, Validator};
 
@@ -20,6 +19,7 @@ use super::Request;
 use super::elsewhere::Machine;
 use super::finished::{Finished, Summary, only_run};
 use super::folder::{self, RUNS};
+use super::hardware::Hardware;
 use super::table::{Arm, Experiment, Length, Moment, Problem, Transferred, Trials, View};
 use crate::clock::utc;
 use crate::history::Run;
@@ -33,7 +33,7 @@ pub struct Plan {
     pub(super) budget: f64,
     pub(super) seed: u64,
     pub(super) repeats: u64,
-    pub(super) threads: usize,
+    pub(super) hardware: Hardware,
     pub(super) folder: PathBuf,
     pub(super) runs: Vec<Planned>,
     /// Summaries of runs in `data.json`, by their commands.
@@ -51,8 +51,10 @@ pub struct Planned {
     pub(super) n_trials: Option<u64>,
     /// The longest that it may search, in seconds.
     pub(super) seconds: f64,
-    /// Threads that kernels may use.
-    threads: usize,
+    /// Machine that kernels run on.
+    hardware: Hardware,
+    /// Whether what a GPU's limits rule out is in the space.
+    beyond_limits: bool,
     /// Whether it begins with the guesses of the template.
     has_guesses: bool,
     /// Whether its leaders race at the end.
@@ -85,14 +87,22 @@ pub(super) fn beside_search(experiment: &Experiment) -> f64 {
     START_SECONDS + if experiment.is_raced { (experiment.moments.len() + 1) as f64 * RACE_SECONDS } else { 0.0 }
 }
 
-/// The task of a problem on this machine.
-///
-/// # Errors
-/// Bad input where its space does not exist.
-pub(super) fn task(problem: &Problem, threads: usize) -> Result<Task, Error> {
-    let workload = Workload::parse(problem.workload).map_err(Error::input)?;
-    let setting = Setting { workload, target: host::target(), n_threads: threads };
-    Task::new(setting, problem.template).map_err(Error::input)
+impl Experiment {
+    /// Whether runs on a machine try what its limits rule out: a CPU has none.
+    fn is_beyond_limits(&self, hardware: &Hardware) -> bool {
+        self.beyond_limits && hardware.is_gpu()
+    }
+
+    /// Makes the task of a problem on a machine.
+    ///
+    /// # Errors
+    /// Bad input where its space does not exist.
+    pub(super) fn task(&self, problem: &Problem, hardware: &Hardware) -> Result<Task, Error> {
+        let workload = Workload::parse(problem.workload).map_err(Error::input)?;
+        let setting = Setting { workload, target: hardware.target.clone(), n_threads: hardware.threads };
+        let task = Task::new(setting, problem.template).map_err(Error::input)?;
+        if self.is_beyond_limits(hardware) { task.beyond_limits().map_err(Error::input) } else { Ok(task) }
+    }
 }
 
 /// The most trials of a run; `None` if only time limits it.
@@ -161,9 +171,13 @@ impl Planned {
         option("--seed", Some(self.seed.to_string()));
         option("--trials", self.n_trials.map(|n| n.to_string()));
         option("--time", Some(self.seconds.to_string()));
-        option("--threads", Some(self.threads.to_string()));
-        let flags =
-            [("--no-guesses", !self.has_guesses), ("--no-race", !self.is_raced), ("--to-the-end", self.to_the_end)];
+        words.extend(self.hardware.option());
+        let flags = [
+            ("--no-guesses", !self.has_guesses),
+            ("--no-race", !self.is_raced),
+            ("--to-the-end", self.to_the_end),
+            ("--beyond-limits", self.beyond_limits),
+        ];
         words.extend(flags.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name.to_owned()));
         if let Some(teacher) = self.teacher() {
             words.extend(["--transfer".to_owned(), teacher]);
@@ -182,7 +196,8 @@ impl Planned {
             Ok::<_, Error>(transfer)
         });
         let request = tilewright::Request::parse(self.problem.workload)?
-            .threads(self.threads)
+            .threads(self.hardware.threads)
+            .target(self.hardware.target.clone())
             .search(self.arm.search)
             .trials(self.n_trials)
             .time(Duration::from_secs_f64(self.seconds))
@@ -190,6 +205,7 @@ impl Planned {
             .guesses(self.has_guesses)
             .race(self.is_raced)
             .to_the_end(self.to_the_end)
+            .beyond_limits(self.beyond_limits)
             .transfer(transfer.transpose()?);
         Ok(match self.problem.template {
             Some(template) => request.template(template),
@@ -215,14 +231,14 @@ impl Plan {
     /// # Errors
     /// Bad input where there is no such problem or arm, or a search or a space does not exist.
     pub fn new(request: &Request) -> Result<Plan, Error> {
-        let Request { experiment, budget, seed, threads, .. } = *request;
+        let Request { experiment, budget, seed, ref hardware, .. } = *request;
         let problems = only("problem", &request.problems, experiment.problems.to_vec(), |one| one.label.to_owned())?;
         let arms = only("arm", &request.arms, experiment.arms(), |arm| arm.label.to_owned())?;
         let repeats = request.repeats.unwrap_or(experiment.repeats);
         let folder = request.folder.clone().unwrap_or_else(|| Path::new("experiments").join(experiment.name));
         let mut runs = Vec::new();
         let with_tasks = |problems: &[Problem]| {
-            let with_task = |problem: &Problem| Ok((*problem, task(problem, threads)?));
+            let with_task = |problem: &Problem| Ok((*problem, experiment.task(problem, hardware)?));
             problems.iter().map(with_task).collect::<Result<Vec<_>, Error>>()
         };
         let learns = arms.iter().any(|arm| matches!(arm.transfer, Transferred::Model | Transferred::ModelAndStart));
@@ -249,7 +265,8 @@ impl Plan {
                     seed,
                     n_trials: n_trials(experiment.length, task, budget),
                     seconds: seconds(experiment.length, budget),
-                    threads,
+                    hardware: hardware.clone(),
+                    beyond_limits: experiment.is_beyond_limits(hardware),
                     has_guesses: experiment.with_guesses || arm.transfer == Transferred::ModelAndStart,
                     is_raced: experiment.is_raced && !is_source,
                     to_the_end: experiment.to_the_end,
@@ -261,7 +278,8 @@ impl Plan {
             }
         }
         let (known, elsewhere) = (BTreeMap::new(), Vec::new());
-        Ok(Plan { experiment, problems, arms, budget, seed, repeats, threads, folder, runs, known, elsewhere })
+        let hardware = hardware.clone();
+        Ok(Plan { experiment, problems, arms, budget, seed, repeats, hardware, folder, runs, known, elsewhere })
     }
 
     /// All runs, including those of sources.
@@ -312,9 +330,10 @@ impl Plan {
 
     /// Command that repeats the run.
     pub(super) fn command(&self) -> String {
-        let Plan { experiment, budget, repeats, seed, threads, .. } = self;
+        let Plan { experiment, budget, repeats, seed, hardware, .. } = self;
         let name = experiment.name;
-        let size = format!("--budget {budget} --repeats {repeats} --seed {seed} --threads {threads}");
+        let hardware = hardware.option().join(" ");
+        let size = format!("--budget {budget} --repeats {repeats} --seed {seed} {hardware}");
         let words = |kind: &str, labels: Vec<&str>, n_all: usize| -> String {
             let word = |label: &&str| format!(" --{kind} {}", shell_quoted(label));
             if labels.len() == n_all { String::new() } else { labels.iter().map(word).collect() }
@@ -356,8 +375,8 @@ impl Plan {
             "experiment": self.experiment.name,
             "budget": self.budget,
             "seed": self.seed,
-            "threads": self.threads,
-            "target": host::target().name(),
+            "threads": self.hardware.threads,
+            "target": self.hardware.target.name(),
         });
         let (claim, data) = folder::claim(&self.folder, &own)?;
         self.learn(&data)?;
@@ -370,7 +389,7 @@ impl Plan {
     /// Bad input if it holds runs that this plan cannot go on from without records: it would write over them.
     fn learn(&mut self, data: &Json) -> Result<(), Error> {
         let is_alike =
-            data["cpu"] == host::cpu_name() && release_of(data["version"].as_str().unwrap_or_default()) == RELEASE;
+            data["cpu"] == self.hardware.name && release_of(data["version"].as_str().unwrap_or_default()) == RELEASE;
         // A histogram needs every trial, and each is only in the records.
         let is_enough = is_alike && !self.experiment.views.contains(&View::Histogram);
         let n_moments = self.moments().len();
@@ -475,7 +494,7 @@ impl Plan {
                 (None, Some(summary)) => (summary.clone(), None),
                 (None, None) => continue,
             };
-            let task = task(&planned.problem, self.threads)?;
+            let task = self.experiment.task(&planned.problem, &self.hardware)?;
             let (space_size, workload) = (task.space.size() as f64, task.setting.workload);
             finished.push(Finished { planned, workload, space_size, summary, run });
         }

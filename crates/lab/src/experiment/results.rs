@@ -10,7 +10,6 @@ use tilewright::Error;
 use tilewright::file::write_whole;
 use tilewright::version::BUILD;
 use tilewright::words::{count, digits, grouped};
-use tilewright_device::host;
 use tilewright_search::{ErrorClass, Outcome, Seconds};
 
 use super::data;
@@ -111,7 +110,7 @@ struct Results<'a> {
 
 impl<'a> Results<'a> {
     fn of_all(plan: &'a Plan, finished: &'a [Finished<'a>]) -> Results<'a> {
-        let here = plan.elsewhere.iter().take(1).map(|_| Machine::here(finished));
+        let here = plan.elsewhere.iter().take(1).map(|_| Machine::here(plan, finished));
         Results { plan, finished, machines: here.chain(plan.elsewhere.iter().cloned()).collect() }
     }
 
@@ -177,7 +176,6 @@ impl<'a> Results<'a> {
 
     fn json(&self) -> Json {
         let plan = self.plan;
-        let target = host::target().name();
         let runs = self.finished.iter().map(|f| {
             let run = RunRow {
                 problem: f.planned.problem.label,
@@ -234,16 +232,16 @@ impl<'a> Results<'a> {
             "experiment": plan.experiment.name,
             "paper": plan.experiment.paper,
             "figure": plan.experiment.figure,
-            "differs": plan.experiment.differs,
+            "differs": self.differs(),
             "raced": plan.experiment.is_raced,
             "command": plan.command(),
             "budget": plan.budget,
             "seed": plan.seed,
             "repeats": plan.repeats,
             "complete": n_complete(self.finished) == plan.compared().count(),
-            "cpu": host::cpu_name(),
-            "target": target,
-            "threads": plan.threads,
+            "cpu": plan.hardware.name,
+            "target": plan.hardware.target.name(),
+            "threads": plan.hardware.threads,
             "extent": plan.extent(),
             "dates": self.dates(),
             "version": BUILD,
@@ -253,6 +251,12 @@ impl<'a> Results<'a> {
             "on_all_machines": everywhere.collect::<Vec<_>>(),
             "runs": runs.collect::<Vec<_>>(),
         })
+    }
+
+    /// Differences from the paper on this machine.
+    fn differs(&self) -> String {
+        let experiment = self.plan.experiment;
+        self.plan.hardware.differences(experiment.on_cpus, experiment.differs)
     }
 
     /// The builds that made the runs, as far as they are known.
@@ -308,15 +312,16 @@ impl<'a> Results<'a> {
             let _ = write!(out, " ({})", experiment.figure);
         }
         out += ".\n";
-        if !experiment.differs.is_empty() {
-            let _ = writeln!(out, "Differs from the paper: {}.", experiment.differs);
+        let differs = self.differs();
+        if !differs.is_empty() {
+            let _ = writeln!(out, "Differs from the paper: {differs}.");
         }
         let _ = write!(
             out,
             "\n`{}` on {}, {}, {}, version {}.\n{}. {} complete{}.\n",
             self.plan.command(),
-            host::cpu_name(),
-            host::target().name(),
+            self.plan.hardware.name,
+            self.plan.hardware.target.name(),
             self.dates().map_or("not run yet".to_owned(), |[first, last]| match first == last {
                 true => first.to_owned(),
                 false => format!("{first} to {last}"),

@@ -19,6 +19,8 @@ pub struct Experiment {
     pub compares: &'static str,
     /// Differences from the paper, in one line; empty where there are none.
     pub differs: &'static str,
+    /// Differences that come of running on a CPU, in one line; empty where there are none.
+    pub on_cpus: &'static str,
     /// Problems that are tuned.
     pub problems: &'static [Problem],
     /// Problems that are tuned first, with as many trials each, as sources of transfer for arms.
@@ -37,6 +39,8 @@ pub struct Experiment {
     pub is_raced: bool,
     /// Whether hopeless candidates are run to the end, as where the whole space counts and not its best.
     pub to_the_end: bool,
+    /// Whether what a GPU's limits rule out is in the space, and fails.
+    pub beyond_limits: bool,
     /// Quantity that is plotted.
     pub measure: Measure,
     /// Summary of several runs, in tables and curves.
@@ -282,18 +286,20 @@ const GBFS_ARMS: &[Arm] = &[
     Arm::search("rnn_controller"),
     Arm::search("random"),
 ];
-const AUTOTVM_ON_A_CPU: &str = "a CPU and our templates; trees of depth 6 see parameters, the paper's of depth 3 loops; \
+const ON_A_CPU: &str = "a CPU";
+const AUTOTVM_DIFFERS: &str = "our templates; trees of depth 6 see parameters, the paper's of depth 3 loops; \
                                 diversity is in units of the predictions' spread; the paper has 800 trials";
-const AUTOTVM_MODELS_ON_A_CPU: &str = "a CPU and our templates; trees are of depth 6 and see parameters, but for one arm with those of \
+const AUTOTVM_MODELS_DIFFERS: &str = "our templates; trees are of depth 6 and see parameters, but for one arm with those of \
                                        the paper's implementation, of depth 3 and of loops; the network is half as wide, has no \
                                        embedding of each identifier and 20 updates a batch; where programs are looked at, by \
                                        the network and by the paper's trees, the annealing has a quarter of the chains and 32 \
                                        steps of 500; batches are not varied on purpose; the genetic algorithm is ours with the paper's population; the paper has 800 \
                                        trials";
-const GBFS_ON_A_CPU: &str = "a CPU; G-BFS and N-A2C begin at a random configuration, since the untiled one of the paper takes \
+const GBFS_DIFFERS: &str = "G-BFS and N-A2C begin at a random configuration, since the untiled one of the paper takes \
                              seconds here; the XGBoost tuner is `gbt`, at most 100 trees of depth 6 on parameters; a kernel's \
                              time is the median of a trial's samples, not the mean of ten; random search beside the paper's four";
-const NOSE_ON_A_CPU: &str = "a CPU, on which no configuration fails; eight of the twelve spaces have other sizes than the paper \
+const NO_FAILURES: &str = "a CPU, on which no configuration fails";
+const NOSE_DIFFERS: &str = "eight of the twelve spaces have other sizes than the paper \
                              lists; XGBoost is `gbt`, at most 100 trees of depth 6 on parameters; a minute a run instead of an \
                              hour; deviations are standard ones, not errors of the mean";
 const NOSE_ARMS: &[Arm] = &[
@@ -319,6 +325,7 @@ const PLAIN: Experiment = Experiment {
     figure: "",
     compares: "",
     differs: "",
+    on_cpus: "",
     problems: &[],
     sources: &[],
     arms: Arms::EverySearch,
@@ -327,6 +334,7 @@ const PLAIN: Experiment = Experiment {
     with_guesses: false,
     is_raced: false,
     to_the_end: false,
+    beyond_limits: false,
     measure: Measure::Throughput,
     centre: Centre::Median,
     moments: &[],
@@ -340,7 +348,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: GBFS_PAPER,
         figure: "figure 7",
         compares: "the best kernel against the share of the space that was tried and against time, 1024³",
-        differs: GBFS_ON_A_CPU,
+        differs: GBFS_DIFFERS,
+        on_cpus: ON_A_CPU,
         problems: &[Problem::of("1024³", "matmul-1024", "gemm-4-2-4")],
         arms: Arms::Listed(GBFS_ARMS),
         length: Length::share_of_space(0.001, 300.0),
@@ -354,7 +363,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: GBFS_PAPER,
         figure: "figure 8a",
         compares: "the best kernel after 0.1 % of the space, 512³, 1024³ and 2048³",
-        differs: GBFS_ON_A_CPU,
+        differs: GBFS_DIFFERS,
+        on_cpus: ON_A_CPU,
         problems: &[
             Problem::of("512³", "matmul-512", "gemm-4-2-4"),
             Problem::of("1024³", "matmul-1024", "gemm-4-2-4"),
@@ -372,7 +382,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: GBFS_PAPER,
         figure: "figure 8b",
         compares: "the best kernels of ten runs after 750 s each, 1024³",
-        differs: GBFS_ON_A_CPU,
+        differs: GBFS_DIFFERS,
+        on_cpus: ON_A_CPU,
         problems: &[Problem::of("1024³", "matmul-1024", "gemm-4-2-4")],
         arms: Arms::Listed(GBFS_ARMS),
         length: Length::seconds(750.0),
@@ -386,7 +397,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "AutoTVM",
         figure: "figure 4",
         compares: "boosted trees and TreeGRU against black-box searches",
-        differs: AUTOTVM_MODELS_ON_A_CPU,
+        differs: AUTOTVM_MODELS_DIFFERS,
+        on_cpus: ON_A_CPU,
         problems: RESNET_AND_MATMUL,
         arms: Arms::Listed(&[
             Arm::named("gbt", "gbt:batch=64"),
@@ -405,7 +417,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "AutoTVM",
         figure: "figure 5",
         compares: "the rank objective against regression",
-        differs: AUTOTVM_ON_A_CPU,
+        differs: AUTOTVM_DIFFERS,
+        on_cpus: ON_A_CPU,
         problems: RESNET_AND_MATMUL,
         arms: Arms::Listed(&[
             Arm::named("gbt, rank", "gbt:batch=64,objective=rank"),
@@ -423,7 +436,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "AutoTVM",
         figure: "figure 6",
         compares: "batches that are varied on purpose against the best predictions alone",
-        differs: AUTOTVM_ON_A_CPU,
+        differs: AUTOTVM_DIFFERS,
+        on_cpus: ON_A_CPU,
         problems: RESNET_AND_MATMUL,
         arms: Arms::Listed(&[
             Arm::named("gbt, diversity 0", "gbt:batch=64,diversity=0"),
@@ -440,7 +454,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "AutoTVM",
         figure: "figure 7",
         compares: "acquisition functions over five bootstrapped models",
-        differs: AUTOTVM_ON_A_CPU,
+        differs: AUTOTVM_DIFFERS,
+        on_cpus: ON_A_CPU,
         problems: RESNET_AND_MATMUL,
         arms: Arms::Listed(&[
             Arm::named("gbt, mean", "gbt:batch=64,bootstrap=5,acquisition=mean"),
@@ -458,7 +473,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         figure: "figure 8",
         compares: "a model that has learnt from C1 to C6, also with their best configurations to begin with, against one that begins \
                    with nothing, on C7 to C9 and on 1024³",
-        differs: "a CPU and our templates; the paper learns from 20,000 trials and more, here six runs teach 4,096 at most \
+        on_cpus: ON_A_CPU,
+        differs: "our templates; the paper learns from 20,000 trials and more, here six runs teach 4,096 at most \
                   (`gbt:experience=` lifts that); what the model of other layers says is weighed by the trials of this one and \
                   handed on to trees on parameters",
         problems: &[
@@ -484,7 +500,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         figure: "figure 9",
         compares: "what a model may see to be of use elsewhere: parameters, loops or relations between loops, alone and with what \
                    C1 to C6 teach, on C7 and on 1024³",
-        differs: "a CPU and our templates; six runs teach 4,096 programs at most, the paper's 20,000 and more; figure 9d, from one \
+        on_cpus: ON_A_CPU,
+        differs: "our templates; six runs teach 4,096 programs at most, the paper's 20,000 and more; figure 9d, from one \
                   device to another, is left out; trees on loops and relations anneal 32 chains for 32 steps",
         problems: &[Problem::default("C7", "resnet18.C7"), Problem::default("1024³", "matmul-1024")],
         sources: RESNET.split_at(6).0,
@@ -507,7 +524,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "OpEvo",
         figure: "figures 2 to 4, tables 1 to 3",
         compares: "OpEvo against G-BFS, N-A2C, boosted trees and random search on eight operators",
-        differs: "a CPU; 96 products instead of 960 in a batch and one image instead of 512; G-BFS and N-A2C begin at a random \
+        on_cpus: ON_A_CPU,
+        differs: "96 products instead of 960 in a batch and one image instead of 512; G-BFS and N-A2C begin at a random \
                   configuration and search convolutions too; AutoTVM is `gbt`, at most 100 trees of depth 6 on parameters",
         problems: &[
             Problem::of("MM1", "bert.MM1", "matmul-4-3-4"),
@@ -537,12 +555,14 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "NoSE",
         figure: "figures 3 and 4",
         compares: "error classes and throughput over the whole space of C12",
-        differs: "a CPU, on which no configuration of this space fails; one in 200 drawn at random, where the paper measures all",
+        on_cpus: NO_FAILURES,
+        differs: "one in 200 drawn at random, where the paper measures all",
         problems: &[Problem::of("C12", "resnet18.C12", "conv-4-4-4-2-2-2")],
         arms: Arms::Listed(&[Arm::search("random")]),
         length: Length::share_of_space(0.005, 600.0),
         repeats: 1,
         to_the_end: true,
+        beyond_limits: true,
         views: &[View::Outcomes, View::Histogram],
         ..PLAIN
     },
@@ -551,7 +571,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "NoSE",
         figure: "figures 5 and 8",
         compares: "NoSE against a genetic algorithm and boosted trees by the wall clock",
-        differs: NOSE_ON_A_CPU,
+        differs: NOSE_DIFFERS,
+        on_cpus: NO_FAILURES,
         problems: NOSE_TESTS,
         arms: Arms::Listed(NOSE_ARMS),
         length: Length::seconds(60.0),
@@ -566,7 +587,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "NoSE",
         figure: "figures 6 and 7",
         compares: "where the time of 5,000 trials goes and how they end, NoSE, a genetic algorithm and boosted trees",
-        differs: NOSE_ON_A_CPU,
+        differs: NOSE_DIFFERS,
+        on_cpus: NO_FAILURES,
         problems: NOSE_TESTS,
         arms: Arms::Listed(NOSE_ARMS),
         length: Length::trials(5000, 600.0),

@@ -81,6 +81,40 @@ api! {
     add_entry @ 130 (Handle, *const c_char, *const c_char) -> Status;
 }
 
+/// Hardware that runs a model.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Provider {
+    /// CPUs, with threads that spin between operators or sleep.
+    Cpu { spins: bool },
+    /// NVIDIA's GPU, and CPUs for what its provider lacks.
+    Cuda,
+}
+
+impl Provider {
+    /// Python package that brings a library with it.
+    fn package(self) -> &'static str {
+        match self {
+            Provider::Cpu { .. } => "onnxruntime",
+            Provider::Cuda => "onnxruntime-gpu",
+        }
+    }
+}
+
+/// Adds the provider for CUDA to options, for a device: builds with that provider export it.
+type AppendCuda = unsafe extern "C" fn(Handle, c_int) -> Status;
+
+/// Libraries that the provider for CUDA finds by name where they are loaded already.
+const NEEDED_BY_CUDA: &[&str] = &[
+    "libcudart.so",
+    "libnvrtc.so",
+    "libcublasLt.so",
+    "libcublas.so",
+    "libnvJitLink.so",
+    "libcurand.so",
+    "libcufft.so",
+    "libcudnn.so",
+];
+
 /// Exports of the library: the table of a version, and its own version.
 #[repr(C)]
 struct ApiBase {
@@ -88,8 +122,8 @@ struct ApiBase {
     version: unsafe extern "C" fn() -> *const c_char,
 }
 
-fn load(folder: Option<&Path>) -> Result<(Api, String), Unavailable> {
-    let library = Loaded::open(&["libonnxruntime.so", "libonnxruntime.so.1"], &super::get("onnxruntime"), folder)?;
+fn load(folder: Option<&Path>, package: &str) -> Result<(Loaded, Api, String), Unavailable> {
+    let library = Loaded::open(&["libonnxruntime.so", "libonnxruntime.so.1"], &super::get(package), folder)?;
     // SAFETY: the signatures are those of the header; the table and the text stay.
     unsafe {
         let base = library.function::<unsafe extern "C" fn() -> *const ApiBase>(b"OrtGetApiBase\0")?();
@@ -100,13 +134,17 @@ fn load(folder: Option<&Path>) -> Result<(Api, String), Unavailable> {
                 reason: format!("ONNX Runtime {version} is too old (take 1.7 or later)"),
             });
         }
-        Ok((Api::of(table), version))
+        Ok((library, Api::of(table), version))
     }
 }
 
-/// Version of the installed library.
-pub(super) fn version() -> Result<String, Unavailable> {
-    Ok(load(None)?.1)
+/// Version of the installed library, if that has the provider.
+pub(super) fn version(provider: Provider) -> Result<String, Unavailable> {
+    let (library, _, version) = load(None, provider.package())?;
+    if provider == Provider::Cuda {
+        cuda_provider(library, None)?;
+    }
+    Ok(version)
 }
 
 impl Api {
@@ -131,9 +169,12 @@ fn c_text(text: &str) -> Result<CString, Unavailable> {
 }
 
 /// Opens a model.
-pub(super) fn open(wanted: &Wanted, spins: bool) -> Result<Opened, Unavailable> {
+pub(super) fn open(wanted: &Wanted, provider: Provider) -> Result<Opened, Unavailable> {
     let Wanted { model, dims, means } = wanted;
-    let (api, version) = load(means.folder.as_deref())?;
+    let folder = means.folder.as_deref();
+    let (library, api, version) = load(folder, provider.package())?;
+    let append_cuda = (provider == Provider::Cuda).then(|| cuda_provider(library, folder)).transpose()?;
+    let spins = provider == Provider::Cpu { spins: true };
     let path = CString::new(model.as_os_str().as_bytes())
         .map_err(|_| Unavailable::Unsupported { reason: "the model's path has a zero byte in it".to_owned() })?;
     let threads = c_int::try_from(means.threads).unwrap_or(c_int::MAX);
@@ -153,6 +194,10 @@ pub(super) fn open(wanted: &Wanted, spins: bool) -> Result<Opened, Unavailable> 
         for (name, size) in dims {
             api.check((api.fix_dimension)(options, c_text(name)?.as_ptr(), i64::try_from(*size).unwrap_or(i64::MAX)))?;
         }
+        if let Some(append_cuda) = append_cuda {
+            let device = c_int::try_from(means.gpu.unwrap_or(0)).unwrap_or(c_int::MAX);
+            api.check(append_cuda(options, device))?;
+        }
         api.check((api.create_session)(env, path.as_ptr(), options, &raw mut session))?;
         api.check((api.cpu_memory)(ARENA, DEFAULT_MEMORY, &raw mut memory))?;
         api.check((api.default_allocator)(&raw mut allocator))?;
@@ -165,6 +210,7 @@ pub(super) fn open(wanted: &Wanted, spins: bool) -> Result<Opened, Unavailable> 
         }
     }
     let details = match (means.threads, spins) {
+        _ if append_cuda.is_some() => "all optimizations, tensors copied to the device and back".to_owned(),
         (1, _) => "all optimizations, 1 thread".to_owned(),
         (n, true) => format!("all optimizations, {n} threads that spin"),
         (n, false) => format!("all optimizations, {n} threads that sleep"),
@@ -172,6 +218,23 @@ pub(super) fn open(wanted: &Wanted, spins: bool) -> Result<Opened, Unavailable> 
     let outputs = vec![ptr::null_mut(); output_names.len()];
     let session = Box::new(Ort { api, session, memory, inputs: Vec::new(), output_names, outputs });
     Ok(Opened { version, details, session })
+}
+
+/// Finds the function that adds the provider for CUDA, and loads what that provider needs from the folder.
+fn cuda_provider(library: Loaded, folder: Option<&Path>) -> Result<AppendCuda, Unavailable> {
+    // SAFETY: the signature is that of the provider's header.
+    let append = unsafe { library.function::<AppendCuda>(b"OrtSessionOptionsAppendExecutionProvider_CUDA\0") };
+    let append = append.map_err(|_| Unavailable::NotInstalled {
+        library: "libonnxruntime.so with a provider for CUDA".to_owned(),
+        get: super::get(Provider::Cuda.package()),
+    })?;
+    // What the system has it finds itself, and reports.
+    if folder.is_some() {
+        NEEDED_BY_CUDA.iter().for_each(|name| {
+            Loaded::open_for_all(name, folder);
+        });
+    }
+    Ok(append)
 }
 
 struct Ort {

@@ -7,6 +7,7 @@ use tilewright_device::device::Round;
 use tilewright_device::host;
 use tilewright_graph::Tensor;
 
+use super::onnxruntime::Provider;
 use super::{Area, Engine, Place, onnxruntime, openvino};
 use crate::Unavailable;
 use crate::library::Means;
@@ -47,11 +48,15 @@ pub(crate) fn serve(
     input: &mut impl Iterator<Item = io::Result<String>>,
     output: &mut impl Write,
 ) -> io::Result<()> {
-    host::pin_thread(&host::pin_cpus(wanted.means.threads));
+    // A GPU's driver has threads of its own.
+    if wanted.means.gpu.is_none() {
+        host::pin_thread(&host::pin_cpus(wanted.means.threads));
+    }
     let opened = tensors(area, inputs).and_then(|tensors| {
         let spec = super::find(peer)?;
         let mut opened = match spec.engine {
-            Engine::OnnxRuntime { spins } => onnxruntime::open(wanted, spins)?,
+            Engine::OnnxRuntime { spins } => onnxruntime::open(wanted, Provider::Cpu { spins })?,
+            Engine::OnnxRuntimeCuda => onnxruntime::open(wanted, Provider::Cuda)?,
             Engine::OpenVino => openvino::open(wanted, &tensors)?,
         };
         opened.session.give(&tensors)?;

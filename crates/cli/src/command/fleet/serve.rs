@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use tilewright_fleet::devices;
+use tilewright::CPU;
 use tilewright_fleet::keys::{KeysRequest, write_keys};
+use tilewright_fleet::{Measures, devices};
 
 use super::FleetArgs;
 use crate::command::{on_interrupt, worker_command};
@@ -24,6 +25,9 @@ pub struct ServeArgs {
     /// Serve for a device without a compiler, where this starts a runner: 'ssh pi ./tw-run'; see `runner`
     #[arg(long, value_name = "COMMAND")]
     runner: Option<String>,
+    /// Serve for a GPU of this machine: cuda, cuda:1, opencl or opencl:1; see `doctor`
+    #[arg(long, value_name = "DEVICE", default_value = CPU, conflicts_with = "runner")]
+    device: String,
 }
 
 /// Serves until it is interrupted.
@@ -35,7 +39,12 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let stopping = stop.clone();
     on_interrupt(move || stopping.store(true, Ordering::Relaxed))?;
     let fleet = args.at.fleet(args.class.as_deref())?;
-    Ok(tilewright_fleet::serve_here(&fleet, &worker_command()?, args.runner.as_deref(), &stop, &|line| message(&line))?)
+    let measures = match &args.runner {
+        Some(command) => Measures::Runner(command),
+        None if args.device == CPU => Measures::Cpus,
+        None => Measures::Gpu(&args.device),
+    };
+    Ok(tilewright_fleet::serve_here(&fleet, &worker_command()?, measures, &stop, &|line| message(&line))?)
 }
 
 /// Arguments of `fleet`.
