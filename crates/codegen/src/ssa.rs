@@ -478,6 +478,8 @@ pub struct Function {
     pub cpu: Cpu,
     /// Threads of a block on each axis, for a GPU's kernel.
     pub threads: Option<[i64; 3]>,
+    /// Neighbouring blocks along x of a GPU that form a cluster.
+    pub cluster: i64,
     /// Type of the result, if any.
     pub result: Option<Type>,
     /// Parameters, the first values of the function.

@@ -33,11 +33,14 @@ pub enum Scope {
     /// Shared memory that, on a GPU with TMA, a producer warp fills by bulk copies, see
     /// [`copier`](crate::gpu::copier).
     Fed,
+    /// Shared memory as `Fed` that, where two neighbouring blocks along x copy the same, their producer warps
+    /// fill for each other (TMA multicast), see [`cluster`](crate::gpu::cluster).
+    Multicast,
 }
 
 impl Scope {
     /// Every scope with its name in the text format.
-    pub const ALL: [(Scope, &'static str); 7] = [
+    pub const ALL: [(Scope, &'static str); 8] = [
         (Scope::Global, "global"),
         (Scope::Local, "local"),
         (Scope::Register, "register"),
@@ -45,21 +48,27 @@ impl Scope {
         (Scope::Async, "async"),
         (Scope::Bulk, "bulk"),
         (Scope::Fed, "fed"),
+        (Scope::Multicast, "multicast"),
     ];
 
     /// Whether the threads of a GPU's block share it.
     pub fn is_shared(self) -> bool {
-        matches!(self, Scope::Shared | Scope::Async | Scope::Bulk | Scope::Fed)
+        matches!(self, Scope::Shared | Scope::Async) || self.is_for_boxes()
     }
 
     /// Whether stores arrive only once they are waited for (asynchronous copies).
     pub fn is_on_its_way(self) -> bool {
-        matches!(self, Scope::Async | Scope::Bulk | Scope::Fed)
+        self == Scope::Async || self.is_for_boxes()
     }
 
     /// Whether one thread fills the memory for the whole block, by bulk copies.
     pub fn is_for_boxes(self) -> bool {
-        matches!(self, Scope::Bulk | Scope::Fed)
+        self == Scope::Bulk || self.is_fed()
+    }
+
+    /// Whether a producer warp fills the memory where a GPU has TMA.
+    pub fn is_fed(self) -> bool {
+        matches!(self, Scope::Fed | Scope::Multicast)
     }
 }
 

@@ -472,6 +472,92 @@ fn a_warp_may_copy_for_others() {
     }
 }
 
+/// Blocks next to each other along x share what both copy, where they go through the same copies.
+#[test]
+fn neighbouring_blocks_copy_for_each_other() {
+    let target = Target::named("sm_90a").unwrap();
+    let shared = |gpu: &GpuProgram, target: &Target| -> Vec<String> {
+        let rings = Abi::of(gpu, &gpu.body[0], target).shared_rings;
+        rings.into_iter().map(|b| gpu.program.buffer(b).name.clone()).collect()
+    };
+    let of = |stream: &str, rows: &str| of_rings(5, stream, rows);
+    let (rows, multicast) = ("bind ib block.x", "A.s B.s at ko in 3 last fed multicast");
+    let gpu = of(multicast, rows);
+    assert_eq!(shared(&gpu, &target), ["B.s"], "{gpu}");
+    let abi = Abi::of(&gpu, &gpu.body[0], &target);
+    let boxes: Vec<&[i64]> = abi.maps.iter().map(|map| &map.extents[..]).collect();
+    assert_eq!(boxes, [&[64, 32], &[8, 32]], "half of the columns, all of the rows");
+    // Other GPUs, blocks that are no neighbours along x, and an odd number of them.
+    assert!(shared(&gpu, &Target::named("sm_80").unwrap()).is_empty());
+    for (stream, rows) in [
+        ("A.s B.s at ko in 3 last fed", rows),
+        (multicast, "bind ib block.y"),
+        (multicast, ""),
+        (multicast, "split ib 2 -> ic id\nbind ic block.x"),
+    ] {
+        assert!(shared(&of(stream, rows), &target).is_empty(), "{stream} {rows}");
+    }
+    // What one of the two does not do, or does with other columns or other steps of the sum.
+    let block = Index::from(gpu.body[0].blocks[0].unwrap().0);
+    let of_columns = |stmt: Stmt, by: &dyn Fn(&[Index]) -> Vec<Index>| {
+        let array = gpu.program.find_buffer("W").unwrap();
+        let change = |s: &Stmt| s.clone().map_own_loads(&mut |b, index| (b == array).then(|| Expr::Load(b, by(index))));
+        let mut block = vec![stmt];
+        each_block(&mut block, &mut |block| block.iter_mut().for_each(|s| *s = change(s)));
+        block.remove(0)
+    };
+    type Change<'c> = (&'c str, &'c dyn Fn(&mut Vec<Stmt>), &'c [&'c str]);
+    let changes: [Change; 5] = [
+        (
+            "the first block alone has steps",
+            &|body| {
+                let cond = Cond::Lt(block.clone(), 1.into());
+                *body = vec![Stmt::If { cond, then: std::mem::take(body), otherwise: Vec::new() }];
+            },
+            &[],
+        ),
+        (
+            "the first two blocks have steps",
+            &|body| {
+                let cond = Cond::Lt(block.clone(), 2.into());
+                *body = vec![Stmt::If { cond, then: std::mem::take(body), otherwise: Vec::new() }];
+            },
+            &["B.s"],
+        ),
+        (
+            "columns differ",
+            &|body| {
+                let by = |index: &[Index]| vec![index[0].add(&block.scale(16)), index[1].clone()];
+                *body = std::mem::take(body).into_iter().map(|s| of_columns(s, &by)).collect();
+            },
+            &[],
+        ),
+        (
+            "columns are those of four blocks",
+            &|body| {
+                let by = |index: &[Index]| vec![index[0].add(&block.floor_div(4).scale(16)), index[1].clone()];
+                *body = std::mem::take(body).into_iter().map(|s| of_columns(s, &by)).collect();
+            },
+            &["B.s"],
+        ),
+        (
+            "columns are those of three blocks",
+            &|body| {
+                let by = |index: &[Index]| vec![index[0].add(&block.floor_div(3).scale(16)), index[1].clone()];
+                *body = std::mem::take(body).into_iter().map(|s| of_columns(s, &by)).collect();
+            },
+            &[],
+        ),
+    ];
+    for (what, change, expected) in changes {
+        let mut gpu = gpu.clone();
+        change(&mut gpu.body[0].body);
+        // So that there are others.
+        gpu.body[0].blocks[0].as_mut().unwrap().1 = 8;
+        assert_eq!(shared(&gpu, &target), expected, "{what}: {gpu}");
+    }
+}
+
 // Mutants.
 
 /// A way to break a kernel: the number of a place in it.

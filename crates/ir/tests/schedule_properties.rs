@@ -254,8 +254,8 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
             match d % 2 == 0 && role_of(buffer) == Role::Temporary {
                 true if program.buffers[buffer as usize].scope == Scope::Shared && c % 3 > 0 => {
                     let (stages, held) = ((c % 3) as i64 + 1, c % 5 == 0);
-                    let (last, fed) = (c % 2 == 0, d % 4 == 0);
-                    Step::Stream { buffers: vec![name_of(buffer)], at, stages, held, last, fed }
+                    let (last, fed, multicast) = (c % 2 == 0, d % 4 == 0, d % 8 == 0);
+                    Step::Stream { buffers: vec![name_of(buffer)], at, stages, held, last, fed, multicast }
                 }
                 true => Step::Pipeline { buffer: name_of(buffer), at, name: new("N"), twice: c % 2 == 0 },
                 false => Step::Prefetch { buffer: name_of(buffer), at, ahead: (c % 4) as i64 },
@@ -477,8 +477,17 @@ fn any_step() -> impl Strategy<Value = Step> {
             name,
             twice
         }),
-        (prop::collection::vec(name(), 1..3), name(), number(), any::<[bool; 3]>())
-            .prop_map(|(buffers, at, stages, [held, last, fed])| Step::Stream { buffers, at, stages, held, last, fed }),
+        (prop::collection::vec(name(), 1..3), name(), number(), any::<[bool; 4]>()).prop_map(
+            |(buffers, at, stages, [held, last, fed, multicast])| Step::Stream {
+                buffers,
+                at,
+                stages,
+                held,
+                last,
+                fed,
+                multicast,
+            },
+        ),
         (name(), number(), any::<bool>(), name()).prop_map(|(target, iterations, last, suffix)| Step::Peel {
             target,
             iterations,

@@ -8,7 +8,7 @@ pub mod warpgroup;
 
 use tilewright_ir::gpu::bulk::Map;
 use tilewright_ir::gpu::warpgroup::{Groups, SWIZZLED_BYTES};
-use tilewright_ir::gpu::{self, Abi, Access, GpuProgram, Kernel, SHARED_ALIGN};
+use tilewright_ir::gpu::{self, Abi, Access, GpuProgram, Kernel, SHARED_ALIGN, cluster};
 use tilewright_ir::target::Target;
 use tilewright_ir::{BufferId, Index, Scope};
 
@@ -41,12 +41,13 @@ pub fn generate(gpu: &GpuProgram, target: &Target) -> Result<Module, CompileErro
 
 impl Generator<'_> {
     fn kernel(&mut self, gpu: &GpuProgram, kernel: &Kernel) -> Result<(), CompileError> {
-        let Abi { buffers, maps, block, has_copier, shared_bytes, .. } = Abi::of(gpu, kernel, self.target);
+        let Abi { buffers, maps, block, has_copier, shared_rings, shared_bytes, .. } =
+            Abi::of(gpu, kernel, self.target);
         let mut types = vec![Type::GLOBAL; buffers.len()];
         let n_buffers = types.len();
         types.resize(n_buffers + maps.len(), Type::POINTER);
         let function = self.m.function(&kernel.name, Linkage::Exported, None, &types);
-        self.m.kernel(function, block);
+        self.m.kernel(function, block, if shared_rings.is_empty() { 1 } else { cluster::BLOCKS });
         self.enter_function(function, Linkage::Exported);
         (0..maps.len()).for_each(|at| self.m.map_parameter(n_buffers + at));
         let maps: Vec<(Map, Id)> =
@@ -86,7 +87,7 @@ impl Generator<'_> {
             let is_copied = |b: &BufferId| self.program.buffer(*b).scope == Scope::Async;
             self.f.has_copies = kernel.shared.iter().any(is_copied);
             let n_readers = has_copier.then(|| kernel.block()[2]);
-            self.begin_boxes(kernel, maps, (barriers, kernel.n_places(gpu) as i32), n_readers);
+            self.begin_boxes(kernel, maps, (barriers, kernel.n_places(gpu) as i32), n_readers, shared_rings);
         }
         if has_copier {
             self.fed_kernel(kernel)?

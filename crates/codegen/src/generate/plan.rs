@@ -216,7 +216,13 @@ pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
             let bytes = b.size_bytes().ok_or_else(|| CompileError::TooLarge { buffer: b.name.clone() })?;
             let place = match b.scope {
                 Scope::Register => register_place(accesses.get(&buffer), bytes),
-                Scope::Global | Scope::Local | Scope::Shared | Scope::Async | Scope::Bulk | Scope::Fed => None,
+                Scope::Global
+                | Scope::Local
+                | Scope::Shared
+                | Scope::Async
+                | Scope::Bulk
+                | Scope::Fed
+                | Scope::Multicast => None,
             };
             let place = place.unwrap_or_else(|| {
                 let end = if in_parallel { &mut layout.per_thread_bytes } else { &mut layout.shared_bytes };

@@ -241,7 +241,7 @@ impl Printer<'_> {
         if !f.is_outside() {
             match f.threads {
                 None => self.attributes(f, value),
-                Some(threads) => self.kernel_attributes(threads, value),
+                Some(threads) => self.kernel_attributes(threads, f.cluster, value),
             }
         }
         for (at, parameter) in f.parameters.iter().enumerate() {
@@ -294,8 +294,9 @@ impl Printer<'_> {
         add("min-legal-vector-width", &bits);
     }
 
-    /// Says that a function is a GPU's kernel, for which GPU, and how many threads a block has.
-    fn kernel_attributes(&self, threads: [i64; 3], value: LLVMValueRef) {
+    /// Says that a function is a GPU's kernel, for which GPU, how many threads a block has, and a cluster
+    /// blocks.
+    fn kernel_attributes(&self, threads: [i64; 3], cluster: i64, value: LLVMValueRef) {
         let index = llvm_sys::LLVMAttributeFunctionIndex;
         let add = |name: &str, text: &str| self.add_attribute(value, index, self.text_attribute(name, text));
         self.add_attribute(value, index, self.attribute("nounwind", 0));
@@ -312,6 +313,9 @@ impl Printer<'_> {
             llvm!(LLVMSetFunctionCallConv(value, PTX_KERNEL));
             add("nvvm.reqntid", &format!("{x},{y},{z}"));
             add("nvvm.minctasm", "1");
+            if cluster > 1 {
+                add("nvvm.cluster_dim", &format!("{cluster},1,1"));
+            }
         }
     }
 

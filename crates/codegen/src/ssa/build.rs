@@ -206,6 +206,7 @@ impl Builder {
             linkage,
             cpu: Cpu::Target,
             threads: None,
+            cluster: 1,
             result,
             parameters: parameters.iter().map(|ty| Parameter { ty: *ty, buffer: None, is_map: false }).collect(),
             values: parameters.iter().enumerate().map(value).collect(),
@@ -228,9 +229,11 @@ impl Builder {
         (f.linkage, f.cpu) = (linkage, cpu);
     }
 
-    /// Says that a GPU's threads run a function, and how many a block has.
-    pub fn kernel(&self, function: FunctionId, threads: [i64; 3]) {
-        self.0.borrow_mut().module.functions[function.at()].threads = Some(threads);
+    /// Says that a GPU's threads run a function, how many a block has, and how many neighbouring blocks along
+    /// x form a cluster.
+    pub fn kernel(&self, function: FunctionId, threads: [i64; 3], cluster: i64) {
+        let f = &mut self.0.borrow_mut().module.functions[function.at()];
+        (f.threads, f.cluster) = (Some(threads), cluster);
     }
 
     /// A parameter of the function that is being written.

@@ -71,6 +71,9 @@ impl Module {
         }
         if let Some([x, y, z]) = function.threads {
             write!(f, " by {x} x {y} x {z} threads")?;
+            if function.cluster > 1 {
+                write!(f, " in clusters of {}", function.cluster)?;
+            }
         }
         if function.is_outside() {
             return writeln!(f);

@@ -1,5 +1,6 @@
 //! Copies of boxes of arrays into shared memory, which come when a thread cannot go on without them.
 
+use super::cluster::{self, Sent};
 use super::{Block, Memory, Operand, Space, Stop, Thread};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,6 +12,8 @@ pub enum Barriers {
     Init,
     Expect,
     Arrive,
+    /// Arrives at an mbarrier of a block of the cluster.
+    ArriveThere,
     /// Asks whether a phase is over.
     Try,
 }
@@ -28,12 +31,16 @@ struct Barrier {
     phase: u64,
     /// Thread that made it, until its fence.
     maker: Option<u32>,
+    /// Whether its maker has made no fence for other blocks.
+    is_unannounced: bool,
+    made_by: u32,
 }
 
 /// A box on its way.
-struct Coming {
-    /// Mbarrier that counts the bytes.
-    barrier: u64,
+#[derive(Clone)]
+pub struct Coming {
+    /// Position of the mbarrier that counts the bytes.
+    barrier: usize,
     /// Range of the destination.
     places: Range<usize>,
     /// Places and bytes.
@@ -43,7 +50,7 @@ struct Coming {
 /// Bulk copies in flight to a block, and its mbarriers.
 #[derive(Default)]
 pub struct Boxes {
-    barriers: BTreeMap<u64, Barrier>,
+    barriers: BTreeMap<usize, Barrier>,
     coming: Vec<Coming>,
     n_changes: u64,
     n_seen: u64,
@@ -78,13 +85,38 @@ impl Boxes {
         self.barriers.values_mut().filter(|b| b.maker == Some(thread)).for_each(|b| b.maker = None);
     }
 
-    fn barrier(&mut self, address: u64) -> Result<&mut Barrier, String> {
+    /// Has the barriers that a thread made be there for other blocks.
+    pub fn announce(&mut self, thread: u32) {
+        self.barriers.values_mut().filter(|b| b.made_by == thread).for_each(|b| b.is_unannounced = false);
+    }
+
+    fn barrier(&mut self, at: usize) -> Result<&mut Barrier, String> {
         self.n_changes += 1;
-        self.barriers.get_mut(&address).ok_or_else(|| format!("there is no barrier at {address}"))
+        self.barriers.get_mut(&at).ok_or_else(|| format!("there is no barrier at {at}"))
+    }
+
+    /// The barrier of a block as another one knows it.
+    fn barrier_from_afar(&mut self, at: usize) -> Result<&mut Barrier, String> {
+        let barrier = self.barrier(at)?;
+        match barrier.is_unannounced {
+            true => Err("no fence for other blocks stands behind the making of the barrier".into()),
+            false => Ok(barrier),
+        }
     }
 }
 
 impl Barrier {
+    /// Counts the arrival of a thread.
+    fn arrive(&mut self, who: u32) -> Result<(), String> {
+        if self.arrived.contains(&who) {
+            return Err("the thread has arrived in this phase before".into());
+        }
+        self.arrived.push(who);
+        self.left = self.left.checked_sub(1).ok_or("one arrival too many")?;
+        self.end();
+        Ok(())
+    }
+
     fn end(&mut self) {
         if self.left == 0 && self.bytes == 0 {
             self.phase += 1;
@@ -147,36 +179,41 @@ impl Map {
 
 impl Block<'_> {
     pub fn barriers(&mut self, t: &mut Thread, what: Barriers, x: &[Operand]) -> Result<(), String> {
-        let place = if matches!(what, Barriers::Arrive | Barriers::Try) { &x[1] } else { &x[0] };
+        use Barriers::{Arrive, ArriveThere, Expect, Init, Try};
+        let place = if matches!(what, Arrive | ArriveThere | Try) { &x[1] } else { &x[0] };
         let address = self.address(t, place)?;
+        let me = self.number(t);
+        if what == ArriveThere {
+            let (rank, at) = cluster::of_address(address);
+            self.sent.push((rank, Sent::Arrival { at, who: cluster::BLOCK * self.rank() + me }));
+            return Ok(());
+        }
+        let at = self.position(address)?;
         match what {
-            Barriers::Init => {
+            Init => {
                 self.bytes(t, Space::Shared, address, 8)?;
-                let (arrivals, maker) = (self.value(t, &x[1]), Some(self.number(t)));
-                self.boxes.barriers.insert(address, Barrier { arrivals, left: arrivals, maker, ..Barrier::default() });
+                let (arrivals, maker) = (self.value(t, &x[1]), Some(me));
+                let (is_unannounced, made_by) = (true, me);
+                let barrier =
+                    Barrier { arrivals, left: arrivals, maker, is_unannounced, made_by, ..Barrier::default() };
+                self.boxes.barriers.insert(at, barrier);
             }
-            Barriers::Expect => {
+            Expect => {
                 let bytes = self.value(t, &x[1]) as i64;
-                self.boxes.barrier(address)?.bytes += bytes;
+                self.boxes.barrier(at)?.bytes += bytes;
             }
-            Barriers::Arrive => {
-                let me = self.number(t);
-                let barrier = self.boxes.barrier(address)?;
-                if barrier.arrived.contains(&me) {
-                    return Err("the thread has arrived in this phase before".into());
-                }
-                barrier.arrived.push(me);
-                barrier.left = barrier.left.checked_sub(1).ok_or("one arrival too many")?;
-                barrier.end();
+            Arrive | ArriveThere => {
+                let who = cluster::BLOCK * self.rank() + me;
+                self.boxes.barrier(at)?.arrive(who)?;
             }
-            Barriers::Try => {
+            Try => {
                 let parity = self.value(t, &x[2]);
-                let is_over = |block: &Self| match block.boxes.barriers.get(&address) {
+                let is_over = |block: &Self| match block.boxes.barriers.get(&at) {
                     Some(barrier) => Ok(barrier.phase & 1 != parity),
-                    None => Err(format!("there is no barrier at {address}")),
+                    None => Err(format!("there is no barrier at {at}")),
                 };
                 if !is_over(self)? {
-                    self.land(address)?;
+                    self.land(at)?;
                 }
                 let is_there = is_over(self)?;
                 Self::set(t, &x[0], is_there.into());
@@ -188,8 +225,40 @@ impl Block<'_> {
         Ok(())
     }
 
+    /// Takes what another block of the cluster does to this one.
+    pub fn receive(&mut self, sent: Sent) -> Result<(), String> {
+        if self.is_over {
+            return Err("another block of the cluster wants something of one that is over".into());
+        }
+        match sent {
+            Sent::Arrival { at, who } => self.boxes.barrier_from_afar(at)?.arrive(who),
+            Sent::Box(coming) => {
+                self.boxes.barrier_from_afar(coming.barrier)?;
+                self.accept(coming)
+            }
+        }
+    }
+
+    /// Begins the copy of a box to this block.
+    fn accept(&mut self, coming: Coming) -> Result<(), String> {
+        let Coming { barrier, places, parts } = &coming;
+        if self.boxes.are_coming(places.start, places.len()) {
+            return Err(format!("another box is on its way to {}", places.start));
+        }
+        for (place, _) in parts {
+            if self.groups.iter().any(|group| group.read(*place)) {
+                return Err(format!("a product on its way reads what comes to {place}"));
+            }
+        }
+        if self.boxes.barrier(*barrier)?.maker.is_some() {
+            return Err("no fence stands behind the making of the barrier".into());
+        }
+        self.boxes.coming.push(coming);
+        Ok(())
+    }
+
     /// Lets the boxes come that a barrier counts.
-    fn land(&mut self, barrier: u64) -> Result<(), String> {
+    fn land(&mut self, barrier: usize) -> Result<(), String> {
         let coming = std::mem::take(&mut self.boxes.coming);
         let (here, others): (Vec<Coming>, Vec<Coming>) = coming.into_iter().partition(|c| c.barrier == barrier);
         self.boxes.coming = others;
@@ -208,9 +277,16 @@ impl Block<'_> {
         Ok(())
     }
 
-    pub fn begin_box(&mut self, t: &mut Thread, n: usize, x: &[Operand]) -> Result<(), String> {
-        let [to, Operand::In(map, coordinates), barrier] = x else { return Err("operands".into()) };
+    pub fn begin_box(&mut self, t: &mut Thread, (n, is_multicast): (usize, bool), x: &[Operand]) -> Result<(), String> {
+        let [to, Operand::In(map, coordinates), barrier, mask @ ..] = x else { return Err("operands".into()) };
+        let mask = match (is_multicast, mask) {
+            (false, []) => 1 << self.rank(),
+            (true, [mask]) => self.value(t, mask),
+            _ => return Err("operands".into()),
+        };
         let (to, barrier) = (self.address(t, to)?, self.address(t, barrier)?);
+        let [to, barrier] = [self.position(to)? as u64, self.position(barrier)? as u64];
+        let barrier = barrier as usize;
         let map = self.value(t, map);
         let words = self.memory.at(map, 128).ok_or("an array is told of nowhere")?;
         let words: Vec<u64> = words.chunks(8).map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes"))).collect();
@@ -230,9 +306,6 @@ impl Block<'_> {
         }
         let n_rows: u64 = map.box_extents[1..].iter().product();
         let places = to as usize..(to + n_rows * row) as usize;
-        if self.boxes.are_coming(places.start, places.len()) {
-            return Err(format!("another box is on its way to {to}"));
-        }
         let mut parts = Vec::new();
         for number in 0..n_rows {
             let (mut rest, mut from, mut is_inside) = (number, map.address, true);
@@ -256,17 +329,17 @@ impl Block<'_> {
             for (part, bytes) in bytes.chunks(16).enumerate() {
                 let address = to + number * row + 16 * part as u64;
                 let swizzled = if map.swizzled { address ^ (address >> 7 & 7) << 4 } else { address };
-                self.bytes(t, Space::Shared, swizzled, 16)?;
-                if self.groups.iter().any(|group| group.read(swizzled as usize)) {
-                    return Err(format!("a product on its way reads what comes to {swizzled}"));
-                }
+                self.bytes(t, Space::Shared, self.window + swizzled, 16)?;
                 parts.push((swizzled as usize, bytes.to_vec()));
             }
         }
-        if self.boxes.barrier(barrier)?.maker.is_some() {
-            return Err("no fence stands behind the making of the barrier".into());
+        let coming = Coming { barrier, places, parts };
+        for rank in (0..u64::BITS as usize).filter(|rank| mask >> rank & 1 != 0) {
+            match rank == self.rank() as usize {
+                true => self.accept(coming.clone())?,
+                false => self.sent.push((rank, Sent::Box(coming.clone()))),
+            }
         }
-        self.boxes.coming.push(Coming { barrier, places, parts });
         Ok(())
     }
 }

@@ -11,6 +11,7 @@
 
 mod arithmetic;
 pub mod bulk;
+mod cluster;
 mod parse;
 mod warpgroup;
 
@@ -41,6 +42,8 @@ pub struct Entry {
     pub name: String,
     /// Threads of a block on each axis.
     pub threads: [u32; 3],
+    /// Neighbouring blocks along x that form a cluster.
+    pub cluster: u32,
     /// Bytes that the threads of a block share, but for those that a launch asks for.
     pub shared_bytes: usize,
     /// Bytes that a thread has for itself.
@@ -64,6 +67,8 @@ enum Special {
 enum Operand {
     Register(usize),
     Number(u64),
+    /// Place in the block's shared memory, from its first byte.
+    Shared(u64),
     Special(Special),
     List(Vec<Operand>),
     /// Memory at an address and an offset.
@@ -154,8 +159,15 @@ enum Code {
     Group(Group),
     /// Operation on an mbarrier.
     Barriers(bulk::Barriers),
-    /// Begins a copy of a box of an array of so many dimensions.
-    BoxCopy(usize),
+    /// Begins a copy of a box of an array of so many dimensions; whether several blocks of a cluster get it.
+    BoxCopy(usize, bool),
+    /// Has the mbarriers that the thread made be there for other blocks of the cluster.
+    BarrierFence,
+    /// Arrives at the cluster's barrier, or waits for all of its threads to have arrived.
+    ArriveInCluster,
+    WaitForCluster,
+    /// Address of a place in the shared memory of another block of the cluster.
+    PlaceThere,
     Branch,
     Barrier,
     Return,
@@ -428,6 +440,8 @@ enum Stop {
     Group(usize),
     /// Polls an mbarrier that has not completed its phase.
     Again,
+    /// Waits for the threads of the cluster.
+    Cluster,
 }
 
 struct Thread {
@@ -445,12 +459,22 @@ struct Thread {
     /// Step of the last access to each register, and of the last fence for products.
     touched: Vec<u64>,
     fenced: Option<u64>,
+    /// How often it has arrived at the cluster's barrier, and how often it has waited there.
+    n_arrivals: u64,
+    n_waits: u64,
 }
 
 struct Block<'m> {
     entry: &'m Entry,
-    memory: &'m mut Memory,
+    /// Main memory, while the block runs.
+    memory: Memory,
     shared: Vec<u8>,
+    /// The first address of its shared memory.
+    window: u64,
+    threads: Vec<Thread>,
+    is_over: bool,
+    /// Effects on others of its cluster, with their ranks.
+    sent: Vec<(usize, cluster::Sent)>,
     /// Writer of each byte, its number and one, until it has made a fence, and then all have waited for each
     /// other.
     writers: Vec<u32>,
@@ -480,17 +504,15 @@ impl Entry {
         if arguments.len() != self.parameters.len() {
             return Err(format!("{} takes {} arguments", self.name, self.parameters.len()));
         }
+        if !grid[0].is_multiple_of(self.cluster) {
+            return Err(format!("{} blocks along x are no clusters of {}", grid[0], self.cluster));
+        }
         for z in 0..grid[2] {
             for y in 0..grid[1] {
-                for x in 0..grid[0] {
-                    // What nobody has written is a number that shows.
-                    let shared = vec![0xff; self.shared_bytes + shared_bytes];
-                    let place = [x, y, z];
-                    let (writers, fenced, groups) = (vec![0; shared.len()], Vec::new(), Vec::new());
-                    let boxes = bulk::Boxes::default();
-                    let block =
-                        Block { entry: self, memory, shared, writers, fenced, groups, boxes, place, grid, arguments };
-                    block.run(order).map_err(|why| format!("{}, block {place:?}: {why}", self.name))?;
+                for x in (0..grid[0]).step_by(self.cluster as usize) {
+                    let places = (0..self.cluster).map(|rank| [x + rank, y, z]);
+                    let blocks = places.map(|place| Block::new(self, shared_bytes, place, grid, arguments)).collect();
+                    cluster::run(blocks, memory, order).map_err(|why| format!("{}, {why}", self.name))?;
                 }
             }
         }
@@ -517,36 +539,61 @@ impl Entry {
     }
 }
 
-impl Block<'_> {
-    fn run(mut self, order: Order) -> Result<(), String> {
-        let [nx, ny, nz] = self.entry.threads;
-        let n = (nx * ny * nz) as usize;
-        let mut threads: Vec<Thread> = (0..n as u32)
-            .map(|i| Thread {
-                place: [i % nx, i / nx % ny, i / nx / ny],
-                // What nobody has written is no number.
-                registers: vec![u32::MAX.into(); self.entry.n_registers],
-                local: vec![0xff; self.entry.local_bytes],
-                at: 0,
-                n_steps: 0,
-                stop: None,
-                copies: VecDeque::from([Vec::new()]),
-                unfenced: Vec::new(),
-                touched: vec![0; self.entry.n_registers],
-                fenced: None,
-            })
-            .collect();
-        if self.entry.code.iter().any(|i| matches!(i.code, Code::Group(_))) {
-            self.groups = threads.chunks(warpgroup::GROUP).map(|_| warpgroup::Products::default()).collect();
+impl<'m> Block<'m> {
+    fn new(entry: &'m Entry, asked_bytes: usize, place: [u32; 3], grid: [u32; 3], arguments: &'m [u64]) -> Block<'m> {
+        let [nx, ny, nz] = entry.threads;
+        let threads = (0..nx * ny * nz).map(|i| Thread {
+            place: [i % nx, i / nx % ny, i / nx / ny],
+            // What nobody has written is no number.
+            registers: vec![u32::MAX.into(); entry.n_registers],
+            local: vec![0xff; entry.local_bytes],
+            at: 0,
+            n_steps: 0,
+            stop: None,
+            copies: VecDeque::from([Vec::new()]),
+            unfenced: Vec::new(),
+            touched: vec![0; entry.n_registers],
+            fenced: None,
+            n_arrivals: 0,
+            n_waits: 0,
+        });
+        let threads: Vec<Thread> = threads.collect();
+        let has_groups = entry.code.iter().any(|i| matches!(i.code, Code::Group(_)));
+        let groups = threads.chunks(warpgroup::GROUP).filter(|_| has_groups);
+        let n_bytes = entry.shared_bytes + asked_bytes;
+        Block {
+            entry,
+            memory: Memory::default(),
+            // What nobody has written is a number that shows.
+            shared: vec![0xff; n_bytes],
+            window: cluster::window(entry.cluster, place[0] % entry.cluster),
+            groups: groups.map(|_| warpgroup::Products::default()).collect(),
+            threads,
+            is_over: false,
+            sent: Vec::new(),
+            writers: vec![0; n_bytes],
+            fenced: Vec::new(),
+            boxes: bulk::Boxes::default(),
+            place,
+            grid,
+            arguments,
         }
-        let order: Vec<usize> = match order {
-            Order::Ascending => (0..n).collect(),
-            Order::Descending => (0..n).rev().collect(),
-            Order::Strided(step) => (0..n).map(|i| i * step % n).collect(),
-        };
+    }
+}
+
+impl Block<'_> {
+    /// Runs the block until it is over or cannot go on without others of its cluster.
+    fn advance(&mut self, order: &[usize]) -> Result<(), String> {
+        let mut threads = std::mem::take(&mut self.threads);
+        let done = self.advance_threads(&mut threads, order);
+        self.threads = threads;
+        done
+    }
+
+    fn advance_threads(&mut self, threads: &mut [Thread], order: &[usize]) -> Result<(), String> {
         loop {
             loop {
-                for &i in &order {
+                for &i in order {
                     while threads[i].stop.is_none() {
                         self.go(&mut threads[i])?;
                     }
@@ -571,7 +618,7 @@ impl Block<'_> {
                 }
                 if threads.iter().any(|t| t.stop == Some(Stop::Again)) {
                     if is_over && !self.boxes.have_changed() {
-                        return Err("threads wait for what never comes".into());
+                        return Ok(());
                     }
                     is_over = false;
                     threads.iter_mut().filter(|t| t.stop == Some(Stop::Again)).for_each(|t| t.stop = None);
@@ -587,9 +634,13 @@ impl Block<'_> {
                 if self.groups.iter().any(|group| !group.is_over()) {
                     return Err("products are still on their way at the end".into());
                 }
+                self.is_over = true;
                 return self.boxes.require_rest();
             }
-            Self::together(&mut threads)?;
+            if threads.iter().any(|t| t.stop == Some(Stop::Cluster)) {
+                return Ok(());
+            }
+            Self::together(threads)?;
             for (to, n) in std::mem::take(&mut self.fenced) {
                 self.writers[to..to + n].iter_mut().filter(|who| **who & FENCED != 0).for_each(|who| *who = 0);
             }
@@ -735,6 +786,7 @@ impl Block<'_> {
         match operand {
             Operand::Register(at) => t.registers[*at],
             Operand::Number(n) => *n,
+            Operand::Shared(at) => self.window + at,
             Operand::Special(special) => u64::from(match special {
                 Special::Thread(axis) => t.place[*axis],
                 Special::Block(axis) => self.place[*axis],
@@ -767,7 +819,7 @@ impl Block<'_> {
         }
         let part = |memory: &'b mut [u8], first: u64| memory.get_mut(first as usize..(first as usize).checked_add(n)?);
         let found = match space {
-            Space::Shared => part(&mut self.shared, address),
+            Space::Shared => address.checked_sub(self.window).and_then(|first| part(&mut self.shared, first)),
             Space::Local => address.checked_sub(LOCAL).and_then(|first| part(&mut t.local, first)),
             Space::Any if address < BUFFER_DISTANCE => {
                 address.checked_sub(LOCAL).and_then(|first| part(&mut t.local, first))
@@ -792,6 +844,12 @@ impl Block<'_> {
         x + nx * (y + ny * z) + 1
     }
 
+    /// A position in the block's shared memory.
+    fn position(&self, address: u64) -> Result<usize, String> {
+        let position = address.checked_sub(self.window).filter(|at| *at < self.shared.len() as u64);
+        Ok(position.ok_or_else(|| format!("{address:#x} is outside of the block's shared memory"))? as usize)
+    }
+
     fn address(&self, t: &Thread, operand: &Operand) -> Result<u64, String> {
         match operand {
             Operand::At(base, offset) => Ok(self.value(t, base).wrapping_add_signed(*offset)),
@@ -812,6 +870,7 @@ impl Block<'_> {
             Code::Copy => {
                 let [to, from, bytes, rest @ ..] = x.as_slice() else { return Err("operands are missing".into()) };
                 let (bytes, to, from) = (self.value(t, bytes) as usize, self.address(t, to)?, self.address(t, from)?);
+                let position = self.position(to)?;
                 let n = rest.first().map_or(bytes, |n| self.value(t, n) as usize);
                 if !matches!(bytes, 4 | 8 | 16) || n > bytes {
                     return Err(format!("a copy of {n} of {bytes} bytes"));
@@ -822,7 +881,7 @@ impl Block<'_> {
                 value.resize(bytes, 0);
                 self.note(t, to, bytes);
                 self.bytes(t, Space::Shared, to, bytes)?;
-                t.copies.back_mut().expect("there is an open group").push((to as usize, value));
+                t.copies.back_mut().expect("there is an open group").push((position, value));
             }
             Code::EndCopies => t.copies.push_back(Vec::new()),
             Code::WaitForCopies => {
@@ -835,7 +894,24 @@ impl Block<'_> {
                 }
             }
             Code::Barriers(what) => self.barriers(t, *what, x)?,
-            Code::BoxCopy(n) => self.begin_box(t, *n, x)?,
+            Code::BoxCopy(n, is_multicast) => self.begin_box(t, (*n, *is_multicast), x)?,
+            Code::BarrierFence => {
+                let me = self.number(t);
+                self.boxes.announce(me);
+            }
+            Code::ArriveInCluster => t.n_arrivals += 1,
+            Code::WaitForCluster => {
+                t.n_waits += 1;
+                if t.n_waits != t.n_arrivals {
+                    return Err("the thread has not arrived before it waits".into());
+                }
+                t.stop = Some(Stop::Cluster);
+            }
+            Code::PlaceThere => {
+                let (place, rank) = (self.value(t, &x[1]), self.value(t, &x[2]));
+                let there = self.place_there(place, rank)?;
+                Self::set(t, &x[0], there);
+            }
             Code::ProxyFence => {
                 let me = self.number(t);
                 self.boxes.fence(me);
@@ -866,7 +942,8 @@ impl Block<'_> {
                 let words: Vec<u64> = from.iter().map(|operand| self.value(t, operand)).collect();
                 if *space == Space::Shared && !self.groups.is_empty() {
                     self.bytes(t, *space, address, each * from.len())?;
-                    self.wrote(t, address as usize, each * from.len());
+                    let position = self.position(address)?;
+                    self.wrote(t, position, each * from.len());
                 }
                 let bytes = self.bytes(t, *space, address, each * from.len())?;
                 for (bytes, word) in bytes.chunks_mut(each).zip(words) {

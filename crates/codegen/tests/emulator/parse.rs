@@ -62,7 +62,7 @@ impl<'l> Reader<'l> {
 
     fn entry(mut self, lines: &[&'l str]) -> Result<Entry, String> {
         let name = lines[0].split_once(".entry ").expect("it is an entry").1.trim_end_matches(['(', ')']).to_owned();
-        let (mut threads, mut maps) = ([1; 3], Vec::new());
+        let (mut threads, mut maps, mut cluster) = ([1; 3], Vec::new(), 1);
         let mut statements = Vec::new();
         for line in &lines[1..] {
             if line.starts_with(".param") {
@@ -74,6 +74,9 @@ impl<'l> Reader<'l> {
                 for (axis, n) in list.split(',').enumerate() {
                     threads[axis] = n.trim().parse().map_err(|_| format!("threads: {line}"))?;
                 }
+            } else if let Some(list) = line.strip_prefix(".reqnctapercluster") {
+                let along = list.trim().strip_suffix(", 1, 1").and_then(|n| n.parse().ok());
+                cluster = along.ok_or_else(|| format!("a cluster not along x: {line}"))?;
             } else if let Some((name, bytes)) = memory(line, ".local") {
                 self.local.insert(name, LOCAL + self.local_bytes as u64);
                 self.local_bytes += bytes.next_multiple_of(64);
@@ -89,7 +92,7 @@ impl<'l> Reader<'l> {
         let code = statements.into_iter().map(|line| self.instruction(line)).collect::<Result<_, _>>()?;
         let Reader { shared_bytes, local_bytes, registers, .. } = self;
         let n_registers = registers.len();
-        Ok(Entry { name, threads, shared_bytes, local_bytes, n_registers, parameters: maps, code })
+        Ok(Entry { name, threads, cluster, shared_bytes, local_bytes, n_registers, parameters: maps, code })
     }
 
     fn instruction(&mut self, line: &'l str) -> Result<Instruction, String> {
@@ -165,11 +168,11 @@ impl<'l> Reader<'l> {
         let Some((name, bytes)) = self.shared.get_key_value(text) else { return Err(format!("what is {text}?")) };
         let next = self.shared_bytes.next_multiple_of(16);
         if let Some(at) = self.places.get(name) {
-            return Ok(Operand::Number(*at));
+            return Ok(Operand::Shared(*at));
         }
         self.shared_bytes = next + bytes;
         self.places.insert(name, next as u64);
-        Ok(Operand::Number(next as u64))
+        Ok(Operand::Shared(next as u64))
     }
 }
 
@@ -333,10 +336,15 @@ fn code(opcode: &str) -> Option<Code> {
             "mbarrier.init.shared::cta.b64" => Barriers::Init,
             "mbarrier.expect_tx.relaxed.cta.shared::cta.b64" => Barriers::Expect,
             "mbarrier.arrive.shared::cta.b64" => Barriers::Arrive,
+            "mbarrier.arrive.shared::cluster.b64" => Barriers::ArriveThere,
             "mbarrier.try_wait.parity.shared::cta.b64" => Barriers::Try,
             _ => return None,
         })),
         "fence" if opcode == "fence.proxy.async.shared::cta" => Some(Code::ProxyFence),
+        "fence" if opcode == "fence.mbarrier_init.release.cluster" => Some(Code::BarrierFence),
+        "barrier" if opcode == "barrier.cluster.arrive" => Some(Code::ArriveInCluster),
+        "barrier" if opcode == "barrier.cluster.wait" => Some(Code::WaitForCluster),
+        "mapa" if opcode == "mapa.shared::cluster.u32" => Some(Code::PlaceThere),
         "ldmatrix" => {
             let n = match opcode.strip_prefix("ldmatrix.sync.aligned.m8n8.")?.split_once('.')?.0 {
                 "x1" => 1,
@@ -351,8 +359,9 @@ fn code(opcode: &str) -> Option<Code> {
             "cp.async.commit_group" => Some(Code::EndCopies),
             _ if opcode.starts_with("cp.async.bulk.tensor.") => {
                 let (n, kind) = opcode.strip_prefix("cp.async.bulk.tensor.")?.split_once("d.")?;
-                let is_known = kind == "shared::cluster.global.tile.mbarrier::complete_tx::bytes";
-                is_known.then_some(Code::BoxCopy(n.parse().ok()?))
+                let rest = kind.strip_prefix("shared::cluster.global.tile.mbarrier::complete_tx::bytes")?;
+                let is_multicast = rest == ".multicast::cluster";
+                (rest.is_empty() || is_multicast).then_some(Code::BoxCopy(n.parse().ok()?, is_multicast))
             }
             "cp.async.wait_group" => Some(Code::WaitForCopies),
             _ => None,

@@ -116,7 +116,12 @@ fn registers(operand: &Operand, visit: &mut dyn FnMut(usize)) {
             registers(base, visit);
             all.iter().for_each(|operand| registers(operand, visit));
         }
-        Operand::Number(_) | Operand::Special(_) | Operand::Parameter(_) | Operand::Label(_) | Operand::Sink => {}
+        Operand::Number(_)
+        | Operand::Shared(_)
+        | Operand::Special(_)
+        | Operand::Parameter(_)
+        | Operand::Label(_)
+        | Operand::Sink => {}
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::bulk::{self, Map};
 use super::copier::{self, has_copier};
-use super::{Access, GpuProgram, Kernel};
+use super::{Access, GpuProgram, Kernel, cluster};
 use crate::program::BufferId;
 use crate::target::Target;
 
@@ -21,6 +21,10 @@ pub struct Abi {
     pub block: [i64; 3],
     /// Whether the last layer of threads along z is the producer warp, which the program does not have.
     pub has_copier: bool,
+    /// Buffers that the producer warps of a cluster fill for each other, each half of every box. Where there
+    /// are some, the kernel's code asks for clusters of [`cluster::BLOCKS`] blocks along x, and a plain
+    /// launch makes them.
+    pub shared_rings: Vec<BufferId>,
     /// Bytes of shared memory of a block.
     pub shared_bytes: u64,
     /// Shared memory that a launch asks for: all of it where that is more than the target gives unasked.
@@ -32,16 +36,18 @@ impl Abi {
     pub fn of(program: &GpuProgram, kernel: &Kernel, target: &Target) -> Abi {
         let has_tma = target.has_wgmma();
         let has_copier = has_tma && has_copier(program, kernel);
+        let shared_rings = if has_copier { cluster::shared_rings(program, kernel) } else { Vec::new() };
         let are_counted = has_tma && (has_copier || bulk::waits_in_one_loop(kernel));
         let [x, y, z] = kernel.block();
         let shared_bytes = kernel.shared_bytes(program);
         let is_unasked = target.gpu.is_some_and(|gpu| shared_bytes <= gpu.shared_bytes);
         Abi {
             buffers: kernel.arguments(program),
-            maps: if are_counted { bulk::all_maps(program, kernel) } else { Vec::new() },
+            maps: if are_counted { bulk::all_maps(program, kernel, &shared_rings) } else { Vec::new() },
             grid: kernel.grid(),
             block: [x, y, z + if has_copier { copier::WARPS } else { 0 }],
             has_copier,
+            shared_rings,
             shared_bytes,
             dynamic_shared_bytes: if is_unasked { 0 } else { shared_bytes },
         }

@@ -12,7 +12,7 @@
 //! NVIDIA's GPUs from sm_90 on copy such a box in one instruction (`cp.async.bulk.tensor`), which takes a
 //! description of the array from the host, the tensor map: a [`Map`].
 
-use super::warpgroup::{ROW_BYTES, matrices};
+use super::warpgroup::{ROW_BYTES, SWIZZLED_BYTES, matrices};
 use super::{GpuProgram, Kernel};
 use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
@@ -81,6 +81,17 @@ pub struct BoxCopy {
     pub place: Vec<Index>,
     /// Array and box that are copied.
     pub map: Map,
+}
+
+/// Half of a box: the first one, behind which the second follows in shared memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Half {
+    /// Copy of the first half.
+    pub first: BoxCopy,
+    /// Dimension of the array along which the second half follows.
+    pub dimension: usize,
+    /// Elements along that dimension from one half to the other.
+    pub extent: i64,
 }
 
 impl BoxCopy {
@@ -160,6 +171,22 @@ impl BoxCopy {
         Some(BoxCopy { to, first: first(index), place: first(at), map })
     }
 
+    /// First half of the box, and where in the array the second is; `None` where the halves do
+    /// not begin where boxes may.
+    pub fn half(&self, program: &Program) -> Option<Half> {
+        let dimension = self.map.extents.iter().position(|n| *n > 1)?;
+        let mut first = self.clone();
+        let extent = &mut first.map.extents[dimension];
+        if *extent % 2 != 0 {
+            return None;
+        }
+        *extent /= 2;
+        let extent = *extent;
+        let bytes = first.bytes(program);
+        let whole = if self.map.swizzled { SWIZZLED_BYTES } else { ROW_BYTES };
+        (bytes % whole == 0).then_some(Half { first, dimension, extent })
+    }
+
     /// Bytes that it writes.
     pub fn bytes(&self, program: &Program) -> i64 {
         self.map.extents.iter().product::<i64>() * program.buffer(self.to).dtype.bytes() as i64
@@ -206,8 +233,9 @@ fn waits(stmt: &Stmt) -> bool {
     waits
 }
 
-/// Tensor maps of all bulk copies of a kernel; none where one of them is not a box.
-pub(super) fn all_maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
+/// Tensor maps of all bulk copies of a kernel, of halves of the boxes for buffers that are `shared` by a
+/// cluster; none where one of them is not a box.
+pub(super) fn all_maps(gpu: &GpuProgram, kernel: &Kernel, shared: &[BufferId]) -> Vec<Map> {
     let rings: Vec<BufferId> = kernel.shared.iter().copied().filter(|b| is_ring(&gpu.program, *b)).collect();
     let stages = kernel.n_places(gpu) as i64;
     if rings.is_empty() || rings.iter().any(|b| gpu.program.buffer(*b).shape[0] != stages) {
@@ -216,7 +244,7 @@ pub(super) fn all_maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
     let mut ranges = kernel.ranges();
     let swizzled = matrices(&gpu.program, kernel);
     let mut found = Vec::new();
-    if gather(&gpu.program, &kernel.body, &swizzled, &mut ranges, &mut found) { found } else { Vec::new() }
+    if gather(&gpu.program, &kernel.body, (&swizzled, shared), &mut ranges, &mut found) { found } else { Vec::new() }
 }
 
 fn is_ring(program: &Program, buffer: BufferId) -> bool {
@@ -224,18 +252,26 @@ fn is_ring(program: &Program, buffer: BufferId) -> bool {
 }
 
 /// The maps of a block; whether all of its stores to such rings are in boxes.
-fn gather(program: &Program, block: &[Stmt], swizzled: &[BufferId], ranges: &mut Ranges, out: &mut Vec<Map>) -> bool {
+fn gather(
+    program: &Program,
+    block: &[Stmt],
+    (swizzled, shared): (&[BufferId], &[BufferId]),
+    ranges: &mut Ranges,
+    out: &mut Vec<Map>,
+) -> bool {
     block.iter().all(|stmt| {
         if let Stmt::For(l) = stmt
             && let Some(copy) = BoxCopy::of(program, l, swizzled, ranges)
         {
-            if !out.contains(&copy.map) {
-                out.push(copy.map);
+            let half = shared.contains(&copy.to).then(|| copy.half(program)).flatten();
+            let map = half.map_or(copy.map, |half| half.first.map);
+            if !out.contains(&map) {
+                out.push(map);
             }
             return true;
         }
         let mut are = stmt.own_write().is_none_or(|(buffer, _)| !is_ring(program, buffer));
-        stmt.each_block(ranges, |block, ranges| are = are && gather(program, block, swizzled, ranges, out));
+        stmt.each_block(ranges, |block, ranges| are = are && gather(program, block, (swizzled, shared), ranges, out));
         are
     })
 }

@@ -21,7 +21,7 @@ use super::warpgroup::{self, Groups};
 use super::{Access, GpuProgram, Kernel, tensor};
 use crate::expr::Cond;
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
+use crate::program::{BufferId, LoopId, LoopKind, Program, Stmt};
 
 /// Warps that copy (producer warps): one, behind the kernel's own along z.
 pub const WARPS: i64 = 1;
@@ -29,16 +29,17 @@ pub const WARPS: i64 = 1;
 pub const THREADS: i64 = tensor::WARP[0] * tensor::WARP[1];
 
 /// Whether a producer warp can make the copies of a kernel:
-/// - All its shared memory is of the scope `fed`, filled by bulk copies and read by warpgroup products alone.
+/// - All its shared memory is of the scopes `fed` and `multicast`, filled by bulk copies and read by
+///   warpgroup products alone.
 /// - It reads nothing that it writes to the device's memory, so that barriers guard the pipeline stages only.
 /// - The n-th products read the n-th copies, and no copy overwrites their stage in between.
 pub fn has_copier(gpu: &GpuProgram, kernel: &Kernel) -> bool {
     let program = &gpu.program;
-    let are_fed = kernel.shared.iter().all(|b| program.buffer(*b).scope == Scope::Fed);
+    let are_fed = kernel.shared.iter().all(|b| program.buffer(*b).scope.is_fed());
     let is_shared = |access: Access| access == Access::ReadWrite;
     if !are_fed
         || Groups::of(&kernel.threads).is_none()
-        || bulk::all_maps(gpu, kernel).is_empty()
+        || bulk::all_maps(gpu, kernel, &[]).is_empty()
         || kernel.arguments(gpu).iter().any(|(_, access)| is_shared(*access))
         || kernel.body.iter().any(|stmt| warpgroup::reads_outside(stmt, &kernel.shared))
     {
@@ -73,7 +74,7 @@ pub fn products(program: &Program, block: &[Stmt]) -> Option<(usize, Index)> {
         let mut places: Vec<Index> = Vec::new();
         stmt.walk(&mut |s| {
             s.for_each_own_read(&mut |b, index| {
-                if program.buffer(b).scope == Scope::Fed && places.last() != index.first() {
+                if program.buffer(b).scope.is_fed() && places.last() != index.first() {
                     places.push(index[0].clone());
                 }
             });

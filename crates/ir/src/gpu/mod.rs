@@ -21,6 +21,7 @@
 
 mod abi;
 pub mod bulk;
+pub mod cluster;
 pub mod copier;
 mod map_threads;
 mod private;
@@ -177,7 +178,7 @@ impl Kernel {
     /// [`bulk::BARRIER_BYTES`] for each pipeline stage that a block waits for, and as many for the consumers
     /// of stages that a producer warp fills.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
-        let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope == Scope::Fed);
+        let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope.is_fed());
         let n_barriers = self.n_places(of) * if is_fed { 2 } else { 1 };
         let barriers = (n_barriers * bulk::BARRIER_BYTES).next_multiple_of(SHARED_ALIGN);
         let sizes = self.shared_sizes(&of.program).map(|(_, bytes)| bytes.unwrap_or(u64::MAX));

@@ -240,7 +240,7 @@ impl Watched {
             (Role::Input | Role::ConstInput, _) => Place::Constant,
             (Role::Output | Role::Kept, _) | (Role::Temporary, Scope::Global) => Place::Device,
             (Role::Temporary, Scope::Shared) => Place::Shared,
-            (Role::Temporary, Scope::Async | Scope::Bulk | Scope::Fed) => Place::Async,
+            (Role::Temporary, Scope::Async | Scope::Bulk | Scope::Fed | Scope::Multicast) => Place::Async,
             (Role::Temporary, Scope::Local | Scope::Register) => Place::Private,
         };
         let places: Vec<Place> = program.buffers.iter().map(place_of).collect();

@@ -498,7 +498,8 @@ pub enum Step {
     /// begun to read one in an iteration may go on in the next. Where a GPU has no such copies they are made
     /// at once. With `last` an iteration begins copies when it has begun all else. What no loop over threads
     /// copies one thread copies, in boxes where a GPU can ([`Scope::Bulk`](crate::Scope::Bulk)); with `fed` a
-    /// thread of a warp that does nothing else ([`Scope::Fed`](crate::Scope::Fed)).
+    /// thread of a warp that does nothing else ([`Scope::Fed`](crate::Scope::Fed)), and with `multicast` as
+    /// well for a neighbouring block that copies the same ([`Scope::Multicast`](crate::Scope::Multicast)).
     Stream {
         /// The buffers that are copied to, which are shared by a block.
         buffers: Vec<String>,
@@ -512,6 +513,8 @@ pub enum Step {
         last: bool,
         /// Whether a warp that does nothing else copies.
         fed: bool,
+        /// Whether that warp copies for a neighbouring block, too; `fed` is set then.
+        multicast: bool,
     },
 }
 
@@ -669,8 +672,8 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Col2im { buffer, block, taps_last } => col2im::col2im(program, buffer, *block, *taps_last),
         Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
         Step::Pipeline { buffer, at, name, twice } => pipeline::pipeline(program, buffer, at, name, *twice),
-        Step::Stream { buffers, at, stages, held, last, fed } => {
-            stream::stream(program, buffers, at, *stages, [*held, *last, *fed])
+        Step::Stream { buffers, at, stages, held, last, fed, multicast } => {
+            stream::stream(program, buffers, at, *stages, [*held, *last, *fed, *multicast])
         }
     }
 }

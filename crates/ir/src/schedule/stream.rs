@@ -22,7 +22,7 @@ pub fn stream(
     buffers: &[String],
     at: &str,
     stages: i64,
-    [held, last, fed]: [bool; 3],
+    [held, last, fed, multicast]: [bool; 4],
 ) -> Result<(), Illegal> {
     let copies: Vec<BufferId> = buffers.iter().map(|name| buffer_id(program, name)).collect::<Result<_, _>>()?;
     let var = single_loop(program, at)?;
@@ -30,6 +30,10 @@ pub fn stream(
     if !(least..=MOST_STAGES).contains(&stages) {
         let (target, most) = (at.to_owned(), MOST_STAGES);
         return Err(Illegal::OutOfRange { target, what: "number of stages", least, most, value: stages });
+    }
+    if multicast && !fed {
+        let why = "only a warp that does nothing else copies for other blocks (add `fed`)".to_owned();
+        return Err(Illegal::Buffer { buffer: buffers.join(" "), why });
     }
     for (place, (id, name)) in copies.iter().zip(buffers).enumerate() {
         if program.buffer(*id).scope != Scope::Shared || copies[..place].contains(id) {
@@ -121,6 +125,7 @@ pub fn stream(
         }
         let buffer = &mut program.buffers[copy.0 as usize];
         buffer.scope = match (by_one, fed) {
+            (true, true) if multicast => Scope::Multicast,
             (true, true) => Scope::Fed,
             (true, false) => Scope::Bulk,
             (false, _) => Scope::Async,

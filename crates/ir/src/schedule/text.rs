@@ -39,7 +39,7 @@ pub const FORMS: [(&str, &str); 22] = [
     ("col2im", "col2im STAGE BLOCK channels|taps"),
     ("prefetch", "prefetch BUFFER at LOOP ahead N"),
     ("pipeline", "pipeline BUFFER at LOOP -> NAME [twice]"),
-    ("stream", "stream BUFFER... at LOOP in STAGES [held] [last] [fed]"),
+    ("stream", "stream BUFFER... at LOOP in STAGES [held] [last] [fed] [multicast]"),
 ];
 
 impl fmt::Display for LayoutAxis {
@@ -102,9 +102,9 @@ impl fmt::Display for Step {
             Step::Pipeline { buffer, at, name, twice } => {
                 write!(f, "pipeline {buffer} at {at} -> {name}{}", if *twice { " twice" } else { "" })
             }
-            Step::Stream { buffers, at, stages, held, last, fed } => {
+            Step::Stream { buffers, at, stages, held, last, fed, multicast } => {
                 write!(f, "stream {} at {at} in {stages}", buffers.join(" "))?;
-                let options = [(held, "held"), (last, "last"), (fed, "fed")];
+                let options = [(held, "held"), (last, "last"), (fed, "fed"), (multicast, "multicast")];
                 options.into_iter().filter(|(is, _)| **is).try_for_each(|(_, word)| write!(f, " {word}"))
             }
         }
@@ -203,18 +203,26 @@ fn parse_words(words: &[&str]) -> Option<Step> {
             Step::Pipeline { buffer: s(buffer), at: s(at), name: s(name), twice: !twice.is_empty() }
         }
         ["stream", stream @ ..] => {
-            let (mut stream, mut options) = (stream, [false; 3]);
-            for (option, word) in options.iter_mut().zip(["held", "last", "fed"]).rev() {
+            let (mut stream, mut options) = (stream, [false; 4]);
+            for (option, word) in options.iter_mut().zip(["held", "last", "fed", "multicast"]).rev() {
                 if let [before @ .., last] = stream
                     && *last == word
                 {
                     (stream, *option) = (before, true);
                 }
             }
-            let [held, last, fed] = options;
+            let [held, last, fed, multicast] = options;
             let [buffers @ .., "at", at, "in", stages] = stream else { return None };
             let (buffers, stages) = (buffers.iter().map(s).collect::<Vec<_>>(), stages.parse().ok()?);
-            return (!buffers.is_empty()).then(|| Step::Stream { buffers, at: s(at), stages, held, last, fed });
+            return (!buffers.is_empty()).then(|| Step::Stream {
+                buffers,
+                at: s(at),
+                stages,
+                held,
+                last,
+                fed,
+                multicast,
+            });
         }
         _ => return None,
     })

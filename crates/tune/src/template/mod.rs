@@ -225,10 +225,18 @@ impl Task {
                 true => (0..size).map(|at| part.config_at(at.into())).collect(),
                 false => (0..n).map(|_| part.sample(&mut rng)).collect(),
             };
-            let mut ranked: Vec<(f64, Config)> =
-                sample.into_iter().map(|config| (estimate(&self.setting, &self.space, &config), config)).collect();
-            ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+            let cost = |config: Config| (estimate(&self.setting, &self.space, &config), config);
+            let order = |a: &(f64, Config), b: &(f64, Config)| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1));
+            let mut ranked: Vec<(f64, Config)> = sample.into_iter().map(cost).collect();
+            ranked.sort_by(order);
             ranked.dedup();
+            // Spaces of GPUs are much larger than the sample: the best one is not in it, but near.
+            while self.setting.target.gpu.is_some() && part.size() > n.into() {
+                let Some((least, best)) = ranked.first() else { break };
+                let next = part.neighbours(best).into_iter().map(cost).min_by(order);
+                let Some(next) = next.filter(|(cost, _)| cost < least) else { break };
+                ranked.insert(0, next);
+            }
             let distances = std::iter::successors(Some(0), |at| Some(at + 1 + at / 4)).take(OF_EACH_ALGORITHM);
             distances.map_while(|at| ranked.get(at).cloned()).collect::<Vec<_>>()
         };
@@ -391,8 +399,9 @@ mod step {
         Step::Pipeline { buffer: buffer.into(), at: at.into(), name: name.into(), twice }
     }
 
-    pub fn stream(buffers: &[&str], at: &str, stages: i64, [held, last, fed]: [bool; 3]) -> Step {
+    pub fn stream(buffers: &[&str], at: &str, stages: i64, options: [bool; 4]) -> Step {
+        let [held, last, fed, multicast] = options;
         let buffers = buffers.iter().map(|b| (*b).into()).collect();
-        Step::Stream { buffers, at: at.into(), stages, held, last, fed }
+        Step::Stream { buffers, at: at.into(), stages, held, last, fed, multicast }
     }
 }

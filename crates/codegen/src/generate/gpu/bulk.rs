@@ -9,8 +9,8 @@
 //! and 9.7.13.15, "mbarrier".
 
 use tilewright_ir::expr::Cond;
-use tilewright_ir::gpu::Kernel;
 use tilewright_ir::gpu::bulk::{BARRIER_BYTES, BoxCopy, Map};
+use tilewright_ir::gpu::{Kernel, cluster};
 use tilewright_ir::{BufferId, Loop};
 
 use crate::generate::Generator;
@@ -29,24 +29,47 @@ pub struct Boxes {
     n_waits: Id,
     /// Whether the thread is the one that begins copies.
     is_first: Id,
+    /// The block's part in its cluster, where there is one.
+    pub(in crate::generate) cluster: Option<Cluster>,
 }
 
+/// Part of a block in a cluster, whose producer warps copy for each other.
+#[derive(Clone)]
+pub struct Cluster {
+    /// Rank of the block, of 32 bits.
+    rank: Id,
+    /// Buffers of which each block copies half of every box, for all.
+    shared: Vec<BufferId>,
+}
+
+/// Mask of all blocks of a cluster.
+const ALL_BLOCKS: u32 = (1 << cluster::BLOCKS) - 1;
+
 impl Generator<'_> {
-    /// Makes ready what copies of boxes need, with barriers from this address on. `n_readers`: the warps that
-    /// say when they have read a place, where they do.
+    /// Makes ready what copies of boxes need, with barriers from this address on. `n_readers`: the warps of a
+    /// block that say when they have read a place, where they do; `shared`: the buffers that blocks of a
+    /// cluster fill for each other.
     pub(in crate::generate) fn begin_boxes(
         &mut self,
         kernel: &Kernel,
         maps: Vec<(Map, Id)>,
         (barriers, n): (Id, i32),
         n_readers: Option<i64>,
+        shared: Vec<BufferId>,
     ) {
         let threads = kernel.threads.iter().flatten().filter(|(_, extent)| *extent > 1);
         let is_first = threads.fold(Cond::True, |all, (var, _)| all.and(Cond::Eq((*var).into(), 0.into())));
         let is_first = self.cond(&is_first);
         let n_waits = self.hoisted(0, |g| g.m.variable(Type::I32, 4));
         self.m.store(self.m.int32(0), n_waits, 4);
-        self.f.boxes = Some(Boxes { maps, barriers, n, n_waits, is_first });
+        let block = kernel.blocks[0].filter(|_| !shared.is_empty());
+        let cluster = block.map(|(block, _)| {
+            let number = self.short_int(&block.into());
+            Cluster { rank: self.m.binary(Op::And, number, self.m.int32(cluster::BLOCKS as i32 - 1)), shared }
+        });
+        let n_readers = n_readers.map(|n| if cluster.is_some() { cluster::BLOCKS * n } else { n });
+        let is_in_cluster = cluster.is_some();
+        self.f.boxes = Some(Boxes { maps, barriers, n, n_waits, is_first, cluster });
         self.only_if(is_first, |g| {
             let of_readers = n_readers.into_iter().flat_map(|arrivals| (n..2 * n).map(move |at| (at, arrivals)));
             for (at, arrivals) in (0..n).map(|at| (at, 1)).chain(of_readers) {
@@ -54,8 +77,20 @@ impl Generator<'_> {
                 g.effect(&format!("mbarrier.init.shared::cta.b64 [$0], {arrivals};"), "r,~{memory}", &[barrier]);
             }
             g.m.proxy_fence();
+            if is_in_cluster {
+                g.effect("fence.mbarrier_init.release.cluster;", "~{memory}", &[]);
+            }
         });
-        self.m.barrier();
+        match is_in_cluster {
+            true => self.cluster_barrier(),
+            false => self.m.barrier(),
+        }
+    }
+
+    /// Waits for all threads of the cluster, which then see each other's writes.
+    pub(in crate::generate) fn cluster_barrier(&self) {
+        self.effect("barrier.cluster.arrive;", "~{memory}", &[]);
+        self.effect("barrier.cluster.wait;", "~{memory}", &[]);
     }
 
     /// Writes code that runs where a condition holds.
@@ -68,12 +103,12 @@ impl Generator<'_> {
         self.go_to_end(join);
     }
 
-    fn effect(&self, text: &str, constraints: &'static str, operands: &[Id]) {
+    pub(in crate::generate) fn effect(&self, text: &str, constraints: &'static str, operands: &[Id]) {
         self.m.assembly_effect(Assembly { text: text.to_owned(), constraints }, operands);
     }
 
     /// An address in shared memory as instructions take it that LLVM has no functions for.
-    fn short(&self, pointer: Id) -> Id {
+    pub(in crate::generate) fn short(&self, pointer: Id) -> Id {
         self.m.truncate(self.m.address(pointer), Type::I32)
     }
 
@@ -81,10 +116,19 @@ impl Generator<'_> {
         self.f.boxes.as_ref().expect("the kernel copies boxes")
     }
 
+    /// The address of the first barrier.
+    pub(in crate::generate) fn barriers(&self) -> Id {
+        self.short(self.boxes().barriers)
+    }
+
     /// The address of the barrier of a place.
     pub(in crate::generate) fn barrier_at(&self, place: Id) -> Id {
+        self.barrier_from(self.barriers(), place)
+    }
+
+    /// The address of the barrier of a place, where the first one has this address.
+    pub(in crate::generate) fn barrier_from(&self, first: Id, place: Id) -> Id {
         let m = &self.m;
-        let first = self.short(self.boxes().barriers);
         m.binary(Op::AddWrapping, first, m.binary(Op::MulWrapping, place, m.int32(BARRIER_BYTES as i32)))
     }
 
@@ -94,22 +138,39 @@ impl Generator<'_> {
             return false;
         }
         let Some(copy) = BoxCopy::of(self.program, nest, &self.f.matrices, &self.f.ranges) else { return false };
-        let known = self.boxes().maps.iter().find(|(map, _)| *map == copy.map).map(|(_, parameter)| *parameter);
+        let cluster = self.boxes().cluster.as_ref().filter(|cluster| cluster.shared.contains(&copy.to));
+        let half = cluster.map(|cluster| (cluster.rank, copy.half(self.program).expect("the cluster shares boxes")));
+        let copied = half.as_ref().map_or(&copy.map, |(_, half)| &half.first.map);
+        let known = self.boxes().maps.iter().find(|(map, _)| map == copied).map(|(_, parameter)| *parameter);
         let Some(map) = known else { return false };
         let place = self.short_int(&copy.first[0]);
-        let coordinates: Vec<Id> = copy.place.iter().rev().map(|index| self.short_int(index)).collect();
+        let mut coordinates: Vec<Id> = copy.place.iter().map(|index| self.short_int(index)).collect();
         let flat = self.flat(copy.to, &copy.first);
         let to = self.plain_pointer(copy.to, &flat);
         self.f.seen.loads.remove(&copy.to);
-        let (to, barrier) = (self.short(to), self.barrier_at(place));
+        let (mut to, barrier) = (self.short(to), self.barrier_at(place));
+        if let Some((rank, half)) = &half {
+            let m = &self.m;
+            let moved = |from: Id, by: i64| {
+                m.binary(Op::AddWrapping, from, m.binary(Op::MulWrapping, *rank, m.int32(by as i32)))
+            };
+            coordinates[half.dimension] = moved(coordinates[half.dimension], half.extent);
+            to = moved(to, half.first.bytes(self.program));
+        }
+        coordinates.reverse();
+        // What comes from the other block is as much as goes there.
         let bytes = self.m.int32(copy.bytes(self.program) as i32);
         let expect = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;";
         self.effect(expect, "r,r,~{memory}", &[barrier, bytes]);
         let n = coordinates.len();
         let list: Vec<String> = (3..3 + n).map(|at| format!("${at}")).collect();
+        let list = list.join(", ");
+        let (multicast, mask) = match half {
+            Some(_) => (".multicast::cluster", format!(", {ALL_BLOCKS}")),
+            None => ("", String::new()),
+        };
         let text = format!(
-            "cp.async.bulk.tensor.{n}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {{{}}}], [$2];",
-            list.join(", ")
+            "cp.async.bulk.tensor.{n}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{multicast} [$0], [$1, {{{list}}}], [$2]{mask};"
         );
         let constraints = ["r,l,r,r,~{memory}", "r,l,r,r,r,~{memory}", "r,l,r,r,r,r,~{memory}"];
         let constraints = constraints.into_iter().chain(["r,l,r,r,r,r,r,~{memory}", "r,l,r,r,r,r,r,r,~{memory}"]);
@@ -129,7 +190,7 @@ impl Generator<'_> {
         self.only_if(is_first, |g| {
             let place = g.m.binary(Op::UnsignedRem, ended, n_places);
             let barrier = g.barrier_at(place);
-            g.arrive(barrier, None);
+            g.arrive(barrier);
         });
         let m = &self.m;
         let awaited = m.binary(Op::SubWrapping, ended, m.int32(n.into()));
@@ -142,14 +203,9 @@ impl Generator<'_> {
         });
     }
 
-    /// Arrives at a barrier, where a condition holds.
-    pub(in crate::generate) fn arrive(&self, barrier: Id, cond: Option<Id>) {
-        match cond {
-            None => self.effect("mbarrier.arrive.shared::cta.b64 _, [$0];", "r,~{memory}", &[barrier]),
-            Some(cond) => {
-                self.effect("@$1 mbarrier.arrive.shared::cta.b64 _, [$0];", "r,b,~{memory}", &[barrier, cond]);
-            }
-        }
+    /// Arrives at a barrier.
+    pub(in crate::generate) fn arrive(&self, barrier: Id) {
+        self.effect("mbarrier.arrive.shared::cta.b64 _, [$0];", "r,~{memory}", &[barrier]);
     }
 
     /// Waits until a phase of a barrier is over, of which this is the last bit.

@@ -9,12 +9,12 @@
 //! consumer warps have enough registers without reallocation (`setmaxnreg`).
 
 use tilewright_ir::expr::Cond;
-use tilewright_ir::gpu::{Kernel, copier};
+use tilewright_ir::gpu::{Kernel, cluster, copier};
 use tilewright_ir::{Index, LoopId, Stmt};
 
 use crate::CompileError;
 use crate::generate::{Generator, plan};
-use crate::ssa::{Compare, Id, Op, Type};
+use crate::ssa::{Assembly, Compare, Id, Op, Type};
 
 /// Role of a thread in a warp-specialized kernel.
 #[derive(Clone, Copy)]
@@ -25,8 +25,10 @@ pub struct Fed {
     turns: Id,
     /// Variable with the stage of pending products, or less than zero.
     going_on: Id,
-    /// Whether the thread is the first of its warp.
-    is_first: Id,
+    /// Whether the thread says that its warp has read a stage.
+    tells: Id,
+    /// Address of the mbarriers of the block that it says so to.
+    told: Id,
 }
 
 impl Generator<'_> {
@@ -36,6 +38,15 @@ impl Generator<'_> {
         let [x, y, z] = threads[..] else { unreachable!("warps lie along the third axis") };
         let is_zero = |var: LoopId| Cond::Eq(var.into(), 0.into());
         let is_first = self.cond(&is_zero(x).and(is_zero(y)));
+        let (mut tells, mut told) = (is_first, self.barriers());
+        if self.boxes().cluster.is_some() {
+            // One thread for each block of the cluster.
+            let tell = Cond::Lt(x.into(), cluster::BLOCKS.into()).and(is_zero(y));
+            tells = self.cond(&tell);
+            let rank = self.short_int(&Index::from(x).modulo(cluster::BLOCKS));
+            let text = "mapa.shared::cluster.u32 $0, $1, $2;".to_owned();
+            told = self.m.assembly(Assembly { text, constraints: "=r,r,r" }, &[told, rank], Type::I32);
+        }
         let [turns, going_on] = [0; 2].map(|_| self.hoisted(0, |g| g.m.variable(Type::I32, 4)));
         let last = self.m.int(kernel.block()[2] - 1);
         let is_copier = self.m.compare(Compare::Greater, self.f.vars[&z].0, last);
@@ -43,7 +54,7 @@ impl Generator<'_> {
         self.m.cond_br(is_copier, copier, others);
         for (block, copies) in [(copier, true), (others, false)] {
             self.go_to_end(block);
-            self.f.fed = Some(Fed { copies, turns, going_on, is_first });
+            self.f.fed = Some(Fed { copies, turns, going_on, tells, told });
             // Who copies has the first turn before anybody has read.
             self.m.store(self.m.int32(if copies { -1 } else { 0 }), turns, 4);
             self.m.store(self.m.int32(-1), going_on, 4);
@@ -63,6 +74,10 @@ impl Generator<'_> {
         }
         self.go_to_end(end);
         self.f.fed = None;
+        if self.boxes().cluster.is_some() {
+            // No block ends whose barriers others still arrive at.
+            self.cluster_barrier();
+        }
         Ok(())
     }
 
@@ -81,7 +96,7 @@ impl Generator<'_> {
                 assert!(is_begun, "invariant: what is told of its array is known");
             }
             let full = self.barrier_at(place);
-            self.arrive(full, None);
+            self.arrive(full);
             return Ok(n);
         }
         let Some((n, place)) = copier::products(self.program, block) else {
@@ -99,22 +114,29 @@ impl Generator<'_> {
             self.release_what_went_on();
             self.m.store(place, fed.going_on, 4);
         } else {
-            let empty = self.empty(place);
-            self.arrive(empty, Some(fed.is_first));
+            self.tell_empty(place, fed.tells);
         }
         Ok(n)
     }
 
     /// Gives the place back whose products went on, where there are some and a warp feeds the rings.
     pub(in crate::generate) fn release_what_went_on(&mut self) {
-        let Some(Fed { going_on, is_first, .. }) = self.f.fed else { return };
+        let Some(Fed { going_on, tells, .. }) = self.f.fed else { return };
         let m = &self.m;
         let place = m.load(Type::I32, going_on, 4, false);
         m.store(m.int32(-1), going_on, 4);
         let is_some = m.compare(Compare::Greater, place, m.int32(-1));
-        let arrives = m.binary(Op::And, is_first, is_some);
-        let empty = self.empty(place);
-        self.arrive(empty, Some(arrives));
+        let arrives = m.binary(Op::And, tells, is_some);
+        self.tell_empty(place, arrives);
+    }
+
+    /// Says that the thread's warp has read a place, where a condition holds, to all who copy there.
+    fn tell_empty(&self, place: Id, cond: Id) {
+        let told = self.f.fed.expect("the thread has turns").told;
+        let empty = self.barrier_from(told, self.number_of_empty(place));
+        let window = if self.boxes().cluster.is_some() { "cluster" } else { "cta" };
+        let text = format!("@$1 mbarrier.arrive.shared::{window}.b64 _, [$0];");
+        self.effect(&text, "r,b,~{memory}", &[empty, cond]);
     }
 
     /// Whether what is written is for a warp that does nothing but copy.
@@ -132,8 +154,11 @@ impl Generator<'_> {
     /// The address of the barrier that says when a place is empty: these follow those that say when it is
     /// full.
     fn empty(&self, place: Id) -> Id {
-        let m = &self.m;
-        self.barrier_at(m.binary(Op::AddWrapping, place, m.int32(self.boxes().n)))
+        self.barrier_at(self.number_of_empty(place))
+    }
+
+    fn number_of_empty(&self, place: Id) -> Id {
+        self.m.binary(Op::AddWrapping, place, self.m.int32(self.boxes().n))
     }
 
     /// Waits for the thread's next turn with a place.

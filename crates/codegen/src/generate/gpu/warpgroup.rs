@@ -21,6 +21,8 @@ use crate::ssa::{Id, Op, Type};
 pub const PART_BYTES: i64 = 16;
 /// Bits of the unit of a matrix descriptor, 16 bytes.
 const UNIT_BITS: i64 = 4;
+/// Bits of an address in shared memory that a matrix descriptor has.
+const OF_BLOCK: i64 = (1 << 18) - 1;
 /// Bit of a matrix descriptor at which the distance between groups of eight rows begins.
 const STRIDE_AT: i64 = 32;
 /// Bit of a matrix descriptor at which the distance begins between a step's rows of 128 bytes; in K-major
@@ -216,7 +218,12 @@ impl Generator<'_> {
         let behind = b.n_elements().filter(|_| is_rest).unwrap_or(0) as i64;
         let constant = matrix.first.constant() + behind;
         let first = self.plain_pointer(matrix.buffer, &matrix.first.offset(-matrix.first.constant()));
-        let units = self.m.binary(Op::ShiftUnsigned, self.m.address(first), self.m.int(UNIT_BITS));
+        let mut address = self.m.address(first);
+        if self.f.boxes.as_ref().is_some_and(|boxes| boxes.cluster.is_some()) {
+            // Above are bits that tell the blocks of a cluster apart.
+            address = self.m.binary(Op::And, address, self.m.int(OF_BLOCK));
+        }
+        let units = self.m.binary(Op::ShiftUnsigned, address, self.m.int(UNIT_BITS));
         let units_of = |elements: i64| (elements * bytes) >> UNIT_BITS;
         let across = matrix.across.map_or(1, units_of);
         let others = units_of(constant) + (across << ACROSS_AT) + (units_of(matrix.stride) << STRIDE_AT) + SWIZZLED;

@@ -128,8 +128,8 @@ impl Copies {
 
     /// Steps for the copies of a loop's iterations that bypass registers, each with its loads of a thread.
     /// `options`: whether their readers may still run in the next iteration, whether they begin behind all
-    /// else, and whether a producer warp begins them.
-    pub fn stream(self, at: &str, copies: &[(&str, i64)], options: [bool; 3]) -> Vec<Step> {
+    /// else, whether a producer warp begins them, and whether it does so for a neighbouring block, too.
+    pub fn stream(self, at: &str, copies: &[(&str, i64)], options: [bool; 4]) -> Vec<Step> {
         let (Copies::Async(stages) | Copies::Bulk(stages)) = self else { return Vec::new() };
         let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();
         let (divided, unrolled): (Vec<_>, Vec<_>) = copies.iter().map(|(name, n)| repeated(name, *n)).unzip();

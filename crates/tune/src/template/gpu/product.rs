@@ -424,7 +424,7 @@ impl Tiling {
             steps.extend(self.copies.through_registers("k.o", name, n_loads));
             copies.push((name, n_loads));
         }
-        steps.extend(self.copies.stream("k.o", &copies, [false; 3]));
+        steps.extend(self.copies.stream("k.o", &copies, [false; 4]));
         steps
     }
 

@@ -213,7 +213,7 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
         copied_by.push((shared_name, n_loads));
     }
     let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
-    steps.extend(copies.stream("k.o", &copied_by, [false; 3]));
+    steps.extend(copies.stream("k.o", &copied_by, [false; 4]));
     steps.extend(bind_warps(""));
     steps.extend(["i.h", "j.e", "i.m", "j.m", "k.n"].map(unroll));
     steps.push(tensorize("k.i", precision(space, config)));

@@ -7,12 +7,12 @@ use super::copies::{self, Copies};
 use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, product, split_k, sums_of_parts};
 use super::model::{BARRIER, Blocks};
 use super::parts::{Copied, Threads};
-use super::product::{Factor, Product, bind_blocks, bind_units};
+use super::product::{Factor, Order, Product, bind_blocks, bind_units};
 use super::tensor::{bind_warps, division};
 use super::{constraint, gpu};
-use tilewright_ir::gpu::copier;
 use tilewright_ir::gpu::tensor::{self, WARP};
 use tilewright_ir::gpu::warpgroup::{COLUMNS, MOST_COLUMNS, ROW_BYTES, ROWS, WARPS};
+use tilewright_ir::gpu::{cluster, copier};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_ir::{DType, Step, Tensor};
 use tilewright_search::{Config, Constraint, Parameter, Space};
@@ -58,6 +58,8 @@ const LEAST_COLUMNS: i64 = 32;
 const APART: [i64; 2] = [1, 4];
 /// Cycles that tensor cores idle between two dependent steps, a guess.
 const IDLE: f64 = 60.0;
+/// Multiply-adds of a multiprocessor's threads while tensor cores begin an instruction, a guess.
+const BEGUN: f64 = 128.0 * 2.0;
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
 
@@ -107,7 +109,8 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     };
     let way = copies::way(s).map(|_| Parameter::categorical("copies", ways).optional());
     let of_boxes = ["in_flight", "producer", "persistent"].map(|name| Parameter::ordinal(name, [0, 1]).optional());
-    own.into_iter().chain(way).chain(of_boxes.into_iter().filter(|_| are_boxes(s, p))).collect()
+    let cluster = Parameter::ordinal("cluster", [1, cluster::BLOCKS]).optional();
+    own.into_iter().chain(way).chain(of_boxes.into_iter().chain([cluster]).filter(|_| are_boxes(s, p))).collect()
 }
 
 /// Whether one thread may copy both factors in boxes.
@@ -143,6 +146,11 @@ fn has_producer(space: &Space, config: &Config) -> bool {
 /// Whether there is a block for each compute unit, which goes through several tiles.
 fn is_persistent(space: &Space, config: &Config) -> bool {
     has(space, config, "persistent")
+}
+
+/// Neighbouring blocks that copy for each other the factor that they share.
+fn cluster(space: &Space, config: &Config) -> i64 {
+    if space.has("cluster") { space.int(config, "cluster") } else { 1 }
 }
 
 fn has(space: &Space, config: &Config, name: &str) -> bool {
@@ -212,6 +220,10 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         let blocks = format!("ceil_div({}, block_m) * ceil_div({}, block_n) * split_k", p.m, p.n);
         let several = format!("{} * {blocks} > {}", p.batch.unwrap_or(1), n_units(s));
         constraints.push(say("persistent", &format!("persistent == 0 or producer == 1 and {several}")));
+        // Neighbours are of the same rows in the order of rows, else of the same columns.
+        let [rows, columns] = [("block_m", p.m), ("block_n", p.n)].map(|(block, n)| format!("ceil_div({n}, {block})"));
+        let pairs = format!("({columns} if order == 'rows' else {rows}) % {} == 0", cluster::BLOCKS);
+        constraints.push(say("cluster", &format!("cluster == 1 or producer == 1 and {pairs}")));
     }
     for (name, factor) in [("a", &p.a), ("b", &p.b)] {
         if is_box(dtype, factor) && has_ways && precisions(s) != ["tf32x3"] {
@@ -244,6 +256,12 @@ fn divide(over: &str, [rows, columns]: [&str; 2], groups_m: i64, group_n: i64) -
 /// The device's compute units.
 fn n_units(s: &Setting) -> i64 {
     i64::from(gpu(s).n_units).max(1)
+}
+
+/// Blocks that go through several tiles: whole clusters of them.
+fn n_persistent(s: &Setting, space: &Space, config: &Config) -> i64 {
+    let cluster = cluster(space, config);
+    n_units(s) / cluster * cluster
 }
 
 fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
@@ -296,7 +314,7 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
     }
     let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
     // While tensor cores multiply, threads begin copies.
-    let options = [goes_on(space, config), true, has_producer(space, config)];
+    let options = [goes_on(space, config), true, has_producer(space, config), cluster(space, config) > 1];
     steps.extend(copies.stream("k.o", &copied_by, options));
     steps.extend(boxes.iter().map(|boxes| unroll(boxes)));
     steps.extend(bind_warps(""));
@@ -304,7 +322,7 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
     steps.push(tensorize("k.i", precision(space, config)));
     let (order, outer) = (order(space, config), division.outer(p));
     steps.extend(match is_persistent(space, config) {
-        true => bind_units(order, outer, n_units(s)),
+        true => bind_units(order, outer, n_persistent(s, space, config)),
         false => bind_blocks(order, outer),
     });
 
@@ -343,6 +361,8 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let (faster, copied) = if in_parts { (8.0 / 3.0, 6.0) } else { ((32 / bytes) as f64, 2.0) };
     let twice = if in_parts { 2 } else { 1 };
     let products = (bm * bn * depth) as f64 / faster;
+    let n_instructions = (bm / ROWS) * groups_n * depth / tensor::steps(dtype);
+    let begun = BEGUN * n_instructions as f64;
     let loads = [("vector_a", &p.a, bm), ("vector_b", &p.b, bn)].map(|(vector, factor, n)| {
         let is_box = matches!(copies, Copies::Bulk(_)) && is_box(dtype, factor);
         if is_box { 0.0 } else { (n * depth) as f64 / int(vector) as f64 }
@@ -354,15 +374,21 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let n_steps = padded / depth;
     // A block that goes through several tiles waits once: it copies for the next one while it stores.
     let n_tiles = p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn);
-    let rounds = if is_persistent(space, config) { ceil_div(n_tiles, n_units(s)) } else { 1 };
+    let rounds = if is_persistent(space, config) { ceil_div(n_tiles, n_persistent(s, space, config)) } else { 1 };
+    // Of what the blocks of a cluster share each reads its part.
+    let cluster = cluster(space, config);
+    let rows_and_columns = match order(space, config) {
+        Order::Rows => bm / cluster + bn,
+        Order::Columns | Order::Groups(_) => bm + bn / cluster,
+    };
     let blocks = Blocks {
         n: ceil_div(n_tiles, rounds),
         threads: threads + if has_producer { copier::THREADS } else { 0 },
         registers: twice * bm * bn / threads + loaded + OTHER_REGISTERS,
         shared_bytes: twice * bytes * copies.n() * (bm + bn) * depth,
         fmas: (rounds * bm * bn * padded) as f64 / faster,
-        efficiency: products / (products + copied * (loads[0] + loads[1])),
-        bytes: (rounds * bytes * ((bm + bn) * padded + bm * bn)) as f64,
+        efficiency: products / (products + copied * (loads[0] + loads[1]) + begun),
+        bytes: (rounds * bytes * (rows_and_columns * padded + bm * bn)) as f64,
         steps: (rounds * n_steps) as f64,
         stages: copies.in_flight() - i64::from(goes_on(space, config)),
         exposed: idle + barrier,

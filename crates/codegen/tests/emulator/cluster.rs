@@ -1,0 +1,98 @@
+//! Blocks that run together and reach into each other's shared memory.
+//!
+//! Each block of a cluster has a window of addresses of its own for its shared memory. One after the other
+//! goes as far as it can without the others, which then take what it has sent them.
+
+use super::bulk::Coming;
+use super::{Block, Memory, Order, Stop, Thread};
+
+/// Distance between the windows of two blocks.
+const WINDOW: u64 = 1 << 24;
+/// Threads of a block at most, and one, to number those of a cluster.
+pub const BLOCK: u32 = 1 << 16;
+
+/// Effect of a block on another one of its cluster.
+pub enum Sent {
+    /// Arrival of a thread, numbered in the cluster, at the mbarrier at a position.
+    Arrival {
+        at: usize,
+        who: u32,
+    },
+    Box(Coming),
+}
+
+/// The first address of a block's shared memory; that of no block of a cluster is zero.
+pub fn window(n: u32, rank: u32) -> u64 {
+    if n == 1 { 0 } else { u64::from(rank + 1) * WINDOW }
+}
+
+/// Rank of the block at an address of a cluster's shared memory, and the position there.
+pub fn of_address(address: u64) -> (usize, usize) {
+    ((address / WINDOW).saturating_sub(1) as usize, (address % WINDOW) as usize)
+}
+
+impl Block<'_> {
+    /// The block's rank in its cluster.
+    pub fn rank(&self) -> u32 {
+        self.place[0] % self.entry.cluster
+    }
+
+    /// Address of a place of this block in another one of the cluster.
+    pub fn place_there(&self, address: u64, rank: u64) -> Result<u64, String> {
+        let n = self.entry.cluster;
+        if n == 1 || rank >= u64::from(n) {
+            return Err(format!("there is no block {rank} in a cluster of {n}"));
+        }
+        Ok(self.position(address)? as u64 + window(n, rank as u32))
+    }
+}
+
+/// Runs the blocks of a cluster.
+pub fn run(mut blocks: Vec<Block<'_>>, memory: &mut Memory, order: Order) -> Result<(), String> {
+    let n_threads = blocks[0].threads.len();
+    let threads: Vec<usize> = match order {
+        Order::Ascending => (0..n_threads).collect(),
+        Order::Descending => (0..n_threads).rev().collect(),
+        Order::Strided(step) => (0..n_threads).map(|i| i * step % n_threads).collect(),
+    };
+    let mut ranks: Vec<usize> = (0..blocks.len()).collect();
+    if matches!(order, Order::Descending) {
+        ranks.reverse();
+    }
+    let mut n_passed = 0;
+    loop {
+        let mut has_moved = false;
+        for &rank in &ranks {
+            let block = &mut blocks[rank];
+            if block.is_over {
+                continue;
+            }
+            let place = block.place;
+            std::mem::swap(&mut block.memory, memory);
+            let done = block.advance(&threads);
+            std::mem::swap(&mut block.memory, memory);
+            done.map_err(|why| format!("block {place:?}: {why}"))?;
+            has_moved |= block.is_over;
+            for (to, sent) in std::mem::take(&mut block.sent) {
+                has_moved = true;
+                let there = blocks.get_mut(to).ok_or_else(|| format!("block {place:?}: there is no block {to}"))?;
+                there.receive(sent).map_err(|why| format!("block {:?}: {why}", there.place))?;
+            }
+        }
+        // Threads that are over have arrived.
+        let arrives = |t: &Thread| t.n_arrivals > n_passed || t.stop == Some(Stop::Exit);
+        let waits = |t: &Thread| t.stop == Some(Stop::Cluster);
+        let mut all = blocks.iter().flat_map(|block| &block.threads);
+        if all.all(arrives) && blocks.iter().flat_map(|block| &block.threads).any(waits) {
+            let waiting = blocks.iter_mut().flat_map(|block| &mut block.threads).filter(|t| waits(t));
+            waiting.for_each(|t| t.stop = None);
+            (n_passed, has_moved) = (n_passed + 1, true);
+        }
+        if blocks.iter().all(|block| block.is_over) {
+            return Ok(());
+        }
+        if !has_moved {
+            return Err("threads wait for what never comes".into());
+        }
+    }
+}
