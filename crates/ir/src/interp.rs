@@ -446,6 +446,20 @@ pub(crate) enum Rounding {
     None,
 }
 
+/// Whether a value is rounded to f32 even where other numbers are not rounded at all: a result of arithmetic,
+/// or an integer that f32 may not hold, which is written as cast to it. Sums that become integers hang on that.
+pub(crate) fn rounds_to_single(program: &Program, value: &Expr) -> bool {
+    let Expr::Cast(DType::F32, x) = value else { return false };
+    match &**x {
+        Expr::Binary(..) => true,
+        Expr::Load(b, _) => {
+            let dtype = program.buffers.get(b.0 as usize).map(|b| b.dtype);
+            dtype.is_some_and(|dtype| !dtype.is_float() && dtype.bytes() >= 4)
+        }
+        _ => false,
+    }
+}
+
 /// Runs statements on given memory, indexed by buffer; a buffer without life is empty. Deducts
 /// iterations from `left`.
 pub(crate) fn run_block(
@@ -777,12 +791,13 @@ impl Compiler<'_> {
             Expr::Unary(op, x) => Node::Unary(*op, Box::new(self.node(x)?)),
             Expr::Binary(op, a, b) => Node::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
             Expr::Select(c, a, b) => Node::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
-            // A step that is written as rounded to f32 is everywhere: sums that become integers hang on it.
-            Expr::Cast(DType::F32, x) if matches!(**x, Expr::Binary(..) | Expr::Load(..)) => {
-                let rounds = Rounds { last: DType::F32, ..self.rounds(DType::F32) };
+            Expr::Cast(dtype, x) => {
+                let mut rounds = self.rounds(*dtype);
+                if rounds_to_single(self.program, e) {
+                    rounds.last = DType::F32;
+                }
                 Node::Cast(rounds, Box::new(self.node(x)?))
             }
-            Expr::Cast(dtype, x) => Node::Cast(self.rounds(*dtype), Box::new(self.node(x)?)),
         })
     }
 

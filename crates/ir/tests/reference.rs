@@ -444,3 +444,17 @@ fn elements_far_apart_meet_their_taps() {
     let expected: f64 = (0..64).map(|c| inputs[0][c * 224] * inputs[1][c * 1024]).sum();
     assert!((trusted[0][0] - expected).abs() < 1e-9, "{} {expected}", trusted[0][0]);
 }
+
+#[test]
+fn what_is_written_as_f32_is_rounded_where_a_tie_hangs_on_it() {
+    // 25 × 0.1 lies on a tie in f32 alone: the exact product is a little more than 2.5. So do 15 × 0.3 and
+    // 3 × 0.1666…, whose exact products are a little more than 4.5 and 0.5.
+    let n = 4;
+    let program = operator(&format!("matmul:m=1,n={n},k=1,dtype=u8i8,epilogue=dequant+quant_u8"));
+    let weights = [25.0, 15.0, 3.0, 35.0];
+    let factors: Vec<f64> = [0.1f32, 0.3, 1.0 / 6.0, 0.1].map(f64::from).to_vec();
+    let exact: Vec<f64> = weights.iter().zip(&factors).map(|(w, factor)| (w * factor).round_ties_even()).collect();
+    let inputs = [vec![1.0], weights.to_vec(), factors, vec![0.0]];
+    let found = evaluate(&program, &inputs, 1).unwrap().remove(0);
+    assert_eq!((found, exact), (vec![2.0, 4.0, 0.0, 4.0], vec![3.0, 5.0, 1.0, 4.0]));
+}

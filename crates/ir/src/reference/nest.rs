@@ -6,7 +6,7 @@ use super::work::{Counter, Work};
 use crate::dtype::DType;
 use crate::expr::{self, BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::{Atom, Index, Ranges};
-use crate::interp::{Fault, Place, apply_binary, apply_unary, defined, floor_div, is_undefined};
+use crate::interp::{Fault, Place, apply_binary, apply_unary, defined, floor_div, is_undefined, rounds_to_single};
 use crate::program::{Buffer, BufferId, LoopId, Program, Stmt};
 use product::Product;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -486,14 +486,9 @@ fn is_exact(program: &Program, to: DType, value: &Expr, is_reduced: bool) -> boo
             has_floats |= !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round)
         }
         expr::Node::Expr(Expr::Binary(op, ..)) => has_floats |= matches!(op, BinaryOp::Div | BinaryOp::Pow),
-        expr::Node::Expr(Expr::Cast(dtype, x)) => {
-            // A step that is written as rounded to f32 is, such as the factor of sums that become integers.
-            let rounds = match &**x {
-                Expr::Binary(..) => *dtype == DType::F32,
-                Expr::Load(b, _) => *dtype == DType::F32 && dtype_of(b) == Some(DType::I32),
-                _ => false,
-            };
-            is_exact &= is_wide(*dtype) && dtype.is_float() == to.is_float() && !rounds;
+        expr::Node::Expr(e @ Expr::Cast(dtype, _)) => {
+            let is_kept = is_wide(*dtype) && dtype.is_float() == to.is_float();
+            is_exact &= is_kept && !rounds_to_single(program, e);
         }
         expr::Node::Expr(Expr::FromIndex(_) | Expr::Select(..)) | expr::Node::Cond(_) => {}
     });
