@@ -1,10 +1,12 @@
 //! ONNX models: reading them, from a file's bytes to a [`Model`], and writing networks of our own.
 
 mod data;
+mod draft;
 mod functions;
 mod ml;
 mod other;
 mod proto;
+mod quantized;
 mod reweight;
 mod wire;
 mod write;
@@ -18,6 +20,7 @@ use crate::graph::{Declared, Dim, Graph, Model, Node, Value, ValueId};
 use crate::op::{Attribute, Attributes, Body, Import, Op, Unknown, find};
 use crate::{DType, OpError, Place, Problem, ReadError, Reason, Tensor};
 use data::{Loaded, Source};
+use draft::Draft;
 use proto::{AttributeProto, DimProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfo};
 use wire::{Budget, Message};
 
@@ -80,7 +83,14 @@ pub fn read(file: &Bytes, external: &mut External<'_>) -> Result<Model, ReadErro
 fn is_known(domain: &str, name: &str) -> bool {
     let plain = plain_domain(domain);
     let is_value = plain.is_empty() && name == "Constant";
-    is_value || find(plain, name).is_some() || functions::has(plain, name) || ml::is_known(domain, name)
+    is_value || find(plain, name).is_some() || functions::has(plain, name) || drafted_row(domain, name).is_some()
+}
+
+/// The row of an operator that becomes nodes of others.
+fn drafted_row(domain: &str, name: &str) -> Option<&'static draft::Row> {
+    let tables: [(&str, &[draft::Row]); 2] = [(ml::DOMAIN, ml::ROWS), (quantized::DOMAIN, quantized::ROWS)];
+    let (_, rows) = tables.into_iter().find(|(own, _)| *own == domain)?;
+    rows.iter().find(|row| row.name == name)
 }
 
 /// ONNX's own domain has two names.
@@ -339,8 +349,9 @@ impl<'a> Importer<'a, '_> {
             attributes.push((proto.name.to_owned(), attribute));
         }
         let attributes = Attributes::new(attributes);
-        if node.domain == ml::DOMAIN {
-            return self.of_ml(node, opsets, inputs, outputs, attributes);
+        let row = drafted_row(node.domain, node.op_type);
+        if row.is_some() || node.domain == ml::DOMAIN {
+            return self.drafted(row, node, opsets, (inputs, outputs), attributes);
         }
         if node.op_type == "Constant" && plain_domain(node.domain).is_empty() {
             let constant = attributes.constant();
@@ -415,17 +426,19 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
-    /// Puts nodes of ONNX's own operators, and ensembles of trees, in the place of one of `ai.onnx.ml`.
-    fn of_ml(
+    /// Puts nodes of known operators, such as ONNX's own, in the place of one that has a draft.
+    fn drafted(
         &mut self,
+        row: Option<&draft::Row>,
         node: &NodeProto<'a>,
         opsets: &Opsets<'a>,
-        inputs: Vec<Option<ValueId>>,
-        outputs: Vec<Option<ValueId>>,
+        (inputs, outputs): (Vec<Option<ValueId>>, Vec<Option<ValueId>>),
         attributes: Attributes,
     ) -> Result<(), ReadError> {
-        let mut draft = ml::Draft::default();
-        let ports = match draw(node, opsets, &inputs, outputs.len(), attributes, &mut draft) {
+        let mut draft = Draft::default();
+        let drawn = row.ok_or_else(not_supported);
+        let drawn = drawn.and_then(|row| draw(row, node, opsets, (&inputs, outputs.len()), attributes, &mut draft));
+        let ports = match drawn {
             Ok(ports) => ports,
             Err(reason) => {
                 self.add(node, opsets, Op::Unknown(Unknown { reason }), inputs, outputs);
@@ -439,10 +452,10 @@ impl<'a> Importer<'a, '_> {
         };
         let constants: Vec<ValueId> = (0..draft.constants.len()).map(|at| value("constant", at)).collect();
         let results: Vec<ValueId> = (0..draft.nodes.len()).map(|at| value("step", at)).collect();
-        let find = |port: &ml::Port| match *port {
-            ml::Port::Input(at) => inputs[at],
-            ml::Port::Constant(at) => Some(constants[at]),
-            ml::Port::Node(at) => Some(results[at]),
+        let find = |port: &draft::Port| match *port {
+            draft::Port::Input(at) => inputs[at],
+            draft::Port::Constant(at) => Some(constants[at]),
+            draft::Port::Node(at) => Some(results[at]),
         };
         for (&id, (tensor, texts)) in constants.iter().zip(draft.constants) {
             self.set_constant(id, tensor);
@@ -538,16 +551,15 @@ fn make_op(
     Ok(op)
 }
 
-/// Draft of the nodes that compute an operator of `ai.onnx.ml`, with its outputs.
+/// Drafts the nodes that compute an operator, and returns its outputs.
 fn draw(
+    row: &draft::Row,
     node: &NodeProto<'_>,
     opsets: &Opsets<'_>,
-    inputs: &[Option<ValueId>],
-    n_outputs: usize,
+    (inputs, n_outputs): (&[Option<ValueId>], usize),
     attributes: Attributes,
-    draft: &mut ml::Draft,
-) -> Result<Vec<ml::Port>, OpError> {
-    let row = ml::ROWS.iter().find(|row| row.name == node.op_type).ok_or_else(not_supported)?;
+    draft: &mut Draft,
+) -> Result<Vec<draft::Port>, OpError> {
     let version = version_of(node, opsets, row.since)?;
     let import = Import { version, given: given(inputs, &row.n_inputs)?, n_outputs, attributes, bodies: Vec::new() };
     let ports = (row.draw)(&import, draft)?;

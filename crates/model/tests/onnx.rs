@@ -20,6 +20,9 @@ mod numbers;
 #[path = "onnx/packed.rs"]
 mod packed;
 
+#[path = "onnx/qoperators.rs"]
+mod qoperators;
+
 #[path = "onnx/quantized.rs"]
 mod quantized;
 

@@ -9,8 +9,8 @@ use crate::error::unsupported;
 const DOMAIN: &str = "com.microsoft";
 
 /// Definitions of operators by others: `name(inputs) defaults -> outputs: statements`. An input `_` is left
-/// out, an output `_` is not computed; `@` is an attribute of the call. Unnamed attributes are 0 where they
-/// are given.
+/// out, one with `?` may be, an output `_` is not computed; `@` is an attribute of the call. Unnamed
+/// attributes are 0 where they are given.
 const FUNCTIONS: &[&str] = &[
     "Gelu(x) -> y: y = Gelu(x)",
     "QuickGelu(x) alpha=1.702 -> y: y = Swish[alpha=@alpha](x)",
@@ -71,16 +71,30 @@ const FUNCTIONS: &[&str] = &[
      d = Shape[start=3](qh); f = Cast[to=1](d); root = Sqrt(f); p = MatMul(qt, kt); scaled = Div(p, root); \
      scores = Add(scaled, more); shares = Softmax[axis=-1](scores); sums = MatMul(shares, vt); \
      turned = Transpose[perm=0 2 1 3](sums); y = Reshape(turned, together)",
-    "MatMulIntegerToFloat(a, b, sa, sb, za, zb) -> y: \
+    "MatMulIntegerToFloat(a, b, sa, sb, za?, zb?) -> y: \
      p = MatMulInteger(a, b, za, zb); f = Cast[to=1](p); s = Mul(sa, sb); y = Mul(f, s)",
-    "MatMulIntegerToFloat(a, b, sa, sb, za, zb, c) -> y: \
+    "MatMulIntegerToFloat(a, b, sa, sb, za?, zb?, c) -> y: \
      p = MatMulInteger(a, b, za, zb); f = Cast[to=1](p); s = Mul(sa, sb); t = Mul(f, s); y = Add(t, c)",
-    "DynamicQuantizeMatMul(a, b, sb, zb) -> y: \
+    "DynamicQuantizeMatMul(a, b, sb, zb?) -> y: \
      q, sa, za = DynamicQuantizeLinear(a); p = MatMulInteger(q, b, za, zb); f = Cast[to=1](p); \
      s = Mul(sa, sb); y = Mul(f, s)",
-    "DynamicQuantizeMatMul(a, b, sb, zb, c) -> y: \
+    "DynamicQuantizeMatMul(a, b, sb, zb?, c) -> y: \
      q, sa, za = DynamicQuantizeLinear(a); p = MatMulInteger(q, b, za, zb); f = Cast[to=1](p); \
      s = Mul(sa, sb); t = Mul(f, s); y = Add(t, c)",
+    "QAttention(x, w, b, sx, sw, _, zx?, zw?) num_heads=1 -> y, _: \
+     s = com.microsoft.MatMulIntegerToFloat(x, w, sx, sw, zx, zw, b); \
+     q, k, v = Split[axis=-1, num_outputs=3](s); \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads](q, k, v)",
+    "QAttention(x, w, b, sx, sw, mask, zx?, zw?) num_heads=1 mask_filter_value=-10000.0 -> y, _: \
+     s = com.microsoft.MatMulIntegerToFloat(x, w, sx, sw, zx, zw, b); \
+     q, k, v = Split[axis=-1, num_outputs=3](s); \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads, mask_filter_value=@mask_filter_value]\
+     (q, k, v, , mask)",
+    "QEmbedLayerNormalization(ids, kinds, words, places, of_kinds, g, o, _, sw, sp, sk, sg, so, zw, zp, zk, zg, zo) \
+     epsilon=1e-12 -> y, _: \
+     a = DequantizeLinear(words, sw, zw); b = DequantizeLinear(places, sp, zp); \
+     c = DequantizeLinear(of_kinds, sk, zk); d = DequantizeLinear(g, sg, zg); e = DequantizeLinear(o, so, zo); \
+     y = com.microsoft.EmbedLayerNormalization[epsilon=@epsilon](ids, kinds, a, b, c, d, e)",
 ];
 
 /// Operators of ONNX's own domain, as in [`FUNCTIONS`].
@@ -113,13 +127,19 @@ pub fn known<'a>(node: &NodeProto<'a>) -> Option<Result<FunctionProto<'a>, OpErr
     }
     let mut functions = definitions(domain, node.op_type).map(|row| read(node, row));
     let fits = |function: &FunctionProto<'_>| {
-        let is_given = |at: usize| node.inputs.get(at).is_some_and(|name| !name.is_empty());
         let n = function.inputs.len().max(node.inputs.len());
-        (0..n).all(|at| is_given(at) == function.inputs.get(at).is_some_and(|name| *name != "_"))
+        (0..n).all(|at| {
+            let is_given = node.inputs.get(at).is_some_and(|name| !name.is_empty());
+            match function.inputs.get(at) {
+                Some(name) if name.ends_with('?') => true,
+                name => is_given == name.is_some_and(|name| *name != "_"),
+            }
+        })
     };
-    let Some(function) = functions.find(fits) else {
+    let Some(mut function) = functions.find(fits) else {
         return Some(Err(unsupported!("it is not supported with these inputs")));
     };
+    function.inputs.iter_mut().for_each(|name| *name = name.trim_end_matches('?'));
     let is_named = |name: &str| function.defaults.iter().any(|default| default.name == name);
     let is_zero = |a: &AttributeProto<'_>| {
         a.int.unwrap_or(0) == 0

@@ -5,10 +5,11 @@
 mod svm;
 mod trees;
 
+use super::draft::{Draft, Port, Row, row};
 use crate::error::{invalid, unsupported};
 use crate::op::{
-    ArgReduce, Binary, Cast, Concat, Expand, Gather, Import, MatMul, Op, Reduce, ReduceKind, Reshape, Softmax,
-    SoftmaxKind, Texts, Unary, Unsqueeze, Where,
+    ArgReduce, Binary, Cast, Concat, Expand, Gather, Import, MatMul, Reduce, ReduceKind, Reshape, Softmax, SoftmaxKind,
+    Texts, Unary, Unsqueeze, Where,
 };
 use crate::{DType, OpError, Tensor};
 
@@ -16,27 +17,6 @@ use crate::{DType, OpError, Tensor};
 pub const DOMAIN: &str = "ai.onnx.ml";
 /// The newest version of the domain that is known.
 pub const NEWEST: i64 = 5;
-
-/// A row of the table of these operators.
-pub struct Row {
-    /// The operator's name.
-    pub name: &'static str,
-    /// The versions of the domain in which it changed, from the first one on.
-    pub since: &'static [i64],
-    /// Number of inputs.
-    pub n_inputs: std::ops::RangeInclusive<usize>,
-    /// Drafts the computation, and returns its outputs.
-    pub draw: fn(&Import, &mut Draft) -> Result<Vec<Port>, OpError>,
-}
-
-const fn row(
-    name: &'static str,
-    since: &'static [i64],
-    n_inputs: std::ops::RangeInclusive<usize>,
-    draw: fn(&Import, &mut Draft) -> Result<Vec<Port>, OpError>,
-) -> Row {
-    Row { name, since, n_inputs, draw }
-}
 
 /// Every operator of the domain that is supported.
 pub const ROWS: &[Row] = &[
@@ -62,42 +42,7 @@ pub const ROWS: &[Row] = &[
     }),
 ];
 
-/// Whether the domain is this one, and has an operator of this name.
-pub fn is_known(domain: &str, name: &str) -> bool {
-    domain == DOMAIN && ROWS.iter().any(|row| row.name == name)
-}
-
-/// Operand of a node of a draft.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Port {
-    /// An input of the operator.
-    Input(usize),
-    /// A constant of the draft.
-    Constant(usize),
-    /// Output of a node of the draft.
-    Node(usize),
-}
-
-/// The nodes that an operator becomes, of one output each, in their order.
-#[derive(Debug, Default)]
-pub struct Draft {
-    /// Operators with their inputs.
-    pub nodes: Vec<(Op, Vec<Port>)>,
-    /// Constants, with the strings that they index, if any.
-    pub constants: Vec<(Tensor, Option<Texts>)>,
-}
-
 impl Draft {
-    fn op(&mut self, op: impl Into<Op>, inputs: &[Port]) -> Port {
-        self.nodes.push((op.into(), inputs.to_vec()));
-        Port::Node(self.nodes.len() - 1)
-    }
-
-    fn constant(&mut self, tensor: Tensor) -> Port {
-        self.constants.push((tensor, None));
-        Port::Constant(self.constants.len() - 1)
-    }
-
     fn floats(&mut self, shape: &[usize], numbers: &[f64]) -> Port {
         self.constant(Tensor::from_floats(DType::F32, shape, numbers))
     }

@@ -2,7 +2,7 @@
 
 use super::util::{check_rank, larger, product, size, strides};
 use super::window::advance;
-use super::{Geometry, Import, Inputs, Op, Operation, Operator, Window, row};
+use super::{Geometry, Import, Inputs, Operation, Operator, Window, row};
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
@@ -49,30 +49,21 @@ pub struct MaxUnpool {
     pub window: Window,
 }
 
-fn pool(node: &Import, kind: PoolKind) -> Result<Op, OpError> {
-    let mut window = Window::import(node)?;
-    window.ceil = node.flag("ceil_mode", false)?;
-    if window.kernel.is_none() {
-        return Err(invalid!("it has no kernel_shape"));
-    }
-    Ok(Pool { kind, window }.into())
-}
-
 const MAX: PoolKind = PoolKind::Max { columns_first: false };
 const AVERAGE: PoolKind = PoolKind::Average { counts_borders: false };
 
 pub(super) const ROWS: &[Operator] = &[
     row("MaxPool", &[1, 8, 10, 11, 12, 22], 1..=1, |node| {
         let columns_first = node.version >= 8 && node.flag("storage_order", false)?;
-        pool(node, PoolKind::Max { columns_first })
+        Ok(Pool::import(node, PoolKind::Max { columns_first })?.into())
     }),
     row("AveragePool", &[1, 7, 10, 11, 19, 22], 1..=1, |node| {
         let counts_borders = node.version >= 7 && node.flag("count_include_pad", false)?;
-        pool(node, PoolKind::Average { counts_borders })
+        Ok(Pool::import(node, PoolKind::Average { counts_borders })?.into())
     }),
     row("LpPool", &[2, 11, 18, 22], 1..=1, |node| {
         let p = node.int_or("p", 2)? as f64;
-        pool(node, PoolKind::Lp { p })
+        Ok(Pool::import(node, PoolKind::Lp { p })?.into())
     }),
     row("GlobalMaxPool", &[1, 22], 1..=1, |_| Ok(GlobalPool { kind: MAX }.into())),
     row("GlobalAveragePool", &[1, 22], 1..=1, |_| Ok(GlobalPool { kind: AVERAGE }.into())),
@@ -83,6 +74,19 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Pool {
+    /// Reads the windows of a pool.
+    ///
+    /// # Errors
+    /// If an attribute is wrong, or the size of a window is missing.
+    pub fn import(node: &Import, kind: PoolKind) -> Result<Pool, OpError> {
+        let mut window = Window::import(node)?;
+        window.ceil = node.flag("ceil_mode", false)?;
+        if window.kernel.is_none() {
+            return Err(invalid!("it has no kernel_shape"));
+        }
+        Ok(Pool { kind, window })
+    }
+
     /// Places windows over an image of this shape.
     ///
     /// # Errors

@@ -236,6 +236,13 @@ fn factors(x: &Tensor, n: usize) -> Result<Vec<f64>, OpError> {
     }
 }
 
+/// Sum of products of two factors as a multiple of the result's scale, the last of the three. Each step is
+/// rounded to f32, as in the kernels that models were quantized for.
+fn multiple(sum: f64, [of_a, of_b, of_result]: [f64; 3]) -> f64 {
+    let factor = (of_a as f32 * of_b as f32) / of_result as f32;
+    f64::from(sum as f32 * factor)
+}
+
 /// Refuses factors and results of `QLinear` operators that are no integers, or have scales or zero points
 /// that do not fit.
 fn check_factors(inputs: Inputs<'_>) -> Result<(), OpError> {
@@ -267,8 +274,8 @@ impl Operation for QLinearMatMul {
         let (by_row, by_column) = (factors(inputs.tensor(1)?, m)?, factors(inputs.tensor(4)?, n)?);
         let (scale, zero) = (factors(inputs.tensor(6)?, 1)?[0], factors(inputs.tensor(7)?, 1)?[0]);
         for (at, x) in numbers.iter_mut().enumerate() {
-            let factor = by_row[at / n % m] * by_column[at % n] / scale;
-            *x = saturated((*x * factor).round_ties_even() + zero, ty.dtype);
+            let scales = [by_row[at / n % m], by_column[at % n], scale];
+            *x = saturated(multiple(*x, scales).round_ties_even() + zero, ty.dtype);
         }
         Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &numbers)])
     }
@@ -298,8 +305,8 @@ impl Operation for QLinearConv {
         let (of_image, of_weights) = (factors(inputs.tensor(1)?, 1)?[0], factors(inputs.tensor(4)?, shape.m)?);
         let (scale, zero) = (factors(inputs.tensor(6)?, 1)?[0], factors(inputs.tensor(7)?, 1)?[0]);
         for (at, x) in numbers.iter_mut().enumerate() {
-            let factor = of_image * of_weights[at / places % shape.m] / scale;
-            *x = saturated((*x * factor).round_ties_even() + zero, ty.dtype);
+            let scales = [of_image, of_weights[at / places % shape.m], scale];
+            *x = saturated(multiple(*x, scales).round_ties_even() + zero, ty.dtype);
         }
         Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &numbers)])
     }

@@ -1,0 +1,156 @@
+//! Operators of quantized tensors that ONNX Runtime adds, which its quantizer writes in the form `QOperator`.
+//!
+//! Each becomes an operator of numbers between `DequantizeLinear` and `QuantizeLinear`, [`QGemm`](gemm) one
+//! of integers. Products are ONNX Runtime's to the last bit; of the others, some of its kernels round once more
+//! or once less, and differ by a step where that matters.
+
+use super::draft::{Draft, Port, Row, row};
+use crate::error::{invalid, unsupported};
+use crate::op::{
+    Binary, Cast, Concat, Conv, DequantizeLinear, GlobalPool, Import, MatMulInteger, Op, Pool, PoolKind, QLinearConv,
+    QuantizeLinear, Reduce, ReduceKind, Scaling, Softmax, SoftmaxKind, Transpose, Unary, Where,
+};
+use crate::{DType, OpError, Tensor};
+
+/// The domain of these operators.
+pub const DOMAIN: &str = "com.microsoft";
+
+/// Every such operator that is supported.
+pub const ROWS: &[Row] = &[
+    row("QGemm", &[1], 6..=9, gemm),
+    row("QLinearAdd", &[1], 7..=8, |node, draft| pair(node, draft, Binary::Add)),
+    row("QLinearAveragePool", &[1], 4..=5, |node, draft| {
+        rows_first(node)?;
+        let counts_borders = node.flag("count_include_pad", false)?;
+        one(node, draft, Pool::import(node, PoolKind::Average { counts_borders })?)
+    }),
+    row("QLinearConcat", &[1], 5..=usize::MAX, concat),
+    row("QLinearConv", &[1], 8..=9, |node, draft| {
+        rows_first(node)?;
+        let conv = QLinearConv(Conv::import(node)?);
+        let mut inputs: Vec<Port> = (0..8).map(|at| required(node, at)).collect::<Result<_, _>>()?;
+        inputs.extend(node.has_input(8).then_some(Port::Input(8)));
+        Ok(vec![draft.op(conv, &inputs)])
+    }),
+    row("QLinearGlobalAveragePool", &[1], 4..=5, |node, draft| {
+        rows_first(node)?;
+        one(node, draft, GlobalPool { kind: PoolKind::Average { counts_borders: false } })
+    }),
+    row("QLinearLeakyRelu", &[1], 4..=5, |node, draft| {
+        one(node, draft, Unary::LeakyRelu { alpha: node.float_or("alpha", 0.01)? })
+    }),
+    row("QLinearMul", &[1], 7..=8, |node, draft| pair(node, draft, Binary::Mul)),
+    row("QLinearReduceMean", &[1], 4..=5, |node, draft| {
+        let axes = node.ints("axes")?.filter(|axes| !axes.is_empty());
+        let keeps_dims = node.flag("keepdims", true)?;
+        one(node, draft, Reduce { kind: ReduceKind::Mean, axes, keeps_dims, none_is_none: false })
+    }),
+    row("QLinearSigmoid", &[1], 4..=5, |node, draft| one(node, draft, Unary::Sigmoid)),
+    row("QLinearSoftmax", &[1], 4..=5, |node, draft| {
+        let is_flat = node.int_or("opset", 13)? < 13;
+        let axis = node.int_or("axis", if is_flat { 1 } else { -1 })?;
+        one(node, draft, Softmax { kind: SoftmaxKind::Soft, axis, is_flat })
+    }),
+    row("QLinearWhere", &[1], 8..=9, |node, draft| {
+        let (x, y) = (dequantized(node, draft, 1)?, dequantized(node, draft, 4)?);
+        let chosen = draft.op(Where, &[Port::Input(0), x, y]);
+        quantized(node, draft, chosen, 7, 1)
+    }),
+];
+
+/// One scale and zero point for a whole tensor, or as many as the tensor has columns.
+const SCALING: Scaling = Scaling { axis: 1, block: 0, dtype: None };
+
+/// Refuses images whose channels come last, which ONNX Runtime's optimizer writes and its quantizer does not.
+fn rows_first(node: &Import) -> Result<(), OpError> {
+    match node.flag("channels_last", false)? {
+        false => Ok(()),
+        true => Err(unsupported!(
+            "images whose channels come last are not supported (give the model that ONNX \
+                                  Runtime has not optimized)"
+        )),
+    }
+}
+
+fn required(node: &Import, at: usize) -> Result<Port, OpError> {
+    match node.has_input(at) {
+        true => Ok(Port::Input(at)),
+        false => Err(invalid!("its input {} is missing", at + 1)),
+    }
+}
+
+/// Numbers of an input that its scale and zero point follow.
+fn dequantized(node: &Import, draft: &mut Draft, at: usize) -> Result<Port, OpError> {
+    let mut inputs = vec![required(node, at)?, required(node, at + 1)?];
+    inputs.extend(node.has_input(at + 2).then_some(Port::Input(at + 2)));
+    Ok(draft.op(DequantizeLinear(SCALING), &inputs))
+}
+
+/// Numbers quantized by the scale that is input `at` and the zero point behind it; without one, the result
+/// has the type of input `like`.
+fn quantized(node: &Import, draft: &mut Draft, x: Port, at: usize, like: usize) -> Result<Vec<Port>, OpError> {
+    let scale = required(node, at)?;
+    let zero = match node.has_input(at + 1) {
+        true => Port::Input(at + 1),
+        false => {
+            let zero = draft.constant(Tensor::scalar(DType::F32, 0.0));
+            draft.op(Cast { to: None }, &[zero, Port::Input(like)])
+        }
+    };
+    Ok(vec![draft.op(QuantizeLinear(SCALING), &[x, scale, zero])])
+}
+
+/// An operator of one tensor.
+fn one(node: &Import, draft: &mut Draft, op: impl Into<Op>) -> Result<Vec<Port>, OpError> {
+    let x = dequantized(node, draft, 0)?;
+    let y = draft.op(op, &[x]);
+    quantized(node, draft, y, 3, 0)
+}
+
+/// An operator of two tensors.
+fn pair(node: &Import, draft: &mut Draft, op: Binary) -> Result<Vec<Port>, OpError> {
+    let (a, b) = (dequantized(node, draft, 0)?, dequantized(node, draft, 3)?);
+    let y = draft.op(op, &[a, b]);
+    quantized(node, draft, y, 6, 0)
+}
+
+/// Scale and zero point of the result, and tensors with theirs.
+fn concat(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
+    let axis = node.int("axis")?.ok_or_else(|| invalid!("it has no axis"))?;
+    let n = node.given.len();
+    if n % 3 != 2 {
+        return Err(invalid!("it has {n} inputs: scale, zero point and three for each tensor are needed"));
+    }
+    let parts: Vec<Port> = (2..n).step_by(3).map(|at| dequantized(node, draft, at)).collect::<Result<_, _>>()?;
+    let joined = draft.op(Concat { axis }, &parts);
+    quantized(node, draft, joined, 0, 2)
+}
+
+/// `alpha · A · B + C`, whose sums are integers, as C is; numbers where no scale of the result is given.
+fn gemm(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
+    let alpha = node.float_or("alpha", 1.0)?;
+    let mut factors = [required(node, 0)?, required(node, 3)?];
+    for (factor, name) in factors.iter_mut().zip(["transA", "transB"]) {
+        if node.flag(name, false)? {
+            *factor = draft.op(Transpose { order: None }, &[*factor]);
+        }
+    }
+    let zeros = [required(node, 2)?, required(node, 5)?];
+    let mut sums = draft.op(MatMulInteger, &[factors[0], factors[1], zeros[0], zeros[1]]);
+    if node.has_input(6) {
+        sums = draft.op(Binary::Add, &[sums, Port::Input(6)]);
+    }
+    let sums = draft.op(Cast { to: Some(DType::F32) }, &[sums]);
+    // In this order, in f32, as ONNX Runtime multiplies them.
+    let alpha = draft.constant(Tensor::scalar(DType::F32, alpha));
+    let scale = draft.op(Binary::Mul, &[alpha, required(node, 1)?]);
+    let mut scale = draft.op(Binary::Mul, &[scale, required(node, 4)?]);
+    if !node.has_input(7) {
+        return Ok(vec![draft.op(Binary::Mul, &[sums, scale])]);
+    }
+    scale = draft.op(Binary::Div, &[scale, Port::Input(7)]);
+    let multiples = draft.op(Binary::Mul, &[sums, scale]);
+    let one = draft.constant(Tensor::scalar(DType::F32, 1.0));
+    let zero = required(node, 8)?;
+    Ok(vec![draft.op(QuantizeLinear(SCALING), &[multiples, one, zero])])
+}
