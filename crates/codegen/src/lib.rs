@@ -641,7 +641,7 @@ impl Kernel {
     ///
     /// # Panics
     /// If the number of buffers is not the program's.
-    pub unsafe fn run_part(&self, part: Part, buffers: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
+    pub unsafe fn run_part(&self, part: Part, sizes: &[i64], buffers: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
         assert_eq!(buffers.len(), self.n_arguments + self.kept_bytes.len(), "number of buffers");
         let entry = match part {
             Part::Prepare => self.prepare,
@@ -651,8 +651,12 @@ impl Kernel {
                 None => return,
             },
         };
-        assert!(self.sizes.is_empty(), "a model's kernels have no open sizes");
+        if part == Part::Body {
+            assert_eq!(sizes.len(), self.sizes.len(), "number of open sizes");
+            let is_value = |(size, value): (&OpenSize, &i64)| size.steps_to(*value).is_some();
+            assert!(self.sizes.iter().zip(sizes).all(is_value), "{sizes:?} are values of {:?}", self.sizes);
+        }
         // SAFETY: as promised by the caller; the code lives as long as `self`.
-        unsafe { entry(buffers.as_ptr(), scratch, runtime, std::ptr::null()) }
+        unsafe { entry(buffers.as_ptr(), scratch, runtime, sizes.as_ptr()) }
     }
 }

@@ -10,16 +10,17 @@ use tilewright_device::mapped;
 use tilewright_graph::op::{Fact, Inputs};
 use tilewright_graph::{Op, Tensor};
 use tilewright_ir::op::Workload;
-use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu};
+use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu, repeat};
 use tilewright_runtime::gpu::GPU_LINE;
 use tilewright_runtime::{
-    self as runtime, AnyModel, Block, Constant, GpuModel, Guard, Memory, Model, Place, Plan, Slice, Work, on_all_cores,
-    plan_memory,
+    self as runtime, AnyModel, Block, Constant, GpuModel, Guard, Memory, Model, Place, Plan, Size, Slice, Work,
+    on_all_cores, plan_memory,
 };
 
 use crate::branches::{Condition, conditions};
 use crate::fuse::{Fused, Kernel, Step, Steps};
 use crate::net::{Kind, Net, Node, ValueId};
+use crate::open::OpenError;
 use crate::place::{Location, Places};
 
 /// Reason why a model has no code.
@@ -38,6 +39,15 @@ pub enum CompileError {
     Layouts {
         /// Reason.
         why: String,
+    },
+    /// A dimension cannot be open.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A GPU's kernels have no open sizes.
+    #[error("{name} cannot be open on a GPU (give a number)")]
+    OpenOnGpu {
+        /// Name of the dimension.
+        name: String,
     },
     /// A tensor is of a type that runs do not have.
     #[error("`{name}` has elements of type {dtype}, which models do not run with")]
@@ -135,9 +145,12 @@ fn compiled(
     let refuse = |workload: &str, why: String| CompileError::Kernel { workload: workload.to_owned(), why };
     for (step, _) in fused.each() {
         let Step::Kernel(kernel) = step else { continue };
-        let text = kernel.workload.to_string();
+        let text = kernel.code_name();
         if !numbers.contains_key(&text) {
-            let program = schedule(&kernel.workload).map_err(|why| refuse(&text, why))?;
+            let mut program = schedule(&kernel.workload).map_err(|why| refuse(&text, why))?;
+            if let Some((_, range, along)) = kernel.open.as_ref().and_then(|open| open.each.as_ref()) {
+                program = repeat(program, "each", *range, along);
+            }
             numbers.insert(text.clone(), programs.len());
             programs.push((text, program));
         }
@@ -267,7 +280,7 @@ impl<'a> Job<'a> {
         Job {
             fused,
             places,
-            plan: Plan::default(),
+            plan: Plan { dim: fused.open.as_ref().map(|open| open.dim.clone()), ..Plan::default() },
             line,
             memory: Memory::default(),
             tensors: HashMap::new(),
@@ -291,7 +304,7 @@ impl<'a> Job<'a> {
                 let from = self.slice(copy.from)?;
                 let whole = self.slice(copy.to)?;
                 let to = Slice { offset: whole.offset + copy.offset, n_bytes: from.n_bytes, ..whole };
-                self.copy(from, to);
+                self.copy(from, to, None);
             }
             self.guard = self.guard_of(&conditions[at])?;
             match step {
@@ -321,8 +334,11 @@ impl<'a> Job<'a> {
             let shape = value.ty().shape;
             let name = self.fused.net.value(self.fused.net.outputs[copy.offset]).name.clone();
             let to = self.plan.tensor(name, dtype, &shape, Place::Output(copy.offset));
+            self.plan.tensors[to].open = self.open_axis(copy.from);
+            let row = |(axis, size): (usize, Size)| (size, from.n_bytes / shape[axis].max(1));
+            let rows = self.open_axis(copy.from).map(row);
             let to = self.plan.whole(to);
-            self.copy(from, to);
+            self.copy(from, to, rows);
         }
         Ok(self)
     }
@@ -342,9 +358,9 @@ impl<'a> Job<'a> {
     }
 
     /// A copy, where there is anything to copy.
-    fn copy(&mut self, from: Slice, to: Slice) {
+    fn copy(&mut self, from: Slice, to: Slice, rows: Option<(Size, usize)>) {
         if from.n_bytes > 0 {
-            self.push("copy", Work::Copy { from, to }, None);
+            self.push("copy", Work::Copy { from, to, rows }, None);
         }
     }
 
@@ -365,16 +381,26 @@ impl<'a> Job<'a> {
                 let dtype = dtype_of(&self.fused.net, named)?;
                 let value = self.fused.net.value(named);
                 let tensor = self.plan.tensor(value.name.clone(), dtype, &value.ty().shape, Place::Output(*output));
+                self.plan.tensors[tensor].open = self.open_axis(named);
                 self.tensors.insert(id, tensor);
             }
         }
         Ok(())
     }
 
+    /// First open dimension of a value.
+    fn open_axis(&self, id: ValueId) -> Option<(usize, Size)> {
+        let axes = self.fused.open.as_ref()?.axes.get(id.0)?;
+        axes.iter().enumerate().find_map(|(axis, size)| Some((axis, (*size)?)))
+    }
+
     fn tensor(&mut self, id: ValueId, place: Place) -> Result<usize, CompileError> {
         let dtype = dtype_of(&self.fused.net, id)?;
         let value = self.fused.net.value(id);
         let tensor = self.plan.tensor(value.name.clone(), dtype, &value.ty().shape, place);
+        if matches!(place, Place::Input(_)) {
+            self.plan.tensors[tensor].open = self.open_axis(id);
+        }
         self.tensors.insert(id, tensor);
         Ok(tensor)
     }
@@ -433,7 +459,7 @@ impl<'a> Job<'a> {
 
     /// The number of a kernel's code.
     fn number(&self, kernel: &Kernel) -> usize {
-        self.kernels.0[&kernel.workload.to_string()]
+        self.kernels.0[&kernel.code_name()]
     }
 
     fn kernel(&mut self, kernel: &Kernel, number: usize) -> Result<Work, CompileError> {
@@ -445,7 +471,8 @@ impl<'a> Job<'a> {
             kernel.inputs.iter().copied().filter(|id| self.fused.net.value(*id).constant.is_some()).collect();
         if let Some(kept) = self.prepared.get(&(number, known.clone())) {
             let kept = kept.clone();
-            return Ok(Work::Kernel { kernel: number, arguments, kept, parts: vec![Part::Body], all_threads: true });
+            let (parts, sizes) = (vec![Part::Body], kernel.sizes());
+            return Ok(Work::Kernel { kernel: number, arguments, kept, parts, all_threads: true, sizes });
         }
         let mut slices = Vec::with_capacity(kept.len());
         for (name, dtype, shape) in kept {
@@ -456,7 +483,8 @@ impl<'a> Job<'a> {
             slices.push(self.plan.whole(tensor));
         }
         self.prepared.insert((number, known), slices.clone());
-        Ok(Work::Kernel { kernel: number, arguments, kept: slices, parts: vec![Part::Body], all_threads: true })
+        let (parts, sizes) = (vec![Part::Body], kernel.sizes());
+        Ok(Work::Kernel { kernel: number, arguments, kept: slices, parts, all_threads: true, sizes })
     }
 
     /// Work of a step that is not a kernel.

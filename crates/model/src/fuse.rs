@@ -5,13 +5,15 @@ use std::collections::HashMap;
 
 use tilewright_graph::{Graph, with_both_branches};
 use tilewright_ir::expr::{Cond, ReduceOp, Subscript};
-use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, StageSpec, Workload, WorkloadError};
-use tilewright_ir::{BufferId, DType, Expr, Index, Role, Target};
+use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, Range, StageSpec, Workload, WorkloadError};
+use tilewright_ir::{BufferId, DType, Expr, Index, LoopId, OpenSize, Program, Role, Stmt, Target};
+use tilewright_runtime::Size;
 
 use crate::epilogue::{self, Operations};
 use crate::halves::widened;
 use crate::import::import;
 use crate::net::{AsHeads, Convolution, Kind, Net, Node, Read, Sequence, Track, ValueId, Windows};
+use crate::open::OpenNet;
 use crate::quantized::epilogue::{closing, example, may_close, opening, padding, types_of};
 use crate::quantized::graph::{has_dots, in_bytes};
 use crate::scalar::{self, cost, input};
@@ -33,6 +35,37 @@ pub struct Kernel {
     pub(crate) members: Vec<usize>,
     /// Block of adjacent channels of its output.
     pub block: i64,
+    /// Block of adjacent channels of a nest's images, or of those that a conversion makes or takes; 1 where
+    /// all lie plain.
+    pub(crate) in_blocks: i64,
+    /// Sizes that runs say, where the model has an open dimension that the kernel depends on.
+    pub(crate) open: Option<Box<Open>>,
+}
+
+/// Sizes of a kernel that runs say.
+#[derive(Debug, Clone)]
+pub(crate) struct Open {
+    /// Sizes of the workload's own, in its order.
+    pub(crate) sizes: Vec<Size>,
+    /// Number of times that the workload's kernel runs, one behind the other, and the range of that; which of
+    /// the arguments are further along each time.
+    pub(crate) each: Option<(Size, Range, Vec<bool>)>,
+}
+
+impl Kernel {
+    /// Text that kernels with the same code share.
+    pub(crate) fn code_name(&self) -> String {
+        match self.open.as_ref().and_then(|open| open.each.as_ref()) {
+            None => self.workload.to_string(),
+            Some((_, range, along)) => format!("{} each={range} {along:?}", self.workload),
+        }
+    }
+
+    /// Sizes of its code, in order.
+    pub(crate) fn sizes(&self) -> Vec<Size> {
+        let each = |open: &Open| open.sizes.iter().copied().chain(open.each.as_ref().map(|(size, ..)| *size)).collect();
+        self.open.as_ref().map_or(Vec::new(), |open| each(open))
+    }
 }
 
 /// Step of a run.
@@ -104,6 +137,8 @@ pub struct Fused {
     pub net: Net,
     /// Steps of a run.
     pub steps: Vec<Step>,
+    /// Dimension of which runs say a size; the net is then that of the largest.
+    pub open: Option<OpenNet>,
 }
 
 impl Fused {
@@ -115,6 +150,9 @@ impl Fused {
         for (step, times) in self.each() {
             if let Step::Kernel(kernel) = step {
                 let task = kernel.workload.representative();
+                if !task.has_members_of_one_answer() {
+                    continue;
+                }
                 let place = *places.entry(task.to_string()).or_insert(tasks.len());
                 match tasks.get_mut(place) {
                     Some((_, n)) => *n += times,
@@ -195,14 +233,14 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
             },
         });
     }
-    Ok(Fused { net, steps })
+    Ok(Fused { net, steps, open: None })
 }
 
 /// The steps of a sequence, whose values become values of the net around it.
 fn steps_of(net: &mut Net, node: &Node, sequence: &Sequence) -> Result<Steps, WorkloadError> {
     let mut body = sequence.body.clone();
     simplify(&mut body);
-    let Fused { net: body, steps } = fuse(body)?;
+    let Fused { net: body, steps, .. } = fuse(body)?;
     let mut ids = Vec::with_capacity(body.values.len());
     for (at, value) in body.values.iter().enumerate() {
         let known = sequence.constants.iter().find(|(own, _)| own.0 == at).map(|(_, outer)| *outer);
@@ -561,7 +599,8 @@ fn anchored(
     let known = workload.operator().constants;
     constants.retain(|name| !names.contains(&name.as_str()) || known.contains(&name.as_str()));
     let workload = workload.with_constants(constants)?;
-    Ok(Kernel { workload, inputs, output: node.output(), origin: node.origin.clone(), members: Vec::new(), block: 1 })
+    let (output, origin, members) = (node.output(), node.origin.clone(), Vec::new());
+    Ok(Kernel { workload, inputs, output, origin, members, block: 1, in_blocks: 1, open: None })
 }
 
 fn convolution(
@@ -823,10 +862,25 @@ struct Builder<'a> {
     is_of_one_type: bool,
     /// Function for the block of adjacent channels of a value.
     block_of: &'a dyn Fn(ValueId) -> i64,
+    /// Function for what runs say of a dimension of a value.
+    open: &'a dyn Fn(ValueId, usize) -> Option<(Size, Range)>,
+    /// Loops along such dimensions.
+    ends: Vec<OpenLoop>,
 }
 
 /// Makes a nest; `block_of` tells the block of adjacent channels of each image.
 pub(crate) fn nest(net: &Net, members: &[usize], block_of: &dyn Fn(ValueId) -> i64) -> Result<Kernel, WorkloadError> {
+    Ok(open_nest(net, members, block_of, &|_, _| None)?.0)
+}
+
+/// Makes a nest as [`nest`] does, of values some of whose dimensions are as long as runs say, at most as in
+/// the net: `open` tells which, with the range. Returns the sizes that are then the workload's, in its order.
+pub(crate) fn open_nest(
+    net: &Net,
+    members: &[usize],
+    block_of: &dyn Fn(ValueId) -> i64,
+    open: &dyn Fn(ValueId, usize) -> Option<(Size, Range)>,
+) -> Result<(Kernel, Vec<Size>), WorkloadError> {
     let nodes: Vec<&Node> = members.iter().map(|&at| &net.nodes[at]).collect();
     let root = *nodes.last().expect("a nest has a node");
     let producers: Vec<(ValueId, usize)> = nodes.iter().zip(members).map(|(node, &at)| (node.output(), at)).collect();
@@ -850,7 +904,8 @@ pub(crate) fn nest(net: &Net, members: &[usize], block_of: &dyn Fn(ValueId) -> i
     let buffers = inputs.iter().enumerate().map(of_input).collect();
     let all = || nodes.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
     let is_of_one_type = all().all(|id| dtype_of(*id) == dtype_of(root.output())) && net.stays(root.output());
-    let mut builder = Builder { net, program: Some(program), producers, buffers, is_of_one_type, block_of };
+    let ends = Vec::new();
+    let mut builder = Builder { net, program: Some(program), producers, buffers, is_of_one_type, block_of, open, ends };
     for (at, node) in nodes.iter().enumerate() {
         let is_root = at + 1 == nodes.len();
         if is_root || is_staged(net, node, &nodes) {
@@ -859,9 +914,77 @@ pub(crate) fn nest(net: &Net, members: &[usize], block_of: &dyn Fn(ValueId) -> i
     }
     let origin = nodes.iter().map(|node| node.origin.clone()).reduce(|a, b| joined(&a, &b)).unwrap_or_default();
     let program = builder.program.expect("it is there between stages").finish();
+    let (program, sizes) = with_open_loops(program, builder.ends);
     let workload = Workload::nest(program)?;
     let (output, members, block) = (root.output(), members.to_vec(), block_of(root.output()));
-    Ok(Kernel { workload, inputs, output, origin, members, block })
+    Ok((Kernel { workload, inputs, output, origin, members, block, in_blocks: 1, open: None }, sizes))
+}
+
+/// A loop that runs as far as a run says.
+struct OpenLoop {
+    name: String,
+    size: Size,
+    range: Range,
+    /// Multiple of iterations that run: those beyond the size leave what they combine as it is.
+    multiple: i64,
+}
+
+/// Iterations of an open reduction along contiguous elements that run at a time, at most and at least: whole
+/// vectors, so that their lanes can be parts of one result.
+const MOST_AT_ONCE: i64 = 64;
+const LEAST_AT_ONCE: i64 = 16;
+
+/// The multiple of iterations that an open reduction runs, where the largest size is such a multiple.
+fn at_once(range: Range) -> i64 {
+    let halved = std::iter::successors(Some(MOST_AT_ONCE), |n| (*n > LEAST_AT_ONCE).then_some(n / 2));
+    halved.into_iter().find(|n| range.most % n == 0).unwrap_or(1)
+}
+
+/// Has loops of a program run as far as runs say; the sizes, in the program's order.
+fn with_open_loops(mut program: Program, ends: Vec<OpenLoop>) -> (Program, Vec<Size>) {
+    /// Extents of loops, and where what they combine ends.
+    type Ends = HashMap<LoopId, (Index, Option<Index>)>;
+    fn run_to(block: &mut [Stmt], ends: &Ends, inside: &Cond) {
+        for stmt in block {
+            let mut inside = inside.clone();
+            if let Stmt::For(l) = stmt
+                && let Some((extent, end)) = ends.get(&l.var)
+            {
+                l.extent = extent.clone();
+                inside = end.iter().fold(inside, |inside, end| inside.and(Cond::Lt(l.var.into(), end.clone())));
+            }
+            if let (Stmt::Update { op, value, .. }, true) = (&mut *stmt, inside != Cond::True) {
+                let own = std::mem::replace(value, Expr::Const(0.0));
+                *value = Expr::Select(Box::new(inside.clone()), Box::new(own), Box::new(Expr::Const(op.identity())));
+            }
+            stmt.blocks_mut().for_each(|inner| run_to(inner, ends, &inside));
+        }
+    }
+    let mut sizes: Vec<Size> = Vec::new();
+    let mut extent = |program: &mut Program, size: Size, Range { least, most, step }: Range| {
+        let at = sizes.iter().position(|known| *known == size).unwrap_or_else(|| {
+            let name = format!("s{}", sizes.len());
+            let var = program.add_loop(format!("{name}.steps"));
+            program.sizes.push(OpenSize { name, var, least, step, n_values: (most - least) / step + 1 });
+            sizes.push(size);
+            sizes.len() - 1
+        });
+        program.sizes[at].index()
+    };
+    let mut found = Ends::new();
+    for OpenLoop { name, size, range, multiple } in ends {
+        let Some(var) = program.find_loop(&name) else { continue };
+        let end = extent(&mut program, size, range);
+        if multiple == 1 {
+            found.insert(var, (end, None));
+            continue;
+        }
+        let least = (range.least + multiple - 1) / multiple * multiple;
+        let whole = extent(&mut program, Size { multiple, ..size }, Range { least, step: multiple, ..range });
+        found.insert(var, (whole, Some(end)));
+    }
+    run_to(&mut program.body, &found, &Cond::True);
+    (program, sizes)
 }
 
 /// Shape in memory, with one dimension at least; of images with blocks of `block` adjacent channels.
@@ -930,6 +1053,20 @@ impl Builder<'_> {
             _ => (None, Vec::new()),
         };
         let inner_names: Vec<String> = (0..reduced.len()).map(|d| format!("{}r{d}", name.to_lowercase())).collect();
+        let open = self.open;
+        let of_axes = names.iter().enumerate().filter_map(|(d, name)| Some((name, open(node.output(), d)?, 1)));
+        let of_inner = inner_names.iter().zip(&reduced);
+        let of_inner = of_inner.filter_map(|(name, (d, _))| match node.kind {
+            Kind::Reduce(..) => {
+                let (size, range) = open(node.input(0), *d)?;
+                let is_last = d + 1 == self.net.shape(node.input(0)).len();
+                Some((name, (size, range), if is_last { at_once(range) } else { 1 }))
+            }
+            _ => None,
+        });
+        let end =
+            |(name, (size, range), multiple): (&String, _, _)| OpenLoop { name: name.clone(), size, range, multiple };
+        let ends: Vec<OpenLoop> = of_axes.chain(of_inner).map(end).collect();
         let inner: Vec<(&str, i64)> =
             inner_names.iter().map(String::as_str).zip(reduced.iter().map(|(_, n)| *n)).collect();
         let value = |vars: &[Index]| -> Expr {
@@ -953,6 +1090,7 @@ impl Builder<'_> {
         program.set_dtype(this.net.element_type(node.output()).expect("nests are of types that have code"));
         let buffer = program.stage(spec, value);
         self.program = Some(program);
+        self.ends.extend(ends);
         self.buffers.push((node.output(), buffer));
     }
 

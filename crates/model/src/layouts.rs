@@ -62,8 +62,8 @@ impl Fused {
             };
             ways.push(way);
         }
-        let Fused { net, steps } = self;
-        let mut out = Fused { net, steps: Vec::new() };
+        let Fused { net, steps, open } = self;
+        let mut out = Fused { net, steps: Vec::new(), open };
         // What is converted, by what it is and whether that is to blocks.
         let mut converted: HashMap<(ValueId, bool), ValueId> = HashMap::new();
         for (step, way) in steps.into_iter().zip(ways) {
@@ -258,16 +258,20 @@ impl Images {
                 Ok(Kernel { workload, block: sides[1], ..kernel.clone() })
             }
             Structure::Nest(_) if way.input => {
-                let block_of = |id: ValueId| {
-                    let is_image = is_image(net, id, self.block) && net.value(id).constant.is_none();
-                    let is_alike = in_one_element(net, id) && net.shape(id)[1] % self.block == 0;
-                    blocks(is_image || is_alike)
-                };
-                nest(net, &kernel.members, &block_of)
+                let in_blocks = self.block;
+                let made = nest(net, &kernel.members, &|id| block_of(net, id, in_blocks))?;
+                Ok(Kernel { in_blocks, ..made })
             }
             Structure::Nest(_) | Structure::Contraction(_) => Ok(kernel.clone()),
         }
     }
+}
+
+/// Block of adjacent channels of a value that a nest in blocks reads or writes.
+pub(crate) fn block_of(net: &Net, id: ValueId, block: i64) -> i64 {
+    let is_image = is_image(net, id, block) && net.value(id).constant.is_none();
+    let is_alike = in_one_element(net, id) && net.shape(id)[1] % block == 0;
+    if is_image || is_alike { block } else { 1 }
 }
 
 /// Whether a value has one element a channel.
@@ -299,12 +303,18 @@ fn conversion(net: &mut Net, from: ValueId, block: i64, to_blocks: bool) -> Resu
     let output = net.add_value(&format!("{}.{layout}", value.name), value.dtype, &value.shape);
     let dtype = net.element_type(from).expect("images are of types that have code");
     let workload = conversion_of(dtype, &value.shape, block, to_blocks)?;
+    let in_blocks = block;
     let block = if to_blocks { block } else { 1 };
-    Ok(Kernel { workload, inputs: vec![from], output, origin, members: Vec::new(), block })
+    Ok(Kernel { workload, inputs: vec![from], output, origin, members: Vec::new(), block, in_blocks, open: None })
 }
 
 /// The workload of a conversion.
-fn conversion_of(dtype: DType, shape: &[i64], block: i64, to_blocks: bool) -> Result<Workload, WorkloadError> {
+pub(crate) fn conversion_of(
+    dtype: DType,
+    shape: &[i64],
+    block: i64,
+    to_blocks: bool,
+) -> Result<Workload, WorkloadError> {
     let blocked = in_memory(shape, block);
     let [n, blocks, h, w, c] = blocked[..] else { unreachable!("an image has four dimensions") };
     let plain = [n, blocks, c, h, w];

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tilewright::{Cache, NO_CACHE};
 use tilewright_device::gpu::{GpuContext, GpuError};
 use tilewright_graph::{Tensor, TensorType, Value};
-use tilewright_runtime::{Aligned, AnyModel, Context, Threads};
+use tilewright_runtime::{self as runtime, Aligned, AnyModel, Context, Place, Threads};
 use tilewright_search::Timing;
 
 use crate::compile::Compiled;
@@ -36,8 +36,33 @@ pub enum RunError {
 /// A model with memory and threads, or a GPU, to run it.
 pub struct Runner {
     context: On,
-    inputs: Vec<(String, TensorType, Aligned)>,
-    outputs: Vec<(String, TensorType, Aligned)>,
+    inputs: Vec<Port>,
+    outputs: Vec<Port>,
+}
+
+/// An input or output with memory for the largest size of an open dimension.
+struct Port {
+    name: String,
+    /// Type at the size of the next run.
+    ty: TensorType,
+    /// Tensor of the plan that it is.
+    tensor: Option<runtime::Tensor>,
+    memory: Aligned,
+}
+
+impl Port {
+    fn n_bytes(&self) -> usize {
+        self.ty.checked_bytes().expect("invariant: it is in memory")
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.memory.bytes()[..self.n_bytes()]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let n_bytes = self.n_bytes();
+        &mut self.memory.bytes_mut()[..n_bytes]
+    }
 }
 
 /// Execution context of a run.
@@ -60,15 +85,18 @@ impl Runner {
     /// # Errors
     /// As [`Runner::new`].
     pub fn cached(compiled: &Compiled, threads: &Threads, cache: &Cache) -> Result<Runner, RunError> {
-        let net = &compiled.fused.net;
-        let ports = |ids: &[crate::ValueId]| -> Result<Vec<(String, TensorType, Aligned)>, RunError> {
-            let port = |id: &crate::ValueId| {
+        let (net, plan) = (&compiled.fused.net, compiled.model.plan());
+        let ports = |ids: &[crate::ValueId], place: fn(usize) -> Place| -> Result<Vec<Port>, RunError> {
+            let tensors = plan.ports(place);
+            let port = |(at, id): (usize, &crate::ValueId)| {
                 let value = net.value(*id);
-                Ok((value.name.clone(), value.ty(), Aligned::new(value.n_bytes())?))
+                let tensor = tensors.get(at).map(|tensor| plan.tensors[*tensor].clone());
+                let (name, ty, memory) = (value.name.clone(), value.ty(), Aligned::new(value.n_bytes())?);
+                Ok(Port { name, ty, tensor, memory })
             };
-            ids.iter().map(port).collect()
+            ids.iter().enumerate().map(port).collect()
         };
-        let (inputs, outputs) = (ports(&net.inputs)?, ports(&net.outputs)?);
+        let (inputs, outputs) = (ports(&net.inputs, Place::Input)?, ports(&net.outputs, Place::Output)?);
         let context = match &compiled.model {
             AnyModel::Cpu(model) => On::Cpu(Context::new(model, threads)?),
             AnyModel::Gpu(model) => On::Gpu(GpuContext::new(model, cache)?),
@@ -78,7 +106,27 @@ impl Runner {
 
     /// Names and types of the inputs.
     pub fn inputs(&self) -> impl Iterator<Item = (&str, &TensorType)> {
-        self.inputs.iter().map(|(name, ty, _)| (name.as_str(), ty))
+        self.inputs.iter().map(|port| (port.name.as_str(), &port.ty))
+    }
+
+    /// Sets the size of the model's open dimension for what is set and run from now on; until then it is the
+    /// largest.
+    ///
+    /// # Errors
+    /// If there is no such dimension, or that no such size.
+    pub fn set_dim(&mut self, name: &str, size: i64) -> Result<(), RunError> {
+        match &mut self.context {
+            On::Cpu(context) => context.set_dim(name, size)?,
+            On::Gpu(_) => {
+                return Err(runtime::RunError::NoDim { name: name.to_owned(), open: None }.into());
+            }
+        }
+        for port in self.inputs.iter_mut().chain(&mut self.outputs) {
+            if let Some(tensor) = &port.tensor {
+                port.ty.shape = tensor.shape_at(size);
+            }
+        }
+        Ok(())
     }
 
     /// Takes inputs by name; those that are not given stay as they are.
@@ -86,24 +134,40 @@ impl Runner {
     /// # Errors
     /// If there is none of a name, or it has another type.
     pub fn set(&mut self, name: &str, tensor: &Tensor) -> Result<(), RunError> {
-        let names: Vec<String> = self.inputs.iter().map(|(name, ..)| name.clone()).collect();
+        let names: Vec<String> = self.inputs.iter().map(|port| port.name.clone()).collect();
         let refuse = |what: String| RunError::Input { name: name.to_owned(), what };
-        let found = self.inputs.iter_mut().find(|(own, ..)| own == name);
-        let (_, ty, memory) =
-            found.ok_or_else(|| refuse(format!("is none of the model's (there are {})", names.join(", "))))?;
-        if tensor.ty() != ty {
-            return Err(refuse(format!("is {}, and should be {ty}", tensor.ty())));
+        let found = self.inputs.iter_mut().find(|port| port.name == name);
+        let port = found.ok_or_else(|| refuse(format!("is none of the model's (there are {})", names.join(", "))))?;
+        if *tensor.ty() != port.ty {
+            return Err(refuse(format!("is {}, and should be {}", tensor.ty(), port.ty)));
         }
-        memory.bytes_mut().copy_from_slice(tensor.bytes());
+        port.bytes_mut().copy_from_slice(tensor.bytes());
         Ok(())
     }
 
-    /// Takes tensors of a model's inputs, all but those that are constants here.
+    /// Size of the model's open dimension that tensors have, where it has one and they tell.
+    fn size_of(&self, inputs: &[(Value, Tensor)]) -> Option<(String, i64)> {
+        let On::Cpu(context) = &self.context else { return None };
+        let dim = context.model().plan().dim.as_ref()?;
+        let size = |port: &Port| {
+            let (axis, open) = port.tensor.as_ref()?.open?;
+            let (_, tensor) = inputs.iter().find(|(value, _)| value.name == port.name)?;
+            let n = *tensor.shape().get(axis)? as i64 - open.term;
+            (n % open.factor == 0).then_some(n / open.factor)
+        };
+        Some((dim.name.clone(), self.inputs.iter().find_map(size)?))
+    }
+
+    /// Takes tensors of a model's inputs, all but those that are constants here, and the size of its open
+    /// dimension that they have.
     ///
     /// # Errors
-    /// As [`Runner::set`].
+    /// As [`Runner::set`] and [`Runner::set_dim`].
     pub fn set_all(&mut self, inputs: &[(Value, Tensor)]) -> Result<(), RunError> {
-        let names: Vec<String> = self.inputs.iter().map(|(name, ..)| name.clone()).collect();
+        if let Some((dim, size)) = self.size_of(inputs) {
+            self.set_dim(&dim, size)?;
+        }
+        let names: Vec<String> = self.inputs.iter().map(|port| port.name.clone()).collect();
         let taken = inputs.iter().filter(|(value, _)| names.contains(&value.name));
         taken.into_iter().try_for_each(|(value, tensor)| self.set(&value.name, tensor))
     }
@@ -122,8 +186,8 @@ impl Runner {
     /// # Errors
     /// If an operator without code refuses.
     pub fn run(&mut self) -> Result<u64, RunError> {
-        let inputs: Vec<&[u8]> = self.inputs.iter().map(|(.., memory)| memory.bytes()).collect();
-        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(|(.., memory)| memory.bytes_mut()).collect();
+        let inputs: Vec<&[u8]> = self.inputs.iter().map(Port::bytes).collect();
+        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(Port::bytes_mut).collect();
         let start = Instant::now();
         match &mut self.context {
             On::Cpu(context) => context.run(&inputs, &mut outputs)?,
@@ -137,8 +201,8 @@ impl Runner {
     /// # Errors
     /// As [`Runner::run`].
     pub fn profile(&mut self, step_ns: &mut [u64]) -> Result<(), RunError> {
-        let inputs: Vec<&[u8]> = self.inputs.iter().map(|(.., memory)| memory.bytes()).collect();
-        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(|(.., memory)| memory.bytes_mut()).collect();
+        let inputs: Vec<&[u8]> = self.inputs.iter().map(Port::bytes).collect();
+        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(Port::bytes_mut).collect();
         match &mut self.context {
             On::Cpu(context) => context.profile(&inputs, &mut outputs, step_ns)?,
             On::Gpu(context) => context.profile(&inputs, &mut outputs, step_ns)?,
@@ -148,9 +212,9 @@ impl Runner {
 
     /// Outputs of the last run, by name.
     pub fn outputs(&self) -> Vec<(String, Tensor)> {
-        let tensor = |ty: &TensorType, memory: &Aligned| {
-            Tensor::new(ty.clone(), Bytes::copy_from_slice(memory.bytes())).expect("it has the type's bytes")
+        let tensor = |port: &Port| {
+            Tensor::new(port.ty.clone(), Bytes::copy_from_slice(port.bytes())).expect("it has the type's bytes")
         };
-        self.outputs.iter().map(|(name, ty, memory)| (name.clone(), tensor(ty, memory))).collect()
+        self.outputs.iter().map(|port| (port.name.clone(), tensor(port))).collect()
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use tilewright::{Cache, Caches, Choice, Error, NO_CACHE, Records, target_name};
-use tilewright_ir::op::{Layout, Workload};
+use tilewright_ir::op::{Layout, Structure, Workload};
 use tilewright_ir::{DType, Program, Target};
 
 use crate::compile::{CompileError, Compiled, Making, compile, compile_as};
@@ -80,21 +80,36 @@ pub fn laid_out(fused: Fused, target: &Target, threads: usize, layouts: Layouts)
 fn laid_out_by(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fused, CompileError> {
     let (target, threads) = (guesses.target, guesses.threads);
     if target.gpu.is_some() {
-        return Ok(fused);
+        return match &fused.open {
+            Some(open) => Err(CompileError::OpenOnGpu { name: open.dim.name.clone() }),
+            None => Ok(fused),
+        };
     }
     let caches = fused.caches(target);
     let failed: Cell<Option<String>> = Cell::new(None);
+    // Images of an open batch go one by one.
+    let is_open = fused.open.is_some();
+    let of_images = |workload: &Workload| match workload.structure() {
+        Structure::Window(window) if is_open => (workload.with_size("n", 1), window.n as f64),
+        _ => (None, 1.0),
+    };
     let recorded = |workload: &Workload| match layouts {
         Layouts::Guess => None,
         Layouts::Run(records) | Layouts::Tune(records) => {
+            let (one, n) = of_images(workload);
+            let workload = one.as_ref().unwrap_or(workload);
             let best = best_ns(records, workload, target, threads, caches.of(workload));
-            best.unwrap_or_else(|error| {
+            let best = best.unwrap_or_else(|error| {
                 failed.set(Some(error.to_string()));
                 None
-            })
+            });
+            best.map(|ns| n * ns)
         }
     };
-    let estimate = |workload: &Workload| guesses.estimate(workload);
+    let estimate = |workload: &Workload| {
+        let (one, n) = of_images(workload);
+        Some(n * guesses.estimate(one.as_ref().unwrap_or(workload))?)
+    };
     let block = target.lanes(DType::F32);
     let cost = |workload: &Workload| {
         if let Some(ns) = recorded(workload) {
@@ -115,7 +130,7 @@ fn laid_out_by(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fuse
     let refuse = |why: String| CompileError::Layouts { why };
     match failed.take() {
         Some(why) => Err(refuse(why)),
-        None => laid_out.map_err(|error| refuse(error.to_string())),
+        None => Ok(laid_out.map_err(|error| refuse(error.to_string()))?.open_kernels()?),
     }
 }
 

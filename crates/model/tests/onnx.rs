@@ -23,6 +23,9 @@ mod packed;
 #[path = "onnx/qoperators.rs"]
 mod qoperators;
 
+#[path = "onnx/open.rs"]
+mod open;
+
 #[path = "onnx/quantized.rs"]
 mod quantized;
 

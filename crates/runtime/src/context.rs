@@ -44,6 +44,28 @@ pub enum RunError {
         /// Alignment that its address needs.
         align: usize,
     },
+    /// The model has no open dimension of this name.
+    #[error("the model has no open dimension `{name}`{}", open.as_ref().map_or(String::new(), |dim| format!(" (there is {dim})")))]
+    NoDim {
+        /// Name that was given.
+        name: String,
+        /// Name of the model's open dimension, if it has one.
+        open: Option<String>,
+    },
+    /// A size that the open dimension does not have.
+    #[error("{name}={size} is none of the model's sizes (there are {least}..{most} in steps of {step})")]
+    BadSize {
+        /// Name of the dimension.
+        name: String,
+        /// Size that was given.
+        size: i64,
+        /// Smallest size.
+        least: i64,
+        /// Largest size.
+        most: i64,
+        /// Distance of neighbouring sizes.
+        step: i64,
+    },
     /// A step in this process failed.
     #[error("step `{step}`: {why}")]
     Host {
@@ -73,6 +95,10 @@ pub struct Context {
     passed: Vec<Passed>,
     /// Addresses of the guards' booleans, the last ones of `pointers`, begin here.
     first_truth: usize,
+    /// Size of the model's open dimension in the next run; 0 where it has none.
+    size: i64,
+    /// The kernels' open sizes in the next run, step by step.
+    sizes: Vec<i64>,
     /// Room for what functions of this process are called with; empty between calls.
     reads: Vec<&'static [u8]>,
     writes: Vec<&'static mut [u8]>,
@@ -127,7 +153,52 @@ impl Context {
         let first_truth = pointers.len() - model.plan().guards.len();
         let (reads, writes) = (Vec::with_capacity(most_reads), Vec::with_capacity(most_writes));
         let (model, threads) = (Arc::clone(model), threads.clone());
-        Ok(Context { model, threads, _arena: arena, scratch, pointers, passed, first_truth, reads, writes })
+        let n_sizes = model.plan().steps.iter().map(|step| match &step.work {
+            Work::Kernel { sizes, .. } => sizes.len(),
+            Work::Copy { .. } | Work::Host { .. } => 0,
+        });
+        let sizes = Vec::with_capacity(n_sizes.sum());
+        let (size, _arena) = (0, arena);
+        let mut context =
+            Context { model, threads, _arena, scratch, pointers, passed, first_truth, size, sizes, reads, writes };
+        if let Some(most) = context.model.plan().dim.as_ref().map(|dim| dim.most) {
+            context.at(most);
+        }
+        Ok(context)
+    }
+
+    /// Sets the size of the model's open dimension for the runs that follow; until then it is the largest.
+    /// It allocates nothing.
+    ///
+    /// # Errors
+    /// If the model has no such dimension, or that no such size; then all stays as it was.
+    pub fn set_dim(&mut self, name: &str, size: i64) -> Result<(), RunError> {
+        let Some(dim) = self.model.plan().dim.as_ref().filter(|dim| dim.name == name) else {
+            let open = self.model.plan().dim.as_ref().map(|dim| dim.name.clone());
+            return Err(RunError::NoDim { name: name.to_owned(), open });
+        };
+        if !dim.has(size) {
+            let (name, least, most, step) = (dim.name.clone(), dim.least, dim.most, dim.step);
+            return Err(RunError::BadSize { name, size, least, most, step });
+        }
+        self.at(size);
+        Ok(())
+    }
+
+    /// Size of the model's open dimension in the next run, where it has one.
+    pub fn size(&self) -> Option<i64> {
+        self.model.plan().dim.as_ref().map(|_| self.size)
+    }
+
+    /// Takes the sizes of steps at a size of the open dimension.
+    fn at(&mut self, size: i64) {
+        self.size = size;
+        self.sizes.clear();
+        for step in &self.model.plan().steps {
+            if let Work::Kernel { sizes, .. } = &step.work {
+                self.sizes.extend(sizes.iter().map(|open| open.at(size)));
+            }
+        }
     }
 
     /// The model.
@@ -196,8 +267,9 @@ impl Context {
         let given = inputs.iter().copied().chain(outputs_given);
         for (port, given) in of_inputs.iter().chain(of_outputs).zip(given) {
             let tensor = || self.model.plan().tensors[port.tensor].name.clone();
-            if given.len() != port.n_bytes {
-                return Err(RunError::Size { tensor: tensor(), expected: port.n_bytes, given: given.len() });
+            let expected = self.model.plan().tensors[port.tensor].n_bytes_at(self.size);
+            if given.len() != expected {
+                return Err(RunError::Size { tensor: tensor(), expected, given: given.len() });
             }
             if !given.is_empty() && !(given.as_ptr() as usize).is_multiple_of(port.align) {
                 return Err(RunError::Unaligned { tensor: tensor(), align: port.align });
@@ -232,11 +304,14 @@ impl Context {
 
     fn steps(&mut self, on_all: &Runtime, mut step_ns: Option<&mut [u64]>) -> Result<(), RunError> {
         let on_one = Runtime::serial();
-        let mut rest = &self.pointers[..];
+        let (mut rest, mut rest_of_sizes) = (&self.pointers[..], &self.sizes[..]);
         for (at, step) in self.model.plan().steps.iter().enumerate() {
             let start = step_ns.is_some().then(Instant::now);
             let (pointers, after) = rest.split_at(slices(&step.work).count());
             rest = after;
+            let n_sizes = if let Work::Kernel { sizes, .. } = &step.work { sizes.len() } else { 0 };
+            let (sizes, after) = rest_of_sizes.split_at(n_sizes);
+            rest_of_sizes = after;
             if !self.is_needed(step.guard) {
                 continue;
             }
@@ -248,11 +323,14 @@ impl Context {
                         // SAFETY: the model has checked sizes, alignments and overlaps, `pass` what the
                         // caller passed; scratch memory is for as many threads as there are, and all is
                         // borrowed.
-                        unsafe { kernel.run_part(*part, pointers, self.scratch.pointer(), runtime) };
+                        unsafe { kernel.run_part(*part, sizes, pointers, self.scratch.pointer(), runtime) };
                     }
                 }
-                // SAFETY: both are within what they are of; they may be the same.
-                Work::Copy { from, .. } => unsafe { std::ptr::copy(pointers[0], pointers[1], from.n_bytes) },
+                Work::Copy { from, rows, .. } => {
+                    let n_bytes = rows.map_or(from.n_bytes, |(rows, row)| rows.at(self.size) as usize * row);
+                    // SAFETY: both are within what they are of; they may be the same.
+                    unsafe { std::ptr::copy(pointers[0], pointers[1], n_bytes) }
+                }
                 Work::Host { run: Host::Call(call), .. } => {
                     // SAFETY: as for kernels; scratch memory is for the largest of steps.
                     let result = unsafe { call.call(pointers, self.scratch.pointer(), &on_one) };
@@ -290,7 +368,7 @@ impl Context {
 fn slices(work: &Work) -> impl Iterator<Item = &Slice> {
     let (first, second) = match work {
         Work::Kernel { arguments, kept, .. } => (&arguments[..], &kept[..]),
-        Work::Copy { from, to } => (slice::from_ref(from), slice::from_ref(to)),
+        Work::Copy { from, to, .. } => (slice::from_ref(from), slice::from_ref(to)),
         Work::Host { inputs, outputs, .. } => (&inputs[..], &outputs[..]),
     };
     first.iter().chain(second)

@@ -139,7 +139,7 @@ impl<'m> Launches<'m> {
             let start = all.launches.len();
             match &step.work {
                 Work::Kernel { kernel, arguments, kept, parts, .. } => all.kernel(at, *kernel, arguments, kept, parts),
-                Work::Copy { from, to } => {
+                Work::Copy { from, to, .. } => {
                     let launch = all.copy(at, all.span(from), all.span(to), model.plan.tensors[to.tensor].dtype);
                     all.launches.push(launch);
                 }

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use thiserror::Error;
 use tilewright_codegen::{Argument, ArgumentAlign, CompileError, Compiler, Interface, Kernel, Runtime};
-use tilewright_ir::{Part, Program, Role};
+use tilewright_ir::{OpenSize, Part, Program, Role};
 
 use crate::cores::on_all_cores;
 use crate::gpu::GpuModel;
 use crate::memory::{ALIGN, Aligned};
-use crate::plan::{Constant, Place, Plan, Slice, Step, Work};
+use crate::plan::{Constant, Place, Plan, Size, Slice, Step, Work};
 
 /// Reason why a plan cannot run: the fault of whoever made it.
 #[derive(Debug, Error)]
@@ -103,6 +103,12 @@ pub enum PlanError {
         tensor: String,
         /// Number of the input or output.
         index: usize,
+    },
+    /// An open size of a kernel that is not one of its values at some size of the model's dimension.
+    #[error("step `{step}` does not give its kernel a value of each of its open sizes")]
+    OpenSize {
+        /// The step.
+        step: String,
     },
     /// Memory does not suffice.
     #[error("no memory for constants: {0}")]
@@ -446,7 +452,7 @@ impl Model {
         }
         // SAFETY: sizes, alignments and overlaps were checked; what the part uses are constants, which are
         // all there; nobody else knows the block yet but preparations of other parts of it.
-        unsafe { code.kernel.run_part(Part::Prepare, &pointers, scratch.pointer(), &Runtime::serial()) };
+        unsafe { code.kernel.run_part(Part::Prepare, &[], &pointers, scratch.pointer(), &Runtime::serial()) };
         Ok(())
     }
 
@@ -543,7 +549,7 @@ pub(crate) fn plan_of_kernel(
     }
     let in_runs = |part: &Part| has(*part) && (*part != Part::Prepare || !is_prepared_once);
     let parts = Part::ALL.map(|(part, _)| part).into_iter().filter(in_runs).collect();
-    let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true };
+    let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true, sizes: Vec::new() };
     plan.steps.push(Step { name: name.to_owned(), work, guard: None });
     plan
 }
@@ -625,7 +631,7 @@ impl Checker<'_> {
         for (at, guard) in self.plan.guards.iter().enumerate() {
             let step = Step {
                 name: format!("guard {at}"),
-                work: Work::Copy { from: guard.truth, to: guard.truth },
+                work: Work::Copy { from: guard.truth, to: guard.truth, rows: None },
                 guard: None,
             };
             self.slice(&step, &guard.truth)?;
@@ -649,9 +655,19 @@ impl Checker<'_> {
     fn step(&self, step: &Step) -> Result<(), PlanError> {
         let name = || step.name.clone();
         match &step.work {
-            Work::Kernel { kernel, arguments, kept, parts, .. } => {
+            Work::Kernel { kernel, arguments, kept, parts, sizes, .. } => {
                 let missing = || PlanError::Missing { step: name(), what: "kernel", index: *kernel };
                 let code = self.codes.get(*kernel).ok_or_else(missing)?;
+                let open = &code.program.sizes;
+                let is_value = |(open, size): (&OpenSize, &Size)| match &self.plan.dim {
+                    Some(dim) => (dim.least..=dim.most)
+                        .step_by(dim.step.max(1) as usize)
+                        .all(|value| open.steps_to(size.at(value)).is_some()),
+                    None => false,
+                };
+                if open.len() != sizes.len() || !open.iter().zip(sizes).all(is_value) {
+                    return Err(PlanError::OpenSize { step: name() });
+                }
                 let n_kept = code.kernel.kept_bytes().len();
                 let n_arguments = code.interface.buffers.len() - n_kept;
                 for (what, expected, given) in
@@ -663,7 +679,7 @@ impl Checker<'_> {
                 }
                 self.kernel(step, code, &[&arguments[..], &kept[..]].concat(), n_arguments, parts)
             }
-            Work::Copy { from, to } => {
+            Work::Copy { from, to, .. } => {
                 [from, to].into_iter().try_for_each(|slice| self.slice(step, slice))?;
                 if from.n_bytes != to.n_bytes {
                     let (tensor, expected) = (self.name(from), to.n_bytes as u64);

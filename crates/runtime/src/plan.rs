@@ -9,6 +9,59 @@ use tilewright_ir::{DType, Part};
 
 use crate::host::HostCall;
 
+/// Dimension of which each run of a model says a size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dim {
+    /// Name, as the model has it.
+    pub name: String,
+    /// Smallest size.
+    pub least: i64,
+    /// Largest size; memory is there for it.
+    pub most: i64,
+    /// Distance of neighbouring sizes.
+    pub step: i64,
+}
+
+impl Dim {
+    /// Sizes that stand for all: both ends, and between them some in about equal ratios; `n` at most, which
+    /// is two or more.
+    pub fn spread(&self, n: usize) -> Vec<i64> {
+        let ratio = self.most as f64 / self.least as f64;
+        let value = |i: usize| {
+            let steps =
+                (self.least as f64 * ratio.powf(i as f64 / (n - 1) as f64) - self.least as f64) / self.step as f64;
+            self.least + steps.round() as i64 * self.step
+        };
+        let mut values: Vec<i64> = (0..n).map(value).collect();
+        values.dedup();
+        values
+    }
+
+    /// Whether a size is one of the dimension's.
+    pub fn has(&self, size: i64) -> bool {
+        (self.least..=self.most).contains(&size) && (size - self.least) % self.step == 0
+    }
+}
+
+/// Number that depends on a model's open dimension: `factor · size + term`, rounded up to a multiple.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Size {
+    /// Multiple of the dimension's size.
+    pub factor: i64,
+    /// Addend.
+    pub term: i64,
+    /// Multiples of this alone are taken; 1 for any number.
+    pub multiple: i64,
+}
+
+impl Size {
+    /// The number at a size of the dimension.
+    pub fn at(&self, size: i64) -> i64 {
+        let exact = self.factor * size + self.term;
+        (exact + self.multiple - 1).div_euclid(self.multiple) * self.multiple
+    }
+}
+
 /// A tensor of a run, or another view of the memory of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
@@ -20,12 +73,32 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// Memory of the tensor.
     pub place: Place,
+    /// Dimension that is as long as each run says, at most as in the shape: its first one longer than 1. A
+    /// run uses the beginning of the memory.
+    pub open: Option<(usize, Size)>,
 }
 
 impl Tensor {
     /// Size in bytes.
     pub fn n_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.bytes() as usize
+    }
+
+    /// Dimensions in a run at a size of the model's open dimension.
+    pub fn shape_at(&self, size: i64) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if let Some((axis, open)) = self.open {
+            shape[axis] = open.at(size) as usize;
+        }
+        shape
+    }
+
+    /// Bytes in a run at a size of the model's open dimension. Allocates nothing.
+    pub fn n_bytes_at(&self, size: i64) -> usize {
+        match self.open {
+            Some((axis, open)) if self.shape[axis] > 0 => self.n_bytes() / self.shape[axis] * open.at(size) as usize,
+            _ => self.n_bytes(),
+        }
     }
 }
 
@@ -112,6 +185,8 @@ pub enum Work {
         parts: Vec<Part>,
         /// Whether its parallel loops run on all threads, or on the caller's alone.
         all_threads: bool,
+        /// The kernel's open sizes, in its order.
+        sizes: Vec<Size>,
     },
     /// Copies.
     Copy {
@@ -119,6 +194,9 @@ pub enum Work {
         from: Slice,
         /// Destination, of the same size.
         to: Slice,
+        /// Number of rows, where that depends on the run, and bytes of a row: so much of the beginning is
+        /// copied.
+        rows: Option<(Size, usize)>,
     },
     /// Calls a host function.
     Host {
@@ -164,12 +242,14 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Conditions of steps.
     pub guards: Vec<Guard>,
+    /// Dimension of which runs say a size, if any.
+    pub dim: Option<Dim>,
 }
 
 impl Plan {
     /// Adds a tensor and says its number.
     pub fn tensor(&mut self, name: impl Into<String>, dtype: DType, shape: &[usize], place: Place) -> usize {
-        self.tensors.push(Tensor { name: name.into(), dtype, shape: shape.to_vec(), place });
+        self.tensors.push(Tensor { name: name.into(), dtype, shape: shape.to_vec(), place, open: None });
         self.tensors.len() - 1
     }
 

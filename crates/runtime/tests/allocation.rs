@@ -3,6 +3,7 @@
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::*;
@@ -45,4 +46,15 @@ fn a_run_allocates_nothing() {
     }
     assert_eq!(N_ALLOCATIONS.load(Ordering::SeqCst), before);
     assert_eq!(floats(&y), expected(&[1.5; 33], true));
+
+    let model = Arc::new(open_model(300).unwrap());
+    let mut context = Context::new(&model, &Threads::new(1).unwrap()).unwrap();
+    let (x, mut y) = (bytes(&[0.0; 32]), vec![0; 128]);
+    let before = N_ALLOCATIONS.load(Ordering::SeqCst);
+    for size in (1..=8).chain((1..=8).rev()) {
+        context.set_dim("rows", size).unwrap();
+        let n_bytes = 16 * size as usize;
+        context.run(&[&x[..n_bytes]], &mut [&mut y[..n_bytes]]).unwrap();
+    }
+    assert_eq!(N_ALLOCATIONS.load(Ordering::SeqCst), before);
 }

@@ -117,7 +117,14 @@ fn plans_that_do_not_fit_are_refused() {
 }
 
 fn kernel(kernel: usize) -> Work {
-    Work::Kernel { kernel, arguments: vec![], kept: vec![], parts: vec![Part::Body], all_threads: true }
+    Work::Kernel {
+        kernel,
+        arguments: vec![],
+        kept: vec![],
+        parts: vec![Part::Body],
+        all_threads: true,
+        sizes: Vec::new(),
+    }
 }
 
 #[test]
@@ -126,12 +133,40 @@ fn a_step_may_write_what_it_reads() {
     let x = plan.tensor("x", DType::F32, &[66], Place::Input(0));
     let y = plan.tensor("y", DType::F32, &[66], Place::Output(0));
     let (from, to) = (plan.whole(x), plan.whole(y));
-    plan.steps.push(Step { name: "copy".to_owned(), work: Work::Copy { from, to }, guard: None });
+    plan.steps.push(Step { name: "copy".to_owned(), work: Work::Copy { from, to, rows: None }, guard: None });
     let arguments = vec![to, to];
-    let work = Work::Kernel { kernel: 1, arguments, kept: vec![], parts: vec![Part::Body], all_threads: true };
+    let work = Work::Kernel {
+        kernel: 1,
+        arguments,
+        kept: vec![],
+        parts: vec![Part::Body],
+        all_threads: true,
+        sizes: Vec::new(),
+    };
     plan.steps.push(Step { name: "in place".to_owned(), work, guard: None });
     let model = Arc::new(Model::new(plan, codes()).unwrap());
     let (x, mut y) = (vec![2.0; 66], vec![0; 66 * 4]);
     Context::new(&model, &Threads::new(1).unwrap()).unwrap().run(&[&bytes(&x)], &mut [&mut y]).unwrap();
     assert_eq!(floats(&y), vec![6.0; 66]);
+}
+
+#[test]
+fn runs_say_how_many_rows_there_are() {
+    let model = Arc::new(open_model(2).unwrap());
+    let mut context = Context::new(&model, &Threads::new(1).unwrap()).unwrap();
+    let x: Vec<f32> = (0..32).map(|i| i as f32).collect();
+    for size in [8, 1, 5, 2, 7] {
+        context.set_dim("rows", size).unwrap();
+        let n = 4 * size as usize;
+        let mut y = bytes(&[-1.0; 32]);
+        context.run(&[&bytes(&x[..n])], &mut [&mut y[..4 * n]]).unwrap();
+        let expected: Vec<f32> = (0..32).map(|i| if i < n { 9.0 * i as f32 } else { -1.0 }).collect();
+        assert_eq!(floats(&y), expected, "{size} rows");
+        let refused = context.run(&[&bytes(&x)], &mut [&mut y[..4 * n]]);
+        assert_eq!(refused.is_err(), size != 8, "{size} rows");
+    }
+    let said = |context: &mut Context, name: &str, size| context.set_dim(name, size).unwrap_err().to_string();
+    assert_eq!(said(&mut context, "rows", 9), "rows=9 is none of the model's sizes (there are 1..8 in steps of 1)");
+    assert_eq!(said(&mut context, "words", 1), "the model has no open dimension `words` (there is rows)");
+    assert_eq!(context.size(), Some(7));
 }

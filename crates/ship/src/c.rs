@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 use tilewright_codegen::dlpack;
 use tilewright_ir::Part;
 use tilewright_runtime::host::HOST_HEADER;
-use tilewright_runtime::{Address, Base, Host, HostOperator, Model, Slice, Tensor, Work};
+use tilewright_runtime::{Address, Base, Dim, Host, HostOperator, Model, Size, Slice, Tensor, Work};
 
 use crate::constants::{Constants, Home, Widened};
 use crate::{Library, named, of_kind};
@@ -26,6 +26,9 @@ pub const FUNCTIONS: [&str; 12] = [
     "destroy",
     "enqueue",
 ];
+
+/// The further functions of a library of a model with an open dimension.
+pub const FUNCTIONS_OF_DIMS: [&str; 4] = ["dims", "dim", "set_dim", "shape"];
 
 /// The function by which TVM-FFI calls a library.
 pub fn ffi_function(name: &str) -> String {
@@ -61,20 +64,20 @@ pub fn header(library: &Library) -> String {
     let n = &library.name;
     let libraries = if library.is_for_gpu { "-ldl" } else { "-lm -lpthread" };
     let how = [format!("To be linked: {n}.c {n}_kernels.a {libraries}, or -l{n} where there is lib{n}.so.")];
-    let text = of_kind(include_str!("../templates/net.h"), library.is_for_gpu)
+    let text = of_kind(include_str!("../templates/net.h"), library.is_for_gpu, library.dim.is_some())
         .replace("@ORIGIN@", &comment(&library.origin, &how))
         .replace("@THREADS@", &library.n_threads.to_string());
     named(&text, &library.name)
 }
 
 /// Source of a library, made of a template and the tables that it reads.
-pub fn source(name: &str, origin: &[String], template: &str, tables: &str) -> String {
+pub fn source(name: &str, origin: &[String], template: &str, tables: &str, has_ffi: bool) -> String {
     let text = template
         .replace("net.h", &format!("{name}.h"))
         .replace("@ORIGIN@", &comment(origin, &[]))
         .replace("@COMMON@", include_str!("../templates/common.c").trim_end())
         .replace("@TABLES@", tables.trim_end());
-    let ffi = include_str!("../templates/ffi.c").replace("@NAME@", name);
+    let ffi = if has_ffi { include_str!("../templates/ffi.c").replace("@NAME@", name) } else { String::new() };
     named(&(text + &ffi), name)
 }
 
@@ -101,7 +104,10 @@ pub fn interface(build: &Json, inputs: &[Tensor], outputs: &[Tensor]) -> Result<
     for (what, capitals, tensors) in [("input", "INPUT", inputs), ("output", "OUTPUT", outputs)] {
         writeln!(out, "#define NET_{capitals}S {}u", tensors.len())?;
         for (at, tensor) in tensors.iter().enumerate() {
-            let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
+            let mut shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
+            if let Some((axis, _)) = tensor.open {
+                shape[axis] = "-1".to_owned();
+            }
             let n = shape.len().max(1);
             let shape = if shape.is_empty() { "0".to_owned() } else { shape.join(", ") };
             writeln!(out, "static const int64_t net_{what}_{at}_shape[{n}] = {{{shape}}};")?;
@@ -155,6 +161,10 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
     let (mut addresses, mut steps, mut passed) = (String::new(), String::new(), Vec::new());
     let (mut operators, mut parameters): (Vec<HostOperator>, String) = Default::default();
     let (mut n_addresses, mut n_steps) = (0, 0);
+    let is_open = model.plan().dim.is_some();
+    let mut open_sizes: Vec<Size> = Vec::new();
+    // What a step has of sizes, in libraries that have them.
+    let of_size = |at: usize| if is_open { format!("{at}, ") } else { String::new() };
     let mut add = |slices: &mut dyn Iterator<Item = (&Slice, bool)>, step: &str| -> std::fmt::Result {
         writeln!(addresses, "    /* {} */", step.replace("*/", "* /"))?;
         for (slice, is_used) in slices {
@@ -182,8 +192,10 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
     for step in &model.plan().steps {
         let guard = step.guard.map_or(0, |at| at + 1);
         match &step.work {
-            Work::Kernel { kernel, arguments, kept, parts, all_threads } => {
+            Work::Kernel { kernel, arguments, kept, parts, all_threads, sizes } => {
                 kernels.push(*kernel);
+                let size = of_size(open_sizes.len());
+                open_sizes.extend(sizes);
                 let slices = arguments.iter().chain(kept);
                 let used = |(slice, at)| (slice, model.is_used(*kernel, at, parts));
                 add(&mut slices.zip(0..).map(used), &step.name)?;
@@ -191,16 +203,19 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
                     let function = function(name, *kernel, *part);
                     writeln!(
                         steps,
-                        "    {{{function}, NULL, NULL, {first}, {}, 0, {guard}}},",
+                        "    {{{function}, NULL, NULL, {first}, {}, 0, {size}{guard}}},",
                         u8::from(*all_threads)
                     )?;
                     n_steps += 1;
                 }
                 first += arguments.len() + kept.len();
             }
-            Work::Copy { from, to } => {
+            Work::Copy { from, to, rows } => {
                 add(&mut [(from, true), (to, true)].into_iter(), &step.name)?;
-                writeln!(steps, "    {{NULL, NULL, NULL, {first}, 0, {}, {guard}}},", from.n_bytes)?;
+                open_sizes.extend(rows.map(|(rows, _)| rows));
+                let size = of_size(rows.map_or(0, |_| open_sizes.len()));
+                let n_bytes = rows.map_or(from.n_bytes, |(_, row)| row);
+                writeln!(steps, "    {{NULL, NULL, NULL, {first}, 0, {n_bytes}, {size}{guard}}},")?;
                 n_steps += 1;
                 first += 2;
             }
@@ -209,7 +224,8 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
                 let (operator, name) = (call.operator, format!("net_parameters_{n_steps}"));
                 let numbers: Vec<String> = call.parameters.iter().map(|&x| literal(x)).collect();
                 writeln!(parameters, "static const int64_t {name}[] = {{{}}};", numbers.join(", "))?;
-                writeln!(steps, "    {{NULL, net_host_{}, {name}, {first}, 0, 0, {guard}}},", operator.name)?;
+                let size = of_size(0);
+                writeln!(steps, "    {{NULL, net_host_{}, {name}, {first}, 0, 0, {size}{guard}}},", operator.name)?;
                 if !operators.iter().any(|known| known.name == operator.name) {
                     operators.push(operator);
                 }
@@ -225,7 +241,8 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
         let Work::Kernel { kernel, arguments, kept, .. } = &step.work else { continue };
         let used = |(slice, at)| (slice, model.is_used(*kernel, at, &[Part::Prepare]));
         add(&mut arguments.iter().chain(kept).zip(0..).map(used), &step.name)?;
-        writeln!(makers, "    {{{}, NULL, NULL, {first}, 1, 0, 0}},", function(name, *kernel, Part::Prepare))?;
+        let size = of_size(0);
+        writeln!(makers, "    {{{}, NULL, NULL, {first}, 1, 0, {size}0}},", function(name, *kernel, Part::Prepare))?;
         first += arguments.len() + kept.len();
     }
     let mut guards = String::new();
@@ -246,7 +263,8 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
         writeln!(out, "int {}_supported(void);", kernel_prefix(name, *kernel))?;
         for (part, _) in Part::ALL {
             let function = function(name, *kernel, part);
-            writeln!(out, "int {function}(void *const *buffers, void *scratch, const net_runtime *runtime);")?;
+            let sizes = if is_open { ", const int64_t *sizes" } else { "" };
+            writeln!(out, "int {function}(void *const *buffers, void *scratch, const net_runtime *runtime{sizes});")?;
         }
     }
     // All kernels are for the same CPU.
@@ -261,11 +279,31 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
     writeln!(out, "static const uint32_t net_passed[NET_PASSED + 1] = {{{}}};\n", passed.join(", "))?;
     writeln!(out, "/* Conditions of steps, numbered from 1 on. */")?;
     writeln!(out, "static const net_guard net_guards[] = {{\n{guards}    {{0, 0, 0}}\n}};\n")?;
+    if let Some(Dim { name, least, most, step }) = &model.plan().dim {
+        let numbers = [least, most, step].map(|n| literal(*n)).join(", ");
+        writeln!(out, "static const net_dimension net_the_dimension = {{{}, {numbers}}};", quoted(name))?;
+        writeln!(out, "#define NET_SIZES {}u", open_sizes.len())?;
+        let [inputs, outputs] = crate::tensors(model.plan());
+        let of = |tensors: Vec<Tensor>| tensors.into_iter().map(|tensor| tensor.open.map(|(_, size)| size)).collect();
+        let tables: [(&str, Vec<Option<Size>>); 3] = [
+            ("net_sizes", open_sizes.into_iter().map(Some).collect()),
+            ("net_input_sizes", of(inputs)),
+            ("net_output_sizes", of(outputs)),
+        ];
+        for (table, sizes) in tables {
+            writeln!(out, "static const net_size {table}[] = {{")?;
+            for size in sizes {
+                let [factor, term, multiple] =
+                    size.map_or([0, 0, 1], |Size { factor, term, multiple }| [factor, term, multiple]).map(literal);
+                writeln!(out, "    {{{factor}, {term}, {multiple}}},")?;
+            }
+            writeln!(out, "    {{0, 0, 1}}\n}};")?;
+        }
+        writeln!(out)?;
+    }
+    let none = format!("NULL, NULL, NULL, 0, 0, 0, {}0", of_size(0));
     writeln!(out, "#define NET_STEPS {n_steps}u")?;
-    writeln!(
-        out,
-        "static const net_step net_steps[NET_STEPS + 1] = {{\n{steps}    {{NULL, NULL, NULL, 0, 0, 0, 0}}\n}};\n"
-    )?;
+    writeln!(out, "static const net_step net_steps[NET_STEPS + 1] = {{\n{steps}    {{{none}}}\n}};\n")?;
     writeln!(out, "/* Bytes of what the first context makes of constants, and the steps that do so. */")?;
     writeln!(out, "#define NET_MADE_BYTES ((size_t){}u)", constants.made_bytes)?;
     writeln!(out, "/* The first of these bytes, which runs read. */")?;
@@ -275,6 +313,6 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
         writeln!(out, "    {{{from}, {to}, {n}, {}}},", u8::from(*is_bf16))?;
     }
     writeln!(out, "    {{0, 0, 0, 0}}\n}};\n")?;
-    writeln!(out, "static const net_step net_makers[] = {{\n{makers}    {{NULL, NULL, NULL, 0, 0, 0, 0}}\n}};")?;
+    writeln!(out, "static const net_step net_makers[] = {{\n{makers}    {{{none}}}\n}};")?;
     Ok(out)
 }

@@ -85,7 +85,7 @@ pub fn make(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String])
     let text: Result<String, std::fmt::Error> = text();
     let text = text.expect("writing to a string does not fail");
     let template = include_str!("../templates/gpu.c").replace("@DRIVER@\n", driver);
-    Ok(Made { source: c::source(name, origin, &template, &text), build, data })
+    Ok(Made { source: c::source(name, origin, &template, &text, true), build, data })
 }
 
 /// All launches, in the order of their numbers.

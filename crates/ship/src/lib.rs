@@ -21,7 +21,7 @@ use thiserror::Error;
 use tilewright_codegen::{CompileError, Interface, export_hidden, host_arch};
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Part, Target};
-use tilewright_runtime::{GpuModel, Host, Model, Place, Plan, Tensor, Work};
+use tilewright_runtime::{Dim, GpuModel, Host, Model, Place, Plan, Size, Tensor, Work};
 
 use archive::{Member, archive};
 use constants::Constants;
@@ -78,6 +78,8 @@ pub struct Library {
     n_threads: usize,
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
+    /// Dimension of which runs say a size.
+    dim: Option<Dim>,
     /// Origin of the library, in lines.
     origin: Vec<String>,
     /// All about it, for programs.
@@ -136,7 +138,8 @@ impl Library {
             features = Interface::new(code.program(), target, n_threads, Some(name))?.cpu_features;
         }
         let [inputs, outputs] = tensors(model.plan());
-        let build = json!({
+        let dim = model.plan().dim.clone();
+        let mut build = json!({
             "name": name,
             "abi": 1,
             "origin": origin,
@@ -150,12 +153,16 @@ impl Library {
             "made_bytes": constants.made_bytes,
             "steps": model.plan().steps.len(),
         });
+        if let Some(dim) = &dim {
+            build["dims"] = json!([{"name": dim.name, "least": dim.least, "most": dim.most, "step": dim.step}]);
+        }
         let tables = || Ok(c::interface(&build, &inputs, &outputs)? + &c::tables(name, model, &constants, n_threads)?);
         let tables: Result<String, std::fmt::Error> = tables();
         let tables = tables.expect("writing to a string does not fail");
-        let source = c::source(name, origin, include_str!("../templates/net.c"), &tables);
+        let template = of_kind(include_str!("../templates/net.c"), false, dim.is_some());
+        let source = c::source(name, origin, &template, &tables, dim.is_none());
         let (name, arch, origin) = (name.to_owned(), target.arch, origin.to_vec());
-        Ok(Library { name, arch, is_for_gpu: false, n_threads, inputs, outputs, origin, build, source, members })
+        Ok(Library { name, arch, is_for_gpu: false, n_threads, inputs, outputs, dim, origin, build, source, members })
     }
 
     /// The library of a model that was compiled for a GPU, to be called on machines like this one. It has the
@@ -170,8 +177,8 @@ impl Library {
         let gpu::Made { build, source, data } = gpu::make(name, model, assemble, origin)?;
         let members = data_member(name, arch, data)?.into_iter().collect();
         let [inputs, outputs] = tensors(&model.plan);
-        let (name, origin) = (name.to_owned(), origin.to_vec());
-        Ok(Library { name, arch, is_for_gpu: true, n_threads: 1, inputs, outputs, origin, build, source, members })
+        let (name, origin, dim) = (name.to_owned(), origin.to_vec(), None);
+        Ok(Library { name, arch, is_for_gpu: true, n_threads: 1, inputs, outputs, dim, origin, build, source, members })
     }
 
     /// Prefix of the names of all its functions.
@@ -276,8 +283,10 @@ impl Library {
     /// The functions that it shows.
     fn symbols(&self) -> Vec<String> {
         let n = if self.is_for_gpu { c::FUNCTIONS.len() } else { c::FUNCTIONS.len() - 1 };
-        let own = c::FUNCTIONS[..n].iter().map(|function| format!("{}_{function}", self.name));
-        own.chain([c::ffi_function(&self.name)]).collect()
+        let of_dims: &[&str] = if self.dim.is_some() { &c::FUNCTIONS_OF_DIMS } else { &[] };
+        let own = c::FUNCTIONS[..n].iter().chain(of_dims).map(|function| format!("{}_{function}", self.name));
+        // TVM-FFI's tensors have the shapes of a model that has one.
+        own.chain(self.dim.is_none().then(|| c::ffi_function(&self.name))).collect()
     }
 }
 
@@ -325,21 +334,29 @@ fn tensors(plan: &Plan) -> [Vec<Tensor>; 2] {
 
 fn tensors_json(tensors: &[Tensor]) -> Vec<Json> {
     let json = |tensor: &Tensor| {
-        json!({
+        let mut json = json!({
             "name": tensor.name,
             "dtype": tensor.dtype.name(),
             "shape": tensor.shape,
             "bytes": tensor.n_bytes(),
-        })
+        });
+        if let Some((axis, Size { factor, term, .. })) = tensor.open {
+            json["open"] = json!({"axis": axis, "factor": factor, "term": term});
+        }
+        json
     };
     tensors.iter().map(json).collect()
 }
 
-/// The lines of a template for all libraries, and those for this kind of them.
-fn of_kind(template: &str, is_for_gpu: bool) -> String {
-    let (own, other) = if is_for_gpu { ("@GPU@", "@CPU@") } else { ("@CPU@", "@GPU@") };
-    let lines = template.lines().filter(|line| !line.starts_with(other));
-    lines.flat_map(|line| [line.strip_prefix(own).unwrap_or(line), "\n"]).collect()
+/// The lines of a template for all libraries, and those for this kind of them: for a GPU or not, with an open
+/// dimension or not.
+fn of_kind(template: &'static str, is_for_gpu: bool, is_open: bool) -> String {
+    let kinds = [("@GPU@", is_for_gpu), ("@CPU@", !is_for_gpu), ("@DIM@", is_open), ("@NODIM@", !is_open)];
+    let own = |line: &'static str| match kinds.iter().find(|(mark, _)| line.starts_with(mark)) {
+        None => Some(line),
+        Some((mark, is_own)) => is_own.then(|| &line[mark.len()..]),
+    };
+    template.lines().filter_map(own).flat_map(|line| [line, "\n"]).collect()
 }
 
 /// A template with the name of a library in the place of `net`, and its capitals in that of `NET`.

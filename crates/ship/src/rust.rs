@@ -1,7 +1,7 @@
 //! The library as a crate.
 
 use tilewright_ir::DType;
-use tilewright_runtime::Tensor;
+use tilewright_runtime::{Size, Tensor};
 
 use crate::{File, Library, identifier, named, of_kind};
 
@@ -36,6 +36,8 @@ struct Parameter {
     name: String,
     ty: &'static str,
     n_elements: usize,
+    /// Elements at the size of a context, as an expression.
+    n_at: String,
     is_output: bool,
 }
 
@@ -44,8 +46,15 @@ fn source(library: &Library) -> String {
     let mut parameter = |tensor: &Tensor, is_output| {
         let name = identifier(&tensor.name, &names);
         names.push(name.clone());
-        let n_elements = tensor.shape.iter().product();
-        Parameter { name, ty: rust_type(tensor.dtype), n_elements, is_output }
+        let n_elements: usize = tensor.shape.iter().product();
+        let n_at = match tensor.open {
+            None => n_elements.to_string(),
+            Some((axis, Size { factor, term, .. })) => {
+                let row = n_elements / tensor.shape[axis].max(1);
+                format!("{row} * ({factor} * self.size + {term}) as usize")
+            }
+        };
+        Parameter { name, ty: rust_type(tensor.dtype), n_elements, n_at, is_output }
     };
     let inputs: Vec<Parameter> = library.inputs.iter().map(|tensor| parameter(tensor, false)).collect();
     let outputs: Vec<Parameter> = library.outputs.iter().map(|tensor| parameter(tensor, true)).collect();
@@ -55,7 +64,7 @@ fn source(library: &Library) -> String {
     };
     let mutable = |p: &Parameter| if p.is_output { "mut " } else { "" };
     let parameters = joined(&all, &|p| format!("{}: &{}[{}]", p.name, mutable(p), p.ty));
-    let lengths = joined(&all, &|p| format!("({:?}, {}, {}.len())", p.name, p.n_elements, p.name));
+    let lengths = joined(&all, &|p| format!("({:?}, {}, {}.len())", p.name, p.n_at, p.name));
     let pointers = |of: &[Parameter]| {
         let text = |p: &Parameter| format!("{}.{}().cast()", p.name, if p.is_output { "as_mut_ptr" } else { "as_ptr" });
         joined(&of.iter().collect::<Vec<_>>(), &text)
@@ -69,7 +78,7 @@ fn source(library: &Library) -> String {
         .collect();
     let example = format!("{made}//! context.run({})?;", joined(&all, &|p| format!("&{}{}", mutable(p), p.name)));
     let origin: Vec<String> = library.origin.iter().map(|line| format!("//! {line}")).collect();
-    let text = of_kind(include_str!("../templates/lib.rs.txt"), library.is_for_gpu)
+    let text = of_kind(include_str!("../templates/lib.rs.txt"), library.is_for_gpu, library.dim.is_some())
         .replace("@ORIGIN@", &origin.join("\n//!\n"))
         .replace("@EXAMPLE@", &example)
         .replace("@PARAMETERS@", &parameters)
@@ -78,6 +87,14 @@ fn source(library: &Library) -> String {
         .replace("@OUTPUT_POINTERS@", &pointers(&outputs))
         .replace("@INPUTS@", &inputs.len().to_string())
         .replace("@OUTPUTS@", &outputs.len().to_string())
+        .replace("@COPY@", if library.dim.is_some() { "" } else { "Copy, " })
+        .replace("@FIELD@", if library.dim.is_some() { "context" } else { "0" })
+        .replace(
+            "@MADE@",
+            if library.dim.is_some() { "Ok(Context { context, size: @MOST@ })" } else { "Ok(Context(context))" },
+        )
+        .replace("@MOST@", &library.dim.as_ref().map_or(String::new(), |dim| dim.most.to_string()))
+        .replace("@DIM_NAME@", &library.dim.as_ref().map_or(String::new(), |dim| dim.name.escape_default().to_string()))
         .replace("@NAME@", &library.name);
     named(&text, &library.name)
 }

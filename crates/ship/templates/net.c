@@ -47,7 +47,8 @@ typedef struct net_runtime {
                          int64_t n);
 } net_runtime;
 
-typedef int (*net_kernel)(void *const *buffers, void *scratch, const net_runtime *runtime);
+@NODIM@typedef int (*net_kernel)(void *const *buffers, void *scratch, const net_runtime *runtime);
+@DIM@typedef int (*net_kernel)(void *const *buffers, void *scratch, const net_runtime *runtime, const int64_t *sizes);
 
 typedef int (*net_host_operator)(void *const *buffers, void *scratch, const net_runtime *runtime,
                                  const int64_t *parameters);
@@ -73,10 +74,17 @@ typedef struct net_step {
     /* Whether all threads work on it. */
     uint32_t all_threads;
     size_t copied_bytes;
+@DIM@    /* The first of the kernel's sizes; of a copy, the number of rows of so many bytes, counted from 1, or 0. */
+@DIM@    uint32_t size;
     /* Number of the guard without which nobody needs what it does; 0 is none. */
     uint32_t guard;
 } net_step;
 
+@DIM@/* factor * size + term, rounded up to a multiple. */
+@DIM@typedef struct net_size {
+@DIM@    int64_t factor, term, multiple;
+@DIM@} net_size;
+@DIM@
 /* A truth that has to hold, or not to, and another guard beside it. */
 typedef struct net_guard {
     uint32_t address, holds, outer;
@@ -343,6 +351,8 @@ struct net_context {
     void *scratch;
     pid_t process;
     void *addresses[NET_ADDRESSES + 1];
+@DIM@    int64_t size;
+@DIM@    int64_t sizes[NET_SIZES + 1];
     net_worker workers[NET_THREADS];
     net_pool own_pool;
 };
@@ -363,6 +373,7 @@ NET_API const char *net_message(int code) {
     case NET_BUSY: return "the context runs in another thread";
     case NET_NO_GRAPH: return "a condition chooses a graph that refuses the sizes of its inputs";
     case NET_BAD_INDEX: return "an index is outside of the tensor that it leads into";
+@DIM@    case NET_BAD_SIZE: return "no dimension has this number, or it has no such size";
     default: return "no such code";
     }
 }
@@ -452,7 +463,8 @@ static int net_make(net_context *context) {
         memset(net_made, 0, NET_MADE_BYTES);
         net_widen();
         for (const net_step *step = net_makers; step->kernel && code == NET_OK; step++)
-            code = step->kernel(&context->addresses[step->first], context->scratch, &together);
+@NODIM@            code = step->kernel(&context->addresses[step->first], context->scratch, &together);
+@DIM@            code = step->kernel(&context->addresses[step->first], context->scratch, &together, context->sizes);
         if (code) free(net_made);
         else net_give_back();
     }
@@ -461,6 +473,38 @@ static int net_make(net_context *context) {
     return code;
 }
 
+@DIM@static int64_t net_at(const net_size *of, int64_t size) {
+@DIM@    int64_t exact = of->factor * size + of->term;
+@DIM@    return (exact + of->multiple - 1) / of->multiple * of->multiple;
+@DIM@}
+@DIM@
+@DIM@static void net_take_size(net_context *context, int64_t size) {
+@DIM@    context->size = size;
+@DIM@    for (size_t i = 0; i != NET_SIZES; i++) context->sizes[i] = net_at(&net_sizes[i], size);
+@DIM@}
+@DIM@
+@DIM@NET_API size_t net_dims(void) { return 1; }
+@DIM@NET_API const net_dimension *net_dim(size_t i) { return i == 0 ? &net_the_dimension : NULL; }
+@DIM@
+@DIM@NET_API int net_set_dim(net_context *context, size_t i, int64_t size) {
+@DIM@    const net_dimension *dim = net_dim(i);
+@DIM@    if (!context) return NET_BAD_ARGUMENT;
+@DIM@    if (!dim || size < dim->least || size > dim->most || (size - dim->least) % dim->step) return NET_BAD_SIZE;
+@DIM@    if (!net_begin_use(&context->owner)) return NET_BUSY;
+@DIM@    net_take_size(context, size);
+@DIM@    net_end_use(&context->owner);
+@DIM@    return NET_OK;
+@DIM@}
+@DIM@
+@DIM@NET_API int net_shape(const net_context *context, int is_output, size_t i, int64_t *shape) {
+@DIM@    const net_tensor *tensor = is_output ? net_output(i) : net_input(i);
+@DIM@    if (!context || !tensor || !shape) return NET_BAD_ARGUMENT;
+@DIM@    const net_size *open = is_output ? &net_output_sizes[i] : &net_input_sizes[i];
+@DIM@    for (int32_t at = 0; at < tensor->rank; at++)
+@DIM@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at];
+@DIM@    return NET_OK;
+@DIM@}
+@DIM@
 static void net_unmake(void) {
     if (!NET_MADE_BYTES) return;
     pthread_mutex_lock(&net_shared_lock);
@@ -506,6 +550,7 @@ NET_API int net_create(const net_options *given, net_context **out) {
     context->own_memory = own;
     context->scratch = scratch;
     context->process = getpid();
+@DIM@    net_take_size(context, net_the_dimension.most);
     for (size_t i = 0; i != NET_ADDRESSES; i++) {
         const net_address *address = &net_addresses[i];
         if (address->base == NET_IN_ARENA) context->addresses[i] = tensors + address->offset;
@@ -556,11 +601,15 @@ static int net_run_steps(net_context *context, const void *const *inputs, void *
         int code = NET_OK;
         if (!net_is_needed(context, step->guard)) continue;
         if (step->kernel)
-            code = step->kernel(addresses, context->scratch, step->all_threads ? &together : &alone);
+@NODIM@            code = step->kernel(addresses, context->scratch, step->all_threads ? &together : &alone);
+@DIM@            code = step->kernel(addresses, context->scratch, step->all_threads ? &together : &alone,
+@DIM@                                &context->sizes[step->size]);
         else if (step->host)
             code = step->host(addresses, context->scratch, &alone, step->parameters);
         else
-            memmove(addresses[1], addresses[0], step->copied_bytes);
+@NODIM@            memmove(addresses[1], addresses[0], step->copied_bytes);
+@DIM@            memmove(addresses[1], addresses[0],
+@DIM@                    step->copied_bytes * (step->size ? (size_t)context->sizes[step->size - 1] : 1));
         if (code) return code;
     }
     return NET_OK;

@@ -32,6 +32,8 @@ enum {
     NET_BUSY = 7,
     /* An index among the inputs leads out of a tensor; the outputs are not made. */
     NET_BAD_INDEX = 8,
+@DIM@    /* No dimension has this number, or it has no such size; nothing was done. */
+@DIM@    NET_BAD_SIZE = 10,
     /* A condition chooses a graph that refuses the sizes of its inputs; the outputs are not made. */
     NET_NO_GRAPH = 9
 };
@@ -74,9 +76,17 @@ typedef struct net_tensor {
     uint8_t type_bits;
     uint16_t reserved;
     int32_t rank;
+@DIM@    /* -1 of a dimension of which runs say a size. */
     const int64_t *shape;
+@DIM@    /* At the largest size. */
     size_t bytes;
 } net_tensor;
+@DIM@
+@DIM@/* A dimension of which runs say a size. */
+@DIM@typedef struct net_dimension {
+@DIM@    const char *name;
+@DIM@    int64_t least, most, step;
+@DIM@} net_dimension;
 
 typedef struct net_context net_context;
 
@@ -94,6 +104,10 @@ size_t net_outputs(void);
 /* Null beyond the last one. */
 const net_tensor *net_input(size_t i);
 const net_tensor *net_output(size_t i);
+@DIM@
+@DIM@size_t net_dims(void);
+@DIM@/* Null beyond the last one. */
+@DIM@const net_dimension *net_dim(size_t i);
 
 @CPU@/* What a context needs: all of its memory but for the threads'. */
 @GPU@/* Bytes of the device's memory that a context has, beside those of inputs and outputs from net_run on. */
@@ -103,6 +117,11 @@ size_t net_arena_bytes(void);
 @CPU@ * library (`made_bytes` of net_build); all share it, and the last one gives it back. */
 @GPU@/* Makes a context: builds its kernels and takes constants to the device. The options may be null. */
 int net_create(const net_options *options, net_context **context);
+@DIM@/* Sets the size of a dimension for the runs of a context that follow; until then it is the largest. Allocates
+@DIM@ * nothing. */
+@DIM@int net_set_dim(net_context *context, size_t i, int64_t size);
+@DIM@/* The shape of an input, or of an output, in the next run of a context. */
+@DIM@int net_shape(const net_context *context, int is_output, size_t i, int64_t *shape);
 @CPU@/* Makes the outputs of the inputs, in the order above; outputs overlap nothing else. It allocates nothing. A
 @CPU@ * context runs once at a time, and says NET_BUSY else; several contexts may run at the same time. */
 @GPU@/* Makes the outputs of the inputs, in the order above, all in the host's memory; outputs overlap nothing else. The

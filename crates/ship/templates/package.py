@@ -34,6 +34,7 @@ _library.net_message.restype = ctypes.c_char_p
 _library.net_create.argtypes = [ctypes.POINTER(_Options), ctypes.POINTER(ctypes.c_void_p)]
 _library.net_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p)]
 @GPU@_library.net_enqueue.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *_library.net_run.argtypes[1:]]
+@DIM@_library.net_set_dim.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
 _library.net_destroy.argtypes = [ctypes.c_void_p]
 _library.net_destroy.restype = None
 
@@ -93,6 +94,40 @@ def _output(tensor):
     return ctypes.addressof(held), held, value
 
 
+@DIM@def _size(inputs):
+@DIM@    """The size of the open dimension that arrays have; the largest where none of them has it."""
+@DIM@    dim = build["dims"][0]
+@DIM@    found = None
+@DIM@    for tensor, value in zip(build["inputs"], inputs):
+@DIM@        if "open" not in tensor:
+@DIM@            continue
+@DIM@        axis, factor, term = (tensor["open"][key] for key in ("axis", "factor", "term"))
+@DIM@        shape = getattr(value, "shape", None)
+@DIM@        if shape is None and numpy is not None:
+@DIM@            shape = numpy.shape(value)
+@DIM@        if shape is None or len(shape) != len(tensor["shape"]):
+@DIM@            raise Error(f"`{tensor['name']}` takes an array of {len(tensor['shape'])} dimensions")
+@DIM@        size, rest = divmod(shape[axis] - term, factor)
+@DIM@        if rest or found not in (None, size):
+@DIM@            raise Error(f"`{tensor['name']}` has another {dim['name']} than the inputs before it")
+@DIM@        found = size
+@DIM@    size = dim["most"] if found is None else found
+@DIM@    if not dim["least"] <= size <= dim["most"] or (size - dim["least"]) % dim["step"]:
+@DIM@        raise Error(f"{dim['name']}={size} is none of {dim['least']} to {dim['most']} in steps of {dim['step']}")
+@DIM@    return size
+@DIM@
+@DIM@
+@DIM@def _at(tensor, size):
+@DIM@    """A tensor at a size of the open dimension."""
+@DIM@    if "open" not in tensor:
+@DIM@        return tensor
+@DIM@    axis, factor, term = (tensor["open"][key] for key in ("axis", "factor", "term"))
+@DIM@    shape = list(tensor["shape"])
+@DIM@    n_bytes = tensor["bytes"] // max(shape[axis], 1)
+@DIM@    shape[axis] = factor * size + term
+@DIM@    return {**tensor, "shape": shape, "bytes": n_bytes * shape[axis]}
+@DIM@
+@DIM@
 def _addresses(all):
     return (ctypes.c_void_p * len(all))(*all)
 
@@ -134,10 +169,14 @@ class Context:
         """The outputs of inputs, as a list: numpy arrays where there is numpy, else memoryviews."""
         if len(inputs) != len(build["inputs"]):
             raise Error(f"there are {len(build['inputs'])} inputs, {len(inputs)} were given")
-        given = [_input(tensor, value) for tensor, value in zip(build["inputs"], inputs)]
-        made = [_output(tensor) for tensor in build["outputs"]]
+@NODIM@        given = [_input(tensor, value) for tensor, value in zip(build["inputs"], inputs)]
+@NODIM@        made = [_output(tensor) for tensor in build["outputs"]]
+@DIM@        size = _size(inputs)
+@DIM@        given = [_input(_at(tensor, size), value) for tensor, value in zip(build["inputs"], inputs)]
+@DIM@        made = [_output(_at(tensor, size)) for tensor in build["outputs"]]
         addresses = lambda all: _addresses([entry[0] for entry in all])
         with self._lock:
+@DIM@            _check(_library.net_set_dim(self._context, 0, size))
             _check(_library.net_run(self._context, addresses(given), addresses(made)))
         return [entry[2] for entry in made]
 

@@ -137,7 +137,7 @@ int main(void) {
         plan.constants.push(Constant::Data(data.clone().into()));
         let [from, to] = [("w", Place::Constant(at)), ("y", Place::Output(at))]
             .map(|(name, place)| plan.tensor(format!("{name}{at}"), DType::F32, &[65536], place));
-        let work = Work::Copy { from: plan.whole(from), to: plan.whole(to) };
+        let work = Work::Copy { from: plan.whole(from), to: plan.whole(to), rows: None };
         plan.steps.push(Step { name: "copy".to_owned(), work, guard: None });
     }
     let model = Model::new(plan, Vec::new()).unwrap();

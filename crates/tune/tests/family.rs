@@ -12,7 +12,7 @@ use tilewright_ir::verify::verify;
 use tilewright_ir::{LoopKind, Program, Role, Stmt, Target};
 use tilewright_tune::{Setting, Task, TaskError};
 
-const FAMILIES: [&str; 8] = [
+const FAMILIES: [&str; 12] = [
     "dense:m=1..19,n=37,k=21,const=w,epilogue=bias+relu",
     "dense:m=1..40,n=16,k=9,const=w",
     "dense:m=3..27/4,n=33,k=40",
@@ -21,6 +21,10 @@ const FAMILIES: [&str; 8] = [
     "matmul:m=2..20/2,n=40,k=8",
     "batch_matmul:b=3,m=1..13,n=9,k=10,tb=1",
     "heads_matmul:b=2,m=1..17,n=12,k=8,ha=1,hb=1,hc=1",
+    "batch_matmul:b=2,m=1..13,n=16..64/16,k=10,tb=1",
+    "heads_matmul:b=2,m=1..9,n=1..21,k=8,tb=1,ha=1,hb=1,epilogue=linear(0.5;0)",
+    "batch_matmul:b=2,m=1..11,n=17,k=1..23",
+    "heads_matmul:b=2,m=5,n=8,k=1..19,hb=1,hc=1",
 ];
 
 fn task(text: &str, target: &str, n_threads: usize) -> Task {
@@ -44,7 +48,7 @@ fn inside(program: &Program, member: &Program, at: usize) -> Vec<bool> {
 
 /// Runs a family at a size, on inputs that are NaN beyond its rows, and its member. Returns each argument of
 /// both, the family's without what lies beyond.
-fn both(family: &Program, member: &Program, size: i64) -> Vec<[Vec<f64>; 2]> {
+fn both(family: &Program, member: &Program, size: &[i64]) -> Vec<[Vec<f64>; 2]> {
     const FENCE: f64 = 12345.0;
     let mut small: Vec<Vec<f64>> =
         member.arguments().map(|(id, _)| random_argument(member, id, u64::from(id.0) + 1)).collect();
@@ -60,19 +64,24 @@ fn both(family: &Program, member: &Program, size: i64) -> Vec<[Vec<f64>; 2]> {
         })
         .collect();
     run(member, &mut small).unwrap();
-    run_at(family, &[size], &mut large).unwrap_or_else(|e| panic!("{size}: {e}\n{family}"));
+    run_at(family, size, &mut large).unwrap_or_else(|e| panic!("{size:?}: {e}\n{family}"));
     let arguments = family.arguments().zip(parts).zip(large);
     let inside = arguments.map(|(((_, buffer), part), large)| {
         let (inside, beyond): (Vec<_>, Vec<_>) = large.into_iter().zip(part).partition(|(_, inside)| *inside);
         let is_untouched = |x: f64| if buffer.role == Role::Output { x == FENCE } else { x.is_nan() };
-        assert!(beyond.iter().all(|(x, _)| is_untouched(*x)), "{}: {size} rows, written beyond\n{family}", buffer.name);
+        assert!(beyond.iter().all(|(x, _)| is_untouched(*x)), "{}: {size:?}, written beyond\n{family}", buffer.name);
         inside.into_iter().map(|(x, _)| x).collect()
     });
     inside.zip(small).map(|(family, member)| [family, member]).collect()
 }
 
-fn sizes(workload: &Workload) -> impl Iterator<Item = i64> {
-    workload.open_sizes().next().unwrap().1.values()
+/// Every value of each open size, beside values of the others that go round.
+fn sizes(workload: &Workload) -> Vec<Vec<i64>> {
+    let values: Vec<Vec<i64>> = workload.open_sizes().map(|(_, range)| range.values().collect()).collect();
+    let n = values.iter().map(Vec::len).max().unwrap();
+    let at =
+        |i: usize, turn: usize| values.iter().enumerate().map(|(d, all)| all[(i + d * turn) % all.len()]).collect();
+    (0..n).flat_map(|i| [at(i, 0), at(i, 5)]).collect()
 }
 
 /// Families give the bits of the member scheduled by the same steps, at every size, and neither read nor
@@ -94,12 +103,12 @@ fn families_compute_what_their_members_do_at_every_size() {
             let lowered = lower_verified(&scheduled);
             assert_eq!(parse(&lowered.to_string()).unwrap(), lowered);
             for size in sizes(workload) {
-                let member = workload.at(&[size]).unwrap().program();
+                let member = workload.at(&size).unwrap().program();
                 let member =
-                    lower(&apply_all(&member, &steps).unwrap_or_else(|(at, e)| panic!("{size}: step {at}: {e}")));
+                    lower(&apply_all(&member, &steps).unwrap_or_else(|(at, e)| panic!("{size:?}: step {at}: {e}")));
                 for program in [&scheduled, &lowered] {
-                    for [family, member] in both(program, &member, size) {
-                        assert_eq!(family, member, "{text} {json}, {size} rows\n{program}");
+                    for [family, member] in both(program, &member, &size) {
+                        assert_eq!(family, member, "{text} {json}, {size:?}\n{program}");
                     }
                 }
             }
@@ -149,18 +158,21 @@ fn what_is_no_family_is_refused() {
     check("dense:m=1..8/2,n=3,k=4", "`m=1..8/2` is not accepted");
     check("dense:m=1..9/0,n=3,k=4", "`m=1..9/0` is not accepted");
     check("dense:m=-9223372036854775808..9223372036854775807,n=3,k=4", "is not accepted");
-    check("dense:m=4,n=3..8,k=4", "`n=3..8` is not accepted; expected a number; only the rows m");
-    check("batch_matmul:b=1..4,m=4,n=3,k=4", "only the rows m of products may be a range");
-    check("conv2d:n=1..4,c=3,h=8,w=8,k=4,r=3,s=3", "only the rows m of products may be a range");
+    check("batch_matmul:b=1..4,m=4,n=3,k=4", "`b=1..4` is not accepted; expected a number; only m, n, k of products");
+    check("conv2d:n=1..4,c=3,h=8,w=8,k=4,r=3,s=3", "only m, n, k of products may be ranges");
+    check("dense:m=4,n=3..8,k=4,const=w", "`const=w` is not accepted");
     check("matmul:m=1..9,n=8,k=8,const=a", "`const=a` is not accepted");
     for text in ["dense:m=1..512,n=768,k=768,const=w", "dense:m=32..512/32,n=7,k=8"] {
         assert_eq!(Workload::parse(text).unwrap().to_string(), text);
     }
     let family = Workload::parse("dense:m=32..512/32,n=7,k=8").unwrap();
     assert_eq!(family.at(&[64]).unwrap().to_string(), "dense:m=64,n=7,k=8");
-    assert_eq!(Workload::parse("dense:m=1..512,n=7,k=8").unwrap().anchors(), [[1], [5], [23], [109], [512]]);
-    assert_eq!(family.anchors(), [[32], [64], [128], [256], [512]]);
+    assert_eq!(Workload::parse("dense:m=1..512,n=7,k=8").unwrap().anchors(), [[1], [3], [9], [23], [65], [181], [512]]);
+    assert_eq!(family.anchors(), [[32], [64], [96], [128], [192], [320], [512]]);
     assert_eq!(Workload::parse("dense:m=3..4,n=7,k=8").unwrap().anchors(), [[3], [4]]);
+    let [several, growing] = ["batch_matmul:b=2,m=1..4,n=16..64/16,k=8", "matmul:m=2..3,n=16..64/16,k=8"];
+    assert_eq!(Workload::parse(several).unwrap().anchors(), [[1, 16], [1, 32], [3, 48], [4, 64]]);
+    assert_eq!(Workload::parse(growing).unwrap().anchors(), [[2, 16], [2, 32], [3, 48], [3, 64]]);
     let flops = Workload::parse("dense:m=2..8,n=7,k=8").unwrap().flops();
     assert!((flops - 2.0 * 7.0 * 8.0 * (2.0f64 * 3.0 * 5.0 * 7.0 * 8.0).powf(0.2)).abs() < 1e-9, "{flops}");
     for wrong in [&[33][..], &[0], &[544], &[], &[32, 32]] {

@@ -3,11 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
+use tilewright::NO_CACHE;
 use tilewright::bench::OURS;
 use tilewright_graph::problems_text;
+use tilewright_ir::Target;
 use tilewright_model::Making;
 use tilewright_model::bench::{ModelBenchRequest, bench_model};
-use tilewright_peers::MODEL_PEERS;
+use tilewright_peers::{MODEL_PEERS, ModelPeerSpec};
+use tilewright_runtime::Dim;
 
 use super::bench::{self, BenchArgs};
 use super::model::ModelArgs;
@@ -29,6 +32,15 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let named =
         bench::chosen(MODEL_PEERS, args.against.as_deref(), "no peer for models", |spec| [spec.name, spec.library])?;
     let file = ModelArgs::new(&path.display().to_string(), &args.bindings);
+    let target = args.machine.place().runnable_target()?;
+    let peers: Vec<_> = match named {
+        Some(named) => named,
+        None => MODEL_PEERS.iter().filter(|spec| spec.runs_on(&target)).collect(),
+    };
+    let peers: Vec<_> = peers.into_iter().filter(|spec| spec.is_of_its_own(threads)).collect();
+    if let Some(dim) = file.open_dim()? {
+        return run_open(args, path, &file, (&dim, &target), &peers, as_json);
+    }
     let mut model = file.read()?;
     let given = args.inputs.given(&model.graph)?;
     file.refuse_defaults(&model.graph, &given)?;
@@ -37,11 +49,6 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     bench::prepare(args)?;
     let special = file.specialise(&model, usize::MAX)?;
     drop(model);
-    let target = args.machine.place().runnable_target()?;
-    let peers: Vec<_> = match named {
-        Some(named) => named,
-        None => MODEL_PEERS.iter().filter(|spec| spec.runs_on(&target)).collect(),
-    };
     let database = args.records.database()?;
     let records = database.records()?;
     let measured = args.cache.with(|cache| {
@@ -60,7 +67,7 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
             cache,
             inputs: &inputs,
             threads,
-            peers: peers.into_iter().filter(|spec| spec.is_of_its_own(threads)).collect(),
+            peers,
             peer_path: args.peer_path.clone(),
             gpu: target.gpu.map(|gpu| gpu.number),
             rounds: args.rounds,
@@ -71,6 +78,57 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
         measured.ours_over_theirs().into_iter().map(|(name, ratio)| (name.to_owned(), json!(ratio))).collect();
     let text = measured.text(path, &args.machine.place());
     write_result(as_json, &json!({"rows": measured.rows, "geomean": geomean}), &text)
+}
+
+/// Sizes of an open dimension that a model is measured at.
+const N_SIZES: usize = 8;
+
+/// Measures a model with an open dimension at several sizes, each beside runtimes that know it ahead.
+fn run_open(
+    args: &BenchArgs,
+    path: &Path,
+    file: &ModelArgs,
+    (dim, target): (&Dim, &Target),
+    peers: &[&'static ModelPeerSpec],
+    as_json: bool,
+) -> anyhow::Result<()> {
+    if !args.inputs.is_empty() {
+        return Err(bad_input("--input is for a model of one size (give --dim a number, or leave it out)"));
+    }
+    bench::prepare(args)?;
+    let model = file.read()?;
+    let database = args.records.database()?;
+    let records = database.records()?;
+    let fused = file.lowered(&model, args.exact, target)?;
+    let compiled = args.cache.with(|cache| {
+        let making = Making { cache, for_runs: true };
+        file.compiled(fused, args.exact, &args.machine, target, (&database, &records), making)
+    })?;
+    let (mut rows, mut text) = (Vec::new(), String::new());
+    for size in dim.spread(N_SIZES) {
+        let own = file.at(dim, size);
+        let (inputs, special) = (own.inputs(&model, &[])?, own.supported(&model)?);
+        let request = ModelBenchRequest {
+            path,
+            graph: &special.graph,
+            ours: vec![(OURS, &compiled)],
+            cache: &NO_CACHE,
+            inputs: &inputs,
+            threads: args.machine.threads,
+            peers: peers.to_vec(),
+            peer_path: args.peer_path.clone(),
+            gpu: None,
+            rounds: args.rounds,
+        };
+        let measured = bench_model(&request, &message)?;
+        text += &format!("{}={size}\n{}", one_line(&dim.name), measured.text(path, &args.machine.place()));
+        for row in &measured.rows {
+            let mut row = json!(row);
+            row["size"] = json!(size);
+            rows.push(row);
+        }
+    }
+    write_result(as_json, &json!({"dim": dim.name, "rows": rows}), &text)
 }
 
 /// Takes the model in a list of workloads, if it is one; `done` names the action, for the error.

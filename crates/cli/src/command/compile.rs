@@ -101,7 +101,7 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     library_name(args.name.as_deref(), &stem)?;
     let machine = &args.of.machine;
     let (target, file) = (machine.place().code_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
-    let fused = file.fused(&file.supported(&file.read()?)?, args.of.exact, &target)?;
+    let fused = file.lowered(&file.read()?, args.of.exact, &target)?;
     let database = args.records.database()?;
     let records = args.store.records(&database)?;
     let compiled = args.cache.with(|cache| {

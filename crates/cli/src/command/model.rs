@@ -5,10 +5,15 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tilewright::{Database, Records};
 use tilewright_device::mapped::tell_of_shrinking;
-use tilewright_graph::{Bindings, Graph, Model, Problem, Specialised, Tensor, Value, problems_text, specialise};
+use tilewright_graph::{
+    Bindings, Dim as DimOfModel, Graph, Model, Problem, Specialised, Tensor, Value, problems_text, specialise,
+};
 use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
-use tilewright_model::{Compiled, Fused, Given, Making, all_inputs, compile_known, feed, read_model};
+use tilewright_model::{
+    CompileError, Compiled, Fused, Given, Making, OpenError, all_inputs, compile_known, feed, open, read_model,
+};
+use tilewright_runtime::Dim;
 
 use super::store::tell_notes;
 use super::{MachineArgs, count, tune_command};
@@ -17,11 +22,13 @@ use crate::output::{message, shell_quoted};
 
 /// Elements of a given input that becomes a constant because shapes depend on it, at most.
 const MOST_SET: usize = 1000;
+/// Largest size of an open dimension.
+const MOST_SIZE: i64 = 1 << 20;
 /// Seed of inputs that are not given.
 const SEED: u64 = 1;
 
 /// A model with its bindings.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
 pub struct ModelArgs {
     /// Model as an ONNX file
     #[arg(value_name = "MODEL.onnx")]
@@ -33,7 +40,8 @@ pub struct ModelArgs {
 /// Bindings of a model's free dimensions and inputs.
 #[derive(Args, Debug, Clone, Default)]
 pub struct BindingArgs {
-    /// Size of a named dimension, such as N=1; can be given again
+    /// Size of a named dimension, such as N=1, or a range that runs say a size of, such as tokens=1..512 or
+    /// N=32..512/32; can be given again
     #[arg(long, value_name = "NAME=SIZE")]
     dim: Vec<String>,
     /// Shape of an input, such as x=1,3,224,224; can be given again
@@ -67,11 +75,47 @@ impl BindingArgs {
     /// Bad input where a text is none.
     pub fn bindings(&self) -> anyhow::Result<Bindings> {
         let mut bindings = Bindings::default();
-        self.dim.iter().try_for_each(|text| bindings.bind_dim(text)).map_err(bad_input)?;
+        let bound = self.dim.iter().filter(|text| !is_range(text));
+        bound.into_iter().try_for_each(|text| bindings.bind_dim(text)).map_err(bad_input)?;
         self.shape.iter().try_for_each(|text| bindings.bind_shape(text)).map_err(bad_input)?;
         self.set.iter().try_for_each(|text| bindings.bind_value(text)).map_err(bad_input)?;
         Ok(bindings)
     }
+
+    /// The dimension of which runs say a size, if any.
+    ///
+    /// # Errors
+    /// Bad input where there are several, or a range is none.
+    pub fn open_dim(&self) -> anyhow::Result<Option<Dim>> {
+        let mut ranges = self.dim.iter().filter(|text| is_range(text));
+        let (Some(text), other) = (ranges.next(), ranges.next()) else { return Ok(None) };
+        if let Some(other) = other {
+            return Err(bad_input(format!("--dim {other}: {text} is open already (give a number)")));
+        }
+        let (name, range) = text.rsplit_once('=').expect("a range is behind a name");
+        let (least, rest) = range.split_once("..").expect("it is a range");
+        let (most, step) = rest.split_once('/').unwrap_or((rest, "1"));
+        let numbers = [least, most, step].map(|n| n.trim().parse::<i64>().ok().filter(|n| *n >= 1));
+        let dim = |least: i64, most: i64, step: i64| Dim { name: name.to_owned(), least, most, step };
+        let dim = match numbers {
+            [Some(least), Some(most), Some(step)] => Some(dim(least, most, step)),
+            _ => None,
+        };
+        let fits = |dim: &Dim| dim.least < dim.most && dim.has(dim.most) && dim.most <= MOST_SIZE;
+        let why = || bad_input(format!("--dim {text}: `{range}` is no range (give LEAST..MOST or LEAST..MOST/STEP)"));
+        dim.filter(fits).map(Some).ok_or_else(why)
+    }
+
+    /// The bindings at a size of the open dimension.
+    pub fn at(&self, dim: &Dim, size: i64) -> BindingArgs {
+        let bound = |text: &String| if is_range(text) { format!("{}={size}", dim.name) } else { text.clone() };
+        BindingArgs { dim: self.dim.iter().map(bound).collect(), ..self.clone() }
+    }
+}
+
+/// Whether a binding is a range of sizes.
+fn is_range(text: &str) -> bool {
+    text.rsplit_once('=').is_some_and(|(name, sizes)| !name.is_empty() && sizes.contains(".."))
 }
 
 impl ModelArgs {
@@ -203,6 +247,61 @@ impl ModelArgs {
         lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))
     }
 
+    /// The dimension of which runs say a size, if any.
+    ///
+    /// # Errors
+    /// As [`BindingArgs::open_dim`].
+    pub fn open_dim(&self) -> anyhow::Result<Option<Dim>> {
+        self.bindings.open_dim()
+    }
+
+    /// The model at a size of the open dimension.
+    pub fn at(&self, dim: &Dim, size: i64) -> ModelArgs {
+        ModelArgs { path: self.path.clone(), bindings: self.bindings.at(dim, size) }
+    }
+
+    /// Fuses a model as [`ModelArgs::fused`] does, with the dimension open that is bound to a range, if one
+    /// is.
+    ///
+    /// # Errors
+    /// Bad input where something is not supported in a run, or the dimension cannot be open.
+    pub fn lowered(&self, model: &Model, exact: bool, target: &Target) -> anyhow::Result<Fused> {
+        let Some(dim) = self.open_dim()? else { return self.fused(&self.supported(model)?, exact, target) };
+        let made = open::<anyhow::Error>(&dim, |size| {
+            let file = self.at(&dim, size);
+            file.fused(&file.supported(model)?, exact, target)
+        });
+        made.map_err(|error| match error.downcast::<OpenError>() {
+            Ok(error) => bad_input(format!("{}: {}", self.name(), one_line(&error.to_string()))),
+            Err(other) => other,
+        })
+    }
+
+    /// Size of the open dimension that tensors of a model's inputs have, if there are such.
+    ///
+    /// # Errors
+    /// Bad input where they have different ones, or one that is not of the range.
+    pub fn size_of(&self, dim: &Dim, graph: &Graph, given: &[(String, Tensor)]) -> anyhow::Result<Option<i64>> {
+        let mut found: Option<i64> = None;
+        for (name, tensor) in given {
+            let value = graph.inputs.iter().map(|&id| graph.value(id)).find(|value| value.name == *name);
+            let dims = value.and_then(|value| value.declared.as_ref()?.dims.as_ref());
+            for (own, size) in dims.into_iter().flatten().zip(tensor.shape()) {
+                let size = *size as i64;
+                if !matches!(own, DimOfModel::Named(own) if *own == dim.name) || found == Some(size) {
+                    continue;
+                }
+                if found.is_some() || !dim.has(size) {
+                    let Dim { name: of, least, most, step } = dim;
+                    let why = format!("input {name} has {of}={size}, and runs have one of {least}..{most}/{step}");
+                    return Err(bad_input(one_line(&why)));
+                }
+                found = Some(size);
+            }
+        }
+        Ok(found)
+    }
+
     /// Compiles a fused model with the best recorded kernels for a target, and reports how many are a guess.
     ///
     /// # Errors
@@ -218,7 +317,12 @@ impl ModelArgs {
     ) -> anyhow::Result<Compiled> {
         let compiled = compile_known(fused, target, machine.threads, records, making);
         tell_notes(records);
-        let compiled = compiled?;
+        let compiled = compiled.map_err(|error| match error {
+            CompileError::Open(_) | CompileError::OpenOnGpu { .. } => {
+                bad_input(format!("{}: {}", self.name(), one_line(&error.to_string())))
+            }
+            error => error.into(),
+        })?;
         if compiled.n_guessed > 0 {
             let kernels = count(compiled.n_guessed as u64, "kernel");
             let hint = format!("run `{}`", tune_command(&self.name(), &self.options(exact), machine, database));

@@ -4,15 +4,19 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
+use tilewright_graph::{Model, Tensor};
 use tilewright_model::npy::write_tensors;
 use tilewright_model::{Making, Runner, profile_table};
-use tilewright_runtime::Threads;
+use tilewright_runtime::{Dim, Threads};
 
 use super::model::{InputArgs, ModelArgs};
 use super::store::StoreArgs;
 use super::{CacheArgs, DatabaseArgs, MachineArgs};
-use crate::error::one_line;
+use crate::error::{bad_input, one_line};
 use crate::output::{duration, write_result};
+
+/// Sizes of an open dimension that a model runs at where none is given.
+const N_SIZES: usize = 5;
 
 /// Arguments of `run`.
 #[derive(Args, Debug)]
@@ -30,6 +34,10 @@ pub struct RunArgs {
     /// Show how long each kernel takes
     #[arg(long)]
     profile: bool,
+    /// Sizes of the open dimension to run at, separated by commas [default: that of the inputs, else five
+    /// between both ends]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    at: Vec<i64>,
     /// Runs to take the median of
     #[arg(long, value_name = "N", default_value_t = 20)]
     runs: usize,
@@ -43,6 +51,36 @@ pub struct RunArgs {
     cache: CacheArgs,
 }
 
+impl RunArgs {
+    /// Sizes of the open dimension that the model runs at, in order; none where none is open.
+    fn sizes(&self, model: &Model, given: &[(String, Tensor)]) -> anyhow::Result<Vec<(Dim, i64)>> {
+        let Some(dim) = self.model.open_dim()? else {
+            return match self.at.is_empty() {
+                true => Ok(Vec::new()),
+                false => Err(bad_input("--at is for a model with an open dimension (give --dim NAME=LEAST..MOST)")),
+            };
+        };
+        let of_inputs = self.model.size_of(&dim, &model.graph, given)?;
+        if let Some(wrong) = self.at.iter().find(|size| !dim.has(**size)) {
+            let Dim { name, least, most, step } = &dim;
+            return Err(bad_input(format!("--at {wrong}: {name} is one of {least}..{most} in steps of {step}")));
+        }
+        let sizes = match (of_inputs, &self.at[..]) {
+            (None, []) => dim.spread(N_SIZES),
+            (None, sizes) => sizes.to_vec(),
+            (Some(size), []) => vec![size],
+            (Some(size), sizes) if sizes.last() == Some(&size) => sizes.to_vec(),
+            (Some(size), _) => {
+                return Err(bad_input(format!(
+                    "--at: the inputs have {}={size} (give that last, or leave it out)",
+                    dim.name
+                )));
+            }
+        };
+        Ok(sizes.into_iter().map(|size| (dim.clone(), size)).collect())
+    }
+}
+
 /// Runs a model.
 ///
 /// # Errors
@@ -51,12 +89,21 @@ pub struct RunArgs {
 pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let mut model = args.model.read()?;
     let given = args.inputs.given(&model.graph)?;
-    let (file, given) = args.model.fed(&mut model, given)?;
-    let special = file.supported(&model)?;
-    let inputs = file.inputs(&model, &given)?;
+    let sizes = args.sizes(&model, &given)?;
+    let last = |file: &ModelArgs| sizes.last().map_or_else(|| file.clone(), |(dim, size)| file.at(dim, *size));
+    let (bound, given) = last(&args.model).fed(&mut model, given)?;
+    // What is fed binds shapes of the inputs, which are open where a dimension is.
+    let file = if sizes.is_empty() { bound } else { args.model.clone() };
+    let at_sizes = |(dim, size): &(Dim, i64)| {
+        let of_last = sizes.last().is_some_and(|(_, last)| last == size);
+        file.at(dim, *size).inputs(&model, if of_last { &given } else { &[] })
+    };
+    let mut inputs = sizes.iter().map(at_sizes).collect::<anyhow::Result<Vec<_>>>()?;
+    if sizes.is_empty() {
+        inputs.push(file.inputs(&model, &given)?);
+    }
     let target = args.machine.place().runnable_target()?;
-    let fused = file.fused(&special, args.exact, &target)?;
-    drop(special);
+    let fused = file.lowered(&model, args.exact, &target)?;
     drop(model);
     let database = args.database.database()?;
     let records = args.store.records(&database)?;
@@ -66,11 +113,20 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         let runner = Runner::cached(&compiled, &Threads::new(args.machine.threads)?, cache)?;
         Ok((compiled, runner))
     })?;
-    runner.set_all(&inputs)?;
-    runner.run()?;
-    let outputs = runner.outputs();
+    let mut medians_ns = Vec::with_capacity(inputs.len());
+    let mut outputs = Vec::new();
+    for (at, inputs) in inputs.iter().enumerate() {
+        // A model may have no input that tells.
+        if let Some((dim, size)) = sizes.get(at) {
+            runner.set_dim(&dim.name, *size)?;
+        }
+        runner.set_all(inputs)?;
+        runner.run()?;
+        outputs = runner.outputs();
+        medians_ns.push(runner.median_ns(args.runs)?);
+    }
     let files = args.output.as_deref().map(|folder| write_tensors(folder, &outputs)).transpose()?;
-    let median_ns = runner.median_ns(args.runs)?;
+    let median_ns = *medians_ns.last().expect("there is a run");
     let steps = if args.profile { compiled.profile(&mut runner, args.runs)? } else { compiled.steps() };
 
     let listed = outputs.iter().enumerate().map(|(at, (name, tensor))| {
@@ -99,7 +155,15 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         text +=
             &format!("{}  {}{}\n", one_line(name), tensor.ty(), file.map_or(String::new(), |f| format!("  in {f}")));
     }
-    text += &format!("{} a run with {}\n", duration(median_ns), args.machine.place());
+    for ((dim, size), ns) in sizes.iter().zip(&medians_ns) {
+        text += &format!("{}={size}: {} a run with {}\n", one_line(&dim.name), duration(*ns), args.machine.place());
+    }
+    if sizes.is_empty() {
+        text += &format!("{} a run with {}\n", duration(median_ns), args.machine.place());
+    } else {
+        let each = sizes.iter().zip(&medians_ns);
+        json["sizes"] = each.map(|((dim, size), ns)| json!({"dim": dim.name, "size": size, "ms": ns / 1e6})).collect();
+    }
     if args.profile {
         json["profile"] = json!(steps);
         text += &format!("\n{}", profile_table(&steps));

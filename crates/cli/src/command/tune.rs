@@ -320,11 +320,9 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let file = ModelArgs::new(&args.of.workload, &args.bindings);
     let model = file.read()?;
-    let special = file.supported(&model)?;
     let machine = args.machine()?;
     let (target, runner) = &machine;
-    let plain = file.fused(&special, args.of.exact, target)?;
-    drop(special);
+    let plain = file.lowered(&model, args.of.exact, target)?;
     let threads = args.of.machine.threads;
     let records = args.records.database()?.records()?;
     let fused = match args.on {
@@ -356,7 +354,8 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let mut tuned = together(args, &machine, &tasks, &interrupts)?;
     if let Some(before) = before.filter(|_| tuned.is_whole(&interrupts)) {
         let database = args.records.database()?;
-        let inputs = file.inputs(&model, &[])?;
+        let largest = file.open_dim()?.map(|dim| file.at(&dim, dim.most));
+        let inputs = largest.as_ref().unwrap_or(&file).inputs(&model, &[])?;
         let whole = Choices::known(plain, target, threads, &database.records()?)
             .and_then(|after| settle(&before, after, &inputs, &database));
         match whole {

@@ -367,6 +367,7 @@ run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }"
             kept: Vec::new(),
             parts: vec![tilewright_ir::Part::Body],
             all_threads: true,
+            sizes: Vec::new(),
         };
         let works = [
             double(part(x, 0), part(way, 1)),
@@ -376,7 +377,7 @@ run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }"
                 run: Host::Function(Arc::new(add_one)),
             },
             double(part(sums, 0), part(way, 1)),
-            Work::Copy { from: part(way, 1), to: part(y, 2) },
+            Work::Copy { from: part(way, 1), to: part(y, 2), rows: None },
         ];
         plan.steps = works.map(|work| Step { name: "a step".to_owned(), work, guard: None }).into();
         let target = Target::named("sm_90a").unwrap();

@@ -104,20 +104,26 @@ impl Argument {
     }
 
     /// Completes an output of which a run has made a part, by the reference, where nothing was written beyond
-    /// it. `whole` and `part` are its shapes, which differ in one dimension at most.
+    /// it. `whole` and `part` are its shapes.
     fn complete(&mut self, dtype: DType, whole: &[i64], part: &[i64]) -> Result<(), &'static str> {
         let Argument::Output { buffer, reference } = self else { return Ok(()) };
-        let Some(axis) = (0..whole.len()).find(|&axis| whole[axis] != part[axis]) else { return Ok(()) };
-        let elements = |shape: &[i64]| shape.iter().product::<i64>() as usize;
-        let (row, n_bytes) = (elements(&whole[axis + 1..]), dtype.bytes() as usize);
-        let [rows, inside] = [whole[axis], part[axis]].map(|n| n as usize * row);
+        let (Some((row, outer)), true) = (whole.split_last(), whole != part) else { return Ok(()) };
         let (bytes, reference) = (buffer.bytes_mut(), reference.as_slice::<f64>());
-        for start in (0..elements(whole)).step_by(rows) {
-            let beyond = &mut bytes[(start + inside) * n_bytes..(start + rows) * n_bytes];
+        let n_bytes = dtype.bytes() as usize;
+        for at in 0..outer.iter().product::<i64>() {
+            let mut rest = at;
+            let is_inside = outer.iter().zip(part).rev().all(|(whole, part)| {
+                let subscript = rest % whole;
+                rest /= whole;
+                subscript < *part
+            });
+            let first = if is_inside { part[outer.len()] } else { 0 };
+            let [start, end] = [at * row + first, (at + 1) * row].map(|element| element as usize);
+            let beyond = &mut bytes[start * n_bytes..end * n_bytes];
             if beyond.iter().any(|byte| *byte != 0xFF) {
                 return Err("it wrote beyond the size of the run");
             }
-            dtype.write(&reference[start + inside..start + rows], beyond);
+            dtype.write(&reference[start..end], beyond);
         }
         Ok(())
     }

@@ -62,7 +62,7 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
         let tail = |short: &Index| -> Vec<Stmt> {
             l.body.iter().map(|s| replace_stmt(s, &found, short).substitute(l.var, &n_full)).collect()
         };
-        let tail = by_value(&rest, f, versions, ranges, tail);
+        let tail = by_value(&found, &rest, versions, ranges, tail);
         // A negative extent leaves no tail either.
         let cond = Cond::Lt(Index::from(-1), n_full.clone()).and(Cond::Lt(0.into(), rest));
         let tail = simplify_block(vec![Stmt::If { cond, then: tail, otherwise: Vec::new() }], ranges);
@@ -74,7 +74,7 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
     // In the tail 0 < rest < f, but where it may be empty.
     let tail = |short: &Index| replace(&l.body, &found, short, &mut ranges.clone());
     let short = match ranges.lower(&found.rest) {
-        Some(least) if least >= 1 => by_value(&found.rest, found.full, versions, ranges, tail),
+        Some(least) if least >= 1 => by_value(&found, &found.rest, versions, ranges, tail),
         _ => tail(&found.rest),
     };
     let split = vec![Stmt::If {
@@ -91,6 +91,8 @@ struct Undecided {
     atom: Atom,
     full: i64,
     rest: Index,
+    /// Whether it is the number of a vector's lanes, which a mask can be for.
+    is_of_lanes: bool,
 }
 
 impl Undecided {
@@ -108,11 +110,22 @@ impl Undecided {
 
 /// A tail of `rest` iterations, which are at least one and less than `full`: versions for each number of them
 /// where these are few, or where an open size decides, else one that asks.
-fn by_value(rest: &Index, full: i64, versions: u32, ranges: &Ranges, tail: impl Fn(&Index) -> Vec<Stmt>) -> Vec<Stmt> {
+fn by_value(
+    found: &Undecided,
+    rest: &Index,
+    versions: u32,
+    ranges: &Ranges,
+    tail: impl Fn(&Index) -> Vec<Stmt>,
+) -> Vec<Stmt> {
+    let full = found.full;
     let known = if full == 2 { Some(1) } else { rest.residue(full).filter(|&r| r > 0) };
     let all = || ranges.is_open(rest).then(|| (1..full).collect());
     let mut values = known.map(|one| vec![one]).or_else(|| ranges.values(rest)).or_else(all).unwrap_or_default();
-    values.retain(|&value| 0 < value && value < full);
+    let step = [32, 16, 8, 4, 2].into_iter().find(|step| rest.residue(*step) == Some(0)).unwrap_or(1);
+    values.retain(|&value| 0 < value && value < full && value % step == 0);
+    if ranges.is_open(rest) && found.is_of_lanes && values.len() > MOST_TAILS as usize {
+        return tail(rest);
+    }
     if ranges.is_open(rest)
         && let Some(largest) = values.last()
         && leaves(&tail(&(*largest).into())).saturating_mul(values.len()) <= MOST_STATEMENTS
@@ -171,7 +184,7 @@ impl Search {
             let repeats = match s {
                 Stmt::For(l) if matches!(l.kind, LoopKind::Unrolled | LoopKind::Vectorized) => {
                     if let Some(found) = self.index(&l.extent) {
-                        return Some(found);
+                        return Some(Undecided { is_of_lanes: l.kind == LoopKind::Vectorized, ..found });
                     }
                     self.repeated.push(l.var);
                     true
@@ -203,7 +216,8 @@ impl Search {
                 });
                 if all_known {
                     let decides_here = rest.uses(self.var) && full >= 1;
-                    decides_here.then(|| Undecided { atom: atom.clone(), full, rest: rest.as_ref().clone() })
+                    let rest = rest.as_ref().clone();
+                    decides_here.then(|| Undecided { atom: atom.clone(), full, rest, is_of_lanes: false })
                 } else if decided_later {
                     // A loop further in decides; whether its own bound is constant does not matter.
                     None

@@ -47,27 +47,26 @@ impl Contraction {
                 operands.apply(Expr::Load(sum, at.to_vec()), at, last)
             });
         }
-        open_rows(p.finish(), w)
+        open_loops(p.finish(), w)
     }
 }
 
-/// Has loops over rows run as far as each run says, where the number of rows is open.
-fn open_rows(mut program: Program, w: &Workload) -> Program {
-    let Range { least, most, step } = w.range(Contraction::ROWS);
-    if least == most {
-        return program;
+/// Has loops run as far as each run says, where the size that they go over is open.
+fn open_loops(mut program: Program, w: &Workload) -> Program {
+    for (name, Range { least, most, step }) in w.open_sizes() {
+        let at = Contraction::OPEN.iter().position(|open| *open == name).expect("other sizes are numbers");
+        let names = [Some(Contraction::LOOPS[at + 1]), Contraction::FINISH.get(at + 1).copied()];
+        let loops: Vec<LoopId> = names.into_iter().flatten().filter_map(|name| program.find_loop(name)).collect();
+        let var = program.add_loop(format!("{name}.steps"));
+        let size = OpenSize { name: name.to_owned(), var, least, step, n_values: (most - least) / step + 1 };
+        run_to(&mut program.body, &loops, &size.index());
+        program.sizes.push(size);
     }
-    let rows: Vec<LoopId> =
-        [Contraction::LOOPS[1], Contraction::FINISH[1]].iter().filter_map(|name| program.find_loop(name)).collect();
-    let (name, var) = (Contraction::ROWS.to_owned(), program.add_loop(format!("{}.steps", Contraction::ROWS)));
-    let size = OpenSize { name, var, least, step, n_values: (most - least) / step + 1 };
-    run_to(&mut program.body, &rows, &size.index());
-    program.sizes.push(size);
     program
 }
 
 /// Gives loops an extent.
-fn run_to(block: &mut [Stmt], loops: &[LoopId], extent: &Index) {
+pub(super) fn run_to(block: &mut [Stmt], loops: &[LoopId], extent: &Index) {
     for stmt in block {
         if let Stmt::For(l) = stmt
             && loops.contains(&l.var)

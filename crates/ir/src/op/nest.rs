@@ -4,11 +4,11 @@
 //! loops and dimensions of one element are left out, and loops that walk neighbouring dimensions alike
 //! everywhere are one.
 
-use super::{Operator, Structure, Workload, WorkloadError};
+use super::{Operator, Range, Structure, Workload, WorkloadError};
 use crate::expr::{Cond, Expr, Node, Rewrite, Subscript};
 use crate::index::{Atom, Index, Ranges};
 use crate::lower::simplify_block;
-use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, OpenSize, Program, Role, Scope, Stmt};
 use crate::text::{ParseError, parse};
 use crate::verify::{Unproven, VerifyError, check};
 use std::collections::{BTreeSet, HashMap};
@@ -30,6 +30,9 @@ pub const NEST: Operator = Operator {
 /// The name of the program of every nest, which says nothing.
 const NAME: &str = "nest";
 
+/// The names of open sizes, in their order.
+const SIZES: [&str; 4] = ["s0", "s1", "s2", "s3"];
+
 /// Reason why a program cannot be a workload. The fault of whoever made it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NestError {
@@ -42,8 +45,8 @@ pub enum NestError {
     /// Subscripts that may lie outside a buffer.
     #[error("{0}")]
     Unproven(Unproven),
-    /// Sizes that are open.
-    #[error("its sizes are open; give numbers")]
+    /// More open sizes than there are names for them.
+    #[error("it has more than {} open sizes", SIZES.len())]
     OpenSizes,
     /// A number of outputs other than one.
     #[error("it has {0} outputs instead of one")]
@@ -100,6 +103,12 @@ impl Nest {
         &self.program
     }
 
+    /// The sizes that runs say, with their names.
+    pub(super) fn sizes(&self) -> impl Iterator<Item = (&'static str, Range)> {
+        let range = |size: &OpenSize| Range { least: size.least, most: size.most(), step: size.step };
+        SIZES.into_iter().zip(self.program.sizes.iter().map(range).collect::<Vec<_>>())
+    }
+
     /// The program's text on one line, without its name.
     pub fn text(&self) -> &str {
         &self.text
@@ -128,15 +137,20 @@ impl Nest {
         outputs.expect("a nest has an output")
     }
 
-    /// Operations on numbers of one run, where each element that is written counts for one at least.
+    /// Operations on numbers of one run, at the largest sizes, where each element that is written counts for
+    /// one at least.
     pub(super) fn flops(&self) -> f64 {
-        fn of(stmt: &Stmt) -> f64 {
+        fn of(stmt: &Stmt, ranges: &Ranges) -> f64 {
             match stmt {
-                Stmt::For(l) => l.extent.as_const().unwrap_or(0) as f64 * l.body.iter().map(of).sum::<f64>(),
+                Stmt::For(l) => {
+                    let n = ranges.upper(&l.extent).unwrap_or(0);
+                    n as f64 * l.body.iter().map(|s| of(s, ranges)).sum::<f64>()
+                }
                 leaf => n_operations(leaf).max(1.0),
             }
         }
-        self.program.body.iter().filter(|s| !matches!(s, Stmt::Alloc(_))).map(of).sum()
+        let ranges = self.program.ranges();
+        self.program.body.iter().filter(|s| !matches!(s, Stmt::Alloc(_))).map(|s| of(s, &ranges)).sum()
     }
 
     /// The nest in a few words: its kind, what it yields, and digits that tell it from others of that.
@@ -222,17 +236,23 @@ fn compact(program: &Program) -> String {
 
 /// A stage: serial loops around one assignment.
 struct Stage {
-    loops: Vec<(LoopId, i64)>,
+    /// Loops with their extents, outermost first.
+    loops: Vec<(LoopId, Index)>,
     leaf: Stmt,
 }
 
 impl Stage {
-    fn of(mut stmt: Stmt) -> Option<Stage> {
+    /// The stage that a statement is, whose loops run as far as a number or an open size says.
+    fn of(mut stmt: Stmt, sizes: &[OpenSize]) -> Option<Stage> {
         let mut loops = Vec::new();
+        let is_extent = |extent: &Index| {
+            let of_size = |(atom, _): &(Atom, i64)| sizes.iter().any(|size| *atom == Atom::Var(size.var));
+            extent.terms().iter().all(of_size)
+        };
         loop {
             match stmt {
                 Stmt::For(Loop { var, extent, kind: LoopKind::Serial, mut body }) if body.len() == 1 => {
-                    loops.push((var, extent.as_const()?));
+                    loops.push((var, Some(extent).filter(is_extent)?));
                     stmt = body.pop().expect("the body has one statement");
                 }
                 leaf @ (Stmt::Store { .. } | Stmt::Update { .. }) => return Some(Stage { loops, leaf }),
@@ -242,8 +262,8 @@ impl Stage {
     }
 
     fn stmt(self) -> Stmt {
-        let nest = |body, (var, extent): (LoopId, i64)| {
-            Stmt::For(Loop { var, extent: extent.into(), kind: LoopKind::Serial, body: vec![body] })
+        let nest = |body, (var, extent): (LoopId, Index)| {
+            Stmt::For(Loop { var, extent, kind: LoopKind::Serial, body: vec![body] })
         };
         self.loops.into_iter().rev().fold(self.leaf, nest)
     }
@@ -284,7 +304,7 @@ fn canonical(mut program: Program) -> Result<Program, NestError> {
     if !program.prepare.is_empty() || !program.finish.is_empty() {
         return Err(NestError::Parts);
     }
-    if !program.sizes.is_empty() {
+    if program.sizes.len() > SIZES.len() {
         return Err(NestError::OpenSizes);
     }
     let is_foreign = |b: &&Buffer| b.role == Role::Kept || b.scope != Scope::Global;
@@ -295,13 +315,13 @@ fn canonical(mut program: Program) -> Result<Program, NestError> {
         1 => {}
         n => return Err(NestError::Outputs(n)),
     }
-    let body = simplify_block(std::mem::take(&mut program.body), &mut Ranges::default());
+    let body = simplify_block(std::mem::take(&mut program.body), &mut program.ranges());
     let mut stages: Vec<Stage> = Vec::new();
     for stmt in body {
         if matches!(stmt, Stmt::Alloc(_)) {
             continue;
         }
-        let stage = Stage::of(stmt).ok_or(NestError::Form)?;
+        let stage = Stage::of(stmt, &program.sizes).ok_or(NestError::Form)?;
         let written = stage.written().0;
         let name = || program.buffer(written).name.clone();
         if let Stmt::Update { first, .. } = &stage.leaf {
@@ -429,7 +449,9 @@ fn join(buffers: &mut [Buffer], stages: &mut [Stage]) -> bool {
     for (at, stage) in stages.iter().enumerate() {
         let reduction = stage.reduction();
         for pair in stage.loops.windows(2) {
-            let ((u, _), (v, n)) = (pair[0], pair[1]);
+            let [(u, outer), (v, inner)] = pair else { unreachable!("they are windows of two") };
+            // Rows of which runs say how many stay loops of their own.
+            let (Some(_), Some(n), u, v) = (outer.as_const(), inner.as_const(), *u, *v) else { continue };
             if reduction.contains(&u) == reduction.contains(&v) && places(buffers, stage, u, v, n).is_some() {
                 pairs.push((at, u, v, n));
             }
@@ -491,7 +513,7 @@ fn join(buffers: &mut [Buffer], stages: &mut [Stage]) -> bool {
         for (at, u, v, n) in chosen {
             let loops = &mut stages[at].loops;
             loops.retain(|(var, _)| *var != v);
-            loops.iter_mut().filter(|(var, _)| *var == u).for_each(|(_, extent)| *extent *= n);
+            loops.iter_mut().filter(|(var, _)| *var == u).for_each(|(_, extent)| *extent = extent.scale(n));
         }
         return true;
     }
@@ -560,10 +582,18 @@ fn renumbered(program: Program, stages: Vec<Stage>) -> Program {
     }
     let number = |b: BufferId| BufferId(order.iter().position(|o| *o == b).expect("every buffer has a place") as u32);
     let mut allocated = BTreeSet::new();
+    let mut of_sizes: Vec<(LoopId, LoopId)> = Vec::new();
+    for (name, size) in SIZES.into_iter().zip(program.sizes) {
+        let var = out.add_loop(format!("{name}.steps"));
+        of_sizes.push((size.var, var));
+        out.sizes.push(OpenSize { name: name.to_owned(), var, ..size });
+    }
+    let n_sizes = of_sizes.len();
     for mut stage in stages {
         let start = stage.start();
-        let vars: Vec<(LoopId, LoopId)> =
-            stage.loops.iter().map(|(v, _)| (*v, out.add_loop(format!("i{}", out.loops.len())))).collect();
+        let own = |(v, _): &(LoopId, Index)| (*v, out.add_loop(format!("i{}", out.loops.len() - n_sizes)));
+        let mut vars: Vec<(LoopId, LoopId)> = stage.loops.iter().map(own).collect();
+        vars.extend(&of_sizes);
         let renamed = |v: LoopId| vars.iter().find(|(old, _)| *old == v).map(|(_, new)| *new);
         let index = |i: &Index| {
             i.rewrite(&mut |atom| match atom {
@@ -583,7 +613,7 @@ fn renumbered(program: Program, stages: Vec<Stage>) -> Program {
             }
             _ => unreachable!("a stage is an assignment"),
         };
-        let loops = stage.loops.iter().map(|(v, n)| (renamed(*v).expect("every loop has a name"), *n)).collect();
+        let loops = stage.loops.iter().map(|(v, n)| (renamed(*v).expect("every loop has a name"), index(n))).collect();
         let stage = Stage { loops, leaf };
         let written = stage.written().0;
         if out.buffer(written).role == Role::Temporary && allocated.insert(written) {

@@ -147,8 +147,8 @@ impl Contraction {
     /// The loops over products, rows and columns of what makes the output of the product, where there is an
     /// epilogue.
     pub const FINISH: [&'static str; 3] = ["ob", "oi", "oj"];
-    /// Name of the size that says how many rows there are.
-    pub const ROWS: &'static str = "m";
+    /// Names of the sizes that may be open: how many rows, columns and terms of a sum there are.
+    pub const OPEN: [&'static str; 3] = ["m", "n", "k"];
     /// The product ahead of an epilogue.
     pub const ACC: &'static str = "acc";
 

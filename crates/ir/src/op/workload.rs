@@ -622,7 +622,9 @@ impl Workload {
     /// The sizes that each run says, with their names.
     pub fn open_sizes(&self) -> impl Iterator<Item = (&'static str, Range)> {
         let names = self.operator.sizes.iter().map(|size| size.name);
-        names.zip(self.sizes.iter().copied()).filter(|(_, range)| range.is_open())
+        let own = names.zip(self.sizes.iter().copied()).filter(|(_, range)| range.is_open());
+        let of_nest = self.nest.iter().flat_map(|nest| nest.sizes());
+        own.chain(of_nest)
     }
 
     /// Whether runs say a size.
@@ -630,26 +632,34 @@ impl Workload {
         self.open_sizes().next().is_some()
     }
 
-    /// Values of the open sizes that stand for all: a family is measured there. There is one, of no sizes,
-    /// where none is open.
+    /// Whether what a smaller member computes is a part of what the largest does: as it is for rows and
+    /// columns of products, and not for the terms of sums. Others can be run and not tuned: a kernel is
+    /// checked against the largest.
+    pub fn has_members_of_one_answer(&self) -> bool {
+        self.nest.as_ref().is_none_or(|nest| nest.sizes().next().is_none())
+            && self.open_sizes().all(|(name, _)| name != "k")
+    }
+
+    /// Values of the open sizes that stand for all: a family is measured there. Several sizes grow together.
+    /// There is one, of no sizes, where none is open.
     pub fn anchors(&self) -> Vec<Vec<i64>> {
-        const N: usize = 5;
-        let spread = |all: Vec<Vec<i64>>, range: Range| {
-            let with = |sizes: &Vec<i64>, value| sizes.iter().copied().chain([value]).collect();
-            let values = range.spread(N);
-            all.iter().flat_map(|sizes| values.iter().map(move |value| with(sizes, *value))).collect()
-        };
-        self.open_sizes().fold(vec![Vec::new()], |all, (_, range)| spread(all, range))
+        const N: usize = 7;
+        let spreads: Vec<Vec<i64>> = self.open_sizes().map(|(_, range)| range.spread(N)).collect();
+        let n = spreads.iter().map(Vec::len).max().unwrap_or(1);
+        (0..n).map(|at| spreads.iter().map(|values| values[at * values.len() / n]).collect()).collect()
     }
 
     /// The member of a family of the largest sizes, whose tensors have the family's shapes.
     pub fn largest(&self) -> Workload {
-        let sizes = self.sizes.iter().map(|range| Range::one(range.most)).collect();
-        Workload { sizes, ..self.clone() }
+        let most: Vec<i64> = self.open_sizes().map(|(_, range)| range.most).collect();
+        self.at(&most).expect("invariant: the largest sizes are sizes")
     }
 
     /// The member of a family at a value of each open size, in order; `None` where they are not such values.
     pub fn at(&self, sizes: &[i64]) -> Option<Workload> {
+        if let Some(nest) = self.nest.as_ref().filter(|nest| nest.sizes().next().is_some()) {
+            return Workload::nest(nest.program().at(sizes)?).ok();
+        }
         let mut values = sizes.iter();
         let mut member = self.clone();
         for range in member.sizes.iter_mut().filter(|range| range.is_open()) {
@@ -660,16 +670,16 @@ impl Workload {
         values.next().is_none().then_some(member)
     }
 
-    /// Refuses open sizes but for the rows of products, whose buffers then have room for the most of them.
+    /// Refuses open sizes but for those of products, whose buffers then have room for the most of them.
     fn require_closed(&self) -> Result<(), WorkloadError> {
         let is_product = matches!(self.structure(), Structure::Contraction(_));
-        let refused = self.open_sizes().find(|(name, _)| !is_product || *name != Contraction::ROWS);
+        let refused = self.open_sizes().find(|(name, _)| !is_product || !Contraction::OPEN.contains(name));
         match refused {
             None => Ok(()),
             Some((name, range)) => Err(WorkloadError::Value {
                 key: name.to_owned(),
                 value: range.to_string(),
-                expected: format!("a number; only the rows {} of products may be a range", Contraction::ROWS),
+                expected: format!("a number; only {} of products may be ranges", Contraction::OPEN.join(", ")),
             }),
         }
     }
@@ -693,11 +703,7 @@ impl Workload {
         if self.nest.is_some() && constants == self.constants {
             return Ok(self);
         }
-        let mut known = self.possible_constants();
-        if let (Structure::Contraction(product), true) = (self.structure(), self.is_family()) {
-            // What is made of it ahead would depend on the rows.
-            known.retain(|name| !name.eq_ignore_ascii_case(product.a.name));
-        }
+        let known = self.known_constants();
         match constants.iter().find(|name| !known.contains(name)) {
             Some(unknown) => Err(WorkloadError::Value {
                 key: "const".to_owned(),
@@ -708,6 +714,19 @@ impl Workload {
                 Ok(Workload { constants: known.into_iter().filter(|name| constants.contains(name)).collect(), ..self })
             }
         }
+    }
+
+    /// The inputs that may be constant at these sizes, in the order of the arguments.
+    fn known_constants(&self) -> Vec<String> {
+        let mut known = self.possible_constants();
+        if let (Structure::Contraction(product), true) = (self.structure(), self.is_family()) {
+            // What is made of a factor ahead would depend on its sizes.
+            let is_open = |sizes: [&str; 2]| self.open_sizes().any(|(name, _)| sizes.contains(&name));
+            for (factor, sizes) in [(product.a, ["m", "k"]), (product.b, ["n", "k"])] {
+                known.retain(|name| !is_open(sizes) || !name.eq_ignore_ascii_case(factor.name));
+            }
+        }
+        known
     }
 
     /// The inputs that may be constant, in the order of the arguments.
@@ -876,6 +895,27 @@ impl Workload {
         let at = self.operator.sizes.iter().position(|s| s.name == name);
         other.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))] = Range::one(value);
         (self.operator.check)(&other).is_ok().then_some(other)
+    }
+
+    /// Has runs say some sizes; inputs of which they are sizes are then no constants.
+    ///
+    /// # Errors
+    /// [`WorkloadError::Value`] for a size that may not be a range, and as [`Workload::new`].
+    ///
+    /// # Panics
+    /// If the operator has no size of a name.
+    pub fn with_ranges(&self, ranges: &[(&str, Range)]) -> Result<Workload, WorkloadError> {
+        let mut open = self.clone();
+        for (name, range) in ranges {
+            let at = self.operator.sizes.iter().position(|s| s.name == *name);
+            open.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))] = *range;
+        }
+        (self.operator.check)(&open)?;
+        open.require_closed()?;
+        let known = open.known_constants();
+        let mut constants = std::mem::take(&mut open.constants);
+        constants.retain(|name| known.contains(name));
+        open.with_constants(constants)?.checked()
     }
 
     /// Structure of the computation between prologue and epilogue, as schedules and libraries read it.

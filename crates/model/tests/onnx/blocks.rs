@@ -83,7 +83,8 @@ pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str
                 _ if name.starts_with("lengths") => DType::I32,
                 _ => DType::F32,
             };
-            Port { name: name.to_owned(), dtype, dims: numbers(&sizes).into_iter().map(Dim::Size).collect() }
+            let dim = |size: &&str| size.parse().map_or_else(|_| Dim::Named((*size).to_owned()), Dim::Size);
+            Port { name: name.to_owned(), dtype, dims: sizes.iter().map(dim).collect() }
         };
         list.split(',').map(port).collect()
     };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tilewright_codegen::{ArgumentAlign, Compiler, host_arch};
 use tilewright_ir::{DType, Part, Target, lower_gpu, text};
-use tilewright_runtime::{Code, Constant, GpuModel, Host, Model, Place, Plan, Slice, Step, Work};
+use tilewright_runtime::{Code, Constant, Dim, GpuModel, Host, Model, Place, Plan, PlanError, Size, Slice, Step, Work};
 
 /// `Y = X + 2·W`, where `W` is kept twice.
 const ADD: &str = r#"
@@ -28,6 +28,49 @@ buffer Y: f32[66] global output
 loops i
 run { vectorized i in 66 { Y[i] = X[i] * 3 } }
 "#;
+
+/// `Y = 3·X` of as many rows as a run says.
+const TRIPLE_ROWS: &str = r#"
+program "triple rows"
+buffer X: f32[8,4] global input
+buffer Y: f32[8,4] global output
+loops steps, i, j
+size rows = 2*steps + 2 in 4
+run { for i in 2*steps + 2 { vectorized j in 4 { Y[i,j] = X[i,j] * 3 } } }
+"#;
+
+/// Model of so many steps that makes `y[rows, 4]` of `x[rows, 4]` by tripling it each time, for 1 to 8 rows:
+/// of an odd number, the kernel computes one more.
+pub fn open_model(n_steps: usize) -> Result<Model, PlanError> {
+    let mut plan = Plan { dim: Some(Dim { name: "rows".to_owned(), least: 1, most: 8, step: 1 }), ..Plan::default() };
+    let rows = Size { factor: 1, term: 0, multiple: 1 };
+    let mut ports = Vec::new();
+    for (name, place) in [("x", Place::Input(0)), ("y", Place::Output(0))] {
+        let tensor = plan.tensor(name, DType::F32, &[8, 4], place);
+        plan.tensors[tensor].open = Some((0, rows));
+        ports.push(plan.whole(tensor));
+    }
+    let [from, to] = [0, 128].map(|offset| plan.tensor("between", DType::F32, &[8, 4], Place::Arena(offset)));
+    let mut between = [plan.whole(from), plan.whole(to)];
+    let copy = |from, to| Work::Copy { from, to, rows: Some((rows, 16)) };
+    let mut works = vec![copy(ports[0], between[0])];
+    for _ in 0..n_steps {
+        works.push(Work::Kernel {
+            kernel: 0,
+            arguments: between.to_vec(),
+            kept: vec![],
+            parts: vec![Part::Body],
+            all_threads: true,
+            sizes: vec![Size { multiple: 2, ..rows }],
+        });
+        between.reverse();
+    }
+    works.push(copy(between[0], ports[1]));
+    plan.steps.extend(works.into_iter().map(|work| Step { name: "step".to_owned(), work, guard: None }));
+    let mut compiler = Compiler::for_arguments(target(), ArgumentAlign::Elements);
+    let code = Code::compile(&mut compiler, text::parse(TRIPLE_ROWS).unwrap()).unwrap();
+    Model::new(plan, vec![code])
+}
 
 pub fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_le_bytes()).collect()
@@ -77,11 +120,12 @@ pub fn plan(on_host: bool) -> Plan {
         let part = Slice { tensor: halves, offset: half * 33 * 4, n_bytes: 33 * 4 };
         let arguments = vec![plan.whole(x), plan.whole(w), part];
         let (kept, parts) = (vec![plan.whole(k)], vec![Part::Body]);
-        let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true };
+        let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true, sizes: Vec::new() };
         plan.steps.push(Step { name: format!("half {half}"), work, guard: None });
     }
     let arguments = vec![plan.whole(halves), plan.whole(tripled)];
-    let work = Work::Kernel { kernel: 1, arguments, kept: vec![], parts: vec![Part::Body], all_threads: false };
+    let (kept, parts, sizes) = (vec![], vec![Part::Body], vec![]);
+    let work = Work::Kernel { kernel: 1, arguments, kept, parts, all_threads: false, sizes };
     plan.steps.push(Step { name: "triple".to_owned(), work, guard: None });
     let (from, to) = (plan.whole(tripled), plan.whole(y));
     let work = if on_host {
@@ -93,7 +137,7 @@ pub fn plan(on_host: bool) -> Plan {
         });
         Work::Host { inputs: vec![from], outputs: vec![to], run: Host::Function(run) }
     } else {
-        Work::Copy { from, to }
+        Work::Copy { from, to, rows: None }
     };
     plan.steps.push(Step { name: "last".to_owned(), work, guard: None });
     plan

@@ -85,6 +85,10 @@ impl<'a> WorkloadRun<'a> {
     ) -> Result<WorkloadRun<'a>, Error> {
         request.check()?;
         let (task, settings) = (request.task()?, request.settings());
+        if !task.setting.workload.has_members_of_one_answer() {
+            let why = "its smaller members are no parts of the largest, against which kernels are checked";
+            return Err(Error::input(format!("{} cannot be tuned: {why} (give k a number)", task.setting.workload)));
+        }
         let run = WorkloadRun {
             settings,
             key: task_key(&task, settings.caches),

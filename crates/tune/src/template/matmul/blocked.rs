@@ -102,18 +102,26 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     let mut pack_b = vec!["block"];
     pack_b.extend((!p.b.is_k_last() && !p.in_fours).then_some("none"));
     pack_b.extend((p.batch.is_none() || p.b.is_constant).then_some("whole"));
+    // Open columns and sums end where a run says, in a tail of each block.
+    let [has_open_columns, has_open_sum] = p.is_open;
+    let n_blocks_of_n: Vec<i64> = if has_open_columns { vec![1] } else { n_blocks(n, 4 * lanes).collect() };
+    let mut unrolled = vec![1, 2, 4];
+    let mut pack_a = PACK_A;
+    if has_open_sum {
+        (k_blocks, unrolled, pack_a) = (vec![1], vec![1], &["none"]);
+    }
     let mut parameters = vec![
         Parameter::ordinal("mr", 1..=most_rows),
         Parameter::ordinal("nv", 1..=most_vectors),
         Parameter::ordinal("m_blocks", n_blocks(m, 16)),
-        Parameter::ordinal("n_blocks", n_blocks(n, 4 * lanes)),
+        Parameter::ordinal("n_blocks", n_blocks_of_n),
         Parameter::ordinal("k_blocks", k_blocks),
         Parameter::permutation("order", &["jc", "pc", "ic"]),
         Parameter::categorical("inner", &["jr-ir", "ir-jr"]),
         // Where they lie in fours they are neighbours along the sum.
-        Parameter::categorical("pack_a", if p.in_fours && !p.a.is_k_last() { &["panels"] } else { PACK_A }),
+        Parameter::categorical("pack_a", if p.in_fours && !p.a.is_k_last() { &["panels"] } else { pack_a }),
         Parameter::categorical("pack_b", &pack_b),
-        Parameter::ordinal("unroll_k", [1, 2, 4]),
+        Parameter::ordinal("unroll_k", unrolled),
         Parameter::boolean("prefetch_a"),
         Parameter::ordinal("prefetch_b", [0, 4, 8]),
     ];

@@ -80,8 +80,10 @@ struct Product {
     batch: Option<i64>,
     /// Rows; the most of them, where runs say how many.
     m: i64,
-    /// Whether runs say how many rows there are.
+    /// Whether runs say a size.
     is_family: bool,
+    /// Whether runs say how many columns there are, and how many terms a sum has.
+    is_open: [bool; 2],
     n: i64,
     k: i64,
     /// The factor of rows.
@@ -129,11 +131,13 @@ impl Product {
         let factor_bytes = w.factors()[0].bytes() as i64;
         let (has_epilogue, in_fours) = (!w.is_plain(), w.has_integer_factors());
         let is_family = w.is_family();
+        let is_open = ["n", "k"].map(|size| w.open_sizes().any(|(name, _)| name == size));
         Product {
             loops: Contraction::LOOPS,
             batch,
             m,
             is_family,
+            is_open,
             n,
             k,
             a,

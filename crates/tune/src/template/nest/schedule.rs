@@ -580,12 +580,31 @@ impl Builder {
         }
     }
 
-    /// Has lanes combine what lies along a loop of a reduction, then halves of them until one is left.
+    /// Has lanes combine what lies along a loop of a reduction, then halves of them until one is left: as
+    /// many as is wanted, or as divide an extent that a run says.
     fn in_lanes(&mut self, stage: &Stage, r: usize, lanes: i64, choices: &Choices) -> Option<Parts> {
+        let width = parts_width(stage, r, lanes, choices);
+        if self.program.sizes.is_empty() {
+            return self.in_parts(stage, r, width);
+        }
+        let least = lanes.min(width);
+        let widths = std::iter::successors(Some(width), |n| (n / 2 >= least).then_some(n / 2));
+        for width in widths {
+            let before = self.clone();
+            let parts = self.in_parts(stage, r, width);
+            if parts.is_some() {
+                return parts;
+            }
+            *self = before;
+        }
+        None
+    }
+
+    /// Has so many lanes combine what lies along a loop of a reduction, where they can.
+    fn in_parts(&mut self, stage: &Stage, r: usize, width: i64) -> Option<Parts> {
         let Stage { name, .. } = stage;
         let k = &stage.loops[r].name;
         let extent = stage.loops[r].extent;
-        let width = parts_width(stage, r, lanes, choices);
         let mut at = k.clone();
         let (outer, inner) = (format!("{k}.o"), format!("{k}.l"));
         let is_split = extent > width && self.attempt(split(k, width, &outer, &inner));

@@ -2,7 +2,6 @@
 //! together.
 
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, Node, ReduceOp, Subscript, UnaryOp};
-use tilewright_ir::index::Ranges;
 use tilewright_ir::{BufferId, DType, Index, LoopId, Program, Role, Stmt};
 
 /// Serial loops around one assignment.
@@ -84,7 +83,7 @@ impl Stage {
 
     fn of(program: &Program, stmt: &Stmt) -> Option<Stage> {
         let (mut loops, mut leaf) = (Vec::new(), stmt);
-        let mut ranges = Ranges::default();
+        let mut ranges = program.ranges();
         while let Stmt::For(l) = leaf {
             // The last part of a sum may be shorter than the others.
             loops.push((l.var, ranges.upper(&l.extent)?));

@@ -1,0 +1,536 @@
+//! Models with a dimension of which each run says a size.
+//!
+//! Nothing is inferred symbolically: the model is lowered at a few sizes, and the results are compared.
+//! Shapes that differ are numbers that depend on the size by a factor and a term; all else has to be the
+//! same. The net of the largest size is then the model's: tensors lie as if they were as large as they can
+//! be, and kernels go as far as a run says, over rows of the same kernels or within them.
+
+use std::collections::HashMap;
+
+use tilewright_ir::op::{Contraction, Range, Structure, WorkloadError};
+use tilewright_runtime::{Dim, Size};
+
+use crate::fuse::{Fused, Kernel, Open, Step, nest, open_nest};
+use crate::layouts::{block_of, conversion_of};
+use crate::net::{Kind, Line, Net, Node, ValueId};
+
+/// Multiple of columns that products of open columns compute: whole vectors on every machine. What is beyond
+/// the size of a run lies in memory that nothing else reads.
+const WHOLE_VECTORS: i64 = 16;
+
+/// Reason why a dimension of a model cannot be open.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// Too few sizes.
+    #[error("{name}={least}..{most} has too few sizes to be open (give a number, or at least four sizes)")]
+    Few {
+        /// Name of the dimension.
+        name: String,
+        /// Smallest size.
+        least: i64,
+        /// Largest size.
+        most: i64,
+    },
+    /// Something of the model is another thing at another size.
+    #[error("`{node}` {what} between {name}={first} and {name}={second}: {name} cannot be open (give a number)")]
+    Differs {
+        /// Node of the model.
+        node: String,
+        /// Difference.
+        what: String,
+        /// Name of the dimension.
+        name: String,
+        /// A size.
+        first: i64,
+        /// Another size.
+        second: i64,
+    },
+    /// A node has no code for a size that runs say.
+    #[error("`{node}` {why}: {name} cannot be open (give a number)")]
+    Node {
+        /// Node of the model, or input or output.
+        node: String,
+        /// Reason.
+        why: String,
+        /// Name of the dimension.
+        name: String,
+    },
+}
+
+/// Dimension of a net of which runs say a size.
+#[derive(Debug, Clone)]
+pub struct OpenNet {
+    /// The dimension.
+    pub dim: Dim,
+    /// Dimensions of each value that depend on it.
+    pub(crate) axes: Vec<Vec<Option<Size>>>,
+    /// Open sizes of products and convolutions, by their results.
+    sizes: HashMap<ValueId, Vec<(&'static str, Size)>>,
+}
+
+/// Values of a dimension's size at which a model is lowered besides the largest: odd ones in its upper half,
+/// where nothing of the model is likely to have the same size by chance.
+fn probes(dim: &Dim) -> Option<[i64; 2]> {
+    let is_prime = |n: i64| n > 2 && (2..n).take_while(|d| d * d <= n).all(|d| n % d != 0);
+    let inside = || (dim.least..dim.most).filter(|&size| dim.has(size) && size > 1);
+    let pick = |wanted: f64, other: Option<i64>| {
+        let goal = dim.least + ((dim.most - dim.least) as f64 * wanted) as i64;
+        let others = inside().filter(|size| Some(*size) != other);
+        others.min_by_key(|&size| (!is_prime(size), (size - goal).abs()))
+    };
+    let first = pick(0.6, None)?;
+    Some([first, pick(0.8, Some(first))?])
+}
+
+/// Number through two points, where it has a whole factor.
+fn through([x0, x1]: [i64; 2], [y0, y1]: [i64; 2]) -> Option<Size> {
+    let factor = (y1 - y0) / (x1 - x0);
+    let size = Size { factor, term: y0 - factor * x0, multiple: 1 };
+    (size.at(x1) == y1).then_some(size)
+}
+
+/// Makes a fused net with an open dimension of what `lower` makes of the model at a size.
+///
+/// # Errors
+/// As `lower`, and where the dimension cannot be open.
+pub fn open<E: From<OpenError>>(dim: &Dim, mut lower: impl FnMut(i64) -> Result<Fused, E>) -> Result<Fused, E> {
+    let few = || OpenError::Few { name: dim.name.clone(), least: dim.least, most: dim.most };
+    let at = probes(dim).ok_or_else(few)?;
+    let probes = [lower(at[0])?, lower(at[1])?];
+    let mut whole = lower(dim.most)?;
+    // The smallest size need not be a model at all.
+    lower(dim.least)?;
+    let job = Job { dim, at, probes: [&probes[0], &probes[1]], whole: &whole };
+    job.nodes()?;
+    let axes = job.axes()?;
+    let sizes = job.sizes()?;
+    let open = OpenNet { dim: dim.clone(), axes, sizes };
+    check(&whole, &open)?;
+    whole.open = Some(open);
+    Ok(whole)
+}
+
+/// Comparison of a model at several sizes.
+struct Job<'a> {
+    dim: &'a Dim,
+    at: [i64; 2],
+    probes: [&'a Fused; 2],
+    /// The largest size's.
+    whole: &'a Fused,
+}
+
+impl Job<'_> {
+    fn differs(&self, node: &str, what: &str, first: i64, second: i64) -> OpenError {
+        OpenError::Differs { node: node.to_owned(), what: what.to_owned(), name: self.dim.name.clone(), first, second }
+    }
+
+    /// Compares the nodes.
+    fn nodes(&self) -> Result<(), OpenError> {
+        let whole = &self.whole.net;
+        for (probe, at) in self.probes.iter().zip(self.at) {
+            let other = &probe.net;
+            let named = |node: Option<&Node>| node.map_or("the model".to_owned(), |node| node.origin.clone());
+            let is_same = |(a, b): (&Node, &Node)| {
+                let kinds = matches!((&a.kind, &b.kind), (Kind::Sequence(_), Kind::Sequence(_)))
+                    || format!("{:?}", a.kind) == format!("{:?}", b.kind);
+                kinds && a.inputs == b.inputs && a.outputs == b.outputs
+            };
+            let all = whole.nodes.iter().zip(&other.nodes);
+            if let Some((node, _)) = all.clone().find(|pair| !is_same(*pair)) {
+                return Err(self.differs(&node.origin, "differs", at, self.dim.most));
+            }
+            if whole.nodes.len() != other.nodes.len() || whole.values.len() != other.values.len() {
+                let n = whole.nodes.len().min(other.nodes.len());
+                let rest = whole.nodes.get(n).or(other.nodes.get(n)).or(whole.nodes.last());
+                return Err(self.differs(&named(rest), "differs", at, self.dim.most));
+            }
+        }
+        Ok(())
+    }
+
+    /// A node that makes or reads a value, for messages.
+    fn node_of(&self, id: ValueId) -> String {
+        let nodes = &self.whole.net.nodes;
+        let maker = nodes.iter().find(|node| node.outputs.contains(&id));
+        let found = maker.or_else(|| nodes.iter().find(|node| node.inputs.contains(&Some(id))));
+        found.map_or_else(|| self.whole.net.value(id).name.clone(), |node| node.origin.clone())
+    }
+
+    /// Finds which dimensions of values depend on the size.
+    fn axes(&self) -> Result<Vec<Vec<Option<Size>>>, OpenError> {
+        let mut all = Vec::with_capacity(self.whole.net.values.len());
+        for (at, whole) in self.whole.net.values.iter().enumerate() {
+            let of_probes = self.probes.map(|probe| &probe.net.values[at]);
+            let fail = |what: &str| self.differs(&self.node_of(ValueId(at)), what, self.at[0], self.at[1]);
+            if of_probes.iter().any(|value| value.shape.len() != whole.shape.len()) {
+                return Err(fail("has another number of dimensions"));
+            }
+            let fit = |axis: usize| {
+                let size = through(self.at, of_probes.map(|value| value.shape[axis]))
+                    .filter(|size| size.at(self.dim.most) == whole.shape[axis] && size.at(self.dim.least) >= 1);
+                let size = size.ok_or_else(|| fail("has a size without a factor and a term"))?;
+                Ok(Some(size).filter(|size| size.factor != 0))
+            };
+            let axes = (0..whole.shape.len()).map(fit).collect::<Result<Vec<_>, _>>()?;
+            for probe in of_probes {
+                let is_prefix = match (&whole.constant, &probe.constant) {
+                    (None, None) => true,
+                    (Some(whole), Some(part)) => {
+                        // What is known of a shorter tensor is the beginning of what is of the longest.
+                        let [whole, part] = [whole.bytes(), part.bytes()];
+                        whole.get(..part.len()) == Some(&part[..]) && is_in_rows(&probe.shape, &axes)
+                    }
+                    _ => false,
+                };
+                if !is_prefix {
+                    return Err(fail("computes with other numbers"));
+                }
+            }
+            all.push(axes);
+        }
+        Ok(all)
+    }
+
+    /// Finds the open sizes of products and convolutions.
+    fn sizes(&self) -> Result<HashMap<ValueId, Vec<(&'static str, Size)>>, OpenError> {
+        let by_result = self.probes.map(|probe| {
+            let kernels = probe.each().filter_map(|(step, _)| match step {
+                Step::Kernel(kernel) => Some((kernel.output, kernel)),
+                _ => None,
+            });
+            kernels.collect::<HashMap<ValueId, &Kernel>>()
+        });
+        let mut all = HashMap::new();
+        for (step, _) in self.whole.each() {
+            let Step::Kernel(kernel) = step else { continue };
+            if matches!(kernel.workload.structure(), Structure::Nest(_)) {
+                continue;
+            }
+            let fail = || self.differs(&kernel.origin, "is computed in another way", self.at[0], self.dim.most);
+            let [Some(first), Some(second)] = by_result.each_ref().map(|known| known.get(&kernel.output)) else {
+                return Err(fail());
+            };
+            let mut open = Vec::new();
+            let mut changed = [first.workload.clone(), second.workload.clone()];
+            if changed.iter().any(|other| *other.operator() != *kernel.workload.operator()) {
+                return Err(fail());
+            }
+            for size in kernel.workload.operator().sizes {
+                let most = kernel.workload.size(size.name);
+                let of_probes = changed.each_ref().map(|workload| workload.size(size.name));
+                let found = through(self.at, of_probes).filter(|found| found.at(self.dim.most) == most);
+                let found = found.ok_or_else(fail)?;
+                if found.factor != 0 {
+                    open.push((size.name, found));
+                    for workload in &mut changed {
+                        *workload = workload.with_size(size.name, most).ok_or_else(fail)?;
+                    }
+                }
+            }
+            if changed.iter().any(|other| other.to_string() != kernel.workload.to_string()) {
+                return Err(fail());
+            }
+            all.insert(kernel.output, open);
+        }
+        Ok(all)
+    }
+}
+
+/// Whether what is open of a tensor is its first dimension longer than 1, or nothing, so that a shorter
+/// tensor is the beginning of a longer one.
+fn is_in_rows(shape: &[i64], axes: &[Option<Size>]) -> bool {
+    let mut open = (0..axes.len()).filter(|axis| axes[*axis].is_some());
+    match (open.next(), open.next()) {
+        (None, _) => true,
+        (Some(axis), None) => shape[..axis].iter().all(|&n| n == 1),
+        (Some(_), Some(_)) => false,
+    }
+}
+
+/// Checks what no kernel does: ports, views, parts and joins.
+fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
+    let (net, axes) = (&fused.net, |id: ValueId| &open.axes[id.0][..]);
+    let refuse = |node: &str, why: &str| {
+        Err(OpenError::Node { node: node.to_owned(), why: why.to_owned(), name: open.dim.name.clone() })
+    };
+    for &id in net.inputs.iter().chain(&net.outputs) {
+        if !is_in_rows(net.shape(id), axes(id)) {
+            return refuse(&net.value(id).name, "has the open dimension behind another one");
+        }
+    }
+    for node in &net.nodes {
+        let all = || node.inputs.iter().flatten().chain(&node.outputs);
+        if all().all(|id| axes(*id).iter().all(Option::is_none)) {
+            continue;
+        }
+        // Of what lies behind an open dimension, at the most.
+        let in_memory = |id: ValueId| {
+            let shape = net.shape(id);
+            let of = |(axis, size): (usize, &Option<Size>)| {
+                let size = (*size)?;
+                let [outer, inner] = [&shape[..axis], &shape[axis + 1..]].map(|part| part.iter().product::<i64>());
+                Some((outer, size.factor * inner, size.term * inner))
+            };
+            axes(id).iter().enumerate().filter_map(of).collect::<Vec<_>>()
+        };
+        match &node.kind {
+            Kind::View if in_memory(node.input(0)) != in_memory(node.output()) => {
+                return refuse(&node.origin, "joins or divides the open dimension");
+            }
+            Kind::Concat(axis) => {
+                let parts: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
+                let is_open = |id: &ValueId| axes(*id)[*axis].is_some();
+                if parts.iter().any(is_open) {
+                    return refuse(&node.origin, "joins tensors along the open dimension");
+                }
+            }
+            Kind::Pad(..) | Kind::Window(..) | Kind::Pick(_) => {
+                let (from, to) = (node.input(0), node.output());
+                let is_kept = |axis: usize| match &node.kind {
+                    Kind::Pad(before, _) => before[axis] == 0 && net.shape(from)[axis] == net.shape(to)[axis],
+                    Kind::Window(_, w) => (w.kernel[axis], w.strides[axis], w.before[axis]) == (1, 1, 0),
+                    Kind::Pick(lines) => lines[axis] == Line::SAME,
+                    _ => true,
+                };
+                if (0..axes(to).len())
+                    .any(|axis| (axes(to)[axis].is_some() || axes(from)[axis].is_some()) && !is_kept(axis))
+                {
+                    return refuse(&node.origin, "pads, cuts or resizes the open dimension");
+                }
+            }
+            Kind::Sequence(_) => return refuse(&node.origin, "has steps of a sequence"),
+            Kind::Call(_) | Kind::Host(_) => {
+                return refuse(&node.origin, &format!("({}) has no code for a size that runs say", node.operator()));
+            }
+            Kind::View | Kind::Map(_) | Kind::Transpose(_) | Kind::Slice(_) | Kind::Reduce(..) => {}
+            Kind::Conv(_) | Kind::Product { .. } | Kind::Gather { .. } => {}
+        }
+    }
+    Ok(())
+}
+
+/// Range of a number.
+fn range_of(dim: &Dim, size: Size) -> Range {
+    let step = if size.multiple == 1 { size.factor * dim.step } else { size.multiple };
+    Range { least: size.at(dim.least), most: size.at(dim.most), step }
+}
+
+impl Fused {
+    /// Makes kernels that depend on the open dimension go as far as runs say, where there is one.
+    ///
+    /// # Errors
+    /// If one has no such form.
+    pub(crate) fn open_kernels(mut self) -> Result<Fused, OpenError> {
+        let Some(mut open) = self.open.take() else { return Ok(self) };
+        for step in &self.steps {
+            let Step::Kernel(kernel) = step else { continue };
+            // Images in another layout are values of their own.
+            if kernel.output.0 >= open.axes.len() {
+                open.axes.resize(kernel.output.0 + 1, Vec::new());
+                open.axes[kernel.output.0] = open.axes[kernel.inputs[0].0].clone();
+            }
+        }
+        open.axes.resize(self.net.values.len(), Vec::new());
+        let rows = self.in_rows(&open);
+        let mut changed = Vec::with_capacity(self.steps.len());
+        for step in &self.steps {
+            changed.push(match step {
+                Step::Kernel(kernel) => {
+                    let made = self.open_kernel(kernel, &open, &rows);
+                    let refused = |error: WorkloadError| OpenError::Node {
+                        node: kernel.origin.clone(),
+                        why: format!("has no kernel for any size: {error}"),
+                        name: open.dim.name.clone(),
+                    };
+                    Step::Kernel(made.map_err(|error| error.unwrap_or_else(refused))?)
+                }
+                other => other.clone(),
+            });
+        }
+        self.steps = changed;
+        self.open = Some(open);
+        Ok(self)
+    }
+
+    /// The net of one row: dimensions that are open are 1 in all values that are rows one behind the other.
+    fn in_rows(&self, open: &OpenNet) -> Net {
+        let mut net = self.net.clone();
+        for (value, axes) in net.values.iter_mut().zip(&open.axes) {
+            if is_in_rows(&value.shape, axes) {
+                axes.iter().zip(&mut value.shape).filter(|(open, _)| open.is_some()).for_each(|(_, n)| *n = 1);
+            }
+        }
+        net
+    }
+
+    fn open_kernel(&self, kernel: &Kernel, open: &OpenNet, rows: &Net) -> Result<Kernel, Refused> {
+        let is_open = |id: &ValueId| open.axes[id.0].iter().any(Option::is_some);
+        if !kernel.inputs.iter().chain([&kernel.output]).any(is_open) {
+            return Ok(kernel.clone());
+        }
+        let refuse = |why: String| {
+            Refused::Why(OpenError::Node { node: kernel.origin.clone(), why, name: open.dim.name.clone() })
+        };
+        match kernel.workload.structure() {
+            Structure::Contraction(_) => {
+                let sizes = &open.sizes[&kernel.output];
+                if let Some((name, _)) = sizes.iter().find(|(name, _)| !Contraction::OPEN.contains(name)) {
+                    return Err(refuse(format!("is a product whose size {name} would be open")));
+                }
+                let rounded = |(name, size): &(&'static str, Size)| {
+                    let is_whole = *name == "n"
+                        && size.at(open.dim.most) % WHOLE_VECTORS == 0
+                        && self.has_own_memory(kernel.inputs[1])
+                        && self.has_own_memory(kernel.output);
+                    (*name, Size { multiple: if is_whole { WHOLE_VECTORS } else { 1 }, ..*size })
+                };
+                let sizes: Vec<(&str, Size)> = sizes.iter().map(rounded).collect();
+                let ranges: Vec<(&str, Range)> =
+                    sizes.iter().map(|(name, size)| (*name, range_of(&open.dim, *size))).collect();
+                let workload = kernel.workload.with_ranges(&ranges)?;
+                let sizes = sizes.into_iter().map(|(_, size)| size).collect();
+                Ok(Kernel { workload, open: Some(Box::new(Open { sizes, each: None })), ..kernel.clone() })
+            }
+            Structure::Window(_) => {
+                let &[("n", size)] = &open.sizes[&kernel.output][..] else {
+                    let names: Vec<&str> = open.sizes[&kernel.output].iter().map(|(name, _)| *name).collect();
+                    return Err(refuse(format!("is a convolution whose sizes {} would be open", names.join(", "))));
+                };
+                let workload = kernel.workload.with_size("n", 1).expect("one image is a convolution's");
+                Ok(each(Kernel { workload, ..kernel.clone() }, size, open))
+            }
+            Structure::Nest(_) if kernel.members.is_empty() => {
+                let (from, to_blocks) = (kernel.inputs[0], kernel.block > 1);
+                let dtype = self.net.element_type(from).expect("images are of types that have code");
+                let size = open.axes[from.0][0].ok_or_else(|| refuse("is an image of any size".to_owned()))?;
+                let workload = conversion_of(dtype, rows.shape(from), kernel.in_blocks, to_blocks)?;
+                Ok(each(Kernel { workload, ..kernel.clone() }, size, open))
+            }
+            Structure::Nest(_) => self.open_nest(kernel, open, rows),
+        }
+    }
+
+    /// A nest over rows of its own kernel, else with open loops.
+    fn open_nest(&self, kernel: &Kernel, open: &OpenNet, rows: &Net) -> Result<Kernel, Refused> {
+        let of = |net: &Net, id: ValueId| if kernel.in_blocks > 1 { block_of(net, id, kernel.in_blocks) } else { 1 };
+        let same = |made: Kernel| Kernel { in_blocks: kernel.in_blocks, origin: kernel.origin.clone(), ..made };
+        if let Some(size) = self.row_size(kernel, open) {
+            // Blocks are those of the whole image: one that has a single row is none.
+            let made = nest(rows, &kernel.members, &|id| of(&self.net, id))?;
+            return Ok(each(same(made), size, open));
+        }
+        let range = |id: ValueId, axis: usize| {
+            let size = (*open.axes[id.0].get(axis)?)?;
+            Some((size, range_of(&open.dim, size)))
+        };
+        let (made, sizes) = open_nest(&self.net, &kernel.members, &|id| of(&self.net, id), &range)?;
+        Ok(Kernel { open: Some(Box::new(Open { sizes, each: None })), ..same(made) })
+    }
+
+    /// The number of rows that a nest computes one by one, where it does so.
+    fn row_size(&self, kernel: &Kernel, open: &OpenNet) -> Option<Size> {
+        let net = &self.net;
+        let axis_of = |id: ValueId| open.axes[id.0].iter().position(Option::is_some);
+        // Counted from the last dimension, as values broadcast.
+        let place = |id: ValueId| axis_of(id).map(|axis| net.shape(id).len() - axis);
+        let size = open.axes[kernel.output.0][axis_of(kernel.output)?]?;
+        let fits = |id: ValueId| {
+            let own = axis_of(id).and_then(|axis| open.axes[id.0][axis]);
+            let n_row = net.value(id).n_elements() / size.at(open.dim.most);
+            let is_plain = net.value(id).constant.is_none() || n_row > 1;
+            is_in_rows(net.shape(id), &open.axes[id.0]) && own.is_none_or(|own| own == size && is_plain)
+        };
+        let is_by_rows = |node: &Node| {
+            let ids = || node.inputs.iter().flatten().chain(&node.outputs).copied();
+            let to = node.output();
+            let is_kept = match &node.kind {
+                Kind::Map(_) => ids().filter_map(place).all(|own| Some(own) == place(to)),
+                Kind::Reduce(_, dims) => axis_of(node.input(0)).is_none_or(|axis| !dims.contains(&axis)),
+                Kind::Slice(parts) => axis_of(to).is_none_or(|axis| parts[axis] == (0, 1)),
+                Kind::Gather { .. } => axis_of(node.input(0)).is_none(),
+                _ => true,
+            };
+            is_kept && axis_of(to).is_some() && ids().all(fits)
+        };
+        kernel.members.iter().all(|&at| is_by_rows(&net.nodes[at])).then_some(size)
+    }
+
+    /// Whether a value lies in memory of the run's own, with room for the largest size.
+    fn has_own_memory(&self, id: ValueId) -> bool {
+        let mut root = id;
+        while let Some(of) = self.steps.iter().find_map(|step| match step {
+            Step::Part { of, part, .. } if *part == root => Some(*of),
+            _ => None,
+        }) {
+            root = of;
+        }
+        let mut passed = vec![id, root];
+        passed.extend(self.steps.iter().filter_map(|step| match step {
+            Step::Part { of, part, .. } if *of == root => Some(*part),
+            _ => None,
+        }));
+        let net = &self.net;
+        let is_ours =
+            |id: &ValueId| !net.inputs.contains(id) && !net.outputs.contains(id) && net.value(*id).constant.is_none();
+        passed.iter().all(is_ours)
+    }
+}
+
+/// A kernel of one row, so many times.
+fn each(kernel: Kernel, size: Size, open: &OpenNet) -> Kernel {
+    let along = kernel.inputs.iter().chain([&kernel.output]).map(|id| open.axes[id.0].iter().any(Option::is_some));
+    let each = Some((size, range_of(&open.dim, size), along.collect()));
+    Kernel { open: Some(Box::new(Open { sizes: Vec::new(), each })), ..kernel }
+}
+
+/// Reason why a kernel has no form for any size.
+enum Refused {
+    Why(OpenError),
+    Workload(Box<WorkloadError>),
+}
+
+impl From<WorkloadError> for Refused {
+    fn from(error: WorkloadError) -> Refused {
+        Refused::Workload(Box::new(error))
+    }
+}
+
+impl Refused {
+    fn unwrap_or_else(self, of_workload: impl Fn(WorkloadError) -> OpenError) -> OpenError {
+        match self {
+            Refused::Why(error) => error,
+            Refused::Workload(error) => of_workload(*error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dim(least: i64, most: i64, step: i64) -> Dim {
+        Dim { name: "n".to_owned(), least, most, step }
+    }
+
+    #[test]
+    fn probes_are_apart_and_inside() {
+        for (dim, expected) in [
+            (dim(1, 512, 1), Some([307, 409])),
+            (dim(1, 32, 1), Some([19, 23])),
+            (dim(32, 512, 32), Some([320, 416])),
+            (dim(1, 2, 1), None),
+        ] {
+            assert_eq!(probes(&dim), expected, "{dim:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_a_factor_and_a_term() {
+        assert_eq!(through([7, 13], [21, 39]), Some(Size { factor: 3, term: 0, multiple: 1 }));
+        assert_eq!(through([7, 13], [6, 12]), Some(Size { factor: 1, term: -1, multiple: 1 }));
+        assert_eq!(through([7, 13], [49, 169]), Some(Size { factor: 20, term: -91, multiple: 1 }));
+        assert_eq!(through([7, 13], [4, 7]), None);
+        let rounded = Size { factor: 1, term: 0, multiple: 16 };
+        assert_eq!([1, 16, 17].map(|n| rounded.at(n)), [16, 16, 32]);
+    }
+}
