@@ -28,7 +28,7 @@ const NEWEST: &str = "sm_90a";
 
 /// Workloads of every operator whose code differs: odd sizes, element types, epilogues, kept operands,
 /// layouts.
-const WORKLOADS: [&str; 33] = [
+const WORKLOADS: [&str; 36] = [
     "matmul:m=64,n=96,k=128",
     "matmul:m=17,n=333,k=129",
     "matmul:m=1,n=512,k=640",
@@ -62,6 +62,9 @@ const WORKLOADS: [&str; 33] = [
     "conv2d:c=24,h=14,w=14,k=36,r=1,s=1,groups=3,interleave=1,const=w,epilogue=relu",
     "heads_matmul:b=3,m=31,n=37,k=11,tb=1,ha=1,hb=1,a_after=6,b_before=3,b_after=3,epilogue=linear(0.25;0)",
     "heads_matmul:b=3,m=19,n=11,k=37,hb=1,hc=1,b_before=6",
+    "packed_matmul:m=1,n=70,k=96,const=w+s,epilogue=bias",
+    "packed_matmul:m=1,n=90,k=160,int8=1,const=w+s",
+    "packed_matmul:m=17,n=90,k=64,block=16,zeros=1,int8=1,const=w+s+z,epilogue=bias+relu",
 ];
 
 /// Nests of the tests whose code differs.

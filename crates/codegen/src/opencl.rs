@@ -687,6 +687,7 @@ impl Printer<'_> {
                 BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul => self.wrapping(op, a, b, dtype),
                 // Where it is on vectors, it was taken apart.
                 BinaryOp::Div => Value::scalar(format!("{}_div({}, {})", arithmetic(dtype), a.text, b.text)),
+                BinaryOp::Nibble => Value::scalar(format!("(({} >> (4 * {})) & 15)", a.text, b.text)),
                 BinaryOp::Pow => {
                     let [a, b] = [a, b].map(|x| self.converted(x, dtype, DType::F64));
                     self.converted(self.combined(op, a, b, DType::F64), DType::F64, dtype)
@@ -751,6 +752,7 @@ impl Printer<'_> {
                 }
             }
             BinaryOp::Pow => format!("pow({a}, {b})"),
+            BinaryOp::Nibble => format!("(((int){a} >> (4 * (int){b})) & 15)"),
         };
         Value { text, is_vector }
     }

@@ -44,7 +44,7 @@ impl Kind {
     /// f32, and f16 and bf16 are computed as such.
     pub fn of(workload: &Workload) -> Kind {
         match workload.dtype {
-            _ if workload.has_integer_factors() => Kind::Dot4,
+            _ if workload.multiplies_bytes() => Kind::Dot4,
             DType::F64 => Kind::F64,
             _ => Kind::F32,
         }

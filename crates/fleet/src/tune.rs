@@ -205,7 +205,7 @@ fn tune_on(
     let task = request.task()?;
     let peak = devices.of_use.iter().filter_map(|device| device.peak_gflops).reduce(f64::max);
     // They say it in f32, which says nothing of integers.
-    let peak = peak.filter(|_| !task.setting.workload.has_integer_factors());
+    let peak = peak.filter(|_| !task.setting.workload.multiplies_bytes());
     let per_element = 4.0 / task.setting.workload.dtype.arithmetic().bytes() as f64;
     let database = session.database();
     let run = random_name();

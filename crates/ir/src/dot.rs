@@ -21,11 +21,25 @@ use crate::program::{BufferId, Loop, LoopId, Program, Stmt};
 /// Steps of the sum that an instruction computes.
 pub const STEPS: i64 = 4;
 
-const NO_PRODUCT: &str = "only sums of products of two 8-bit integers each, begun before, may stand in it";
+const NO_PRODUCT: &str =
+    "only sums of products of two 8-bit integers each, or of halves of them, begun before, may stand in it";
 
 /// Whether dot products multiply elements of a type.
 pub fn is_factor(dtype: DType) -> bool {
     matches!(dtype, DType::I8 | DType::U8)
+}
+
+/// A factor of a dot product: an element, and which half of its bits is multiplied, where that is not the
+/// whole.
+pub fn factor(value: &Expr) -> Option<(BufferId, &[Index], Option<&Index>)> {
+    match value {
+        Expr::Load(buffer, index) => Some((*buffer, index, None)),
+        Expr::Binary(BinaryOp::Nibble, x, half) => match (&**x, &**half) {
+            (Expr::Load(buffer, index), Expr::FromIndex(half)) => Some((*buffer, index, Some(half))),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// Checks that a loop goes over the steps of dot products.
@@ -48,9 +62,9 @@ fn block(program: &Program, stmts: &[Stmt], steps: LoopId, ranges: &mut Ranges) 
                 block(program, otherwise, steps, ranges)?;
             }
             Stmt::Update { buffer, index, op: ReduceOp::Sum, value: Expr::Binary(BinaryOp::Mul, a, b), first } => {
-                let (Expr::Load(a, of_a), Expr::Load(b, of_b)) = (&**a, &**b) else { return Err(NO_PRODUCT) };
+                let (Some((a, of_a, _)), Some((b, of_b, _))) = (factor(a), factor(b)) else { return Err(NO_PRODUCT) };
                 let dtype = |b: &BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
-                let are_factors = [a, b].into_iter().all(|b| dtype(b).is_some_and(is_factor));
+                let are_factors = [&a, &b].into_iter().all(|b| dtype(b).is_some_and(is_factor));
                 if *first != Cond::Not(Box::new(Cond::True)) || !are_factors || dtype(buffer) != Some(DType::I32) {
                     return Err(NO_PRODUCT);
                 }
@@ -58,7 +72,7 @@ fn block(program: &Program, stmts: &[Stmt], steps: LoopId, ranges: &mut Ranges) 
                     return Err("a sum has one place for all steps");
                 }
                 for (factor, index) in [(a, of_a), (b, of_b)] {
-                    require_neighbours(program, *factor, index, steps, ranges)?;
+                    require_neighbours(program, factor, index, steps, ranges)?;
                 }
             }
             _ => return Err(NO_PRODUCT),

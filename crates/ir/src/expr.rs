@@ -125,11 +125,13 @@ pub enum BinaryOp {
     Max,
     /// a to the power of b, as the C library has it: of negative numbers for whole exponents only.
     Pow,
+    /// Four bits of the integer a without a sign: the lowest where b is 0, the next where it is 1.
+    Nibble,
 }
 
 impl BinaryOp {
     /// Every function with its name in the text format.
-    pub const ALL: [(BinaryOp, &'static str); 7] = [
+    pub const ALL: [(BinaryOp, &'static str); 8] = [
         (BinaryOp::Add, "+"),
         (BinaryOp::Sub, "-"),
         (BinaryOp::Mul, "*"),
@@ -137,6 +139,7 @@ impl BinaryOp {
         (BinaryOp::Min, "min"),
         (BinaryOp::Max, "max"),
         (BinaryOp::Pow, "pow"),
+        (BinaryOp::Nibble, "nibble"),
     ];
 
     /// Whether it stands between its values rather than before them.

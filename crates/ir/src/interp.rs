@@ -368,6 +368,7 @@ fn whole_binary(op: BinaryOp, a: i128, b: i128, dtype: DType) -> i128 {
         BinaryOp::Min => a.min(b),
         BinaryOp::Max => a.max(b),
         BinaryOp::Pow => dtype.whole(dtype.held((a as f64).powf(b as f64))),
+        BinaryOp::Nibble => a >> (4 * b.clamp(0, 1)) & 15,
     };
     dtype.wrap(exact)
 }
@@ -416,6 +417,7 @@ pub fn apply_binary(op: BinaryOp, a: f64, b: f64) -> f64 {
             }
         }
         BinaryOp::Pow => a.powf(b),
+        BinaryOp::Nibble => whole_binary(op, a as i128, b as i128, DType::I64) as f64,
     }
 }
 

@@ -204,9 +204,10 @@ fn inputs(program: &Program, seed: u64) -> Vec<(String, Tensor)> {
     .collect()
 }
 
-/// The operators that sizes make a workload of.
+/// The operators that sizes make a workload of, but for the one with packed weights, which has a test of its
+/// own.
 fn with_sizes() -> impl Iterator<Item = &'static Operator> {
-    OPS.iter().filter(|op| !op.sizes.is_empty())
+    OPS.iter().filter(|op| !op.sizes.is_empty() && op.name != "packed_matmul")
 }
 
 /// A text with random sizes that fit together, mostly.
@@ -456,6 +457,79 @@ fn degenerate_texts_are_refused_in_one_line() {
     is(&format!("{conv},epilogue=clip(1;0)"), "clip(low;high)");
     is(&format!("{conv},epilogue=clip(0;inf)"), "clip(low;high)");
     is(&format!("{conv},epilogue={}", ["gelu"; 9].join("+")), "at most 8 operations");
+}
+
+/// Sums of what was packed, with rows of blocks rounded in f32 where the workload says so.
+#[test]
+fn products_with_packed_weights_are_their_formula() {
+    let mut random = Random::new(3);
+    for text in [
+        "m=3,n=5,k=64",
+        "m=2,n=7,k=64,block=16,zeros=1,epilogue=bias+relu",
+        "m=1,n=3,k=128,bits=8,block=64",
+        "m=3,n=5,k=64,int8=1",
+        "m=2,n=7,k=96,block=16,zeros=1,int8=1,epilogue=bias",
+        "m=2,n=4,k=512,bits=8,block=256,int8=1",
+        "m=2,n=4,k=64,bits=8,block=32,zeros=1,int8=1,epilogue=add",
+    ] {
+        let w = Workload::parse(&format!("packed_matmul:{text}")).unwrap();
+        let [m, n, k, bits, block] = ["m", "n", "k", "bits", "block"].map(|size| w.size(size) as usize);
+        let program = w.program();
+        assert_eq!(check(&program).unwrap_or_else(|e| panic!("{w}: {e}")), [], "{w}");
+        assert_eq!(parse(&program.to_string()).as_ref(), Ok(&program), "{w}");
+        let of = |name: &str, n: usize, random: &mut Random| match name {
+            "W" => (0..n).map(|_| random.below(256) as f64).collect::<Vec<f64>>(),
+            "Z" => (0..n).map(|_| random.below(1 << bits) as f64).collect(),
+            _ => random_input(random.next(), n).collect(),
+        };
+        let inputs: Vec<(String, Vec<f64>)> = program
+            .arguments()
+            .filter(|(_, b)| b.role != Role::Output)
+            .map(|(_, b)| (b.name.clone(), of(&b.name, b.n_elements().unwrap() as usize, &mut random)))
+            .collect();
+        let input = |name: &str| inputs.iter().find(|(own, _)| own == name).map(|(_, values)| values.as_slice());
+        let (a, weights, scales) = (input("A").unwrap(), input("W").unwrap(), input("S").unwrap());
+        let rounded = |row: usize, at: usize| -> f64 {
+            let first = row * k + at / block * block;
+            let most = a[first..first + block].iter().fold(0.0f32, |most, x| most.max(x.abs() as f32));
+            let scale = most / 127.0;
+            f64::from((a[row * k + at] as f32 * (1.0 / scale)).round_ties_even()) * f64::from(scale)
+        };
+        let weight = |at: usize, column: usize| -> f64 {
+            let number = match bits {
+                8 => weights[at * n + column] as usize,
+                _ => (weights[(at / 8 * 4 + at % 4) * n + column] as usize >> (4 * (at / 4 % 2))) & 15,
+            };
+            let of_block = at / block * n + column;
+            let zero = input("Z").map_or((1 << (bits - 1)) as f64, |zeros| zeros[of_block]);
+            (number as f64 - zero) * scales[of_block]
+        };
+        let mut expected = Vec::new();
+        for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+            let factor = |at: usize| if w.multiplies_bytes() { rounded(row, at) } else { a[row * k + at] };
+            let mut sum = (0..k).map(|at| factor(at) * weight(at, column)).sum::<f64>();
+            sum += input("bias").map_or(0.0, |bias| bias[column]) + input("R").map_or(0.0, |r| r[row * n + column]);
+            expected.push(if text.ends_with("relu") { sum.max(0.0) } else { sum });
+        }
+        let values: Vec<Vec<f64>> = inputs.iter().map(|(_, values)| values.clone()).collect();
+        let mut arguments = [values.clone(), vec![vec![0.0; m * n]]].concat();
+        run_limited(&program, &mut arguments, 1 << 26).unwrap_or_else(|e| panic!("{w}: {e}"));
+        let outputs = evaluate(&program, &values, 1).unwrap_or_else(|e| panic!("{w}: {e}"));
+        let most = expected.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+        for found in [&arguments[values.len()], &outputs[0]] {
+            let error = found.iter().zip(&expected).fold(0.0f64, |most, (a, b)| most.max((a - b).abs()));
+            assert!(error <= 2e-6 * most, "{w}: {error} of {most}");
+        }
+    }
+    let refused = |text: &str, expected: &str| {
+        let error = Workload::parse(&format!("packed_matmul:{text}")).unwrap_err().to_string();
+        assert!(error.contains(expected), "{text}: {error}");
+    };
+    refused("m=1,n=1,k=64,bits=5", "4 or 8");
+    refused("m=1,n=1,k=96,block=48", "a power of two from 16 to 256");
+    refused("m=1,n=1,k=48", "a multiple of the block, 32");
+    refused("m=1,n=1,k=64,dtype=f64", "f32 of packed_matmul");
+    refused("m=1,n=1,k=64,dtype=u8i8", "f32");
 }
 
 /// A workload made of an operator and sizes is the one that the text names.

@@ -12,7 +12,7 @@ use tilewright_runtime::Size;
 use crate::epilogue::{self, Operations};
 use crate::halves::widened;
 use crate::import::import;
-use crate::net::{AsHeads, Convolution, Kind, Net, Node, Read, Sequence, Track, ValueId, Windows};
+use crate::net::{AsHeads, Convolution, Kind, Net, Node, Packing, Read, Sequence, Track, ValueId, Windows};
 use crate::open::OpenNet;
 use crate::quantized::epilogue::{closing, example, may_close, opening, padding, types_of};
 use crate::quantized::graph::{has_dots, in_bytes};
@@ -217,6 +217,7 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
             Kind::Product { turned, heads } => {
                 Step::Kernel(product(&net, node, (*turned, *heads), [&Vec::new(), &epilogues[at]])?)
             }
+            Kind::Packed(packing) => Step::Kernel(packed(&net, node, *packing, &epilogues[at])?),
             Kind::Sequence(sequence) => Step::Sequence(steps_of(&mut net, node, sequence)?),
             Kind::Call(_) | Kind::Host(_) => Step::Host(node.clone()),
             Kind::View if is_inside[at] => continue,
@@ -300,7 +301,7 @@ fn is_flat(net: &Net, node: &Node, axis: usize) -> bool {
 }
 
 fn is_anchor(kind: &Kind) -> bool {
-    matches!(kind, Kind::Conv(_) | Kind::Product { .. })
+    matches!(kind, Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_))
 }
 
 /// Operand kind of an input of a result: per channel or per element; `None` for neither.
@@ -574,12 +575,12 @@ fn anchored(
     net: &Net,
     node: &Node,
     head: &str,
-    names: [&str; 2],
+    names: &[&str],
     operations: [&Operations; 2],
 ) -> Result<Kernel, WorkloadError> {
     let [prologue, epilogue] =
         operations.map(|list| list.iter().map(|(operation, _)| *operation).collect::<Vec<Epilogue>>());
-    let mut inputs = vec![node.input(0), node.input(1)];
+    let mut inputs: Vec<ValueId> = (0..names.len()).map(|at| node.input(at)).collect();
     let padding = padding(net, node);
     let mut constants = Vec::new();
     let is_constant = |id: ValueId| net.value(id).constant.is_some();
@@ -614,7 +615,7 @@ fn convolution(
     if let Some(types) = types_of(net, node) {
         head += &format!(",dtype={types},x_zero={}", u8::from(padding(net, node).is_some()));
     }
-    anchored(net, node, &head, ["x", "w"], operations)
+    anchored(net, node, &head, &["x", "w"], operations)
 }
 
 /// The operator and sizes of a convolution of images by weights of these shapes to some channels.
@@ -662,7 +663,7 @@ fn product(
             of_b.before,
             of_b.after,
         );
-        return anchored(net, node, &head, ["a", "b"], operations);
+        return anchored(net, node, &head, &["a", "b"], operations);
     }
     let types = types_of(net, node).map_or(String::new(), |types| format!(",dtype={types}"));
     let (head, names) = match (out, turned) {
@@ -673,7 +674,16 @@ fn product(
             (format!("batch_matmul:b={b},m={m},n={n},k={k},tb={}", u8::from(turned)), ["a", "b"])
         }
     };
-    anchored(net, node, &head, names, operations)
+    anchored(net, node, &head, &names, operations)
+}
+
+fn packed(net: &Net, node: &Node, packing: Packing, epilogue: &Operations) -> Result<Kernel, WorkloadError> {
+    let (a, out) = (net.shape(node.input(0)), net.shape(node.output()));
+    let Packing { bits, block, has_zeros, rounds } = packing;
+    let (m, n, k) = (out[0], out[1], a[1]);
+    let [zeros, rounds] = [has_zeros, rounds].map(u8::from);
+    let head = format!("packed_matmul:m={m},n={n},k={k},bits={bits},block={block},zeros={zeros},int8={rounds}");
+    anchored(net, node, &head, &["a", "w", "s", "z"][..3 + usize::from(has_zeros)], [&Vec::new(), epilogue])
 }
 
 /// The nodes of each nest, by its last one, in order.
@@ -741,7 +751,7 @@ fn is_of_nest(net: &Net, node: &Node) -> bool {
         Kind::Gather { .. } => true,
         Kind::Slice(parts) => contiguous(net, node, parts).is_none(),
         Kind::Concat(axis) => !is_flat(net, node, *axis),
-        Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Sequence(_) => false,
+        Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_) | Kind::Sequence(_) => false,
         Kind::Call(_) | Kind::Host(_) => false,
     }
 }

@@ -231,7 +231,7 @@ impl Images {
                 let output = output || in_one_element(net, kernel.output);
                 (has_images && output && keeps_channels(net, kernel)).then_some(Way { input: true, output })
             }
-            Structure::Contraction(_) => None,
+            Structure::Contraction(_) | Structure::Packed(_) => None,
         }
     }
 
@@ -244,7 +244,7 @@ impl Images {
                 images.filter(|slot| *slot != 1).map(|at| (at, if at == 0 { way.input } else { way.output })).collect()
             }
             Structure::Nest(_) => images.map(|at| (at, way.input)).collect(),
-            Structure::Contraction(_) => images.map(|at| (at, false)).collect(),
+            Structure::Contraction(_) | Structure::Packed(_) => images.map(|at| (at, false)).collect(),
         }
     }
 
@@ -262,7 +262,7 @@ impl Images {
                 let made = nest(net, &kernel.members, &|id| block_of(net, id, in_blocks))?;
                 Ok(Kernel { in_blocks, ..made })
             }
-            Structure::Nest(_) | Structure::Contraction(_) => Ok(kernel.clone()),
+            Structure::Nest(_) | Structure::Contraction(_) | Structure::Packed(_) => Ok(kernel.clone()),
         }
     }
 }

@@ -159,6 +159,9 @@ pub enum Kind {
         /// Layout of the products of a batch in the factors and the result, where it is not as above.
         heads: Option<AsHeads>,
     },
+    /// Product of a matrix with packed weights, input 1, their scales, input 2, and zero points, input 3,
+    /// where these have them.
+    Packed(Packing),
     /// Elements of input 0 at places of one of its dimensions that are the numbers in input 1; negative ones
     /// count from the end, and what is then outside is the first or the last.
     Gather {
@@ -174,6 +177,19 @@ pub enum Kind {
     Call(Box<HostCall>),
     /// An operator as the model has it, for which there is no code.
     Host(Box<Op>),
+}
+
+/// Packing of the weights of a product, as the workload `packed_matmul` has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packing {
+    /// Bits of a weight: 4 or 8.
+    pub bits: i64,
+    /// Steps of the sum with a common scale.
+    pub block: i64,
+    /// Whether blocks have zero points, input 3.
+    pub has_zeros: bool,
+    /// Whether the first factor is rounded to 8 bits.
+    pub rounds: bool,
 }
 
 /// A net that runs once for each step of a sequence.

@@ -299,6 +299,7 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
                 }
             }
             Kind::Sequence(_) => return refuse(&node.origin, "has steps of a sequence"),
+            Kind::Packed(_) => return refuse(&node.origin, "has packed weights, whose kernels know their rows"),
             Kind::Call(_) | Kind::Host(_) => {
                 return refuse(&node.origin, &format!("({}) has no code for a size that runs say", node.operator()));
             }
@@ -407,6 +408,7 @@ impl Fused {
                 Ok(each(Kernel { workload, ..kernel.clone() }, size, open))
             }
             Structure::Nest(_) => self.open_nest(kernel, open, rows),
+            Structure::Packed(_) => Err(refuse("has packed weights, whose kernels know their rows".to_owned())),
         }
     }
 

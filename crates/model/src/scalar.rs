@@ -438,7 +438,7 @@ fn rebuilt(e: &Expr) -> Expr {
                 BinaryOp::Min => min(a, b),
                 BinaryOp::Max => max(a, b),
                 // Of integers, a division is no product.
-                BinaryOp::Div | BinaryOp::Pow => Expr::binary(*op, a, b),
+                BinaryOp::Div | BinaryOp::Pow | BinaryOp::Nibble => Expr::binary(*op, a, b),
             }
         }
         Expr::Unary(op, x) => of(*op, rebuilt(x)),

@@ -282,7 +282,7 @@ fn sink_views(net: &mut Net) -> usize {
 /// Whether a node is a product or a convolution, or a map of such.
 pub fn comes_from_anchor(net: &Net, is_of_anchor: &[bool], node: &Node) -> bool {
     match &node.kind {
-        Kind::Conv(_) | Kind::Product { .. } => true,
+        Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_) => true,
         Kind::Map(_) => {
             let n_own = net.value(node.output()).n_elements();
             let mut whole = node.inputs.iter().flatten().filter(|id| net.value(**id).n_elements() == n_own);

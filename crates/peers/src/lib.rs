@@ -343,7 +343,7 @@ impl PeerSpec {
 
     /// The workload as this peer knows it.
     fn problem(&self, workload: &Workload) -> Result<Problem, Unavailable> {
-        if matches!(workload.structure(), Structure::Nest(_)) {
+        if matches!(workload.structure(), Structure::Packed(_) | Structure::Nest(_)) {
             return Err(Unavailable::Unsupported { reason: "it computes no programs".to_owned() });
         }
         if matches!(workload.structure(), Structure::Contraction(c) if !c.is_dense()) {

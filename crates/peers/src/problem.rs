@@ -139,7 +139,7 @@ impl Layouts {
         let weights = match workload.structure() {
             Structure::Contraction(contraction) => contraction.b.name,
             Structure::Window(_) => Window::WEIGHTS,
-            Structure::Nest(_) => return Layouts::default(),
+            Structure::Packed(_) | Structure::Nest(_) => return Layouts::default(),
         };
         Layouts { weights: workload.is_constant(weights), activations: workload.layout() == Layout::Blocked }
     }
@@ -155,7 +155,7 @@ impl Problem {
     pub(super) fn of(workload: &Workload) -> Problem {
         let as_usize = |n: i64| usize::try_from(n).expect("no size is negative");
         let kernel = match workload.structure() {
-            Structure::Nest(_) => panic!("no library is asked for a program of its own"),
+            Structure::Packed(_) | Structure::Nest(_) => panic!("no library is asked for a program of its own"),
             Structure::Contraction(c) => {
                 let [b, m, n, k] = [c.batch.unwrap_or(1), c.m, c.n, c.k].map(as_usize);
                 Kernel::Matmul(Matmul { b, m, n, k, ta: c.a.k_first, tb: !c.b.k_first })

@@ -44,6 +44,11 @@ fn every_template_computes_the_operator_on_any_shape() {
         "dense:m=1,n=40,k=33,const=w,dtype=i8i8",
         "dense:m=9,n=40,k=33,const=w+init+dequant,dtype=u8i8,epilogue=init+dequant+quant_u8",
         "batch_matmul:b=2,m=9,n=18,k=21,ta=1,tb=1,dtype=i8i8",
+        "packed_matmul:m=3,n=37,k=64,const=w+s",
+        "packed_matmul:m=1,n=50,k=128,bits=8,block=64,zeros=1,epilogue=bias",
+        "packed_matmul:m=1,n=70,k=160,int8=1,const=w+s",
+        "packed_matmul:m=13,n=41,k=64,block=16,zeros=1,int8=1,const=w+s+z,epilogue=bias+relu",
+        "packed_matmul:m=9,n=33,k=256,bits=8,block=128,int8=1",
     ];
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
     for text in shapes {

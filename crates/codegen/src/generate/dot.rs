@@ -6,7 +6,7 @@
 //! rows share. Without such instructions, signed 16-bit products (`vpmaddwd`) of the even and of the odd
 //! bytes are exact. All this is modulo 2^32, as the sums are.
 
-use tilewright_ir::dot::STEPS;
+use tilewright_ir::dot::{STEPS, factor};
 use tilewright_ir::expr::{BinaryOp, Expr};
 use tilewright_ir::target::{Arch, Target};
 use tilewright_ir::{BufferId, DType, Index, Loop, LoopId};
@@ -20,6 +20,9 @@ use crate::ssa::{Id, Op, Type};
 
 /// The highest bit of each byte.
 const HIGHEST_BITS: i32 = 0x8080_8080u32 as i32;
+
+/// The lower half of each byte.
+const LOWER_HALVES: i32 = 0x0f0f_0f0f;
 
 /// Fewest lanes of a dot product's instruction.
 const LEAST_LANES: usize = 4;
@@ -41,21 +44,33 @@ impl Generator<'_> {
     /// Adds the product of two factors over the first `n` steps.
     pub(super) fn dot_product(&mut self, buffer: BufferId, index: &[Index], value: &Expr, steps: LoopId, n: i64) {
         let Expr::Binary(BinaryOp::Mul, a, b) = value else { unreachable!("a dot product sums products") };
-        let factors = [a, b].map(|factor| match &**factor {
-            Expr::Load(buffer, index) => (*buffer, index.as_slice()),
-            other => unreachable!("a dot product multiplies elements, not {other:?}"),
-        });
-        let signed = factors.map(|(buffer, _)| self.program.buffer(buffer).dtype == DType::I8);
+        let factors = [a, b].map(|value| factor(value).expect("a dot product multiplies elements, or halves of them"));
+        let signed = factors.map(|(buffer, ..)| self.program.buffer(buffer).dtype == DType::I8);
         // What lies behind the last step of one factor is multiplied by zeros of the other.
         let [a, b] = [(0, true), (1, false)].map(|(at, has_zeros)| {
-            let (buffer, index) = factors[at];
-            self.bytes_of_steps(buffer, index, steps, n, has_zeros)
+            let (buffer, index, half) = factors[at];
+            let bytes = self.bytes_of_steps(buffer, index, steps, n, has_zeros);
+            match half {
+                None => bytes,
+                Some(half) => self.half_of_bytes(bytes, half),
+            }
         });
         let old = self.load(buffer, index);
         let lanes = a.lanes.max(b.lanes).max(old.lanes);
         let [sums, a, b] = [old, a, b].map(|x| self.widen(x, lanes));
         let value = dot4(&self.m, self.target, signed, sums, [a, b]);
         self.write(buffer, index, Operand { value, lanes });
+    }
+
+    /// The upper or lower four bits of each byte.
+    fn half_of_bytes(&mut self, bytes: Operand, half: &Index) -> Operand {
+        let lanes = bytes.lanes.max(1);
+        let at = self.eval(&Expr::FromIndex(half.clone()), DType::I32);
+        let m = &self.m;
+        let distance = m.binary(Op::ShiftLeft, at.value, m.int32(2));
+        let moved = m.binary(Op::ShiftUnsigned, bytes.value, m.splat(distance, lanes));
+        let value = m.binary(Op::And, moved, m.splat(m.int32(LOWER_HALVES), lanes));
+        Operand { value, lanes: bytes.lanes }
     }
 
     /// The first `n` steps of a factor as the bytes of 32-bit integers, then any, or zeros.

@@ -332,6 +332,10 @@ impl Generator<'_> {
                 let further = if *n == 3.0 { x } else { square };
                 if *n == 2.0 { square } else { self.combine(BinaryOp::Mul, square, further) }
             }
+            (BinaryOp::Nibble, ..) => {
+                let bits = self.integer_binary(op, a, b, DType::I32);
+                self.convert(bits, DType::I32, dtype)
+            }
             (BinaryOp::Pow, ..) => {
                 let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
                 let (a, b, lanes) = self.pair(a, b);
@@ -357,9 +361,20 @@ impl Generator<'_> {
                 let value = Operand { value: self.library_call("pow", &[a, b], lanes, DType::F64), lanes };
                 self.convert(value, DType::F64, dtype)
             }
+            BinaryOp::Nibble => self.nibble(a, b),
             BinaryOp::Min | BinaryOp::Max => self.extreme(op, a, b, dtype),
             BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul => self.combine(op, a, b),
         }
+    }
+
+    /// Four bits of integers.
+    fn nibble(&mut self, x: Operand, at: Operand) -> Operand {
+        let (x, at, lanes) = self.pair(x, at);
+        let ty = self.m.type_of(x).element();
+        let number = |n: i64| self.m.splat(self.m.integer(ty, n), lanes.max(1));
+        let distance = self.m.binary(Op::ShiftLeft, at, number(2));
+        let value = self.m.binary(Op::And, self.m.binary(Op::ShiftUnsigned, x, distance), number(15));
+        Operand { value, lanes }
     }
 
     /// The quotient of integers, which divides by nothing that machines refuse: by zero it is zero, and by −1
@@ -431,7 +446,7 @@ impl Generator<'_> {
                 BinaryOp::Mul => Op::MulWrapping,
                 BinaryOp::Min => Op::SignedMin,
                 BinaryOp::Max => Op::SignedMax,
-                BinaryOp::Div | BinaryOp::Pow => unreachable!("they are computed as numbers"),
+                BinaryOp::Div | BinaryOp::Pow | BinaryOp::Nibble => unreachable!("they are computed as numbers"),
             };
             return Operand { value: self.m.binary(op, a, b), lanes };
         }
@@ -442,7 +457,7 @@ impl Generator<'_> {
             BinaryOp::Div => self.m.binary(Op::FDiv, a, b),
             BinaryOp::Min => self.m.binary(Op::FMin, a, b),
             BinaryOp::Max => self.m.binary(Op::FMax, a, b),
-            BinaryOp::Pow => unreachable!("a power is computed by itself"),
+            BinaryOp::Pow | BinaryOp::Nibble => unreachable!("powers and bits are computed by themselves"),
         };
         Operand { value, lanes }
     }

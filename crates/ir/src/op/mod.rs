@@ -12,6 +12,7 @@ mod epilogue;
 mod heads_matmul;
 mod matmul;
 mod nest;
+mod packed_matmul;
 mod structure;
 mod window;
 mod workload;
@@ -20,6 +21,7 @@ pub use alias::ALIASES;
 pub use builder::{Axes, ProgramBuilder, StageSpec};
 pub use epilogue::{Epilogue, FUNCTIONS, Function, FunctionSpec, Operand};
 pub use nest::{NEST, Nest, NestError};
+pub use packed_matmul::Packed;
 pub use structure::{Axis, Contraction, Factor, Heads, Structure, Window};
 pub(crate) use window::unpad;
 pub use workload::{Layout, Range, Workload, WorkloadError};
@@ -114,6 +116,7 @@ pub const OPS: &[Operator] = &[
     batch_matmul::BATCH_MATMUL,
     heads_matmul::HEADS_MATMUL,
     dense::DENSE,
+    packed_matmul::PACKED_MATMUL,
     conv2d::CONV2D,
     depthwise_conv2d::DEPTHWISE_CONV2D,
     conv2d_transpose::CONV2D_TRANSPOSE,

@@ -1,7 +1,7 @@
 //! The structure of operators: what templates and other libraries need to know of one, said by the operator
 //! itself.
 
-use super::{Nest, Workload};
+use super::{Nest, Packed, Workload};
 use crate::program::Program;
 use std::sync::Arc;
 
@@ -14,6 +14,8 @@ pub enum Structure {
     Contraction(Contraction),
     /// A filter that moves over images.
     Window(Window),
+    /// A product with packed weights.
+    Packed(Packed),
     /// A program of its own.
     Nest(Arc<Nest>),
 }
@@ -24,6 +26,7 @@ impl Structure {
         match self {
             Structure::Contraction(contraction) => contraction.program(w),
             Structure::Window(window) => window.program(w),
+            Structure::Packed(packed) => packed.program(w),
             Structure::Nest(nest) => nest.program().clone(),
         }
     }
@@ -35,6 +38,7 @@ impl Structure {
             Structure::Contraction(c) => {
                 [c.m, c.n, c.k].iter().map(|n| *n as f64).product::<f64>() * 2.0 * c.batch.unwrap_or(1) as f64
             }
+            Structure::Packed(p) => [p.m, p.n, p.k].iter().map(|n| *n as f64).product::<f64>() * 2.0,
             // Each element of a transposed convolution's input meets each tap; zeros inserted are not
             // counted.
             Structure::Window(w) => {
@@ -49,7 +53,7 @@ impl Structure {
     /// kernel may skip. For a loop nest it is 0: none of its operations is known to be necessary.
     pub fn share_inside(&self) -> f64 {
         match self {
-            Structure::Contraction(_) => 1.0,
+            Structure::Contraction(_) | Structure::Packed(_) => 1.0,
             Structure::Window(w) => w.share_inside(),
             // What iterations have in common a schedule computes once.
             Structure::Nest(_) => 0.0,
@@ -60,6 +64,7 @@ impl Structure {
     pub fn output_shape(&self) -> Vec<i64> {
         match self {
             Structure::Contraction(c) => c.in_order(c.batch, [c.m, c.n]),
+            Structure::Packed(p) => vec![p.m, p.n],
             Structure::Window(w) => vec![w.n, w.k, w.axes[0].output, w.axes[1].output],
             Structure::Nest(nest) => nest.output().shape.clone(),
         }
@@ -69,7 +74,7 @@ impl Structure {
     pub fn channel_axis(&self) -> usize {
         match self {
             Structure::Contraction(c) => usize::from(c.batch.is_some()) + 1,
-            Structure::Window(_) => 1,
+            Structure::Window(_) | Structure::Packed(_) => 1,
             Structure::Nest(nest) => nest.output().shape.len().saturating_sub(1),
         }
     }

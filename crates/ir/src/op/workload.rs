@@ -500,7 +500,7 @@ impl Workload {
         let has_integers = match &structure {
             Structure::Contraction(_) => true,
             Structure::Window(window) => !window.transposed,
-            Structure::Nest(_) => false,
+            Structure::Packed(_) | Structure::Nest(_) => false,
         };
         if let Structure::Window(window) = &structure
             && window.zero_point
@@ -594,6 +594,11 @@ impl Workload {
     /// Whether it is a product of integers.
     pub fn has_integer_factors(&self) -> bool {
         self.factors.is_some()
+    }
+
+    /// Whether its products are of 8-bit integers, which CPUs multiply four times as fast as f32.
+    pub fn multiplies_bytes(&self) -> bool {
+        self.factors.is_some() || matches!(self.structure(), Structure::Packed(packed) if packed.rounds)
     }
 
     /// Name of the element types in a workload's text.
@@ -872,7 +877,7 @@ impl Workload {
                 let taps = rows.filter * columns.filter;
                 [w.k / w.groups, w.n * rows.output * columns.output, w.c / w.groups * taps]
             }
-            Structure::Window(_) | Structure::Nest(_) => return false,
+            Structure::Window(_) | Structure::Packed(_) | Structure::Nest(_) => return false,
         };
         self.dtype.is_float() && self.dtype != DType::F64 && sizes.iter().all(|n| *n >= LEAST)
     }

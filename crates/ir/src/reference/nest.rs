@@ -592,6 +592,7 @@ impl Node {
                     BinaryOp::Add | BinaryOp::Sub => a + b,
                     BinaryOp::Mul => a * b,
                     BinaryOp::Min | BinaryOp::Max => a.max(b),
+                    BinaryOp::Nibble => 15.0,
                     BinaryOp::Div | BinaryOp::Pow => f64::INFINITY,
                 };
                 (value, on_a.max(on_b))
@@ -1159,6 +1160,7 @@ fn combine(op: BinaryOp, left: &mut [f64], right: &[f64]) {
         BinaryOp::Min => with!(BinaryOp::Min),
         BinaryOp::Max => with!(BinaryOp::Max),
         BinaryOp::Pow => with!(BinaryOp::Pow),
+        BinaryOp::Nibble => with!(BinaryOp::Nibble),
     }
 }
 

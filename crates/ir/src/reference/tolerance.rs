@@ -432,7 +432,8 @@ impl Walk<'_> {
                 Stmt::Store { buffer, value, .. } => {
                     let dtype = self.dtype(buffer.0 as usize);
                     let mut size = self.expr(value, dtype.unit()).rounded_to(dtype);
-                    if !dtype.is_float() && self.is_exact(value) {
+                    let is_rounded = matches!(value, Expr::Cast(DType::F32, _)) && dtype == DType::F32;
+                    if (!dtype.is_float() || is_rounded) && self.is_exact(value) {
                         (size.abs, size.rel) = (0.0, 0.0);
                     }
                     self.written(buffer.0 as usize, size);
@@ -489,7 +490,7 @@ impl Walk<'_> {
 
     /// Whether a value is the same however it is computed: each step is exact, or rounded to f32 by itself,
     /// as in what makes integers of sums. Of two f32 numbers, a sum or product that is computed in f64 is
-    /// rounded as if it were exact.
+    /// rounded as if it were exact, and so is a quotient.
     fn is_exact(&self, expr: &Expr) -> bool {
         let is_short = |e: &Expr| match e {
             Expr::Load(b, _) => {
@@ -503,12 +504,21 @@ impl Walk<'_> {
             Expr::Const(x) => f64::from(*x as f32) == *x,
             Expr::Load(..) => is_short(expr),
             Expr::Cast(DType::F32 | DType::I32, x) => match &**x {
-                Expr::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul, a, b) => is_short(a) && is_short(b),
+                Expr::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Div, a, b) => {
+                    is_short(a) && is_short(b)
+                }
                 x => self.is_exact(x),
             },
             Expr::Cast(dtype, x) => !dtype.is_float() && self.is_exact(x),
             Expr::Unary(UnaryOp::Round | UnaryOp::Neg | UnaryOp::Abs, x) => self.is_exact(x),
             Expr::Binary(BinaryOp::Min | BinaryOp::Max, a, b) => self.is_exact(a) && self.is_exact(b),
+            Expr::Select(is, a, b) => {
+                let is_known = match &**is {
+                    Cond::Less(a, b) => self.is_exact(a) && self.is_exact(b),
+                    _ => false,
+                };
+                is_known && self.is_exact(a) && self.is_exact(b)
+            }
             _ => false,
         }
     }
@@ -563,6 +573,7 @@ impl Walk<'_> {
                         }
                     }
                     BinaryOp::Min | BinaryOp::Max => Size { symmetric: false, ..left.or(right) },
+                    BinaryOp::Nibble => Size { rms: 9.0, symmetric: false, abs: 0.0, rel: 0.0 },
                     // An error of the base counts as often as the exponent says, one of the exponent by the
                     // base's logarithm.
                     BinaryOp::Pow => {

@@ -265,7 +265,7 @@ impl<W: Write> Printer<'_, W> {
                 let own = match op {
                     BinaryOp::Add | BinaryOp::Sub => 1,
                     BinaryOp::Mul | BinaryOp::Div => 2,
-                    BinaryOp::Min | BinaryOp::Max | BinaryOp::Pow => {
+                    BinaryOp::Min | BinaryOp::Max | BinaryOp::Pow | BinaryOp::Nibble => {
                         write!(self.out, "{word}(")?;
                         self.expr(a, 0)?;
                         self.out.write_str(", ")?;

@@ -1,17 +1,23 @@
 //! Import of operators whose weights have 2, 4 or 8 bits and a scale for each block.
 
-use tilewright_graph::op::{GatherBlockQuantized, Inputs, MatMulNBits, Operation};
+use tilewright_codegen::llvm_version;
+use tilewright_graph::op::{GatherBlockQuantized, Inputs, MatMulNBits, Operation, PackedWeights};
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
 use crate::host::from_start;
 use crate::import::Job;
-use crate::net::{Kind, ValueId};
+use crate::net::{Kind, Packing, ValueId};
 use crate::scalar::{add, input, mul, number, of, sub, where_less};
 
+/// With fewer rows, a product takes as long as its weights take to be read.
+const STREAMED_ROWS: i64 = 8;
+
 impl Job<'_> {
-    /// A product with known weights of few bits, as one with the numbers that these stand for.
+    /// A product with known weights of few bits. On CPUs with dot products of 8-bit integers they stay packed
+    /// where the first factor is rounded to such, and where few rows leave the time to reading weights; else
+    /// it is one with the numbers that they stand for.
     pub(crate) fn packed_product(&mut self, op: &MatMulNBits) -> Option<()> {
         let (a, to) = (self.try_input(0)?, self.output()?);
         (self.is_f32(a) && self.is_f32(to)).then_some(())?;
@@ -19,7 +25,7 @@ impl Job<'_> {
         let inputs = Inputs(&facts);
         let is_empty = op.is_empty(inputs).ok()?;
         let rounds = op.rounds_with(inputs);
-        let weights = if is_empty { None } else { Some(op.weights(inputs).ok()?.singles()) };
+        let weights = if is_empty { None } else { Some(op.weights(inputs).ok()?) };
         let bias = self.try_input(5);
         let (n, k) = (op.n as i64, op.k as i64);
         let out = self.net.shape(to).to_vec();
@@ -29,17 +35,60 @@ impl Job<'_> {
             self.push(Kind::Map(input(0)), &[bias.unwrap_or(zero)], to);
             return Some(());
         };
-        let mut a = self.viewed("rows", a, &[rows, k]);
-        if rounds {
-            a = self.rounded_by_blocks(a, rows, k, op.blocks.size as i64);
-        }
-        let weights = self.constant("weights", &[n, k], &weights);
-        let mut product = self.step("product", Kind::Product { turned: true, heads: None }, &[a, weights], &[rows, n]);
+        let a = self.viewed("rows", a, &[rows, k]);
+        let has_groups = self.try_input(4).is_some();
+        let is_packed = self.dots && (rounds || rows < STREAMED_ROWS && !has_groups);
+        let mut product = if is_packed && rows > 0 && n > 0 && llvm_version().is_some() {
+            self.product_as_packed(op, &weights, a, rounds)
+        } else {
+            let a = if rounds { self.rounded_by_blocks(a, rows, k, op.blocks.size as i64) } else { a };
+            let weights = self.constant("weights", &[n, k], &weights.singles());
+            self.step("product", Kind::Product { turned: true, heads: None }, &[a, weights], &[rows, n])
+        };
         if let Some(bias) = bias {
             product = self.step("biased", Kind::Map(add(input(0), input(1))), &[product, bias], &[rows, n]);
         }
         self.push(Kind::View, &[product], to);
         Some(())
+    }
+
+    /// A product with weights in the order in which dot products take them.
+    fn product_as_packed(&mut self, op: &MatMulNBits, weights: &PackedWeights, a: ValueId, rounds: bool) -> ValueId {
+        let (rows, n, n_blocks, block) = (self.net.shape(a)[0], op.n, op.n_blocks(), op.blocks.size);
+        let whole = n_blocks * block;
+        let a = match whole == op.k {
+            true => a,
+            false => self.step("padded", Kind::Pad(vec![0, 0], 0.0), &[a], &[rows, whole as i64]),
+        };
+        // Those of 2 bits lie in the middle of 4.
+        let (bits, offset) = if op.blocks.bits == 2 { (4, 6) } else { (op.blocks.bits, 0) };
+        let each = 8 / bits;
+        let mut bytes = vec![0; whole / each * n];
+        for (j, column) in weights.numbers.chunks(op.k).enumerate() {
+            for (at, x) in column.iter().enumerate() {
+                let (row, shift) = match each {
+                    1 => (at, 0),
+                    _ => (at / 8 * 4 + at % 4, 4 * (at / 4 % 2)),
+                };
+                bytes[row * n + j] |= (x + offset) << shift;
+            }
+        }
+        let turned = |numbers: &[f32], offset: f32| -> Vec<f32> {
+            (0..n_blocks * n).map(|at| numbers[at % n * n_blocks + at / n] + offset).collect()
+        };
+        let of_blocks = [n_blocks as i64, n as i64];
+        let ty = TensorType::new(DType::U8, [whole / each, n]);
+        let packed = self.value("packed", DType::U8, &[(whole / each) as i64, n as i64]);
+        self.net.values[packed.0].constant = Tensor::new(ty, bytes.into());
+        let mut inputs = vec![a, packed, self.constant("scales", &of_blocks, &turned(&weights.scales, 0.0))];
+        let middle = f32::from(op.blocks.middle());
+        let has_zeros = weights.zeros.iter().any(|zero| *zero != middle);
+        if has_zeros {
+            let zeros = turned(&weights.zeros, f32::from(offset));
+            inputs.push(self.constant("zeros", &of_blocks, &zeros));
+        }
+        let kind = Kind::Packed(Packing { bits: bits as i64, block: block as i64, has_zeros, rounds });
+        self.step("product", kind, &inputs, &[rows, n as i64])
     }
 
     /// Rows of numbers, each block of which is rounded to multiples of its own scale: see

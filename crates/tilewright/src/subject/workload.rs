@@ -207,7 +207,7 @@ impl Runnable for WorkloadRun<'_> {
         let program = workload.program();
         let n_elements: u64 = program.buffers.iter().filter_map(|buffer| buffer.n_elements()).sum();
         // All CPUs take part, in f64, of which dot products of bytes do eight times as many.
-        let each = if workload.has_integer_factors() { 0.25 } else { 1.0 };
+        let each = if workload.multiplies_bytes() { 0.25 } else { 1.0 };
         let n_cpus = each * host::allowed_cpus().len() as f64 / self.settings.threads as f64;
         let flops = 1e9 * peak_gflops * n_cpus * workload.dtype.arithmetic().bytes() as f64 / DType::F64.bytes() as f64;
         let start_s =

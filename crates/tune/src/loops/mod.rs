@@ -221,7 +221,7 @@ fn slope(e: &Index, var: LoopId) -> f64 {
 /// Index of the class in which an operation is counted.
 fn class_of(op: BinaryOp) -> usize {
     match op {
-        BinaryOp::Add | BinaryOp::Sub | BinaryOp::Min | BinaryOp::Max => 0,
+        BinaryOp::Add | BinaryOp::Sub | BinaryOp::Min | BinaryOp::Max | BinaryOp::Nibble => 0,
         BinaryOp::Mul => 1,
         BinaryOp::Div | BinaryOp::Pow => 2,
     }

@@ -175,7 +175,7 @@ pub fn least_ns(workload: &Workload, target: &str, threads: f64) -> f64 {
     let Some(bits) = bits else { return 0.0 };
     let units = if bits <= 128 { MOST_UNITS.0 } else { MOST_UNITS.1 };
     // A lane of 32 bits adds four products of 8-bit integers at once.
-    let each = if workload.has_integer_factors() { 4.0 } else { 1.0 };
+    let each = if workload.multiplies_bytes() { 4.0 } else { 1.0 };
     let lanes = f64::from(bits) / (8.0 * workload.dtype.bytes() as f64) * each;
     least_flops(workload) / (2.0 * lanes * units * FASTEST_CLOCK_GHZ * threads.max(1.0))
 }

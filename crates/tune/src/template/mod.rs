@@ -46,6 +46,7 @@ pub const TEMPLATES: &[Template] = &[
     gpu::GPU_MATMUL_WGMMA,
     matmul::GEMM_4_2_4,
     matmul::MATMUL_4_3_4,
+    matmul::PACKED,
     conv::CONV,
     conv::CONV_DIRECT,
     conv::CONV_WINOGRAD,

@@ -37,7 +37,7 @@ pub(super) const ROWS: Algorithm<Setting> = Algorithm {
     name: "rows",
     applies: |s| match s.workload.structure() {
         Structure::Contraction(c) => s.target.gpu.is_some() && c.m.min(c.n) <= FEW_ROWS,
-        Structure::Window(_) | Structure::Nest(_) => false,
+        Structure::Window(_) | Structure::Packed(_) | Structure::Nest(_) => false,
     },
     parameters: |s, _| parameters(s),
     constraints: |s, _| constraints(&parameters(s)),

@@ -79,7 +79,7 @@ impl Product {
                 let has_blocks = window.groups == 1 || (window.k / window.groups) % LEAST_BLOCK == 0;
                 has_blocks.then(|| Product::of_window(w, &window))
             }
-            Structure::Window(_) | Structure::Nest(_) => None,
+            Structure::Window(_) | Structure::Packed(_) | Structure::Nest(_) => None,
         }
     }
 

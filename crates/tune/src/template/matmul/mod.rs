@@ -3,6 +3,7 @@
 mod blocked;
 mod dot;
 mod factorized;
+mod packed;
 
 use super::algorithm::{self, Algorithm};
 use super::share::{self, EACH_PART, PART, PARTS, Work};
@@ -17,6 +18,7 @@ use tilewright_search::{Parameter, Space, SpaceError};
 pub use blocked::MATMUL_BLOCKED;
 pub use dot::MATMUL_DOT;
 pub use factorized::{GEMM_4_2_4, MATMUL_4_3_4};
+pub use packed::PACKED;
 
 /// Every algorithm that applies, as a choice of the search.
 pub const MATMUL: Template = Template {

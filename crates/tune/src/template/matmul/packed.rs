@@ -1,0 +1,195 @@
+//! Products with weights of few bits.
+
+use super::super::model::bandwidth;
+use super::super::step::{
+    accumulate, compute_at, parallel, prefetch, reorder, rfactor, split, stage, tensorize, unroll, vectorize,
+};
+use super::super::{Setting, Template, ceil_div};
+use tilewright_ir::dot::STEPS;
+use tilewright_ir::op::{Packed, Structure};
+use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_ir::{Step, Tensor};
+use tilewright_search::{Config, Constraint, Parameter, Space, SpaceError};
+
+/// Register tiles of sums over panels of packed weights, unpacked in registers.
+///
+/// Loops: the tiles `ir jr` in either order, the blocks of the sum `kb`, then the sum of a block in a tile of
+/// its own, whose results are scaled and added to the tile of the result. Panels of `nr` columns have what a
+/// dot product takes next to each other, and their scales as well.
+pub const PACKED: Template = Template {
+    name: "packed",
+    text: "register tile over panels of packed weights, unpacked in registers; unrolling, prefetch, threads",
+    serves: |s| s.target.gpu.is_none() && matches!(s.workload.structure(), Structure::Packed(_)),
+    space,
+    steps,
+    estimate: Some(estimate),
+};
+
+fn packed(s: &Setting) -> Packed {
+    let Structure::Packed(p) = s.workload.structure() else { panic!("{} has no packed weights", s.workload) };
+    p
+}
+
+/// Eights, or fours, of steps of the sum in a block.
+fn groups_of_block(p: &Packed) -> i64 {
+    p.block / (STEPS * p.weights_per_byte())
+}
+
+fn space(s: &Setting) -> Result<Space, SpaceError> {
+    let p = packed(s);
+    let lanes = s.target.lanes(s.workload.dtype);
+    let registers = i64::from(s.target.n_vector_registers);
+    let vectors = ceil_div(p.n, lanes);
+    // Sums of a block and of all, the weights of a row of the tile and what unpacks them.
+    let fits = move |mr: i64, nv: i64| 2 * mr * nv + nv + 2 < registers;
+    let (most_rows, most_vectors) = (p.m.min(8), vectors.min(8));
+    let largest = (1..=most_rows).flat_map(|mr| (1..=most_vectors).map(move |nv| (mr, nv)));
+    let enough = largest.filter(|&(mr, nv)| fits(mr, nv)).map(|(mr, nv)| mr * nv).max().unwrap_or(1).min(registers / 8);
+    let mut parameters = vec![
+        Parameter::ordinal("mr", 1..=most_rows),
+        Parameter::ordinal("nv", 1..=most_vectors),
+        Parameter::categorical("inner", if p.m == 1 { &["jr-ir"] } else { &["jr-ir", "ir-jr"] }),
+        Parameter::ordinal("unroll", [1, 2, 4, 8].into_iter().filter(|n| *n <= groups_of_block(&p))),
+        Parameter::ordinal("prefetch", [0, 1, 2, 4, 8]),
+    ];
+    let constraints = vec![Constraint::new(
+        "registers",
+        &format!("2 * mr * nv + nv + 2 < {registers} and mr * nv >= {enough}"),
+        &["mr", "nv"],
+        move |v| fits(v[0].int(), v[1].int()) && v[0].int() * v[1].int() >= enough,
+    )];
+    if s.n_threads > 1 {
+        parameters.push(Parameter::categorical("parallel", if p.m == 1 { &["jr"] } else { &["jr", "ir"] }));
+    }
+    let mut constraints = constraints;
+    if s.n_threads > 1 {
+        constraints.push(Constraint::new(
+            "tiles_in_parallel",
+            "the outer loop over tiles is the parallel one",
+            &["parallel", "inner"],
+            |v| v[1].text().starts_with(v[0].text()),
+        ));
+    }
+    Space::new("packed", parameters, constraints)
+}
+
+/// Estimated cycles of the busiest thread.
+fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
+    let p = packed(s);
+    let int = |name: &str| space.int(config, name);
+    let (mr, nr) = (int("mr"), int("nv") * s.target.lanes(s.workload.dtype));
+    let core = s.target.core();
+    let tiles = ceil_div(ceil_div(p.n, nr), s.n_threads as i64) * ceil_div(p.m, mr);
+    let (sums, nv) = ((mr * int("nv")) as f64, int("nv") as f64);
+    let steps = p.k as f64 / if p.rounds { STEPS as f64 } else { 1.0 };
+    let unpack = if p.rounds { 1.5 * nv } else { 3.0 * nv };
+    let loads = (mr as f64 + nv) / core.loads;
+    let step = (sums / core.fmas).max(loads).max((sums + unpack + mr as f64 + nv) / core.issues);
+    let of_blocks = (p.k / p.block) as f64 * (2.0 * sums / core.fmas + nv + 2.0);
+    let bytes = (p.k * nr * p.bits / 8 + 4 * (p.k / p.block) * nr) as f64;
+    let whole = (p.n * p.k * p.bits / 8) as f64;
+    let read = bytes / bandwidth(s, if p.m <= mr { whole } else { bytes });
+    let compute = steps * step.max(core.sum_latency / 2.0) + of_blocks + 20.0 + 3.0 * sums;
+    tiles as f64 * (compute.max(read) + 0.2 * compute.min(read)) + 2.0 * (p.m * p.k) as f64 / 16.0
+}
+
+/// Steps of a reduction of rows of blocks of A, lane by lane, which are then combined.
+fn by_lanes(name: &str, loops: [&str; 3], partial: &str, lanes: i64) -> Vec<Step> {
+    let [row, block, step] = loops;
+    let [outer, lane, blocks, own] = ["o", "l", "t", "s"].map(|part| format!("{name}.{part}"));
+    let of = |l: &str| format!("{partial}.{l}");
+    vec![
+        split(step, lanes, &outer, &lane),
+        rfactor(name, &lane, partial),
+        split(block, lanes, &blocks, &own),
+        reorder(&[row, &blocks, &lane, &own]),
+        compute_at(partial, &blocks),
+        reorder(&[&of(block), &of(&outer), &of(&lane)]),
+        accumulate(partial, &of(block), &format!("{partial}.r")),
+        vectorize(&of(&lane)),
+        accumulate(name, &blocks, &format!("{name}.r")),
+        unroll(&lane),
+        vectorize(&own),
+    ]
+}
+
+/// Steps that round A to 8 bits.
+fn rounding(s: &Setting, p: &Packed) -> Vec<Step> {
+    let lanes = s.target.lanes(s.workload.dtype).min(p.block);
+    let mut steps = by_lanes(Packed::MOST, ["mi", "mb", "mk"], "a.part", lanes);
+    for (block, inner) in [("sb", "sl"), ("vb", "vl")] {
+        steps.extend([split(block, lanes, &format!("{block}.o"), inner), vectorize(inner)]);
+    }
+    steps.extend([split("qk", lanes, "qo", "ql"), vectorize("ql")]);
+    steps.extend(by_lanes(Packed::ROW_SUM, ["zi", "zb", "zk"], "a.terms", lanes));
+    if s.n_threads > 1 && p.m * p.k >= 1 << 16 {
+        steps.extend(["mi", "si", "vi", "qi", "zi"].map(parallel));
+    }
+    steps
+}
+
+fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+    let p = packed(s);
+    let w = &s.workload;
+    let lanes = s.target.lanes(w.dtype);
+    let (mr, nr) = (space.int(config, "mr"), space.int(config, "nv") * lanes);
+    let tiles = if space.text(config, "inner") == "jr-ir" { ["jr", "ir"] } else { ["ir", "jr"] };
+    let sum = p.sum(w);
+    let mut steps = if p.rounds { rounding(s, &p) } else { Vec::new() };
+
+    // The tiles of the result, in which its sums stand.
+    let [i, j, kb] = Packed::SUM;
+    let (rows, columns) = if w.is_plain() {
+        steps.extend([split(i, mr, "ir", "im"), split(j, nr, "jr", "jm")]);
+        ("im", "jm")
+    } else {
+        let [oi, oj] = Packed::FINISH;
+        steps.extend([split(oi, mr, "ir", "om"), split(oj, nr, "jr", "on")]);
+        steps.push(reorder(&[tiles[0], tiles[1], "om", "on"]));
+        steps.push(compute_at(sum, tiles[1]));
+        (i, j)
+    };
+    steps.push(split(columns, lanes, "jv", "jl"));
+    let inside = [kb, rows, "jv", "jl"];
+    steps.push(reorder(&if w.is_plain() { [&tiles[..], &inside].concat() } else { inside.to_vec() }));
+
+    // The sums of a block.
+    let [pi, pj, _, po, ph, pk] = Packed::LOOPS;
+    steps.push(compute_at(Packed::PART, kb));
+    steps.push(split(pj, lanes, "pv", "pl"));
+    steps.push(split(po, space.int(config, "unroll"), "pg", "pu"));
+    steps.push(reorder(&["pg", "pu", ph, pk, pi, "pv", "pl"]));
+
+    let plain = [Outer(1, nr), Whole(0), Inner(1, nr)];
+    if p.rounds {
+        let in_fours = [Outer(1, nr), Outer(0, STEPS), Inner(1, nr), Inner(0, STEPS)];
+        steps.push(stage("W", None, "W.p", &in_fours));
+        steps.extend([split("W.p.2", lanes, "W.v", "W.l"), unroll("W.p.3"), vectorize("W.l")]);
+    }
+    let others = ["W", "S", "Z"].into_iter().skip(usize::from(p.rounds));
+    for scales in others.filter(|name| *name != "Z" || p.has_zeros) {
+        let [name, l, v] = ["p", "l", "v"].map(|part| format!("{scales}.{part}"));
+        steps.push(stage(scales, None, &name, &plain));
+        steps.extend([split(&format!("{name}.2"), lanes, &v, &l), vectorize(&l)]);
+    }
+
+    steps.push(accumulate(Packed::PART, kb, "part.r"));
+    steps.push(accumulate(sum, tiles[1], "C.r"));
+    steps.extend([vectorize("jl"), vectorize("pl")]);
+    steps.extend(["jv", rows, "pv", pi, ph, "pu"].map(unroll));
+    if p.rounds {
+        steps.push(tensorize(pk, Tensor::Dot4));
+    } else {
+        steps.push(unroll(pk));
+    }
+    if space.int(config, "prefetch") > 0 {
+        steps.push(prefetch("W.p", kb, space.int(config, "prefetch")));
+    }
+    if !w.is_plain() {
+        steps.extend([split("on", lanes, "ov", "ol"), vectorize("ol"), unroll("om"), unroll("ov")]);
+    }
+    if s.n_threads > 1 {
+        steps.push(parallel(tiles[0]));
+    }
+    steps
+}
