@@ -629,16 +629,40 @@ fn aliasing_is_respected_inside_a_buffer() {
 #[test]
 fn functions_of_epilogues() {
     // Some are of sums of integers, on their way to bytes.
-    let of_integers = ["init", "dequant", "quant_u8", "quant_i8"];
     for spec in FUNCTIONS {
-        let of_types = if of_integers.contains(&spec.name) { &["u8i8"][..] } else { &["f32", "f64"] };
+        let of_types = if spec.function.is_of_integers() { &["u8i8"][..] } else { &["f32", "f64"] };
         for dtype in of_types {
-            let before = if spec.name.starts_with("quant") { "dequant+" } else { "" };
+            let of_sums = !spec.function.is_of_integers() || ["init", "dequant"].contains(&spec.name);
+            let before = if of_sums { "" } else { "dequant+" };
             let text = format!("dense:m=2,n=21,k=5,dtype={dtype},epilogue={before}{}", spec.name);
             let untransformed = Workload::parse(&text).unwrap().program();
             let steps = parse_steps("split oj 16 -> ov ol shrink\nvectorize ol").unwrap();
             let scheduled = apply_all(&untransformed, &steps).unwrap_or_else(|(_, e)| panic!("{text}: {e}"));
             check_on(&lower::lower(&scheduled), &host());
+        }
+    }
+}
+
+/// Elements of a table of 256 bytes, by each byte, in vectors of bytes and of words and in their rests.
+#[test]
+fn tables_of_bytes() {
+    let table: Vec<f64> = (0..256).map(|at| f64::from((at * 89 + 7) % 256)).collect();
+    for (lanes, dtype) in [(64, "u8"), (16, "u8"), (16, "f32"), (64, "f32"), (50, "u8"), (5, "f32")] {
+        let n = 4 * lanes;
+        let text = format!(
+            "program \"table\" buffer T: u8[256] global input buffer X: u8[{n}] global input
+            buffer Y: {dtype}[{n}] global output loops i, j
+            run {{ for i in 4 {{ vectorized j in {lanes} {{ Y[{lanes}*i + j] = T[at(X[{lanes}*i + j])] }} }} }}"
+        );
+        let program = tilewright_ir::text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let bytes: Vec<f64> = (0..n).map(|at| f64::from((at * 37 + 3) % 256)).collect();
+        let expected: Vec<f64> = bytes.iter().map(|byte| table[*byte as usize]).collect();
+        let given = [table.clone(), bytes, vec![0.0; n as usize]];
+        for target in targets() {
+            for kernel in kernels(&program, &target) {
+                let got = run(&program, &kernel, &given, &Runtime::serial(), 1);
+                assert_eq!(got[2], expected, "{lanes} lanes of {dtype} on {target}");
+            }
         }
     }
 }

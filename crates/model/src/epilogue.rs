@@ -6,13 +6,14 @@ use tilewright_ir::expr::{BinaryOp, Cond, UnaryOp};
 use tilewright_ir::op::{Epilogue, Function, Operand};
 use tilewright_ir::{DType, Expr};
 
-use crate::scalar::{cost, sigmoid};
+use crate::scalar::{cost, number, sigmoid};
 
 /// Operations of an epilogue, each with the input that is its operand.
 pub type Operations = Vec<(Epilogue, Option<usize>)>;
 
-/// Function that tells how an input is read as an operand along the result; `None` where it cannot be one.
-pub type Operands<'a> = &'a dyn Fn(usize) -> Option<Operand>;
+/// Function that tells how an input is read as an operand along the result, and its type; `None` where it
+/// cannot be one.
+pub type Operands<'a> = &'a dyn Fn(usize) -> Option<(Operand, DType)>;
 
 /// The largest part of a map that can be an epilogue of its input `x`, and that part: all of it, or what the
 /// rest reads of `x`.
@@ -77,8 +78,64 @@ fn holds_outside(cond: &Cond, part: &Expr, x: usize) -> bool {
 
 /// The operations that make an expression of `x`, in order.
 pub fn peel(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
-    let operations = peeled(e, x, operands)?;
+    let operations = peeled(e, x, operands, false)?;
     Some(without_identities(operations))
+}
+
+/// Operations as [`peel`] finds them, with those that quantize numbers on the way: a division by a scale, and
+/// [rounding](Function::Round). None is joined to another.
+pub fn peel_quantized(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
+    peeled(e, x, operands, true)
+}
+
+/// Parts of a map that are 8-bit integers, largest first, outside of which it does not read `x`.
+pub fn byte_parts(value: &Expr, x: usize) -> Vec<&Expr> {
+    let mut parts: Vec<&Expr> = Vec::new();
+    subexpressions(value, &mut parts);
+    parts.retain(|part| matches!(part, Expr::Cast(DType::U8 | DType::I8, _)));
+    parts.retain(|part| uses(part, x) && !uses_outside(value, part, x));
+    parts.sort_by_key(|part| std::cmp::Reverse(cost(part)));
+    parts
+}
+
+/// Numbers that an expression quantizes.
+pub struct Quantized<'a> {
+    /// The numbers.
+    pub of: &'a Expr,
+    /// Scale that they are divided by.
+    pub scale: f64,
+    /// Zero point that is added to their whole multiples.
+    pub zero: f64,
+}
+
+/// Bounds of the integers of a type of 8 bits.
+pub fn bounds_of(dtype: DType) -> [f64; 2] {
+    if dtype == DType::U8 { [0.0, 255.0] } else { [-128.0, 127.0] }
+}
+
+/// Matches what quantizes numbers to integers of a type.
+pub fn quantized(value: &Expr, dtype: DType) -> Option<Quantized<'_>> {
+    let [low, high] = bounds_of(dtype);
+    let Expr::Select(is, then, otherwise) = without_casts(value) else { return None };
+    let Cond::Less(least, shifted) = &**is else { return None };
+    let Expr::Binary(BinaryOp::Min, own, most) = &**then else { return None };
+    let is_bounded = **least == number(low) && **most == number(high) && **otherwise == number(low);
+    (is_bounded && own == shifted).then_some(())?;
+    let (rounded, zero) = match without_casts(own) {
+        Expr::Binary(BinaryOp::Add, rounded, zero) => match **zero {
+            Expr::Const(zero) => (without_casts(rounded), zero),
+            _ => return None,
+        },
+        rounded => (rounded, 0.0),
+    };
+    let Expr::Unary(UnaryOp::Round, multiple) = rounded else { return None };
+    match without_casts(multiple) {
+        Expr::Binary(BinaryOp::Div, of, scale) => match **scale {
+            Expr::Const(scale) => Some(Quantized { of, scale, zero }),
+            _ => None,
+        },
+        of => Some(Quantized { of, scale: 1.0, zero }),
+    }
 }
 
 fn plain(function: Function, numbers: &[f64]) -> Option<(Epilogue, Option<usize>)> {
@@ -89,9 +146,9 @@ fn linear(factor: f64, term: f64) -> Option<(Epilogue, Option<usize>)> {
     plain(Function::Linear, &[factor, term])
 }
 
-fn peeled(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
+fn peeled(e: &Expr, x: usize, operands: Operands, quantizes: bool) -> Option<Operations> {
     let then = |inner: &Expr, last: Option<(Epilogue, Option<usize>)>| {
-        let mut list = peeled(inner, x, operands)?;
+        let mut list = peeled(inner, x, operands, quantizes)?;
         list.push(last?);
         Some(list)
     };
@@ -99,17 +156,32 @@ fn peeled(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
         Expr::Load(slot, _) => {
             let slot = slot.0 as usize;
             let function = match operands(slot)? {
-                Operand::Channel => by_channel,
-                Operand::Element | Operand::One => by_element,
+                (Operand::Channel, DType::F32) => by_channel,
+                (Operand::Element | Operand::One, DType::F32) => by_element,
+                _ => return None,
             };
             Some((Epilogue::new(function, &[])?, Some(slot)))
         }
         _ => None,
     };
+    let of_bytes = |e: &Expr| {
+        let (bytes, factor, term) = line(e);
+        let Expr::Load(slot, _) = without_casts(bytes) else { return None };
+        let slot = slot.0 as usize;
+        let is_residual = operands(slot)? == (Operand::Element, DType::U8);
+        is_residual.then_some((Epilogue::new(Function::AddU8, &[factor, term])?, Some(slot)))
+    };
     match e {
         Expr::Load(slot, _) => (slot.0 as usize == x).then(Vec::new),
         // Of numbers that are f32 all the same.
-        Expr::Cast(DType::F32, t) => peeled(t, x, operands),
+        Expr::Cast(DType::F32, t) => peeled(t, x, operands, quantizes),
+        Expr::Cast(dtype @ (DType::U8 | DType::I8), t) if quantizes => {
+            let Quantized { of, scale, zero } = quantized(t, *dtype)?;
+            let bounds = bounds_of(*dtype).map(|bound| bound - zero);
+            let mut list = then(of, linear(1.0 / scale, 0.0))?;
+            list.extend([plain(Function::Round, &bounds)?, linear(1.0, zero)?]);
+            Some(list)
+        }
         Expr::Unary(UnaryOp::Tanh, t) => then(t, plain(Function::Tanh, &[])),
         Expr::Unary(UnaryOp::Neg, t) => then(t, linear(-1.0, 0.0)),
         Expr::Binary(BinaryOp::Add, a, b) => {
@@ -123,7 +195,7 @@ fn peeled(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
             };
             match **rest {
                 Expr::Const(term) => then(t, linear(1.0, term)),
-                _ => then(t, operand(rest, Function::Bias, Function::Add)),
+                _ => then(t, operand(rest, Function::Bias, Function::Add).or_else(|| of_bytes(rest))),
             }
         }
         Expr::Binary(BinaryOp::Sub, a, b) => match **a {
@@ -149,7 +221,7 @@ fn peeled(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
             let (mut factor, mut own, mut others) = (1.0, Vec::new(), Vec::new());
             factors(e, x, &mut factor, &mut own, &mut others);
             let mut list = match own[..] {
-                [t] => peeled(t, x, operands)?,
+                [t] => peeled(t, x, operands, quantizes)?,
                 [a, b] => {
                     let (t, last, rest) = gate(a, b, factor).or_else(|| gate(b, a, factor))?;
                     factor = rest;
@@ -212,9 +284,17 @@ fn gate<'a>(t: &'a Expr, g: &'a Expr, factor: f64) -> Option<(&'a Expr, Option<(
     }
 }
 
+/// An expression of f32 without casts to it around.
+pub fn without_casts(e: &Expr) -> &Expr {
+    match e {
+        Expr::Cast(DType::F32, inner) => without_casts(inner),
+        _ => e,
+    }
+}
+
 /// `a·t + b` of an expression: `t`, `a`, `b`.
 fn line(e: &Expr) -> (&Expr, f64, f64) {
-    match e {
+    match without_casts(e) {
         Expr::Binary(BinaryOp::Add, a, b) => match (&**a, &**b) {
             (t, Expr::Const(c)) | (Expr::Const(c), t) => {
                 let (t, a, b) = line(t);
@@ -268,7 +348,7 @@ fn leaky_relu<'a>(above: &'a Expr, below: &'a Expr) -> Option<(&'a Expr, f64)> {
 }
 
 /// Lines one behind the other become one, and those that change nothing none.
-fn without_identities(list: Operations) -> Operations {
+pub fn without_identities(list: Operations) -> Operations {
     let mut kept: Operations = Vec::new();
     for (operation, slot) in list {
         let last = kept.last().map(|(last, _)| (last.function(), last.numbers().to_vec()));

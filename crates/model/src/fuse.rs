@@ -9,7 +9,7 @@ use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, Range, Stag
 use tilewright_ir::{BufferId, DType, Expr, Index, LoopId, OpenSize, Program, Role, Stmt, Target};
 use tilewright_runtime::Size;
 
-use crate::epilogue::{self, Operations};
+use crate::epilogue::{self, Operations, byte_parts};
 use crate::halves::widened;
 use crate::import::import;
 use crate::net::{AsHeads, Convolution, Kind, Net, Node, Packing, Read, Sequence, Track, ValueId, Windows};
@@ -17,7 +17,7 @@ use crate::open::OpenNet;
 use crate::quantized::epilogue::{closing, example, may_close, opening, padding, types_of};
 use crate::quantized::graph::{has_dots, in_bytes};
 use crate::scalar::{self, cost, input};
-use crate::simplify::{MOST_COST, drop_unread, joined, simplify};
+use crate::simplify::{MOST_COST, drop_unread, joined, merged, simplify};
 
 /// Kernel of a fused graph: its workload, inputs and output.
 #[derive(Debug, Clone)]
@@ -304,9 +304,9 @@ fn is_anchor(kind: &Kind) -> bool {
     matches!(kind, Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_))
 }
 
-/// Operand kind of an input of a result: per channel or per element; `None` for neither.
-fn operand_of(net: &Net, id: ValueId, out: &[i64], axis: usize) -> Option<Operand> {
-    net.element_type(id).filter(|dtype| *dtype == DType::F32)?;
+/// Operand kind of an input of a result, per channel or per element, and its type; `None` for others.
+fn operand_of(net: &Net, id: ValueId, out: &[i64], axis: usize) -> Option<(Operand, DType)> {
+    let dtype = net.element_type(id).filter(|dtype| matches!(dtype, DType::F32 | DType::U8))?;
     let shape = net.shape(id);
     let is_along = out.len().checked_sub(shape.len()).is_some_and(|missing| {
         shape.iter().enumerate().all(|(d, &n)| n == if d + missing == axis { out[axis] } else { 1 })
@@ -314,8 +314,8 @@ fn operand_of(net: &Net, id: ValueId, out: &[i64], axis: usize) -> Option<Operan
     });
     let is_whole = net.value(id).n_elements() == out.iter().product::<i64>();
     match (is_along, is_whole) {
-        (true, _) => Some(Operand::Channel),
-        (_, true) => Some(Operand::Element),
+        (true, _) => Some((Operand::Channel, dtype)),
+        (_, true) => Some((Operand::Element, dtype)),
         _ => None,
     }
 }
@@ -382,34 +382,74 @@ impl<'a> Absorbing<'a> {
         self.net.nodes[at] = node;
     }
 
-    /// Takes what it can of the map behind an anchor; where it then stands, if a further map may follow.
+    /// Follows maps of numbers, each read by the next alone, to one that makes integers of 8 bits: finds
+    /// their places, the last one's place, and the map of all. `None` where the first makes such integers
+    /// itself.
+    fn quantized_again(&self, first: usize) -> Option<(Vec<usize>, usize, Node)> {
+        const MOST: usize = 3;
+        let mut passed = vec![first];
+        let mut all = self.net.nodes[first].clone();
+        while passed.len() <= MOST {
+            let Kind::Map(value) = &all.kind else { return None };
+            let is_of_numbers = self.net.element_type(all.output()) == Some(DType::F32);
+            let next = self.only_user(all.output()).filter(|_| is_of_numbers)?;
+            let Kind::Map(outer) = &self.net.nodes[next].kind else { return None };
+            let both = merged(self.net, &self.net.nodes[next], outer, &all, value);
+            if matches!(self.net.element_type(both.output()), Some(DType::U8 | DType::I8)) {
+                return Some((passed, next, both));
+            }
+            passed.push(next);
+            all = both;
+        }
+        None
+    }
+
+    /// Takes what it can of the map behind an anchor, or of several one behind the other; where it then
+    /// stands, if a further map may follow.
     fn absorb(&mut self, at: usize) -> Option<usize> {
+        let user = self.only_user(self.net.nodes[at].output())?;
+        if may_close(self.net, &self.net.nodes[at], &self.epilogues[at])
+            && let Some((passed, next, all)) = self.quantized_again(user)
+            && let Some(found) = self.take(at, (next, all), &passed)
+        {
+            return found;
+        }
+        let node = self.net.nodes[user].clone();
+        self.take(at, (user, node), &[])?
+    }
+
+    /// Takes what it can of a map behind an anchor, all of it where that is made of several, of which
+    /// `passed` are all but the last. `None` where it takes nothing, else where it then stands, if a
+    /// further map may follow.
+    fn take(&mut self, at: usize, (user, node): (usize, Node), passed: &[usize]) -> Option<Option<usize>> {
         let mut anchor = self.net.nodes[at].clone();
         let x = anchor.output();
-        let user = self.only_user(x)?;
         let net = &mut *self.net;
         let out = net.shape(x).to_vec();
         let axis = channel_axis(&anchor.kind, &out);
-        let node = net.nodes[user].clone();
         let Kind::Map(value) = &node.kind else { return None };
-        let closes = may_close(net, &anchor, &node);
-        if net.shape(node.output()) != out || net.value(node.output()).dtype != net.value(x).dtype && !closes {
+        let closes = may_close(net, &anchor, &self.epilogues[at]);
+        let of_map = net.value(node.output()).dtype;
+        if net.shape(node.output()) != out || of_map != net.value(x).dtype && !closes {
             return None;
         }
         let slot = node.inputs.iter().position(|id| *id == Some(x))?;
         // The result itself is nowhere but in the kernel.
         let operands = |net: &Net, slot: usize| operand_of(net, node.inputs[slot].filter(|id| *id != x)?, &out, axis);
         let before = &self.epilogues[at];
-        let closed = if closes { closing(net, &node, slot, &operands, before) } else { None };
-        let (all, part) = match closed {
-            Some(all) => (all, value.clone()),
+        let bytes = if closes { bytes_of(net, &node, slot, &operands, before) } else { None };
+        let (all, part, dtype) = match bytes {
+            Some(found) => found,
             None => {
                 let (found, part) = epilogue::largest(value, slot, &|slot| operands(net, slot))?;
                 let of_slot = |slot: usize| node.inputs[slot].expect("a map has all inputs").0;
                 let own = found.into_iter().map(|(operation, slot)| (operation, slot.map(of_slot)));
-                (before.iter().cloned().chain(own).collect::<Operations>(), part)
+                (before.iter().cloned().chain(own).collect::<Operations>(), part, net.value(x).dtype)
             }
         };
+        if part == *value && dtype != of_map || part != *value && !passed.is_empty() {
+            return None;
+        }
         let operations = all.iter().map(|(operation, _)| *operation).collect();
         example(net, &anchor).with_epilogue(operations).ok()?;
         // The operands are the anchor's inputs from now on, so that they are computed before it.
@@ -420,11 +460,12 @@ impl<'a> Absorbing<'a> {
             anchor.outputs.clone_from(&node.outputs);
             anchor.origin = joined(&anchor.origin, &node.origin);
             self.is_removed[at] = true;
+            passed.iter().for_each(|at| self.is_removed[*at] = true);
             self.epilogues[user] = all;
             self.set(user, anchor);
-            return Some(user);
+            return Some(Some(user));
         }
-        let output = net.add_value(&format!("{}.part", node.origin), net.value(x).dtype, &out);
+        let output = net.add_value(&format!("{}.part", node.origin), dtype, &out);
         anchor.outputs = vec![output];
         let rest = scalar::replaced(value, &part, &input(node.inputs.len()));
         let mut rest_node = Node { kind: Kind::Map(rest), ..node };
@@ -436,8 +477,33 @@ impl<'a> Absorbing<'a> {
         self.n_moved += 1;
         self.epilogues[at] = all;
         self.set(at, anchor);
-        None
+        Some(None)
     }
+}
+
+/// Takes a map, or a part of it, that quantizes what an anchor gives: the operations of the anchor with it,
+/// that part, and its type.
+fn bytes_of(
+    net: &mut Net,
+    node: &Node,
+    slot: usize,
+    operands: &dyn Fn(&Net, usize) -> Option<(Operand, DType)>,
+    before: &Operations,
+) -> Option<(Operations, Expr, tilewright_graph::DType)> {
+    let Kind::Map(value) = &node.kind else { return None };
+    let whole = net.element_type(node.output()).map(|dtype| (value, value, dtype));
+    let parts = byte_parts(value, slot).into_iter().filter_map(|part| match part {
+        Expr::Cast(dtype, inner) => Some((part, &**inner, *dtype)),
+        _ => None,
+    });
+    whole.into_iter().chain(parts).find_map(|(part, quantized, dtype)| {
+        let of_value = match dtype {
+            DType::U8 => tilewright_graph::DType::U8,
+            DType::I8 => tilewright_graph::DType::I8,
+            _ => return None,
+        };
+        Some((closing(net, node, (quantized, slot), dtype, operands, before)?, part.clone(), of_value))
+    })
 }
 
 /// The kernel's channel axis.
@@ -512,7 +578,7 @@ fn prologue_of(net: &Net, node: &Node) -> Option<(ValueId, Operations)> {
     }
     let operands = |slot: usize| {
         let id = node.inputs[slot].filter(|id| net.value(*id).constant.is_some())?;
-        operand_of(net, id, shape, 1).filter(|kind| *kind == Operand::Channel)
+        operand_of(net, id, shape, 1).filter(|(kind, _)| *kind == Operand::Channel)
     };
     let (operations, part) = epilogue::largest(value, slot, &operands)?;
     let is_cheap = operations.iter().all(|(operation, _)| match operation.function() {
@@ -521,6 +587,7 @@ fn prologue_of(net: &Net, node: &Node) -> Option<(ValueId, Operations)> {
         Function::Add | Function::Mul => false,
         Function::Sigmoid | Function::Tanh | Function::Gelu | Function::Silu => false,
         Function::Init | Function::Dequant | Function::QuantU8 | Function::QuantI8 => false,
+        Function::Round | Function::AddU8 => false,
     });
     if part != *value || !is_cheap || operations.is_empty() {
         return None;

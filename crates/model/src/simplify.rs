@@ -416,7 +416,7 @@ fn mergeable(net: &Net, links: &Links, at: usize) -> Option<usize> {
 }
 
 /// The map of a map.
-fn merged(net: &Net, node: &Node, outer: &Expr, inner: &Node, value: &Expr) -> Node {
+pub fn merged(net: &Net, node: &Node, outer: &Expr, inner: &Node, value: &Expr) -> Node {
     let mut inputs: Vec<Option<ValueId>> = Vec::new();
     let mut slot = |id: Option<ValueId>| {
         inputs.iter().position(|other| *other == id).unwrap_or_else(|| {

@@ -47,6 +47,18 @@ pub enum Function {
     QuantU8,
     /// Quantizes to i8 likewise.
     QuantI8,
+    /// Rounds to the nearest integers between bounds, ties to even, which stay f32.
+    Round,
+    /// Adds a line of u8 of the result's shape.
+    AddU8,
+}
+
+impl Function {
+    /// Whether it belongs to what is made of sums of integers alone.
+    pub fn is_of_integers(self) -> bool {
+        let of_integers = [Function::Init, Function::Dequant, Function::QuantU8, Function::QuantI8];
+        of_integers.contains(&self) || matches!(self, Function::Round | Function::AddU8)
+    }
 }
 
 /// A further input that a function reads.
@@ -229,6 +241,24 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         value: |x, zero, _| quantized(x, zero, DType::I8, [-128.0, 127.0]),
         ..PLAIN
     },
+    FunctionSpec {
+        function: Function::Round,
+        name: "round",
+        text: "min(max(round(x), low), high), ties to even, of sums of integers: quantized on the way",
+        numbers: &[("low", -128.0), ("high", 127.0)],
+        accepts: |[low, high]| low < high,
+        value: |x, _, [low, high]| min(max(Expr::unary(UnaryOp::Round, x), low), high),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::AddU8,
+        name: "add_u8",
+        text: "x + factor * Q[…] + term, of u8 of the result's shape, to sums of integers: a quantized residual",
+        numbers: &[("factor", 1.0), ("term", 0.0)],
+        operand: Some((Operand::Element, "Q")),
+        value: |x, q, [factor, term]| add(x, linear(cast(DType::F32, q), factor, term)),
+        ..PLAIN
+    },
 ];
 
 fn cast(dtype: DType, x: Expr) -> Expr {
@@ -280,7 +310,7 @@ pub struct Epilogue {
 
 impl Epilogue {
     /// Operations of one epilogue, some of which repeat their operand, at most.
-    const MOST: usize = 8;
+    const MOST: usize = 12;
 
     /// Makes an operation of a function with these numbers or, where none are given, with its defaults.
     ///
@@ -314,7 +344,8 @@ impl Epilogue {
     /// cost no operation.
     pub(super) fn alike(&self) -> Epilogue {
         match self.function {
-            Function::Linear | Function::LeakyRelu => {
+            Function::Round => Epilogue::new(Function::Round, &[]).expect("defaults are accepted"),
+            Function::Linear | Function::LeakyRelu | Function::AddU8 => {
                 let numbers = self.numbers.map(|x| if [0.0, 1.0].contains(&x) { x } else { 0.5 });
                 Epilogue { numbers, ..*self }
             }
@@ -364,7 +395,7 @@ impl Epilogue {
                 (Function::Dequant, DType::I32) => DType::F32,
                 (Function::QuantU8, DType::F32) if !sums.is_float() => DType::U8,
                 (Function::QuantI8, DType::F32) if !sums.is_float() => DType::I8,
-                (Function::Init | Function::Dequant | Function::QuantU8 | Function::QuantI8, _) if sums.is_float() => {
+                (function, _) if sums.is_float() && function.is_of_integers() => {
                     return Err("functions of floating-point numbers".to_owned());
                 }
                 (Function::Init | Function::Dequant | Function::QuantU8 | Function::QuantI8, _)
@@ -381,6 +412,7 @@ impl Epilogue {
     pub(super) fn operand_dtype(&self, sums: DType) -> DType {
         match self.function {
             Function::Init => DType::I32,
+            Function::AddU8 => DType::U8,
             _ if sums.is_float() => sums,
             _ => DType::F32,
         }
@@ -532,6 +564,9 @@ mod tests {
         is("sigmoid", 0.0, 0.0, 0.5);
         is("silu", 1.0, 0.0, 1.0 / (1.0 + (-1f64).exp()));
         is("tanh", 0.5, 0.0, 0.5f64.tanh());
+        is("round", 2.5, 0.0, 2.0);
+        is("round(-3;4)", 9.0, 0.0, 4.0);
+        is("add_u8(0.5;1)", 2.0, 6.0, 6.0);
         // The normal distribution's share below one standard deviation.
         is("gelu", 1.0, 0.0, 0.841_344_746_068_542_9);
     }

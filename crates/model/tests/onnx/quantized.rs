@@ -612,3 +612,77 @@ fn convolutions_of_integers_give_what_integers_say() {
         }
     }
 }
+
+/// Residual sums of quantized numbers, whose product is quantized before they are added, as quantizers write
+/// them: all of it is the epilogue of one product.
+#[test]
+fn quantized_residual_sums_are_epilogues() {
+    let (x, r) = (integers(M * K, 3), integers(M * N, 1));
+    let w: Vec<i128> = integers(K * N, -125);
+    let [sx, sw, s1, sr, sy] = [0.02f32, 0.011, 0.21, 0.13, 0.17];
+    let [zx, z1, zr, zy] = [131i64, 117, 99, 20];
+    let node = |op: &str, inputs: &str, output: &str| NodeFile {
+        op: op.to_owned(),
+        inputs: inputs.split(' ').map(str::to_owned).collect(),
+        outputs: vec![output.to_owned()],
+        ..NodeFile::default()
+    };
+    let scale = |name: &str, x: f32| (name.to_owned(), Tensor::scalar(DType::F32, x.into()));
+    let zero = |name: &str, x: i64| (name.to_owned(), Tensor::from_integers(DType::U8, [0; 0], &[x.into()]));
+    let port = |name: &str, columns: usize| Port {
+        name: name.to_owned(),
+        dtype: DType::U8,
+        dims: vec![Dim::Size(M), Dim::Size(columns)],
+    };
+    let model = ModelFile {
+        name: "residual".to_owned(),
+        opset: 17,
+        inputs: vec![port("x", K), port("r", N)],
+        outputs: vec![port("y", N)],
+        weights: vec![
+            ("w".to_owned(), Tensor::from_integers(DType::I8, [K, N], &w)),
+            scale("sx", sx),
+            scale("sw", sw),
+            scale("s1", s1),
+            scale("sr", sr),
+            scale("sy", sy),
+            zero("zx", zx),
+            zero("z1", z1),
+            zero("zr", zr),
+            zero("zy", zy),
+        ],
+        nodes: vec![
+            node("DequantizeLinear", "x sx zx", "xf"),
+            node("DequantizeLinear", "w sw", "wf"),
+            node("MatMul", "xf wf", "p"),
+            node("QuantizeLinear", "p s1 z1", "pq"),
+            node("DequantizeLinear", "pq s1 z1", "pf"),
+            node("DequantizeLinear", "r sr zr", "rf"),
+            node("Add", "pf rf", "sum"),
+            node("Relu", "sum", "above"),
+            node("QuantizeLinear", "above sy zy", "y"),
+        ],
+        ..ModelFile::default()
+    };
+    let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+    let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+    let tasks: Vec<String> = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
+    if host::target().dot4_lanes([false, true]) > 0 {
+        assert!(matches!(&tasks[..], [task] if task.contains("add_u8") && task.contains("quant_u8")), "{tasks:?}");
+    }
+    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    runner.set("x", &Tensor::from_integers(DType::U8, [M, K], &x)).unwrap();
+    runner.set("r", &Tensor::from_integers(DType::U8, [M, N], &r)).unwrap();
+    runner.run().unwrap();
+    let expected = |at: usize| {
+        let term = |k: usize| (x[at / N * K + k] as i64 - zx) * w[k * N + at % N] as i64;
+        let sum: i64 = (0..K).map(term).sum();
+        let first = ((sum as f32 * (sx * sw / s1)).round_ties_even() as i64 + z1).clamp(0, 255);
+        let above = ((first - z1) as f32 * s1 + (r[at] as i64 - zr) as f32 * sr).max(0.0);
+        ((above / sy).round_ties_even() as i64 + zy).clamp(0, 255)
+    };
+    let found = runner.outputs()[0].1.i64s();
+    let n_steps: Vec<i64> = found.iter().enumerate().map(|(at, y)| (y - expected(at)).abs()).collect();
+    assert!(n_steps.iter().all(|n| *n <= 1) && n_steps.iter().sum::<i64>() <= 2, "{n_steps:?}");
+    assert!(found.iter().any(|y| *y > zy + 50) && found.contains(&zy), "{found:?}");
+}
