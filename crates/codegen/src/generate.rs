@@ -20,6 +20,7 @@ mod math;
 mod memory;
 pub mod plan;
 mod range;
+mod table;
 pub mod unit;
 mod value;
 

@@ -298,6 +298,9 @@ pub enum Op {
     },
     /// Dot product of two signed 16-bit integers of each lane, as with [`Op::Dot4`]; x86-64 alone has it.
     Dot2,
+    /// Bytes of two vectors of 64, picked by the low 7 bits of each byte of the first operand; all three are
+    /// 16 lanes of 32-bit integers. AVX-512 VBMI alone has it.
+    PickBytes,
     /// The number with the first 11 of its bits, rounded.
     Tf32,
     /// A warp's load of 2 or 4 tiles of 8 rows of 16 bytes each from shared memory (`ldmatrix`): the threads

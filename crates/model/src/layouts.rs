@@ -286,6 +286,8 @@ fn keeps_channels(net: &Net, kernel: &Kernel) -> bool {
         node.outputs.iter().all(is_of_images)
             && match &node.kind {
                 Kind::Map(_) => true,
+                // Each element by itself, in a list.
+                Kind::Gather { axis: 0, .. } => net.shape(node.input(0)).len() == 1,
                 Kind::Reduce(_, dims) => dims.iter().all(|d| *d >= 2),
                 Kind::Window(_, windows) => (windows.kernel[1], windows.strides[1], windows.before[1]) == (1, 1, 0),
                 _ => false,

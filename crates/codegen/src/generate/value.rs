@@ -117,6 +117,9 @@ impl Generator<'_> {
                 self.element(*buffer, loaded, dtype)
             }
             Expr::Gather(buffer, subscripts) => {
+                if let Some(found) = self.looked_up(*buffer, subscripts, dtype) {
+                    return found;
+                }
                 let gathered = self.gather(*buffer, subscripts);
                 self.element(*buffer, gathered, dtype)
             }
@@ -178,7 +181,7 @@ impl Generator<'_> {
     }
 
     /// An element of a buffer in the arithmetic of `dtype`.
-    fn element(&mut self, buffer: BufferId, x: Operand, dtype: DType) -> Operand {
+    pub(super) fn element(&mut self, buffer: BufferId, x: Operand, dtype: DType) -> Operand {
         let of = self.program.buffer(buffer).dtype;
         if dtype.is_half() {
             assert_eq!(of, dtype, "halves are moved within their type");
@@ -238,7 +241,7 @@ impl Generator<'_> {
     }
 
     /// A value in another arithmetic.
-    fn convert(&mut self, x: Operand, from: DType, to: DType) -> Operand {
+    pub(super) fn convert(&mut self, x: Operand, from: DType, to: DType) -> Operand {
         let (from, to) = (from.arithmetic(), to.arithmetic());
         if from == to {
             return x;

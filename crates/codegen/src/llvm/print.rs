@@ -512,6 +512,7 @@ impl Printer<'_> {
             }
             Op::Dot4 { signed } => self.dot4(*signed, x, result.map_or(0, |ty| ty.lanes)),
             Op::Dot2 => self.dot2(x, result.map_or(0, |ty| ty.lanes)),
+            Op::PickBytes => self.pick_bytes(x),
             Op::Tf32 => {
                 let bits = self.intrinsic("llvm.nvvm.f2tf32.rna", Vec::new(), x);
                 LLVMBuildBitCast(b, bits, ty, UNNAMED)
@@ -656,6 +657,14 @@ impl Printer<'_> {
         };
         let products = self.of_bits(&format!("llvm.x86.{name}"), Vec::new(), x[1..].to_vec());
         llvm!(LLVMBuildAdd(self.builder, x[0], products, UNNAMED))
+    }
+
+    /// Bytes of two vectors of 64, on x86-64 with AVX-512 VBMI.
+    fn pick_bytes(&self, x: Vec<LLVMValueRef>) -> LLVMValueRef {
+        let [indices, first, second] = x[..] else { unreachable!("two vectors are indexed") };
+        let ty = llvm!(LLVMTypeOf(indices));
+        let picked = self.of_bits("llvm.x86.avx512.vpermi2var.qi.512", Vec::new(), vec![first, indices, second]);
+        llvm!(LLVMBuildBitCast(self.builder, picked, ty, UNNAMED))
     }
 
     /// Calls one of LLVM's own functions with operands that have the bits of its parameters.

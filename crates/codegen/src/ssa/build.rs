@@ -509,6 +509,11 @@ impl Builder {
         self.compute(Op::Dot2, smallvec![sums, a, b], self.type_of(sums))
     }
 
+    /// Bytes of two vectors of 64 of them, picked by indices: see [`Op::PickBytes`].
+    pub fn pick_bytes(&self, indices: Id, first: Id, second: Id) -> Id {
+        self.compute(Op::PickBytes, smallvec![indices, first, second], self.type_of(indices))
+    }
+
     /// The number with the first 11 of its bits, rounded.
     pub fn tf32(&self, x: Id) -> Id {
         self.compute(Op::Tf32, smallvec![x], Type::F32)

@@ -141,6 +141,9 @@ impl Function {
             (Op::Dot4 { .. } | Op::Dot2, [sums, a, b], Some(to)) => {
                 to.kind == Kind::I32 && matches!(to.lanes, 4 | 8 | 16) && [sums, a, b].iter().all(|ty| **ty == to)
             }
+            (Op::PickBytes, all, Some(to)) => {
+                to == Type::I32.vector(16) && all.len() == 3 && all.iter().all(|ty| *ty == to)
+            }
             (Op::LoadTiles { .. }, [from], Some(to)) => {
                 *from == Type::SHARED && to.kind.bytes() == 4 && matches!(to.lanes, 2 | 4)
             }

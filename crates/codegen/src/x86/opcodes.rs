@@ -194,6 +194,9 @@ pub const fn dot(evex: bool) -> Opcode {
     Opcode { evex, ..opcode(2, 1, 0x50, false) }
 }
 
+/// Bytes of two vectors, picked by those of the destination: `vpermi2b`
+pub const PICK_BYTES: Opcode = evex(2, 1, 0x75, false);
+
 /// Dot products of bytes of one sign: `vpdpbssd`, `vpdpbuud`
 pub const fn dot_alike(signed: bool) -> Opcode {
     opcode(2, if signed { 3 } else { 0 }, 0x50, false)

@@ -1,10 +1,11 @@
 //! Quantized graphs with as much of them in integers as can be.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use tilewright_graph::op::{
-    Binary, Cast, Conv, ConvInteger, DequantizeLinear, Fact, Gemm, Inputs, MatMulInteger, PoolKind, QuantizeLinear,
-    Scaling, Unary, axis,
+    Binary, Cast, Conv, ConvInteger, DequantizeLinear, Fact, Gather, Gemm, Inputs, MatMulInteger, PoolKind,
+    QuantizeLinear, Scaling, Unary, axis,
 };
 use tilewright_graph::{DType, Graph, Node, Op, Place, Tensor, TensorType, Value, ValueId};
 use tilewright_ir::Target;
@@ -34,6 +35,7 @@ pub fn in_bytes<'a>(graph: &'a Graph, target: &Target) -> Cow<'a, Graph> {
         is_shifted: vec![false; n],
         target,
         dots: has_dots(target),
+        tables: HashMap::new(),
     };
     job.new.name.clone_from(&graph.name);
     for &id in &graph.inputs {
@@ -109,6 +111,8 @@ struct Job<'a> {
     target: &'a Target,
     /// Whether it has dot products of 8-bit integers.
     dots: bool,
+    /// Tables that new values are looked up in, and where their indices are.
+    tables: HashMap<ValueId, (ValueId, Tensor)>,
 }
 
 /// Whether a target has dot products of 8-bit integers.
@@ -305,6 +309,25 @@ impl Job<'_> {
                 return Some(());
             }
         }
+        let to_zero = |zero: &Option<Tensor>| zero.clone().unwrap_or_else(|| Tensor::scalar(DType::U8, 0.0));
+        if dtype == DType::U8 && op.0.block == 0 && scale.n_elements() == 1 {
+            let ty = TensorType::new(DType::U8, self.old.ty(to).shape.clone());
+            if let Some((bytes, table)) = self.table(x, &ty.shape, op, &scale, &to_zero(&zero)) {
+                let new = Value { ty: Some(ty), producer: None, users: Vec::new(), ..self.old.value(to).clone() };
+                let new = self.new.add_value(new);
+                (self.plain[to.0 as usize], self.is_shifted[to.0 as usize]) = (Some(new), is_shifted);
+                self.tables.insert(new, (bytes, table.clone()));
+                let table = self.add_constant(format!("{}.table", self.old.value(to).name), table);
+                let inputs = vec![Some(table), Some(bytes)];
+                self.add(Node {
+                    op: Gather { axis: 0 }.into(),
+                    place: node.place.clone(),
+                    inputs,
+                    outputs: vec![Some(new)],
+                });
+                return Some(());
+            }
+        }
         is_shifted.then_some(())?;
         let inputs = vec![
             Some(self.plain(x)),
@@ -318,6 +341,52 @@ impl Job<'_> {
         let op = QuantizeLinear(Scaling { dtype: None, ..op.0 });
         self.add(Node { op: op.into(), place: node.place.clone(), inputs, outputs: vec![Some(new)] });
         Some(())
+    }
+
+    /// Finds the u8s that numbers of this shape are made of, and computes the integers that they are
+    /// quantized to for each u8; none where they are made of anything else, or cheaply.
+    fn table(
+        &self,
+        numbers: ValueId,
+        shape: &[usize],
+        op: QuantizeLinear,
+        scale: &Tensor,
+        zero: &Tensor,
+    ) -> Option<(ValueId, Tensor)> {
+        let mut of = Column { bytes: None, is_costly: false };
+        let column = self.column(numbers, shape, &mut of, MOST_DEPTH)?;
+        let bytes = of.bytes.filter(|_| of.is_costly)?;
+        let inputs = [Some(&column), Some(scale), Some(zero)];
+        Some((bytes, evaluated(&QuantizeLinear(Scaling { axis: 0, ..op.0 }).into(), &inputs)?))
+    }
+
+    /// Computes a value for each u8 that it is made of, element by element; a number that is known stays one.
+    fn column(&self, id: ValueId, shape: &[usize], of: &mut Column, depth: usize) -> Option<Tensor> {
+        if let Some(constant) = &self.old.value(id).constant {
+            return (constant.n_elements() == 1).then(|| constant.reshaped(Vec::new()));
+        }
+        if let Some(bytes) = &self.bytes[id.0 as usize] {
+            let fits = bytes.is_single() && self.new.ty(bytes.id).dtype == DType::U8;
+            (fits && self.shape(bytes.id) == shape && self.constant_of(bytes.id).is_none()).then_some(())?;
+            let own = Tensor::from_integers(DType::U8, vec![256], &(0..256).collect::<Vec<i128>>());
+            let (source, numbers) = self.tables.get(&bytes.id).cloned().unwrap_or((bytes.id, own));
+            (*of.bytes.get_or_insert(source) == source).then_some(())?;
+            of.is_costly |= self.tables.contains_key(&bytes.id);
+            let op = DequantizeLinear(Scaling { axis: 0, block: 0, dtype: None });
+            return evaluated(&op.into(), &[Some(&numbers), Some(&bytes.scale), bytes.zero.as_ref()]);
+        }
+        let node = self.old.node(self.old.value(id).producer?.0);
+        let is_pointwise = matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Clip(_));
+        (is_pointwise && depth > 0).then_some(())?;
+        of.is_costly |= matches!(&node.op, Op::Unary(function) if is_costly(*function));
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for input in &node.inputs {
+            inputs.push(match input {
+                Some(id) => Some(self.column(*id, shape, of, depth - 1)?),
+                None => None,
+            });
+        }
+        evaluated(&node.op, &inputs.iter().map(Option::as_ref).collect::<Vec<_>>())
     }
 
     /// Moves integers instead of the numbers that they stand for.
@@ -576,6 +645,32 @@ impl Job<'_> {
         self.add(Node { op: quantize.into(), place: node.place.clone(), inputs, outputs: vec![Some(to)] });
         Some(())
     }
+}
+
+/// Operators between two quantizations that are one table, one behind the other, at most.
+const MOST_DEPTH: usize = 12;
+
+/// Source of a value that is made element by element.
+struct Column {
+    /// Integers that all of it is made of, once they are found.
+    bytes: Option<ValueId>,
+    /// Whether a look-up costs less than to compute it.
+    is_costly: bool,
+}
+
+/// Whether a function takes more than a few instructions.
+fn is_costly(function: Unary) -> bool {
+    use Unary as U;
+    let is_cheap = matches!(function, U::Abs | U::Ceil | U::Floor | U::HardSigmoid { .. } | U::HardSwish | U::Identity)
+        || matches!(function, U::LeakyRelu { .. } | U::Neg | U::Not | U::Relu | U::Round | U::Sign | U::Sqrt);
+    !is_cheap
+}
+
+/// The only output of an operator whose inputs are known.
+fn evaluated(op: &Op, inputs: &[Option<&Tensor>]) -> Option<Tensor> {
+    let facts: Vec<Option<Fact>> =
+        inputs.iter().map(|tensor| tensor.map(|tensor| Fact { ty: tensor.ty(), value: Some(tensor) })).collect();
+    op.operation().evaluate(Inputs(&facts)).ok().filter(|outputs| outputs.len() == 1)?.pop()
 }
 
 /// A zero point of i8 for integers that are 128 more, as u8.

@@ -164,6 +164,10 @@ impl Selector<'_> {
                 let products = self.emit_new(Op::Binary(MULTIPLY_PAIRS), Class::Vector, &[a, b], w);
                 self.emit(Inst::new(Op::Binary(add_integers(false)), d, &[sums, products], w));
             }
+            Ssa::PickBytes => {
+                let (indices, a, b) = (self.reg(operand(0))?, self.reg(operand(1))?, self.reg(operand(2))?);
+                self.emit(Inst::new(Op::Tied(PICK_BYTES), d, &[indices, a, b], w));
+            }
             Ssa::And | Ssa::Or | Ssa::Xor if class_of(ty) == Class::Vector => {
                 let op = match inst.op {
                     Ssa::And => AND,

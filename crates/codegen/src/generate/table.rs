@@ -1,0 +1,58 @@
+//! Look-ups in tables of bytes that registers hold: functions of 8-bit integers.
+
+use tilewright_ir::expr::{Expr, Subscript};
+use tilewright_ir::{BufferId, DType, Index};
+
+use super::Generator;
+use super::memory::Access;
+use super::value::Operand;
+use crate::ssa::{Id, Op, Type};
+
+impl Generator<'_> {
+    /// Reads elements of a table of 256 of u8 by elements of u8, in the arithmetic of `dtype`: four registers
+    /// hold all of it. `None` for other tables, and where a machine picks no bytes of registers.
+    pub(super) fn looked_up(&mut self, table: BufferId, subscripts: &[Subscript], dtype: DType) -> Option<Operand> {
+        let of_table = self.program.buffer(table);
+        let is_table = of_table.dtype == DType::U8 && of_table.shape == [256] && !self.in_registers(table);
+        let [Subscript::Value(number)] = subscripts else { return None };
+        let Expr::Load(bytes, index) = &**number else { return None };
+        let is_of_bytes = self.program.buffer(*bytes).dtype == DType::U8;
+        let has_pick = self.target.vector_bits >= 512 && self.target.feature("avx512vbmi") == Some(true);
+        (is_table && is_of_bytes && has_pick && self.target.gpu.is_none()).then_some(())?;
+        let words = Type::I32.vector(16);
+        // A byte for each lane, or its four bytes, of which three are 0.
+        let lanes = self.f.lanes?.piece.width;
+        let number = match lanes {
+            64 => self.load(*bytes, index),
+            16 => self.eval(number, DType::I32),
+            _ => return None,
+        };
+        (number.lanes == lanes).then_some(())?;
+        let quarters: Vec<Id> = (0..4)
+            .map(|at| {
+                let base = Index::from(64 * at);
+                // No other access of a table has lanes without a stride.
+                let key = (Access::Strided { base: base.clone(), stride: 0 }, 0);
+                self.cached(table, key, |g| {
+                    let (pointer, align) = (g.pointer(table, &base), g.alignment(table, &base));
+                    g.plain_load(table, words, pointer, align)
+                })
+            })
+            .collect();
+        let m = &self.m;
+        let splat = |n: i32| m.splat(m.int32(n), 16);
+        let at = if lanes == 64 { m.bitcast(number.value, words) } else { number.value };
+        let [low, high] = [0, 2].map(|half| m.pick_bytes(at, quarters[half], quarters[half + 1]));
+        // The highest bit of each byte where that of the index of a half is.
+        let half = m.binary(Op::ShiftUnsigned, at, splat(1));
+        let is_high = m.pick_bytes(half, splat(0), splat(-1));
+        let differ = m.binary(Op::And, m.binary(Op::Xor, low, high), is_high);
+        let picked = m.binary(Op::Xor, low, differ);
+        if lanes == 64 {
+            let found = Operand { value: m.bitcast(picked, m.type_of(number.value)), lanes };
+            return Some(self.element(table, found, dtype));
+        }
+        let found = Operand { value: m.binary(Op::And, picked, splat(255)), lanes };
+        Some(self.convert(found, DType::I32, dtype))
+    }
+}
