@@ -206,7 +206,8 @@ impl PackedWeights {
     /// The weights as numbers `[n, k]`, each step rounded to f32.
     pub fn singles(&self) -> Vec<f32> {
         let k = self.block_of.len();
-        let n_blocks = if k == 0 { 0 } else { self.scales.len() / (self.numbers.len() / k).max(1) };
+        let n = self.numbers.len().checked_div(k).unwrap_or(0);
+        let n_blocks = self.scales.len().checked_div(n).unwrap_or(0);
         let number = |(at, x): (usize, &u8)| {
             let block = at / k * n_blocks + self.block_of[at % k];
             (f32::from(*x) - self.zeros[block]) * self.scales[block]

@@ -88,7 +88,13 @@ fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
     let of_blocks = (p.k / p.block) as f64 * (2.0 * sums / core.fmas + nv + 2.0);
     let bytes = (p.k * nr * p.bits / 8 + 4 * (p.k / p.block) * nr) as f64;
     let whole = (p.n * p.k * p.bits / 8) as f64;
-    let read = bytes / bandwidth(s, if p.m <= mr { whole } else { bytes });
+    let of_rows = |rows: i64| (rows * p.k * if p.rounds { 1 } else { 4 }) as f64;
+    // The operand of the outer loop stays near, the other one passes by.
+    let (w_from, a_from) = match space.text(config, "inner") == "jr-ir" && p.m > mr {
+        true => (bytes + of_rows(mr), of_rows(p.m) + bytes),
+        false => (whole, of_rows(mr) + bytes),
+    };
+    let read = bytes / bandwidth(s, w_from) + of_rows(mr) / bandwidth(s, a_from);
     let compute = steps * step.max(core.sum_latency / 2.0) + of_blocks + 20.0 + 3.0 * sums;
     tiles as f64 * (compute.max(read) + 0.2 * compute.min(read)) + 2.0 * (p.m * p.k) as f64 / 16.0
 }
