@@ -129,6 +129,8 @@ pub(super) struct Function {
     pub n_stores: usize,
     /// Along x and y, the threads of a warp of a GPU that computes products of tiles.
     pub warp: Option<[LoopId; 2]>,
+    /// Whether only some threads of a warp may be at the place being written.
+    pub is_parted: bool,
     /// Warpgroups of the block, which compute such products together.
     pub groups: Option<Groups>,
     /// Matrices in swizzled shared memory that warpgroup products read.
@@ -237,6 +239,7 @@ impl Function {
             lanes: None,
             n_stores: 0,
             warp: None,
+            is_parted: false,
             groups: None,
             matrices: Vec::new(),
             in_parts: Vec::new(),
@@ -490,6 +493,11 @@ impl Generator<'_> {
                 at += n;
                 continue;
             }
+            let n = self.exchanged_stores(&block[at..]);
+            if n > 0 {
+                at += n;
+                continue;
+            }
             match self.interleaved_stores(&block[at..])?.max(self.group_products(&block[at..])?) {
                 0 => {
                     self.strided_loads(&block[at..]);
@@ -504,15 +512,25 @@ impl Generator<'_> {
 
     fn stmt(&mut self, stmt: &Stmt) -> Result<(), CompileError> {
         match stmt {
-            Stmt::For(l) => self.for_loop(l)?,
+            Stmt::For(l) => {
+                let parts = self.f.warp.is_some_and(|warp| warp.iter().any(|var| l.extent.uses(*var)));
+                let was_parted = self.f.is_parted;
+                self.f.is_parted |= parts;
+                self.for_loop(l)?;
+                self.f.is_parted = was_parted;
+            }
             Stmt::If { cond, then, otherwise } => {
                 let varying = self.f.lanes.is_some_and(|lanes| cond.uses(lanes.var));
+                let parts = self.f.warp.is_some_and(|warp| plan::parts(cond, warp));
+                let was_parted = self.f.is_parted;
+                self.f.is_parted |= parts;
                 let cond = self.cond(cond);
                 if varying {
                     self.masked_branches(cond, then, otherwise)?;
                 } else {
                     self.branches(cond, then, otherwise)?;
                 }
+                self.f.is_parted = was_parted;
             }
             Stmt::Alloc(buffer) => self.alloc(*buffer)?,
             Stmt::Store { buffer, index, value } => self.store(*buffer, index, value),

@@ -630,6 +630,52 @@ fn faults_in_turns_are_found() {
     println!("faults that were found: {found:?}");
 }
 
+/// Products of which each thread stores 16 bytes at once, having exchanged fragments with others.
+#[test]
+fn threads_exchange_what_they_store() {
+    let texts = [
+        "matmul:m=128,n=128,k=64,dtype=bf16,epilogue=bias+relu",
+        "dense:m=64,n=256,k=64,dtype=f16,epilogue=bias",
+        "batch_matmul:b=2,m=64,n=192,k=64,tb=1,dtype=bf16,epilogue=add",
+    ];
+    let is_wanted = |task: &Task, config: &Config| task.space.text(config, "store") == "exchanged";
+    let (mut n, mut n_mutants) = (0, 0);
+    each_where(&texts, (n_configs().unwrap_or(3), 2), is_wanted, |workload, task, config, kernels, code| {
+        let why = format!("{workload} {}\n{code}", task.space.config_to_json(config));
+        let stores: Vec<&str> = code.lines().map(str::trim).filter(|line| line.starts_with("st.global")).collect();
+        assert!(!stores.is_empty() && stores.iter().all(|line| line.starts_with("st.global.v4.b32")), "{why}");
+        assert_eq!(code.matches("shfl.sync").count(), 4 * stores.len(), "{why}");
+        require_right((workload, task, config), kernels, code, ORDERS[n % 3]);
+        n += 1;
+        let given = arguments(&workload.program());
+        let run = |code: &str| emulator::run(kernels, code, &given, Order::Ascending);
+        let right = run(code);
+        for mutant in [
+            code.replace(", 1, 31, -1;", ", 2, 31, -1;"),
+            code.replacen(", 2, 31, -1;", ", 4, 31, -1;", 1),
+            code.replace("shfl.sync.bfly.b32", "add.s32").replace(", 31, -1;", ";"),
+        ] {
+            assert!(mutant != code && run(&mutant) != right, "{why}");
+            n_mutants += 1;
+        }
+    });
+    println!("{n} configurations, {n_mutants} mutants");
+}
+
+/// Blocks in groups of rows or of columns, of any number, compute all tiles.
+#[test]
+fn blocks_go_in_groups() {
+    let mut seen = BTreeMap::new();
+    let is_wanted = |task: &Task, config: &Config| task.space.text(config, "order").starts_with("groups_");
+    let texts = ["matmul:m=250,n=256,k=64,dtype=bf16", "dense:m=128,n=512,k=64,tf32=1"];
+    each_where(&texts, (n_configs().unwrap_or(6), 4), is_wanted, |workload, task, config, kernels, code| {
+        require_right((workload, task, config), kernels, code, Order::Ascending);
+        *seen.entry(task.space.text(config, "order")).or_insert(0) += 1;
+    });
+    println!("{seen:?}");
+    assert!(seen.len() >= 4, "{seen:?}");
+}
+
 /// Workloads of an even number of tiles along rows or columns, whose factors lie along the sum or across it.
 const OF_CLUSTERS: [&str; 5] = [
     "batch_matmul:b=2,m=128,n=64,k=64,tb=1,tf32=1",
@@ -649,7 +695,8 @@ fn blocks_of_clusters_copy_for_each_other() {
         let json = task.space.config_to_json(config);
         let abi = Abi::of(kernels, &kernels.body[0], &task.setting.target);
         let [ring] = abi.shared_rings[..] else { panic!("{workload} {json}: {:?}\n{kernels}", abi.shared_rings) };
-        let shared = if task.space.text(config, "order") == "rows" { "A.s" } else { "B.s" };
+        let order = task.space.text(config, "order");
+        let shared = if order == "rows" || order.starts_with("groups_of_columns") { "A.s" } else { "B.s" };
         assert_eq!(kernels.program.buffer(ring).name, shared, "{workload} {json}");
         assert!(code.contains(".reqnctapercluster 2, 1, 1") && code.contains(".multicast::cluster"), "{code}");
         let orders = if n_configs().is_some() { &ORDERS[..] } else { &ORDERS[n % 3..][..1] };
@@ -954,8 +1001,14 @@ fn a_warp_that_copies_is_used_as_expected() {
                 "vector_a":1,"vector_b":1,"order":"rows","ahead":4,"copies":"bulk","in_flight":{in_flight},
                 "producer":1,"persistent":{persistent},"cluster":{cluster}}}"#
         );
+        let is_of_clusters_of_halves = cluster > 1 && text.contains("dtype");
+        let config_text = if is_of_clusters_of_halves {
+            config.replace("\"copies\"", "\"store\":\"exchanged\",\"copies\"")
+        } else {
+            config
+        };
         let task = groups_task(text, UNITS);
-        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+        let config = task.space.config_from_json(&config_text.parse().unwrap()).unwrap();
         let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
         let cubin = folder.join("fed.cubin");
         let code = ptx(&kernels, &task).unwrap();
@@ -979,6 +1032,11 @@ fn a_warp_that_copies_is_used_as_expected() {
         let counts = ["HGMMA", "UTMALDG", "BAR"];
         assert_eq!(counts.map(|word| n(products, word)), [4, 0, 0], "{text}: {products:?}");
         assert_eq!(counts.map(|word| n(boxes, word)), [0, n_boxes, 0], "{text}: {boxes:?}");
+        // Halves are stored 16 bytes at a time: 256 columns of two rows of a thread.
+        let text_of = nvidia::disassembled(&nvdisasm, &cubin);
+        let n_stores = ["STG.E.128", "STG.E ", "SHFL.BFLY"].map(|word| text_of.matches(word).count());
+        let is_exchanged = config_text.contains("exchanged");
+        assert!(!is_exchanged || n_stores == [16, 0, 64], "{text}: {n_stores:?}");
         // The order of rows shares those of the first factor.
         let n_multicast = boxes.iter().filter(|op| op.starts_with("UTMALDG") && op.contains("MULTICAST")).count();
         assert_eq!(n_multicast, usize::from(cluster > 1), "{text}: {boxes:?}");

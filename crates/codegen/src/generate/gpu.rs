@@ -3,6 +3,7 @@
 pub mod bulk;
 pub mod copier;
 mod copy;
+mod exchange;
 pub mod tensor;
 pub mod warpgroup;
 

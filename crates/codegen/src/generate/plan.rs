@@ -499,3 +499,10 @@ pub fn is_safe(program: &Program, ranges: &Ranges, known: &Known, e: &Expr) -> b
 pub fn is_uniform(cond: &Cond, lane: Option<LoopId>) -> bool {
     lane.is_none_or(|lane| !cond.uses(lane))
 }
+
+/// Whether a condition may hold for some threads of a warp alone, which are told apart by these variables.
+pub fn parts(cond: &Cond, warp: [LoopId; 2]) -> bool {
+    let mut is_of_values = false;
+    Node::Cond(cond).walk(&mut |node| is_of_values |= matches!(node, Node::Cond(Cond::Less(..))));
+    is_of_values || warp.iter().any(|var| cond.uses(*var))
+}

@@ -702,11 +702,16 @@ impl Generator<'_> {
         if self.copy(buffer, index, value) {
             return;
         }
+        let value = self.stored(buffer, value);
+        self.write(buffer, index, value);
+    }
+
+    /// The element of a buffer that is stored of a value.
+    pub(super) fn stored(&mut self, buffer: BufferId, value: &Expr) -> Operand {
         let dtype = self.program.buffer(buffer).dtype;
         let moves = dtype.is_half() && self.is_move(value, dtype);
         let value = self.eval(value, if moves { dtype } else { dtype.arithmetic() });
-        let value = self.as_element(buffer, value);
-        self.write(buffer, index, value);
+        self.as_element(buffer, value)
     }
 
     /// Whether a value is an element of a type, or zero, and nothing is computed of it.

@@ -147,6 +147,8 @@ enum Code {
         n: usize,
         transposed: bool,
     },
+    /// An exchange of numbers of 32 bits with the threads of a warp that are some bits of the number away.
+    Exchange,
     /// Begins a copy from main memory into shared memory.
     Copy,
     /// Ends a group of copies.
@@ -660,6 +662,16 @@ impl Block<'_> {
             (Code::TileProduct(factor), [to, rows, columns, sums]) => {
                 self.tile_product(threads, *factor, [to, rows, columns, sums]);
             }
+            // All threads of the warp, and no groups of fewer.
+            (
+                Code::Exchange,
+                [to, from, Operand::Number(distance @ 1..32), Operand::Number(31), Operand::Number(all)],
+            ) if *all as u32 == u32::MAX => {
+                let before: Vec<u64> = threads.iter().map(|t| self.value(t, from)).collect();
+                for (lane, t) in threads.iter_mut().enumerate() {
+                    Self::set(t, to, before[lane ^ *distance as usize]);
+                }
+            }
             (Code::LoadTiles { n, transposed }, [to, from]) => {
                 self.load_tiles(threads, (*n, *transposed), to, from)
                     .map_err(|why| format!("{}: {why}", instruction.text))?;
@@ -759,7 +771,7 @@ impl Block<'_> {
                     t.stop = Some(Stop::Barrier(at));
                     return Ok(());
                 }
-                Code::TileProduct(_) | Code::LoadTiles { .. } => {
+                Code::TileProduct(_) | Code::LoadTiles { .. } | Code::Exchange => {
                     t.stop = Some(Stop::Warp(at));
                     return Ok(());
                 }

@@ -345,6 +345,7 @@ fn code(opcode: &str) -> Option<Code> {
         "barrier" if opcode == "barrier.cluster.arrive" => Some(Code::ArriveInCluster),
         "barrier" if opcode == "barrier.cluster.wait" => Some(Code::WaitForCluster),
         "mapa" if opcode == "mapa.shared::cluster.u32" => Some(Code::PlaceThere),
+        "shfl" if opcode == "shfl.sync.bfly.b32" => Some(Code::Exchange),
         "ldmatrix" => {
             let n = match opcode.strip_prefix("ldmatrix.sync.aligned.m8n8.")?.split_once('.')?.0 {
                 "x1" => 1,

@@ -243,6 +243,11 @@ pub(super) fn order(space: &Space, config: &Config) -> Order {
     match space.text(config, "order").as_str() {
         "rows" => Order::Rows,
         "columns" => Order::Columns,
+        "groups_4" => Order::Groups(4),
+        "groups_2" => Order::Groups(2),
+        "groups_of_columns" => Order::GroupsOfColumns(GROUP),
+        "groups_of_columns_4" => Order::GroupsOfColumns(4),
+        "groups_of_columns_2" => Order::GroupsOfColumns(2),
         _ => Order::Groups(GROUP),
     }
 }

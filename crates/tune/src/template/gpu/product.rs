@@ -325,6 +325,8 @@ pub enum Order {
     Columns,
     /// Groups of this many blocks of rows, columns by columns.
     Groups(i64),
+    /// Groups of this many blocks of columns, rows by rows.
+    GroupsOfColumns(i64),
 }
 
 impl Tiling {
@@ -494,6 +496,11 @@ pub fn bind_blocks(order: Order, outer: Vec<String>) -> Vec<Step> {
             third.push("i.g".to_owned());
             ["i.n", "j.b"]
         }
+        Order::GroupsOfColumns(n) => {
+            steps.extend([split("j.b", n, "j.g", "j.n"), reorder(&["j.g", "i.b", "j.n"])]);
+            third.push("j.g".to_owned());
+            ["j.n", "i.b"]
+        }
     };
     steps.extend([bind(first, LoopKind::Block(0)), bind(second, LoopKind::Block(1))]);
     let third = fuse_all(third, &mut steps);
@@ -511,6 +518,10 @@ pub fn bind_units(order: Order, outer: Vec<String>, n_units: i64) -> Vec<Step> {
         Order::Groups(n) => {
             steps.push(split("i.b", n, "i.g", "i.n"));
             &["i.g", "j.b", "i.n"]
+        }
+        Order::GroupsOfColumns(n) => {
+            steps.push(split("j.b", n, "j.g", "j.n"));
+            &["j.g", "i.b", "j.n"]
         }
     };
     steps.push(reorder(inner));

@@ -63,6 +63,20 @@ const BEGUN: f64 = 128.0 * 2.0;
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
 
+/// Rasterizations of the blocks: the first three, as elsewhere, then groups of fewer rows and of columns.
+const ORDERS: [&str; 8] = [
+    "rows",
+    "columns",
+    "groups",
+    "groups_4",
+    "groups_2",
+    "groups_of_columns",
+    "groups_of_columns_4",
+    "groups_of_columns_2",
+];
+/// Divisor of an output's rows where the tiles that divide them begin at multiples of 16 bytes.
+const IN_LINES: i64 = 4;
+
 /// Elements that a row of a factor in shared memory has.
 fn row(dtype: DType) -> i64 {
     ROW_BYTES / dtype.bytes() as i64
@@ -87,16 +101,21 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
         let most = if turned { APART[1] } else { factor.loads };
         all.iter().copied().filter(move |v| *v <= most)
     };
+    // Boxes may have any number of rows.
+    let columns = sizes(least_columns(dtype, &p.b), p.n);
+    let between = [96, 160, 192, 224].into_iter().filter(|b| are_boxes(s, p) && b / 2 < p.n);
+    let mut columns: Vec<i64> = columns.chain(between).collect();
+    columns.sort_unstable();
     let fits_rows = |b: &i64| !p.is_among_others || p.m % b == 0;
     let own = [
         Parameter::ordinal("block_m", sizes(ROWS, p.m).filter(fits_rows)),
-        Parameter::ordinal("block_n", sizes(least_columns(dtype, &p.b), p.n)),
+        Parameter::ordinal("block_n", columns),
         Parameter::ordinal("block_k", [row, 2 * row].into_iter().filter(|&b| b == row || b / 2 < p.k)),
         Parameter::ordinal("groups_m", [1, 2, 4]),
         Parameter::ordinal("groups_n", [1, 2]),
         Parameter::ordinal("vector_a", vector(&p.a)),
         Parameter::ordinal("vector_b", vector(&p.b)),
-        Parameter::categorical("order", &["rows", "columns", "groups"]),
+        Parameter::categorical("order", &ORDERS),
         copies::ahead(s),
         split_k(p.k).optional(),
         Parameter::categorical("precision", precisions(s)).optional(),
@@ -110,7 +129,14 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     let way = copies::way(s).map(|_| Parameter::categorical("copies", ways).optional());
     let of_boxes = ["in_flight", "producer", "persistent"].map(|name| Parameter::ordinal(name, [0, 1]).optional());
     let cluster = Parameter::ordinal("cluster", [1, cluster::BLOCKS]).optional();
-    own.into_iter().chain(way).chain(of_boxes.into_iter().chain([cluster]).filter(|_| are_boxes(s, p))).collect()
+    let of_boxes = of_boxes.into_iter().chain([cluster]).filter(|_| are_boxes(s, p));
+    let store = Parameter::categorical("store", &["direct", "exchanged"]).optional();
+    own.into_iter().chain(way).chain(of_boxes).chain(Some(store).filter(|_| may_exchange(s, p))).collect()
+}
+
+/// Whether threads may exchange what they have of the output, so that each stores 16 bytes of a row.
+fn may_exchange(s: &Setting, p: &Product) -> bool {
+    s.workload.dtype.is_half() && p.stores % IN_LINES == 0
 }
 
 /// Whether one thread may copy both factors in boxes.
@@ -151,6 +177,11 @@ fn is_persistent(space: &Space, config: &Config) -> bool {
 /// Neighbouring blocks that copy for each other the factor that they share.
 fn cluster(space: &Space, config: &Config) -> i64 {
     if space.has("cluster") { space.int(config, "cluster") } else { 1 }
+}
+
+/// Whether threads exchange what they have of a row before they store it.
+fn exchanges(space: &Space, config: &Config) -> bool {
+    space.has("store") && space.text(config, "store") == "exchanged"
 }
 
 fn has(space: &Space, config: &Config, name: &str) -> bool {
@@ -200,6 +231,28 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     let elements = format!("(block_m + block_n) * block_k * {twice}");
     constraints.extend(copies::constraints(s, &elements, gpu.most_shared_bytes, parameters));
     constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
+    // As `groups` and `grid`, which know the group of eight rows.
+    let split = if parameters.iter().any(|p| p.name == "split_k") { " * split_k" } else { "" };
+    for (name, block, size) in [("groups_of_rows", "block_m", p.m), ("groups_of_columns", "block_n", p.n)] {
+        let of = |group: i64, order: &str| {
+            let most = gpu.most_blocks_along[2];
+            let (whole, batch) = (format!("{block} * {group}"), p.batch.unwrap_or(1));
+            format!(
+                "order != '{order}' or ceil_div({size}, {block}) % {group} == 0 and {batch}{split} * ceil_div({size}, {whole}) <= {most}"
+            )
+        };
+        let groups: &[(i64, &str)] = match name {
+            "groups_of_rows" => &[(4, "groups_4"), (2, "groups_2")],
+            _ => &[(8, "groups_of_columns"), (4, "groups_of_columns_4"), (2, "groups_of_columns_2")],
+        };
+        let all: Vec<String> = groups.iter().map(|(group, order)| format!("({})", of(*group, order))).collect();
+        constraints.push(say(name, &all.join(" and ")));
+    }
+    if may_exchange(s, p) {
+        let whole = format!("{} % block_m == 0 and {} % block_n == 0 and split_k == 1", p.m, p.n);
+        let parts = format!("block_n % ({} * groups_n) == 0", 4 * COLUMNS);
+        constraints.push(say("store", &format!("store == 'direct' or {whole} and {parts}")));
+    }
     // What is loaded of several steps that lie apart is whole; what is copied in boxes nobody loads.
     let has_ways = parameters.iter().any(|p| p.name == "copies");
     if has_ways && precisions(s).len() > 1 {
@@ -220,9 +273,11 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         let blocks = format!("ceil_div({}, block_m) * ceil_div({}, block_n) * split_k", p.m, p.n);
         let several = format!("{} * {blocks} > {}", p.batch.unwrap_or(1), n_units(s));
         constraints.push(say("persistent", &format!("persistent == 0 or producer == 1 and {several}")));
-        // Neighbours are of the same rows in the order of rows, else of the same columns.
+        // Neighbours are of the same rows in these orders, else of the same columns.
         let [rows, columns] = [("block_m", p.m), ("block_n", p.n)].map(|(block, n)| format!("ceil_div({n}, {block})"));
-        let pairs = format!("({columns} if order == 'rows' else {rows}) % {} == 0", cluster::BLOCKS);
+        let by_rows = "order in ['rows', 'groups_of_columns', 'groups_of_columns_4', 'groups_of_columns_2']";
+        let pairs = format!("({columns} if {by_rows} else {rows}) % {} == 0", cluster::BLOCKS);
+        constraints.push(say("columns", "copies == 'bulk' or 256 % block_n == 0"));
         constraints.push(say("cluster", &format!("cluster == 1 or producer == 1 and {pairs}")));
     }
     for (name, factor) in [("a", &p.a), ("b", &p.b)] {
@@ -332,7 +387,9 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
         return steps;
     }
     steps.extend(divide("o", ["oi.b", "oj.b"], groups_m, bn / groups_n));
-    steps.push(reorder(&["oj.w", "oi.w", "oi.l", "oj.l", "oi.m", "oj.m", "oi.h", "oj.e"]));
+    // Parts of a row that are stored one after the other are exchanged.
+    let inner = if exchanges(space, config) { ["oi.h", "oj.m"] } else { ["oj.m", "oi.h"] };
+    steps.push(reorder(&[&["oj.w", "oi.w", "oi.l", "oj.l", "oi.m"][..], &inner, &["oj.e"]].concat()));
     steps.push(fuse("oj.w", "oi.w", "ow"));
     steps.extend(bind_warps("o"));
     let is_whole = p.m % bm == 0 && p.n % bn == 0 && p.stores % 2 == 0;
@@ -378,7 +435,7 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     // Of what the blocks of a cluster share each reads its part.
     let cluster = cluster(space, config);
     let rows_and_columns = match order(space, config) {
-        Order::Rows => bm / cluster + bn,
+        Order::Rows | Order::GroupsOfColumns(_) => bm / cluster + bn,
         Order::Columns | Order::Groups(_) => bm + bn / cluster,
     };
     let blocks = Blocks {
