@@ -2,8 +2,9 @@
 
 mod common;
 
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rand::SeedableRng;
@@ -363,8 +364,26 @@ fn without_barriers(block: Vec<Stmt>) -> Vec<Stmt> {
     left
 }
 
-/// The script that measures a GPU's rows keeps to a part of them, goes on after a row that fails, and says what
-/// the device is and does.
+/// A worker compiles into a cache what the compiler takes of a list.
+#[test]
+fn code_is_compiled_by_other_processes() {
+    let Some(device) = device() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = |name: &str| format!("__kernel void {name}(__global float *x) {{ x[get_global_id(0)] = 1.0f; }}");
+    let sources = serde_json::to_string(&[kernel("a"), "nonsense".to_owned(), kernel("b")]).unwrap();
+    let run = |folder: &Path, target: &str| {
+        let arguments = ["worker", "--gpu-code", common::text(folder), target];
+        let mut child = common::command(&arguments).stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(sources.as_bytes()).unwrap();
+        child.wait().unwrap().success()
+    };
+    assert!(run(folder.path(), &device.target.to_string()));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    assert!(!run(folder.path(), "nothing"));
+}
+
+/// The script that measures a GPU's rows keeps to a part of them, goes on after a row that fails, and says
+/// what the device is and does.
 #[test]
 fn rows_of_a_gpu_are_measured_one_by_one() {
     if device().is_none() {

@@ -17,7 +17,7 @@ use crate::guarded::{DeviceMemory, Guarded};
 pub use crate::guarded::{KernelArgument, Span};
 pub use cuda::Cuda;
 pub use opencl::OpenCl;
-pub use plan::{GpuContext, GpuError};
+pub use plan::{GpuContext, GpuError, missing_sources};
 
 /// Driver of a device: a context that runs kernels, shared by threads.
 pub trait Driver: Clone + Send + Sync + 'static {

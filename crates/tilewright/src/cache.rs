@@ -5,21 +5,26 @@
 //! is damaged, cut off, another user's or not to be read counts as not there, and what cannot be written is
 //! left out: nothing but time depends on this folder. Several processes may use it at once.
 
+use std::cmp::Reverse;
 use std::fmt::Display;
 use std::fs::{self, DirBuilder, File};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::process::{self, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use rustix::process::geteuid;
 use tilewright_codegen::{CompileError, Compiler, llvm_version};
-use tilewright_device::gpu::KeptCode;
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::gpu::{KeptCode, OpenCl, missing_sources};
+use tilewright_device::host;
 use tilewright_ir::{Program, text};
-use tilewright_runtime::Code;
+use tilewright_runtime::{AnyModel, Code};
+use tilewright_search::BoxError;
 
 use crate::error::{Error, Setting};
 use crate::file::write_passing;
@@ -149,6 +154,36 @@ impl Cache {
         })
     }
 
+    /// Has processes on all CPUs compile the code of a model on an OpenCL device that is not kept yet: some
+    /// compilers take one program at a time in a process. What does not come of it is compiled by the one
+    /// that runs the model.
+    pub fn fill(&self, model: &AnyModel, worker: &WorkerCommand) {
+        let (Some(folder), AnyModel::Gpu(model)) = (&self.folder, model) else { return };
+        let mut sources = missing_sources(model, self).unwrap_or_default();
+        let n_processes = host::allowed_cpus().len().min(sources.len());
+        if n_processes < 2 {
+            return;
+        }
+        // Alike parts of the work, as far as the lengths tell.
+        sources.sort_by_key(|source| Reverse(source.len()));
+        let share = |at: usize| sources.iter().skip(at).step_by(n_processes).collect::<Vec<_>>();
+        let started = (0..n_processes).filter_map(|at| {
+            let mut command = process::Command::new(&worker.program);
+            command.args(&worker.arguments).arg(GPU_CODE).arg(folder).arg(model.target.to_string());
+            command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut child = command.spawn().ok()?;
+            let input = child.stdin.take().expect("invariant: it is piped");
+            // A process that is gone leaves its part to others.
+            let _ = serde_json::to_writer(input, &share(at));
+            Some(child)
+        });
+        let started: Vec<process::Child> = started.collect();
+        for mut child in started {
+            let _ = child.wait();
+        }
+        self.has_grown.store(true, Ordering::Relaxed);
+    }
+
     /// The content of an entry, where it is there and whole.
     fn get(&self, name: &str) -> Option<Vec<u8>> {
         let file = File::open(self.folder.as_ref()?.join(name)).ok()?;
@@ -224,6 +259,24 @@ impl KeptCode for Cache {
             self.put(&name("binary", determined_by), code);
         }
     }
+}
+
+/// Option of a worker that compiles a device's code into a cache: see [`compile_into`].
+pub(crate) const GPU_CODE: &str = "--gpu-code";
+
+/// Compiles OpenCL C, a JSON list of texts, for the device of a target, into the cache in a folder. A text
+/// that the compiler refuses is left out.
+///
+/// # Errors
+/// If the folder, the target or the list is none, or there is no such device.
+pub(crate) fn compile_into(folder: &Path, target: &str, sources: impl Read) -> Result<(), BoxError> {
+    let cache = Cache::new(Some(folder))?;
+    let driver = OpenCl::new(&target.parse()?)?;
+    let sources: Vec<String> = serde_json::from_reader(sources)?;
+    for source in &sources {
+        let _ = driver.kept(source, &cache);
+    }
+    Ok(())
 }
 
 impl Drop for Cache {

@@ -11,6 +11,7 @@ use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 
 use crate::best::{Best, target_name};
+use crate::cache::{GPU_CODE, compile_into};
 use crate::choice::Records;
 use crate::database::Database;
 use crate::error::Error;
@@ -43,7 +44,8 @@ pub fn serve_if_worker() {
 
 /// Serves as a worker process, by the arguments behind the one that makes it one; whether all went well. With
 /// `--kernel JOB LIBRARY` it is a worker for one kernel of the user's, with `--kernel-build` one that builds
-/// it, and without a library one for as many as there are.
+/// it, and without a library one for as many as there are. With `--gpu-code FOLDER TARGET` it compiles what
+/// comes by standard input into a cache.
 pub fn serve(arguments: &[OsString]) -> bool {
     let write = |path: &Path, bytes: &[u8]| crate::file::write_whole(path, |out| out.write_all(bytes));
     match arguments {
@@ -54,6 +56,9 @@ pub fn serve(arguments: &[OsString]) -> bool {
             let (job, library) = (Path::new(job), Path::new(library));
             let more: Vec<String> = more.iter().map(|word| word.to_string_lossy().into_owned()).collect();
             if option == CALL { kernel::serve(job, library, &more) } else { kernel::build(job, library, &more, &write) }
+        }
+        [option, folder, target] if option == GPU_CODE => {
+            compile_into(Path::new(folder), &target.to_string_lossy(), std::io::stdin().lock()).is_ok()
         }
         _ => tilewright_device::worker::serve().is_ok(),
     }

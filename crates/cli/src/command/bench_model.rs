@@ -14,6 +14,7 @@ use tilewright_runtime::Dim;
 
 use super::bench::{self, BenchArgs};
 use super::model::ModelArgs;
+use super::worker_command;
 use crate::error::{bad_input, one_line};
 use crate::output::{message, write_result};
 
@@ -55,7 +56,10 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
         let compiled = if special.problems.is_empty() {
             let making = Making { cache, for_runs: true };
             let fused = file.fused(&special, args.exact, &target)?;
-            Some(file.compiled(fused, args.exact, &args.machine, &target, (&database, &records), making)?)
+            let known = (&database, &records);
+            let compiled = file.compiled(fused, args.exact, &args.machine, &target, known, making)?;
+            cache.fill(&compiled.model, &worker_command()?);
+            Some(compiled)
         } else {
             message(&format!("{OURS}: {}", one_line(&problems_text(&special.problems))));
             None

@@ -11,7 +11,7 @@ use tilewright_runtime::{Dim, Threads};
 
 use super::model::{InputArgs, ModelArgs};
 use super::store::StoreArgs;
-use super::{CacheArgs, DatabaseArgs, MachineArgs};
+use super::{CacheArgs, DatabaseArgs, MachineArgs, worker_command};
 use crate::error::{bad_input, one_line};
 use crate::output::{duration, write_result};
 
@@ -110,6 +110,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let (compiled, mut runner) = args.cache.with(|cache| {
         let making = Making { cache, for_runs: true };
         let compiled = file.compiled(fused, args.exact, &args.machine, &target, (&database, &records), making)?;
+        cache.fill(&compiled.model, &worker_command()?);
         let runner = Runner::cached(&compiled, &Threads::new(args.machine.threads)?, cache)?;
         Ok((compiled, runner))
     })?;

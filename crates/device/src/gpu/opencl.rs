@@ -47,6 +47,29 @@ impl OpenCl {
         code.binary().map_err(of_compiler::<OpenCl>)
     }
 
+    /// Loads the code of a source that is kept, or builds and keeps it.
+    ///
+    /// # Errors
+    /// If the compiler refuses it.
+    pub fn kept(&self, source: &str, kept: &dyn KeptCode) -> Result<Code, Failure> {
+        let determined_by: [&dyn Display; 2] = [&self.maker, &source];
+        // What the driver does not take any more is built anew.
+        let known = kept.find(&determined_by).and_then(|binary| Code::of_binary(&self.context, &binary).ok());
+        if let Some(code) = known {
+            return Ok(code);
+        }
+        let code = Code::build(&self.context, source, c"").map_err(of_compiler::<OpenCl>)?;
+        if let Ok(binary) = code.binary() {
+            kept.keep(&determined_by, &binary);
+        }
+        Ok(code)
+    }
+
+    /// Whether code of a source is kept.
+    pub(super) fn is_kept(&self, source: &str, kept: &dyn KeptCode) -> bool {
+        kept.find(&[&self.maker, &source]).is_some()
+    }
+
     fn of_source(&self, source: &str, options: &str) -> Result<Code, Failure> {
         let options = CString::new(options).map_err(|why| (ErrorClass::CompileErrorDevice, why.to_string()))?;
         Code::build(&self.context, source, &options).map_err(of_compiler::<OpenCl>)
@@ -74,18 +97,7 @@ impl Driver for OpenCl {
     }
 
     fn build(&self, program: &GpuProgram, target: &Target, kept: &dyn KeptCode) -> Result<Arc<Code>, Failure> {
-        let source = opencl_c(program, target);
-        let determined_by: [&dyn Display; 2] = [&self.maker, &source];
-        // What the driver does not take any more is built anew.
-        let known = kept.find(&determined_by).and_then(|binary| Code::of_binary(&self.context, &binary).ok());
-        if let Some(code) = known {
-            return Ok(Arc::new(code));
-        }
-        let code = Code::build(&self.context, &source, c"").map_err(of_compiler::<OpenCl>)?;
-        if let Ok(binary) = code.binary() {
-            kept.keep(&determined_by, &binary);
-        }
-        Ok(Arc::new(code))
+        self.kept(&opencl_c(program, target), kept).map(Arc::new)
     }
 
     fn launch(

@@ -1,11 +1,11 @@
 //! Plans on GPUs: constants and intermediate tensors stay on the device, and kernels run in order.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
 use thiserror::Error;
-use tilewright_codegen::Runtime;
+use tilewright_codegen::{Runtime, opencl_c};
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_runtime::gpu::{self, GpuModel, Home, Launches};
@@ -91,6 +91,22 @@ impl GpuContext {
             Loaded::Cuda(loaded) => loaded.run(inputs, outputs, Some(step_ns)),
         }
     }
+}
+
+/// OpenCL C of those programs of a model whose code is not kept; empty for other devices.
+///
+/// # Errors
+/// If there is no such device.
+pub fn missing_sources(model: &GpuModel, kept: &dyn KeptCode) -> Result<Vec<String>, GpuError> {
+    let target = &model.target;
+    if target.arch != Arch::Gpu(GpuApi::OpenCl) {
+        return Ok(Vec::new());
+    }
+    let driver = OpenCl::new(target).map_err(of_device(target))?;
+    let all = Launches::new(model, driver.alignment().map_err(of_device(target))?);
+    let numbers: BTreeSet<usize> = all.preparations.iter().chain(&all.launches).map(|launch| launch.program).collect();
+    let sources = numbers.into_iter().map(|number| opencl_c(all.program(number), target));
+    Ok(sources.filter(|source| !driver.is_kept(source, kept)).collect())
 }
 
 /// The fault of a device.

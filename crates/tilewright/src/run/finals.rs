@@ -308,6 +308,10 @@ fn untuned(
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
+    use tilewright_search::Machine;
+
     use super::*;
 
     fn trial(rank: u64, median_ns: f64, stopped_early: bool) -> Trial {
@@ -324,6 +328,57 @@ mod tests {
         let found: Vec<u64> =
             leaders(trials, &HashSet::new(), limits(rounds)).iter().map(|trial| trial.config.ranks()[0]).collect();
         assert_eq!(found, ranks);
+    }
+
+    /// Measurements that never come, counted.
+    #[derive(Default)]
+    struct Never {
+        n_submitted: u64,
+        is_cancelled: bool,
+    }
+
+    impl Measure for Never {
+        fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+            self.n_submitted += candidates.len() as u64;
+            0..self.n_submitted
+        }
+
+        fn next(&mut self, _: Option<f64>, at_most: Duration) -> Result<Next, BoxError> {
+            std::thread::sleep(at_most);
+            Ok(Next::Pending)
+        }
+
+        fn wind_down(&mut self) {}
+
+        fn cancel(&mut self, _: u64) -> Result<(), BoxError> {
+            self.is_cancelled = true;
+            Ok(())
+        }
+
+        fn race(
+            &mut self,
+            _: &[Candidate],
+            _: RaceLimits,
+            _: Option<&AtomicBool>,
+            _: &mut dyn FnMut(usize),
+        ) -> Result<Vec<Standing>, BoxError> {
+            Ok(Vec::new())
+        }
+
+        fn machine(&self) -> Machine {
+            Machine::default()
+        }
+    }
+
+    #[test]
+    fn an_untuned_kernel_whose_build_does_not_end_is_given_up_in_time() {
+        let (mut never, limit, stop) = (Never::default(), Duration::from_millis(120), AtomicBool::new(false));
+        let plain = Candidate { config: Config::new([0]), steps: "".into(), patience: None };
+        let start = Instant::now();
+        assert_eq!(untuned(&mut never, plain, 1e6, limit, &stop).unwrap(), Untuned::Failed);
+        let took = start.elapsed();
+        assert!(took >= limit && took < limit + Duration::from_secs(2), "{took:?}");
+        assert_eq!((never.n_submitted, never.is_cancelled), (1, true));
     }
 
     #[test]
