@@ -448,8 +448,9 @@ pub(crate) enum Rounding {
     None,
 }
 
-/// Whether a value is rounded to f32 even where other numbers are not rounded at all: a result of arithmetic,
-/// or an integer that f32 may not hold, which is written as cast to it. Sums that become integers hang on that.
+/// Whether a value is rounded to f32 even where other numbers are not rounded at all: a result of
+/// arithmetic, or an integer that f32 may not hold, which is written as cast to it. Sums that become
+/// integers hang on that.
 pub(crate) fn rounds_to_single(program: &Program, value: &Expr) -> bool {
     let Expr::Cast(DType::F32, x) = value else { return false };
     match &**x {

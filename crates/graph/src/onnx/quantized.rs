@@ -1,8 +1,8 @@
 //! Operators of quantized tensors that ONNX Runtime adds, which its quantizer writes in the form `QOperator`.
 //!
 //! Each becomes an operator of numbers between `DequantizeLinear` and `QuantizeLinear`, [`QGemm`](gemm) one
-//! of integers. Products are ONNX Runtime's to the last bit; of the others, some of its kernels round once more
-//! or once less, and differ by a step where that matters.
+//! of integers. Products are ONNX Runtime's to the last bit; of the others, some of its kernels round once
+//! more or once less, and differ by a step where that matters.
 
 use super::draft::{Draft, Port, Row, row};
 use crate::error::{invalid, unsupported};
@@ -58,7 +58,7 @@ pub const ROWS: &[Row] = &[
     }),
 ];
 
-/// One scale and zero point for a whole tensor, or as many as the tensor has columns.
+/// Scale and zero point of a whole tensor, or as many as the tensor has columns.
 const SCALING: Scaling = Scaling { axis: 1, block: 0, dtype: None };
 
 /// Refuses images whose channels come last, which ONNX Runtime's optimizer writes and its quantizer does not.
