@@ -296,6 +296,9 @@ impl Generator<'_> {
         let access = self.access(buffer, index);
         self.f.seen.loads.remove(&buffer);
         if !self.f.in_parts.contains(&buffer) {
+            // Tensor cores that read shared memory cut factors of more bits than they take.
+            let is_cut = self.f.matrices.contains(&buffer) && self.program.buffer(buffer).dtype == DType::F32;
+            let value = if is_cut { Operand { value: self.rounded_to_tf32(value.value), ..value } } else { value };
             return self.write_at(buffer, access, value);
         }
         let behind = self.program.buffer(buffer).n_elements().expect("it fits shared memory") as i64;

@@ -805,7 +805,8 @@ impl Printer<'_> {
         }}
     }
 
-    /// Instructions with effects that LLVM does not know.
+    /// Instructions with effects that LLVM does not know: threads carry them out together (`convergent`), so
+    /// that no copy of them moves to where only some threads come.
     fn assembly(&self, text: &str, constraints: &str, ty: LLVMTypeRef, arguments: Vec<LLVMValueRef>) -> LLVMValueRef {
         llvm! {{
             let assembly = LLVMGetInlineAsm(
@@ -819,7 +820,10 @@ impl Printer<'_> {
                 llvm_sys::LLVMInlineAsmDialect::LLVMInlineAsmDialectATT,
                 0,
             );
-            self.call(ty, assembly, arguments)
+            let call = self.call(ty, assembly, arguments);
+            let convergent = self.attribute("convergent", 0);
+            LLVMAddCallSiteAttribute(call, llvm_sys::LLVMAttributeFunctionIndex, convergent);
+            call
         }}
     }
 }

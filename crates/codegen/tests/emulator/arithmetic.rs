@@ -82,8 +82,7 @@ pub fn compute(code: &Code, x: &[u64]) -> Result<u64, String> {
             let [upper, lower] = [x[0], x[1]].map(|x| convert(*to, *from, Rounding::None, x));
             upper << 16 | lower
         }
-        // To the nearest, halves away from zero.
-        Code::Tf32 => (low(x[0], 32) + 0x1000) & 0xffff_e000,
+        Code::Tf32 => tf32(x[0] as u32).into(),
         Code::Funnel { left } => {
             let both = low(x[1], 32) << 32 | low(x[0], 32);
             let by = (x[2] & 31) as u32;
@@ -244,4 +243,9 @@ fn convert(to: Ty, from: Ty, rounding: Rounding, x: u64) -> u64 {
             low(value, to.bits)
         }
     }
+}
+
+/// Rounds f32 to the 11 bits of TF32: to the nearest, halves away from zero (`cvt.rna.tf32`).
+pub fn tf32(bits: u32) -> u32 {
+    if f32::from_bits(bits).is_nan() { 0x7fff_ffff } else { bits.wrapping_add(0x1000) & 0xffff_e000 }
 }

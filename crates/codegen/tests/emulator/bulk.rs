@@ -1,10 +1,12 @@
 //! Copies of boxes of arrays into shared memory, which come when a thread cannot go on without them.
 
+use super::arithmetic::tf32;
 use super::cluster::{self, Sent};
 use super::{Block, Memory, Operand, Space, Stop, Thread};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use tilewright_ir::Buffer;
+use tilewright_ir::Program;
+use tilewright_ir::gpu::bulk::TFLOAT32;
 
 /// Operations on an mbarrier, which counts arrivals and bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -133,6 +135,8 @@ pub struct Map {
     pub address: u64,
     pub element_bytes: u64,
     pub swizzled: bool,
+    /// Whether f32 is rounded to TF32 on the way.
+    pub rounds: bool,
     pub extents: Vec<u64>,
     pub strides: Vec<u64>,
     pub box_extents: Vec<u64>,
@@ -140,19 +144,22 @@ pub struct Map {
 
 impl Map {
     /// Makes the map of a kernel's map.
-    pub fn of(array: &Buffer, map: &tilewright_ir::gpu::bulk::Map, address: u64) -> Map {
+    pub fn of(program: &Program, map: &tilewright_ir::gpu::bulk::Map, address: u64) -> Map {
+        let array = program.buffer(map.array);
         let element_bytes = array.dtype.bytes();
+        let rounds = map.described(program).kind == TFLOAT32;
         let reversed = |all: &[i64]| all.iter().rev().map(|n| *n as u64).collect::<Vec<_>>();
         let strides = array.strides().iter().rev().skip(1).map(|n| *n as u64 * element_bytes).collect();
         let (extents, box_extents) = (reversed(&array.shape), reversed(&map.extents));
-        Map { address, element_bytes, swizzled: map.swizzled, extents, strides, box_extents }
+        Map { address, element_bytes, swizzled: map.swizzled, rounds, extents, strides, box_extents }
     }
 
     pub fn words(&self) -> [u64; 16] {
         let rank = self.extents.len();
         let mut words = [0; 16];
         words[0] = self.address;
-        words[1] = rank as u64 | self.element_bytes << 8 | u64::from(self.swizzled) << 16;
+        words[1] =
+            rank as u64 | self.element_bytes << 8 | u64::from(self.swizzled) << 16 | u64::from(self.rounds) << 17;
         words[2..2 + rank].copy_from_slice(&self.extents);
         words[7..7 + self.strides.len()].copy_from_slice(&self.strides);
         words[11..11 + rank].copy_from_slice(&self.box_extents);
@@ -164,7 +171,8 @@ impl Map {
         Map {
             address: words[0],
             element_bytes: words[1] >> 8 & 0xff,
-            swizzled: words[1] >> 16 != 0,
+            swizzled: words[1] >> 16 & 1 != 0,
+            rounds: words[1] >> 17 & 1 != 0,
             extents: words[2..2 + rank].to_vec(),
             strides: words[7..6 + rank].to_vec(),
             box_extents: words[11..11 + rank].to_vec(),
@@ -321,7 +329,12 @@ impl Block<'_> {
                 let element = map.element_bytes as usize;
                 if is_inside && (0..map.extents[0] as i64).contains(&at) {
                     let from = from.wrapping_add_signed(at * map.element_bytes as i64);
+                    let place = bytes.len();
                     bytes.extend_from_slice(self.memory.at(from, element).ok_or("an array is not in memory")?);
+                    if map.rounds {
+                        let word = u32::from_le_bytes(bytes[place..].try_into().map_err(|_| "TF32 of four bytes")?);
+                        bytes[place..].copy_from_slice(&tf32(word).to_le_bytes());
+                    }
                 } else {
                     bytes.extend(std::iter::repeat_n(0, element));
                 }

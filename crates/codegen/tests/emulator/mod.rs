@@ -61,6 +61,8 @@ enum Special {
     Block(usize),
     Threads(usize),
     Blocks(usize),
+    /// Nanoseconds, which never pass.
+    Time,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -173,6 +175,7 @@ enum Code {
     Branch,
     Barrier,
     Return,
+    Trap,
 }
 
 /// Operation of a warpgroup that multiplies tiles.
@@ -408,8 +411,7 @@ fn run_in(
         }
         let mut passed: Vec<u64> = abi.buffers.iter().map(|(id, _)| addresses[id.0 as usize]).collect();
         for map in abi.maps.into_iter().take(entry.n_parameters() - passed.len()) {
-            let array = p.buffer(map.array);
-            passed.push(bulk::Map::of(array, &map, addresses[map.array.0 as usize]).pass(memory));
+            passed.push(bulk::Map::of(p, &map, addresses[map.array.0 as usize]).pass(memory));
         }
         let whole = abi.shared_bytes as usize;
         let asked = if entry.shared_bytes == 0 { whole } else { 0 };
@@ -779,6 +781,7 @@ impl Block<'_> {
                     t.stop = Some(Stop::Exit);
                     return Ok(());
                 }
+                Code::Trap => return Err(format!("thread {:?} stops the kernel", t.place)),
                 Code::Branch => match instruction.operands[0] {
                     Operand::Label(to) => t.at = to,
                     _ => return Err(format!("no label: {}", instruction.text)),
@@ -804,6 +807,7 @@ impl Block<'_> {
                 Special::Block(axis) => self.place[*axis],
                 Special::Threads(axis) => self.entry.threads[*axis],
                 Special::Blocks(axis) => self.grid[*axis],
+                Special::Time => 0,
             }),
             Operand::Parameter(at) => self.arguments[*at],
             other => panic!("{other:?} has no value"),

@@ -196,6 +196,9 @@ fn parts(text: &str) -> Vec<&str> {
 }
 
 fn special(text: &str) -> Option<Special> {
+    if text == "%globaltimer" {
+        return Some(Special::Time);
+    }
     let (name, axis) = text.split_once('.')?;
     let axis = ["x", "y", "z"].iter().position(|a| *a == axis)?;
     Some(match name {
@@ -380,6 +383,7 @@ fn code(opcode: &str) -> Option<Code> {
         "bra" => Some(Code::Branch),
         "bar" | "barrier" if has("sync") => Some(Code::Barrier),
         "ret" | "exit" => Some(Code::Return),
+        "trap" => Some(Code::Trap),
         _ => None,
     }
 }

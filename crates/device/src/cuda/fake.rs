@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{Address, Answer, DeviceId, Functions, Handle};
 use emulator::{Entry, Order};
+use tilewright_ir::gpu::bulk::TFLOAT32;
 
 #[path = "../../../codegen/tests/emulator/mod.rs"]
 mod emulator;
@@ -361,8 +362,9 @@ unsafe extern "C" fn encode_map(
         (std::slice::from_raw_parts(extents, rank).to_vec(), strides, std::slice::from_raw_parts(boxes, rank))
     };
     let box_extents = boxes.iter().map(|n| u64::from(*n)).collect();
-    let (element_bytes, swizzled) = ([1, 2, 4, 4, 8][kind as usize], swizzle == 3);
-    let map = emulator::bulk::Map { address, element_bytes, swizzled, extents, strides, box_extents };
+    let (swizzled, rounds) = (swizzle == 3, kind as u32 == TFLOAT32);
+    let element_bytes = if rounds { 4 } else { [1, 2, 4, 4, 8][kind as usize] };
+    let map = emulator::bulk::Map { address, element_bytes, swizzled, rounds, extents, strides, box_extents };
     give(to.cast::<[u64; 16]>(), map.words())
 }
 

@@ -14,12 +14,16 @@
 
 use super::warpgroup::{ROW_BYTES, SWIZZLED_BYTES, matrices};
 use super::{GpuProgram, Kernel};
+use crate::dtype::DType;
 use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopKind, Program, Role, Scope, Stmt};
 
 /// Bytes of an mbarrier, which counts the bytes that have arrived in a pipeline stage.
 pub const BARRIER_BYTES: u64 = 8;
+
+/// `CU_TENSOR_MAP_DATA_TYPE_TFLOAT32`: f32 in memory, rounded to TF32 on the way into shared memory.
+pub const TFLOAT32: u32 = 11;
 
 /// Most dimensions of an array.
 const MOST_DIMENSIONS: usize = 5;
@@ -42,8 +46,8 @@ pub struct Map {
 /// Fields of CUDA's `cuTensorMapEncodeTiled` for a [`Map`], innermost dimension first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Described {
-    /// `CUtensorMapDataType` of the unsigned integer as wide as an element; elements outside the array read
-    /// as zeros.
+    /// `CUtensorMapDataType`: TFLOAT32, which rounds, for f32 factors of warpgroup products, else the unsigned
+    /// integer as wide as an element. Elements outside the array read as zeros.
     pub kind: u32,
     /// Elements of the array along each dimension.
     pub extents: Vec<u64>,
@@ -58,6 +62,8 @@ impl Map {
     pub fn described(&self, program: &Program) -> Described {
         let array = program.buffer(self.array);
         let kind = match array.dtype.bytes() {
+            // Tensor cores cut what they read from shared memory, so that TMA rounds it.
+            4 if self.swizzled && array.dtype == DType::F32 => TFLOAT32,
             1 => 0,
             2 => 1,
             4 => 2,

@@ -73,14 +73,13 @@ impl Tolerance {
 
     /// Tolerance for a program scheduled by these steps.
     pub fn for_schedule(program: &Program, steps: &[Step]) -> Tolerance {
-        // Ten bits behind the first, rounded to the nearest, or cut.
+        // Ten bits behind the first, rounded to the nearest.
         let how = |step: &Step| if let Step::Tensorize { how, .. } = step { Some(*how) } else { None };
         let of_halves = program.buffers.iter().any(|b| b.dtype.is_half());
         let rounded = steps.iter().filter_map(how).map(|how| match how {
             Tensor::Tf32x3 | Tensor::Halves | Tensor::Wgmmax3 | Tensor::Dot4 => 0.0,
-            Tensor::Tf32 => 1.0 / 2048.0,
             Tensor::Wgmma if of_halves => 0.0,
-            Tensor::Wgmma => 1.0 / 1024.0,
+            Tensor::Tf32 | Tensor::Wgmma => 1.0 / 2048.0,
         });
         Tolerance::for_rounded_factors(program, steps, rounded.fold(0.0, f64::max))
     }

@@ -16,6 +16,9 @@ use tilewright_ir::{BufferId, Loop};
 use crate::generate::Generator;
 use crate::ssa::{Assembly, Compare, Id, Op, Type};
 
+/// Nanoseconds that a wait for an mbarrier may take, which is thousands of times as long as a copy takes.
+const LONGEST_WAIT: i64 = 4_000_000_000;
+
 /// State of a kernel with bulk copies.
 #[derive(Clone)]
 pub struct Boxes {
@@ -208,15 +211,31 @@ impl Generator<'_> {
         self.effect("mbarrier.arrive.shared::cta.b64 _, [$0];", "r,~{memory}", &[barrier]);
     }
 
-    /// Waits until a phase of a barrier is over, of which this is the last bit.
+    /// Waits until a phase of a barrier is over, of which this is the last bit. A wait that does not end
+    /// stops the kernel with an error: the device would be lost to its process otherwise.
     pub(in crate::generate) fn wait_for_phase(&mut self, barrier: Id, phase: Id) {
-        let [again, done] = [0; 2].map(|_| self.m.block(self.f.id));
+        let since = self.hoisted(0, |g| g.m.variable(Type::I64, 8));
+        self.m.store(self.m.int(0), since, 8);
+        let [again, late, stuck, done] = [0; 4].map(|_| self.m.block(self.f.id));
         self.m.br(again);
         self.go_to_end(again);
         let text = "mbarrier.try_wait.parity.shared::cta.b64 $0, [$1], $2;".to_owned();
         let wait = Assembly { text, constraints: "=b,r,r,~{memory}" };
         let has_come = self.m.assembly(wait, &[barrier, phase], Type::I1);
-        self.m.cond_br(has_come, done, again);
+        self.m.cond_br(has_come, done, late);
+        self.go_to_end(late);
+        let m = &self.m;
+        let clock = Assembly { text: "mov.u64 $0, %globaltimer;".to_owned(), constraints: "=l" };
+        let now = m.assembly(clock, &[], Type::I64);
+        let before = m.load(Type::I64, since, 8, false);
+        let is_first = m.compare(Compare::Equal, before, m.int(0));
+        let began = m.select(is_first, now, before);
+        m.store(began, since, 8);
+        let is_stuck = m.compare(Compare::Greater, m.binary(Op::SubWrapping, now, began), m.int(LONGEST_WAIT));
+        m.cond_br(is_stuck, stuck, again);
+        self.go_to_end(stuck);
+        self.effect("trap;", "", &[]);
+        self.m.br(again);
         self.go_to_end(done);
     }
 

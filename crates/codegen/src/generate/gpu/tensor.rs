@@ -209,6 +209,16 @@ impl Generator<'_> {
         [first, self.m.binary(Op::FSub, numbers, first)]
     }
 
+    /// Rounds f32 numbers to the 11 bits of TF32, each lane by itself.
+    pub(in crate::generate) fn rounded_to_tf32(&self, numbers: Id) -> Id {
+        let ty = self.m.type_of(numbers);
+        if ty.lanes == 1 {
+            return self.m.tf32(numbers);
+        }
+        let lanes = 0..ty.lanes;
+        lanes.fold(numbers, |all, lane| self.m.insert(all, self.m.tf32(self.m.extract(numbers, lane)), lane))
+    }
+
     /// A factor as its parts, which are found once for all products.
     fn parts(&mut self, factor: Id, how: Tensor) -> Parts {
         if let Some(parts) = self.f.seen.parts.get(&factor) {

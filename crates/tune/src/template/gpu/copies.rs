@@ -4,11 +4,15 @@ use super::super::Setting;
 use super::super::step::{exact, pipeline, stream, unroll};
 use super::{constraint, gpu};
 use tilewright_ir::Step;
+use tilewright_ir::gpu::bulk::BARRIER_BYTES;
 use tilewright_search::{Config, Constraint, Domain, Parameter, Space};
 
 /// Copies of a thread that are repeated in the code: the addresses of more of them would not leave other
 /// things enough registers.
 pub const AT_A_TIME: i64 = 8;
+
+/// Bytes of the mbarriers of a pipeline stage: one that says when it is full, one that says when it is empty.
+const STAGE_BARRIERS: u64 = 2 * BARRIER_BYTES;
 
 /// Steps that split the loop over a thread's `n_loads` copies, where they are more than are unrolled, and
 /// that unroll it.
@@ -27,9 +31,9 @@ fn is_possible(s: &Setting) -> bool {
 }
 
 /// Pipeline stages of the factors: loaded ahead in registers, in two buffers of shared memory as well, or in
-/// this many buffers by asynchronous copies.
-pub fn ahead(s: &Setting) -> Parameter {
-    Parameter::ordinal("ahead", 0..=if is_possible(s) { 4 } else { 2 })
+/// this many buffers, `most` of them, by asynchronous copies.
+pub fn ahead(s: &Setting, most: i64) -> Parameter {
+    Parameter::ordinal("ahead", 0..=if is_possible(s) { most } else { 2 })
 }
 
 /// Kind of copies to shared memory.
@@ -45,7 +49,10 @@ pub fn constraints(s: &Setting, elements: &str, unasked: u64, parameters: &[Para
         true if unasked < most => format!("({unasked} if copies == 'registers' else {most})"),
         _ => unasked.to_string(),
     };
-    let shared = format!("max(ahead, 1) * ({elements}) * {bytes} <= {limit}");
+    let has_boxes = parameters.iter().any(|p| p.name == "copies" && lists(p, "bulk"));
+    let barriers =
+        if has_boxes { format!(" + ({STAGE_BARRIERS} * ahead if copies == 'bulk' else 0)") } else { String::new() };
+    let shared = format!("max(ahead, 1) * ({elements}) * {bytes}{barriers} <= {limit}");
     let ways = is_possible(s).then(|| {
         // Copies have four bytes at least.
         let long = if bytes < 4 { " and (copies != 'async' or min(vector_a, vector_b) >= 2)" } else { "" };
@@ -59,13 +66,14 @@ pub fn in_registers(s: &Setting) -> &'static str {
     if is_possible(s) { "(min(ahead, 1) if copies == 'registers' else 0)" } else { "min(ahead, 1)" }
 }
 
+/// Whether a word is among the values of a parameter.
+fn lists(parameter: &Parameter, word: &str) -> bool {
+    matches!(&parameter.domain, Domain::Categorical(words) if words.iter().any(|known| known == word))
+}
+
 /// Whether a thread makes copies that it does not load ahead, as a factor of an expression.
 pub fn are_alone(parameters: &[Parameter]) -> &'static str {
-    let is_async = |p: &Parameter| match &p.domain {
-        Domain::Categorical(ways) => p.name == "copies" && ways.iter().any(|way| way == "async"),
-        _ => false,
-    };
-    let has_async = parameters.iter().any(is_async);
+    let has_async = parameters.iter().any(|p| p.name == "copies" && lists(p, "async"));
     if has_async { "(1 if copies == 'async' or ahead == 0 else 0)" } else { "(1 - min(ahead, 1))" }
 }
 

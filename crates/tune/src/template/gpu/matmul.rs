@@ -105,7 +105,7 @@ pub(super) fn parameters(s: &Setting, products: &[Product]) -> Vec<Parameter> {
         split_k(k),
         Parameter::categorical("order", &["rows", "columns", "groups"]),
         Parameter::ordinal("unroll_k", [1, 2, 4, 8, 16]),
-        copies::ahead(s),
+        copies::ahead(s, 4),
         Parameter::ordinal("warp_n", [2, 4, 8, 16, 32]),
     ];
     let wide = (widest > NEXT).then(|| Parameter::ordinal("lanes", lanes(s)).optional());

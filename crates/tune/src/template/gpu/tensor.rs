@@ -93,7 +93,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
         Parameter::ordinal("vector_b", vector(p.b.loads)),
         Parameter::categorical("order", &["rows", "columns", "groups"]),
         Parameter::ordinal("unroll_k", [1, 2, 4, 8]),
-        copies::ahead(s),
+        copies::ahead(s, 4),
         Parameter::categorical("precision", precisions),
         split_k(p.k).optional(),
     ];

@@ -52,6 +52,8 @@ pub(super) const WGMMA: Algorithm<Setting> = Algorithm {
 /// Penalty beside other algorithms: these have been emulated and not run on a GPU, and first guesses run
 /// unchecked.
 const UNPROVEN: f64 = 100.0;
+/// Most pipeline stages: small blocks need many, for one takes less time than a copy.
+const MOST_STAGES: i64 = 8;
 /// Columns of the least block.
 const LEAST_COLUMNS: i64 = 32;
 /// Elements of a load of steps of the sum that do not lie next to each other.
@@ -116,7 +118,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
         Parameter::ordinal("vector_a", vector(&p.a)),
         Parameter::ordinal("vector_b", vector(&p.b)),
         Parameter::categorical("order", &ORDERS),
-        copies::ahead(s),
+        copies::ahead(s, MOST_STAGES),
         split_k(p.k).optional(),
         Parameter::categorical("precision", precisions(s)).optional(),
     ];
@@ -257,6 +259,9 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     let has_ways = parameters.iter().any(|p| p.name == "copies");
     if has_ways && precisions(s).len() > 1 {
         constraints.push(say("parts", "precision != 'tf32x3' or copies == 'registers'"));
+        // Asynchronous copies by threads do not round to TF32; registers and TMA do.
+        let way = if are_boxes(s, p) { "copies != 'async'" } else { "copies == 'registers'" };
+        constraints.push(say("rounded", &format!("precision != 'tf32' or {way}")));
     }
     if are_boxes(s, p) {
         constraints.push(say("in_flight", "in_flight == 0 or copies == 'bulk' and ahead >= 3"));
