@@ -261,9 +261,9 @@ fn guess_for_an_h100(text: &str, template: Option<&str>) -> serde_json::Value {
     task.space.config_to_json(&task.first_guess(0).expect("there is a guess"))
 }
 
-/// Products that an H200 computed in 38.8 µs (1024³, TF32) and 1.04 ms (4096³) with tensor cores, where threads
-/// took 59.7 µs and 3.0 ms, begin with tensor cores; those with `exact=1` with 8 × 16 sums of a thread, the
-/// tile of the kernel that cuBLAS takes for large ones.
+/// Products that an H200 computed in 38.8 µs (1024³, TF32) and 1.04 ms (4096³) with tensor cores, where
+/// threads took 59.7 µs and 3.0 ms, begin with tensor cores; those with `exact=1` with 8 × 16 sums of a
+/// thread, the tile of the kernel that cuBLAS takes for large ones.
 #[test]
 fn first_guesses_for_an_h100_take_tensor_cores() {
     let guess = |n: i64, flags: &str| guess_for_an_h100(&format!("matmul:m={n},n={n},k={n}{flags}"), None);

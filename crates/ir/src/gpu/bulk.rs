@@ -46,8 +46,8 @@ pub struct Map {
 /// Fields of CUDA's `cuTensorMapEncodeTiled` for a [`Map`], innermost dimension first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Described {
-    /// `CUtensorMapDataType`: TFLOAT32, which rounds, for f32 factors of warpgroup products, else the unsigned
-    /// integer as wide as an element. Elements outside the array read as zeros.
+    /// `CUtensorMapDataType`: TFLOAT32, which rounds, for f32 factors of warpgroup products, else the
+    /// unsigned integer as wide as an element. Elements outside the array read as zeros.
     pub kind: u32,
     /// Elements of the array along each dimension.
     pub extents: Vec<u64>,

@@ -7,8 +7,8 @@ use tilewright_ir::{BufferId, Program};
 
 /// Bytes that a compute unit gets from the last-level cache in a cycle.
 const BYTES: f64 = 20.0;
-/// Bytes that a multiprocessor of an H100 gets from the L2 cache in a cycle, as DeepGEMM's heuristics have it:
-/// 8 MB in 1,300 cycles for all 132.
+/// Bytes that a multiprocessor of an H100 gets from the L2 cache in a cycle, as DeepGEMM's heuristics have
+/// it: 8 MB in 1,300 cycles for all 132.
 const HOPPER_BYTES: f64 = 46.0;
 /// Cycles from asking for an element in memory to having it for all threads of a block.
 const LATENCY: f64 = 700.0;
