@@ -6,6 +6,7 @@ use tilewright_ir::expr::{BinaryOp, Cond, UnaryOp};
 use tilewright_ir::op::{Epilogue, Function, Operand};
 use tilewright_ir::{DType, Expr};
 
+use crate::net::Net;
 use crate::scalar::{cost, number, sigmoid};
 
 /// Operations of an epilogue, each with the input that is its operand.
@@ -14,6 +15,9 @@ pub type Operations = Vec<(Epilogue, Option<usize>)>;
 /// Function that tells how an input is read as an operand along the result, and its type; `None` where it
 /// cannot be one.
 pub type Operands<'a> = &'a dyn Fn(usize) -> Option<(Operand, DType)>;
+
+/// Function that tells the same of an input of a node, in a net that changes.
+pub type OperandsIn<'a> = &'a dyn Fn(&Net, usize) -> Option<(Operand, DType)>;
 
 /// The largest part of a map that can be an epilogue of its input `x`, and that part: all of it, or what the
 /// rest reads of `x`.

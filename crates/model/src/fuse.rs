@@ -9,7 +9,7 @@ use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, Range, Stag
 use tilewright_ir::{BufferId, DType, Expr, Index, LoopId, OpenSize, Program, Role, Stmt, Target};
 use tilewright_runtime::Size;
 
-use crate::epilogue::{self, Operations, byte_parts};
+use crate::epilogue::{self, OperandsIn, Operations, byte_parts};
 use crate::halves::widened;
 use crate::import::import;
 use crate::net::{AsHeads, Convolution, Kind, Net, Node, Packing, Read, Sequence, Track, ValueId, Windows};
@@ -487,7 +487,7 @@ fn bytes_of(
     net: &mut Net,
     node: &Node,
     slot: usize,
-    operands: &dyn Fn(&Net, usize) -> Option<(Operand, DType)>,
+    operands: OperandsIn,
     before: &Operations,
 ) -> Option<(Operations, Expr, tilewright_graph::DType)> {
     let Kind::Map(value) = &node.kind else { return None };

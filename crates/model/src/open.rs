@@ -18,6 +18,9 @@ use crate::net::{Kind, Line, Net, Node, ValueId};
 /// the size of a run lies in memory that nothing else reads.
 const WHOLE_VECTORS: i64 = 16;
 
+/// Open sizes of products and convolutions by their results, each with its name in the workload.
+type SizesOf = HashMap<ValueId, Vec<(&'static str, Size)>>;
+
 /// Reason why a dimension of a model cannot be open.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
@@ -65,7 +68,7 @@ pub struct OpenNet {
     /// Dimensions of each value that depend on it.
     pub(crate) axes: Vec<Vec<Option<Size>>>,
     /// Open sizes of products and convolutions, by their results.
-    sizes: HashMap<ValueId, Vec<(&'static str, Size)>>,
+    sizes: SizesOf,
 }
 
 /// Values of a dimension's size at which a model is lowered besides the largest: odd ones in its upper half,
@@ -192,7 +195,7 @@ impl Job<'_> {
     }
 
     /// Finds the open sizes of products and convolutions.
-    fn sizes(&self) -> Result<HashMap<ValueId, Vec<(&'static str, Size)>>, OpenError> {
+    fn sizes(&self) -> Result<SizesOf, OpenError> {
         let by_result = self.probes.map(|probe| {
             let kernels = probe.each().filter_map(|(step, _)| match step {
                 Step::Kernel(kernel) => Some((kernel.output, kernel)),

@@ -2,10 +2,12 @@
 //! again, before they are stored.
 
 use tilewright_graph::DType;
-use tilewright_ir::op::{Epilogue, Function, Operand, Workload};
+use tilewright_ir::op::{Epilogue, Function, Workload};
 use tilewright_ir::{DType as ElementType, Expr};
 
-use crate::epilogue::{Operands, Operations, Quantized, bounds_of, peel_quantized, quantized, without_identities};
+use crate::epilogue::{
+    Operands, OperandsIn, Operations, Quantized, bounds_of, peel_quantized, quantized, without_identities,
+};
 use crate::net::{Kind, Net, Node, ValueId};
 
 /// Name of the types of a node's factors in a workload's text, where these are integers.
@@ -89,7 +91,7 @@ fn with_early_scales(net: &mut Net, all: Operations) -> Operations {
                 return Some(rest.to_vec());
             }
             // What was rounded is divided by itself.
-            let first = if done.is_empty() { None } else { Some(last.clone()) };
+            let first = if done.is_empty() { None } else { Some(*last) };
             Some(first.into_iter().chain(divided(net, rest, 1.0 / factor)?).collect::<Operations>())
         });
         done.extend(scaled.unwrap_or_else(|| numbers.to_vec()));
@@ -136,7 +138,7 @@ pub fn closing(
     node: &Node,
     (value, slot): (&Expr, usize),
     dtype: ElementType,
-    operands: &dyn Fn(&Net, usize) -> Option<(Operand, ElementType)>,
+    operands: OperandsIn,
     before: &Operations,
 ) -> Option<Operations> {
     let bounds = bounds_of(dtype);

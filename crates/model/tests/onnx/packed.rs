@@ -80,7 +80,7 @@ fn product(seed: u64) -> Drawn {
     let scales = singles(random, n * n_blocks, 0.3);
     let mut x = singles(random, m * k, 1.0);
     // A row of zeros has no scale.
-    x[..k].iter_mut().take(if seed % 5 == 0 { k } else { 0 }).for_each(|x| *x = 0.0);
+    x[..k].iter_mut().take(if seed.is_multiple_of(5) { k } else { 0 }).for_each(|x| *x = 0.0);
     let level = *[0, 1, 4, 4].choose(random).unwrap();
     let kind = random.random_range(0..3);
     let mut zero: Vec<Vec<f64>> = zeros.iter().map(|row| row.iter().map(|&x| x as f64).collect()).collect();
@@ -210,7 +210,7 @@ fn slices(seed: u64) -> Drawn {
     let mut attributes = vec![
         ("block_size", block as i64),
         ("gather_axis", i64::from(is_turned)),
-        ("quantize_axis", i64::from(!is_turned) - 2 * i64::from(seed % 3 == 0)),
+        ("quantize_axis", i64::from(!is_turned) - 2 * i64::from(seed.is_multiple_of(3))),
     ];
     attributes.extend((dtype == DType::U8).then_some(("bits", i64::from(bits))));
     let out = if is_turned { [rows, indices.len()] } else { [indices.len(), width] };
@@ -261,7 +261,8 @@ fn wrong_packing_is_refused_with_its_node() {
         all
     };
     let (w, s) = (bytes(&[8, 2, 16]), numbers(&[8, 2], 0.5));
-    let cases: Vec<(Vec<(&str, i64)>, Vec<Tensor>, &str)> = vec![
+    type Case<'a> = (Vec<(&'a str, i64)>, Vec<Tensor>, &'a str);
+    let cases: Vec<Case> = vec![
         (with("block_size", 24), vec![w.clone(), s.clone()], "block_size=24 is no power of two"),
         (with("block_size", 8), vec![w.clone(), s.clone()], "block_size=8 is no power of two"),
         (with("bits", 3), vec![w.clone(), s.clone()], "bits=3 is none of 2, 4 and 8"),
