@@ -59,7 +59,8 @@ fn unroll_loop(l: Loop, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
     let has_loops = body.iter().any(|s| matches!(s, Stmt::For(_)));
     let kind = match kind {
         LoopKind::Unrolled => LoopKind::Serial,
-        LoopKind::Vectorized if n.is_none() || has_loops => LoopKind::Serial,
+        // Lanes that an open size ends have a mask.
+        LoopKind::Vectorized if n.is_none() && !ranges.is_open(&extent) || has_loops => LoopKind::Serial,
         kind => kind,
     };
     out.push(Stmt::For(Loop { var, extent, kind, body }));

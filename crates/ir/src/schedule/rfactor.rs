@@ -37,17 +37,26 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
     found.loops.iter().for_each(|(v, extent)| ranges.push(*v, extent.clone()));
     // Every part has elements of its own from the first round of the other loops on.
     let begin = |i: &Index| at_start(i, others.iter().copied());
-    let n_elements = |v: LoopId, extent: &Index| {
-        let n = ranges.simplify(&begin(extent)).as_const();
-        n.filter(|_| ranges.upper(extent) == n && (v == var || extent.as_const() == n))
+    // The number of elements of an axis, and how many of them there are.
+    let axis = |v: LoopId, extent: &Index| {
+        let is_own = v != var && found.loops.iter().all(|(other, _)| !extent.uses(*other));
+        if is_own && ranges.is_open(extent) {
+            return Some((ranges.upper(extent)?, extent.clone()));
+        }
+        let n = ranges.simplify(&begin(extent)).as_const()?;
+        let is_constant = ranges.upper(extent) == Some(n) && (v == var || extent.as_const() == Some(n));
+        // The other loops' later rounds may have fewer parts.
+        is_constant.then(|| (n, n.into()))
     };
+    let mut axes: Vec<(LoopId, i64, Index)> = Vec::with_capacity(found.loops.len());
     for (v, extent) in &found.loops {
-        let (is_fine, why) = if *v == var || is_axis(*v) {
-            (n_elements(*v, extent).is_some(), "is not a constant")
+        let is_fine = if *v == var || is_axis(*v) {
+            let axis = axis(*v, extent).ok_or("is not a constant");
+            axis.map(|(n, there)| axes.push((*v, n, there)))
         } else {
-            (ranges.lower(extent).is_some_and(|n| n >= 1), "may be empty")
+            ranges.lower(extent).filter(|n| *n >= 1).map(|_| ()).ok_or("may be empty")
         };
-        if !is_fine {
+        if let Err(why) = is_fine {
             let (extent, v) = (index_to_string(program, extent), program.loop_name(*v));
             return Err(fail(format!("the extent {extent} of loop `{v}` {why}")));
         }
@@ -58,17 +67,9 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
     }
 
     let loops = found.loops;
-    let axes: Vec<LoopId> = loops.iter().map(|l| l.0).filter(|&v| v == var || is_axis(v)).collect();
-    // The other loops' later rounds may have fewer parts.
-    let extent_of = |v: LoopId, extent: &Index| n_elements(v, extent).expect("it has just been found constant");
-    let shape = axes.iter().map(|&axis| {
-        let (v, extent) = loops.iter().find(|(v, _)| *v == axis).expect("an axis is a loop");
-        extent_of(*v, extent)
-    });
-    let shape = shape.collect();
     let dtype = program.buffer(result).dtype;
     let parts = new_buffer(program, name, dtype, Scope::Global, Role::Temporary)?;
-    program.buffers[parts.0 as usize].shape = shape;
+    program.buffers[parts.0 as usize].shape = axes.iter().map(|axis| axis.1).collect();
     require_fits(program, parts)?;
     let mut by: Vec<(LoopId, Index)> = Vec::with_capacity(loops.len());
     let mut nest_of_parts = Vec::with_capacity(loops.len());
@@ -77,7 +78,7 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
         nest_of_parts.push((own, substituted(extent, &by), LoopKind::Serial));
         by.push((*v, own.into()));
     }
-    let places: Vec<Index> = axes.iter().map(|&v| v.into()).collect();
+    let places: Vec<Index> = axes.iter().map(|axis| axis.0.into()).collect();
     let started = others.iter().fold(Cond::True, |all, &v| all.and(Cond::Eq(v.into(), 0.into())));
     let mut part = [Stmt::Update { buffer: parts, index: places.clone(), op, value, first: started }];
     substitute(&mut part, &by);
@@ -85,8 +86,7 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
     let read = Expr::Load(parts, places);
     let first = Cond::Eq(var.into(), 0.into());
     let rest = Stmt::Update { buffer: result, index, op, value: read, first };
-    let kept = loops.iter().filter(|(v, _)| axes.contains(v));
-    let together = nest(kept.map(|(v, e)| (*v, extent_of(*v, e).into(), LoopKind::Serial)), vec![rest]);
+    let together = nest(axes.into_iter().map(|(v, _, there)| (v, there, LoopKind::Serial)), vec![rest]);
     let new = [Stmt::Alloc(parts)].into_iter().chain(in_parts).chain(together);
     program.body.splice(place..=place, new);
     Ok(())

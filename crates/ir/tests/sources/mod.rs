@@ -434,6 +434,9 @@ fn packed(s: &[i64], dtype: &str) -> Program {
 /// # Panics
 /// If the program has no meaning.
 pub fn outputs(program: &Program, limit: u64) -> Option<Vec<Vec<f64>>> {
+    if !program.sizes.is_empty() {
+        return Some(outputs_at_sizes(program));
+    }
     let mut arguments = whole_arguments(program);
     match interp::run_limited(program, &mut arguments, limit) {
         Ok(()) => {}
@@ -442,6 +445,18 @@ pub fn outputs(program: &Program, limit: u64) -> Option<Vec<Vec<f64>>> {
         Err(fault) => panic!("{fault}"),
     }
     Some(only_outputs(program, arguments))
+}
+
+/// Runs a program at each value of its open sizes, which go up together.
+fn outputs_at_sizes(program: &Program) -> Vec<Vec<f64>> {
+    let n = program.sizes.iter().map(|size| size.n_values).max().unwrap_or(0);
+    let run = |i: i64| {
+        let sizes: Vec<i64> = program.sizes.iter().map(|s| s.least + s.step * i.min(s.n_values - 1)).collect();
+        let mut arguments = whole_arguments(program);
+        interp::run_at(program, &sizes, &mut arguments).unwrap_or_else(|fault| panic!("{sizes:?}: {fault}"));
+        only_outputs(program, arguments)
+    };
+    (0..n).flat_map(run).collect()
 }
 
 /// Runs kernels on the inputs of [`outputs`].
