@@ -13,9 +13,10 @@ struct Row {
     openvino: f64,
 }
 
-/// Reads the rows of the tables of whole models on a CPU.
+/// Reads the rows of the tables of whole models on a CPU, which stand before the section's subsections.
 fn rows(page: &str) -> Vec<Row> {
     let section = page.split("\n## ").find(|s| s.starts_with("Whole models")).expect("the page has the section");
+    let section = section.split("\n### ").next().expect("a text has a beginning");
     let tables = section.lines().filter_map(|line| line.strip_prefix("| ")).map(|line| line.split(" | "));
     let rows = tables.filter_map(|mut cells| {
         let model = cells.next()?.trim_end_matches('†').split(',').next()?.trim().to_owned();

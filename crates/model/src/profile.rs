@@ -152,7 +152,10 @@ impl Compiled {
             row.us = Timing::of_samples(ns, false).median_ns / 1e3;
         }
         for (row, origin) in row_of_steps.iter().zip(&self.origins) {
-            if let Some(Step::Kernel(kernel)) = origin.map(|at| each[at]) {
+            // What a kernel with open sizes computes depends on the run.
+            if let Some(Step::Kernel(kernel)) = origin.map(|at| each[at])
+                && kernel.open.is_none()
+            {
                 let flops = kernel.workload.flops() * rows[*row].times as f64;
                 rows[*row].gflops = (flops > 0.0).then(|| flops / (rows[*row].us * 1e3).max(1.0));
             }

@@ -152,6 +152,7 @@ const PAIRS: &[[&str; 2]] = &[
     ["matmul:m=64,n=96,k=128,tf32=1", "matmul:m=192,n=128,k=64,tf32=1"],
     ["batch_matmul:b=6,m=17,n=29,k=13", "batch_matmul:b=9,m=64,n=64,k=32,tb=1"],
     ["dense:m=13,n=37,k=35", "dense:m=128,n=40,k=33,const=w,epilogue=bias"],
+    ["packed_matmul:m=16,n=48,k=128", "packed_matmul:m=5,n=37,k=96,int8=1,const=w+s,epilogue=bias"],
     ["resnet18.C2", "resnet18.C6"],
     ["resnet18.C4", "resnet18.C9:layout=blocked"],
     ["resnet18.C12", "resnet18.C3"],
