@@ -527,6 +527,29 @@ const OF_TILES: [&str; 6] = [
     "batch_matmul:b=2,m=96,n=200,k=64,ta=1,tb=1,dtype=f16",
 ];
 
+/// Kernel that is right in every order of threads, of which mutants are made.
+struct Original {
+    kernels: GpuProgram,
+    code: String,
+    given: Vec<Vec<f64>>,
+    right: Vec<Vec<f64>>,
+}
+
+impl Original {
+    /// Makes the kernel of a configuration, on a GPU of three units.
+    fn of(text: &str, config: &str) -> Original {
+        let task = groups_task(text, 3);
+        let workload = &task.setting.workload;
+        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+        let code = ptx(&kernels, &task).unwrap();
+        ORDERS.iter().for_each(|order| require_right((workload, &task, &config), &kernels, &code, *order));
+        let given = arguments(&workload.program());
+        let right = emulator::run(&kernels, &code, &given, Order::Ascending).unwrap();
+        Original { kernels, code, given, right }
+    }
+}
+
 /// Whatever is wrong with how warps wait for a warp that copies, and that one for them, the emulator finds.
 #[test]
 fn faults_in_turns_are_found() {
@@ -536,18 +559,11 @@ fn faults_in_turns_are_found() {
         ("dense:m=128,n=64,k=256,tf32=1", r#""block_k":32,"groups_m":2,"ahead":3,"in_flight":0"#),
         ("matmul:m=256,n=128,k=448,dtype=bf16", r#""block_k":64,"groups_m":1,"ahead":2,"in_flight":0,"persistent":1"#),
     ] {
-        let task = groups_task(text, 3);
-        let workload = &task.setting.workload;
         let config = format!(
             r#"{{"block_m":128,"block_n":64,"groups_n":1,"vector_a":1,"vector_b":1,"order":"rows","copies":"bulk",
             "producer":1,{rest}}}"#
         );
-        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
-        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
-        let code = ptx(&kernels, &task).unwrap();
-        ORDERS.iter().for_each(|order| require_right((workload, &task, &config), &kernels, &code, *order));
-        let given = arguments(&workload.program());
-        let right = emulator::run(&kernels, &code, &given, Order::Ascending).unwrap();
+        let Original { kernels, code, given, right } = Original::of(text, &config);
 
         let lines: Vec<&str> = code.lines().map(str::trim).collect();
         // Whether a wait is the copier's: copies come behind it, where it is over, before products do.
@@ -723,18 +739,11 @@ fn faults_in_clusters_are_found() {
             r#""order":"columns","block_k":64,"groups_m":1,"ahead":2,"in_flight":0,"persistent":1"#,
         ),
     ] {
-        let task = groups_task(text, 3);
-        let workload = &task.setting.workload;
         let config = format!(
             r#"{{"block_m":128,"block_n":64,"groups_n":1,"vector_a":1,"vector_b":1,"copies":"bulk","producer":1,
             "cluster":2,{rest}}}"#
         );
-        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
-        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
-        let code = ptx(&kernels, &task).unwrap();
-        ORDERS.iter().for_each(|order| require_right((workload, &task, &config), &kernels, &code, *order));
-        let given = arguments(&workload.program());
-        let right = emulator::run(&kernels, &code, &given, Order::Ascending).unwrap();
+        let Original { kernels, code, given, right } = Original::of(text, &config);
 
         let lines: Vec<&str> = code.lines().map(str::trim).collect();
         let changed = |change: &dyn Fn(&str) -> Option<String>| -> String {

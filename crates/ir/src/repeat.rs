@@ -9,7 +9,7 @@ use crate::program::{BufferId, Loop, LoopKind, OpenSize, Program, Role, Stmt};
 /// comes ahead of their own: images of a batch, rows of a table. Each run says how many there are.
 ///
 /// `along` says of each argument, in order, whether it has the dimension; the others are the same for all.
-/// What the program kept or prepared it does once.
+/// Parts of the program that prepare or keep something run once.
 ///
 /// # Panics
 /// If `along` does not fit the arguments, or the program has a part behind its body: callers repeat what

@@ -167,8 +167,8 @@ impl Context {
         Ok(context)
     }
 
-    /// Sets the size of the model's open dimension for the runs that follow; until then it is the largest.
-    /// It allocates nothing.
+    /// Sets the size of the model's open dimension for the runs that follow, without allocating memory; until
+    /// then it is the largest.
     ///
     /// # Errors
     /// If the model has no such dimension, or that no such size; then all stays as it was.
