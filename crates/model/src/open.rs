@@ -388,11 +388,13 @@ impl Fused {
                         && self.has_own_memory(kernel.output);
                     (*name, Size { multiple: if is_whole { WHOLE_VECTORS } else { 1 }, ..*size })
                 };
-                let sizes: Vec<(&str, Size)> = sizes.iter().map(rounded).collect();
-                let ranges: Vec<(&str, Range)> =
-                    sizes.iter().map(|(name, size)| (*name, range_of(&open.dim, *size))).collect();
+                // What is the same number in every run, once rounded, is open no more.
+                let open_sizes = sizes.iter().map(rounded).filter_map(|(name, size)| {
+                    let range = range_of(&open.dim, size);
+                    (range.least < range.most).then_some(((name, range), size))
+                });
+                let (ranges, sizes): (Vec<(&str, Range)>, Vec<Size>) = open_sizes.unzip();
                 let workload = kernel.workload.with_ranges(&ranges)?;
-                let sizes = sizes.into_iter().map(|(_, size)| size).collect();
                 Ok(Kernel { workload, open: Some(Box::new(Open { sizes, each: None })), ..kernel.clone() })
             }
             Structure::Window(_) => {

@@ -187,6 +187,13 @@ impl Draft {
         dims.iter().map(|dim| if let Dim::Size(size) = dim { Some(*size) } else { None }).collect()
     }
 
+    /// Names of a value's dimensions; `None` for those that have a size or no name.
+    pub fn dim_names(&self, value: Value) -> Vec<Option<String>> {
+        let dims = self.values[value].declared.as_ref().and_then(|declared| declared.dims.as_ref());
+        let name = |dim: &Dim| if let Dim::Named(name) = dim { Some(name.clone()) } else { None };
+        dims.into_iter().flatten().map(name).collect()
+    }
+
     /// Shape of a value with a stand-in for each dimension that is not known.
     pub fn shape_with(&self, value: Value, stand_in: usize) -> Option<Vec<usize>> {
         let dims = self.values[value].declared.as_ref()?.dims.as_ref()?;

@@ -3,7 +3,8 @@
 //!
 //! ONNX Runtime calls [`CreateEpFactories`](factory) when the library is registered, asks the factory for a
 //! [`provider`] when a session starts, and gives that the session's graph. [`graph`] reads it, [`claim`]
-//! says which parts run here, [`part`] compiles and runs one. Everything else stays with ONNX Runtime.
+//! says which parts run here, [`part`] compiles and runs one, for [`sizes`] that runs bring where it has free
+//! ones. Everything else stays with ONNX Runtime.
 //!
 //! [`api`] declares what is used of its C interface. Nothing unwinds across that ([`boundary`]), and no file
 //! of a model is read: graphs come through the interface.
@@ -18,4 +19,5 @@ mod log;
 mod options;
 mod part;
 mod provider;
+mod sizes;
 mod threads;

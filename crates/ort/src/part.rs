@@ -1,13 +1,13 @@
 //! Parts of a model, compiled and run.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
 use tilewright::{CPU, Cache, Database, HOST, Place, Records, SharedStore};
 use tilewright_graph::{Bindings, DType, Tensor, TensorType, specialise};
 use tilewright_ir::Target;
-use tilewright_model::{Making, compile_known, lower};
+use tilewright_model::{Fused, Making, OpenError, compile_known, lower, open};
 use tilewright_runtime::shares::Share;
 use tilewright_runtime::{Aligned, AnyModel, Context, Model, Port};
 
@@ -17,10 +17,8 @@ use crate::draft::{Draft, NodeAt, Ports, Refused, Value, value_at};
 use crate::graph;
 use crate::log::Log;
 use crate::options::Options;
+use crate::sizes::{Codes, Found, Names, Shape, Sizes};
 use crate::threads::Loops;
-
-/// Number of sizes of a part for which it stays compiled.
-const MOST_SIZES: usize = 8;
 
 /// Surroundings of all parts of a session.
 pub struct Session {
@@ -60,9 +58,8 @@ impl Session {
         Ok(Session { api, log, options, target, threads, cache, database })
     }
 
-    /// Compiles a part for inputs of these shapes.
-    fn compile(&self, draft: &Draft, nodes: &[NodeAt], ports: &Ports, shapes: &[Shape]) -> Result<Compiled, String> {
-        let start = Instant::now();
+    /// Lowers a part for inputs of these shapes.
+    fn lower(&self, draft: &Draft, nodes: &[NodeAt], ports: &Ports, shapes: &[Shape]) -> Result<Fused, String> {
         let at = |value: Value| ports.inputs.iter().position(|&input| input == value);
         let graph = draft.graph(nodes, ports, &|value| Some(shapes[at(value)?].clone()));
         let graph = graph.map_err(|refused| match refused {
@@ -73,10 +70,31 @@ impl Session {
             return Err(problem.to_string());
         }
         let exact = self.options.exact;
-        let fused = || {
-            let mut fused = lower(&special.graph, exact, &self.target).map_err(|error| error.to_string())?;
-            fused.workloads_mut().for_each(|workload| workload.exact |= exact);
-            Ok::<_, String>(fused)
+        let mut fused = lower(&special.graph, exact, &self.target).map_err(|error| error.to_string())?;
+        fused.workloads_mut().for_each(|workload| workload.exact |= exact);
+        Ok(fused)
+    }
+
+    /// Compiles a part for inputs of these sizes.
+    fn compile(
+        &self,
+        draft: &Draft,
+        nodes: &[NodeAt],
+        ports: &Ports,
+        sizes: &Sizes,
+        names: &Names,
+    ) -> Result<Compiled, String> {
+        let start = Instant::now();
+        let at = |value: Value| ports.inputs.iter().position(|&input| input == value);
+        let fused = || match &sizes.open {
+            None => self.lower(draft, nodes, ports, &sizes.shapes),
+            Some(dim) => {
+                let lowered = |size| {
+                    let shapes = names.with(&sizes.shapes, &dim.name, size as usize);
+                    self.lower(draft, nodes, ports, &shapes).map_err(NoRange)
+                };
+                open(dim, lowered).map_err(|NoRange(why)| why)
+            }
         };
         let making = Making { cache: &self.cache, for_runs: true };
         let with = |records: &Records| {
@@ -105,10 +123,9 @@ impl Session {
         let made = Compiled { model: Arc::clone(model), inputs, outputs, idle: Mutex::default() };
         made.idle().push(Run::new(&made.model, self.threads)?);
         self.log.note(|| {
-            let sizes: Vec<String> = shapes.iter().map(|shape| format!("{shape:?}")).collect();
             let (n, guessed) = (nodes.len(), compiled.n_guessed);
             let took = start.elapsed().as_millis();
-            format!("{n} nodes compiled for {} in {took} ms, {guessed} kernels untuned", sizes.join(", "))
+            format!("{n} nodes compiled for {sizes} in {took} ms, {guessed} kernels untuned")
         });
         Ok(made)
     }
@@ -119,14 +136,21 @@ fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-type Shape = Vec<usize>;
+/// Reason why a part has no code for a range of sizes.
+struct NoRange(String);
 
-/// Code of a part for shapes of its inputs.
+impl From<OpenError> for NoRange {
+    fn from(error: OpenError) -> NoRange {
+        NoRange(error.to_string())
+    }
+}
+
+/// Code of a part for sizes of its inputs.
 struct Compiled {
     model: Arc<Model>,
     /// The part's input that each of the model's is.
     inputs: Vec<usize>,
-    /// Types of the part's outputs.
+    /// Types of the part's outputs, at the largest size of the open dimension.
     outputs: Vec<TensorType>,
     /// Memory of runs that are over: there is as much as runs have been under way at the same time.
     idle: Mutex<Vec<Run>>,
@@ -148,6 +172,17 @@ impl Run {
 impl Compiled {
     fn idle(&self) -> MutexGuard<'_, Vec<Run>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Types of the part's outputs in a run at a size of the open dimension.
+    fn outputs_at(&self, size: Option<i64>) -> Vec<TensorType> {
+        let mut outputs = self.outputs.clone();
+        for (ty, port) in outputs.iter_mut().zip(self.model.outputs()) {
+            if let (Some(size), Some((axis, open))) = (size, self.model.plan().tensors[port.tensor].open) {
+                ty.shape[axis] = open.at(size) as usize;
+            }
+        }
+        outputs
     }
 
     /// Copies of those inputs that do not begin at an element: ONNX Runtime takes tensors that begin
@@ -174,12 +209,9 @@ impl Compiled {
 enum Code {
     /// For the only shapes that its inputs can have.
     Fixed(Box<Compiled>),
-    /// For the shapes that were met last, the latest at the end.
-    Free(Mutex<Vec<(Vec<Shape>, Pending)>>),
+    /// For the sizes that were met last.
+    Free(Codes<Compiled>),
 }
-
-/// Code that one run makes, and that others for the same shapes wait for.
-type Pending = Arc<OnceLock<Result<Compiled, String>>>;
 
 /// Positions of a part's values among those of the node that stands for it.
 pub struct Positions {
@@ -209,9 +241,13 @@ impl Part {
     pub fn new(session: &Arc<Session>, draft: &Draft, nodes: Vec<NodeAt>) -> Result<Part, String> {
         let ports = draft.ports(&nodes);
         let shapes: Option<Vec<Shape>> = ports.inputs.iter().map(|&value| draft.fixed_shape(value)).collect();
+        let names = Names(ports.inputs.iter().map(|&value| draft.dim_names(value)).collect());
         let code = match shapes {
-            Some(shapes) => Code::Fixed(Box::new(session.compile(draft, &nodes, &ports, &shapes)?)),
-            None => Code::Free(Mutex::default()),
+            Some(shapes) => {
+                let sizes = Sizes { shapes, open: None };
+                Code::Fixed(Box::new(session.compile(draft, &nodes, &ports, &sizes, &names)?))
+            }
+            None => Code::Free(Codes::new(names)),
         };
         let mut draft = draft.clone();
         draft.values.iter_mut().for_each(|value| value.constant = None);
@@ -281,19 +317,19 @@ impl Part {
                     }
                 }
                 // SAFETY: promised by the caller.
-                unsafe { self.run_compiled(compiled, positions, &inputs, run) }
+                unsafe { self.run_compiled(compiled, None, positions, &inputs, run) }
             }
-            Code::Free(known) => {
+            Code::Free(codes) => {
                 // SAFETY: promised by the caller.
-                let pending = unsafe { self.compiled_for(known, shapes, positions, run)? };
-                let Some(Ok(compiled)) = pending.get() else { unreachable!("it was waited for") };
+                let found = unsafe { self.compiled_for(codes, &shapes, positions, run)? };
+                let Some(Ok(compiled)) = found.pending.get() else { unreachable!("it was waited for") };
                 // SAFETY: promised by the caller.
-                unsafe { self.run_compiled(compiled, positions, &inputs, run) }
+                unsafe { self.run_compiled(compiled, found.size, positions, &inputs, run) }
             }
         }
     }
 
-    /// The code for shapes, made where it is not known. Only runs for the same shapes wait for it.
+    /// The code for shapes, made where it is not known. Only runs for the same sizes wait for it.
     ///
     /// # Errors
     /// If it cannot be made; the next run tries again.
@@ -302,34 +338,37 @@ impl Part {
     /// As [`Part::run`].
     unsafe fn compiled_for(
         &self,
-        known: &Mutex<Vec<(Vec<Shape>, Pending)>>,
-        shapes: Vec<Shape>,
+        codes: &Codes<Compiled>,
+        shapes: &[Shape],
         positions: &Positions,
         run: *mut KernelContext,
-    ) -> Result<Pending, String> {
-        let known = || known.lock().unwrap_or_else(PoisonError::into_inner);
-        let pending = {
-            let mut known = known();
-            let found = known.iter().rposition(|(others, _)| *others == shapes).map(|at| known.remove(at).1);
-            if found.is_none() && known.len() == MOST_SIZES {
-                known.remove(0);
+    ) -> Result<Found<Compiled>, String> {
+        let log = &self.session.log;
+        loop {
+            let (found, dropped) = codes.find(shapes);
+            if let Some(dropped) = dropped {
                 let advice = "give free_sizes=leave where sizes keep changing";
-                self.session.log.note(|| format!("code for the sizes met least lately is dropped ({advice})"));
+                log.note(|| format!("code for {dropped} is dropped, as it was met least lately ({advice})"));
             }
-            let pending = found.unwrap_or_default();
-            known.push((shapes.clone(), Arc::clone(&pending)));
-            pending
-        };
-        let make = || {
-            // SAFETY: promised by the caller.
-            let draft = unsafe { self.with_constants(positions, run)? };
-            caught(|| self.session.compile(&draft, &self.nodes, &self.ports, &shapes))
-        };
-        match pending.get_or_init(make) {
-            Ok(_) => Ok(pending),
-            Err(why) => {
-                known().retain(|(_, other)| !Arc::ptr_eq(other, &pending));
-                Err(why.clone())
+            let mut is_made_here = false;
+            let make = || {
+                is_made_here = true;
+                // SAFETY: promised by the caller.
+                let draft = unsafe { self.with_constants(positions, run)? };
+                caught(|| self.session.compile(&draft, &self.nodes, &self.ports, &found.sizes, codes.names()))
+            };
+            let outcome = found.pending.get_or_init(make).as_ref().map(|_| ()).map_err(String::clone);
+            let Err(why) = outcome else {
+                if is_made_here {
+                    codes.supersede(&found);
+                }
+                return Ok(found);
+            };
+            if !codes.refuse(&found) {
+                return Err(why);
+            }
+            if is_made_here {
+                log.note(|| format!("there is no code for {}: {why}", found.sizes));
             }
         }
     }
@@ -350,22 +389,23 @@ impl Part {
         Ok(draft)
     }
 
-    /// Runs code on inputs of its shapes.
+    /// Runs code on inputs of its sizes, of which the open dimension, where it has one, is given.
     ///
     /// # Safety
     /// As [`Part::run`].
     unsafe fn run_compiled(
         &self,
         compiled: &Compiled,
+        size: Option<i64>,
         positions: &Positions,
         inputs: &[&[u8]],
         run: *mut KernelContext,
     ) -> Result<(), String> {
         let api = &self.session.api;
         let mut outputs: Vec<&mut [u8]> = Vec::with_capacity(compiled.outputs.len());
-        for (&at, ty) in positions.outputs.iter().zip(&compiled.outputs) {
+        for (&at, ty) in positions.outputs.iter().zip(compiled.outputs_at(size)) {
             // SAFETY: promised by the caller.
-            outputs.push(unsafe { asked(api, run, at, ty)? });
+            outputs.push(unsafe { asked(api, run, at, &ty)? });
         }
         let copies = compiled.copies_of_unaligned(inputs)?;
         let whole = compiled.inputs.iter().zip(&copies);
@@ -375,6 +415,9 @@ impl Part {
             Some(memory) => memory,
             None => Run::new(&compiled.model, self.session.threads)?,
         };
+        if let (Some(size), Some(dim)) = (size, &compiled.model.plan().dim) {
+            memory.context.set_dim(&dim.name, size).map_err(|error| error.to_string())?;
+        }
         let loops = Loops { api, run, shares: &memory.shares };
         // SAFETY: loops carry out each iteration once, under numbers of threads below that of the shares, and
         // one thread at a time has a number.

@@ -159,11 +159,58 @@ class Provider(unittest.TestCase):
         network = products("rows")
         ours = self.check(network, {"x": random(3, 64)}, [3])
         theirs = session(network, ours=False)
-        # More sizes than are kept, then some of them again.
-        for rows in [*range(1, 12), 1, 11, 5]:
-            self.compare(ours, theirs, {"x": random(rows, 64)})
         self.check(network, {"x": random(5, 64)}, [3], free={"rows": 5})
         self.check(network, {"x": random(5, 64)}, [], free_sizes="leave")
+        # The second size makes code for a range of them, and one beyond it for a longer range.
+        with log_of() as lines:
+            for rows in [*range(1, 17), 1, 11, 3, 33, 5, 64, 40]:
+                self.compare(ours, theirs, {"x": random(rows, 64)})
+        made = [line.split(" in ")[0] for line in lines]
+        expected = ["[16, 64] and rows=1..16", "[64, 64] and rows=1..64"]
+        self.assertEqual(made, [f"3 nodes compiled for {sizes}" for sizes in expected])
+
+    def test_free_sizes_without_names_are_compiled_one_by_one(self):
+        network = products(None)
+        ours, theirs = session(network, log="all"), session(network, ours=False)
+        # More sizes than are kept, then some of them again.
+        with log_of() as lines:
+            for rows in [*range(1, 12), 1, 11, 5]:
+                self.compare(ours, theirs, {"x": random(rows, 64)})
+        made = [line for line in lines if "nodes compiled" in line]
+        self.assertEqual(len(made), 12, lines)
+        self.assertEqual(len(lines) - len(made), 4, lines)
+
+    def test_sizes_that_code_has_to_know_are_compiled_one_by_one(self):
+        # Joins along the dimension, for which there is no code of any size.
+        nodes = [("MatMul", ["x", "v"], ["a"], {}), ("Concat", ["a", "a"], ["b"], {"axis": 0}), ("Exp", ["b"], ["y"], {})]
+        network = model(nodes, [("x", ["rows", 64])], [("y", ["twice", 32])], [("v", random(64, 32))])
+        ours, theirs = session(network, log="all"), session(network, ours=False)
+        with log_of() as lines:
+            for rows in (20, 30, 31, 20, 40, 90, 91, 92):
+                self.compare(ours, theirs, {"x": random(rows, 64)})
+        refused = [line for line in lines if "there is no code for" in line]
+        self.assertEqual(len(refused), 3, lines)
+        self.assertIn("joins tensors along the open dimension", refused[0])
+
+    def test_two_sizes_may_be_free(self):
+        # Images of any number and size, as rows of a sequence whose length is free as well.
+        nodes = [("MatMul", ["x", "v"], ["a"], {}), ("Softmax", ["a"], ["b"], {"axis": -1}), ("Add", ["b", "z"], ["y"], {})]
+        ports = [("x", ["batch", "tokens", 64]), ("z", ["batch", "tokens", 32])]
+        network = model(nodes, ports, [("y", ["batch", "tokens", 32])], [("v", random(64, 32))])
+        ours, theirs = session(network, threads=2), session(network, ours=False)
+
+        def run(sizes):
+            batch, tokens = sizes
+            feeds = {"x": random(batch, tokens, 64), "z": random(batch, tokens, 32)}
+            self.compare(ours, theirs, feeds)
+
+        sizes = [(1, 5), (1, 7), (1, 16), (2, 5), (2, 9), (3, 9), (1, 70), (4, 70), (0, 5), (1, 0), (5, 9), (1, 300)]
+        with concurrent.futures.ThreadPoolExecutor(4) as executor:
+            list(executor.map(run, sizes * 2))
+        bad = {"x": random(1, 5, 64), "z": random(1, 6, 32)}
+        with self.assertRaises(Exception):
+            ours.run(None, bad)
+        run((1, 6))
 
     def test_sessions_run_in_many_threads(self):
         network, x = residual_network(1), random(1, 16, 32, 32)

@@ -262,6 +262,13 @@ fn an_encoder_takes_any_number_of_words() {
 }
 
 #[test]
+fn an_encoder_takes_numbers_of_words_that_fill_one_vector_at_the_most() {
+    let statements = ENCODER.replace(", num_outputs=3", "");
+    check(&dim("words", 1, 16, 1), ["ids[1 words]", "y[1 words 16]"], &statements);
+    check(&dim("words", 34, 48, 2), ["ids[1 words]", "y[1 words 16]"], &statements);
+}
+
+#[test]
 fn an_encoder_takes_numbers_of_words_that_fill_no_vector() {
     let statements = ENCODER.replace(", num_outputs=3", "");
     check(&dim("words", 3, 39, 4), ["ids[1 words]", "y[1 words 16]"], &statements);
