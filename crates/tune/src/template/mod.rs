@@ -207,6 +207,8 @@ impl Task {
     pub fn guesses(&self, seed: u64) -> Vec<Config> {
         const SAMPLE: u64 = 4096;
         const OF_EACH_ALGORITHM: usize = 16;
+        /// The best of a sample from which better neighbours are followed.
+        const WALKS: usize = 32;
         // So many times as slow as the best of all is not worth a trial, were the model wrong by a lot.
         const HOPELESS: f64 = 30.0;
         let Some(estimate) = self.template.estimate else { return Vec::new() };
@@ -230,14 +232,18 @@ impl Task {
             let order = |a: &(f64, Config), b: &(f64, Config)| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1));
             let mut ranked: Vec<(f64, Config)> = sample.into_iter().map(cost).collect();
             ranked.sort_by(order);
-            ranked.dedup();
-            // Spaces of GPUs are much larger than the sample: the best one is not in it, but near.
-            while self.setting.target.gpu.is_some() && part.size() > n.into() {
-                let Some((least, best)) = ranked.first() else { break };
-                let next = part.neighbours(best).into_iter().map(cost).min_by(order);
-                let Some(next) = next.filter(|(cost, _)| cost < least) else { break };
-                ranked.insert(0, next);
+            // Spaces of GPUs are much larger than the sample: the best one is not in it, but near some of it.
+            let is_large = self.setting.target.gpu.is_some() && part.size() > n.into();
+            let starts: Vec<(f64, Config)> = ranked.iter().take(if is_large { WALKS } else { 0 }).cloned().collect();
+            for (least, start) in starts {
+                let better = |(least, from): &(f64, Config)| {
+                    let next = part.neighbours(from).into_iter().map(cost).min_by(order);
+                    next.filter(|(cost, _)| cost < least)
+                };
+                ranked.extend(std::iter::successors(better(&(least, start)), better));
             }
+            ranked.sort_by(order);
+            ranked.dedup();
             let distances = std::iter::successors(Some(0), |at| Some(at + 1 + at / 4)).take(OF_EACH_ALGORITHM);
             distances.map_while(|at| ranked.get(at).cloned()).collect::<Vec<_>>()
         };

@@ -14,6 +14,9 @@ const HOPPER_BYTES: f64 = 46.0;
 const LATENCY: f64 = 700.0;
 /// Cycles of a step in which all threads of a block wait for each other, a guess.
 pub const BARRIER: f64 = 20.0;
+/// Cycles between two steps of a block that loads operands from shared memory into registers: the barrier,
+/// and the first loads behind it. Measured with products by threads on an H100.
+pub const BETWEEN_STEPS: f64 = 250.0;
 /// Cycles that a further kernel takes to begin.
 pub const START: f64 = 3000.0;
 /// Cycles that a block takes to begin and to end.
@@ -40,8 +43,12 @@ pub struct Blocks {
     pub steps: f64,
     /// Steps whose operands are on their way while one is computed.
     pub stages: i64,
-    /// Cycles of a step in which the block computes nothing, which only other blocks can use.
+    /// Cycles of a step in which the block computes nothing, which only other blocks can use, in part.
     pub exposed: f64,
+    /// Cycles in which it stores its results, after the last step of each sum.
+    pub stores: f64,
+    /// Cycles in which it does nothing else before its first step and behind its last one.
+    pub begins: f64,
     /// Threads that keep a unit's arithmetic busy.
     pub fill: i64,
 }
@@ -62,8 +69,10 @@ impl Blocks {
         // Cycles of a step that copies of later steps do not cover.
         let stall = (LATENCY + (memory - self.stages as f64 * longer) / self.steps).max(0.0) + self.exposed;
         let covered = if self.stages > 0 { longer } else { compute };
-        let alone = 2.0 * LATENCY + covered + self.steps * stall;
-        waves as f64 * alone.max(at_a_time * longer / filled)
+        let alone = 2.0 * LATENCY + self.begins + covered + self.steps * stall + self.stores;
+        // Blocks that run at a time stop at the same barriers: the more there are, the more go on by chance.
+        let shared = at_a_time * (longer + self.stores) / filled + self.steps * self.exposed / at_a_time.sqrt();
+        waves as f64 * alone.max(shared)
     }
 }
 
