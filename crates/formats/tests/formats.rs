@@ -220,13 +220,27 @@ fn what_is_not_written_is_refused() {
     let refused = |format: &str, results: &[Results]| {
         write(named(format).unwrap(), results, &mut Vec::new()).unwrap_err().to_string()
     };
-    assert_eq!(refused("ktt", &cache), "ktt is not written; there are kernel-tuner, t4, autotvm, records");
+    assert_eq!(refused("ktt", &cache), "ktt is not written; there are kernel-tuner, t4, autotvm, triton, records");
     let two = [cache.clone(), read_file("t4.json").results].concat();
     assert_eq!(
         refused("t4", &two),
         "t4 has one task in a file, and these are 2: scale,problem_size=4096 on cpu; t4 (choose one with --task)"
     );
     assert_eq!(refused("t4", &[]), "there are no results to write");
+}
+
+/// `triton.Config(**config)` takes the arguments of the kernel apart from its own.
+#[test]
+fn triton_gets_arguments_of_its_configurations() {
+    let text = written(named("triton").unwrap(), &read_file("triton.autotune.json").results);
+    let document: Json = serde_json::from_slice(&text).unwrap();
+    assert_eq!(document["key"], json!([512, 512, 512, "torch.float16"]));
+    let config = json!({
+        "kwargs": {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 64}, "num_warps": 4, "num_ctas": 1, "num_stages": 3,
+    });
+    assert_eq!(document["configs_timings"], json!([[config, [0.05, 0.05, 0.05]]]));
+    let failed = written(named("triton").unwrap(), &read_file("kt-1.4.json").results);
+    assert!(String::from_utf8(failed).unwrap().contains("[Infinity, Infinity, Infinity]"));
 }
 
 #[test]

@@ -171,7 +171,7 @@ pub static FORMATS: &[Format] = &[
         is_doubtful: false,
         takes_description: false,
         read: triton::read,
-        writer: None,
+        writer: Some(Writer::Document(triton::write)),
     },
     Format {
         name: "records",

@@ -1,15 +1,21 @@
 //! `*.autotune.json`, in which Triton's autotuner keeps the measurements of a key.
 
-use serde_json::Value as Json;
+use std::io::{self, Write};
+
+use serde_json::{Map, Value as Json};
 
 use super::{MILLISECONDS_NS, MOST_TIMES, task_of};
 use crate::json::Reader;
 use crate::outcome::Reading;
 use crate::read::{Found, Input, ReadError};
+use crate::results::Results;
 use crate::rows::{Circumstances, Config, Rows, Sheets, read_value};
 
 /// The name of the field of the problem.
 const KEY: &str = "key";
+
+/// Arguments of `triton.Config` beside `kwargs`, which are the kernel's.
+const OPTIONS: &[&str] = &["num_warps", "num_ctas", "num_stages", "maxnreg", "pre_hook", "ir_override"];
 
 /// Reads the timings. The file is called by the kernel.
 pub(super) fn read(input: Input) -> Result<Found, ReadError> {
@@ -50,7 +56,7 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
 }
 
 /// The arguments of the kernel beside the options of its compilation; what is null was not chosen.
-fn flat(config: &serde_json::Map<String, Json>) -> Config {
+fn flat(config: &Map<String, Json>) -> Config {
     let mut values = Config::new();
     for (name, value) in config {
         match value {
@@ -60,4 +66,33 @@ fn flat(config: &serde_json::Map<String, Json>) -> Config {
         }
     }
     values
+}
+
+/// Writes the timings as Triton's autotuner reads them: a configuration's arguments, and its median in the
+/// place of each quantile; infinite of a failure.
+pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
+    let task = &results.task;
+    let values = || Json::Array(task.problem.iter().filter_map(|(name, _)| task.field(name)).collect());
+    write!(out, "{{\"{KEY}\": {}, \"configs_timings\": [", task.field(KEY).unwrap_or_else(values))?;
+    for (at, row) in results.rows.iter().enumerate() {
+        let (mut options, mut kwargs) = (Map::new(), Map::new());
+        for (name, value) in results.config(row).as_object().into_iter().flatten() {
+            let is_option = OPTIONS.contains(&name.as_str());
+            // An option that was not chosen has Triton's own value.
+            if is_option && value.is_null() {
+                continue;
+            }
+            let place = if is_option { &mut options } else { &mut kwargs };
+            place.insert(name.clone(), value.clone());
+        }
+        let mut config = Map::from_iter([("kwargs".to_owned(), kwargs.into())]);
+        config.extend(options);
+        // JSON has no infinity, but Python's has.
+        let infinite = || "Infinity".to_owned();
+        let time =
+            row.outcome.timing().map_or_else(infinite, |t| Json::from(t.median_ns / MILLISECONDS_NS).to_string());
+        let comma = if at == 0 { "" } else { "," };
+        write!(out, "{comma}\n[{}, [{time}, {time}, {time}]]", Json::Object(config))?;
+    }
+    writeln!(out, "\n]}}")
 }
