@@ -3,6 +3,7 @@
 use crate::limits::Allowed;
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 use tilewright_ir::Target;
 use tilewright_ir::target::Arch;
 pub use tilewright_runtime::{pin, pin_thread};
@@ -10,8 +11,15 @@ use tilewright_search::Conditions;
 
 /// The machine this process runs on, as a target.
 ///
-/// Caches are read from the operating system; where it does not say, sizes typical of the width are assumed.
+/// Caches are read from the operating system, once; where it does not say, sizes typical of the width are
+/// assumed.
 pub fn target() -> Target {
+    static TARGET: LazyLock<Target> = LazyLock::new(found);
+    TARGET.clone()
+}
+
+/// Looks at the machine.
+fn found() -> Target {
     let (generic, arch) = generic();
     let mut target = Target::named(generic).expect("every generic name is known");
     target.arch = arch;
