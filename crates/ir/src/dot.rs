@@ -11,7 +11,8 @@
 //! ```
 //!
 //! A program says what a plain loop computes and no more: sums are modulo 2^32 in any order. Of each factor
-//! the four are neighbours in memory. The loop may have fewer iterations where the sum is no multiple.
+//! the four are neighbours in memory, which is fastest, or lie at one distance from each other, as the rows do
+//! that a depthwise convolution sums over. The loop may have fewer iterations where the sum is no multiple.
 
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
@@ -72,7 +73,7 @@ fn block(program: &Program, stmts: &[Stmt], steps: LoopId, ranges: &mut Ranges) 
                     return Err("a sum has one place for all steps");
                 }
                 for (factor, index) in [(a, of_a), (b, of_b)] {
-                    require_neighbours(program, factor, index, steps, ranges)?;
+                    require_distance(program, factor, index, steps, ranges)?;
                 }
             }
             _ => return Err(NO_PRODUCT),
@@ -81,8 +82,8 @@ fn block(program: &Program, stmts: &[Stmt], steps: LoopId, ranges: &mut Ranges) 
     Ok(())
 }
 
-/// Checks that the steps of a factor are neighbours.
-fn require_neighbours(
+/// Checks that the steps of a factor lie at one distance from each other.
+fn require_distance(
     program: &Program,
     factor: BufferId,
     index: &[Index],
@@ -92,8 +93,9 @@ fn require_neighbours(
     let strides = program.buffer(factor).strides();
     let flat = index.iter().zip(&strides).fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(*stride)));
     let flat = ranges.simplify(&flat);
-    match flat.coefficient(steps) == 1 && !flat.sub(&steps.into()).uses(steps) {
+    let distance = flat.coefficient(steps);
+    match distance > 0 && !flat.sub(&Index::from(steps).scale(distance)).uses(steps) {
         true => Ok(()),
-        false => Err("the four steps of a dot product are neighbours in memory in both factors"),
+        false => Err("the four steps of a dot product lie at one distance from each other in both factors"),
     }
 }

@@ -11,9 +11,10 @@ use tilewright_ir::expr::{BinaryOp, Expr};
 use tilewright_ir::target::{Arch, Target};
 use tilewright_ir::{BufferId, DType, Index, Loop, LoopId};
 
-use super::Generator;
 use super::memory::Access;
+use super::plan::Piece;
 use super::value::Operand;
+use super::{Generator, Lanes};
 use crate::CompileError;
 use crate::ssa::build::Builder;
 use crate::ssa::{Id, Op, Type};
@@ -76,9 +77,12 @@ impl Generator<'_> {
     /// The first `n` steps of a factor as the bytes of 32-bit integers, then any, or zeros.
     fn bytes_of_steps(&mut self, buffer: BufferId, index: &[Index], steps: LoopId, n: i64, has_zeros: bool) -> Operand {
         let flat = self.flat(buffer, index);
+        self.f.known.insert(steps, 1);
+        let are_neighbours = self.flat(buffer, index) == flat.offset(1);
+        self.f.known.insert(steps, 0);
         let n_elements = self.program.buffer(buffer).n_elements().unwrap_or(1) as i64;
         let is_whole = flat.terms().iter().all(|(_, c)| c % STEPS == 0) && flat.constant() % STEPS == 0;
-        let may_read_all = n == STEPS || is_whole && n_elements % STEPS == 0;
+        let may_read_all = are_neighbours && (n == STEPS || is_whole && n_elements % STEPS == 0);
         match self.access(buffer, index) {
             access @ (Access::Uniform(_) | Access::Strided { stride: STEPS, .. }) if may_read_all => {
                 let Some(x) = self.whole_group(buffer, access) else {
@@ -90,6 +94,12 @@ impl Generator<'_> {
                 let mask = self.m.splat(self.m.int32((1 << (8 * n)) - 1), x.lanes.max(1));
                 Operand { value: self.m.binary(Op::And, x.value, mask), lanes: x.lanes }
             }
+            Access::Strided { stride: 1, .. } if n > 1 && !self.in_registers(buffer) => match self.f.lanes {
+                Some(Lanes { piece, mask: None, .. }) if piece.width >= LEAST_LANES => {
+                    self.interleaved_steps(buffer, index, steps, n, piece)
+                }
+                _ => self.byte_by_byte(buffer, index, steps, n),
+            },
             _ => self.byte_by_byte(buffer, index, steps, n),
         }
     }
@@ -126,6 +136,44 @@ impl Generator<'_> {
             }
             Access::Broken { .. } | Access::Irregular(_) => None,
         }
+    }
+
+    /// The first `n` steps, then zeros, of a factor in memory whose lanes are neighbours and whose steps lie
+    /// apart: a vector for each step, interleaved.
+    fn interleaved_steps(
+        &mut self,
+        buffer: BufferId,
+        index: &[Index],
+        steps: LoopId,
+        n: i64,
+        Piece { n: n_lanes, width, .. }: Piece,
+    ) -> Operand {
+        let step = |at: i64| {
+            self.f.known.insert(steps, at);
+            let Access::Strided { base, .. } = self.access(buffer, index) else { unreachable!("a step is no lane") };
+            base
+        };
+        let bases: Vec<Index> = (0..n).map(step).collect();
+        self.f.known.insert(steps, 0);
+        let ty = self.element_type(buffer).vector(width);
+        // Registers hold what comes of them alone.
+        let value = self.cached(buffer, (Access::Irregular(bases.clone()), n_lanes | GROUPS), |g| {
+            let row = |base: &Index| {
+                let (pointer, align) = (g.pointer(buffer, base), g.alignment(buffer, base));
+                match g.lane_mask(n_lanes, width) {
+                    None => g.plain_load(buffer, ty, pointer, align),
+                    Some(mask) => g.masked_load(ty, pointer, align, mask),
+                }
+            };
+            let mut rows: Vec<Id> = bases.iter().map(row).collect();
+            rows.resize(STEPS as usize, g.m.zero(ty));
+            let in_order = |n: usize| (0..n).map(Some).collect::<Vec<_>>();
+            let [first, second] = [0, 2].map(|at| g.m.shuffle(rows[at], rows[at + 1], &in_order(2 * width)));
+            let all = g.m.shuffle(first, second, &in_order(4 * width));
+            let places: Vec<_> = (0..width).flat_map(|lane| (0..4).map(move |at| Some(at * width + lane))).collect();
+            g.m.bitcast(g.m.shuffle(all, all, &places), Type::I32.vector(width))
+        });
+        Operand { value, lanes: width }
     }
 
     /// The first `n` steps of a factor, read one by one.

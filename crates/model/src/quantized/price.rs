@@ -9,8 +9,12 @@ use tilewright_ir::{DType as ElementType, Target};
 use crate::fuse::head_of;
 use crate::import::window_of;
 
+/// Cycles in which an element of the input becomes a number, and one of the result an integer again.
+const CONVERSIONS: [f64; 2] = [0.12, 0.35];
+
 /// Whether a guess for a convolution of integers of a type takes less time than one for numbers, by the model
-/// of the machine. Products need not be asked: theirs take a quarter of the time.
+/// of the machine; one for numbers has them made of integers, and integers of its result. Products need not
+/// be asked: theirs take a quarter of the time.
 pub fn convolution_pays(found: &ConvShape, dtype: DType, target: &Target) -> bool {
     pays(found, dtype, target).unwrap_or(false)
 }
@@ -31,5 +35,7 @@ fn pays(found: &ConvShape, dtype: DType, target: &Target) -> Option<bool> {
     };
     let types = if dtype == DType::U8 { "u8i8" } else { "i8i8" };
     let of_integers = cycles(&format!("dtype={types},epilogue=init+dequant+quant_u8"))?;
-    Some(of_integers < cycles("epilogue=bias")?)
+    let n_elements = [found.n * found.c * found.image.iter().product::<usize>(), found.out().iter().product()];
+    let conversions: f64 = n_elements.iter().zip(CONVERSIONS).map(|(n, cycles)| *n as f64 * cycles).sum();
+    Some(of_integers < cycles("epilogue=bias")? + conversions)
 }

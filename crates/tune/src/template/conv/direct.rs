@@ -41,6 +41,12 @@ const MOST_FORCED: i64 = 40;
 /// and code for each version of a tile.
 const ROW_VECTORS: i64 = 3;
 
+/// Whether channels of a tile are padded as their turn comes, so that they stay in a cache.
+fn pads_by_tile(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> bool {
+    let is_outermost = space.order(config, "order")[0] == "k";
+    in_rows(s, shape) && shape.padded && is_outermost && Share::of(s, space, config) == Share::Nothing
+}
+
 /// Bytes of a vector that copies blocks of channels of integers.
 const LINE_BYTES: i64 = 64;
 
@@ -54,6 +60,22 @@ fn in_fours(s: &Setting, shape: &Shape) -> bool {
     shape.has_integers && shape.c.is_some_and(|c| shape.k_group == shape.k || fills(c))
 }
 
+/// Most columns of a filter whose dot products are unrolled.
+const MOST_COLUMNS: i64 = 8;
+
+/// Whether sums of integers of a depthwise convolution are taken by dot products of rows of the filter. Rows
+/// of a column of the image are interleaved once for all the results that it enters.
+fn in_rows(s: &Setting, shape: &Shape) -> bool {
+    let [takes_blocks, gives_blocks] = in_blocks(s);
+    let has_rows = shape.has_integers && shape.c.is_none() && shape.r > 1 && shape.s <= MOST_COLUMNS;
+    has_rows && shape.channels == shape.k && !shape.transposed && !shape.has_prologue && takes_blocks && gives_blocks
+}
+
+/// Columns of the input that `q_tile` neighbouring results read, of a filter of `columns`.
+fn columns_read(q_tile: i64, stride: i64, columns: i64) -> i64 {
+    ((q_tile - 1) * stride + columns).min(q_tile * columns)
+}
+
 /// Whether channels of the input that groups see are whole blocks.
 fn divides_groups(shape: &Shape, block: i64) -> bool {
     shape.k_group == shape.k || shape.c.is_some_and(|c| c % block == 0)
@@ -61,7 +83,7 @@ fn divides_groups(shape: &Shape, block: i64) -> bool {
 
 /// Whether the code of tiles decides which taps are padding: where the input is read as it is.
 fn decides_padding(s: &Setting, shape: &Shape) -> bool {
-    shape.padded && !shape.has_prologue && !in_fours(s, shape)
+    shape.padded && !shape.has_prologue && !in_fours(s, shape) && !in_rows(s, shape)
 }
 
 /// Vectors and broadcast elements of a register tile, from `lanes`, `k_tile`, `p_tile`, `q_tile`.
@@ -75,20 +97,25 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let Shape { k, p, q, c, padded, has_prologue, .. } = *shape;
     let [takes_blocks, gives_blocks] = in_blocks(s);
     let agreed = s.workload.layout().channels()[0];
-    let fours = in_fours(s, shape);
-    let least = if fours { STEPS } else { 1 };
+    let (fours, rows) = (in_fours(s, shape), in_rows(s, shape));
+    let least = match (fours, rows) {
+        (true, _) => STEPS,
+        (_, true) => s.target.lanes(s.workload.dtype),
+        _ => 1,
+    };
     let is_block = |&b: &i64| {
         let fits = if agreed > 1 { b == agreed } else { b == least || c.is_none_or(|c| b < 2 * c) };
         fits && b >= least && (!fours || divides_groups(shape, b))
     };
     let channel_blocks = [1, 4, 8, 16, 32, 64, 128].into_iter().filter(is_block);
-    let inputs: &[&str] = match (has_prologue || fours && (padded || !takes_blocks), padded || !takes_blocks) {
+    let is_packed = has_prologue || fours && (padded || !takes_blocks) || rows && padded;
+    let inputs: &[&str] = match (is_packed, padded || !takes_blocks) {
         (true, _) => &["packed"],
         (false, true) => &["plain", "packed"],
         (false, false) => &["plain"],
     };
     let mut parameters = vec![
-        Parameter::categorical("lanes", if fours { &["k"] } else { &["k", "q"] }),
+        Parameter::categorical("lanes", if fours || rows { &["k"] } else { &["k", "q"] }),
         Parameter::ordinal("k_tile", 1..=k.min(registers / 2)),
         Parameter::ordinal("p_tile", 1..=p.min(4)),
         Parameter::ordinal("q_tile", 1..=q.min(registers - 2)),
@@ -107,6 +134,9 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
 
 /// The loop of the sum of which each thread may take a part, and its extent.
 fn cut_sum(s: &Setting, shape: &Shape) -> Option<(&'static str, i64)> {
+    if in_rows(s, shape) {
+        return None;
+    }
     let c = shape.c.unwrap_or(1);
     // Rows of a transposed convolution's filter meet inserted zeros.
     let (cut, extent) = if c >= shape.r || shape.transposed { ("c", c) } else { ("r", shape.r) };
@@ -132,12 +162,18 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
     let Shape { n, k, p, q, c, r, s: columns, k_group, .. } = *shape;
-    let (decides_padding, fours) = (decides_padding(s, shape), in_fours(s, shape));
+    let (decides_padding, fours, rows) = (decides_padding(s, shape), in_fours(s, shape), in_rows(s, shape));
     let [agreed, agreed_result] = s.workload.layout().channels();
     let takes_blocks = in_blocks(s)[0];
     let depthwise = c.is_none();
+    let [_, stride] = shape.stride;
     let fits = move |v: &[&Value]| {
         let (vectors, broadcast) = operands(v);
+        if rows {
+            // Sums and columns stay in registers beside weights and the order of interleaved rows.
+            let read = v[2].int() * columns_read(v[3].int(), stride, columns);
+            return vectors * (broadcast + read) + 2 <= registers;
+        }
         // A depthwise tile multiplies vectors by vectors or by elements that serve one of them.
         vectors * broadcast + if depthwise { 1 } else { vectors } < registers
     };
@@ -303,7 +339,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let write = text("write");
     let share = Share::of(s, space, config);
     let cut = cut_sum(s, shape).filter(|_| share == Share::Sum);
-    let fours = in_fours(s, shape);
+    let (fours, rows) = (in_fours(s, shape), in_rows(s, shape));
     let [k, p, q, c, r, columns] = loops(cut.map(|(cut, _)| cut));
     let sum = if cut.is_some() { PARTS } else { Window::ACC };
     let packs_weights = if shape.c.is_some() { groups_fill_tiles } else { by_channels };
@@ -311,10 +347,12 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
 
     // Where the input is read from.
     let packed = text("input") == "packed";
+    let pads_by_tile = pads_by_tile(s, shape, space, config);
     match (shape.padded, packed) {
         (true, false) => steps.push(inline(Window::PAD)),
+        (true, true) if pads_by_tile => {}
         (true, true) => {
-            steps.extend(if fours { pad_blocks(s, shape, c_block) } else { pack_padded(s, shape, c_block) });
+            steps.extend(if fours || rows { pad_blocks(s, shape, c_block) } else { pack_padded(s, shape, c_block) });
         }
         (false, true) => {
             steps.push(stage(Window::INPUT, None, "X.p", &Window::channels_last(c_block)));
@@ -363,6 +401,10 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         steps.extend(share::in_parts(Window::ACC, &["n", "k", "p", "q"], cut, &rest, part));
     }
     steps.push(compute_at(Window::ACC, at));
+    if pads_by_tile {
+        steps.push(compute_at(Window::PAD, "okt"));
+        steps.extend(pad_blocks(s, shape, c_block));
+    }
     let (accumulate_at, column) = if cut.is_some() {
         steps.push(compute_at(PARTS, at));
         (EACH_PART, q)
@@ -384,6 +426,9 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         } else {
             steps.push(split("cb", int("unroll_c"), "ci", "cu"));
         }
+    } else if rows {
+        steps.push(split(r, STEPS, "ro", "kk"));
+        nest.extend(["ro", columns, "kk"]);
     } else {
         nest.extend([r, columns]);
     }
@@ -427,6 +472,10 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
                 }
             }
         }
+        None if rows => {
+            let axes = [Outer(0, k_tile), Outer(1, STEPS), Whole(2), Inner(0, k_tile), Inner(1, STEPS)];
+            steps.push(stage(Window::WEIGHTS, None, "W.p", &axes));
+        }
         None if packs_weights => {
             steps.push(stage(Window::WEIGHTS, None, "W.p", &[Outer(0, k_tile), Whole(1), Whole(2), Inner(0, k_tile)]));
         }
@@ -442,7 +491,10 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     if shape.c.is_some() {
         steps.push(unroll("cu"));
     }
-    if fours {
+    if rows {
+        steps.push(unroll(columns));
+    }
+    if fours || rows {
         steps.push(tensorize("kk", Tensor::Dot4));
     }
     // What is padding depends on the tap; it is decided tap by tap where rows or columns of a
@@ -505,6 +557,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
 const LANES_OF_PIXELS: f64 = 1.12;
 /// Cycles of a vector whose elements lie apart.
 const APART: f64 = 3.5;
+/// Instructions that interleave rows of a column.
+const INTERLEAVING: i64 = 3;
 /// Cycles of a vector whose elements may be zeros between those of the input.
 const BETWEEN_ZEROS: f64 = 8.0;
 
@@ -513,7 +567,7 @@ const BETWEEN_ZEROS: f64 = 8.0;
 fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = s.workload.factors()[0].bytes() as f64;
-    let fours = in_fours(s, shape);
+    let (fours, rows) = (in_fours(s, shape), in_rows(s, shape));
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let by_channels = text("lanes") == "k";
     let k_tile = elements(int("k_tile"), by_channels, lanes);
@@ -574,8 +628,13 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                 let loads = if c.is_none() { vectors * broadcast } else { vectors } as f64;
                 let step = step_cycles(s, vectors, broadcast) + gathered + apart * loads;
                 let n_steps = if fours { ceil_div(c.unwrap_or(1), STEPS) as f64 * taps } else { steps };
-                let compute =
-                    met * n_steps * step * if by_channels { 1.0 } else { LANES_OF_PIXELS } + 3.0 * taps + 20.0;
+                let compute = if rows {
+                    let read = pt * columns_read(qt, stride[1], columns);
+                    let instructions = vectors * ceil_div(r, STEPS) * (broadcast * columns + INTERLEAVING * read);
+                    instructions as f64 / s.target.core().fmas + 10.0
+                } else {
+                    met * n_steps * step * if by_channels { 1.0 } else { LANES_OF_PIXELS } + 3.0 * taps + 20.0
+                };
                 cycles += n_k * n_p * n_q * (compute.max(read) + 0.2 * compute.min(read));
             }
         }
@@ -597,7 +656,13 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
         };
     cycles += write_back(s, results * bytes);
     if text("input") == "packed" {
-        cycles += n as f64 * image / bytes * 0.6;
+        // Rows of blocks of integers are copied as runs of bytes.
+        let rate = match (fours || rows) && in_blocks(s)[0] {
+            true if pads_by_tile(s, shape, space, config) => 1.0 / bandwidth(s, image),
+            true => 2.0 / bandwidth(s, image),
+            false => 0.6,
+        };
+        cycles += n as f64 * image / bytes * rate;
     }
     let count = |axis: &str| match axis {
         "k" => ceil_div(k_group, k_tile) * (k / k_group),
@@ -642,7 +707,7 @@ pub(super) fn pack_padded(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step>
 /// Copies the stage `pad` of integers into blocks of channels: rows of pixels as they are where the input has
 /// such blocks, its borders apart.
 fn pad_blocks(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
-    if !in_blocks(s)[0] || c_block == 1 {
+    if !in_blocks(s)[0] || c_block == 1 || shape.channels % c_block != 0 {
         return pack_padded(s, shape, c_block);
     }
     let mut steps = vec![

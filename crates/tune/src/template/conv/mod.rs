@@ -102,6 +102,8 @@ struct Shape {
     has_integers: bool,
     /// Channels of the output that read the same channels of the input.
     k_group: i64,
+    /// Channels of the input.
+    channels: i64,
     /// Whether channels of the output that belong to different groups take turns.
     interleaved: bool,
     /// Whether it is a transposed convolution's.
@@ -140,6 +142,7 @@ impl Shape {
             has_integers: w.has_integer_factors(),
             // All channels of a depthwise convolution are cut alike.
             k_group: if depthwise { k } else { k / groups },
+            channels: window.c,
             interleaved: interleaved && groups > 1,
             inserts_zeros: transposed && axes.iter().any(|axis| axis.stride > 1) && axes.iter().all(meets_taps),
             weight_axes: window.weight_axes(),
