@@ -161,6 +161,7 @@ fn raced(tuned: &Tuned, workload: &Workload, best: &Best, race: &Race) -> String
             duration(ns),
             digits(ns / best.median_ns)
         ),
+        Untuned::Winner { .. } => "untuned  the winner itself: nothing was faster than the first guess\n".to_owned(),
         Untuned::SlowerThan { limit } => format!(
             "untuned  > {} s: the winner is more than {} times as fast\n",
             limit.as_secs_f64(),

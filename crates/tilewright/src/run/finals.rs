@@ -120,8 +120,13 @@ pub struct Leader {
 /// Result of the untuned kernel: the first guess, which runs where nothing is recorded.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum Untuned {
-    /// Measured.
+    /// Measured; where it is about as fast as the winner, in the same rounds.
     Measured {
+        /// Nanoseconds a run.
+        ns: f64,
+    },
+    /// The winner itself.
+    Winner {
         /// Nanoseconds a run.
         ns: f64,
     },
@@ -139,7 +144,7 @@ impl Untuned {
     /// Time in nanoseconds, where it is known.
     pub fn ns(self) -> Option<f64> {
         match self {
-            Untuned::Measured { ns } => Some(ns),
+            Untuned::Measured { ns } | Untuned::Winner { ns } => Some(ns),
             Untuned::SlowerThan { .. } | Untuned::Failed => None,
         }
     }
@@ -149,7 +154,7 @@ impl Finals {
     /// Margin of the winner: the share by which the runner-up is slower.
     pub fn margin(&self) -> Option<f64> {
         match self.ranking.as_slice() {
-            [first, second, ..] => Some(second.quartile_ns / first.quartile_ns - 1.0),
+            [first, second, ..] => Some((second.quartile_ns / first.quartile_ns - 1.0).max(0.0)),
             _ => None,
         }
     }
@@ -184,7 +189,7 @@ impl Contenders<'_> {
     }
 }
 
-/// Measures the leaders against each other, and then the baseline of the winner.
+/// Measures the leaders against each other, and then what they are compared with.
 ///
 /// # Errors
 /// If workers do not start.
@@ -206,18 +211,16 @@ pub fn run(
         return Ok(End::NoTime);
     }
     let start = Instant::now();
-    let ranking = rank(measure, contenders, limits, (!was_stopped).then_some(stop), observer)?;
+    let mut ranking = rank(measure, contenders, limits, (!was_stopped).then_some(stop), observer)?;
     let is_late = start.elapsed() + run_time >= limits.race || is_stopped() && !was_stopped;
-    let Some(first) = ranking.first() else {
+    if ranking.is_empty() {
         let is_any_right = contenders.trials.iter().any(|trial| trial.outcome.timing().is_some());
         return Ok(if is_any_right && is_late { End::NoTime } else { End::NoLeader });
-    };
+    }
     let start = Instant::now();
     let untuned = match baseline {
-        Some(baseline) if !is_stopped() && !limits.untuned.is_zero() => {
-            untuned(measure, baseline, first.timing.median_ns, limits.untuned, stop)?
-        }
-        _ => Untuned::Failed,
+        Some(baseline) => compare(measure, contenders.subject, &mut ranking, baseline, limits.untuned, stop)?,
+        None => Untuned::Failed,
     };
     Ok(End::Raced(Finals { ranking, untuned, untuned_time: start.elapsed() }))
 }
@@ -278,7 +281,55 @@ fn leaders_of(mut leaders: Vec<(&Trial, Timing)>, limits: RaceLimits, time: Dura
     leaders.into_iter().map(|(trial, _)| trial).collect()
 }
 
-/// Measures what the winner is compared with, once where it is slow.
+/// Compares the winner with the baseline, which becomes the winner where it is as fast.
+///
+/// What is near the winner races against it: by itself, a kernel finds a GPU within its power limit, or a CPU
+/// cooler, and is faster than in any race.
+fn compare(
+    measure: &mut dyn Measure,
+    subject: Subject,
+    ranking: &mut Vec<Leader>,
+    baseline: Candidate,
+    limit: Duration,
+    stop: &AtomicBool,
+) -> Result<Untuned, BoxError> {
+    let start = Instant::now();
+    let winner_ns = ranking[0].timing.median_ns;
+    if let Some(at) = ranking.iter().position(|leader| leader.config == baseline.config) {
+        let ns = ranking[at].timing.median_ns;
+        if ns > winner_ns {
+            return Ok(Untuned::Measured { ns });
+        }
+        ranking[..=at].rotate_right(1);
+        return Ok(Untuned::Winner { ns });
+    }
+    if limit.is_zero() || stop.load(Ordering::Relaxed) {
+        return Ok(Untuned::Failed);
+    }
+    let alone = untuned(measure, baseline.clone(), winner_ns, limit, stop)?;
+    if alone.ns().is_none_or(|ns| ns > NEAR * winner_ns) {
+        return Ok(alone);
+    }
+    let left = limit.saturating_sub(start.elapsed());
+    let limits = RaceLimits { rounds: left / RaceLimits::GOAL, total: left, best_ns: winner_ns };
+    let both = [subject.candidate(ranking[0].config.clone()), baseline];
+    let standings = measure.race(&both, limits, Some(stop), &mut |_| ())?;
+    let leader = |at: usize| {
+        let standing = standings.iter().find(|standing| standing.at == at)?;
+        let (timing, config) = (*standing.outcome.timing()?, both[at].config.clone());
+        let Standing { quartile_ns, relative_error, .. } = *standing;
+        Some(Leader { config, timing, quartile_ns, relative_error })
+    };
+    let (Some(winner), Some(baseline)) = (leader(0), leader(1)) else { return Ok(alone) };
+    let ns = baseline.timing.median_ns;
+    if ns > winner.timing.median_ns {
+        return Ok(Untuned::Measured { ns: winner_ns * ns / winner.timing.median_ns });
+    }
+    ranking.splice(0..1, [baseline, winner]);
+    Ok(Untuned::Winner { ns })
+}
+
+/// Measures the baseline, once where it is slow.
 fn untuned(
     measure: &mut dyn Measure,
     plain: Candidate,
@@ -310,7 +361,7 @@ fn untuned(
 mod tests {
     use std::ops::Range;
 
-    use tilewright_search::Machine;
+    use tilewright_search::{Machine, Measured, Parameter, Space};
 
     use super::*;
 
@@ -379,6 +430,81 @@ mod tests {
         let took = start.elapsed();
         assert!(took >= limit && took < limit + Duration::from_secs(2), "{took:?}");
         assert_eq!((never.n_submitted, never.is_cancelled), (1, true));
+    }
+
+    /// Measurements of configurations, whose ranks are their nanoseconds in a race; alone each takes a tenth
+    /// less, as on a GPU that is at its power limit in races.
+    #[derive(Default)]
+    struct Capped {
+        submitted: Vec<u64>,
+        n_races: usize,
+    }
+
+    fn measured(ns: f64) -> Timing {
+        Timing { median_ns: ns, min_ns: ns, spread: 0.0, n_samples: 9, stopped_early: false }
+    }
+
+    impl Measure for Capped {
+        fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+            self.submitted.extend(candidates.iter().map(|candidate| candidate.config.ranks()[0]));
+            0..1
+        }
+
+        fn next(&mut self, _: Option<f64>, _: Duration) -> Result<Next, BoxError> {
+            let next = self.submitted.pop().map(|ns| Measured::of(Outcome::Measured(measured(0.9 * ns as f64))));
+            Ok(next.map_or(Next::Idle, |measured| Next::Done(0, measured)))
+        }
+
+        fn wind_down(&mut self) {}
+
+        fn cancel(&mut self, _: u64) -> Result<(), BoxError> {
+            Ok(())
+        }
+
+        fn race(
+            &mut self,
+            candidates: &[Candidate],
+            _: RaceLimits,
+            _: Option<&AtomicBool>,
+            _: &mut dyn FnMut(usize),
+        ) -> Result<Vec<Standing>, BoxError> {
+            self.n_races += 1;
+            let standing = |(at, candidate): (usize, &Candidate)| {
+                let ns = candidate.config.ranks()[0] as f64;
+                Standing { at, outcome: Outcome::Measured(measured(ns)), quartile_ns: ns, relative_error: None }
+            };
+            Ok(candidates.iter().enumerate().map(standing).collect())
+        }
+
+        fn machine(&self) -> Machine {
+            Machine::default()
+        }
+    }
+
+    #[test]
+    fn a_first_guess_near_the_winner_races_against_it() {
+        let space = Space::new("test", vec![Parameter::ordinal("ns", 0..2000)], Vec::new()).unwrap();
+        let check = |ranking: &[u64], guess: u64, expected: Untuned, winner: u64, n_races: usize| {
+            let leader = |ns: &u64| Leader {
+                config: Config::new([*ns]),
+                timing: measured(*ns as f64),
+                quartile_ns: *ns as f64,
+                relative_error: None,
+            };
+            let mut ranking: Vec<Leader> = ranking.iter().map(leader).collect();
+            let (mut capped, stop) = (Capped::default(), AtomicBool::new(false));
+            let guess = Candidate { config: Config::new([guess]), steps: "".into(), patience: None };
+            let limit = Duration::from_secs(1);
+            let found = compare(&mut capped, Subject::from(&space), &mut ranking, guess, limit, &stop).unwrap();
+            assert_eq!((found, ranking[0].config.ranks()[0], capped.n_races), (expected, winner, n_races));
+        };
+        // By itself it would seem to be faster.
+        check(&[1000, 1010], 1050, Untuned::Measured { ns: 1050.0 }, 1000, 1);
+        check(&[1000, 1010], 990, Untuned::Winner { ns: 990.0 }, 990, 1);
+        check(&[1000, 1010], 1010, Untuned::Measured { ns: 1010.0 }, 1000, 0);
+        check(&[1000, 1010], 1000, Untuned::Winner { ns: 1000.0 }, 1000, 0);
+        // What is far behind need not be compared more exactly.
+        check(&[1000, 1010], 1900, Untuned::Measured { ns: 1710.0 }, 1000, 0);
     }
 
     #[test]
