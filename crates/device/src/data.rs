@@ -13,7 +13,7 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use tilewright_ir::interp::Fault;
 use tilewright_ir::reference::{
-    Mismatch, Tolerance, Watch, evaluate_watched, random_argument, relative_error_of, squared,
+    Mismatch, Tolerance, Watch, evaluate_watched, random_argument_on, relative_error_of, squared,
 };
 use tilewright_ir::{DType, Program, Role};
 
@@ -63,8 +63,8 @@ impl Data {
                 outputs_at.push((end, buffer.dtype));
                 n * DType::F64.bytes()
             } else {
-                let mut values = random_argument(program, id, seed.wrapping_add(at as u64));
-                write(&file, end, buffer.dtype, &values)?;
+                let mut values = random_argument_on(program, id, seed.wrapping_add(at as u64), n_threads);
+                write_on(&file, end, buffer.dtype, &values, n_threads)?;
                 if buffer.dtype.is_wide() {
                     values.iter_mut().for_each(|x| *x = buffer.dtype.held(*x));
                 }
@@ -82,7 +82,7 @@ impl Data {
             if dtype.is_float() && values.iter().all(|x| x.is_nan()) {
                 return Err(DataError::NoNumber);
             }
-            write(&file, at, DType::F64, &values)?;
+            write_on(&file, at, DType::F64, &values, n_threads)?;
         }
         Ok(Data { file, offsets })
     }
@@ -91,6 +91,20 @@ impl Data {
     pub fn n_bytes(&self) -> u64 {
         self.file.metadata().map_or(0, |file| file.len())
     }
+}
+
+/// Elements that a thread writes, at least: fewer are written sooner than a thread starts.
+const LEAST_WRITTEN: usize = 1 << 16;
+
+/// Writes values as numbers of a type, in parts by this many threads.
+fn write_on(file: &File, start: u64, dtype: DType, values: &[f64], n_threads: usize) -> io::Result<()> {
+    let n = values.len().div_ceil(n_threads.max(1)).max(LEAST_WRITTEN);
+    let part = |at: usize, values: &[f64]| write(file, start + (at * n) as u64 * dtype.bytes(), dtype, values);
+    std::thread::scope(|scope| {
+        let parts = values.chunks(n).enumerate();
+        let threads: Vec<_> = parts.map(|(at, values)| scope.spawn(move || part(at, values))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("invariant: it does not panic"))
+    })
 }
 
 /// Writes values as numbers of a type.
@@ -256,6 +270,22 @@ mod tests {
         let expected = tolerance.compare(&out, &reference).unwrap_err();
         assert_eq!(wrong, expected);
         assert_eq!((wrong.n_wrong, wrong.first), (3, PART + 1));
+    }
+
+    #[test]
+    fn data_are_the_same_whatever_number_of_threads_makes_them() {
+        let bytes = |workload: &str, n_threads: usize| {
+            let program = tilewright_ir::op::Workload::parse(workload).unwrap().program();
+            let data = Data::new(&program, 3, n_threads, &|_| std::ops::ControlFlow::Continue(())).unwrap();
+            let mut bytes = vec![0; data.n_bytes() as usize];
+            data.file.read_exact_at(&mut bytes, 0).unwrap();
+            bytes
+        };
+        for workload in
+            ["matmul:m=700,n=300,k=299,dtype=bf16", "matmul:m=301,n=240,k=640", "dense:m=9,n=70,k=64,dtype=u8i8"]
+        {
+            assert!(bytes(workload, 1) == bytes(workload, 3), "{workload}");
+        }
     }
 
     #[test]

@@ -20,7 +20,8 @@ use std::ops::ControlFlow;
 use work::Work;
 
 pub use tolerance::{
-    Mismatch, Tolerance, random_argument, random_elements, random_input, relative_error, relative_error_of, squared,
+    Mismatch, Tolerance, random_argument, random_argument_on, random_elements, random_input, relative_error,
+    relative_error_of, squared,
 };
 pub use work::Watch;
 

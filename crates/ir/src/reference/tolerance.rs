@@ -220,28 +220,51 @@ pub fn random_input(seed: u64, n: usize) -> impl ExactSizeIterator<Item = f64> {
 
 /// Seeded [random values](DType::random) of an element type.
 pub fn random_elements(dtype: DType, seed: u64, n: usize) -> impl ExactSizeIterator<Item = f64> {
-    random_bits(seed, n).map(move |bits| dtype.random(bits))
+    (0..n).map(move |at| dtype.random(random_bits(seed, at)))
 }
 
 /// Random values for an input of a program: [`random_elements`], or for subscripts of a gather, places all
 /// over the gathered input.
 pub fn random_argument(program: &Program, id: BufferId, seed: u64) -> Vec<f64> {
+    random_argument_on(program, id, seed, 1)
+}
+
+/// The values of [`random_argument`], made by this many threads.
+pub fn random_argument_on(program: &Program, id: BufferId, seed: u64, n_threads: usize) -> Vec<f64> {
     let buffer = program.buffer(id);
     let n = buffer.n_elements().unwrap_or(0) as usize;
-    if is_factor(buffer.dtype) && is_multiplied(program, id) {
-        let values = factors(row_of(&buffer.shape), seed, n);
-        return values.map(|bits| buffer.dtype.read(&[bits])[0]).collect();
+    let dtype = buffer.dtype;
+    if is_factor(dtype) && is_multiplied(program, id) {
+        let row = row_of(&buffer.shape);
+        return filled(n, n_threads, |at| dtype.read(&[factor(row, seed, at)])[0]);
     }
-    if buffer.dtype == DType::F32 && scales_sums(program, id) {
-        return random_bits(seed, n)
-            .zip(random_elements(DType::F32, seed, n))
-            .map(|(bits, x)| small(bits, x))
-            .collect();
+    if dtype == DType::F32 && scales_sums(program, id) {
+        return filled(n, n_threads, |at| small(random_bits(seed, at), dtype.random(random_bits(seed, at))));
     }
-    match n_places(program, id).filter(|_| !buffer.dtype.is_float()) {
-        Some(places) => random_bits(seed, n).map(|bits| buffer.dtype.round((bits % places) as f64)).collect(),
-        None => random_elements(buffer.dtype, seed, n).collect(),
+    match n_places(program, id).filter(|_| !dtype.is_float()) {
+        Some(places) => filled(n, n_threads, |at| dtype.round((random_bits(seed, at) % places) as f64)),
+        None => filled(n, n_threads, |at| dtype.random(random_bits(seed, at))),
     }
+}
+
+/// Values of `n` places, made by this many threads.
+fn filled(n: usize, n_threads: usize, value: impl Fn(usize) -> f64 + Sync) -> Vec<f64> {
+    let mut values = vec![0.0; n];
+    let part = n.div_ceil(n_threads.max(1)).max(1);
+    let fill = |start: usize, part: &mut [f64]| {
+        part.iter_mut().zip(start..).for_each(|(x, at)| *x = value(at));
+    };
+    std::thread::scope(|scope| {
+        let mut parts = values.chunks_mut(part).zip((0..).step_by(part));
+        let own = parts.next();
+        for (part, start) in parts {
+            scope.spawn(move || fill(start, part));
+        }
+        if let Some((part, start)) = own {
+            fill(start, part);
+        }
+    });
+    values
 }
 
 /// Elements that a line of ends goes along: a row of a matrix, or of an image or filter what belongs to one
@@ -308,16 +331,16 @@ fn small(bits: u64, x: f64) -> f64 {
     DType::F32.round(x * 0.5f64.powi(4 + (bits % 16) as i32))
 }
 
-/// Bytes of factors, in rows of so many elements: any, and some rows and columns that are all of one sign and
-/// as large as can be, so that sums which saturate on the way are found out.
-fn factors(row: usize, seed: u64, n: usize) -> impl Iterator<Item = u8> {
+/// Byte of a factor at a place, in rows of so many elements: any, and some rows and columns that are all of
+/// one sign and as large as can be, so that sums which saturate on the way are found out.
+fn factor(row: usize, seed: u64, at: usize) -> u8 {
     // The largest with a sign and without, and the least with one.
     const ENDS: [u8; 4] = [0xff, 0x7f, 0x80, 0];
-    random_bits(seed, n).enumerate().map(move |(at, bits)| match (at / row % 8, at % row % 8) {
+    match (at / row % 8, at % row % 8) {
         (line @ 0..4, _) => ENDS[line],
         (_, line @ 4..8) => ENDS[line - 4],
-        _ => bits as u8,
-    })
+        _ => random_bits(seed, at) as u8,
+    }
 }
 
 /// Number of positions that any value of a buffer leads to, where elements are gathered by it.
@@ -346,15 +369,11 @@ fn n_places(program: &Program, id: BufferId) -> Option<u64> {
     least
 }
 
-fn random_bits(seed: u64, n: usize) -> impl ExactSizeIterator<Item = u64> {
-    let mut state = seed;
-    (0..n).map(move |_| {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    })
+fn random_bits(seed: u64, at: usize) -> u64 {
+    let mut z = seed.wrapping_add((at as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// Extremes of random values lie at most this many times their root mean square from zero, as good as always.
