@@ -102,9 +102,12 @@ impl Options {
     }
 }
 
-/// Worker processes that are of use.
+/// Most workers of any device.
+const MOST_BUILDERS: usize = 16;
+
+/// Worker processes that may be of use; of which devices, [`Backend::adapt`] says.
 fn most_workers() -> usize {
-    host::most_threads().min(8)
+    host::most_threads().min(MOST_BUILDERS)
 }
 
 /// Reason why nothing can be measured.
@@ -202,7 +205,9 @@ impl Device {
         let elements: u64 = program.arguments().filter_map(|(_, b)| b.n_elements()).sum();
         let bytes: u64 = program.arguments().filter_map(|(_, b)| b.size_bytes()).fold(0, u64::saturating_add);
         let of_tuner = bytes.saturating_add(elements.saturating_mul(24));
-        let of_workers = bytes.saturating_mul(most_workers() as u64).saturating_add(elements.saturating_mul(8));
+        let of_workers = bytes
+            .saturating_mul(most_workers().min(backend::MOST_WORKERS) as u64)
+            .saturating_add(elements.saturating_mul(8));
         let needed = of_tuner.max(of_workers).saturating_add(MORE_BYTES);
         if let Some(memory) = host::memory_bytes().filter(|&memory| needed > memory) {
             let (needed_mib, memory_mib) = (needed >> 20, memory >> 20);
@@ -237,7 +242,7 @@ impl Device {
     ) -> Result<Device, DeviceError> {
         Device::check_memory(&workload)?;
         let backend = Backend::of(target, &options)?;
-        let options = backend.adapt(options);
+        let options = backend.adapt(target, options);
         let drivers = backend.has_driver().then(|| Folder::new("tilewright-drivers")).transpose()?;
         pause::watch()?;
         if options.runner.is_some() && workload.is_family() {

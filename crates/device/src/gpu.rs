@@ -48,6 +48,10 @@ pub trait Driver: Clone + Send + Sync + 'static {
     ) -> Result<Self::Launch, Failure>;
     /// The kernels that another process built of a source of the user's.
     fn load(&self, code: &[u8]) -> Result<Self::Code, Failure>;
+    /// Code of a text in PTX, for a driver that takes such; `None` for others.
+    fn load_ptx(&self, _: &str, _: &Target) -> Option<Result<Self::Code, Failure>> {
+        None
+    }
     /// Writes to a variable of the code, where the driver knows of such.
     fn write_variable(_: &Self::Code, name: &str, _: &[u8]) -> Result<(), Failure> {
         Err((ErrorClass::Unknown, format!("{name} is a variable of the source, and this driver has none")).into())

@@ -8,6 +8,11 @@ use crate::{cuda, host, opencl};
 
 /// Most runners of a device.
 const MOST_RUNNERS: usize = 4;
+/// Most workers whose kernels run on cores of this machine, or on a small GPU: each has a context there,
+/// which takes some hundred megabytes.
+pub const MOST_WORKERS: usize = 8;
+/// Least units of a GPU that is no small one.
+const LARGE_GPU: u32 = 64;
 
 /// Hardware that runs candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,14 +47,17 @@ impl Backend {
     }
 
     /// Options without what means nothing for this hardware.
-    pub fn adapt(self, options: Options) -> Options {
-        let n_workers = match self {
+    pub fn adapt(self, target: &Target, options: Options) -> Options {
+        let most = match self {
             // Each has a runner of its own, with all that it runs on.
-            Backend::Runner => options.n_workers.min(MOST_RUNNERS),
-            Backend::Cpu | Backend::OpenClCpu | Backend::Gpu => options.n_workers,
+            Backend::Runner => MOST_RUNNERS,
+            // Kernels of a GPU take no core: all of them build.
+            Backend::Gpu if target.gpu.is_some_and(|gpu| gpu.n_units >= LARGE_GPU) => usize::MAX,
+            Backend::Cpu | Backend::OpenClCpu | Backend::Gpu => MOST_WORKERS,
         };
+        let n_workers = options.n_workers.min(most);
         match self {
-            Backend::Cpu => options,
+            Backend::Cpu => Options { n_workers, ..options },
             // Its own clock tells how long a kernel took, wherever the CPU's cores are meanwhile.
             Backend::OpenClCpu | Backend::Gpu | Backend::Runner => {
                 Options { cpus: Vec::new(), at_best_pace: false, n_workers, ..options }
@@ -73,5 +81,28 @@ impl Backend {
             Backend::OpenClCpu => false,
             Backend::Gpu | Backend::Runner => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::WorkerCommand;
+
+    #[test]
+    fn builds_for_a_large_gpu_take_all_cores() {
+        let options = |n_workers| {
+            let worker = WorkerCommand { program: "true".into(), arguments: Vec::new() };
+            Options { n_workers, ..Options::new(worker, 1) }
+        };
+        let check = |backend: Backend, target: &str, asked: usize, expected: usize| {
+            let adapted = backend.adapt(&Target::named(target).unwrap(), options(asked));
+            assert_eq!(adapted.n_workers, expected, "{backend:?} {target}");
+        };
+        check(Backend::Gpu, "sm_90a", 16, 16);
+        check(Backend::Gpu, "sm_90a", 2, 2);
+        check(Backend::Gpu, "opencl", 16, 8);
+        check(Backend::Cpu, "x86-64-v4", 16, 8);
+        check(Backend::Runner, "cortex-a72", 16, 4);
     }
 }

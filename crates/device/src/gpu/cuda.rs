@@ -99,6 +99,12 @@ impl Driver for Cuda {
         Code::load(&self.context, code).map(Arc::new).map_err(of_compiler::<Cuda>)
     }
 
+    fn load_ptx(&self, text: &str, target: &Target) -> Option<Result<Arc<Code>, Failure>> {
+        let assembled = self.assembler.assemble(text.as_bytes(), &target.cpu);
+        let code = assembled.map_err(|why| Failure::from((ErrorClass::CompileErrorDevice, why.to_string())));
+        Some(code.and_then(|code| self.load(&code)))
+    }
+
     fn write_variable(code: &Arc<Code>, name: &str, bytes: &[u8]) -> Result<(), Failure> {
         code.write(name, bytes).map_err(of_compiler::<Cuda>)
     }
