@@ -298,6 +298,11 @@ fn a_recorded_space_can_be_replayed() {
     let before = std::fs::read(&file).unwrap();
     assert_eq!(run_json(&arguments)["new_trials"], 0);
     assert_eq!(std::fs::read(&file).unwrap(), before);
+
+    // Slow kernels need not take long.
+    let slow = ["record-space", "matmul-512", "--template", "gemm-4-2-4", "--max", "3", "--run-timeout", "0.002"];
+    let slow = run_json(&[&slow[..], &["--db", text(&db)]].concat());
+    assert_eq!((&slow["configurations"], &slow["errors"]["run_timeout"]), (&3.into(), &3.into()), "{slow}");
     // A sample is the seed's, whatever else is recorded.
     let plain = folder.path().join("sample.json");
     let sample = [&task[..], &["--max", "10", "--seed", "3", "-o", text(&plain)]].concat();

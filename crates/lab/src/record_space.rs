@@ -4,7 +4,7 @@ mod listed;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value as Json, json};
 use tilewright::version::BUILD;
@@ -50,6 +50,8 @@ pub struct Request<'a> {
     pub extent: Extent<'a>,
     /// Seed of the sample and of the random inputs.
     pub seed: u64,
+    /// Longest that the runs of a configuration may take, if not as long as in other runs.
+    pub run_timeout: Option<Duration>,
 }
 
 /// Listed configuration with its outcome.
@@ -210,11 +212,12 @@ struct Run<'a> {
 /// # Errors
 /// Bad input if the space is too large; failure if workers do not start or records cannot be written.
 pub fn record(request: Request, opened: Opened, worker: &WorkerCommand, caller: Caller) -> Result<Recorded, Error> {
-    let Request { task, seed, extent } = request;
+    let Request { task, seed, extent, run_timeout } = request;
     let database = &opened.database.clone();
     let key = task_key(task, Caches::Warm);
     // A recorded space is not about the best one alone.
     let options = Options { seed, to_the_end: true, ..Options::new(worker.clone(), task.setting.n_threads) };
+    let options = Options { run_timeout: run_timeout.unwrap_or(options.run_timeout), ..options };
     let told = |note: Note| {
         if let Note::Message(line) = note {
             caller.say(line);

@@ -2,10 +2,12 @@
 //! each.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
+use tilewright::words::seconds;
 use tilewright_device::Device;
 use tilewright_lab::record_space::{Extent, MOST, Request, read_configs, record};
 use tilewright_search::Config;
@@ -37,6 +39,9 @@ pub struct RecordSpaceArgs {
     /// Leave in what a GPU's limits rule out, as papers do: an instantiation_error each
     #[arg(long)]
     beyond_limits: bool,
+    /// Longest that the runs of a configuration may take; it is recorded as a run_timeout then [default: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    run_timeout: Option<Duration>,
     /// Seed of the sample and of the random inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -73,7 +78,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let opened = database.open_to_write()?;
     opened.warning.iter().for_each(|warning| message(warning));
     let interrupts = Interrupts::watch()?;
-    let request = Request { task: &task, extent, seed: args.seed };
+    let request = Request { task: &task, extent, seed: args.seed, run_timeout: args.run_timeout };
     let worker = worker_command()?;
     let recorded = interrupts.listen(|caller| record(request, opened, &worker, caller))?;
     if let (Some(path), Some(output)) = (&args.output, &output) {
