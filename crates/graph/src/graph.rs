@@ -53,6 +53,8 @@ pub struct Value {
     pub ty: Option<TensorType>,
     /// Elements, where they are known before the graph runs.
     pub constant: Option<Tensor>,
+    /// Whether its elements or its shape depend on the size of an open dimension.
+    pub varies: bool,
     /// Strings, where the model has them: the elements are integers that index this list.
     pub texts: Option<Texts>,
     /// The node that computes it, and which of its outputs it is.

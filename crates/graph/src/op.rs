@@ -14,6 +14,7 @@ mod conv;
 mod einsum;
 mod elementwise;
 mod gather;
+mod grouped;
 mod loss;
 mod matmul;
 mod movement;
@@ -47,6 +48,7 @@ pub use conv::*;
 pub use einsum::*;
 pub use elementwise::*;
 pub use gather::*;
+pub use grouped::*;
 pub use loss::*;
 pub use matmul::*;
 pub use movement::*;
@@ -102,6 +104,7 @@ pub const OPERATORS: &[&[Operator]] = &[
     einsum::ROWS,
     elementwise::ROWS,
     gather::ROWS,
+    grouped::ROWS,
     loss::ROWS,
     matmul::ROWS,
     movement::ROWS,
@@ -286,6 +289,7 @@ ops! {
     GlobalPool: "One number of each channel.",
     GridSample: "Samples of an image at coordinates.",
     GroupNormalization: "Groups of channels normalised.",
+    GroupQueryAttention: "Attention in groups of heads, with a cache.",
     If: "One of two graphs.",
     InstanceNormalization: "Channels of each image normalised.",
     LayerNormalization: "The last dimensions normalised.",

@@ -16,8 +16,12 @@ pub struct Bindings {
     pub dims: Vec<(String, usize)>,
     /// Shapes of inputs.
     pub shapes: Vec<(String, Vec<usize>)>,
-    /// Inputs that become constants: numbers, separated by commas, as many as their shape takes.
+    /// Inputs that become constants: numbers, separated by commas, as many as their shape takes, or one for
+    /// all.
     pub values: Vec<(String, String)>,
+    /// Name of the dimension that runs say a size of, where one is open. What depends on it is folded as far
+    /// as it is a number of elements or a place, and masks of a cache are ones.
+    pub open: Option<String>,
     /// Limit of constant folding: a node with known inputs is replaced by its outputs where these take no
     /// more bytes in all.
     pub fold_bytes: usize,
@@ -26,7 +30,7 @@ pub struct Bindings {
 impl Default for Bindings {
     /// No bindings; anything that may be a shape is folded, and weights are not.
     fn default() -> Bindings {
-        Bindings { dims: Vec::new(), shapes: Vec::new(), values: Vec::new(), fold_bytes: 1 << 16 }
+        Bindings { dims: Vec::new(), shapes: Vec::new(), values: Vec::new(), open: None, fold_bytes: 1 << 16 }
     }
 }
 
@@ -106,6 +110,7 @@ pub struct Specialised {
 /// # Cost
 /// Linear in nodes, and what is folded is computed.
 pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
+    let bindings = &with_cache(graph, bindings);
     let mut job = Job::new(bindings.fold_bytes);
     job.graph.name.clone_from(&graph.name);
     job.check_names(graph, bindings);
@@ -161,11 +166,43 @@ pub fn with_both_branches(graph: &Graph) -> Cow<'_, Graph> {
     Cow::Owned(pruned(&job.graph))
 }
 
+/// Bindings of a model with a cache whose length is open: its mask is ones, one for each key that is there,
+/// and has the length of what is cached and what is new.
+fn with_cache<'b>(graph: &Graph, bindings: &'b Bindings) -> Cow<'b, Bindings> {
+    let named = |name: &str| graph.inputs.iter().map(|&id| graph.value(id)).find(|value| value.name == name);
+    let dims = |name: &str| named(name)?.declared.as_ref()?.dims.as_deref();
+    let is_open = |dim: &Dim| matches!((dim, &bindings.open), (Dim::Named(name), Some(open)) if name == open);
+    let is_cache = |id: &ValueId| {
+        let declared = graph.value(*id).declared.as_ref();
+        declared.and_then(|declared| declared.dims.as_ref()).is_some_and(|dims| dims.len() == 4 && is_open(&dims[2]))
+    };
+    if !graph.inputs.iter().any(is_cache) {
+        return Cow::Owned(Bindings { open: None, ..bindings.clone() });
+    }
+    let is_given = bindings.values.iter().any(|(name, _)| name == MASK);
+    let (Some([_, length]), false) = (dims(MASK), is_given) else { return Cow::Borrowed(bindings) };
+    let size = |dim: &Dim| bindings.bound(std::slice::from_ref(dim)).ok().map(|sizes| sizes[0]);
+    let past = bindings.open.as_ref().and_then(|open| size(&Dim::Named(open.clone())));
+    let new = ["input_ids", "inputs_embeds"].into_iter().find_map(|name| size(dims(name)?.get(1)?));
+    let mut made = bindings.clone();
+    match (length, size(length), past, new) {
+        (_, Some(_), ..) => {}
+        (Dim::Named(name), None, Some(past), Some(new)) => made.dims.push((name.clone(), past + new)),
+        _ => return Cow::Borrowed(bindings),
+    }
+    made.values.push((MASK.to_owned(), "1".to_owned()));
+    Cow::Owned(made)
+}
+
+/// The mask of a language model with a cache, as exporters call it.
+const MASK: &str = "attention_mask";
+
 /// A graph's inputs with their exact types, and their elements where they are bound.
 ///
 /// # Errors
 /// The first problem.
 pub fn bind_inputs(graph: &Graph, bindings: &Bindings) -> Result<Vec<Value>, Box<Problem>> {
+    let bindings = &with_cache(graph, bindings);
     let mut job = Job::new(bindings.fold_bytes);
     job.check_names(graph, bindings);
     let values = graph.inputs.iter().filter_map(|&id| job.input(graph.value(id), bindings)).collect();
@@ -334,7 +371,12 @@ impl Job {
                 return None;
             }
         };
-        Some(Value { name, declared: value.declared.clone(), ty: Some(ty), constant, ..Value::default() })
+        let is_open = |dim: &Dim| matches!((dim, &bindings.open), (Dim::Named(name), Some(open)) if name == open);
+        // A mask that is filled is as long as the dimension says.
+        let varies = bindings.open.is_some()
+            && (constant.is_some() && name == MASK
+                || declared.dims.as_ref().is_some_and(|dims| dims.iter().any(is_open)));
+        Some(Value { name, declared: value.declared.clone(), ty: Some(ty), constant, varies, ..Value::default() })
     }
 
     /// The new value of an old one; constants come over when they are first read.
@@ -411,8 +453,17 @@ impl Job {
         check_types(&types, node.outputs.len()).map_err(refuse)?;
         let n_bytes: usize = types.iter().map(|ty| ty.checked_bytes().expect("it was checked")).sum();
         let is_known = facts.iter().flatten().all(|fact| fact.value.is_some()) || node.op.reads_type_only();
+        let varies = inputs.iter().flatten().any(|id| graph.value(*id).varies);
+        // Numbers of elements and places are integers, and a branch is taken by one truth.
+        let is_size = |ty: &TensorType| match ty.dtype {
+            DType::Bool => ty.n_elements() == 1,
+            dtype => !dtype.is_float(),
+        };
         // Quantized weights stay integers.
-        let is_folded = is_known && n_bytes <= self.fold_bytes && !matches!(node.op, Op::DequantizeLinear(_));
+        let is_folded = is_known
+            && n_bytes <= self.fold_bytes
+            && !matches!(node.op, Op::DequantizeLinear(_))
+            && (!varies || types.iter().all(is_size));
         let constants = match is_folded {
             true => Some(operation.evaluate(given).map_err(refuse)?),
             false => None,
@@ -425,7 +476,7 @@ impl Job {
                 let ty = constant.as_ref().map_or_else(|| types[at].clone(), |constant| constant.ty().clone());
                 let (name, declared) = (value.name.clone(), value.declared.clone());
                 let texts = texts.clone();
-                let new = Value { name, declared, ty: Some(ty), constant, texts, ..Value::default() };
+                let new = Value { name, declared, ty: Some(ty), constant, texts, varies, ..Value::default() };
                 let new = self.graph.add_value(new);
                 map[id.0 as usize] = Some(new);
                 new
@@ -501,9 +552,16 @@ fn comma(shape: &[usize]) -> String {
     text[1..text.len() - 1].to_owned()
 }
 
+/// Largest tensor that one number fills, in bytes.
+const MOST_FILLED: usize = 1 << 24;
+
 /// A constant of text.
 fn parsed(ty: &TensorType, text: &str) -> Result<Tensor, String> {
-    let parts: Vec<&str> = text.split(',').map(str::trim).collect();
+    let mut parts: Vec<&str> = text.split(',').map(str::trim).collect();
+    // A single number fills the tensor.
+    if let (&[one], Some(n)) = (&parts[..], ty.checked_len().filter(|_| ty.checked_bytes() <= Some(MOST_FILLED))) {
+        parts = vec![one; n];
+    }
     if Some(parts.len()) != ty.checked_len() {
         return Err(format!("{ty} takes other than {} numbers (give as many as it takes)", parts.len()));
     }

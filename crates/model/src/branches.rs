@@ -70,6 +70,7 @@ fn uses(step: &Step) -> (Vec<(ValueId, Option<Condition>)>, Vec<ValueId>) {
             (reads, node.outputs.clone())
         }
         Step::Host(node) => (always(node.inputs.iter().flatten().copied().collect()), node.outputs.clone()),
+        Step::Append { from, to, .. } => (always(vec![*from]), vec![*to]),
         Step::Part { .. } => (Vec::new(), Vec::new()),
         Step::Join { parts, whole } => (always(parts.clone()), vec![*whole]),
     }

@@ -13,7 +13,7 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu, repeat};
 use tilewright_runtime::gpu::GPU_LINE;
 use tilewright_runtime::{
-    self as runtime, AnyModel, Block, Constant, GpuModel, Guard, Memory, Model, Place, Plan, Size, Slice, Work,
+    self as runtime, AnyModel, Block, Constant, GpuModel, Guard, Memory, Model, Place, Plan, Rows, Size, Slice, Work,
     on_all_cores, plan_memory,
 };
 
@@ -196,7 +196,8 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Me
     let net = &fused.net;
     let mut touch = |id: ValueId, step: usize| {
         let root = places.locate(id).root;
-        let is_passed = net.inputs.contains(&root) || places.outputs[root.0].is_some();
+        let is_state = net.states.iter().any(|state| state.value == root);
+        let is_passed = net.inputs.contains(&root) || places.outputs[root.0].is_some() || is_state;
         if is_passed || net.value(root).constant.is_some() {
             return;
         }
@@ -209,6 +210,8 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Me
         blocks[at].1.first = blocks[at].1.first.min(step);
         blocks[at].1.last = blocks[at].1.last.max(step);
     };
+    // What varies with the size is put there before all else.
+    fused.numbers().for_each(|(id, _)| touch(id, 0));
     for (at, step) in fused.steps.iter().enumerate() {
         match step {
             Step::Kernel(kernel) => kernel.inputs.iter().chain([&kernel.output]).for_each(|id| touch(*id, at)),
@@ -226,6 +229,7 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Me
                     .for_each(|id| touch(id, at));
             }
             Step::Host(node) => node.inputs.iter().flatten().chain(&node.outputs).for_each(|id| touch(*id, at)),
+            Step::Append { from, .. } => touch(*from, at),
             Step::Part { .. } | Step::Join { .. } => {}
         }
     }
@@ -280,7 +284,11 @@ impl<'a> Job<'a> {
         Job {
             fused,
             places,
-            plan: Plan { dim: fused.open.as_ref().map(|open| open.dim.clone()), ..Plan::default() },
+            plan: Plan {
+                dim: fused.open.as_ref().map(|open| open.dim.clone()),
+                appends: fused.appends(),
+                ..Plan::default()
+            },
             line,
             memory: Memory::default(),
             tensors: HashMap::new(),
@@ -294,7 +302,9 @@ impl<'a> Job<'a> {
 
     fn done(mut self) -> Result<Job<'a>, CompileError> {
         self.ports()?;
+        self.states()?;
         self.arena()?;
+        self.numbers()?;
         let mut copies = self.places.copies.iter().peekable();
         let conditions = conditions(self.fused, self.places);
         let mut origin = 0;
@@ -321,6 +331,7 @@ impl<'a> Job<'a> {
                     let work = self.host(node)?;
                     self.push(&node.origin, work, Some(origin));
                 }
+                Step::Append { from, to, axis } => self.append(*from, *to, *axis, origin)?,
                 Step::Part { .. } | Step::Join { .. } => {}
             }
             origin += 1;
@@ -385,6 +396,65 @@ impl<'a> Job<'a> {
                 self.tensors.insert(id, tensor);
             }
         }
+        Ok(())
+    }
+
+    /// The tensors that stay between runs.
+    fn states(&mut self) -> Result<(), CompileError> {
+        for (at, state) in self.fused.net.states.iter().enumerate() {
+            let tensor = self.tensor(state.value, Place::State(at))?;
+            self.plan.tensors[tensor].name.clone_from(&state.present);
+        }
+        Ok(())
+    }
+
+    /// Puts numbers that vary with the size where kernels read them: rows of a table that has those of each
+    /// size.
+    fn numbers(&mut self) -> Result<(), CompileError> {
+        let Some(dim) = self.plan.dim.clone() else { return Ok(()) };
+        let of = |size: i64| Size { factor: size, term: -size * dim.least, multiple: 1 };
+        for (id, sizes) in self.fused.numbers() {
+            let to = self.slice(id)?;
+            let value = self.fused.net.value(id);
+            let dtype = dtype_of(&self.fused.net, id)?;
+            let n_bytes = dtype.bytes() as usize;
+            let number = |size: i64, of: &Size| of.at(size).to_le_bytes()[..n_bytes].to_vec();
+            let table: Vec<u8> =
+                (dim.least..=dim.most).flat_map(|size| sizes.iter().flat_map(move |of| number(size, of))).collect();
+            let n_rows = (dim.most - dim.least + 1) as usize;
+            self.plan.constants.push(Constant::Data(table.into()));
+            let place = Place::Constant(self.plan.constants.len() - 1);
+            let shape = [n_rows, sizes.len()];
+            let tensor = self.plan.tensor(format!("{}.table", value.name), dtype, &shape, place);
+            let (from, row) = (self.plan.whole(tensor), (sizes.len() * n_bytes) as i64);
+            let none = Size { factor: 0, term: 0, multiple: 1 };
+            let rows = Rows { n: 1, pitches: [0; 2], offsets: [of(row), none], n_bytes: Size { term: row, ..none } };
+            self.push("copy", Work::Move { from, to, rows }, None);
+        }
+        Ok(())
+    }
+
+    /// Appends what is new to a state, behind what it has along a dimension.
+    fn append(&mut self, from: ValueId, to: ValueId, axis: usize, origin: usize) -> Result<(), CompileError> {
+        let net = &self.fused.net;
+        let (new, all) = (net.shape(from).to_vec(), net.shape(to).to_vec());
+        let of_value = |id: ValueId, n: i64| {
+            let open = self.fused.open.as_ref().and_then(|open| open.axes.get(id.0)?.get(axis).copied().flatten());
+            open.unwrap_or(Size { factor: 0, term: n, multiple: 1 })
+        };
+        let (of_new, of_all) = (of_value(from, new[axis]), of_value(to, all[axis]));
+        let row = new[axis + 1..].iter().product::<i64>() * net.value(from).dtype.size() as i64;
+        let times = |size: Size| Size { factor: size.factor * row, term: size.term * row, multiple: 1 };
+        let before = Size { factor: of_all.factor - of_new.factor, term: of_all.term - of_new.term, multiple: 1 };
+        let rows = Rows {
+            n: new[..axis].iter().product::<i64>() as usize,
+            pitches: [new[axis] * row, all[axis] * row].map(|n| n as usize),
+            offsets: [Size { factor: 0, term: 0, multiple: 1 }, times(before)],
+            n_bytes: times(of_new),
+        };
+        let name = net.value(to).name.clone();
+        let (from, to) = (self.slice(from)?, self.slice(to)?);
+        self.push(&name, Work::Move { from, to, rows }, Some(origin));
         Ok(())
     }
 

@@ -77,6 +77,15 @@ pub enum Step {
     Sequence(Steps),
     /// Runs an operator without code.
     Host(Node),
+    /// Copies what is new behind what a state has along a dimension.
+    Append {
+        /// New elements.
+        from: ValueId,
+        /// The state, as long as it then is.
+        to: ValueId,
+        /// The dimension.
+        axis: usize,
+    },
     /// No work: `part` is a view into `of`, `offset` elements in.
     Part {
         /// The whole.
@@ -220,6 +229,7 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
             Kind::Packed(packing) => Step::Kernel(packed(&net, node, *packing, &epilogues[at])?),
             Kind::Sequence(sequence) => Step::Sequence(steps_of(&mut net, node, sequence)?),
             Kind::Call(_) | Kind::Host(_) => Step::Host(node.clone()),
+            Kind::Append(axis) => Step::Append { from: node.input(0), to: node.output(), axis: *axis },
             Kind::View if is_inside[at] => continue,
             Kind::View => Step::Part { of: node.input(0), part: node.output(), offset: 0 },
             Kind::Slice(parts) if let Some(offset) = contiguous(&net, node, parts) => {
@@ -257,7 +267,7 @@ fn steps_of(net: &mut Net, node: &Node, sequence: &Sequence) -> Result<Steps, Wo
             Step::Kernel(Kernel { inputs, output: outer(kernel.output), ..kernel })
         }
         Step::Part { of, part, offset } => Step::Part { of: outer(of), part: outer(part), offset },
-        Step::Sequence(_) | Step::Host(_) | Step::Join { .. } => {
+        Step::Sequence(_) | Step::Host(_) | Step::Append { .. } | Step::Join { .. } => {
             unreachable!("a step of a sequence is made of maps, products and their parts")
         }
     };
@@ -819,7 +829,7 @@ fn is_of_nest(net: &Net, node: &Node) -> bool {
         Kind::Slice(parts) => contiguous(net, node, parts).is_none(),
         Kind::Concat(axis) => !is_flat(net, node, *axis),
         Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_) | Kind::Sequence(_) => false,
-        Kind::Call(_) | Kind::Host(_) => false,
+        Kind::Call(_) | Kind::Host(_) | Kind::Append(_) => false,
     }
 }
 

@@ -1,18 +1,25 @@
 //! Attention and positions as operators of ONNX: products of matrices with maps around them.
 
 use tilewright_graph::DType;
-use tilewright_graph::op::{Attention, Products, RotaryEmbedding};
+use tilewright_graph::op::{Attention, CacheSizes, GroupQueryAttention, Inputs, Products, RotaryEmbedding};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, Cond, ReduceOp, UnaryOp};
 
 use crate::import::Job;
-use crate::net::{Kind, ValueId};
+use crate::net::{Kind, Node, ValueId};
 use crate::scalar::{add, choose_if, input, less, mul, number, of, sub};
 
 /// Neither holds.
 fn either(a: Cond, b: Cond) -> Cond {
     let not = |cond: Cond| Cond::Not(Box::new(cond));
     not(not(a).and(not(b)))
+}
+
+/// Operation that puts dimensions into another order: only a view where those of one element alone change
+/// places.
+pub(crate) fn turning(shape: &[i64], order: &[usize]) -> Kind {
+    let moved = order.iter().filter(|axis| shape[**axis] != 1);
+    if moved.is_sorted() { Kind::View } else { Kind::Transpose(order.to_vec()) }
 }
 
 impl Job<'_> {
@@ -24,25 +31,42 @@ impl Job<'_> {
             (&[b, s, all], Some(h)) if h > 0 => {
                 let (h, d) = (h as i64, all / h as i64);
                 let apart = self.step("apart", Kind::View, &[x], &[b, s, h, d]);
-                Some(self.step("heads", Kind::Transpose(vec![0, 2, 1, 3]), &[apart], &[b, h, s, d]))
+                Some(self.turned_around("heads", apart, &[0, 2, 1, 3]))
             }
             _ => None,
         }
     }
 
-    /// Keys or values of all heads with those of the past before them, as the node's output at a place.
-    fn with_past(&mut self, at: usize, output: usize, n_heads: Option<usize>) -> Option<ValueId> {
-        let new = self.heads(self.try_input(at)?, n_heads)?;
+    /// A tensor with its dimensions in another order.
+    fn turned_around(&mut self, what: &str, x: ValueId, order: &[usize]) -> ValueId {
+        let shape: Vec<i64> = order.iter().map(|&axis| self.net.shape(x)[axis]).collect();
+        let kind = turning(self.net.shape(x), order);
+        self.step(what, kind, &[x], &shape)
+    }
+
+    /// Keys or values of all heads behind those of the past, and what a cache has room for behind them, as
+    /// the node's output at a place; without that room.
+    fn with_past(&mut self, new: ValueId, past: Option<ValueId>, n_past: i64, output: usize) -> ValueId {
+        let &[b, h, n, d] = self.net.shape(new) else { unreachable!("heads lie apart") };
+        let room = past.map_or(n, |past| self.net.shape(past)[2].max(n_past + n));
+        let part = |job: &mut Self, past: ValueId, first: i64, n: i64| match n == job.net.shape(past)[2] {
+            true => past,
+            false => job.step("part", Kind::Slice(vec![(0, 1), (0, 1), (first, 1), (0, 1)]), &[past], &[b, h, n, d]),
+        };
         let mut all = new;
-        if let Some(past) = self.try_input(at + 3).filter(|past| self.net.value(*past).n_elements() > 0) {
-            let mut shape = self.net.shape(new).to_vec();
-            shape[2] += self.net.shape(past)[2];
-            all = self.step("all", Kind::Concat(2), &[past, new], &shape);
+        if let Some(past) = past.filter(|_| n_past > 0) {
+            let before = part(self, past, 0, n_past);
+            all = self.step("all", Kind::Concat(2), &[before, new], &[b, h, n_past + n, d]);
         }
         if let Some(to) = self.outputs.get(output).copied().flatten() {
-            self.push(Kind::View, &[all], to);
+            let mut cache = all;
+            if let Some(past) = past.filter(|_| room > n_past + n) {
+                let behind = part(self, past, n_past + n, room - n_past - n);
+                cache = self.step("cache", Kind::Concat(2), &[all, behind], &[b, h, room, d]);
+            }
+            self.push(Kind::View, &[cache], to);
         }
-        Some(all)
+        all
     }
 
     /// Repeats heads of keys or values, each for `repeats` heads of queries, as matrices.
@@ -57,8 +81,8 @@ impl Job<'_> {
     }
 
     /// Addend of a mask to products, `[.., total]`.
-    fn mask(&mut self, total: i64) -> Option<Option<ValueId>> {
-        let Some(mask) = self.try_input(3) else { return Some(None) };
+    fn mask(&mut self, mask: Option<ValueId>, total: i64) -> Option<Option<ValueId>> {
+        let Some(mask) = mask else { return Some(None) };
         self.has_code(mask).then_some(())?;
         let mut mask = mask;
         let mut shape = self.net.shape(mask).to_vec();
@@ -77,27 +101,39 @@ impl Job<'_> {
     }
 
     /// Mask of the products that a query does not see: a condition on values that are added to the inputs.
-    fn hidden(&mut self, op: &Attention, sizes: [i64; 3], inputs: &mut Vec<ValueId>) -> Option<Cond> {
-        let [past, steps, total] = sizes;
+    fn hidden(
+        &mut self,
+        op: &Attention,
+        valid: Option<ValueId>,
+        has_past: bool,
+        [past, steps, total]: [i64; 3],
+        inputs: &mut Vec<ValueId>,
+    ) -> Option<Option<Cond>> {
         let first = inputs.len();
         inputs.push(self.counted(2, 0, steps, 1));
         inputs.push(self.counted(1, 0, total, 1));
         let (row, column) = (input(first), input(first + 1));
         let mut offset = number(past as f64);
+        if self.varies() {
+            offset = input(inputs.len());
+            let past = self.whole_constant("past", DType::I64, &[1], &[past]);
+            inputs.push(self.varying(past));
+        }
         let mut all: Vec<Cond> = Vec::new();
-        if let Some(valid) = self.try_input(6) {
+        if let Some(valid) = valid {
             self.is_whole(valid).then_some(())?;
             let batch = self.net.value(valid).n_elements();
             inputs.push(self.viewed("valid", valid, &[batch, 1, 1, 1]));
-            let valid = input(first + 2);
-            if self.try_input(4).is_none() {
+            let valid = input(inputs.len() - 1);
+            if !has_past {
                 offset = sub(valid.clone(), number(steps as f64));
             }
             all.push(Cond::Not(Box::new(less(column.clone(), valid))));
         }
         let place = || add(row.clone(), offset.clone());
         let minus = |a: Expr, b: Expr| Expr::binary(BinaryOp::Sub, a, b);
-        if op.is_causal {
+        // A last query sees all that is there.
+        if op.is_causal && (steps > 1 || past + steps != total || valid.is_some()) {
             all.push(less(place(), column.clone()));
         }
         if let Some(n) = op.left_window {
@@ -110,23 +146,94 @@ impl Job<'_> {
         if found.is_none() {
             inputs.truncate(first);
         }
-        Some(found.unwrap_or(Cond::Not(Box::new(Cond::True))))
+        Some(found)
     }
 
     /// Scaled dot-product attention.
     pub(crate) fn attention(&mut self, op: &Attention) -> Option<()> {
-        let (q, k, v) = (self.try_input(0)?, self.try_input(1)?, self.try_input(2)?);
+        let [q, k, v] = [self.try_input(0)?, self.try_input(1)?, self.try_input(2)?];
+        let is_apart = self.shape(0)?.len() == 4;
+        let [q, k, v] = [self.heads(q, op.n_q_heads)?, self.heads(k, op.n_kv_heads)?, self.heads(v, op.n_kv_heads)?];
+        let [mask, past_k, past_v, valid] = [3, 4, 5, 6].map(|at| self.try_input(at));
+        self.attended(op, Attended { heads: [q, k, v], past: [past_k, past_v], n_past: None, mask, valid, is_apart })
+    }
+
+    /// Attention of heads that share keys and values, with rotations and a cache.
+    pub(crate) fn grouped_attention(&mut self, op: &GroupQueryAttention) -> Option<()> {
+        let CacheSizes { batch, new, depth, width, past, .. } = op.sizes(Inputs(&self.facts())).ok()?;
+        let [b, s, d, width, past] = [batch, new, depth, width, past].map(|n| n as i64);
+        let [n_q, n_kv] = op.n_heads().map(|n| n as i64);
+        let all = self.try_input(0)?;
+        let sizes = [n_q * d, n_kv * d, n_kv * width];
+        let mut parts = [Some(all), self.try_input(1), self.try_input(2)];
+        if parts[1].is_none() {
+            let mut first = 0;
+            for (part, n) in parts.iter_mut().zip(sizes) {
+                let kind = Kind::Slice(vec![(0, 1), (0, 1), (first, 1)]);
+                *part = Some(self.step("part", kind, &[all], &[b, s, n]));
+                first += n;
+            }
+        }
+        let [mut q, mut k, v] = [parts[0]?, parts[1]?, parts[2]?];
+        if op.rotary.is_some() {
+            let positions = self.try_input(9).unwrap_or_else(|| self.positions(past, [b, s]));
+            let tables = [self.try_input(7)?, self.try_input(8)?];
+            let angles = *self.net.shape(tables[0]).last()? as usize;
+            for (x, n_heads) in [(&mut q, n_q), (&mut k, n_kv)] {
+                let rotary = op.rotary_of(n_heads as usize, angles, d as usize)?;
+                *x = self.turned(&rotary, *x, tables, Some(positions))?;
+            }
+        }
+        let [q, k, v] = [(q, n_q), (k, n_kv), (v, n_kv)].map(|(x, n)| self.heads(x, Some(n as usize)));
+        let past_of = [self.try_input(3), self.try_input(4)];
+        let mask = self.try_input(10);
+        let attended =
+            Attended { heads: [q?, k?, v?], past: past_of, n_past: Some(past), mask, valid: None, is_apart: false };
+        self.attended(&op.attention, attended)
+    }
+
+    /// Whether the size of the open dimension says something of the node's inputs.
+    fn varies(&self) -> bool {
+        self.node.inputs.iter().flatten().any(|id| self.graph().value(*id).varies)
+    }
+
+    /// Takes a constant for one that depends on the open dimension, one tensor for all nodes that have the
+    /// same.
+    fn varying(&mut self, id: ValueId) -> ValueId {
+        let Some(constant) = self.net.values[id.0].constant.take() else { return id };
+        match self.net.varying.iter().find(|(_, known)| *known == constant) {
+            Some((known, _)) => *known,
+            None => {
+                self.net.varying.push((id, constant));
+                id
+            }
+        }
+    }
+
+    /// Positions of new steps behind a past.
+    fn positions(&mut self, past: i64, [b, s]: [i64; 2]) -> ValueId {
+        let counted: Vec<i64> = (0..b * s).map(|at| past + at % s).collect();
+        let id = self.whole_constant("positions", DType::I64, &[b, s], &counted);
+        if self.varies() { self.varying(id) } else { id }
+    }
+
+    /// Attention of separate heads.
+    fn attended(&mut self, op: &Attention, parts: Attended) -> Option<()> {
+        let Attended { heads: [q, k, v], past: [past_k, past_v], n_past, mask, valid, is_apart } = parts;
         let dtype = self.net.value(q).dtype;
         (self.is_real(q) && [k, v].iter().all(|&id| self.net.value(id).dtype == dtype)).then_some(())?;
-        let is_apart = self.shape(0)?.len() == 4;
-        let q = self.heads(q, op.n_q_heads)?;
-        let (k, v) = (self.with_past(1, 1, op.n_kv_heads)?, self.with_past(2, 2, op.n_kv_heads)?);
+        let past = n_past.unwrap_or_else(|| past_k.map_or(0, |past| self.net.shape(past)[2]));
+        let (k, v) = (self.with_past(k, past_k, past, 1), self.with_past(v, past_v, past, 2));
         let &[b, h, s, d] = self.net.shape(q) else { return None };
         let (&[_, n_kv, total, _], &[.., width]) = (self.net.shape(k), self.net.shape(v)) else { return None };
-        let past = self.try_input(4).map_or(0, |past| self.net.shape(past)[2]);
-        let (keys, values) = (self.matrices_of_heads(k, h / n_kv)?, self.matrices_of_heads(v, h / n_kv)?);
-        let queries = self.viewed("queries", q, &[b * h, s, d]);
-        let (flat, shape) = ([b * h, s, total], [b, h, s, total]);
+        // Of one step, heads that share keys are the rows of one product.
+        let (n_products, rows) = if s == 1 { (b * n_kv, h / n_kv) } else { (b * h, s) };
+        let (keys, values) = match s {
+            1 => (self.matrices_of_heads(k, 1)?, self.matrices_of_heads(v, 1)?),
+            _ => (self.matrices_of_heads(k, h / n_kv)?, self.matrices_of_heads(v, h / n_kv)?),
+        };
+        let queries = self.viewed("queries", q, &[n_products, rows, d]);
+        let (flat, shape) = ([n_products, rows, total], [b, h, s, total]);
         let products = self.matrix_product("products", queries, keys, true);
         let products = self.viewed("products", products, &shape);
         let scale = op.scale.unwrap_or(1.0 / (d as f64).sqrt());
@@ -138,13 +245,20 @@ impl Job<'_> {
         let bounded = self.step("bounded", Kind::Map(bounded), &[products], &shape);
         let mut inputs = vec![bounded];
         let mut value = input(0);
-        if let Some(mask) = self.mask(total)? {
+        if let Some(mask) = self.mask(mask, total)? {
             inputs.push(mask);
             value = add(value, input(1));
         }
-        let hidden = self.hidden(op, [past, s, total], &mut inputs)?;
-        let masked = choose_if(hidden, number(f64::NEG_INFINITY), value);
-        let masked = self.step("masked", Kind::Map(masked), &inputs, &shape);
+        let n_inputs = inputs.len();
+        let hidden = self.hidden(op, valid, past_k.is_some(), [past, s, total], &mut inputs)?;
+        let masked = match hidden {
+            None if n_inputs == 1 => bounded,
+            None => self.step("masked", Kind::Map(value), &inputs, &shape),
+            Some(hidden) => {
+                let masked = choose_if(hidden, number(f64::NEG_INFINITY), value);
+                self.step("masked", Kind::Map(masked), &inputs, &shape)
+            }
+        };
         let kept = [b, h, s, 1];
         let largest = self.step("largest", Kind::Reduce(ReduceOp::Max, vec![3]), &[masked], &kept);
         // A query that sees no key gives zeros.
@@ -175,67 +289,112 @@ impl Job<'_> {
             return Some(());
         }
         let found = self.viewed("heads", found, &[b, h, s, width]);
-        let turned = self.step("together", Kind::Transpose(vec![0, 2, 1, 3]), &[found], &[b, s, h, width]);
+        let turned = self.turned_around("together", found, &[0, 2, 1, 3]);
         self.push(Kind::View, &[turned], to);
         Some(())
     }
 
     /// Pairs of numbers turned by the angles of their positions.
     pub(crate) fn rotated(&mut self, op: &RotaryEmbedding) -> Option<()> {
-        let (x, to, shape) = (self.try_input(0)?, self.output()?, self.shape(0)?);
-        self.is_f32(x).then_some(())?;
-        // Steps come first where heads are in one dimension.
-        let (x, sizes, steps_first) = match shape[..] {
-            [b, h, s, d] => (x, [b, h, s, d], false),
-            [b, s, all] if op.n_heads > 0 => {
-                let sizes = [b, s, op.n_heads as i64, all / op.n_heads as i64];
-                (self.viewed("heads", x, &sizes), sizes, true)
-            }
-            _ => return None,
-        };
-        let [b, _, _, d] = sizes;
-        let s = if steps_first { sizes[1] } else { sizes[2] };
-        let turned = if op.n_turned == 0 { d } else { op.n_turned as i64 };
-        let half = turned / 2;
-        let mut angles = Vec::new();
-        for at in [1, 2] {
-            let mut table = self.try_input(at)?;
-            self.is_f32(table).then_some(())?;
-            if let Some(positions) = self.try_input(3) {
-                let kind = Kind::Gather { axis: 0, by_element: false };
-                table = self.step("angles", kind, &[table, positions], &[b, s, half]);
-            }
-            let along = if steps_first { [b, s, 1, half] } else { [b, 1, s, half] };
-            (self.net.value(table).n_elements() == b * s * half).then_some(())?;
-            angles.push(self.viewed("angles", table, &along));
-        }
-        let with = |sizes: [i64; 4], last: i64| [sizes[0], sizes[1], sizes[2], last];
-        let slice = |job: &mut Self, x: ValueId, first: i64, step: i64, n: i64| {
-            let parts = vec![(0, 1), (0, 1), (0, 1), (first, step)];
-            job.step("part", Kind::Slice(parts), &[x], &with(sizes, n))
-        };
-        let (first, second) = match op.is_interleaved {
-            true => (slice(self, x, 0, 2, half), slice(self, x, 1, 2, half)),
-            false => (slice(self, x, 0, 1, half), slice(self, x, half, 1, half)),
-        };
-        let inputs = [first, second, angles[0], angles[1]];
-        let minus = Expr::binary(BinaryOp::Sub, mul(input(2), input(0)), mul(input(3), input(1)));
-        let plus = add(mul(input(3), input(0)), mul(input(2), input(1)));
-        let real = self.step("real", Kind::Map(minus), &inputs, &with(sizes, half));
-        let imaginary = self.step("imaginary", Kind::Map(plus), &inputs, &with(sizes, half));
-        let mut parts = vec![real, imaginary];
-        if op.is_interleaved {
-            let single = [sizes[0], sizes[1], sizes[2], half, 1];
-            let pair = [sizes[0], sizes[1], sizes[2], half, 2];
-            let parts_apart = parts.iter().map(|&id| self.viewed("single", id, &single)).collect::<Vec<_>>();
-            let pairs = self.step("pairs", Kind::Concat(4), &parts_apart, &pair);
-            parts = vec![self.step("turned", Kind::View, &[pairs], &with(sizes, turned))];
-        }
-        if turned < d {
-            parts.push(slice(self, x, turned, 1, d - turned));
-        }
-        let all = if parts.len() == 1 { parts[0] } else { self.step("all", Kind::Concat(3), &parts, &sizes) };
-        self.push(Kind::View, &[all], to);
+        let (x, to) = (self.try_input(0)?, self.output()?);
+        let tables = [self.try_input(op.inputs[0])?, self.try_input(op.inputs[1])?];
+        let turned = self.turned(op, x, tables, self.try_input(op.inputs[2]))?;
+        self.push(Kind::View, &[turned], to);
         Some(())
     }
+
+    /// A tensor with pairs of its numbers turned by angles, of which the tables have cosines and sines.
+    fn turned(
+        &mut self,
+        op: &RotaryEmbedding,
+        x: ValueId,
+        tables: [ValueId; 2],
+        positions: Option<ValueId>,
+    ) -> Option<ValueId> {
+        let shape = self.net.shape(x).to_vec();
+        self.is_f32(x).then_some(())?;
+        let half = *self.net.shape(tables[0]).last()?;
+        // Steps come first where heads are in one dimension.
+        let (sizes, steps_first) = match shape[..] {
+            [b, h, s, d] => ([b, h, s, d], false),
+            [b, s, all] if op.n_heads > 0 => ([b, s, op.n_heads as i64, all / op.n_heads as i64], true),
+            [b, s, all] if half > 0 => ([b, s, all / (2 * half), 2 * half], true),
+            _ => return None,
+        };
+        let apart = self.viewed("heads", x, &sizes);
+        let [b, _, _, d] = sizes;
+        let s = if steps_first { sizes[1] } else { sizes[2] };
+        let positions = positions.map(|positions| match self.net.shape(positions) {
+            [1] if b * s > 1 => {
+                let steps = self.counted(2, 1, s, 1);
+                let all = self.step("positions", Kind::Map(add(input(0), input(1))), &[positions, steps], &[1, s]);
+                self.repeated("positions", all, &[b, s])
+            }
+            _ => positions,
+        });
+        let mut angles = Vec::new();
+        for mut table in tables {
+            self.is_f32(table).then_some(())?;
+            if let Some(positions) = positions {
+                let kind = Kind::Gather { axis: 0, by_element: false };
+                let (outer, n) = (self.net.shape(positions).to_vec(), self.net.value(positions).n_elements());
+                (n == b * s).then_some(())?;
+                let inputs = [Some(table), Some(positions)];
+                let is_same = |node: &&Node| {
+                    matches!(node.kind, Kind::Gather { axis: 0, by_element: false }) && node.inputs == inputs
+                };
+                // Queries and keys of all layers have the same.
+                let known = self.net.nodes.iter().find(is_same).map(Node::output);
+                table = match known {
+                    Some(known) => known,
+                    None => self.step("angles", kind, &[table, positions], &[&outer[..], &[half]].concat()),
+                };
+            }
+            (self.net.value(table).n_elements() == b * s * half).then_some(())?;
+            let [first, second] = if steps_first { [s, 1] } else { [1, s] };
+            let along = if op.is_interleaved { [b, first, second, half, 1] } else { [b, first, second, 1, half] };
+            angles.push(self.viewed("angles", table, &along));
+        }
+        // Both numbers of a pair lie along a dimension of their own, in which they change places.
+        let turned = 2 * half;
+        let with = |last: i64| [sizes[0], sizes[1], sizes[2], last];
+        let pairs_of = |last: [i64; 2]| [sizes[0], sizes[1], sizes[2], last[0], last[1]];
+        let (pair, axis) = if op.is_interleaved { ([half, 2], 4) } else { ([2, half], 3) };
+        let part = |job: &mut Self, first: i64, n: i64| match n == d {
+            true => apart,
+            false => job.step("part", Kind::Slice(vec![(0, 1), (0, 1), (0, 1), (first, 1)]), &[apart], &with(n)),
+        };
+        let first = part(self, 0, turned);
+        let pairs = self.viewed("pairs", first, &pairs_of(pair));
+        let mut reverse = vec![(0, 1); 5];
+        reverse[axis] = (1, -1);
+        let others = self.step("others", Kind::Slice(reverse), &[pairs], &pairs_of(pair));
+        let mut along = [1; 5];
+        along[axis] = 2;
+        let signs = self.real_constant("signs", x, &along, &[-1.0, 1.0]);
+        let value = add(mul(input(0), input(2)), mul(mul(input(1), input(3)), input(4)));
+        let inputs = [pairs, others, angles[0], angles[1], signs];
+        let mixed = self.step("turned", Kind::Map(value), &inputs, &pairs_of(pair));
+        let mut all = self.viewed("all", mixed, &with(turned));
+        if turned < d {
+            let rest = part(self, turned, d - turned);
+            all = self.step("all", Kind::Concat(3), &[all, rest], &sizes);
+        }
+        Some(self.viewed("whole", all, &shape))
+    }
+}
+
+/// Parts of an attention.
+struct Attended {
+    /// Queries, keys and values, `[batch, heads, steps, size]`.
+    heads: [ValueId; 3],
+    /// Keys and values of the past.
+    past: [Option<ValueId>; 2],
+    /// How many of these there are, where it is not all.
+    n_past: Option<i64>,
+    mask: Option<ValueId>,
+    /// Number of keys of each sequence that are no padding.
+    valid: Option<ValueId>,
+    /// Results lie as the queries do.
+    is_apart: bool,
 }

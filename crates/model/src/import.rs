@@ -9,8 +9,9 @@ use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{self, BinaryOp, ReduceOp, UnaryOp};
 
+use crate::heads::turning;
 use crate::jumps::decides;
-use crate::net::{Convolution, Kind, Line, Net, Node, ValueId, Windows};
+use crate::net::{Convolution, Kind, Line, Net, Node, State, ValueId, Windows};
 use crate::scalar::{self, add, div, input, mul, number, of, sub};
 
 /// The net of a specialised graph. What has no code becomes a host operator.
@@ -22,7 +23,10 @@ pub fn import(graph: &Graph, dots: bool) -> Net {
         let ty = value.ty.as_ref().expect("every value of a specialised graph has its type");
         let shape: Vec<i64> = ty.shape.iter().map(|&d| d as i64).collect();
         let id = net.add_value(&value.name, ty.dtype, &shape);
-        net.values[id.0].constant.clone_from(&value.constant);
+        match &value.constant {
+            Some(constant) if value.varies => net.varying.push((id, constant.clone())),
+            constant => net.values[id.0].constant.clone_from(constant),
+        }
     }
     net.inputs = graph.inputs.iter().map(|id| ValueId(id.0 as usize)).collect();
     net.outputs = graph.outputs.iter().map(|id| ValueId(id.0 as usize)).collect();
@@ -45,8 +49,33 @@ pub fn import(graph: &Graph, dots: bool) -> Net {
             }
         }
     }
+    keep_states(graph, &mut net);
     net.prune();
     net
+}
+
+/// Makes states of inputs with a length that runs say: those that alone are read ahead of what is new, by a
+/// concatenation which is an output.
+fn keep_states(graph: &Graph, net: &mut Net) {
+    let users = net.users();
+    let of_graph = |id: ValueId| graph.value(tilewright_graph::ValueId(id.0 as u32));
+    for at in 0..net.nodes.len() {
+        let node = &net.nodes[at];
+        let (Kind::Concat(axis), &[Some(past), Some(new)]) = (&node.kind, &node.inputs[..]) else { continue };
+        let (axis, value) = (*axis, node.output());
+        // Outputs are views of what is computed for them.
+        let is_view = |user: &&usize| matches!(net.nodes[**user].kind, Kind::View);
+        let views = users[value.0].iter().filter(is_view).map(|&user| net.nodes[user].output());
+        let Some(present) = std::iter::once(value).chain(views).find(|id| net.outputs.contains(id)) else { continue };
+        if !net.inputs.contains(&past) || !of_graph(past).varies || users[past.0] != [at] {
+            continue;
+        }
+        let state = State { past: of_graph(past).name.clone(), present: of_graph(present).name.clone(), value, axis };
+        net.states.push(state);
+        net.inputs.retain(|id| *id != past);
+        net.outputs.retain(|id| *id != present);
+        (net.nodes[at].kind, net.nodes[at].inputs) = (Kind::Append(axis), vec![Some(new)]);
+    }
 }
 
 /// Whether this build has code for the operations of a net from one of them on. Without LLVM there is some
@@ -265,6 +294,7 @@ impl Job<'_> {
         let has_several = matches!(
             self.node.op,
             Op::Attention(_)
+                | Op::GroupQueryAttention(_)
                 | Op::BatchNormalization(_)
                 | Op::Dropout(_)
                 | Op::DynamicQuantizeLinear(_)
@@ -358,7 +388,7 @@ impl Job<'_> {
             Op::Transpose(transpose) => {
                 let order = transpose.order(self.shape(0)?.len()).ok()?;
                 let (from, to) = (self.try_input(0)?, self.output()?);
-                self.moved(Kind::Transpose(order), from, to)
+                self.moved(turning(self.net.shape(from), &order), from, to)
             }
             Op::Slice(slice) => {
                 let parts = slice.parts(Inputs(&self.facts())).ok()?;
@@ -663,6 +693,7 @@ impl Job<'_> {
             Op::OneHot(one_hot) => self.one_hot(one_hot),
             Op::Cumulative(running) => self.running_along(running),
             Op::Attention(attention) => self.attention(attention),
+            Op::GroupQueryAttention(op) => self.grouped_attention(op),
             Op::RotaryEmbedding(rotary) => self.rotated(rotary),
             Op::Trilu(trilu) => self.trilu(trilu),
             Op::Tile(_) => self.tiled(),

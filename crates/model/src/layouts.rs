@@ -165,6 +165,7 @@ impl Images {
                         closed.extend([*of, *part]);
                     }
                 }
+                Step::Append { from, to, .. } => closed.extend([*from, *to]),
                 Step::Join { parts, whole } => {
                     let shape = net.shape(*whole);
                     let is_part = |id: &ValueId| {

@@ -171,6 +171,9 @@ pub enum Kind {
         /// output for that one.
         by_element: bool,
     },
+    /// Elements put behind those that a state has along a dimension: the state is the node's output, as long
+    /// as it then is.
+    Append(usize),
     /// A net for each step of a sequence.
     Sequence(Box<Sequence>),
     /// A function in C.
@@ -284,6 +287,24 @@ pub struct Net {
     pub inputs: Vec<ValueId>,
     /// Outputs of the net.
     pub outputs: Vec<ValueId>,
+    /// Memory that runs add to.
+    pub states: Vec<State>,
+    /// Values that are known once runs have said the size of the open dimension, at this net's size.
+    pub varying: Vec<(ValueId, Tensor)>,
+}
+
+/// Memory that stays between runs, each of which adds to it along a dimension. An input and an output of the
+/// model become one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    /// Name of the model's input that has what was there before a run.
+    pub past: String,
+    /// Name of the model's output that has all that is there after a run.
+    pub present: String,
+    /// All that is there after a run.
+    pub value: ValueId,
+    /// Dimension that becomes longer.
+    pub axis: usize,
 }
 
 impl Net {
@@ -359,11 +380,12 @@ impl Net {
             .is_some_and(|dtype| dtype.is_float() || dtype.arithmetic() == dtype || dtype == tilewright_ir::DType::Bool)
     }
 
-    /// Number of reads of each value, the net's outputs included.
+    /// Number of reads of each value, the net's outputs and states included.
     pub fn n_uses(&self) -> Vec<usize> {
         let mut n_uses = vec![0; self.values.len()];
         let read = self.nodes.iter().flat_map(|node| node.inputs.iter().flatten());
-        read.chain(&self.outputs).for_each(|id| n_uses[id.0] += 1);
+        let kept = self.outputs.iter().chain(self.states.iter().map(|state| &state.value));
+        read.chain(kept).for_each(|id| n_uses[id.0] += 1);
         n_uses
     }
 
@@ -395,7 +417,8 @@ impl Net {
     /// Leaves out what no output needs.
     pub fn prune(&mut self) {
         let mut is_needed = vec![false; self.values.len()];
-        self.outputs.iter().for_each(|id| is_needed[id.0] = true);
+        let kept = self.outputs.iter().chain(self.states.iter().map(|state| &state.value));
+        kept.for_each(|id| is_needed[id.0] = true);
         let mut kept = Vec::with_capacity(self.nodes.len());
         for node in std::mem::take(&mut self.nodes).into_iter().rev() {
             if node.outputs.iter().any(|id| is_needed[id.0]) {

@@ -7,12 +7,13 @@
 
 use std::collections::HashMap;
 
+use tilewright_graph::Tensor;
 use tilewright_ir::op::{Contraction, Range, Structure, WorkloadError};
 use tilewright_runtime::{Dim, Size};
 
 use crate::fuse::{Fused, Kernel, Open, Step, nest, open_nest};
 use crate::layouts::{block_of, conversion_of};
-use crate::net::{Kind, Line, Net, Node, ValueId};
+use crate::net::{Kind, Line, Net, Node, State, ValueId};
 
 /// Multiple of columns that products of open columns compute: whole vectors on every machine. What is beyond
 /// the size of a run lies in memory that nothing else reads.
@@ -33,6 +34,12 @@ pub enum OpenError {
         least: i64,
         /// Largest size.
         most: i64,
+    },
+    /// Tensors would have no elements.
+    #[error("{name} begins at 0, which only the past of a language model may (begin at 1)")]
+    Empty {
+        /// Name of the dimension.
+        name: String,
     },
     /// Something of the model is another thing at another size.
     #[error("`{node}` {what} between {name}={first} and {name}={second}: {name} cannot be open (give a number)")]
@@ -69,7 +76,12 @@ pub struct OpenNet {
     pub(crate) axes: Vec<Vec<Option<Size>>>,
     /// Open sizes of products and convolutions, by their results.
     sizes: SizesOf,
+    /// Values whose elements are numbers that depend on the size.
+    numbers: Vec<(ValueId, Vec<Size>)>,
 }
+
+/// Most elements that depend on the size by a number each.
+const MOST_NUMBERS: usize = 64;
 
 /// Values of a dimension's size at which a model is lowered besides the largest: odd ones in its upper half,
 /// where nothing of the model is likely to have the same size by chance.
@@ -103,11 +115,18 @@ pub fn open<E: From<OpenError>>(dim: &Dim, mut lower: impl FnMut(i64) -> Result<
     let mut whole = lower(dim.most)?;
     // The smallest size need not be a model at all.
     lower(dim.least)?;
+    if dim.least < 1 && whole.net.states.is_empty() {
+        return Err(OpenError::Empty { name: dim.name.clone() }.into());
+    }
     let job = Job { dim, at, probes: [&probes[0], &probes[1]], whole: &whole };
     job.nodes()?;
     let axes = job.axes()?;
     let sizes = job.sizes()?;
-    let open = OpenNet { dim: dim.clone(), axes, sizes };
+    let (numbers, same) = job.numbers(&axes)?;
+    for (id, constant) in same {
+        whole.net.values[id.0].constant = Some(constant);
+    }
+    let open = OpenNet { dim: dim.clone(), axes, sizes, numbers };
     check(&whole, &open)?;
     whole.open = Some(open);
     Ok(whole)
@@ -169,8 +188,9 @@ impl Job<'_> {
                 return Err(fail("has another number of dimensions"));
             }
             let fit = |axis: usize| {
-                let size = through(self.at, of_probes.map(|value| value.shape[axis]))
-                    .filter(|size| size.at(self.dim.most) == whole.shape[axis] && size.at(self.dim.least) >= 1);
+                let size = through(self.at, of_probes.map(|value| value.shape[axis])).filter(|size| {
+                    size.at(self.dim.most) == whole.shape[axis] && size.at(self.dim.least) >= self.dim.least.min(1)
+                });
                 let size = size.ok_or_else(|| fail("has a size without a factor and a term"))?;
                 Ok(Some(size).filter(|size| size.factor != 0))
             };
@@ -192,6 +212,33 @@ impl Job<'_> {
             all.push(axes);
         }
         Ok(all)
+    }
+
+    /// Finds the elements that depend on the size, and those of other values that could have.
+    #[allow(clippy::type_complexity)]
+    fn numbers(
+        &self,
+        axes: &[Vec<Option<Size>>],
+    ) -> Result<(Vec<(ValueId, Vec<Size>)>, Vec<(ValueId, Tensor)>), OpenError> {
+        let (mut numbers, mut same) = (Vec::new(), Vec::new());
+        for (at, (id, whole)) in self.whole.net.varying.iter().enumerate() {
+            let fail = || self.differs(&self.node_of(*id), "computes with other numbers", self.at[0], self.at[1]);
+            let of_probes = self.probes.map(|probe| probe.net.varying.get(at).filter(|(own, _)| own == id));
+            let [Some((_, first)), Some((_, second))] = of_probes else { return Err(fail()) };
+            let is_prefix = |part: &Tensor| whole.bytes().get(..part.bytes().len()) == Some(&part.bytes()[..]);
+            if [first, second].into_iter().all(is_prefix) && is_in_rows(self.whole.net.shape(*id), &axes[id.0]) {
+                same.push((*id, whole.clone()));
+                continue;
+            }
+            let is_number = first.ty() == whole.ty() && second.ty() == whole.ty() && !whole.dtype().is_float();
+            let found = is_number && whole.n_elements() <= MOST_NUMBERS;
+            found.then_some(()).ok_or_else(fail)?;
+            let (first, second, most) = (first.i64s(), second.i64s(), whole.i64s());
+            let size =
+                |at: usize| through(self.at, [first[at], second[at]]).filter(|size| size.at(self.dim.most) == most[at]);
+            numbers.push((*id, (0..most.len()).map(size).collect::<Option<Vec<_>>>().ok_or_else(fail)?));
+        }
+        Ok((numbers, same))
     }
 
     /// Finds the open sizes of products and convolutions.
@@ -301,6 +348,12 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
                     return refuse(&node.origin, "pads, cuts or resizes the open dimension");
                 }
             }
+            Kind::Append(axis) => {
+                let is_open_before = axes(node.output())[..*axis].iter().any(Option::is_some);
+                if is_open_before || axes(node.output())[*axis + 1..].iter().any(Option::is_some) {
+                    return refuse(&node.origin, "appends to a state in which another dimension is open");
+                }
+            }
             Kind::Sequence(_) => return refuse(&node.origin, "has steps of a sequence"),
             Kind::Packed(_) => return refuse(&node.origin, "has packed weights, whose kernels know their rows"),
             Kind::Call(_) | Kind::Host(_) => {
@@ -320,6 +373,27 @@ fn range_of(dim: &Dim, size: Size) -> Range {
 }
 
 impl Fused {
+    /// Values whose elements are numbers that depend on the size of the open dimension.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = (ValueId, &[Size])> {
+        let numbers = self.open.as_ref().map_or(&[][..], |open| &open.numbers);
+        // What kernels do not read has no memory.
+        let is_read = |id: ValueId| {
+            self.each().any(|(step, _)| match step {
+                Step::Kernel(kernel) => kernel.inputs.contains(&id),
+                Step::Part { of, .. } => *of == id,
+                _ => false,
+            })
+        };
+        numbers.iter().filter(move |(id, _)| is_read(*id)).map(|(id, sizes)| (*id, &sizes[..]))
+    }
+
+    /// Size by which a run makes states longer: that by which the length is beyond the dimension's size.
+    pub(crate) fn appends(&self) -> i64 {
+        let Some(open) = &self.open else { return 0 };
+        let of = |state: &State| open.axes[state.value.0][state.axis].map_or(0, |size| size.term);
+        self.net.states.first().map_or(0, of)
+    }
+
     /// Makes kernels that depend on the open dimension go as far as runs say, where there is one.
     ///
     /// # Errors

@@ -45,6 +45,7 @@ impl Places {
         for (step, _) in fused.each() {
             match step {
                 Step::Kernel(kernel) => is_computed[kernel.output.0] = true,
+                Step::Append { .. } => {}
                 Step::Sequence(_) => unreachable!("no sequence is within another"),
                 Step::Host(node) => node.outputs.iter().for_each(|id| is_computed[id.0] = true),
                 Step::Join { whole, .. } => is_computed[whole.0] = true,

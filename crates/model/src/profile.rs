@@ -70,7 +70,7 @@ impl Outline {
 pub struct ProfiledStep {
     /// The model's nodes that it comes from.
     pub name: String,
-    /// `kernel`, `host` of an operator without code, or `copy`.
+    /// `kernel`, `host` of an operator without code, `append` to a state, or `copy`.
     pub kind: &'static str,
     /// The workload of a kernel, the operator of another node.
     pub workload: String,
@@ -119,6 +119,7 @@ impl Compiled {
             let (kind, workload, label) = match step_of {
                 Some(Step::Kernel(kernel)) => ("kernel", kernel.workload.to_string(), kernel.workload.label()),
                 Some(Step::Host(node)) => ("host", node.operator(), host_label(node)),
+                Some(Step::Append { .. }) => ("append", String::new(), "append".to_owned()),
                 _ => ("copy", String::new(), "copy".to_owned()),
             };
             let layout = match step_of {

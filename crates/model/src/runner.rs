@@ -1,5 +1,6 @@
 //! Running a compiled model on host tensors.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -38,6 +39,7 @@ pub struct Runner {
     context: On,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
+    states: Vec<Kept>,
 }
 
 /// An input or output with memory for the largest size of an open dimension.
@@ -62,6 +64,33 @@ impl Port {
     fn bytes_mut(&mut self) -> &mut [u8] {
         let n_bytes = self.n_bytes();
         &mut self.memory.bytes_mut()[..n_bytes]
+    }
+}
+
+/// A state of the context, which the model has as an input and an output.
+struct Kept {
+    past: String,
+    present: String,
+    /// Type at the largest size.
+    ty: TensorType,
+    axis: usize,
+}
+
+impl Kept {
+    /// Type with so many rows.
+    fn with(&self, n: usize) -> TensorType {
+        let mut ty = self.ty.clone();
+        ty.shape[self.axis] = n;
+        ty
+    }
+
+    /// Bytes of the rows that lie next to each other, at the largest size and with so many rows, for each of
+    /// those places.
+    fn parts(&self, n: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
+        let row = self.ty.shape[self.axis + 1..].iter().product::<usize>() * self.ty.dtype.size();
+        let (all, most) = (self.ty.shape[..self.axis].iter().product::<usize>(), self.ty.shape[self.axis]);
+        let part = move |at: usize, pitch: usize| at * pitch * row..at * pitch * row + n * row;
+        (0..all).map(move |at| (part(at, most), part(at, n)))
     }
 }
 
@@ -101,7 +130,14 @@ impl Runner {
             AnyModel::Cpu(model) => On::Cpu(Context::new(model, threads)?),
             AnyModel::Gpu(model) => On::Gpu(GpuContext::new(model, cache)?),
         };
-        Ok(Runner { context, inputs, outputs })
+        let kept = |state: &crate::net::State| Kept {
+            past: state.past.clone(),
+            present: state.present.clone(),
+            ty: net.value(state.value).ty(),
+            axis: state.axis,
+        };
+        let states = net.states.iter().map(kept).collect();
+        Ok(Runner { context, inputs, outputs, states })
     }
 
     /// Names and types of the inputs.
@@ -129,13 +165,25 @@ impl Runner {
         Ok(())
     }
 
-    /// Takes inputs by name; those that are not given stay as they are.
+    /// Takes inputs by name, the past of states too; those that are not given stay as they are.
     ///
     /// # Errors
     /// If there is none of a name, or it has another type.
     pub fn set(&mut self, name: &str, tensor: &Tensor) -> Result<(), RunError> {
         let names: Vec<String> = self.inputs.iter().map(|port| port.name.clone()).collect();
         let refuse = |what: String| RunError::Input { name: name.to_owned(), what };
+        let state = self.states.iter().position(|state| state.past == name);
+        if let (Some(at), On::Cpu(context)) = (state, &mut self.context) {
+            let (n, state) = (context.past() as usize, &self.states[at]);
+            if *tensor.ty() != state.with(n) {
+                return Err(refuse(format!("is {}, and should be {}", tensor.ty(), state.with(n))));
+            }
+            let memory = context.state_mut(at).expect("invariant: the plan has the net's states");
+            for (all, part) in state.parts(n) {
+                memory[all].copy_from_slice(&tensor.bytes()[part]);
+            }
+            return Ok(());
+        }
         let found = self.inputs.iter_mut().find(|port| port.name == name);
         let port = found.ok_or_else(|| refuse(format!("is none of the model's (there are {})", names.join(", "))))?;
         if *tensor.ty() != port.ty {
@@ -167,7 +215,8 @@ impl Runner {
         if let Some((dim, size)) = self.size_of(inputs) {
             self.set_dim(&dim, size)?;
         }
-        let names: Vec<String> = self.inputs.iter().map(|port| port.name.clone()).collect();
+        let mut names: Vec<String> = self.inputs.iter().map(|port| port.name.clone()).collect();
+        names.extend(self.states.iter().map(|state| state.past.clone()));
         let taken = inputs.iter().filter(|(value, _)| names.contains(&value.name));
         taken.into_iter().try_for_each(|(value, tensor)| self.set(&value.name, tensor))
     }
@@ -190,6 +239,12 @@ impl Runner {
         let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(Port::bytes_mut).collect();
         let start = Instant::now();
         match &mut self.context {
+            // States are as long as they were: runs are at the size that was set.
+            On::Cpu(context) if context.model().plan().appends > 0 => {
+                let past = context.past();
+                context.run(&inputs, &mut outputs)?;
+                context.rewind(past)?;
+            }
             On::Cpu(context) => context.run(&inputs, &mut outputs)?,
             On::Gpu(context) => context.run(&inputs, &mut outputs)?,
         }
@@ -204,17 +259,33 @@ impl Runner {
         let inputs: Vec<&[u8]> = self.inputs.iter().map(Port::bytes).collect();
         let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(Port::bytes_mut).collect();
         match &mut self.context {
-            On::Cpu(context) => context.profile(&inputs, &mut outputs, step_ns)?,
+            On::Cpu(context) => {
+                let past = context.past();
+                context.profile(&inputs, &mut outputs, step_ns)?;
+                if context.model().plan().appends > 0 {
+                    context.rewind(past)?;
+                }
+            }
             On::Gpu(context) => context.profile(&inputs, &mut outputs, step_ns)?,
         }
         Ok(())
     }
 
-    /// Outputs of the last run, by name.
+    /// Outputs of the last run, by name; behind them what states then have.
     pub fn outputs(&self) -> Vec<(String, Tensor)> {
         let tensor = |port: &Port| {
             Tensor::new(port.ty.clone(), Bytes::copy_from_slice(port.bytes())).expect("it has the type's bytes")
         };
-        self.outputs.iter().map(|port| (port.name.clone(), tensor(port))).collect()
+        let mut all: Vec<(String, Tensor)> =
+            self.outputs.iter().map(|port| (port.name.clone(), tensor(port))).collect();
+        let On::Cpu(context) = &self.context else { return all };
+        let n = (context.past() + context.model().plan().appends) as usize;
+        for (at, state) in self.states.iter().enumerate() {
+            let memory = context.state(at).expect("invariant: the plan has the net's states");
+            let bytes: Vec<u8> = state.parts(n).flat_map(|(all, _)| memory[all].to_vec()).collect();
+            let tensor = Tensor::new(state.with(n), bytes.into()).expect("it has the type's bytes");
+            all.push((state.present.clone(), tensor));
+        }
+        all
     }
 }

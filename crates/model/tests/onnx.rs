@@ -8,6 +8,9 @@ mod blocks;
 #[path = "onnx/libraries.rs"]
 mod libraries;
 
+#[path = "onnx/language.rs"]
+mod language;
+
 #[path = "onnx/halves.rs"]
 mod halves;
 
@@ -273,7 +276,7 @@ fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: &[i64], n_kernels
     let of_step = |step: &Step| match step {
         Step::Kernel(_) => Some(true),
         Step::Sequence(_) | Step::Host(_) => Some(false),
-        Step::Part { .. } | Step::Join { .. } => None,
+        Step::Append { .. } | Step::Part { .. } | Step::Join { .. } => None,
     };
     let steps: Vec<bool> = compiled.fused.steps.iter().filter_map(of_step).collect();
     assert_eq!(steps, vec![true; n_kernels]);

@@ -10,7 +10,7 @@ use tilewright_codegen::{ARGUMENT_ALIGN, Runtime};
 
 use crate::memory::Aligned;
 use crate::model::{Base, Model};
-use crate::plan::{Guard, Host, Slice, Work};
+use crate::plan::{Guard, Host, Rows, Size, Slice, Work};
 use crate::pool::Threads;
 
 /// Reason why a run failed.
@@ -66,6 +66,24 @@ pub enum RunError {
         /// Distance of neighbouring sizes.
         step: i64,
     },
+    /// States have no room for what a run adds to them.
+    #[error("{name}={size} is all that states have room for (rewind, or compile for more)")]
+    Full {
+        /// Name of the dimension.
+        name: String,
+        /// Size of the dimension.
+        size: i64,
+    },
+    /// The model has no state of this number, or memory for it is too small.
+    #[error("state {state} cannot be in {n_bytes} bytes (there are {n_states} states, which say their sizes)")]
+    State {
+        /// Number of the state.
+        state: usize,
+        /// Size of the memory.
+        n_bytes: usize,
+        /// Number of states.
+        n_states: usize,
+    },
     /// A step in this process failed.
     #[error("step `{step}`: {why}")]
     Host {
@@ -95,6 +113,10 @@ pub struct Context {
     passed: Vec<Passed>,
     /// Addresses of the guards' booleans, the last ones of `pointers`, begin here.
     first_truth: usize,
+    /// Memory of each state.
+    states: Vec<Aligned>,
+    /// Addresses of the states: an index in `pointers`, the state, and bytes from its beginning.
+    of_states: Vec<(usize, usize, usize)>,
     /// Size of the model's open dimension in the next run; 0 where it has none.
     size: i64,
     /// The kernels' open sizes in the next run, step by step.
@@ -130,12 +152,20 @@ impl Context {
         let scratch = Aligned::new(model.scratch_bytes(n_threads))?;
         let (mut pointers, mut passed) = (Vec::new(), Vec::new());
         let (mut most_reads, mut most_writes) = (0, 0);
+        let states = model.plan().states().map(|tensor| Aligned::untouched(tensor.n_bytes() as u64));
+        let states = states.collect::<io::Result<Vec<_>>>()?;
+        let mut of_states = Vec::new();
         let mut add = |slice: &Slice| {
             let pointer = model.address(slice).map_or(std::ptr::null_mut(), |address| match address.base {
                 // SAFETY: the model has checked that slices are within what they are of.
                 Base::Arena => unsafe { arena.pointer().add(address.offset) },
                 // SAFETY: as above.
                 Base::Constants => unsafe { model.constants().as_ptr().cast_mut().add(address.offset) },
+                Base::State(state) => {
+                    of_states.push((pointers.len(), state, address.offset));
+                    // SAFETY: as above.
+                    unsafe { states[state].pointer().add(address.offset) }
+                }
                 base @ (Base::Input(_) | Base::Output(_)) => {
                     passed.push(Passed { at: pointers.len(), base, offset: address.offset });
                     std::ptr::null_mut()
@@ -155,20 +185,36 @@ impl Context {
         let (model, threads) = (Arc::clone(model), threads.clone());
         let n_sizes = model.plan().steps.iter().map(|step| match &step.work {
             Work::Kernel { sizes, .. } => sizes.len(),
+            Work::Move { .. } => MOVED,
             Work::Copy { .. } | Work::Host { .. } => 0,
         });
         let sizes = Vec::with_capacity(n_sizes.sum());
         let (size, _arena) = (0, arena);
-        let mut context =
-            Context { model, threads, _arena, scratch, pointers, passed, first_truth, size, sizes, reads, writes };
-        if let Some(most) = context.model.plan().dim.as_ref().map(|dim| dim.most) {
-            context.at(most);
+        let mut context = Context {
+            model,
+            threads,
+            _arena,
+            scratch,
+            pointers,
+            passed,
+            first_truth,
+            states,
+            of_states,
+            size,
+            sizes,
+            reads,
+            writes,
+        };
+        let has_states = context.model.plan().appends > 0;
+        if let Some(first) = context.model.plan().dim.as_ref().map(|dim| if has_states { dim.least } else { dim.most })
+        {
+            context.at(first);
         }
         Ok(context)
     }
 
     /// Sets the size of the model's open dimension for the runs that follow, without allocating memory; until
-    /// then it is the largest.
+    /// then it is the largest, or the smallest where states have it.
     ///
     /// # Errors
     /// If the model has no such dimension, or that no such size; then all stays as it was.
@@ -190,13 +236,63 @@ impl Context {
         self.model.plan().dim.as_ref().map(|_| self.size)
     }
 
+    /// Length of what states have, to which a run adds; 0 of a model without.
+    pub fn past(&self) -> i64 {
+        if self.model.plan().appends > 0 { self.size } else { 0 }
+    }
+
+    /// Forgets what states have beyond a length, that of the past in the next run, such as 0 for another text
+    /// or less than there is for one that goes on from there in another way.
+    ///
+    /// # Errors
+    /// If the model has no states, or they are not so long; then all stays as it was.
+    pub fn rewind(&mut self, length: i64) -> Result<(), RunError> {
+        let no_dim = || RunError::NoDim { name: "past".to_owned(), open: None };
+        let dim = self.model.plan().dim.as_ref().filter(|_| self.model.plan().appends > 0).ok_or_else(no_dim)?;
+        if length > self.size || length < dim.least || (length - dim.least) % dim.step != 0 {
+            let (name, least, most, step) = (dim.name.clone(), dim.least, self.size, dim.step);
+            return Err(RunError::BadSize { name, size: length, least, most, step });
+        }
+        self.at(length);
+        Ok(())
+    }
+
+    /// Has runs keep a state in other memory, such as that of another text; returns the memory that had it.
+    ///
+    /// # Errors
+    /// If there is no such state, or the memory is too small; then all stays as it was.
+    pub fn bind_state(&mut self, state: usize, memory: Aligned) -> Result<Aligned, RunError> {
+        let needed = self.model.plan().states().nth(state).map(|tensor| tensor.n_bytes());
+        let (n_bytes, n_states) = (memory.bytes().len(), self.states.len());
+        if needed.is_none_or(|needed| n_bytes < needed) {
+            return Err(RunError::State { state, n_bytes, n_states });
+        }
+        for &(at, _, offset) in self.of_states.iter().filter(|(_, of, _)| *of == state) {
+            // SAFETY: the model has checked that slices are within the state, which has as many bytes.
+            self.pointers[at] = unsafe { memory.pointer().add(offset) };
+        }
+        Ok(std::mem::replace(&mut self.states[state], memory))
+    }
+
+    /// Memory of a state, laid out for the largest size.
+    pub fn state(&self, state: usize) -> Option<&[u8]> {
+        Some(self.states.get(state)?.bytes())
+    }
+
+    /// Memory of a state to write to, laid out as that of [`Context::state`].
+    pub fn state_mut(&mut self, state: usize) -> Option<&mut [u8]> {
+        Some(self.states.get_mut(state)?.bytes_mut())
+    }
+
     /// Takes the sizes of steps at a size of the open dimension.
     fn at(&mut self, size: i64) {
         self.size = size;
         self.sizes.clear();
         for step in &self.model.plan().steps {
-            if let Work::Kernel { sizes, .. } = &step.work {
-                self.sizes.extend(sizes.iter().map(|open| open.at(size)));
+            match &step.work {
+                Work::Kernel { sizes, .. } => self.sizes.extend(sizes.iter().map(|open| open.at(size))),
+                Work::Move { rows, .. } => self.sizes.extend(moved(rows).map(|open| open.at(size))),
+                Work::Copy { .. } | Work::Host { .. } => {}
             }
         }
     }
@@ -255,6 +351,9 @@ impl Context {
 
     /// Checks what is passed, and has steps find it.
     fn pass(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError> {
+        if let Some(dim) = self.model.plan().dim.as_ref().filter(|dim| self.size > dim.most) {
+            return Err(RunError::Full { name: dim.name.clone(), size: self.size });
+        }
         let (of_inputs, of_outputs) = (self.model.inputs(), self.model.outputs());
         for (what, expected, given) in
             [("inputs", of_inputs.len(), inputs.len()), ("outputs", of_outputs.len(), outputs.len())]
@@ -279,7 +378,7 @@ impl Context {
             let (start, n_bytes) = match base {
                 Base::Input(input) => (inputs[*input].as_ptr().cast_mut(), inputs[*input].len()),
                 Base::Output(output) => (outputs[*output].as_mut_ptr(), outputs[*output].len()),
-                Base::Arena | Base::Constants => unreachable!("these are there from the beginning"),
+                Base::Arena | Base::Constants | Base::State(_) => unreachable!("these are there from the beginning"),
             };
             // A slice of nothing may be anywhere, and elements of nothing are aligned.
             let start = if n_bytes == 0 { std::ptr::without_provenance_mut(ARGUMENT_ALIGN as usize) } else { start };
@@ -309,7 +408,11 @@ impl Context {
             let start = step_ns.is_some().then(Instant::now);
             let (pointers, after) = rest.split_at(slices(&step.work).count());
             rest = after;
-            let n_sizes = if let Work::Kernel { sizes, .. } = &step.work { sizes.len() } else { 0 };
+            let n_sizes = match &step.work {
+                Work::Kernel { sizes, .. } => sizes.len(),
+                Work::Move { .. } => MOVED,
+                Work::Copy { .. } | Work::Host { .. } => 0,
+            };
             let (sizes, after) = rest_of_sizes.split_at(n_sizes);
             rest_of_sizes = after;
             if !self.is_needed(step.guard) {
@@ -330,6 +433,15 @@ impl Context {
                     let n_bytes = rows.map_or(from.n_bytes, |(rows, row)| rows.at(self.size) as usize * row);
                     // SAFETY: both are within what they are of; they may be the same.
                     unsafe { std::ptr::copy(pointers[0], pointers[1], n_bytes) }
+                }
+                Work::Move { rows, .. } => {
+                    let [from_at, to_at, n_bytes] = [0, 1, 2].map(|at| sizes[at] as usize);
+                    for row in 0..rows.n {
+                        let [from, to] = [from_at + row * rows.pitches[0], to_at + row * rows.pitches[1]];
+                        // SAFETY: the model has checked that all rows are within what they are of, at any
+                        // size of the dimension, and that the two do not overlap.
+                        unsafe { std::ptr::copy_nonoverlapping(pointers[0].add(from), pointers[1].add(to), n_bytes) };
+                    }
                 }
                 Work::Host { run: Host::Call(call), .. } => {
                     // SAFETY: as for kernels; scratch memory is for the largest of steps.
@@ -360,15 +472,27 @@ impl Context {
                 step_ns[at] += start.elapsed().as_nanos() as u64;
             }
         }
+        let appends = self.model.plan().appends;
+        if appends > 0 {
+            self.at(self.size + appends);
+        }
         Ok(())
     }
+}
+
+/// Number of sizes of a move.
+const MOVED: usize = 3;
+
+/// Sizes of a move, in their order.
+fn moved(rows: &Rows) -> [Size; MOVED] {
+    [rows.offsets[0], rows.offsets[1], rows.n_bytes]
 }
 
 /// Slices that a step reads and writes, in the order of its addresses.
 fn slices(work: &Work) -> impl Iterator<Item = &Slice> {
     let (first, second) = match work {
         Work::Kernel { arguments, kept, .. } => (&arguments[..], &kept[..]),
-        Work::Copy { from, to, .. } => (slice::from_ref(from), slice::from_ref(to)),
+        Work::Copy { from, to, .. } | Work::Move { from, to, .. } => (slice::from_ref(from), slice::from_ref(to)),
         Work::Host { inputs, outputs, .. } => (&inputs[..], &outputs[..]),
     };
     first.iter().chain(second)

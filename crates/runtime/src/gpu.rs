@@ -143,7 +143,8 @@ impl<'m> Launches<'m> {
                     let launch = all.copy(at, all.span(from), all.span(to), model.plan.tensors[to.tensor].dtype);
                     all.launches.push(launch);
                 }
-                Work::Host { .. } => {}
+                // Runs say no sizes on a GPU.
+                Work::Move { .. } | Work::Host { .. } => {}
             }
             all.steps.push(start..all.launches.len());
         }
@@ -185,6 +186,7 @@ impl<'m> Launches<'m> {
             Place::Output(at) => (Home::Output(at), 0),
             Place::Arena(offset) => (Home::Arena, offset),
             Place::Constant(at) => (Home::Constant(at), 0),
+            Place::State(_) => unreachable!("models for GPUs have no states"),
         };
         Span { home, at: (start + slice.offset) as u64, n_bytes: slice.n_bytes as u64 }
     }
@@ -228,7 +230,7 @@ impl<'m> Launches<'m> {
         }
         let constant = |slice: &Slice| match plan.tensors[slice.tensor].place {
             Place::Constant(at) => Some(at),
-            Place::Input(_) | Place::Output(_) | Place::Arena(_) => None,
+            Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => None,
         };
         // Steps that share what is prepared name the same constants.
         let n_new = kept.iter().filter_map(constant).filter(|at| self.made.insert(*at)).count();

@@ -199,6 +199,8 @@ pub enum Base {
     Arena,
     /// The model's constants.
     Constants,
+    /// The context's state of this number.
+    State(usize),
 }
 
 /// A place in memory.
@@ -314,6 +316,7 @@ impl Model {
             Place::Input(at) => (Base::Input(at), 0),
             Place::Output(at) => (Base::Output(at), 0),
             Place::Arena(offset) => (Base::Arena, offset),
+            Place::State(at) => (Base::State(at), 0),
             Place::Constant(at) => (Base::Constants, self.constant_offsets[at]?),
         };
         Some(Address { base, offset: offset + slice.offset })
@@ -339,7 +342,7 @@ impl Model {
         let of_kernels = self.codes.iter().map(|code| code.kernel.scratch_bytes(n_threads));
         let of_host = self.plan.steps.iter().map(|step| match &step.work {
             Work::Host { run, .. } => run.scratch_bytes() as u64,
-            Work::Kernel { .. } | Work::Copy { .. } => 0,
+            Work::Kernel { .. } | Work::Copy { .. } | Work::Move { .. } => 0,
         });
         of_kernels.chain(of_host).max().unwrap_or(0)
     }
@@ -465,7 +468,7 @@ impl Model {
     pub fn constant_of(&self, slice: &Slice) -> Option<usize> {
         match self.plan.tensors[slice.tensor].place {
             Place::Constant(at) => Some(at),
-            Place::Input(_) | Place::Output(_) | Place::Arena(_) => None,
+            Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => None,
         }
     }
 }
@@ -573,7 +576,7 @@ fn needed_constants(plan: &Plan, codes: &[Code]) -> HashSet<usize> {
                 let used = arguments.iter().chain(kept).zip(0..);
                 used.filter(|(_, at)| is_used(&codes[*kernel], *at, parts)).for_each(|(slice, _)| need(slice));
             }
-            Work::Copy { from, .. } => need(from),
+            Work::Copy { from, .. } | Work::Move { from, .. } => need(from),
             Work::Host { inputs, .. } => inputs.iter().for_each(&mut need),
         }
     }
@@ -595,7 +598,7 @@ impl Checker<'_> {
             let (index, ports) = match tensor.place {
                 Place::Input(at) => (at, &inputs),
                 Place::Output(at) => (at, &outputs),
-                Place::Arena(_) | Place::Constant(_) => continue,
+                Place::Arena(_) | Place::Constant(_) | Place::State(_) => continue,
             };
             if ports.get(index).is_none_or(|port| port.n_bytes != tensor.n_bytes()) {
                 return Err(PlanError::Interface { tensor: tensor.name.clone(), index });
@@ -609,7 +612,7 @@ impl Checker<'_> {
                     let port = match self.plan.tensors.get(slice.tensor).map(|tensor| tensor.place) {
                         Some(Place::Input(at)) => &mut inputs[at],
                         Some(Place::Output(at)) => &mut outputs[at],
-                        Some(Place::Arena(_) | Place::Constant(_)) | None => continue,
+                        Some(Place::Arena(_) | Place::Constant(_) | Place::State(_)) | None => continue,
                     };
                     port.align = port.align.max(code.argument_align(at));
                 }
@@ -687,6 +690,16 @@ impl Checker<'_> {
                 }
                 self.written(step, to, &[*from])
             }
+            Work::Move { from, to, rows } => {
+                [from, to].into_iter().try_for_each(|slice| self.slice(step, slice))?;
+                if !rows.are_within([from.n_bytes, to.n_bytes], self.plan.dim.as_ref()) {
+                    return Err(PlanError::Outside { step: name(), tensor: self.name(to) });
+                }
+                if self.overlap(from, to) {
+                    return Err(self.overlapping(step, to, from));
+                }
+                self.written(step, to, &[])
+            }
             Work::Host { inputs, outputs, .. } => {
                 let all = [&inputs[..], &outputs[..]].concat();
                 all.iter().try_for_each(|slice| self.slice(step, slice))?;
@@ -724,7 +737,7 @@ impl Checker<'_> {
             let start = match self.plan.tensors[slice.tensor].place {
                 Place::Arena(offset) => offset,
                 // These begin at lines. What callers pass is looked at in each run.
-                Place::Constant(_) | Place::Input(_) | Place::Output(_) => 0,
+                Place::Constant(_) | Place::State(_) | Place::Input(_) | Place::Output(_) => 0,
             };
             let is_callers = at >= n_arguments && !self.is_ours(slice);
             if !(start + slice.offset).is_multiple_of(align) || is_callers {
@@ -734,7 +747,7 @@ impl Checker<'_> {
         let is_constant = |slice: &Slice| matches!(self.plan.tensors[slice.tensor].place, Place::Constant(_));
         let is_prepared = |slice: &Slice| match self.plan.tensors[slice.tensor].place {
             Place::Constant(at) => matches!(self.plan.constants[at], Constant::Prepared(_)),
-            Place::Input(_) | Place::Output(_) | Place::Arena(_) => false,
+            Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => false,
         };
         // What runs write, and what may then not overlap it.
         let used =
@@ -763,7 +776,7 @@ impl Checker<'_> {
     fn is_ours(&self, slice: &Slice) -> bool {
         match self.plan.tensors[slice.tensor].place {
             Place::Arena(_) | Place::Constant(_) => true,
-            Place::Input(_) | Place::Output(_) => false,
+            Place::Input(_) | Place::Output(_) | Place::State(_) => false,
         }
     }
 
@@ -780,7 +793,7 @@ impl Checker<'_> {
                 Some(constant @ (Constant::Data(_) | Constant::Prepared(_))) => constant.n_bytes(),
                 Some(Constant::Forgotten(_)) | None => return Err(missing("constant", at)),
             },
-            Place::Input(_) | Place::Output(_) | Place::Arena(_) => usize::MAX,
+            Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => usize::MAX,
         };
         let end = slice.offset.checked_add(slice.n_bytes);
         if end.is_none_or(|end| end > tensor.n_bytes()) || tensor.n_bytes() > room {
@@ -799,7 +812,7 @@ impl Checker<'_> {
             Place::Input(_) | Place::Constant(_) => {
                 return Err(PlanError::ReadOnly { step: step.name.clone(), tensor: self.name(slice) });
             }
-            Place::Output(_) | Place::Arena(_) => {}
+            Place::Output(_) | Place::Arena(_) | Place::State(_) => {}
         }
         let start = |slice: &Slice| self.region(slice);
         match others.iter().find(|other| self.overlap(slice, other) && start(slice) != start(other)) {
@@ -816,7 +829,7 @@ impl Checker<'_> {
     fn region(&self, slice: &Slice) -> (Place, usize, usize) {
         let (place, start) = match self.plan.tensors[slice.tensor].place {
             Place::Arena(offset) => (Place::Arena(0), offset),
-            place @ (Place::Input(_) | Place::Output(_) | Place::Constant(_)) => (place, 0),
+            place @ (Place::Input(_) | Place::Output(_) | Place::Constant(_) | Place::State(_)) => (place, 0),
         };
         (place, start + slice.offset, start + slice.offset + slice.n_bytes)
     }

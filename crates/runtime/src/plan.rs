@@ -26,10 +26,12 @@ impl Dim {
     /// Sizes that stand for all: both ends, and between them some in about equal ratios; `n` at most, which
     /// is two or more.
     pub fn spread(&self, n: usize) -> Vec<i64> {
-        let ratio = self.most as f64 / self.least as f64;
+        // None is as few as one.
+        let first = self.least.max(1) as f64;
+        let ratio = self.most as f64 / first;
         let value = |i: usize| {
-            let steps =
-                (self.least as f64 * ratio.powf(i as f64 / (n - 1) as f64) - self.least as f64) / self.step as f64;
+            let wanted = if i == 0 { self.least as f64 } else { first * ratio.powf(i as f64 / (n - 1) as f64) };
+            let steps = (wanted - self.least as f64) / self.step as f64;
             self.least + steps.round() as i64 * self.step
         };
         let mut values: Vec<i64> = (0..n).map(value).collect();
@@ -113,6 +115,8 @@ pub enum Place {
     Arena(usize),
     /// The constant of this index in [`Plan::constants`].
     Constant(usize),
+    /// The state of this number, which stays between runs of a context.
+    State(usize),
 }
 
 /// Constant of all runs.
@@ -198,6 +202,15 @@ pub enum Work {
         /// copied.
         rows: Option<(Size, usize)>,
     },
+    /// Copies rows of a tensor to rows of another one that lie in other distances.
+    Move {
+        /// Tensor that has the rows.
+        from: Slice,
+        /// Tensor that gets them.
+        to: Slice,
+        /// Rows, in both.
+        rows: Rows,
+    },
     /// Calls a host function.
     Host {
         /// Slices that the function reads.
@@ -207,6 +220,41 @@ pub enum Work {
         /// The function.
         run: Host,
     },
+}
+
+/// Rows that are copied; what a run says of them is in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Number of rows.
+    pub n: usize,
+    /// Bytes from one row to the next, in the source and in the destination.
+    pub pitches: [usize; 2],
+    /// Bytes ahead of the first row, in the source and in the destination.
+    pub offsets: [Size; 2],
+    /// Bytes of a row.
+    pub n_bytes: Size,
+}
+
+impl Rows {
+    /// End of what is copied at a size of the dimension, in the source and in the destination; none where
+    /// that is no place.
+    fn ends(&self, size: i64) -> Option<[usize; 2]> {
+        let n_bytes = usize::try_from(self.n_bytes.at(size)).ok()?;
+        let end = |at: usize| {
+            let last = self.pitches[at].checked_mul(self.n.saturating_sub(1))?;
+            usize::try_from(self.offsets[at].at(size)).ok()?.checked_add(last)?.checked_add(n_bytes)
+        };
+        (self.n == 1 || self.pitches.iter().all(|pitch| *pitch >= n_bytes)).then_some(())?;
+        Some([end(0)?, end(1)?])
+    }
+
+    /// Whether all rows are within so many bytes, at any size of a dimension.
+    pub(crate) fn are_within(&self, n_bytes: [usize; 2], dim: Option<&Dim>) -> bool {
+        // Sizes depend on the dimension linearly.
+        dim.map_or([0, 0], |dim| [dim.least, dim.most]).iter().all(|size| {
+            self.ends(*size).is_some_and(|ends| ends.iter().zip(n_bytes).all(|(end, n_bytes)| *end <= n_bytes))
+        })
+    }
 }
 
 /// Step of a run.
@@ -244,6 +292,8 @@ pub struct Plan {
     pub guards: Vec<Guard>,
     /// Dimension of which runs say a size, if any.
     pub dim: Option<Dim>,
+    /// Size by which a run makes the dimension longer: that of what its states have; 0 where there are none.
+    pub appends: i64,
 }
 
 impl Plan {
@@ -263,11 +313,17 @@ impl Plan {
         (0..).map_while(|at| self.tensors.iter().position(|tensor| tensor.place == place(at))).collect()
     }
 
+    /// Tensors of the states, in order.
+    pub fn states(&self) -> impl Iterator<Item = &Tensor> {
+        let of = |at: usize| self.tensors.iter().find(|tensor| tensor.place == Place::State(at));
+        (0..).map_while(of)
+    }
+
     /// Size of the arena.
     pub fn arena_bytes(&self) -> usize {
         let ends = self.tensors.iter().filter_map(|tensor| match tensor.place {
             Place::Arena(offset) => Some(offset + tensor.n_bytes()),
-            Place::Input(_) | Place::Output(_) | Place::Constant(_) => None,
+            Place::Input(_) | Place::Output(_) | Place::Constant(_) | Place::State(_) => None,
         });
         ends.max().unwrap_or(0)
     }
@@ -277,7 +333,7 @@ impl fmt::Debug for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match &self.work {
             Work::Kernel { kernel, .. } => format!("kernel {kernel}"),
-            Work::Copy { .. } => "copy".to_owned(),
+            Work::Copy { .. } | Work::Move { .. } => "copy".to_owned(),
             Work::Host { .. } => "host".to_owned(),
         };
         write!(f, "{} ({what})", self.name)

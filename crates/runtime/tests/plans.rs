@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use common::*;
 use tilewright_ir::{DType, Part};
-use tilewright_runtime::{Context, Host, Model, Place, Plan, PlanError, RunError, Slice, Step, Threads, Work};
+use tilewright_runtime::{
+    Context, Dim, Host, Model, Place, Plan, PlanError, Rows, RunError, Size, Slice, Step, Threads, Work,
+};
 
 #[test]
 fn a_plan_runs_its_steps() {
@@ -83,7 +85,7 @@ fn plans_that_do_not_fit_are_refused() {
     fn arguments(plan: &mut Plan, step: usize) -> &mut Vec<Slice> {
         match &mut plan.steps[step].work {
             Work::Kernel { arguments, .. } => arguments,
-            Work::Copy { .. } | Work::Host { .. } => panic!("a kernel"),
+            Work::Copy { .. } | Work::Move { .. } | Work::Host { .. } => panic!("a kernel"),
         }
     }
     let check = |change: fn(&mut Plan), expected: &str| assert_eq!(refused(change).to_string(), expected);
@@ -148,6 +150,56 @@ fn a_step_may_write_what_it_reads() {
     let (x, mut y) = (vec![2.0; 66], vec![0; 66 * 4]);
     Context::new(&model, &Threads::new(1).unwrap()).unwrap().run(&[&bytes(&x)], &mut [&mut y]).unwrap();
     assert_eq!(floats(&y), vec![6.0; 66]);
+}
+
+/// A plan that appends a row of two numbers to both heads of a state of 2 × 4 × 2, and gives all of it.
+fn appending(change: fn(&mut Rows)) -> Result<Model, PlanError> {
+    let mut plan = Plan { dim: Some(Dim { name: "past".to_owned(), least: 0, most: 3, step: 1 }), ..Plan::default() };
+    plan.appends = 1;
+    let x = plan.tensor("x", DType::F32, &[2, 1, 2], Place::Input(0));
+    let all = plan.tensor("all", DType::F32, &[2, 4, 2], Place::State(0));
+    let y = plan.tensor("y", DType::F32, &[2, 4, 2], Place::Output(0));
+    let size = |factor: i64, term: i64| Size { factor, term, multiple: 1 };
+    let mut rows = Rows { n: 2, pitches: [8, 32], offsets: [size(0, 0), size(8, 0)], n_bytes: size(0, 8) };
+    change(&mut rows);
+    let (from, to) = (plan.whole(x), plan.whole(all));
+    let append = Work::Move { from, to, rows };
+    plan.steps.push(Step { name: "append".to_owned(), work: append, guard: None });
+    let copy = Work::Copy { from: to, to: plan.whole(y), rows: None };
+    plan.steps.push(Step { name: "copy".to_owned(), work: copy, guard: None });
+    Model::new(plan, Vec::new())
+}
+
+#[test]
+fn states_stay_between_runs() {
+    let model = Arc::new(appending(|_| {}).unwrap());
+    let mut context = Context::new(&model, &Threads::new(1).unwrap()).unwrap();
+    let mut expected = vec![0.0; 16];
+    for run in 0..4 {
+        let x = [1.0, 2.0, 3.0, 4.0].map(|x| x + 10.0 * run as f32);
+        expected[2 * run..2 * run + 2].copy_from_slice(&x[..2]);
+        expected[8 + 2 * run..8 + 2 * run + 2].copy_from_slice(&x[2..]);
+        let mut y = bytes(&[-1.0; 16]);
+        context.run(&[&bytes(&x)], &mut [&mut y]).unwrap();
+        assert_eq!((floats(&y), context.past()), (expected.clone(), run as i64 + 1));
+    }
+    let mut y = bytes(&[-1.0; 16]);
+    let full = context.run(&[&bytes(&[0.0; 4])], &mut [&mut y]);
+    assert_eq!(full, Err(RunError::Full { name: "past".to_owned(), size: 4 }));
+    assert_eq!((floats(&y), context.past()), (vec![-1.0; 16], 4));
+    context.rewind(1).unwrap();
+    assert!(context.rewind(2).is_err() && context.past() == 1);
+    // One row too far at the largest size alone, a negative offset at the smallest, rows within each other.
+    for change in [
+        (|rows| rows.offsets[1].term = 8) as fn(&mut Rows),
+        |rows| rows.offsets[1].term = -8,
+        |rows| rows.pitches[1] = 4,
+        |rows| rows.n = 3,
+        |rows| rows.n_bytes.factor = 8,
+        |rows| rows.pitches[0] = usize::MAX,
+    ] {
+        assert!(matches!(appending(change), Err(PlanError::Outside { .. })));
+    }
 }
 
 #[test]

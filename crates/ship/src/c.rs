@@ -30,6 +30,9 @@ pub const FUNCTIONS: [&str; 12] = [
 /// The further functions of a library of a model with an open dimension.
 pub const FUNCTIONS_OF_DIMS: [&str; 4] = ["dims", "dim", "set_dim", "shape"];
 
+/// The further functions of a library of a model with states.
+pub const FUNCTIONS_OF_STATES: [&str; 5] = ["states", "state", "bind_state", "past", "rewind"];
+
 /// The function by which TVM-FFI calls a library.
 pub fn ffi_function(name: &str) -> String {
     format!("__tvm_ffi_{name}")
@@ -64,7 +67,7 @@ pub fn header(library: &Library) -> String {
     let n = &library.name;
     let libraries = if library.is_for_gpu { "-ldl" } else { "-lm -lpthread" };
     let how = [format!("To be linked: {n}.c {n}_kernels.a {libraries}, or -l{n} where there is lib{n}.so.")];
-    let text = of_kind(include_str!("../templates/net.h"), library.is_for_gpu, library.dim.is_some())
+    let text = of_kind(include_str!("../templates/net.h"), library.kind())
         .replace("@ORIGIN@", &comment(&library.origin, &how))
         .replace("@THREADS@", &library.n_threads.to_string());
     named(&text, &library.name)
@@ -154,13 +157,37 @@ fn host_operators(operators: &[HostOperator], parameters: &str) -> String {
     parts.join("\n\n") + "\n\n"
 }
 
+/// Tables of the states.
+fn states(model: &Model) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let (mut table, mut places, mut n_bytes) = (String::new(), String::new(), 0);
+    for (at, tensor) in model.plan().states().enumerate() {
+        let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
+        writeln!(out, "static const int64_t net_state_{at}_shape[] = {{{}}};", shape.join(", "))?;
+        let (code, bits) = dlpack(tensor.dtype);
+        let (name, rank) = (quoted(&tensor.name), tensor.shape.len());
+        writeln!(table, "    {{{name}, {code}, {bits}, 0, {rank}, net_state_{at}_shape, {}}},", tensor.n_bytes())?;
+        writeln!(places, "    {n_bytes},")?;
+        n_bytes += tensor.n_bytes().next_multiple_of(128);
+    }
+    let n = model.plan().states().count();
+    writeln!(out, "#define NET_STATES {n}u")?;
+    writeln!(out, "static const net_tensor net_state_table[NET_STATES + 1] = {{")?;
+    writeln!(out, "{table}    {{NULL, 0, 0, 0, 0, NULL, 0}}\n}};")?;
+    writeln!(out, "/* Where each state begins, in bytes, and where the last one ends. */")?;
+    writeln!(out, "static const size_t net_state_places[NET_STATES + 1] = {{\n{places}    {n_bytes}\n}};")?;
+    writeln!(out, "/* What a run adds to the length of states. */")?;
+    writeln!(out, "#define NET_APPENDS {}\n", literal(model.plan().appends))?;
+    Ok(out)
+}
+
 /// Tables that the template of libraries for CPUs reads.
 pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let mut kernels: Vec<usize> = Vec::new();
     let (mut addresses, mut steps, mut passed) = (String::new(), String::new(), Vec::new());
     let (mut operators, mut parameters): (Vec<HostOperator>, String) = Default::default();
-    let (mut n_addresses, mut n_steps) = (0, 0);
+    let (mut n_addresses, mut n_steps, mut all_rows) = (0, 0, String::new());
     let is_open = model.plan().dim.is_some();
     let mut open_sizes: Vec<Size> = Vec::new();
     // What a step has of sizes, in libraries that have them.
@@ -174,6 +201,7 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
             };
             let place = || match model.address(slice)? {
                 Address { base: Base::Arena, offset } => Some(("NET_IN_ARENA", 0, offset)),
+                Address { base: Base::State(at), offset } => Some(("NET_IN_STATE", at, offset)),
                 Address { base: Base::Input(at), offset } => Some(("NET_IN_INPUT", at, offset)),
                 Address { base: Base::Output(at), offset } => Some(("NET_IN_OUTPUT", at, offset)),
                 Address { base: Base::Constants, .. } => None,
@@ -216,6 +244,16 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
                 let size = of_size(rows.map_or(0, |_| open_sizes.len()));
                 let n_bytes = rows.map_or(from.n_bytes, |(_, row)| row);
                 writeln!(steps, "    {{NULL, NULL, NULL, {first}, 0, {n_bytes}, {size}{guard}}},")?;
+                n_steps += 1;
+                first += 2;
+            }
+            Work::Move { from, to, rows } => {
+                add(&mut [(from, true), (to, true)].into_iter(), &step.name)?;
+                let (size, name) = (open_sizes.len(), format!("net_rows_{n_steps}"));
+                open_sizes.extend([rows.offsets[0], rows.offsets[1], rows.n_bytes]);
+                let [from, to] = rows.pitches;
+                writeln!(all_rows, "static const int64_t {name}[] = {{{}, {from}, {to}}};", rows.n)?;
+                writeln!(steps, "    {{NULL, NULL, {name}, {first}, 0, 0, {size}, {guard}}},")?;
                 n_steps += 1;
                 first += 2;
             }
@@ -271,6 +309,7 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
     let supported = kernels.first().map_or("1".to_owned(), |k| format!("{}_supported()", kernel_prefix(name, *k)));
     writeln!(out, "static int net_supported(void) {{ return {supported}; }}\n")?;
     out += &host_operators(&operators, &parameters);
+    out += &all_rows;
     writeln!(out, "#define NET_ADDRESSES {n_addresses}u")?;
     writeln!(out, "static const net_address net_addresses[NET_ADDRESSES + 1] = {{")?;
     writeln!(out, "{addresses}    {{NET_UNUSED, 0, 0}}\n}};\n")?;
@@ -300,6 +339,9 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
             writeln!(out, "    {{0, 0, 1}}\n}};")?;
         }
         writeln!(out)?;
+    }
+    if model.plan().appends > 0 {
+        out += &states(model)?;
     }
     let none = format!("NULL, NULL, NULL, 0, 0, 0, {}0", of_size(0));
     writeln!(out, "#define NET_STEPS {n_steps}u")?;

@@ -80,6 +80,8 @@ pub struct Library {
     outputs: Vec<Tensor>,
     /// Dimension of which runs say a size.
     dim: Option<Dim>,
+    /// Tensors that stay between runs.
+    states: Vec<Tensor>,
     /// Origin of the library, in lines.
     origin: Vec<String>,
     /// All about it, for programs.
@@ -138,7 +140,7 @@ impl Library {
             features = Interface::new(code.program(), target, n_threads, Some(name))?.cpu_features;
         }
         let [inputs, outputs] = tensors(model.plan());
-        let dim = model.plan().dim.clone();
+        let (dim, states) = (model.plan().dim.clone(), model.plan().states().cloned().collect::<Vec<_>>());
         let mut build = json!({
             "name": name,
             "abi": 1,
@@ -156,13 +158,31 @@ impl Library {
         if let Some(dim) = &dim {
             build["dims"] = json!([{"name": dim.name, "least": dim.least, "most": dim.most, "step": dim.step}]);
         }
+        if !states.is_empty() {
+            build["states"] = json!(tensors_json(&states));
+            build["appends"] = json!(model.plan().appends);
+        }
         let tables = || Ok(c::interface(&build, &inputs, &outputs)? + &c::tables(name, model, &constants, n_threads)?);
         let tables: Result<String, std::fmt::Error> = tables();
         let tables = tables.expect("writing to a string does not fail");
-        let template = of_kind(include_str!("../templates/net.c"), false, dim.is_some());
+        let kind = Kind { is_for_gpu: false, is_open: dim.is_some(), has_states: !states.is_empty() };
+        let template = of_kind(include_str!("../templates/net.c"), kind);
         let source = c::source(name, origin, &template, &tables, dim.is_none());
         let (name, arch, origin) = (name.to_owned(), target.arch, origin.to_vec());
-        Ok(Library { name, arch, is_for_gpu: false, n_threads, inputs, outputs, dim, origin, build, source, members })
+        Ok(Library {
+            name,
+            arch,
+            is_for_gpu: false,
+            n_threads,
+            inputs,
+            outputs,
+            dim,
+            states,
+            origin,
+            build,
+            source,
+            members,
+        })
     }
 
     /// The library of a model that was compiled for a GPU, to be called on machines like this one. It has the
@@ -177,8 +197,21 @@ impl Library {
         let gpu::Made { build, source, data } = gpu::make(name, model, assemble, origin)?;
         let members = data_member(name, arch, data)?.into_iter().collect();
         let [inputs, outputs] = tensors(&model.plan);
-        let (name, origin, dim) = (name.to_owned(), origin.to_vec(), None);
-        Ok(Library { name, arch, is_for_gpu: true, n_threads: 1, inputs, outputs, dim, origin, build, source, members })
+        let (name, origin, dim, states) = (name.to_owned(), origin.to_vec(), None, Vec::new());
+        Ok(Library {
+            name,
+            arch,
+            is_for_gpu: true,
+            n_threads: 1,
+            inputs,
+            outputs,
+            dim,
+            states,
+            origin,
+            build,
+            source,
+            members,
+        })
     }
 
     /// Prefix of the names of all its functions.
@@ -280,11 +313,21 @@ impl Library {
         File::new(format!("{}.json", self.name), format!("{:#}\n", self.build))
     }
 
+    /// The kind that templates have lines for.
+    fn kind(&self) -> Kind {
+        Kind { is_for_gpu: self.is_for_gpu, is_open: self.dim.is_some(), has_states: !self.states.is_empty() }
+    }
+
     /// The functions that it shows.
     fn symbols(&self) -> Vec<String> {
         let n = if self.is_for_gpu { c::FUNCTIONS.len() } else { c::FUNCTIONS.len() - 1 };
         let of_dims: &[&str] = if self.dim.is_some() { &c::FUNCTIONS_OF_DIMS } else { &[] };
-        let own = c::FUNCTIONS[..n].iter().chain(of_dims).map(|function| format!("{}_{function}", self.name));
+        let of_states: &[&str] = if self.states.is_empty() { &[] } else { &c::FUNCTIONS_OF_STATES };
+        let own = c::FUNCTIONS[..n]
+            .iter()
+            .chain(of_dims)
+            .chain(of_states)
+            .map(|function| format!("{}_{function}", self.name));
         // TVM-FFI's tensors have the shapes of a model that has one.
         own.chain(self.dim.is_none().then(|| c::ffi_function(&self.name))).collect()
     }
@@ -299,7 +342,7 @@ fn parts_of(model: &Model, constants: &Constants, of: usize) -> Vec<Part> {
                 all.extend(parts);
                 all.extend(constants.makers.contains(&at).then_some(Part::Prepare));
             }
-            Work::Kernel { .. } | Work::Copy { .. } | Work::Host { .. } => {}
+            Work::Kernel { .. } | Work::Copy { .. } | Work::Move { .. } | Work::Host { .. } => {}
         }
     }
     all
@@ -348,10 +391,25 @@ fn tensors_json(tensors: &[Tensor]) -> Vec<Json> {
     tensors.iter().map(json).collect()
 }
 
-/// The lines of a template for all libraries, and those for this kind of them: for a GPU or not, with an open
-/// dimension or not.
-fn of_kind(template: &'static str, is_for_gpu: bool, is_open: bool) -> String {
-    let kinds = [("@GPU@", is_for_gpu), ("@CPU@", !is_for_gpu), ("@DIM@", is_open), ("@NODIM@", !is_open)];
+/// Kind of a library, as templates have lines for some.
+#[derive(Clone, Copy)]
+struct Kind {
+    is_for_gpu: bool,
+    is_open: bool,
+    has_states: bool,
+}
+
+/// The lines of a template for all libraries, and those for this kind of them.
+fn of_kind(template: &'static str, kind: Kind) -> String {
+    let Kind { is_for_gpu, is_open, has_states } = kind;
+    let kinds = [
+        ("@GPU@", is_for_gpu),
+        ("@CPU@", !is_for_gpu),
+        ("@DIM@", is_open),
+        ("@NODIM@", !is_open),
+        ("@STATE@", has_states),
+        ("@SIZED@", is_open && !has_states),
+    ];
     let own = |line: &'static str| match kinds.iter().find(|(mark, _)| line.starts_with(mark)) {
         None => Some(line),
         Some((mark, is_own)) => is_own.then(|| &line[mark.len()..]),

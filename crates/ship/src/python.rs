@@ -12,7 +12,7 @@ const VERSION: &str = "0.1.0";
 pub fn wheel(library: &Library, shared: Vec<u8>) -> File {
     let name = &library.name;
     let tag = format!("py3-none-manylinux2014_{}", library.arch().name());
-    let package = of_kind(include_str!("../templates/package.py"), library.is_for_gpu, library.dim.is_some())
+    let package = of_kind(include_str!("../templates/package.py"), library.kind())
         .replace("@ORIGIN@", &format!("{:?}", library.origin.join("\n")))
         .replace("@NAME@", name);
     let info = format!("{name}-{VERSION}.dist-info");

@@ -78,7 +78,7 @@ fn source(library: &Library) -> String {
         .collect();
     let example = format!("{made}//! context.run({})?;", joined(&all, &|p| format!("&{}{}", mutable(p), p.name)));
     let origin: Vec<String> = library.origin.iter().map(|line| format!("//! {line}")).collect();
-    let text = of_kind(include_str!("../templates/lib.rs.txt"), library.is_for_gpu, library.dim.is_some())
+    let text = of_kind(include_str!("../templates/lib.rs.txt"), library.kind())
         .replace("@ORIGIN@", &origin.join("\n//!\n"))
         .replace("@EXAMPLE@", &example)
         .replace("@PARAMETERS@", &parameters)
@@ -91,7 +91,13 @@ fn source(library: &Library) -> String {
         .replace("@FIELD@", if library.dim.is_some() { "context" } else { "0" })
         .replace(
             "@MADE@",
-            if library.dim.is_some() { "Ok(Context { context, size: @MOST@ })" } else { "Ok(Context(context))" },
+            if library.dim.is_some() { "Ok(Context { context, size: @FIRST@ })" } else { "Ok(Context(context))" },
+        )
+        .replace(
+            "@FIRST@",
+            &library.dim.as_ref().map_or(String::new(), |dim| {
+                (if library.states.is_empty() { dim.most } else { dim.least }).to_string()
+            }),
         )
         .replace("@MOST@", &library.dim.as_ref().map_or(String::new(), |dim| dim.most.to_string()))
         .replace("@DIM_NAME@", &library.dim.as_ref().map_or(String::new(), |dim| dim.name.escape_default().to_string()))

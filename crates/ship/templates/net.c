@@ -54,7 +54,7 @@ typedef int (*net_host_operator)(void *const *buffers, void *scratch, const net_
                                  const int64_t *parameters);
 
 /* Where an address comes from. */
-enum { NET_IN_ARENA, NET_IN_CONSTANTS, NET_IN_MADE, NET_IN_INPUT, NET_IN_OUTPUT, NET_UNUSED };
+enum { NET_IN_ARENA, NET_IN_CONSTANTS, NET_IN_MADE, NET_IN_INPUT, NET_IN_OUTPUT, NET_IN_STATE, NET_UNUSED };
 
 typedef struct net_address {
     uint32_t base;
@@ -64,7 +64,8 @@ typedef struct net_address {
 } net_address;
 
 typedef struct net_step {
-    /* Where both are null, the second address gets a copy of the first one's bytes. */
+    /* Where both are null, the second address gets a copy of the first one's bytes; with parameters, of rows: their
+     * number and the bytes between them here and there. */
     net_kernel kernel;
     net_host_operator host;
     /* The host operator's. */
@@ -351,6 +352,8 @@ struct net_context {
     void *scratch;
     pid_t process;
     void *addresses[NET_ADDRESSES + 1];
+@STATE@    char *own_states;
+@STATE@    void *states[NET_STATES];
 @DIM@    int64_t size;
 @DIM@    int64_t sizes[NET_SIZES + 1];
     net_worker workers[NET_THREADS];
@@ -373,14 +376,18 @@ NET_API const char *net_message(int code) {
     case NET_BUSY: return "the context runs in another thread";
     case NET_NO_GRAPH: return "a condition chooses a graph that refuses the sizes of its inputs";
     case NET_BAD_INDEX: return "an index is outside of the tensor that it leads into";
-@DIM@    case NET_BAD_SIZE: return "no dimension has this number, or it has no such size";
+@SIZED@    case NET_BAD_SIZE: return "no dimension has this number, or it has no such size";
+@STATE@    case NET_BAD_SIZE: return "states are not so long, or have no room for what a run adds";
     default: return "no such code";
     }
 }
 
 NET_API size_t net_arena_bytes(void) {
     /* Up to a line may be lost to its beginning. */
-    return 128 + net_rounded(sizeof(net_context)) + net_rounded(NET_SCRATCH_BYTES) + net_rounded(NET_TENSOR_BYTES);
+@NODIM@    return 128 + net_rounded(sizeof(net_context)) + net_rounded(NET_SCRATCH_BYTES) + net_rounded(NET_TENSOR_BYTES);
+@SIZED@    return 128 + net_rounded(sizeof(net_context)) + net_rounded(NET_SCRATCH_BYTES) + net_rounded(NET_TENSOR_BYTES);
+@STATE@    return 128 + net_rounded(sizeof(net_context)) + net_rounded(NET_SCRATCH_BYTES) + net_rounded(NET_TENSOR_BYTES)
+@STATE@        + net_state_places[NET_STATES];
 }
 
 static void *net_allocate(size_t bytes) {
@@ -483,6 +490,38 @@ static int net_make(net_context *context) {
 @DIM@    for (size_t i = 0; i != NET_SIZES; i++) context->sizes[i] = net_at(&net_sizes[i], size);
 @DIM@}
 @DIM@
+@STATE@static void net_place_state(net_context *context, size_t i, void *memory) {
+@STATE@    context->states[i] = memory ? memory : context->own_states + net_state_places[i];
+@STATE@    for (size_t at = 0; at != NET_ADDRESSES; at++) {
+@STATE@        const net_address *address = &net_addresses[at];
+@STATE@        if (address->base == NET_IN_STATE && address->index == i)
+@STATE@            context->addresses[at] = (char *)context->states[i] + address->offset;
+@STATE@    }
+@STATE@}
+@STATE@
+@STATE@NET_API size_t net_states(void) { return NET_STATES; }
+@STATE@NET_API const net_tensor *net_state(size_t i) { return i < NET_STATES ? &net_state_table[i] : NULL; }
+@STATE@
+@STATE@NET_API int net_bind_state(net_context *context, size_t i, void *memory) {
+@STATE@    if (!context || i >= NET_STATES || (uintptr_t)memory % 64) return NET_BAD_ARGUMENT;
+@STATE@    if (!net_begin_use(&context->owner)) return NET_BUSY;
+@STATE@    net_place_state(context, i, memory);
+@STATE@    net_end_use(&context->owner);
+@STATE@    return NET_OK;
+@STATE@}
+@STATE@
+@STATE@NET_API int64_t net_past(const net_context *context) { return context ? context->size : 0; }
+@STATE@
+@STATE@NET_API int net_rewind(net_context *context, int64_t length) {
+@STATE@    if (!context) return NET_BAD_ARGUMENT;
+@STATE@    if (!net_begin_use(&context->owner)) return NET_BUSY;
+@STATE@    int fits = length >= net_the_dimension.least && length <= context->size
+@STATE@        && (length - net_the_dimension.least) % net_the_dimension.step == 0;
+@STATE@    if (fits) net_take_size(context, length);
+@STATE@    net_end_use(&context->owner);
+@STATE@    return fits ? NET_OK : NET_BAD_SIZE;
+@STATE@}
+@STATE@
 @DIM@NET_API size_t net_dims(void) { return 1; }
 @DIM@NET_API const net_dimension *net_dim(size_t i) { return i == 0 ? &net_the_dimension : NULL; }
 @DIM@
@@ -550,7 +589,10 @@ NET_API int net_create(const net_options *given, net_context **out) {
     context->own_memory = own;
     context->scratch = scratch;
     context->process = getpid();
-@DIM@    net_take_size(context, net_the_dimension.most);
+@SIZED@    net_take_size(context, net_the_dimension.most);
+@STATE@    net_take_size(context, net_the_dimension.least);
+@STATE@    context->own_states = tensors + net_rounded(NET_TENSOR_BYTES);
+@STATE@    for (size_t i = 0; i != NET_STATES; i++) net_place_state(context, i, NULL);
     for (size_t i = 0; i != NET_ADDRESSES; i++) {
         const net_address *address = &net_addresses[i];
         if (address->base == NET_IN_ARENA) context->addresses[i] = tensors + address->offset;
@@ -606,6 +648,11 @@ static int net_run_steps(net_context *context, const void *const *inputs, void *
 @DIM@                                &context->sizes[step->size]);
         else if (step->host)
             code = step->host(addresses, context->scratch, &alone, step->parameters);
+@DIM@        else if (step->parameters)
+@DIM@            for (int64_t row = 0; row != step->parameters[0]; row++)
+@DIM@                memcpy((char *)addresses[1] + context->sizes[step->size + 1] + row * step->parameters[2],
+@DIM@                       (const char *)addresses[0] + context->sizes[step->size] + row * step->parameters[1],
+@DIM@                       (size_t)context->sizes[step->size + 2]);
         else
 @NODIM@            memmove(addresses[1], addresses[0], step->copied_bytes);
 @DIM@            memmove(addresses[1], addresses[0],
@@ -622,7 +669,12 @@ NET_API int net_run(net_context *context, const void *const *inputs, void *const
     for (size_t i = 0; i != NET_OUTPUTS; i++)
         if (!outputs[i] || (uintptr_t)outputs[i] % (net_output_table[i].type_bits / 8)) return NET_BAD_ARGUMENT;
     if (!net_begin_use(&context->owner)) return NET_BUSY;
+@STATE@    if (context->size > net_the_dimension.most) {
+@STATE@        net_end_use(&context->owner);
+@STATE@        return NET_BAD_SIZE;
+@STATE@    }
     int code = net_run_steps(context, inputs, outputs);
+@STATE@    if (code == NET_OK) net_take_size(context, context->size + NET_APPENDS);
     net_end_use(&context->owner);
     return code;
 }

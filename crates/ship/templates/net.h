@@ -32,7 +32,8 @@ enum {
     NET_BUSY = 7,
     /* An index among the inputs leads out of a tensor; the outputs are not made. */
     NET_BAD_INDEX = 8,
-@DIM@    /* No dimension has this number, or it has no such size; nothing was done. */
+@SIZED@    /* No dimension has this number, or it has no such size; nothing was done. */
+@STATE@    /* States are not so long, or have no room for what a run adds; nothing was done. */
 @DIM@    NET_BAD_SIZE = 10,
     /* A condition chooses a graph that refuses the sizes of its inputs; the outputs are not made. */
     NET_NO_GRAPH = 9
@@ -117,8 +118,19 @@ size_t net_arena_bytes(void);
 @CPU@ * library (`made_bytes` of net_build); all share it, and the last one gives it back. */
 @GPU@/* Makes a context: builds its kernels and takes constants to the device. The options may be null. */
 int net_create(const net_options *options, net_context **context);
-@DIM@/* Sets the size of a dimension for the runs of a context that follow; until then it is the largest. Allocates
-@DIM@ * nothing. */
+@STATE@/* Tensors that stay between runs, each of which adds to them, as large as they can be. Null beyond the last one. */
+@STATE@size_t net_states(void);
+@STATE@const net_tensor *net_state(size_t i);
+@STATE@/* Has a context keep a state in memory of the caller's, aligned to 64 bytes, as large as the tensor says, until it is
+@STATE@ * bound again or net_destroy; null means the context's own. To save states, or to have several texts at a time. */
+@STATE@int net_bind_state(net_context *context, size_t i, void *memory);
+@STATE@/* How much states have: what runs have added since the last rewind. */
+@STATE@int64_t net_past(const net_context *context);
+@STATE@/* Forgets what states have beyond a length, 0 for another text. */
+@STATE@int net_rewind(net_context *context, int64_t length);
+@STATE@/* Says how much the states have that are bound; runs say so themselves. Allocates nothing. */
+@SIZED@/* Sets the size of a dimension for the runs of a context that follow; until then it is the largest. Allocates
+@SIZED@ * nothing. */
 @DIM@int net_set_dim(net_context *context, size_t i, int64_t size);
 @DIM@/* The shape of an input, or of an output, in the next run of a context. */
 @DIM@int net_shape(const net_context *context, int is_output, size_t i, int64_t *shape);

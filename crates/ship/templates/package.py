@@ -34,6 +34,9 @@ _library.net_message.restype = ctypes.c_char_p
 _library.net_create.argtypes = [ctypes.POINTER(_Options), ctypes.POINTER(ctypes.c_void_p)]
 _library.net_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p)]
 @GPU@_library.net_enqueue.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *_library.net_run.argtypes[1:]]
+@STATE@_library.net_past.argtypes = [ctypes.c_void_p]
+@STATE@_library.net_past.restype = ctypes.c_int64
+@STATE@_library.net_rewind.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 @DIM@_library.net_set_dim.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
 _library.net_destroy.argtypes = [ctypes.c_void_p]
 _library.net_destroy.restype = None
@@ -171,15 +174,26 @@ class Context:
             raise Error(f"there are {len(build['inputs'])} inputs, {len(inputs)} were given")
 @NODIM@        given = [_input(tensor, value) for tensor, value in zip(build["inputs"], inputs)]
 @NODIM@        made = [_output(tensor) for tensor in build["outputs"]]
-@DIM@        size = _size(inputs)
+@SIZED@        size = _size(inputs)
+@STATE@        size = self.past
 @DIM@        given = [_input(_at(tensor, size), value) for tensor, value in zip(build["inputs"], inputs)]
 @DIM@        made = [_output(_at(tensor, size)) for tensor in build["outputs"]]
         addresses = lambda all: _addresses([entry[0] for entry in all])
         with self._lock:
-@DIM@            _check(_library.net_set_dim(self._context, 0, size))
+@SIZED@            _check(_library.net_set_dim(self._context, 0, size))
             _check(_library.net_run(self._context, addresses(given), addresses(made)))
         return [entry[2] for entry in made]
 
+@STATE@    @property
+@STATE@    def past(self):
+@STATE@        """How much states have: what runs have added since the last rewind."""
+@STATE@        return _library.net_past(self._context)
+@STATE@
+@STATE@    def rewind(self, length=0):
+@STATE@        """Forgets what states have beyond a length."""
+@STATE@        with self._lock:
+@STATE@            _check(_library.net_rewind(self._context, length))
+@STATE@
 @GPU@    def enqueue(self, queue, inputs, outputs):
 @GPU@        """Has the device make outputs of inputs that lie there, and does not wait.
 @GPU@

@@ -47,9 +47,13 @@ pub struct BindingArgs {
     /// Shape of an input, such as x=1,3,224,224; can be given again
     #[arg(long, value_name = "INPUT=SIZES")]
     shape: Vec<String>,
-    /// Value of an input that becomes a constant, such as sr=16000; can be given again
+    /// Value of an input that becomes a constant, such as sr=16000, a number for all elements; can be given
+    /// again
     #[arg(long, value_name = "INPUT=NUMBERS")]
     set: Vec<String>,
+    /// Name of the dimension of which runs say a size.
+    #[arg(skip)]
+    open: Option<String>,
 }
 
 impl BindingArgs {
@@ -74,7 +78,7 @@ impl BindingArgs {
     /// # Errors
     /// Bad input where a text is none.
     pub fn bindings(&self) -> anyhow::Result<Bindings> {
-        let mut bindings = Bindings::default();
+        let mut bindings = Bindings { open: self.open.clone(), ..Bindings::default() };
         let bound = self.dim.iter().filter(|text| !is_range(text));
         bound.into_iter().try_for_each(|text| bindings.bind_dim(text)).map_err(bad_input)?;
         self.shape.iter().try_for_each(|text| bindings.bind_shape(text)).map_err(bad_input)?;
@@ -95,13 +99,13 @@ impl BindingArgs {
         let (name, range) = text.rsplit_once('=').expect("a range is behind a name");
         let (least, rest) = range.split_once("..").expect("it is a range");
         let (most, step) = rest.split_once('/').unwrap_or((rest, "1"));
-        let numbers = [least, most, step].map(|n| n.trim().parse::<i64>().ok().filter(|n| *n >= 1));
+        let numbers = [least, most, step].map(|n| n.trim().parse::<i64>().ok().filter(|n| *n >= 0));
         let dim = |least: i64, most: i64, step: i64| Dim { name: name.to_owned(), least, most, step };
         let dim = match numbers {
             [Some(least), Some(most), Some(step)] => Some(dim(least, most, step)),
             _ => None,
         };
-        let fits = |dim: &Dim| dim.least < dim.most && dim.has(dim.most) && dim.most <= MOST_SIZE;
+        let fits = |dim: &Dim| dim.step > 0 && dim.least < dim.most && dim.has(dim.most) && dim.most <= MOST_SIZE;
         let why = || bad_input(format!("--dim {text}: `{range}` is no range (give LEAST..MOST or LEAST..MOST/STEP)"));
         dim.filter(fits).map(Some).ok_or_else(why)
     }
@@ -109,7 +113,8 @@ impl BindingArgs {
     /// The bindings at a size of the open dimension.
     pub fn at(&self, dim: &Dim, size: i64) -> BindingArgs {
         let bound = |text: &String| if is_range(text) { format!("{}={size}", dim.name) } else { text.clone() };
-        BindingArgs { dim: self.dim.iter().map(bound).collect(), ..self.clone() }
+        let open = Some(dim.name.clone());
+        BindingArgs { dim: self.dim.iter().map(bound).collect(), open, ..self.clone() }
     }
 }
 
@@ -333,7 +338,7 @@ impl ModelArgs {
 
     /// Bindings as options of another command.
     fn options(&self, exact: bool) -> String {
-        let BindingArgs { dim, shape, set } = &self.bindings;
+        let BindingArgs { dim, shape, set, open: _ } = &self.bindings;
         let mut options = String::new();
         for (option, texts) in [("--dim", dim), ("--shape", shape), ("--set", set)] {
             texts.iter().for_each(|text| options += &format!(" {option} {}", shell_quoted(text)));

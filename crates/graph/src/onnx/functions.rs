@@ -71,6 +71,21 @@ const FUNCTIONS: &[&str] = &[
      d = Shape[start=3](qh); f = Cast[to=1](d); root = Sqrt(f); p = MatMul(qt, kt); scaled = Div(p, root); \
      scores = Add(scaled, more); shares = Softmax[axis=-1](scores); sums = MatMul(shares, vt); \
      turned = Transpose[perm=0 2 1 3](sums); y = Reshape(turned, together)",
+    "MultiHeadAttention(q, k, v, _, _, more?, pk, pv) num_heads=1 unidirectional=0 mask_filter_value=-10000.0 \
+     -> y, ok, ov: \
+     y, ok, ov = Attention[q_num_heads=@num_heads, kv_num_heads=@num_heads, is_causal=@unidirectional]\
+     (q, k, v, more, pk, pv)",
+    "MultiHeadAttention(q, k, v, _, mask, _, pk, pv) num_heads=1 unidirectional=0 mask_filter_value=-10000.0 \
+     -> y, ok, ov: rows = Transpose[perm=0 1](mask); axes = Constant[value_ints=1 2](); \
+     u = Unsqueeze(rows, axes); f = Cast[to=1](u); one = Constant[value_float=1.0](); off = Sub(one, f); \
+     least = Constant[value_float=@mask_filter_value](); more = Mul(off, least); \
+     y, ok, ov = Attention[q_num_heads=@num_heads, kv_num_heads=@num_heads, is_causal=@unidirectional]\
+     (q, k, v, more, pk, pv)",
+    "MultiHeadAttention(q, k, v, b, mask?, more?, pk, pv) num_heads=1 unidirectional=0 \
+     mask_filter_value=-10000.0 -> y, ok, ov: \
+     bq, bk, bv = Split[axis=0, num_outputs=3](b); q1 = Add(q, bq); k1 = Add(k, bk); v1 = Add(v, bv); \
+     y, ok, ov = com.microsoft.MultiHeadAttention[num_heads=@num_heads, unidirectional=@unidirectional, \
+     mask_filter_value=@mask_filter_value](q1, k1, v1, , mask, more, pk, pv)",
     "MatMulIntegerToFloat(a, b, sa, sb, za?, zb?) -> y: \
      p = MatMulInteger(a, b, za, zb); f = Cast[to=1](p); s = Mul(sa, sb); y = Mul(f, s)",
     "MatMulIntegerToFloat(a, b, sa, sb, za?, zb?, c) -> y: \

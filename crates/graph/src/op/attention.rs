@@ -38,16 +38,18 @@ pub enum Products {
     Softmax,
 }
 
-/// Rotary position embedding: pairs of numbers rotated by angles; cosines and sines are inputs 1 and 2,
-/// positions input 3.
+/// Rotary position embedding: pairs of numbers rotated by angles. Without positions, each step of the batch
+/// has angles of its own; a single position is that of the first step.
 #[derive(Debug, Clone, Copy)]
 pub struct RotaryEmbedding {
     /// Pairs stand side by side, and not half a head apart.
     pub is_interleaved: bool,
     /// Number of a head's elements that are rotated; 0 for all.
     pub n_turned: usize,
-    /// Heads, where they lie in one dimension.
+    /// Heads, where they lie in one dimension; 0 for as many as the angles leave.
     pub n_heads: usize,
+    /// Inputs that are cosines, sines and positions.
+    pub inputs: [usize; 3],
 }
 
 fn import(node: &Import) -> Result<Op, OpError> {
@@ -79,12 +81,28 @@ pub(super) const ROWS: &[Operator] = &[
     row("RotaryEmbedding", &[23], 3..=4, |node| {
         let n_turned = size(node.int_or("rotary_embedding_dim", 0)?)?;
         let n_heads = size(node.int_or("num_heads", 0)?)?;
-        Ok(RotaryEmbedding { is_interleaved: node.flag("interleaved", false)?, n_turned, n_heads }.into())
+        let is_interleaved = node.flag("interleaved", false)?;
+        Ok(RotaryEmbedding { is_interleaved, n_turned, n_heads, inputs: [1, 2, 3] }.into())
     }),
+    Operator {
+        domain: "com.microsoft",
+        name: "RotaryEmbedding",
+        since: &[1],
+        n_inputs: 4..=4,
+        import: |node| {
+            let n_turned = size(node.int_or("rotary_embedding_dim", 0)?)?;
+            let n_heads = size(node.int_or("num_heads", 0)?)?;
+            if node.float_or("scale", 1.0)? != 1.0 || node.flag("is_packed_batching", false)? {
+                return Err(unsupported!("a scale of its own and packed batches are not supported"));
+            }
+            let is_interleaved = node.flag("interleaved", false)?;
+            Ok(RotaryEmbedding { is_interleaved, n_turned, n_heads, inputs: [2, 3, 1] }.into())
+        },
+    },
 ];
 
 /// `[batch, heads, steps, size]` of a shape with heads in one dimension or apart.
-fn heads_apart(shape: &[usize], n_heads: Option<usize>) -> Result<[usize; 4], OpError> {
+pub(super) fn heads_apart(shape: &[usize], n_heads: Option<usize>) -> Result<[usize; 4], OpError> {
     match (shape, n_heads) {
         (&[b, h, s, d], _) => Ok([b, h, s, d]),
         (&[b, s, all], Some(h)) if h > 0 && all.is_multiple_of(h) => Ok([b, h, s, all / h]),
@@ -267,14 +285,18 @@ impl Operation for Attention {
 impl RotaryEmbedding {
     /// `[batch, heads, steps, size]`, and how much of a head is turned.
     fn sizes(&self, inputs: Inputs<'_>) -> Result<([usize; 4], usize), OpError> {
-        let sizes = heads_apart(inputs.shape(0)?, Some(self.n_heads))?;
+        let [cosines, sines, _] = self.inputs;
+        let half = inputs.shape(cosines)?.last().copied().unwrap_or(0);
+        let n_heads = match self.n_heads {
+            0 => inputs.shape(0)?.last().map_or(0, |n| n / (2 * half).max(1)),
+            n_heads => n_heads,
+        };
+        let sizes = heads_apart(inputs.shape(0)?, Some(n_heads))?;
         let turned = if self.n_turned == 0 { sizes[3] } else { self.n_turned };
-        let half = inputs.shape(1)?.last().copied();
-        let fits = turned <= sizes[3] && half == Some(turned / 2) && turned.is_multiple_of(2);
-        if fits && inputs.shape(1)? == inputs.shape(2)? {
+        if turned <= sizes[3] && 2 * half == turned && inputs.shape(cosines)? == inputs.shape(sines)? {
             Ok((sizes, turned))
         } else {
-            Err(invalid!("angles of shape {:?} do not fit heads of {}", inputs.shape(1)?, sizes[3]))
+            Err(invalid!("angles of shape {:?} do not fit heads of {}", inputs.shape(cosines)?, sizes[3]))
         }
     }
 }
@@ -288,8 +310,9 @@ impl Operation for RotaryEmbedding {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let ([batch, n_heads, steps, depth], turned) = self.sizes(inputs)?;
         let x = inputs.tensor(0)?;
-        let (cosines, sines) = (inputs.tensor(1)?.floats(), inputs.tensor(2)?.floats());
-        let positions = inputs.optional_i64s(3)?;
+        let (cosines, sines) = (inputs.tensor(self.inputs[0])?.floats(), inputs.tensor(self.inputs[1])?.floats());
+        let positions = inputs.optional_i64s(self.inputs[2])?;
+        let is_first = inputs.optional(self.inputs[2]).is_some_and(|positions| positions.shape() == [1]);
         let half = turned / 2;
         let n_angles = cosines.len() / half.max(1);
         let heads_first = x.shape().len() == 4;
@@ -297,6 +320,7 @@ impl Operation for RotaryEmbedding {
         for b in 0..batch {
             for s in 0..steps {
                 let place = match &positions {
+                    Some(positions) if is_first => positions[0].saturating_add(s as i64),
                     Some(positions) => positions.get(b * steps + s).copied().unwrap_or(-1),
                     None => (b * steps + s) as i64,
                 };

@@ -379,7 +379,7 @@ fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<Gra
                             let from = maker(&picture, of);
                             picture.makers.extend(from.map(|node| (*part, node)));
                         }
-                        Step::Sequence(_) | Step::Host(_) | Step::Join { .. } => {}
+                        Step::Sequence(_) | Step::Host(_) | Step::Append { .. } | Step::Join { .. } => {}
                     }
                 }
                 for moving in sequence.moving.iter().filter(|moving| moving.first.is_none()) {
@@ -391,6 +391,12 @@ fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<Gra
                 let node = picture.add("step", &operator.origin, operator.outputs.first().copied(), Some(n_steps));
                 operator.inputs.iter().flatten().for_each(|id| picture.connect(*id, node));
                 picture.makers.extend(operator.outputs.iter().map(|id| (*id, node)));
+                n_steps += 1;
+            }
+            Step::Append { from, to, .. } => {
+                let node = picture.add("step", &net.value(*to).name, Some(*to), Some(n_steps));
+                picture.connect(*from, node);
+                picture.makers.insert(*to, node);
                 n_steps += 1;
             }
             Step::Part { of, part, .. } => {

@@ -20,9 +20,9 @@ fn numbers<T: std::str::FromStr>(list: &[&str]) -> Vec<T> {
     list.iter().map(|n| n.parse().unwrap_or_else(|_| panic!("{n} is no number of that kind"))).collect()
 }
 
-/// A constant of a statement: `weights[2 3]` of that shape, `numbers[2 3]` a list of integers,
-/// `integers[2 3]` small ones in that shape, `integer[1]`, `number[0.5]`, or `causal[4]`, true at and below
-/// the diagonal.
+/// A constant of a statement: `weights[2 3]` of that shape, `numbers[2 3]` a list of integers, `integers[2
+/// 3]` small ones in that shape, `integer[1]`, `number[0.5]`, `singles[2 3]` and `single[1]` integers of 32
+/// bits, `angles[cos 4]` cosines of positions, or `causal[4]`, true at and below the diagonal.
 fn constant(text: &str, seed: u64) -> Tensor {
     let (kind, list) = named(text);
     match kind {
@@ -34,6 +34,13 @@ fn constant(text: &str, seed: u64) -> Tensor {
             whole(&shape, &(0..n).map(|at| at * 5 % 7).collect::<Vec<_>>())
         }
         "integer" => whole(&[], &numbers(&list)),
+        "singles" => Tensor::from_integers(DType::I32, [list.len()], &numbers(&list)),
+        "single" => Tensor::from_integers(DType::I32, [], &numbers(&list)),
+        "angles" => {
+            let half = list[1].parse().expect("half a head");
+            let [cosines, sines] = crate::language::tables(64, half);
+            if list[0] == "cos" { cosines } else { sines }
+        }
         "number" => Tensor::from_floats(DType::F32, vec![], &numbers(&list)),
         "causal" => {
             let n = numbers::<usize>(&list)[0];
@@ -67,8 +74,9 @@ fn names(list: &str) -> Vec<String> {
     list.split(',').map(|name| name.trim().to_owned()).collect()
 }
 
-/// The graph of statements, a line each: `a, b = Operator[name=value, …](x, y)` or `w = weights[2 3]`. What
-/// it takes and gives is `x[1 2 3], …`; inputs whose name begins with `ids` are integers.
+/// The graph of statements, a line each: `a, b = Operator[name=value, …](x, y)`, with a domain ahead of it,
+/// or `w = weights[2 3]`. What it takes and gives is `x[1 2 3], …`; inputs whose name begins with `ids` are
+/// integers.
 pub(crate) fn graph_of(inputs: &str, outputs: &str, statements: &str) -> Graph {
     graph_at(17, inputs, outputs, statements)
 }
@@ -79,7 +87,7 @@ pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str
         let port = |text: &str| {
             let (name, sizes) = named(text);
             let dtype = match name {
-                _ if name.starts_with("ids") => DType::I64,
+                _ if name.starts_with("ids") || name == "input_ids" || name == "attention_mask" => DType::I64,
                 _ if name.starts_with("lengths") => DType::I32,
                 _ => DType::F32,
             };
@@ -90,7 +98,8 @@ pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str
     };
     let (inputs, outputs) = (ports(inputs), ports(outputs));
     let name = "block".to_owned();
-    let mut model = ModelFile { name, opset, inputs, outputs, ..ModelFile::default() };
+    let domains = vec![("com.microsoft".to_owned(), 1)];
+    let mut model = ModelFile { name, opset, domains, inputs, outputs, ..ModelFile::default() };
     for line in statements.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (results, call) = line.split_once(" = ").unwrap_or_else(|| panic!("`{line}` is no statement"));
         match call.split_once('(') {
@@ -100,7 +109,9 @@ pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str
                 let attributes = operator.split_once('[').map_or("", |(_, list)| list.trim_end_matches(']'));
                 let attributes = attributes.split(',').filter(|text| !text.is_empty()).map(attribute).collect();
                 let inputs = names(arguments.trim_end_matches(')'));
+                let (domain, op) = op.rsplit_once('.').unwrap_or(("", op));
                 model.nodes.push(NodeFile {
+                    domain: domain.to_owned(),
                     op: op.to_owned(),
                     inputs,
                     outputs: names(results),

@@ -1,0 +1,722 @@
+//! Language models: operators of their attention against sums written out here, and decoders against the same
+//! text computed from its first token on.
+
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use tilewright::library::{Form, Weights, library, write_library};
+use tilewright_device::host;
+use tilewright_graph::{Bindings, DType, Graph, Random, Tensor, evaluate, specialise};
+use tilewright_model::{Fused, OpenError, Runner, compile_guessed, lower, open};
+use tilewright_runtime::{Aligned, Context, Dim, RunError, Threads};
+
+use crate::blocks::graph_at;
+use crate::compiled_for;
+
+type Draw = rand_xoshiro::Xoshiro256PlusPlus;
+
+/// Pairs of a head's numbers turned by the angles of a position, `1 / 100^(i / n)` a step.
+fn turned(x: &mut [f64], position: usize, interleaved: bool) {
+    let half = x.len() / 2;
+    for i in 0..half {
+        let (sine, cosine) = (position as f64 * 100f64.powf(-(i as f64) / half as f64)).sin_cos();
+        let [a, b] = if interleaved { [2 * i, 2 * i + 1] } else { [i, i + half] };
+        (x[a], x[b]) = (x[a] * cosine - x[b] * sine, x[a] * sine + x[b] * cosine);
+    }
+}
+
+/// Cosines and sines of the first positions.
+pub(crate) fn tables(n: usize, half: usize) -> [Tensor; 2] {
+    let angle = |at: usize| (at / half) as f64 * 100f64.powf(-((at % half) as f64) / half as f64);
+    [f64::cos, f64::sin]
+        .map(|f| Tensor::from_floats(DType::F32, [n, half], &(0..n * half).map(|at| f(angle(at))).collect::<Vec<_>>()))
+}
+
+/// Attention of one query, `scores` bounded by `cap` where it is not 0, over keys and values of its head.
+fn attended(q: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64, cap: f64, added: &[f64]) -> Vec<f64> {
+    let score = |(key, added): (&&[f64], &f64)| {
+        let product = q.iter().zip(*key).map(|(a, b)| a * b).sum::<f64>() * scale;
+        if cap > 0.0 { (product / cap).tanh() * cap + added } else { product + added }
+    };
+    let powers: Vec<f64> = keys.iter().zip(added).map(score).map(f64::exp).collect();
+    let all: f64 = powers.iter().sum();
+    (0..values[0].len()).map(|i| powers.iter().zip(values).map(|(p, v)| p * v[i]).sum::<f64>() / all).collect()
+}
+
+/// An attention with a cache, drawn with its sizes and attributes.
+struct Drawn {
+    batch: usize,
+    new: usize,
+    past: usize,
+    room: usize,
+    heads: [usize; 2],
+    depth: usize,
+    packed: bool,
+    rotary: bool,
+    interleaved: bool,
+    window: i64,
+    cap: f64,
+    scale: Option<f64>,
+    bias: bool,
+}
+
+impl Drawn {
+    fn new(seed: u64) -> Drawn {
+        let random = &mut Draw::seed_from_u64(seed);
+        let n_kv = random.random_range(1..4);
+        let new = *[1, 1, 2, 5].choose(random).unwrap();
+        let past = *[0, 1, 6, 19].choose(random).unwrap();
+        Drawn {
+            batch: random.random_range(1..3),
+            new,
+            past,
+            room: past + if random.random_bool(0.3) { new + random.random_range(0..3) } else { 0 },
+            heads: [n_kv * random.random_range(1..4), n_kv],
+            depth: 2 * random.random_range(1..9),
+            packed: random.random_bool(0.3),
+            rotary: random.random_bool(0.7),
+            interleaved: random.random_bool(0.4),
+            window: *[-1, -1, 1, 4].choose(random).unwrap(),
+            cap: *[0.0, 0.0, 1.5].choose(random).unwrap(),
+            scale: random.random_bool(0.3).then_some(0.25),
+            bias: random.random_bool(0.3),
+        }
+    }
+
+    fn graph(&self) -> Graph {
+        let Drawn { batch, new, past, room, heads: [h, n], depth: d, .. } = *self;
+        let q = if self.packed { (h + 2 * n) * d } else { h * d };
+        let kv =
+            if self.packed { String::new() } else { format!("k[{batch} {new} {0}], v[{batch} {new} {0}], ", n * d) };
+        let bias = if self.bias { format!(", bias[1 {h} {new} {}]", past + new) } else { String::new() };
+        let inputs = format!("q[{batch} {new} {q}], {kv}pk[{batch} {n} {room} {d}], pv[{batch} {n} {room} {d}]{bias}");
+        let all = room.max(past + new);
+        let outputs = format!("y[{batch} {new} {}], ok[{batch} {n} {all} {d}], ov[{batch} {n} {all} {d}]", h * d);
+        let mut named = format!(
+            "num_heads={h},kv_num_heads={n},do_rotary={},rotary_interleaved={},local_window_size={},softcap={:.1}",
+            u8::from(self.rotary),
+            u8::from(self.interleaved),
+            self.window,
+            self.cap
+        );
+        if let Some(scale) = self.scale {
+            named += &format!(",scale={scale}");
+        }
+        let [k, v] = if self.packed { ["", ""] } else { ["k", "v"] };
+        let tables = if self.rotary { "cos, sin" } else { ", " };
+        let bias = if self.bias { ", , bias" } else { "" };
+        let call =
+            format!("com.microsoft.GroupQueryAttention[{named}](q, {k}, {v}, pk, pv, last, total, {tables}{bias})");
+        let mut statements = String::new();
+        if self.rotary {
+            let half = d / 2;
+            statements += &format!("cos = angles[cos {half}]\nsin = angles[sin {half}]\n");
+        }
+        let last = vec![(past + new - 1).to_string(); batch].join(" ");
+        statements += &format!("last = singles[{last}]\ntotal = single[{}]\ny, ok, ov = {call}", past + new);
+        graph_at(17, &inputs, &outputs, &statements)
+    }
+
+    /// Results, and keys and values of all that is no padding, from the inputs by their names.
+    fn expected(&self, given: &[(String, Tensor)]) -> [Vec<f64>; 3] {
+        let Drawn { batch, new, past, room, heads: [h, n], depth: d, .. } = *self;
+        let of = |name: &str| given.iter().find(|(own, _)| own == name).map(|(_, x)| x.floats());
+        let q = of("q").unwrap();
+        let (k, v, [pk, pv], bias) = (of("k"), of("v"), ["pk", "pv"].map(|name| of(name).unwrap()), of("bias"));
+        let row = q.len() / (batch * new);
+        let head = |own: &Option<Vec<f64>>, first: usize, b: usize, s: usize, head: usize| match own {
+            Some(own) => own[((b * new + s) * n + head) * d..][..d].to_vec(),
+            None => q[(b * new + s) * row + (first + head) * d..][..d].to_vec(),
+        };
+        let (mut keys, mut values, mut y) = (Vec::new(), Vec::new(), vec![0.0; batch * new * h * d]);
+        for b in 0..batch {
+            for j in 0..n {
+                for t in 0..past {
+                    keys.push(pk[((b * n + j) * room + t) * d..][..d].to_vec());
+                    values.push(pv[((b * n + j) * room + t) * d..][..d].to_vec());
+                }
+                for s in 0..new {
+                    let mut key = head(&k, h, b, s, j);
+                    if self.rotary {
+                        turned(&mut key, past + s, self.interleaved);
+                    }
+                    keys.push(key);
+                    values.push(head(&v, h + n, b, s, j));
+                }
+            }
+            for (s, i) in (0..new).flat_map(|s| (0..h).map(move |i| (s, i))) {
+                let mut query = q[(b * new + s) * row + i * d..][..d].to_vec();
+                if self.rotary {
+                    turned(&mut query, past + s, self.interleaved);
+                }
+                let last = past + s + 1;
+                let first = if self.window > 0 { last.saturating_sub(self.window as usize) } else { 0 };
+                let of_head = (b * n + i / (h / n)) * (past + new);
+                let seen = of_head + first..of_head + last;
+                let [keys, values] =
+                    [&keys, &values].map(|all| all[seen.clone()].iter().map(Vec::as_slice).collect::<Vec<_>>());
+                let at = (i * new + s) * (past + new);
+                let added = bias.as_ref().map_or(vec![0.0; last], |bias| bias[at..at + last].to_vec());
+                let scale = self.scale.unwrap_or(1.0 / (d as f64).sqrt());
+                let found = attended(&query, &keys, &values, scale, self.cap, &added[first..]);
+                y[((b * new + s) * h + i) * d..][..d].copy_from_slice(&found);
+            }
+        }
+        [y, keys.concat(), values.concat()]
+    }
+}
+
+#[test]
+fn grouped_attention_is_that_of_each_head() {
+    for seed in 0..60 {
+        let drawn = Drawn::new(seed);
+        check(seed, &drawn, &drawn.graph());
+    }
+}
+
+/// Attention whose heads have keys of their own, with biases of queries, keys and values.
+#[test]
+fn attention_of_many_heads_has_a_past() {
+    for seed in 0..8 {
+        let drawn = Drawn::new(seed);
+        let h = drawn.heads[0];
+        let past = drawn.past.max(1);
+        let (rotary, packed) = (false, false);
+        let drawn =
+            Drawn { heads: [h, h], past, room: past, packed, rotary, window: -1, cap: 0.0, scale: None, ..drawn };
+        let Drawn { batch, new, depth: d, .. } = drawn;
+        let [one, all] = [h * d, past + new];
+        let bias = if drawn.bias { format!(", bias[1 {h} {new} {all}]") } else { String::new() };
+        let cache = format!("pk[{batch} {h} {past} {d}], pv[{batch} {h} {past} {d}]{bias}");
+        let row = format!("[{batch} {new} {one}]");
+        let given = format!("q{row}, k{row}, v{row}, {cache}");
+        let made = format!("y{row}, ok[{batch} {h} {all} {d}], ov[{batch} {h} {all} {d}]");
+        let more = if drawn.bias { "bias" } else { "" };
+        let text = |qkv: &str| {
+            let named = format!("num_heads={h},unidirectional=1");
+            format!("y, ok, ov = com.microsoft.MultiHeadAttention[{named}]({qkv}, , {more}, pk, pv)")
+        };
+        check(seed, &drawn, &graph_at(17, &given, &made, &text("q, k, v, ")));
+        // A bias that is taken off before.
+        let parts =
+            ["q", "k", "v"].map(|x| format!("{x}0 = Slice(all, at{x}, to{x})\n{x}1 = Sub({x}, {x}0)\n")).concat();
+        let places = [("q", 0), ("k", one), ("v", 2 * one)];
+        let places = places.map(|(x, at)| format!("at{x} = numbers[{at}]\nto{x} = numbers[{}]\n", at + one)).concat();
+        let biased = format!("all = weights[{}]\n{places}{parts}{}", 3 * one, text("q1, k1, v1, all"));
+        check(seed, &drawn, &graph_at(17, &given, &made, &biased));
+    }
+}
+
+/// Checks kernels and the reference of a graph on what was drawn.
+fn check(seed: u64, drawn: &Drawn, graph: &Graph) {
+    let special = specialise(graph, &Bindings::default());
+    assert!(special.problems.is_empty(), "{seed}: {}", special.problems[0]);
+    let graph = special.graph;
+    let mut random = Random::new(seed);
+    let given: Vec<(String, Tensor)> = graph
+        .inputs
+        .iter()
+        .map(|id| (graph.value(*id).name.clone(), random.input(graph.value(*id).ty.as_ref().unwrap())))
+        .collect();
+    let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
+    let mut all = given.clone();
+    // Inputs that nobody reads are no inputs any more.
+    for name in ["pk", "pv"].into_iter().filter(|name| !given.iter().any(|(own, _)| own == name)) {
+        let Drawn { batch, room, heads: [_, n], depth, .. } = *drawn;
+        all.push((name.to_owned(), Tensor::from_floats(DType::F32, [batch, n, room, depth], &[])));
+    }
+    let expected = drawn.expected(&all);
+    let compiled = compiled_for(&graph, &host::target()).unwrap_or_else(|error| panic!("{seed}: {error}"));
+    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+    runner.run().unwrap();
+    let found: Vec<Tensor> = runner.outputs().into_iter().map(|(_, x)| x).collect();
+    let reference = evaluate(&graph, &named).unwrap();
+    for (who, found) in [("kernels", &found), ("reference", &reference)] {
+        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let (mut numbers, shape) = (found.floats(), found.shape());
+            if at > 0 {
+                // Of the cache, what is no padding.
+                let n_head = (drawn.past + drawn.new) * drawn.depth;
+                let heads = numbers.chunks(shape[2] * shape[3]);
+                numbers = heads.flat_map(|head| head[..n_head].to_vec()).collect();
+            }
+            assert_eq!(numbers.len(), expected.len(), "{seed}, {who}, output {at}");
+            let is_near = numbers.iter().zip(expected).all(|(x, y)| (x - y).abs() <= 1e-5 * y.abs().max(1.0));
+            assert!(is_near, "{seed}, {who}, output {at}: {numbers:?}, and should be {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn lengths_of_their_own_and_unknown_ones_are_refused() {
+    let refused = |lengths: &str, last: &str| {
+        let inputs = format!("q[2 1 8], k[2 1 4], v[2 1 4], pk[2 1 3 4], pv[2 1 3 4]{lengths}");
+        let statements = format!(
+            "{last}
+             total = single[4]
+             y, ok, ov = com.microsoft.GroupQueryAttention[num_heads=2,kv_num_heads=1](q, k, v, pk, pv, last, total)"
+        );
+        let graph = graph_at(17, &inputs, "y[2 1 8]", &statements);
+        specialise(&graph, &Bindings::default()).problems[0].to_string()
+    };
+    let said = refused("", "last = singles[3 2]");
+    assert!(said.contains("sequences of a batch with lengths of their own are not supported"), "{said}");
+    let said = refused(", lengths[2]", "last = Identity(lengths)");
+    assert!(said.contains("--set lengths=VALUE") && said.contains("GroupQueryAttention"), "{said}");
+    let said = refused("", "last = singles[9 9]");
+    assert!(said.contains("lengths of their own"), "{said}");
+}
+
+/// A decoder of two layers: four heads of queries, two of keys and values.
+struct Decoder {
+    vocabulary: usize,
+    hidden: usize,
+    depth: usize,
+    inner: usize,
+}
+
+const DECODER: Decoder = Decoder { vocabulary: 37, hidden: 24, depth: 6, inner: 40 };
+const LAYERS: usize = 2;
+const HEADS: [usize; 2] = [4, 2];
+
+/// The form that a decoder is written in: ONNX Runtime's operators, or ONNX's alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Written {
+    Grouped,
+    Plain,
+}
+
+impl Decoder {
+    fn graph(&self, form: Written) -> Graph {
+        let Decoder { vocabulary, hidden, depth, .. } = *self;
+        let [n_q, n_kv] = HEADS;
+        let caches = |what: &str, name: &str, length: &str| {
+            let of = |at: usize| format!("{name}.{}.{what}[1 {n_kv} {length} {depth}]", at);
+            (0..LAYERS).map(of).collect::<Vec<_>>().join(", ")
+        };
+        let past = ["key", "value"].map(|what| caches(what, "past_key_values", "past")).join(", ");
+        let present = ["key", "value"].map(|what| caches(what, "present", "total")).join(", ");
+        let mask = if form == Written::Grouped { "attention_mask[1 total], " } else { "" };
+        let mut text = format!(
+            "embed = weights[{vocabulary} {hidden}]
+             x = Gather(embed, input_ids)
+             cos = angles[cos {0}]
+             sin = angles[sin {0}]\n",
+            depth / 2
+        );
+        text += &match form {
+            Written::Grouped => "axis = numbers[1]
+                sum = ReduceSum[keepdims=0](attention_mask, axis)
+                all = Cast[to=6](sum)
+                one = single[1]
+                last = Sub(all, one)
+                shape = Shape(attention_mask)
+                second = integer[1]
+                long = Gather(shape, second)
+                length = Cast[to=6](long)\n"
+                .to_owned(),
+            Written::Plain => format!(
+                "two = numbers[2]
+                unit1 = numbers[1]
+                none = integer[0]
+                unit = integer[1]
+                minus = number[-1e9]
+                zero = number[0.0]
+                first = numbers[0]
+                middle = numbers[{0}]
+                end = numbers[{depth}]
+                axis3 = numbers[3]
+                axis2 = numbers[2]
+                new = Shape(input_ids)
+                n_new = Gather(new, unit)
+                of_past = Shape(past_key_values.0.key)
+                n_past1 = Gather(of_past, two)
+                n_past = Squeeze(n_past1)
+                n_all = Add(n_past, n_new)
+                rows = Range(n_past, n_all, unit)
+                c = Gather(cos, rows)
+                s = Gather(sin, rows)
+                columns = Range(none, n_all, unit)
+                row = Unsqueeze(rows, unit1)
+                late = Greater(columns, row)
+                mask = Where(late, minus, zero)
+                root = number[{1}]
+                to_q = numbers[0 0 {n_q} {depth}]
+                to_kv = numbers[0 0 {n_kv} {depth}]
+                together = numbers[0 0 {2}]
+                repeat = numbers[1 1 {3} 1 1]
+                to_wide = numbers[0 {n_q} -1 {depth}]\n",
+                depth / 2,
+                1.0 / (depth as f64).sqrt(),
+                n_q * depth,
+                n_q / n_kv
+            ),
+        };
+        text += &format!(
+            "g = weights[{hidden}]
+             y0 = SimplifiedLayerNormalization[axis=-1,epsilon=1e-5](x, g)\n"
+        );
+        for l in 0..LAYERS {
+            text += &self.layer(l, form);
+        }
+        text += &format!("head = weights[{hidden} {vocabulary}]\nlogits = MatMul(y{LAYERS}, head)");
+        let inputs = format!("input_ids[1 tokens], {mask}{past}");
+        graph_at(17, &inputs, &format!("logits[1 tokens {vocabulary}], {present}"), &text)
+    }
+
+    fn layer(&self, l: usize, form: Written) -> String {
+        let Decoder { hidden, depth, inner, .. } = *self;
+        let [n_q, n_kv] = HEADS.map(|n| n * depth);
+        let before = if l == 0 { "x".to_owned() } else { format!("x{l}") };
+        let next = l + 1;
+        let rotated = |name: &str| {
+            format!(
+                "{name}.lo = Slice({name}.t, first, middle, axis3)
+                 {name}.hi = Slice({name}.t, middle, end, axis3)
+                 {name}.lc = Mul({name}.lo, c)
+                 {name}.hs = Mul({name}.hi, s)
+                 {name}.re = Sub({name}.lc, {name}.hs)
+                 {name}.hc = Mul({name}.hi, c)
+                 {name}.ls = Mul({name}.lo, s)
+                 {name}.im = Add({name}.hc, {name}.ls)
+                 {name}.r = Concat[axis=3]({name}.re, {name}.im)\n"
+            )
+        };
+        let wide = |name: &str, present: &str| {
+            format!(
+                "{name}.u = Unsqueeze({present}, axis2)
+                 {name}.e = Expand({name}.u, repeat)
+                 {name}.w = Reshape({name}.e, to_wide)\n"
+            )
+        };
+        let [pk, pv, ok, ov] = [
+            format!("past_key_values.{l}.key"),
+            format!("past_key_values.{l}.value"),
+            format!("present.{l}.key"),
+            format!("present.{l}.value"),
+        ];
+        let attention = match form {
+            Written::Grouped => format!(
+                "a{l}, {ok}, {ov} = com.microsoft.GroupQueryAttention[num_heads={},kv_num_heads={},do_rotary=1]\
+                 (q{l}, k{l}, v{l}, {pk}, {pv}, last, length, cos, sin)\n",
+                HEADS[0], HEADS[1]
+            ),
+            Written::Plain => {
+                let mut text = String::new();
+                for (name, shape) in [("q", "to_q"), ("k", "to_kv"), ("v", "to_kv")] {
+                    text += &format!(
+                        "{name}{l}.a = Reshape({name}{l}, {shape})
+                         {name}{l}.t = Transpose[perm=0 2 1 3]({name}{l}.a)\n"
+                    );
+                }
+                text += &(rotated(&format!("q{l}")) + &rotated(&format!("k{l}")));
+                text += &format!("{ok} = Concat[axis=2]({pk}, k{l}.r)\n{ov} = Concat[axis=2]({pv}, v{l}.t)\n");
+                text += &(wide(&format!("k{l}"), &ok) + &wide(&format!("v{l}"), &ov));
+                text + &format!(
+                    "qs{l} = Mul(q{l}.r, root)
+                     kt{l} = Transpose[perm=0 1 3 2](k{l}.w)
+                     p{l} = MatMul(qs{l}, kt{l})
+                     m{l} = Add(p{l}, mask)
+                     f{l} = Softmax[axis=-1](m{l})
+                     h{l} = MatMul(f{l}, v{l}.w)
+                     b{l} = Transpose[perm=0 2 1 3](h{l})
+                     a{l} = Reshape(b{l}, together)\n"
+                )
+            }
+        };
+        format!(
+            "wq{l} = weights[{hidden} {n_q}]
+             wk{l} = weights[{hidden} {n_kv}]
+             wv{l} = weights[{hidden} {n_kv}]
+             q{l} = MatMul(y{l}, wq{l})
+             k{l} = MatMul(y{l}, wk{l})
+             v{l} = MatMul(y{l}, wv{l})
+             {attention}wo{l} = weights[{n_q} {hidden}]
+             o{l} = MatMul(a{l}, wo{l})
+             ga{l} = weights[{hidden}]
+             z{l}, , , w{l} = com.microsoft.SkipSimplifiedLayerNormalization[epsilon=1e-5]({before}, o{l}, ga{l})
+             wg{l} = weights[{hidden} {inner}]
+             wu{l} = weights[{hidden} {inner}]
+             wd{l} = weights[{inner} {hidden}]
+             gate{l} = MatMul(z{l}, wg{l})
+             sig{l} = Sigmoid(gate{l})
+             sw{l} = Mul(gate{l}, sig{l})
+             up{l} = MatMul(z{l}, wu{l})
+             in{l} = Mul(sw{l}, up{l})
+             d{l} = MatMul(in{l}, wd{l})
+             gb{l} = weights[{hidden}]
+             y{next}, , , x{next} = com.microsoft.SkipSimplifiedLayerNormalization[epsilon=1e-5](w{l}, d{l}, gb{l})\n"
+        )
+    }
+
+    /// Logits behind the last of some tokens, computed from the first one on without a cache.
+    fn logits(&self, graph: &Graph, tokens: &[usize]) -> Vec<f64> {
+        let Decoder { vocabulary, hidden, depth, .. } = *self;
+        let of = |name: &str| {
+            let found = graph.values().find(|(_, value)| value.name == name);
+            found.and_then(|(_, value)| value.constant.as_ref()).unwrap_or_else(|| panic!("no {name}")).floats()
+        };
+        let product = |x: &[f64], w: &[f64]| -> Vec<f64> {
+            let n = w.len() / x.len();
+            (0..n).map(|j| x.iter().enumerate().map(|(i, x)| x * w[i * n + j]).sum()).collect()
+        };
+        let norm = |x: &[f64], g: &[f64]| -> Vec<f64> {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+            x.iter().zip(g).map(|(x, g)| x / (mean + 1e-5).sqrt() * g).collect()
+        };
+        let plus = |a: &[f64], b: &[f64]| -> Vec<f64> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
+        let embed = of("embed");
+        let mut rows: Vec<Vec<f64>> = tokens.iter().map(|t| embed[t * hidden..][..hidden].to_vec()).collect();
+        let mut normal: Vec<Vec<f64>> = rows.iter().map(|x| norm(x, &of("g"))).collect();
+        for l in 0..LAYERS {
+            let heads = |name: &str, turns: bool| -> Vec<Vec<f64>> {
+                let of_token = |(at, y): (usize, &Vec<f64>)| {
+                    let mut all = product(y, &of(&format!("w{name}{l}")));
+                    all.chunks_mut(depth).filter(|_| turns).for_each(|head| turned(head, at, false));
+                    all
+                };
+                normal.iter().enumerate().map(of_token).collect()
+            };
+            let (q, k, v) = (heads("q", true), heads("k", true), heads("v", false));
+            for at in 0..tokens.len() {
+                let of_head = |i: usize| {
+                    let first = i / (HEADS[0] / HEADS[1]) * depth;
+                    let seen = |all: &'_ [Vec<f64>]| -> Vec<Vec<f64>> {
+                        all[..=at].iter().map(|row| row[first..first + depth].to_vec()).collect()
+                    };
+                    let (keys, values) = (seen(&k), seen(&v));
+                    let [keys, values] = [&keys, &values].map(|all| all.iter().map(Vec::as_slice).collect::<Vec<_>>());
+                    let scale = 1.0 / (depth as f64).sqrt();
+                    attended(&q[at][i * depth..][..depth], &keys, &values, scale, 0.0, &vec![0.0; at + 1])
+                };
+                let all: Vec<f64> = (0..HEADS[0]).flat_map(of_head).collect();
+                let sum = plus(&rows[at], &product(&all, &of(&format!("wo{l}"))));
+                let z = norm(&sum, &of(&format!("ga{l}")));
+                let (gate, up) = (product(&z, &of(&format!("wg{l}"))), product(&z, &of(&format!("wu{l}"))));
+                let inside: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+                rows[at] = plus(&sum, &product(&inside, &of(&format!("wd{l}"))));
+                normal[at] = norm(&rows[at], &of(&format!("gb{l}")));
+            }
+        }
+        let logits = product(&normal[tokens.len() - 1], &of("head"));
+        assert_eq!(logits.len(), vocabulary);
+        logits
+    }
+}
+
+fn open_decoder(graph: &Graph, dim: &Dim, n_tokens: usize) -> Result<Fused, OpenError> {
+    open(dim, |size| {
+        let dims = vec![("tokens".to_owned(), n_tokens), (dim.name.clone(), size as usize)];
+        let special = specialise(graph, &Bindings { dims, open: Some(dim.name.clone()), ..Bindings::default() });
+        assert!(special.problems.is_empty(), "{}", special.problems[0]);
+        Ok(lower(&special.graph, false, &host::target()).unwrap())
+    })
+}
+
+/// The next logits of a context, checked against those of all tokens so far.
+fn step(context: &mut Context, graph: &Graph, tokens: &[usize]) -> usize {
+    assert_eq!(context.past() as usize, tokens.len() - 1);
+    let id = (*tokens.last().unwrap() as i64).to_le_bytes();
+    let mut memory = Aligned::new(4 * DECODER.vocabulary as u64).unwrap();
+    context.run(&[&id], &mut [memory.bytes_mut()]).unwrap();
+    let found: Vec<f64> =
+        memory.bytes().as_chunks::<4>().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect();
+    let wanted = DECODER.logits(graph, tokens);
+    let most = wanted.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    for (at, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+        assert!((found - wanted).abs() <= 1e-5 * most, "token {}, logit {at}: {found}, {wanted}", tokens.len());
+    }
+    let best = |all: &[f64]| (0..all.len()).max_by(|a, b| all[*a].total_cmp(&all[*b])).unwrap();
+    assert_eq!(best(&found), best(&wanted));
+    best(&found)
+}
+
+#[test]
+fn decoders_keep_their_past() {
+    let dim = Dim { name: "past".to_owned(), least: 0, most: 47, step: 1 };
+    for form in [Written::Grouped, Written::Plain] {
+        let graph = DECODER.graph(form);
+        let fused = open_decoder(&graph, &dim, 1).unwrap_or_else(|error| panic!("{form:?}: {error}"));
+        let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
+        let model = compiled.model.cpu().unwrap();
+        assert_eq!(model.plan().states().count(), 2 * LAYERS);
+        assert_eq!((model.inputs().len(), model.outputs().len()), (1, 1));
+        let mut context = Context::new(model, &Threads::new(1).unwrap()).unwrap();
+        for start in [3, 30] {
+            context.rewind(0).unwrap();
+            let mut tokens = vec![start];
+            while tokens.len() < 40 {
+                let next = step(&mut context, &graph, &tokens);
+                // A prompt says what comes first.
+                tokens.push(if tokens.len() < 5 { (start * tokens.len() * 7) % DECODER.vocabulary } else { next });
+            }
+            // Another end of the same beginning.
+            context.rewind(9).unwrap();
+            tokens.truncate(9);
+            for token in [1, 36, 1] {
+                tokens.push(token);
+                step(&mut context, &graph, &tokens);
+            }
+            assert!(matches!(context.rewind(13), Err(RunError::BadSize { .. })));
+            assert!(matches!(context.rewind(-1), Err(RunError::BadSize { .. })));
+            // Another text in other memory, and back.
+            let sizes: Vec<usize> = model.plan().states().map(|tensor| tensor.n_bytes()).collect();
+            let small = Aligned::new(sizes[0] as u64 - 1).unwrap();
+            assert!(matches!(context.bind_state(0, small), Err(RunError::State { .. })));
+            let other = sizes.iter().map(|n| Aligned::new(*n as u64).unwrap());
+            let other: Vec<Aligned> =
+                other.enumerate().map(|(at, memory)| context.bind_state(at, memory).unwrap()).collect();
+            context.rewind(0).unwrap();
+            step(&mut context, &graph, &[17]);
+            for (at, memory) in other.into_iter().enumerate() {
+                context.bind_state(at, memory).unwrap();
+            }
+            context.set_dim("past", 12).unwrap();
+            tokens.push(20);
+            while tokens.len() <= 48 {
+                let next = step(&mut context, &graph, &tokens);
+                tokens.push(next);
+            }
+            let mut out = vec![0; 4 * DECODER.vocabulary];
+            let full = context.run(&[&[0; 8]], &mut [&mut out]);
+            assert!(matches!(full, Err(RunError::Full { size: 48, .. })), "{full:?}");
+            assert_eq!(context.past(), 48);
+        }
+    }
+}
+
+/// Runs a program, and returns the numbers that it prints.
+fn numbers_of(command: &mut std::process::Command) -> Vec<i64> {
+    let done = command.output().unwrap();
+    assert!(done.status.success(), "{command:?}: {} {}", done.status, String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).unwrap().split_whitespace().map(|n| n.parse().unwrap()).collect()
+}
+
+/// Checks that the loops of the guide, in each language, give the tokens of runs in this process.
+#[test]
+fn loops_in_other_languages_give_the_same_tokens() {
+    use std::process::Command;
+    const N_NEW: usize = 30;
+    let prompt = [4, 19, 19, 2];
+    let dim = Dim { name: "past".to_owned(), least: 0, most: 39, step: 1 };
+    let graph = DECODER.graph(Written::Grouped);
+    let compiled = compile_guessed(open_decoder(&graph, &dim, 1).unwrap(), &host::target(), 1).unwrap();
+    let mut context = Context::new(compiled.model.cpu().unwrap(), &Threads::new(1).unwrap()).unwrap();
+    let (mut tokens, mut expected) = (prompt.to_vec(), Vec::new());
+    for n in 1..prompt.len() {
+        step(&mut context, &graph, &tokens[..n]);
+    }
+    for _ in 0..N_NEW {
+        let next = step(&mut context, &graph, &tokens);
+        tokens.push(next);
+        expected.push(next as i64);
+    }
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("decoder-{}", std::process::id()));
+    let made = library("decoder", &compiled.model, &host::target(), 1, Weights::Small, &["states".to_owned()]).unwrap();
+    let example = |name: &str| format!("{}/../../examples/library/{name}", env!("CARGO_MANIFEST_DIR"));
+    let passed: Vec<String> = [N_NEW].iter().chain(&prompt).map(usize::to_string).collect();
+    // More than there is room for is an error, behind the tokens that there was room for.
+    let refuse = |command: &mut Command| {
+        let done = command.arg("45").args(&passed[1..]).output().unwrap();
+        assert!(!done.status.success());
+        let found = String::from_utf8(done.stdout).unwrap().lines().count();
+        assert_eq!(found, 40 - prompt.len() + 1, "{}", String::from_utf8_lossy(&done.stderr));
+    };
+
+    let c = folder.join("c");
+    std::fs::create_dir_all(&c).unwrap();
+    write_library(&made, Form::C, &c).unwrap();
+    let words = "-std=c99 -Wall -Wextra -Werror -O1 decoder.c decoder_kernels.a -I. -lm -lpthread -o generate";
+    let (source, states) = (example("generate.c"), example("../../crates/model/tests/onnx/states.c"));
+    numbers_of(Command::new("cc").current_dir(&c).arg(source).args(words.split_whitespace()));
+    assert_eq!(numbers_of(Command::new(c.join("generate")).args(&passed)), expected);
+    refuse(&mut Command::new(c.join("generate")));
+    numbers_of(Command::new("cc").current_dir(&c).arg(states).args(words.split_whitespace()));
+    assert_eq!(numbers_of(Command::new(c.join("generate")).args(&passed)), [&expected[..], &expected].concat());
+
+    let crate_folder = folder.join("decoder");
+    std::fs::create_dir_all(&crate_folder).unwrap();
+    write_library(&made, Form::Rust, &crate_folder).unwrap();
+    let program = folder.join("program");
+    std::fs::create_dir_all(program.join("src")).unwrap();
+    let manifest = "[package]\nname = \"generate\"\nversion = \"0.1.0\"\nedition = \"2021\"\n\n[dependencies]\n\
+                    decoder = { path = \"../decoder\" }\n\n[workspace]\n";
+    std::fs::write(program.join("Cargo.toml"), manifest).unwrap();
+    let text = std::fs::read_to_string(example("generate.rs")).unwrap();
+    let text = text.replace("32000", &DECODER.vocabulary.to_string());
+    std::fs::write(program.join("src/main.rs"), text).unwrap();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--offline"]).current_dir(&program).env("CARGO_TARGET_DIR", folder.join("target"));
+    numbers_of(cargo.env("RUSTFLAGS", "-D warnings").env_remove("CARGO_ENCODED_RUSTFLAGS"));
+    assert_eq!(numbers_of(Command::new(folder.join("target/debug/generate")).args(&passed)), expected);
+    refuse(&mut Command::new(folder.join("target/debug/generate")));
+
+    // `.ci/tvm-ffi` fetches NumPy, too.
+    let packages = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("tvm-ffi");
+    let path = format!("{}:{}", folder.join("wheel").display(), packages.display());
+    let has_numpy = Command::new("python3").args(["-c", "import numpy"]).env("PYTHONPATH", &path).output();
+    if !has_numpy.is_ok_and(|done| done.status.success()) {
+        eprintln!("skipped: there is no NumPy for Python's loop");
+    } else {
+        write_library(&made, Form::Python, &folder).unwrap();
+        let wheel = folder.join(format!("decoder-0.1.0-py3-none-manylinux2014_{}.whl", std::env::consts::ARCH));
+        // A wheel is a folder of modules once it is unpacked.
+        let unpack = ["-m", "zipfile", "-e"];
+        numbers_of(Command::new("python3").args(unpack).arg(&wheel).arg(folder.join("wheel")));
+        let python = || {
+            let mut command = Command::new("python3");
+            command.arg(example("generate.py")).env("PYTHONPATH", &path);
+            command
+        };
+        assert_eq!(numbers_of(python().args(&passed)), expected);
+        refuse(&mut python());
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A prompt goes in by pieces of several tokens, in a plan of its own, whose states a plan of one token goes
+/// on with.
+#[test]
+fn prompts_go_in_by_pieces() {
+    const PIECE: usize = 5;
+    let dim = |most: i64| Dim { name: "past".to_owned(), least: 0, most, step: 1 };
+    for form in [Written::Grouped, Written::Plain] {
+        let graph = DECODER.graph(form);
+        let contexts = [(48 - PIECE as i64, PIECE), (47, 1)].map(|(most, n_tokens)| {
+            let fused = open_decoder(&graph, &dim(most), n_tokens).unwrap_or_else(|error| panic!("{form:?}: {error}"));
+            let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
+            Context::new(compiled.model.cpu().unwrap(), &Threads::new(1).unwrap()).unwrap()
+        });
+        let [mut by_pieces, mut one] = contexts;
+        let mut tokens: Vec<usize> = (0..3 * PIECE).map(|at| (at * 11 + 3) % DECODER.vocabulary).collect();
+        for piece in 0..3 {
+            let ids: Vec<u8> =
+                tokens[piece * PIECE..][..PIECE].iter().flat_map(|id| (*id as i64).to_le_bytes()).collect();
+            let mut ids_memory = Aligned::new(ids.len() as u64).unwrap();
+            ids_memory.bytes_mut().copy_from_slice(&ids);
+            let mut memory = Aligned::new((4 * PIECE * DECODER.vocabulary) as u64).unwrap();
+            by_pieces.run(&[ids_memory.bytes()], &mut [memory.bytes_mut()]).unwrap();
+            assert_eq!(by_pieces.past() as usize, (piece + 1) * PIECE);
+            let bytes = memory.bytes().as_chunks::<4>().0;
+            let found: Vec<f64> = bytes.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect();
+            for (at, found) in found.chunks(DECODER.vocabulary).enumerate() {
+                let wanted = DECODER.logits(&graph, &tokens[..=piece * PIECE + at]);
+                let most = wanted.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                let is_near = found.iter().zip(&wanted).all(|(x, y)| (x - y).abs() <= 1e-5 * most);
+                assert!(is_near, "{form:?}, piece {piece}, token {at}: {found:?}, and should be {wanted:?}");
+            }
+        }
+        for state in 0..2 * LAYERS {
+            let n_bytes = one.state_mut(state).unwrap().len();
+            assert_eq!(by_pieces.state_mut(state).unwrap().len(), n_bytes);
+            let memory = by_pieces.bind_state(state, Aligned::new(n_bytes as u64).unwrap()).unwrap();
+            one.bind_state(state, memory).unwrap();
+        }
+        one.set_dim("past", 3 * PIECE as i64).unwrap();
+        tokens.push(8);
+        for _ in 0..5 {
+            let next = step(&mut one, &graph, &tokens);
+            tokens.push(next);
+        }
+    }
+}
