@@ -21,7 +21,7 @@ use tilewright_search::{Config, Outcome};
 use tilewright_tune::{Setting, TEMPLATES, Task, TaskError, Template};
 
 /// Shapes that nothing divides, and the number of threads.
-const CASES: [(&str, usize); 37] = [
+const CASES: [(&str, usize); 42] = [
     ("matmul:m=1,n=1,k=1", 1),
     ("matmul:m=1,n=1,k=257", 1),
     ("matmul:m=257,n=1,k=3", 1),
@@ -47,6 +47,11 @@ const CASES: [(&str, usize); 37] = [
     ("batch_matmul:b=2,m=17,n=40,k=33,tb=1,dtype=f16,epilogue=bias+relu", 1),
     ("dense:m=37,n=35,k=29,const=w,dtype=bf16,epilogue=bias+gelu", 2),
     ("conv2d:c=19,h=9,w=11,k=34,r=3,s=3,pad=1,dtype=f16,const=w,epilogue=bias", 2),
+    ("matmul:m=33,n=47,k=129,bf16=1", 2),
+    ("dense:m=3,n=70,k=67,const=w,bf16=1,epilogue=bias+gelu", 1),
+    ("batch_matmul:b=2,m=17,n=40,k=33,tb=1,bf16=1", 1),
+    ("conv2d:c=19,h=9,w=11,k=32,r=3,s=3,pad=1,bf16=1,const=w,out=c16,epilogue=bias", 2),
+    ("conv2d:c=32,h=9,w=11,k=34,r=1,s=1,bf16=1,const=w,in=c16", 1),
     ("matmul:m=33,n=47,k=130,dtype=u8i8", 2),
     ("matmul:m=3,n=70,k=67,dtype=i8i8,const=b", 1),
     ("dense:m=37,n=35,k=29,const=w,dtype=u8i8", 1),

@@ -15,6 +15,7 @@ mod dot;
 mod export;
 mod ffi;
 pub mod gpu;
+mod halves;
 mod interleave;
 mod math;
 mod memory;
@@ -647,8 +648,10 @@ impl Generator<'_> {
             (_, Some(n)) if n <= 0 => Ok(()),
             (LoopKind::Serial, Some(_)) if self.box_copy(l) => Ok(()),
             (LoopKind::Serial, _) if !self.f.goes_on && self.may_go_on(l) => self.products_that_go_on(l, &extent),
-            (LoopKind::Tensor(Tensor::Dot4), Some(n)) if self.target.gpu.is_none() => self.dot_products(l, n),
-            (LoopKind::Tensor(Tensor::Dot4), _) => self.serial_loop(l, &extent),
+            (LoopKind::Tensor(Tensor::Dot4 | Tensor::Dot2), Some(n)) if self.target.gpu.is_none() => {
+                self.dot_products(l, n)
+            }
+            (LoopKind::Tensor(Tensor::Dot4 | Tensor::Dot2), _) => self.serial_loop(l, &extent),
             (LoopKind::Tensor(how), _) if self.target.has_tf32() && !how.is_of_groups() => self.tile_product(l, how),
             (LoopKind::Unrolled, Some(n)) => (0..n).try_for_each(|i| self.iteration(l, i)),
             (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => self.iteration(l, 0),

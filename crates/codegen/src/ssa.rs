@@ -298,6 +298,11 @@ pub enum Op {
     },
     /// Dot product of two signed 16-bit integers of each lane, as with [`Op::Dot4`]; x86-64 alone has it.
     Dot2,
+    /// Dot product of two bf16 numbers of each lane, added to an f32 sum: that of the upper halves first,
+    /// each addition rounded once, with numbers below the normal ones as zeros. Operands are the sums, and
+    /// both factors as 32-bit integers, 16, 8 or 4 of them;
+    /// [`Target::dot2_lanes`](tilewright_ir::Target::dot2_lanes) says which machines have it.
+    DotOfHalves,
     /// Bytes of two vectors of 64, picked by the low 7 bits of each byte of the first operand; all three are
     /// 16 lanes of 32-bit integers. AVX-512 VBMI alone has it.
     PickBytes,

@@ -3,7 +3,6 @@
 use crate::host;
 use std::time::{Duration, Instant};
 use tilewright_codegen::CompileError;
-use tilewright_ir::dot::STEPS;
 use tilewright_ir::expr::{BinaryOp, Expr, ReduceOp};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Buffer, Cond, DType, Index, Loop, LoopKind, Program, Role, Scope, Stmt, Target, Tensor};
@@ -34,17 +33,21 @@ pub enum Kind {
     F64,
     /// Dot products of four 8-bit integers, the first ones unsigned, added to 32-bit sums.
     Dot4,
+    /// Dot products of two bf16 numbers, added to f32 sums.
+    Dot2,
 }
 
 impl Kind {
     /// Every kind with its name.
-    pub const ALL: [(Kind, &'static str); 3] = [(Kind::F32, "f32"), (Kind::F64, "f64"), (Kind::Dot4, "dot4")];
+    pub const ALL: [(Kind, &'static str); 4] =
+        [(Kind::F32, "f32"), (Kind::F64, "f64"), (Kind::Dot4, "dot4"), (Kind::Dot2, "dot2")];
 
-    /// The arithmetic of a workload. Nothing that is computed of integers but their products is faster than
-    /// f32, and f16 and bf16 are computed as such.
-    pub fn of(workload: &Workload) -> Kind {
+    /// The arithmetic of a workload on a target. Nothing that is computed of integers but their products is
+    /// faster than f32; f16, and bf16 where products of it are no faster, are computed as such.
+    pub fn of(workload: &Workload, target: &Target) -> Kind {
         match workload.dtype {
             _ if workload.multiplies_bytes() => Kind::Dot4,
+            _ if workload.multiplies_bf16() && target.prefers_dot2() => Kind::Dot2,
             DType::F64 => Kind::F64,
             _ => Kind::F32,
         }
@@ -58,7 +61,7 @@ impl Kind {
     /// Type of the sums.
     fn dtype(self) -> DType {
         match self {
-            Kind::F32 => DType::F32,
+            Kind::F32 | Kind::Dot2 => DType::F32,
             Kind::F64 => DType::F64,
             Kind::Dot4 => DType::I32,
         }
@@ -66,7 +69,25 @@ impl Kind {
 
     /// Multiply-adds of a lane at once.
     fn steps(self) -> i64 {
-        if self == Kind::Dot4 { STEPS } else { 1 }
+        self.products().and_then(Tensor::dot_steps).unwrap_or(1)
+    }
+
+    /// The dot products, where they are such.
+    fn products(self) -> Option<Tensor> {
+        match self {
+            Kind::F32 | Kind::F64 => None,
+            Kind::Dot4 => Some(Tensor::Dot4),
+            Kind::Dot2 => Some(Tensor::Dot2),
+        }
+    }
+
+    /// Types of the factors.
+    fn factors(self) -> [DType; 2] {
+        match self {
+            Kind::F32 | Kind::F64 => [self.dtype(); 2],
+            Kind::Dot4 => [DType::U8, DType::I8],
+            Kind::Dot2 => [DType::Bf16; 2],
+        }
     }
 }
 
@@ -117,7 +138,7 @@ fn program(kind: Kind, sums: i64, lanes: i64, n_threads: i64) -> Program {
         |name: &str, dtype, shape: Vec<i64>, scope, role| Buffer { name: name.into(), dtype, shape, scope, role };
     let mut p = Program { name: "peak".into(), ..Program::default() };
     let (dtype, steps) = (kind.dtype(), kind.steps());
-    let factors = if kind == Kind::Dot4 { [DType::U8, DType::I8] } else { [dtype; 2] };
+    let factors = kind.factors();
     let x = p.add_buffer(buffer("x", factors[0], vec![steps], Scope::Global, Role::Input));
     let y = p.add_buffer(buffer("y", factors[1], vec![lanes, steps], Scope::Global, Role::Input));
     let out = p.add_buffer(buffer("out", dtype, vec![n_threads, sums, lanes], Scope::Global, Role::Output));
@@ -143,7 +164,7 @@ fn program(kind: Kind, sums: i64, lanes: i64, n_threads: i64) -> Program {
         index: vec![t.into(), s.clone(), l.into()],
         value: Expr::Load(sum, vec![s, l.into()]),
     });
-    let kind_of_steps = if kind == Kind::Dot4 { LoopKind::Tensor(Tensor::Dot4) } else { LoopKind::Serial };
+    let kind_of_steps = kind.products().map_or(LoopKind::Serial, LoopKind::Tensor);
     let add = vec![Stmt::For(Loop { var: k, extent: steps.into(), kind: kind_of_steps, body: add })];
     let rounds = Stmt::For(Loop { var: round, extent: ROUNDS.into(), kind: LoopKind::Serial, body: add });
     let body = [Stmt::Alloc(sum)].into_iter().chain(begin).chain([rounds]).chain(end).collect();

@@ -1,4 +1,5 @@
-//! Dot products of four 8-bit integers, as CPUs add them to 32-bit sums in one instruction.
+//! Dot products of four 8-bit integers, or of two bf16 numbers, as CPUs add them to 32-bit sums in one
+//! instruction.
 //!
 //! A schedule divides the sum by four, puts the loop over the four around the loops of a tile, and marks it:
 //!
@@ -11,23 +12,54 @@
 //! ```
 //!
 //! A program says what a plain loop computes and no more: sums are modulo 2^32 in any order. Of each factor
-//! the four are neighbours in memory, which is fastest, or lie at one distance from each other, as the rows do
-//! that a depthwise convolution sums over. The loop may have fewer iterations where the sum is no multiple.
+//! the four are neighbours in memory, which is fastest, or lie at one distance from each other, as the rows
+//! do that a depthwise convolution sums over. The loop may have fewer iterations where the sum is no
+//! multiple.
+//!
+//! A loop marked `dot2` goes over two bf16 numbers likewise and adds to f32 sums, as `vdpbf16ps` does: the
+//! second product first, each of the two additions rounded once, to the nearest. Factors and sums below the
+//! normal numbers count as zeros.
 
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Loop, LoopId, Program, Stmt};
+use crate::program::{BufferId, Loop, LoopId, Program, Stmt, Tensor};
 
-/// Steps of the sum that an instruction computes.
+/// Steps of the sum that an instruction for 8-bit integers computes.
 pub const STEPS: i64 = 4;
 
-const NO_PRODUCT: &str =
-    "only sums of products of two 8-bit integers each, or of halves of them, begun before, may stand in it";
+/// Kind of dot products, and what may stand in their loop.
+#[derive(Clone, Copy)]
+struct Kind {
+    steps: i64,
+    factors: &'static [DType],
+    sums: DType,
+    too_many_steps: &'static str,
+    no_product: &'static str,
+    apart: &'static str,
+}
 
-/// Whether dot products multiply elements of a type.
+const FOURS: Kind = Kind {
+    steps: STEPS,
+    factors: &[DType::I8, DType::U8],
+    sums: DType::I32,
+    too_many_steps: "a dot product takes 4 steps of a sum at a time",
+    no_product: "only sums of products of two 8-bit integers each, or of halves of them, begun before, may stand in it",
+    apart: "the four steps of a dot product lie at one distance from each other in both factors",
+};
+
+const PAIRS: Kind = Kind {
+    steps: 2,
+    factors: &[DType::Bf16],
+    sums: DType::F32,
+    too_many_steps: "a dot product of bf16 takes 2 steps of a sum at a time",
+    no_product: "only f32 sums of products of two bf16 numbers each, begun before, may stand in it",
+    apart: "the two steps of a dot product lie at one distance from each other in both factors",
+};
+
+/// Whether dot products multiply integers of a type.
 pub fn is_factor(dtype: DType) -> bool {
-    matches!(dtype, DType::I8 | DType::U8)
+    FOURS.factors.contains(&dtype)
 }
 
 /// A factor of a dot product: an element, and which half of its bits is multiplied, where that is not the
@@ -47,36 +79,45 @@ pub fn factor(value: &Expr) -> Option<(BufferId, &[Index], Option<&Index>)> {
 ///
 /// # Errors
 /// The reason why the loop is no such product.
-pub fn check(program: &Program, l: &Loop, ranges: &mut Ranges) -> Result<(), &'static str> {
-    if ranges.upper(&l.extent).is_none_or(|n| n > STEPS) {
-        return Err("a dot product takes 4 steps of a sum at a time");
+pub fn check(program: &Program, l: &Loop, how: Tensor, ranges: &mut Ranges) -> Result<(), &'static str> {
+    let kind = if how == Tensor::Dot2 { PAIRS } else { FOURS };
+    if ranges.upper(&l.extent).is_none_or(|n| n > kind.steps) {
+        return Err(kind.too_many_steps);
     }
-    ranges.inside(l.var, &l.extent, |ranges| block(program, &l.body, l.var, ranges))
+    ranges.inside(l.var, &l.extent, |ranges| block(program, &l.body, kind, l.var, ranges))
 }
 
-fn block(program: &Program, stmts: &[Stmt], steps: LoopId, ranges: &mut Ranges) -> Result<(), &'static str> {
+fn block(
+    program: &Program,
+    stmts: &[Stmt],
+    kind: Kind,
+    steps: LoopId,
+    ranges: &mut Ranges,
+) -> Result<(), &'static str> {
     for stmt in stmts {
         match stmt {
-            Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| block(program, &l.body, steps, ranges))?,
+            Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| block(program, &l.body, kind, steps, ranges))?,
             Stmt::If { cond, then, otherwise } if !cond.uses(steps) => {
-                block(program, then, steps, ranges)?;
-                block(program, otherwise, steps, ranges)?;
+                block(program, then, kind, steps, ranges)?;
+                block(program, otherwise, kind, steps, ranges)?;
             }
             Stmt::Update { buffer, index, op: ReduceOp::Sum, value: Expr::Binary(BinaryOp::Mul, a, b), first } => {
-                let (Some((a, of_a, _)), Some((b, of_b, _))) = (factor(a), factor(b)) else { return Err(NO_PRODUCT) };
+                let (Some((a, of_a, _)), Some((b, of_b, _))) = (factor(a), factor(b)) else {
+                    return Err(kind.no_product);
+                };
                 let dtype = |b: &BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
-                let are_factors = [&a, &b].into_iter().all(|b| dtype(b).is_some_and(is_factor));
-                if *first != Cond::Not(Box::new(Cond::True)) || !are_factors || dtype(buffer) != Some(DType::I32) {
-                    return Err(NO_PRODUCT);
+                let are_factors = [&a, &b].into_iter().all(|b| dtype(b).is_some_and(|of| kind.factors.contains(&of)));
+                if *first != Cond::Not(Box::new(Cond::True)) || !are_factors || dtype(buffer) != Some(kind.sums) {
+                    return Err(kind.no_product);
                 }
                 if index.iter().any(|i| ranges.simplify(i).uses(steps)) {
                     return Err("a sum has one place for all steps");
                 }
                 for (factor, index) in [(a, of_a), (b, of_b)] {
-                    require_distance(program, factor, index, steps, ranges)?;
+                    require_distance(program, factor, index, steps, ranges).ok_or(kind.apart)?;
                 }
             }
-            _ => return Err(NO_PRODUCT),
+            _ => return Err(kind.no_product),
         }
     }
     Ok(())
@@ -89,13 +130,10 @@ fn require_distance(
     index: &[Index],
     steps: LoopId,
     ranges: &Ranges,
-) -> Result<(), &'static str> {
+) -> Option<()> {
     let strides = program.buffer(factor).strides();
     let flat = index.iter().zip(&strides).fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(*stride)));
     let flat = ranges.simplify(&flat);
     let distance = flat.coefficient(steps);
-    match distance > 0 && !flat.sub(&Index::from(steps).scale(distance)).uses(steps) {
-        true => Ok(()),
-        false => Err("the four steps of a dot product lie at one distance from each other in both factors"),
-    }
+    (distance > 0 && !flat.sub(&Index::from(steps).scale(distance)).uses(steps)).then_some(())
 }

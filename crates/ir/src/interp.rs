@@ -30,7 +30,7 @@
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
 use crate::index::{Atom, Index};
-use crate::program::{Buffer, BufferId, LoopId, Program, Role, Stmt};
+use crate::program::{Buffer, BufferId, LoopId, LoopKind, Program, Role, Stmt, Tensor};
 use crate::text::index_to_string;
 use std::fmt;
 use thiserror::Error;
@@ -448,6 +448,17 @@ pub(crate) enum Rounding {
     None,
 }
 
+/// A sum of f32 with the product of two bf16 numbers, rounded once; numbers below the normal ones are zeros.
+fn add_of_pair(sum: f64, a: f64, b: f64) -> f64 {
+    let flushed = |x: f32| if x.is_subnormal() { 0f32.copysign(x) } else { x };
+    let [sum, a, b] = [sum, a, b].map(|x| flushed(x as f32));
+    let rounded = a.mul_add(b, sum);
+    // Whether a result is below the normal numbers is asked after rounding to the bits that these have.
+    let exact = f64::from(a) * f64::from(b) + f64::from(sum);
+    let least = f64::from(f32::MIN_POSITIVE) * (1.0 - 2f64.powi(-25));
+    f64::from(if exact.abs() < least { 0f32.copysign(rounded) } else { rounded })
+}
+
 /// Whether a value is rounded to f32 even where other numbers are not rounded at all: a result of
 /// arithmetic, or an integer that f32 may not hold, which is written as cast to it. Sums that become
 /// integers hang on that.
@@ -640,11 +651,35 @@ enum Test {
 pub(crate) struct Condition(Test);
 
 enum Op {
-    For { var: u32, extent: Linear, body: Block },
-    If { test: Test, then: Block, otherwise: Block },
+    For {
+        var: u32,
+        extent: Linear,
+        body: Block,
+        is_downwards: bool,
+    },
+    If {
+        test: Test,
+        then: Block,
+        otherwise: Block,
+    },
     Alloc(u32),
-    Store { to: Access, value: Node, rounds: Rounds },
-    Update { to: Access, op: ReduceOp, value: Node, first: Test, rounds: Rounds },
+    Store {
+        to: Access,
+        value: Node,
+        rounds: Rounds,
+    },
+    Update {
+        to: Access,
+        op: ReduceOp,
+        value: Node,
+        first: Test,
+        rounds: Rounds,
+    },
+    /// Sum with the product of two bf16 numbers, as dot products of pairs add them.
+    AddOfPair {
+        to: Access,
+        factors: Box<[Node; 2]>,
+    },
     Wait(u8),
 }
 
@@ -660,12 +695,14 @@ pub(crate) struct Compiler<'a> {
     /// Loops around the compiled statements.
     pub bound: Vec<LoopId>,
     pub sources: Vec<Index>,
+    /// Whether statements stand in a loop over pairs of bf16 numbers.
+    in_pairs: bool,
 }
 
 impl Compiler<'_> {
     /// A compiler outside of all loops.
     pub fn new(program: &Program, rounding: Rounding) -> Compiler<'_> {
-        Compiler { program, rounding, bound: Vec::new(), sources: Vec::new() }
+        Compiler { program, rounding, bound: Vec::new(), sources: Vec::new(), in_pairs: false }
     }
 
     pub fn block(&mut self, stmts: &[Stmt]) -> Result<Block, Fault> {
@@ -678,9 +715,13 @@ impl Compiler<'_> {
                         return Err(Fault::Unbound { name: crate::text::loop_name(self.program, l.var) });
                     }
                     self.bound.push(l.var);
+                    let is_pair = l.kind == LoopKind::Tensor(Tensor::Dot2) && self.rounding == Rounding::ToElementType;
+                    let was_in_pairs = self.in_pairs;
+                    self.in_pairs |= is_pair;
                     let body = self.block(&l.body)?;
+                    self.in_pairs = was_in_pairs;
                     self.bound.pop();
-                    Op::For { var: l.var.0, extent, body }
+                    Op::For { var: l.var.0, extent, body, is_downwards: is_pair }
                 }
                 Stmt::If { cond, then, otherwise } => {
                     Op::If { test: self.test(cond)?, then: self.block(then)?, otherwise: self.block(otherwise)? }
@@ -695,6 +736,10 @@ impl Compiler<'_> {
                     value: self.node(value)?,
                     rounds: self.rounds(self.buffer(*buffer)?.dtype),
                 },
+                Stmt::Update { buffer, index, value: Expr::Binary(BinaryOp::Mul, a, b), .. } if self.in_pairs => {
+                    let factors = Box::new([self.node(a)?, self.node(b)?]);
+                    Op::AddOfPair { to: self.access(*buffer, index)?, factors }
+                }
                 Stmt::Update { buffer, index, op, value, first } => Op::Update {
                     to: self.access(*buffer, index)?,
                     op: *op,
@@ -894,7 +939,7 @@ impl<'a, M: Memory> Machine<'a, M> {
 
     fn op(&mut self, op: &Op) -> Result<(), Stopped> {
         match op {
-            Op::For { var, extent, body } => {
+            Op::For { var, extent, body, is_downwards } => {
                 let extent = self.linear(extent);
                 self.check()?;
                 let extent = extent.max(0);
@@ -902,7 +947,7 @@ impl<'a, M: Memory> Machine<'a, M> {
                 self.active.push(*var);
                 let outer = self.vars[*var as usize];
                 for i in 0..extent {
-                    self.vars[*var as usize] = i;
+                    self.vars[*var as usize] = if *is_downwards { extent - 1 - i } else { i };
                     self.block(body)?;
                 }
                 self.vars[*var as usize] = outer;
@@ -926,6 +971,17 @@ impl<'a, M: Memory> Machine<'a, M> {
                         return Err(Stopped);
                     }
                 }
+            }
+            Op::AddOfPair { to, factors } => {
+                let [a, b] = factors.each_ref().map(|x| self.node::<TO_F32>(x));
+                let at = self.locate(to);
+                self.check()?;
+                let old = self.read(to, at);
+                if is_undefined(old) {
+                    self.undefined(to);
+                }
+                self.check()?;
+                self.write(to, at, add_of_pair(old, a, b))?;
             }
             Op::Wait(n) => self.memory.wait(*n),
             Op::Store { to, value, rounds } => {

@@ -150,8 +150,8 @@ pub enum LoopKind {
     /// GPU thread axis 0 to 2.
     Thread(u8),
     /// Sequential, or the steps of a tile product that the threads of a warp compute together in a tensor
-    /// core, where there is one: see [`TileProduct`](crate::gpu::TileProduct). Of [`Tensor::Dot4`], the steps
-    /// of dot products, as a CPU computes them.
+    /// core, where there is one: see [`TileProduct`](crate::gpu::TileProduct). Of [`Tensor::Dot4`] and
+    /// [`Tensor::Dot2`], the steps of dot products, as a CPU computes them.
     Tensor(Tensor),
 }
 
@@ -174,9 +174,20 @@ pub enum Tensor {
     /// No tensor core's: dot products of four 8-bit integers, which CPUs add to 32-bit sums in one
     /// instruction: see [`dot`](crate::dot).
     Dot4,
+    /// No tensor core's: dot products of two bf16 numbers, added to f32 sums likewise.
+    Dot2,
 }
 
 impl Tensor {
+    /// Steps of the sum that a dot product takes at a time; `None` of a tensor core's product.
+    pub fn dot_steps(self) -> Option<i64> {
+        match self {
+            Tensor::Dot4 => Some(4),
+            Tensor::Dot2 => Some(2),
+            Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmma | Tensor::Wgmmax3 | Tensor::Halves => None,
+        }
+    }
+
     /// Whether four warps multiply together.
     pub fn is_of_groups(self) -> bool {
         matches!(self, Tensor::Wgmma | Tensor::Wgmmax3)
@@ -185,7 +196,7 @@ impl Tensor {
 
 impl LoopKind {
     /// Every kind with its keyword in the text format.
-    pub const ALL: [(LoopKind, &'static str); 16] = [
+    pub const ALL: [(LoopKind, &'static str); 17] = [
         (LoopKind::Serial, "for"),
         (LoopKind::Parallel, "parallel"),
         (LoopKind::Vectorized, "vectorized"),
@@ -202,6 +213,7 @@ impl LoopKind {
         (LoopKind::Tensor(Tensor::Wgmmax3), "wgmmax3"),
         (LoopKind::Tensor(Tensor::Halves), "halves"),
         (LoopKind::Tensor(Tensor::Dot4), "dot4"),
+        (LoopKind::Tensor(Tensor::Dot2), "dot2"),
     ];
 
     /// The keyword in the text format.

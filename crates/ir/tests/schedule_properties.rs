@@ -203,7 +203,7 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
             let buffer = buffer(a, &|b| all.iter().any(|p| p.reads.contains(&b)))?;
             let at = if b % 5 == 0 { None } else { Some(among(c, &|p| p.reads.contains(&buffer))?.name.clone()) };
             let layout = layout_of(program.buffers[buffer as usize].shape.len(), d, e);
-            Step::Stage { buffer: name_of(buffer), at, name: new("S"), layout, shared: kind >= 60000 }
+            Step::Stage { buffer: name_of(buffer), at, name: new("S"), layout, dtype: None, shared: kind >= 60000 }
         }
         77..86 => {
             let buffer = buffer(a, &|b| all.iter().any(|p| p.updates.contains(&b)))?;
@@ -455,8 +455,9 @@ fn any_step() -> impl Strategy<Value = Step> {
         name().prop_map(|target| Step::Unroll { target }),
         name().prop_map(|target| Step::Parallel { target }),
         (name(), 4..10usize).prop_map(|(target, at)| Step::Bind { target, axis: LoopKind::ALL[at].0 }),
-        (name(), at, name(), prop::collection::vec(any_axis(), 0..5), any::<bool>())
-            .prop_map(|(buffer, at, name, layout, shared)| Step::Stage { buffer, at, name, layout, shared }),
+        (name(), at, name(), prop::collection::vec(any_axis(), 0..5), any::<bool>()).prop_map(
+            |(buffer, at, name, layout, shared)| Step::Stage { buffer, at, name, layout, dtype: None, shared }
+        ),
         (name(), name(), name()).prop_map(|(buffer, at, name)| Step::Accumulate { buffer, at, name }),
         (name(), name()).prop_map(|(buffer, at)| Step::ComputeAt { buffer, at }),
         name().prop_map(|buffer| Step::Inline { buffer }),

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 
 use tilewright_graph::{Graph, with_both_branches};
 use tilewright_ir::expr::{Cond, ReduceOp, Subscript};
-use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, Range, StageSpec, Workload, WorkloadError};
+use tilewright_ir::op::{
+    Epilogue, Function, Operand, ProgramBuilder, Range, StageSpec, Structure, Workload, WorkloadError,
+};
 use tilewright_ir::{BufferId, DType, Expr, Index, LoopId, OpenSize, Program, Role, Stmt, Target};
 use tilewright_runtime::Size;
 
@@ -190,6 +192,21 @@ impl Fused {
             Step::Kernel(kernel) => Some(&mut kernel.workload),
             _ => None,
         })
+    }
+}
+
+impl Fused {
+    /// Has products round their factors to bf16 where the target multiplies these faster than f32. Few
+    /// channels, as those of a network's input, are not worth it: pairs of them are rarely full.
+    pub fn round_factors(&mut self, target: &Target) {
+        const LEAST_CHANNELS: i64 = 8;
+        let is_worth_it = |workload: &Workload| match workload.structure() {
+            Structure::Window(window) => window.c >= LEAST_CHANNELS,
+            Structure::Contraction(_) | Structure::Packed(_) | Structure::Nest(_) => true,
+        };
+        if target.prefers_dot2() {
+            self.workloads_mut().for_each(|workload| workload.bf16 = is_worth_it(workload));
+        }
     }
 }
 

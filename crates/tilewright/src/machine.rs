@@ -46,6 +46,10 @@ pub struct Machine {
     /// Measured peaks of dot products of 8-bit integers, likewise.
     #[serde(rename = "peak_gops_dot4", serialize_with = "by_threads")]
     pub dot4_peaks: Vec<(usize, Result<f64, String>)>,
+    /// Peak of products of bf16 by dot products of pairs, in GFLOP/s, likewise; empty where the machine has
+    /// no instruction for them.
+    #[serde(rename = "peak_gflops_dot2", serialize_with = "by_threads")]
+    pub dot2_peaks: Vec<(usize, Result<f64, String>)>,
     /// Libraries of peers with their versions; none of those that are not there.
     #[serde(serialize_with = "by_name")]
     pub peers: Vec<(&'static str, Option<String>)>,
@@ -99,6 +103,7 @@ impl Machine {
             llvm: tilewright_codegen::llvm_version(),
             peaks: peaks_of(peak::Kind::F32),
             dot4_peaks: peaks_of(peak::Kind::Dot4),
+            dot2_peaks: if target.dot2_lanes() > 0 { peaks_of(peak::Kind::Dot2) } else { Vec::new() },
             peers: tilewright_peers::versions(),
             devices,
             missing_devices,
@@ -126,6 +131,7 @@ impl fmt::Display for Machine {
         };
         let peaks = self.peaks.iter().map(|of| peak("GFLOP/s f32", of));
         let peaks = peaks.chain(self.dot4_peaks.iter().map(|of| peak("GOP/s int8 (dot4)", of)));
+        let peaks = peaks.chain(self.dot2_peaks.iter().map(|of| peak("GFLOP/s bf16 (dot2)", of)));
         let quota = self.limits.cpus.map_or(String::new(), |n| format!(", for the time of {n:.2} together (quota)"));
         let cpus = count(self.cpus as u64, "CPU");
         writeln!(f, "CPU      {} ({}), {cpus} usable{quota}", self.cpu, self.target)?;

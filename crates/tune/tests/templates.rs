@@ -40,6 +40,10 @@ fn every_template_computes_the_operator_on_any_shape() {
         "dense:m=1,n=40,k=33,const=w,epilogue=bias",
         "matmul:m=19,n=37,k=29,dtype=bf16",
         "batch_matmul:b=2,m=9,n=18,k=21,ta=1,tb=1,dtype=f16,epilogue=add",
+        "matmul:m=13,n=37,k=35,bf16=1",
+        "dense:m=1,n=40,k=33,const=w,bf16=1,epilogue=bias",
+        "batch_matmul:b=2,m=9,n=18,k=21,ta=1,tb=1,bf16=1",
+        "heads_matmul:b=3,m=17,n=29,k=13,tb=1,ha=1,hb=1,bf16=1,epilogue=bias",
         "matmul:m=13,n=37,k=35,dtype=u8i8",
         "dense:m=1,n=40,k=33,const=w,dtype=i8i8",
         "dense:m=9,n=40,k=33,const=w+init+dequant,dtype=u8i8,epilogue=init+dequant+quant_u8",
@@ -83,6 +87,25 @@ fn convolutions_of_integers_are_right_by_every_template() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(8);
     for text in shapes {
         check_random(text, |_| true, 2, &mut rng);
+    }
+}
+
+/// Odd channels, borders, strides and layouts; no dot products where groups are.
+#[test]
+fn convolutions_of_rounded_factors_are_right_by_every_template() {
+    let shapes = [
+        "conv2d:c=19,h=7,w=6,k=18,r=3,s=3,pad=1,bf16=1,const=w,epilogue=bias+relu",
+        "conv2d:c=16,h=7,w=9,k=32,r=3,s=3,pad=1,stride=2,bf16=1,const=w,in=c16,out=c16,epilogue=add",
+        "conv2d:c=16,h=6,w=5,k=32,r=1,s=1,bf16=1,const=w,in=c16,out=c16",
+        "conv2d:n=2,c=3,h=13,w=12,k=17,r=5,s=5,stride=2,pad=2,bf16=1",
+        "conv2d:c=8,h=6,w=7,k=32,r=3,s=3,pad=1,bf16=1,layout=blocked,prologue=bias+relu",
+        "conv2d:c=9,h=6,w=7,k=20,r=1,s=1,bf16=1,layout=blocked",
+        "conv2d:c=12,h=6,w=7,k=24,r=3,s=3,groups=3,bf16=1",
+        "conv2d:c=18,h=6,w=7,k=17,r=3,s=3,pad=1,const=w,dtype=bf16,epilogue=bias",
+    ];
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(9);
+    for text in shapes {
+        check_random(text, |_| true, 3, &mut rng);
     }
 }
 

@@ -15,7 +15,7 @@ use tilewright_lab::stats::geometric_mean;
 
 use super::bench_model;
 use super::model::{BindingArgs, InputArgs};
-use super::{CacheArgs, DatabaseArgs, MachineArgs, count, nothing_recorded, parse_workloads, worker_command};
+use super::{CacheArgs, DatabaseArgs, MachineArgs, Rounding, count, nothing_recorded, parse_workloads, worker_command};
 use crate::error::{OrBadInput, bad_input};
 use crate::interrupts::Interrupts;
 use crate::output::{message, table, write_result};
@@ -37,10 +37,8 @@ pub struct BenchArgs {
     /// for before the system's
     #[arg(long, value_name = "FOLDER")]
     pub peer_path: Option<PathBuf>,
-    /// Keep out algorithms that round more than the operator as written, such as Winograd's; the same as
-    /// exact=1
-    #[arg(long)]
-    pub exact: bool,
+    #[command(flatten)]
+    pub rounding: Rounding,
     #[command(flatten)]
     pub machine: MachineArgs,
     /// Rounds; each runs every implementation once, in random order
@@ -94,7 +92,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let mut workloads = Vec::new();
     for text in &args.workloads {
-        workloads.extend(parse_workloads(text, args.exact)?);
+        workloads.extend(parse_workloads(text, args.rounding)?);
     }
     for workload in &workloads {
         Device::check_memory(workload).or_bad_input("")?;

@@ -55,9 +55,9 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let measured = args.cache.with(|cache| {
         let compiled = if special.problems.is_empty() {
             let making = Making { cache, for_runs: true };
-            let fused = file.fused(&special, args.exact, &target)?;
+            let fused = file.fused(&special, args.rounding, &target)?;
             let known = (&database, &records);
-            let compiled = file.compiled(fused, args.exact, &args.machine, &target, known, making)?;
+            let compiled = file.compiled(fused, args.rounding, &args.machine, &target, known, making)?;
             cache.fill(&compiled.model, &worker_command()?);
             Some(compiled)
         } else {
@@ -103,10 +103,10 @@ fn run_open(
     let model = file.read()?;
     let database = args.records.database()?;
     let records = database.records()?;
-    let fused = file.lowered(&model, args.exact, target)?;
+    let fused = file.lowered(&model, args.rounding, target)?;
     let compiled = args.cache.with(|cache| {
         let making = Making { cache, for_runs: true };
-        file.compiled(fused, args.exact, &args.machine, target, (&database, &records), making)
+        file.compiled(fused, args.rounding, &args.machine, target, (&database, &records), making)
     })?;
     let (mut rows, mut text) = (Vec::new(), String::new());
     for size in dim.spread(N_SIZES) {

@@ -10,7 +10,7 @@ use tilewright_graph::{
 use tilewright_model::{Layouts, Outline, count_halves, laid_out};
 
 use super::model::{ModelArgs, problem_line};
-use super::{DatabaseArgs, MachineArgs, count};
+use super::{DatabaseArgs, MachineArgs, Rounding, count};
 use crate::error::one_line;
 use crate::output::{digits, grouped, table, write_result};
 
@@ -209,7 +209,7 @@ fn kind_line(kind: &Refused) -> String {
 fn outline(args: &CheckArgs, model: &Model) -> anyhow::Result<(Option<Outline>, Option<TunedKernels>)> {
     let special = args.model.supported(model)?;
     let target = args.machine.place().target()?;
-    let mut fused = args.model.fused(&special, false, &target)?;
+    let mut fused = args.model.fused(&special, Rounding::default(), &target)?;
     if args.records.db.is_none() {
         return Ok((Some(Outline::of(&fused)), None));
     }

@@ -101,12 +101,12 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     library_name(args.name.as_deref(), &stem)?;
     let machine = &args.of.machine;
     let (target, file) = (machine.place().code_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
-    let fused = file.lowered(&file.read()?, args.of.exact, &target)?;
+    let fused = file.lowered(&file.read()?, args.of.rounding, &target)?;
     let database = args.records.database()?;
     let records = args.store.records(&database)?;
     let compiled = args.cache.with(|cache| {
         let making = Making { cache, for_runs: false };
-        file.compiled(fused, args.of.exact, machine, &target, (&database, &records), making)
+        file.compiled(fused, args.of.rounding, machine, &target, (&database, &records), making)
     })?;
     let json = json!({"model": file.name(), "untuned_kernels": compiled.n_guessed});
     args.write(&stem, &compiled.model, &target, &[], json, as_json)

@@ -52,15 +52,44 @@ fn read_file(path: &Path, wanted: &str) -> anyhow::Result<Vec<u8>> {
     Ok(tilewright::file::read(path, wanted)?)
 }
 
+/// How kernels round on the way to their results.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Rounding {
+    /// Keep out algorithms that round more than the operators as written, such as Winograd's; the same as
+    /// exact=1
+    #[arg(long, conflicts_with = "bf16")]
+    pub exact: bool,
+    /// Round the factors of products to bf16, where the CPU multiplies these faster than f32; the same as
+    /// bf16=1
+    #[arg(long)]
+    pub bf16: bool,
+}
+
+impl Rounding {
+    /// Has a workload round so.
+    pub fn ask(self, workload: &mut Workload) {
+        workload.exact |= self.exact;
+        workload.bf16 |= self.bf16;
+    }
+
+    /// The options again.
+    pub fn options(self) -> &'static str {
+        match self {
+            Rounding { exact: true, .. } => " --exact",
+            Rounding { bf16: true, .. } => " --bf16",
+            Rounding { .. } => "",
+        }
+    }
+}
+
 /// Workload and machine.
 #[derive(Args, Debug)]
 pub struct WorkloadArgs {
     /// Operator and sizes, such as matmul:m=1024,n=1024,k=1024, or an alias, such as matmul-1024
     pub workload: String,
-    /// Keep out algorithms that round more than the operator as written, such as Winograd's; the same as
-    /// exact=1
-    #[arg(long)]
-    pub exact: bool,
+    /// Arithmetic of the kernels.
+    #[command(flatten)]
+    pub rounding: Rounding,
     /// The machine and the threads.
     #[command(flatten)]
     pub machine: MachineArgs,
@@ -73,7 +102,7 @@ impl WorkloadArgs {
     /// Bad input where the text names none.
     pub fn workload(&self) -> anyhow::Result<Workload> {
         let mut workload = Workload::parse(&self.workload).or_bad_input("")?;
-        workload.exact |= self.exact;
+        self.rounding.ask(&mut workload);
         Ok(workload)
     }
 
@@ -82,7 +111,7 @@ impl WorkloadArgs {
     /// # Errors
     /// As [`WorkloadArgs::workload`].
     pub fn workloads(&self) -> anyhow::Result<Vec<Workload>> {
-        parse_workloads(&self.workload, self.exact)
+        parse_workloads(&self.workload, self.rounding)
     }
 }
 
@@ -90,9 +119,9 @@ impl WorkloadArgs {
 ///
 /// # Errors
 /// Bad input where it names none.
-pub fn parse_workloads(text: &str, exact: bool) -> anyhow::Result<Vec<Workload>> {
+pub fn parse_workloads(text: &str, rounding: Rounding) -> anyhow::Result<Vec<Workload>> {
     let mut workloads = Workload::parse_all(text).or_bad_input("")?;
-    workloads.iter_mut().for_each(|w| w.exact |= exact);
+    workloads.iter_mut().for_each(|workload| rounding.ask(workload));
     Ok(workloads)
 }
 

@@ -16,7 +16,7 @@ use tilewright_model::{
 use tilewright_runtime::Dim;
 
 use super::store::tell_notes;
-use super::{MachineArgs, count, tune_command};
+use super::{MachineArgs, Rounding, count, tune_command};
 use crate::error::{bad_input, one_line};
 use crate::output::{message, shell_quoted};
 
@@ -242,14 +242,21 @@ impl ModelArgs {
         }
     }
 
-    /// Fuses a model of supported operators for a target; with `exact`, for kernels that round no more than
-    /// its operators as written.
+    /// Fuses a model of supported operators for a target, for kernels that round so.
     ///
     /// # Errors
     /// Bad input where something is not supported in a run.
-    pub fn fused(&self, special: &Specialised, exact: bool, target: &Target) -> anyhow::Result<Fused> {
-        let lowered = tilewright_model::lower(&special.graph, exact, target);
-        lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))
+    pub fn fused(&self, special: &Specialised, rounding: Rounding, target: &Target) -> anyhow::Result<Fused> {
+        if rounding.bf16 && !target.prefers_dot2() {
+            let why = "this CPU has no products of bf16 that are faster than those of f32";
+            message(&format!("--bf16 changes nothing: {why}"));
+        }
+        let lowered = tilewright_model::lower(&special.graph, rounding.exact, target);
+        let mut fused = lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))?;
+        if rounding.bf16 {
+            fused.round_factors(target);
+        }
+        Ok(fused)
     }
 
     /// The dimension of which runs say a size, if any.
@@ -270,11 +277,11 @@ impl ModelArgs {
     ///
     /// # Errors
     /// Bad input where something is not supported in a run, or the dimension cannot be open.
-    pub fn lowered(&self, model: &Model, exact: bool, target: &Target) -> anyhow::Result<Fused> {
-        let Some(dim) = self.open_dim()? else { return self.fused(&self.supported(model)?, exact, target) };
+    pub fn lowered(&self, model: &Model, rounding: Rounding, target: &Target) -> anyhow::Result<Fused> {
+        let Some(dim) = self.open_dim()? else { return self.fused(&self.supported(model)?, rounding, target) };
         let made = open::<anyhow::Error>(&dim, |size| {
             let file = self.at(&dim, size);
-            file.fused(&file.supported(model)?, exact, target)
+            file.fused(&file.supported(model)?, rounding, target)
         });
         made.map_err(|error| match error.downcast::<OpenError>() {
             Ok(error) => bad_input(format!("{}: {}", self.name(), one_line(&error.to_string()))),
@@ -314,7 +321,7 @@ impl ModelArgs {
     pub fn compiled(
         &self,
         fused: Fused,
-        exact: bool,
+        rounding: Rounding,
         machine: &MachineArgs,
         target: &Target,
         (database, records): (&Database, &Records),
@@ -330,20 +337,20 @@ impl ModelArgs {
         })?;
         if compiled.n_guessed > 0 {
             let kernels = count(compiled.n_guessed as u64, "kernel");
-            let hint = format!("run `{}`", tune_command(&self.name(), &self.options(exact), machine, database));
+            let hint = format!("run `{}`", tune_command(&self.name(), &self.options(rounding), machine, database));
             message(&format!("{kernels} not tuned yet: a model of the machine chose them ({hint})"));
         }
         Ok(compiled)
     }
 
     /// Bindings as options of another command.
-    fn options(&self, exact: bool) -> String {
+    fn options(&self, rounding: Rounding) -> String {
         let BindingArgs { dim, shape, set, open: _ } = &self.bindings;
         let mut options = String::new();
         for (option, texts) in [("--dim", dim), ("--shape", shape), ("--set", set)] {
             texts.iter().for_each(|text| options += &format!(" {option} {}", shell_quoted(text)));
         }
-        if exact { options + " --exact" } else { options }
+        options + rounding.options()
     }
 }
 

@@ -11,7 +11,7 @@ use tilewright_model::Making;
 
 use super::bench_model::alone;
 use super::model::{BindingArgs, InputArgs, ModelArgs};
-use super::{DatabaseArgs, MachineArgs, count, parse_workloads};
+use super::{DatabaseArgs, MachineArgs, Rounding, count, parse_workloads};
 use crate::error::bad_input;
 use crate::output::{Destination, message, writable, write_result, write_result_of};
 
@@ -38,9 +38,8 @@ struct OfModelArgs {
     bindings: BindingArgs,
     #[command(flatten)]
     inputs: InputArgs,
-    /// Keep out algorithms that round more than the operators as written, such as Winograd's
-    #[arg(long)]
-    exact: bool,
+    #[command(flatten)]
+    rounding: Rounding,
     /// Runs to take the medians of
     #[arg(long, value_name = "N", default_value_t = 20)]
     runs: usize,
@@ -51,7 +50,11 @@ struct OfModelArgs {
 impl OfModelArgs {
     /// Whether what is for models only is given.
     fn is_given(&self) -> bool {
-        !self.bindings.is_empty() || !self.inputs.is_empty() || self.exact || self.machine.threads != 1
+        !self.bindings.is_empty()
+            || !self.inputs.is_empty()
+            || self.rounding.exact
+            || self.rounding.bf16
+            || self.machine.threads != 1
     }
 }
 
@@ -68,14 +71,14 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
         return of_model(args, &model, output, as_json);
     }
     if args.model.is_given() {
-        let options = "--dim, --shape, --set, --input, --exact and --threads";
+        let options = "--dim, --shape, --set, --input, --exact, --bf16 and --threads";
         return Err(bad_input(format!("{options} are for a model (give MODEL.onnx)")));
     }
     let database = args.records.database()?;
     let store = database.open_existing()?;
     let mut asked = Vec::new();
     for text in &args.workloads {
-        asked.extend(parse_workloads(text, false)?.iter().map(ToString::to_string));
+        asked.extend(parse_workloads(text, Rounding::default())?.iter().map(ToString::to_string));
     }
     let facts = report::facts(&store, &asked).map_err(|error| database.refuse(error))?;
     let Facts { subjects, passed_over, notes } = facts;
@@ -102,7 +105,7 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
 
 /// Writes the page on a model.
 fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json: bool) -> anyhow::Result<()> {
-    let OfModelArgs { bindings, inputs, exact, runs, machine } = &args.model;
+    let OfModelArgs { bindings, inputs, rounding, runs, machine } = &args.model;
     let file = ModelArgs::new(&path.display().to_string(), bindings);
     let mut model = file.read()?;
     let given = inputs.given(&model.graph)?;
@@ -110,12 +113,12 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
     let special = file.supported(&model)?;
     let inputs = file.inputs(&model, &given)?;
     let target = machine.place().runnable_target()?;
-    let fused = file.fused(&special, *exact, &target)?;
+    let fused = file.fused(&special, *rounding, &target)?;
     drop(special);
     drop(model);
     let database = args.records.database()?;
     let known = (&database, &database.records()?);
-    let compiled = file.compiled(fused, *exact, machine, &target, known, Making::default())?;
+    let compiled = file.compiled(fused, *rounding, machine, &target, known, Making::default())?;
     let facts = report::model_facts(&ModelSubject {
         name: &file.name(),
         compiled: &compiled,

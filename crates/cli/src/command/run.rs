@@ -11,7 +11,7 @@ use tilewright_runtime::{Dim, Threads};
 
 use super::model::{InputArgs, ModelArgs};
 use super::store::StoreArgs;
-use super::{CacheArgs, DatabaseArgs, MachineArgs, worker_command};
+use super::{CacheArgs, DatabaseArgs, MachineArgs, Rounding, worker_command};
 use crate::error::{bad_input, one_line};
 use crate::output::{duration, write_result};
 
@@ -28,9 +28,8 @@ pub struct RunArgs {
     /// Folder to write each output to as NAME.npy
     #[arg(short, long, value_name = "FOLDER")]
     output: Option<PathBuf>,
-    /// Keep out algorithms that round more than the operators as written, such as Winograd's
-    #[arg(long)]
-    exact: bool,
+    #[command(flatten)]
+    rounding: Rounding,
     /// Show how long each kernel takes
     #[arg(long)]
     profile: bool,
@@ -103,13 +102,13 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         inputs.push(file.inputs(&model, &given)?);
     }
     let target = args.machine.place().runnable_target()?;
-    let fused = file.lowered(&model, args.exact, &target)?;
+    let fused = file.lowered(&model, args.rounding, &target)?;
     drop(model);
     let database = args.database.database()?;
     let records = args.store.records(&database)?;
     let (compiled, mut runner) = args.cache.with(|cache| {
         let making = Making { cache, for_runs: true };
-        let compiled = file.compiled(fused, args.exact, &args.machine, &target, (&database, &records), making)?;
+        let compiled = file.compiled(fused, args.rounding, &args.machine, &target, (&database, &records), making)?;
         cache.fill(&compiled.model, &worker_command()?);
         let runner = Runner::cached(&compiled, &Threads::new(args.machine.threads)?, cache)?;
         Ok((compiled, runner))

@@ -1,10 +1,14 @@
-//! Dot products of four 8-bit integers a lane, in the instructions that a machine has.
+//! Dot products of four 8-bit integers or two bf16 numbers a lane, in the instructions that a machine has.
 //!
 //! x86-64 multiplies unsigned by signed factors (`vpdpbusd`). Factors of one sign it has by turning the
 //! highest bits of one of them: with `a' = a + 128`, which has no sign, `Σ a·b = Σ a'·b − 128·Σ b`, and
 //! likewise for unsigned factors with `b' = b − 128`. The second sum is that of a vector alone, which all
 //! rows share. Without such instructions, signed 16-bit products (`vpmaddwd`) of the even and of the odd
 //! bytes are exact. All this is modulo 2^32, as the sums are.
+//!
+//! Pairs of bf16 numbers x86-64 multiplies by `vdpbf16ps`. Without that, two multiply-adds in f32 of the
+//! upper and of the lower halves of the lanes, which are bf16 numbers as they stand, do the same, except that
+//! numbers below the normal ones are no zeros.
 
 use tilewright_ir::dot::{STEPS, factor};
 use tilewright_ir::expr::{BinaryOp, Expr};
@@ -28,7 +32,10 @@ const LOWER_HALVES: i32 = 0x0f0f_0f0f;
 /// Fewest lanes of a dot product's instruction.
 const LEAST_LANES: usize = 4;
 
-/// Marks, in the key of a load, lanes that are groups of bytes.
+/// The upper half of each lane.
+const UPPER_HALVES: i32 = 0xffff_0000u32 as i32;
+
+/// Marks, in the key of a load, lanes that are groups of neighbours.
 const GROUPS: usize = 1 << 16;
 
 impl Generator<'_> {
@@ -46,11 +53,12 @@ impl Generator<'_> {
     pub(super) fn dot_product(&mut self, buffer: BufferId, index: &[Index], value: &Expr, steps: LoopId, n: i64) {
         let Expr::Binary(BinaryOp::Mul, a, b) = value else { unreachable!("a dot product sums products") };
         let factors = [a, b].map(|value| factor(value).expect("a dot product multiplies elements, or halves of them"));
-        let signed = factors.map(|(buffer, ..)| self.program.buffer(buffer).dtype == DType::I8);
+        let dtypes = factors.map(|(buffer, ..)| self.program.buffer(buffer).dtype);
+        let group = if dtypes[0].is_half() { 2 } else { STEPS };
         // What lies behind the last step of one factor is multiplied by zeros of the other.
         let [a, b] = [(0, true), (1, false)].map(|(at, has_zeros)| {
             let (buffer, index, half) = factors[at];
-            let bytes = self.bytes_of_steps(buffer, index, steps, n, has_zeros);
+            let bytes = self.steps_of_factor(buffer, index, steps, (n, group), has_zeros);
             match half {
                 None => bytes,
                 Some(half) => self.half_of_bytes(bytes, half),
@@ -59,7 +67,10 @@ impl Generator<'_> {
         let old = self.load(buffer, index);
         let lanes = a.lanes.max(b.lanes).max(old.lanes);
         let [sums, a, b] = [old, a, b].map(|x| self.widen(x, lanes));
-        let value = dot4(&self.m, self.target, signed, sums, [a, b]);
+        let value = match group {
+            2 => dot2(&self.m, self.target, sums, [a, b]),
+            _ => dot4(&self.m, self.target, dtypes.map(|dtype| dtype == DType::I8), sums, [a, b]),
+        };
         self.write(buffer, index, Operand { value, lanes });
     }
 
@@ -74,37 +85,49 @@ impl Generator<'_> {
         Operand { value, lanes: bytes.lanes }
     }
 
-    /// The first `n` steps of a factor as the bytes of 32-bit integers, then any, or zeros.
-    fn bytes_of_steps(&mut self, buffer: BufferId, index: &[Index], steps: LoopId, n: i64, has_zeros: bool) -> Operand {
+    /// The first `n` steps of a factor, of `group` that a lane has, as parts of 32-bit integers, then any, or
+    /// zeros.
+    fn steps_of_factor(
+        &mut self,
+        buffer: BufferId,
+        index: &[Index],
+        steps: LoopId,
+        (n, group): (i64, i64),
+        has_zeros: bool,
+    ) -> Operand {
         let flat = self.flat(buffer, index);
         self.f.known.insert(steps, 1);
         let are_neighbours = self.flat(buffer, index) == flat.offset(1);
         self.f.known.insert(steps, 0);
         let n_elements = self.program.buffer(buffer).n_elements().unwrap_or(1) as i64;
-        let is_whole = flat.terms().iter().all(|(_, c)| c % STEPS == 0) && flat.constant() % STEPS == 0;
-        let may_read_all = are_neighbours && (n == STEPS || is_whole && n_elements % STEPS == 0);
+        let is_whole = flat.terms().iter().all(|(_, c)| c % group == 0) && flat.constant() % group == 0;
+        let may_read_all = are_neighbours && (n == group || is_whole && n_elements % group == 0);
         match self.access(buffer, index) {
-            access @ (Access::Uniform(_) | Access::Strided { stride: STEPS, .. }) if may_read_all => {
+            access @ (Access::Uniform(_) | Access::Strided { .. })
+                if may_read_all && !matches!(access, Access::Strided { stride, .. } if stride != group) =>
+            {
                 let Some(x) = self.whole_group(buffer, access) else {
-                    return self.byte_by_byte(buffer, index, steps, n);
+                    return self.one_by_one(buffer, index, steps, (n, group));
                 };
-                if n == STEPS || !has_zeros {
+                if n == group || !has_zeros {
                     return x;
                 }
-                let mask = self.m.splat(self.m.int32((1 << (8 * n)) - 1), x.lanes.max(1));
+                let mask = self.m.splat(self.m.int32((1 << (32 / group * n)) - 1), x.lanes.max(1));
                 Operand { value: self.m.binary(Op::And, x.value, mask), lanes: x.lanes }
             }
-            Access::Strided { stride: 1, .. } if n > 1 && !self.in_registers(buffer) => match self.f.lanes {
-                Some(Lanes { piece, mask: None, .. }) if piece.width >= LEAST_LANES => {
-                    self.interleaved_steps(buffer, index, steps, n, piece)
+            Access::Strided { stride: 1, .. } if n > 1 && group == STEPS && !self.in_registers(buffer) => {
+                match self.f.lanes {
+                    Some(Lanes { piece, mask: None, .. }) if piece.width >= LEAST_LANES => {
+                        self.interleaved_steps(buffer, index, steps, n, piece)
+                    }
+                    _ => self.one_by_one(buffer, index, steps, (n, group)),
                 }
-                _ => self.byte_by_byte(buffer, index, steps, n),
-            },
-            _ => self.byte_by_byte(buffer, index, steps, n),
+            }
+            _ => self.one_by_one(buffer, index, steps, (n, group)),
         }
     }
 
-    /// Reads four neighbours for each lane; `None` where some may lie outside the buffer.
+    /// Reads a lane's neighbours for each lane; `None` where some may lie outside the buffer.
     fn whole_group(&mut self, buffer: BufferId, access: Access) -> Option<Operand> {
         let lanes = self.f.lanes;
         match access {
@@ -177,17 +200,17 @@ impl Generator<'_> {
     }
 
     /// The first `n` steps of a factor, read one by one.
-    fn byte_by_byte(&mut self, buffer: BufferId, index: &[Index], steps: LoopId, n: i64) -> Operand {
+    fn one_by_one(&mut self, buffer: BufferId, index: &[Index], steps: LoopId, (n, group): (i64, i64)) -> Operand {
         let mut all: Option<Operand> = None;
         for at in 0..n {
             self.f.known.insert(steps, at);
-            let byte = self.load(buffer, index);
-            let ty = Type::I32.vector(byte.lanes.max(1));
-            let x = self.m.extend(byte.value, ty, false);
-            let distance = self.m.splat(self.m.int32(8 * at as i32), ty.lanes);
+            let part = self.load(buffer, index);
+            let ty = Type::I32.vector(part.lanes.max(1));
+            let x = self.m.extend(part.value, ty, false);
+            let distance = self.m.splat(self.m.int32((32 / group * at) as i32), ty.lanes);
             let x = self.m.binary(Op::ShiftLeft, x, distance);
             let value = all.map_or(x, |before| self.m.binary(Op::Or, before.value, x));
-            all = Some(Operand { value, lanes: byte.lanes });
+            all = Some(Operand { value, lanes: part.lanes });
         }
         self.f.known.insert(steps, 0);
         all.expect("a loop has an iteration")
@@ -211,7 +234,7 @@ pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [
         return by_bytes(m, signed, sums, [a, b]);
     }
     if lanes > most {
-        return in_halves(m, target, signed, sums, [a, b]);
+        return in_halves(m, sums, [a, b], |sums, factors| dot4(m, target, signed, sums, factors));
     }
     if lanes <= own {
         return m.dot4(signed, sums, a, b);
@@ -234,16 +257,37 @@ pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [
     }
 }
 
+/// Adds dot products of two bf16 numbers a lane to f32 sums, for any number of lanes.
+pub fn dot2(m: &Builder, target: &Target, sums: Id, [a, b]: [Id; 2]) -> Id {
+    let lanes = m.type_of(sums).lanes;
+    let own = target.dot2_lanes();
+    if own > 0 && lanes > own {
+        return in_halves(m, sums, [a, b], |sums, factors| dot2(m, target, sums, factors));
+    }
+    if own > 0 && lanes >= LEAST_LANES {
+        return m.dot_of_halves(sums, a, b);
+    }
+    let numbers = |x: Id| m.bitcast(x, Type::F32.vector(lanes));
+    let upper = |x: Id| numbers(m.binary(Op::And, x, m.splat(m.int32(UPPER_HALVES), lanes)));
+    let lower = |x: Id| numbers(m.binary(Op::ShiftLeft, x, m.splat(m.int32(16), lanes)));
+    // Products of bf16 numbers are exact in f32.
+    let add = |sums: Id, a: Id, b: Id| match target.has_fma {
+        true => m.fma(a, b, sums),
+        false => m.binary(Op::FAdd, sums, m.binary(Op::FMul, a, b)),
+    };
+    add(add(sums, upper(a), upper(b)), lower(a), lower(b))
+}
+
 /// Two halves of a vector, each by itself.
-fn in_halves(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, factors: [Id; 2]) -> Id {
-    let ty = m.type_of(sums);
-    let half = ty.lanes / 2;
+fn in_halves(m: &Builder, sums: Id, factors: [Id; 2], of_half: impl Fn(Id, [Id; 2]) -> Id) -> Id {
+    let n_lanes = m.type_of(sums).lanes;
+    let half = n_lanes / 2;
     let parts = [0, half].map(|first| {
         let lanes: Vec<Option<usize>> = (first..first + half).map(Some).collect();
-        let part = |x: Id| m.shuffle(x, m.undefined(ty), &lanes);
-        dot4(m, target, signed, part(sums), factors.map(part))
+        let part = |x: Id| m.shuffle(x, m.undefined(m.type_of(x)), &lanes);
+        of_half(part(sums), factors.map(part))
     });
-    let all: Vec<Option<usize>> = (0..ty.lanes).map(Some).collect();
+    let all: Vec<Option<usize>> = (0..n_lanes).map(Some).collect();
     m.shuffle(parts[0], parts[1], &all)
 }
 
@@ -320,17 +364,16 @@ mod tests {
         let [sums, a, b] = [0, 1, 2].map(|at| m.load(ty, m.parameter(at), 1, false));
         m.store(dot4(&m, target, signed, sums, [a, b]), m.parameter(0), 1);
         m.ret();
-        let module = m.finish();
-        assert_eq!(module.verify(), Ok(()), "{module}");
-        module
+        m.finish()
     }
 
-    /// The function as every back end makes it, with the back end's name.
-    fn codes(target: &Target, signed: [bool; 2], lanes: usize) -> Vec<(&'static str, loader::Code)> {
-        let (object, _) = llvm::compile(&module(target, signed, lanes), target, Emit::Object).unwrap();
+    /// A module as every back end makes it, with the back end's name.
+    fn codes_of(module: Module, target: &Target, lanes: usize) -> Vec<(&'static str, loader::Code)> {
+        assert_eq!(module.verify(), Ok(()), "{module}");
+        let (object, _) = llvm::compile(&module, target, Emit::Object).unwrap();
         let mut codes = vec![("LLVM", loader::load(&object, target.arch, &|_| None).unwrap())];
         if x86::serves(target) && 32 * lanes <= target.vector_bits as usize {
-            let image = x86::compile(module(target, signed, lanes), target, &|_| None).unwrap();
+            let image = x86::compile(module, target, &|_| None).unwrap();
             codes.push(("quick", loader::place(&image.bytes, image.code_len, image.symbols).unwrap()));
         }
         codes
@@ -359,7 +402,7 @@ mod tests {
         for target in targets() {
             for signed in [[false, true], [true, false], [true, true], [false, false]] {
                 for lanes in [1, 2, 4, 8, 16] {
-                    let codes = codes(&target, signed, lanes);
+                    let codes = codes_of(module(&target, signed, lanes), &target, lanes);
                     let mut state = 1u32;
                     let mut byte = |all: bool| {
                         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -387,6 +430,96 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Pairs of bf16 numbers, by the instruction that flushes what is below the normal numbers and by
+    /// multiply-adds that do not.
+    fn targets_of_pairs() -> Vec<(Target, bool)> {
+        let all = targets().into_iter().map(|target| (target, false));
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vl") {
+            let with = |name| Target {
+                features: "+avx512vl,+avx512bf16".into(),
+                cpu: "znver5".into(),
+                ..Target::named(name).unwrap()
+            };
+            return all.chain([(with("x86-64-v4"), true), (with("x86-64-v3"), true)]).collect();
+        }
+        all.collect()
+    }
+
+    /// Sums of pairs as the interpreter has them.
+    fn interpreted(sums: &[u32], a: &[u16], b: &[u16]) -> Vec<f32> {
+        let n = sums.len();
+        let text = format!(
+            "program \"pairs\"\nbuffer a: bf16[{n}, 2] global input\nbuffer b: bf16[{n}, 2] global input\n\
+             buffer s: f32[{n}] global input\nbuffer out: f32[{n}] global output\nloops i, k, l\nrun {{\n\
+             for i in {n} {{\n out[i] = s[i]\n}}\ndot2 k in 2 {{\nfor l in {n} {{\n\
+             out[l] += a[l, k] * b[l, k] first never\n}}\n}}\n}}\n"
+        );
+        let program = tilewright_ir::text::parse(&text).unwrap();
+        let halves = |x: &[u16]| x.iter().map(|x| f64::from(f32::from_bits(u32::from(*x) << 16))).collect();
+        let singles = sums.iter().map(|x| f64::from(f32::from_bits(*x))).collect();
+        let mut arguments = [halves(a), halves(b), singles, vec![0.0; n]];
+        tilewright_ir::interp::run(&program, &mut arguments).unwrap();
+        arguments[3].iter().map(|x| *x as f32).collect()
+    }
+
+    /// Each bit is the interpreter's, NaN, infinities and numbers below the normal ones included.
+    #[test]
+    fn pairs_of_bf16_are_added_as_the_interpreter_does() {
+        let mut state = 1u64;
+        let mut bits = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 32) as u32
+        };
+        for (target, flushes) in targets_of_pairs() {
+            for lanes in [1, 2, 4, 8, 16] {
+                let m = Builder::new("test");
+                let f = m.function("f", Linkage::Exported, None, &[Type::POINTER; 3]);
+                m.go_to(f, m.block(f));
+                let [sums, a, b] = [(0, Type::F32), (1, Type::I32), (2, Type::I32)]
+                    .map(|(at, ty)| m.load(ty.vector(lanes), m.parameter(at), 1, false));
+                m.store(dot2(&m, &target, sums, [a, b]), m.parameter(0), 1);
+                m.ret();
+                let codes = codes_of(m.finish(), &target, lanes);
+                for round in 0..600 {
+                    // All numbers; some of like size, of which sums lose bits; some about the least normal
+                    // one.
+                    let factor = |bits: u32| match round % 3 {
+                        0 => (bits >> 16) as u16,
+                        1 => (bits >> 16) as u16 & 0x80ff | 0x3f00,
+                        _ => (bits >> 16) as u16 & 0x80ff | (0x1f00 + ((bits & 3) << 6)) as u16,
+                    };
+                    let a: Vec<u16> = (0..2 * lanes).map(|_| factor(bits())).collect();
+                    let b: Vec<u16> = (0..2 * lanes).map(|_| factor(bits())).collect();
+                    let sums: Vec<u32> = (0..lanes)
+                        .map(|_| match round % 3 {
+                            0 => bits(),
+                            1 => bits() & 0x80ff_ffff | 0x3f00_0000,
+                            _ => bits() & 0x80ff_ffff,
+                        })
+                        .collect();
+                    // Vectors shorter than any that the instruction has are multiplied without it.
+                    if round % 3 != 1 && !(flushes && lanes >= LEAST_LANES) {
+                        continue;
+                    }
+                    let expected = interpreted(&sums, &a, &b);
+                    for (name, code) in &codes {
+                        let got = run_pairs(code, &sums, &a, &b);
+                        let same = |(x, y): (&f32, &f32)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
+                        let all_same = got.iter().zip(&expected).all(same);
+                        assert!(all_same, "{name} {target}: {a:x?} {b:x?} {sums:x?} give {got:?}, not {expected:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    fn run_pairs(code: &loader::Code, sums: &[u32], a: &[u16], b: &[u16]) -> Vec<f32> {
+        let [a, b] = [a, b].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+        let sums: Vec<i32> = sums.iter().map(|x| x.cast_signed()).collect();
+        run(code, &sums, &a, &b).into_iter().map(|x| f32::from_bits(x.cast_unsigned())).collect()
     }
 
     /// Instructions that a target's dot products consist of.

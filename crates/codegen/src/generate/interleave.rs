@@ -11,8 +11,9 @@ use tilewright_ir::{BufferId, DType, Expr, Index, Stmt};
 use super::Generator;
 use super::memory::Access;
 use super::plan::{self, Piece};
+use super::value::Operand;
 use crate::CompileError;
-use crate::ssa::Id;
+use crate::ssa::{Id, Op, Type};
 
 /// A number of rows with an odd factor from here on is transposed as the next power of two, the rest masked
 /// off.
@@ -29,8 +30,12 @@ impl Generator<'_> {
             return Ok(0);
         };
         let dtype = self.program.buffer(*buffer).dtype;
-        let is_computed_so = matches!(dtype, DType::F32 | DType::F64) || is_factor(dtype);
-        if lanes.mask.is_some() || self.in_registers(*buffer) || !is_computed_so || self.f.in_parts.contains(buffer) {
+        let is_moved = is_factor(dtype) || self.is_upper_half(dtype);
+        let is_computed_so = matches!(dtype, DType::F32 | DType::F64);
+        if lanes.mask.is_some() || self.in_registers(*buffer) || self.f.in_parts.contains(buffer) {
+            return Ok(0);
+        }
+        if !is_computed_so && !is_moved {
             return Ok(0);
         }
         let Access::Strided { base, stride } = self.access(*buffer, index) else {
@@ -44,15 +49,19 @@ impl Generator<'_> {
             return Ok(0);
         };
         let (width, n_lanes) = (lanes.piece.width, lanes.piece.n);
+        if n.is_multiple_of(2) && self.is_upper_half(dtype) {
+            self.store_pairs(*buffer, &group, &block[..n], lanes.piece);
+            return Ok(n);
+        }
         let mut rows = vec![None; n];
         for (stmt, offset) in block.iter().zip(&group.offsets) {
             if let Stmt::Store { value, .. } = stmt {
                 let value = match value {
                     // Integers are moved in as many bits as they have.
-                    Expr::Load(from, at) if is_factor(dtype) && self.program.buffer(*from).dtype == dtype => {
+                    Expr::Load(from, at) if is_moved && self.program.buffer(*from).dtype == dtype => {
                         self.load(*from, at)
                     }
-                    _ if is_factor(dtype) => return Ok(0),
+                    _ if is_moved => return Ok(0),
                     value => self.eval(value, dtype),
                 };
                 rows[*offset] = Some(self.widen(value, width));
@@ -76,6 +85,39 @@ impl Generator<'_> {
             left -= here;
         }
         Ok(n)
+    }
+
+    /// Stores rows of bf16 numbers, two of which are rows of 32-bit words.
+    fn store_pairs(&mut self, buffer: BufferId, group: &Group, block: &[Stmt], piece: Piece) {
+        let mut halves = vec![None; block.len()];
+        for (stmt, offset) in block.iter().zip(&group.offsets) {
+            let Stmt::Store { value, .. } = stmt else { continue };
+            let word = match self.is_move(value, DType::Bf16) {
+                true => {
+                    let x = self.eval(value, DType::Bf16);
+                    Operand { value: self.m.extend(x.value, Type::I32.vector(x.lanes.max(1)), false), ..x }
+                }
+                false => {
+                    let x = self.eval(value, DType::F32);
+                    Operand { value: self.bits_of_bf16(x.value), ..x }
+                }
+            };
+            halves[*offset] = Some(self.widen(word, piece.width));
+        }
+        let halves: Vec<Id> = halves.into_iter().map(|v| v.expect("the offsets cover the group")).collect();
+        let up = self.m.splat(self.m.int32(16), piece.width);
+        let pair = |pair: &[Id]| self.m.binary(Op::Or, pair[0], self.m.binary(Op::ShiftLeft, pair[1], up));
+        let words: Vec<Id> = halves.chunks(2).map(pair).collect();
+        self.f.seen.loads.remove(&buffer);
+        let mut left = words.len() * piece.n;
+        for (at, value) in self.interleave(&words, piece.width).into_iter().enumerate() {
+            let here = left.min(piece.width);
+            if here > 0 {
+                let mask = self.lane_mask(here, piece.width);
+                self.write_vector(buffer, &group.start.offset((2 * at * piece.width) as i64), value, mask);
+            }
+            left -= here;
+        }
     }
 
     /// Stores the first `n` of the rows, one lane of all rows after the other.

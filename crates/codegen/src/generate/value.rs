@@ -79,6 +79,7 @@ impl Generator<'_> {
     pub(super) fn value_type(&self, dtype: DType) -> Type {
         match dtype {
             DType::F16 => Type::F16,
+            DType::Bf16 if self.target.gpu.is_none() => Type::I16,
             DType::Bf16 => Type::BF16,
             dtype => self.arithmetic_type(dtype),
         }
@@ -87,6 +88,9 @@ impl Generator<'_> {
     /// A number of a type.
     fn number(&self, dtype: DType, v: f64) -> Id {
         let ty = self.value_type(dtype);
+        if self.is_upper_half(dtype) {
+            return self.m.integer(ty, i64::from((v as f32).to_bits() >> 16));
+        }
         if dtype.is_float() { self.m.real(ty, v) } else { self.m.integer(ty, dtype.arithmetic().literal(v) as i64) }
     }
 
@@ -191,7 +195,7 @@ impl Generator<'_> {
         let value = match of {
             DType::I8 | DType::I16 => self.m.extend(x.value, ty, true),
             DType::U8 | DType::U16 | DType::U32 | DType::Bool => self.m.extend(x.value, ty, false),
-            DType::F16 | DType::Bf16 => self.m.real_to_real(x.value, ty),
+            DType::F16 | DType::Bf16 => self.widened_half(x.value, of),
             _ => x.value,
         };
         self.convert(Operand { value, lanes: x.lanes }, of.arithmetic(), dtype)
@@ -206,7 +210,7 @@ impl Generator<'_> {
             return x;
         }
         let ty = element.vector(x.lanes.max(1));
-        let value = if dtype.is_half() { self.m.real_to_real(x.value, ty) } else { self.m.truncate(x.value, ty) };
+        let value = if dtype.is_half() { self.half_of(x.value, dtype) } else { self.m.truncate(x.value, ty) };
         Operand { value, lanes: x.lanes }
     }
 
@@ -226,10 +230,7 @@ impl Generator<'_> {
                 let holds = self.m.compare(Compare::NotEqual, x.value, number(self, 0));
                 self.m.select(holds, number(self, 1), number(self, 0))
             }
-            DType::F16 | DType::Bf16 => {
-                let rounded = self.m.real_to_real(x.value, self.value_type(dtype).vector(n));
-                self.m.real_to_real(rounded, Type::F32.vector(n))
-            }
+            DType::F16 | DType::Bf16 => self.widened_half(self.half_of(x.value, dtype), dtype),
             DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U64 => x.value,
         };
         Operand { value, lanes: x.lanes }
@@ -715,7 +716,7 @@ impl Generator<'_> {
     }
 
     /// Whether a value is an element of a type, or zero, and nothing is computed of it.
-    fn is_move(&self, e: &Expr, dtype: DType) -> bool {
+    pub(super) fn is_move(&self, e: &Expr, dtype: DType) -> bool {
         match e {
             Expr::Const(x) => x.to_bits() == 0,
             Expr::Load(buffer, _) | Expr::Gather(buffer, _) => self.program.buffer(*buffer).dtype == dtype,

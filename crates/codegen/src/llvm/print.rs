@@ -512,6 +512,10 @@ impl Printer<'_> {
             }
             Op::Dot4 { signed } => self.dot4(*signed, x, result.map_or(0, |ty| ty.lanes)),
             Op::Dot2 => self.dot2(x, result.map_or(0, |ty| ty.lanes)),
+            Op::DotOfHalves => {
+                let bits = 32 * result.map_or(0, |ty| ty.lanes);
+                self.of_bits(&format!("llvm.x86.avx512bf16.dpbf16ps.{bits}"), Vec::new(), x)
+            }
             Op::PickBytes => self.pick_bytes(x),
             Op::Tf32 => {
                 let bits = self.intrinsic("llvm.nvvm.f2tf32.rna", Vec::new(), x);

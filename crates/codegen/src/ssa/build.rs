@@ -509,6 +509,11 @@ impl Builder {
         self.compute(Op::Dot2, smallvec![sums, a, b], self.type_of(sums))
     }
 
+    /// Dot products of two bf16 numbers a lane, added to sums: see [`Op::DotOfHalves`].
+    pub fn dot_of_halves(&self, sums: Id, a: Id, b: Id) -> Id {
+        self.compute(Op::DotOfHalves, smallvec![sums, a, b], self.type_of(sums))
+    }
+
     /// Bytes of two vectors of 64 of them, picked by indices: see [`Op::PickBytes`].
     pub fn pick_bytes(&self, indices: Id, first: Id, second: Id) -> Id {
         self.compute(Op::PickBytes, smallvec![indices, first, second], self.type_of(indices))

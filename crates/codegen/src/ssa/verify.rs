@@ -141,6 +141,10 @@ impl Function {
             (Op::Dot4 { .. } | Op::Dot2, [sums, a, b], Some(to)) => {
                 to.kind == Kind::I32 && matches!(to.lanes, 4 | 8 | 16) && [sums, a, b].iter().all(|ty| **ty == to)
             }
+            (Op::DotOfHalves, [sums, a, b], Some(to)) => {
+                let factors = Type::I32.vector(to.lanes);
+                to.kind == Kind::F32 && matches!(to.lanes, 4 | 8 | 16) && (*sums, *a, *b) == (to, factors, factors)
+            }
             (Op::PickBytes, all, Some(to)) => {
                 to == Type::I32.vector(16) && all.len() == 3 && all.iter().all(|ty| *ty == to)
             }

@@ -541,6 +541,7 @@ mod tests {
             ("vpmaxsq", extremum(true, true)),
             ("vpmuludq", MULTIPLY_HALVES),
             ("vpdpbusd", dot(true)),
+            ("vdpbf16ps", DOT_OF_HALVES),
         ]
     }
 

@@ -194,6 +194,9 @@ pub const fn dot(evex: bool) -> Opcode {
     Opcode { evex, ..opcode(2, 1, 0x50, false) }
 }
 
+/// Dot products of two bf16 numbers a lane: `vdpbf16ps`
+pub const DOT_OF_HALVES: Opcode = evex(2, 2, 0x52, false);
+
 /// Bytes of two vectors, picked by those of the destination: `vpermi2b`
 pub const PICK_BYTES: Opcode = evex(2, 1, 0x75, false);
 

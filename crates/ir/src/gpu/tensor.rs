@@ -122,7 +122,7 @@ impl TileProduct {
 /// The reason why the loop is no such product.
 pub fn check(program: &Program, l: &Loop, how: Tensor, ranges: &Ranges) -> Result<(), &'static str> {
     match how {
-        Tensor::Dot4 => dot::check(program, l, &mut ranges.clone()),
+        Tensor::Dot4 | Tensor::Dot2 => dot::check(program, l, how, &mut ranges.clone()),
         Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves => TileProduct::of(program, l, how).map(drop),
         Tensor::Wgmma | Tensor::Wgmmax3 => GroupProduct::of(program, l, how).map(drop),
     }
@@ -151,7 +151,7 @@ fn factors(how: Tensor) -> &'static [DType] {
         Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 => &[DType::F32],
         Tensor::Halves => &[DType::F16, DType::Bf16],
         Tensor::Wgmma => &[DType::F32, DType::F16, DType::Bf16],
-        Tensor::Dot4 => &[],
+        Tensor::Dot4 | Tensor::Dot2 => &[],
     }
 }
 
@@ -178,7 +178,7 @@ fn factor(program: &Program, update: &Update, how: Tensor) -> Result<DType, &'st
     of_rows.filter(fits).ok_or(match how {
         Tensor::Halves => "the factors of this product are halves of one type, and its sums in single precision",
         Tensor::Wgmma => "the factors of this product are of one type, halves or in single precision as its sums",
-        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 | Tensor::Dot4 => {
+        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 | Tensor::Dot4 | Tensor::Dot2 => {
             "the factors and sums of this product are in single precision"
         }
     })
@@ -246,7 +246,7 @@ fn in_block(
         let mut together = together;
         if let Stmt::For(l) = stmt {
             if let LoopKind::Tensor(how) = l.kind
-                && how != Tensor::Dot4
+                && how.dot_steps().is_none()
             {
                 let fail = |why| (l.var, why);
                 let [of_warp, of_group] = together;
@@ -261,7 +261,7 @@ fn in_block(
                     Tensor::Wgmma | Tensor::Wgmmax3 => {
                         GroupProduct::of(program, l, how)?.require_group(program, kernel, ranges)
                     }
-                    Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves | Tensor::Dot4 => {
+                    Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves | Tensor::Dot4 | Tensor::Dot2 => {
                         TileProduct::of(program, l, how)?.require_warp(x, y, program, ranges)
                     }
                 };

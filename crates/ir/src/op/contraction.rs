@@ -38,7 +38,7 @@ impl Contraction {
                 factor.in_order(at(b_loop).map(|b| b.offset(factor.heads.before)), [outer, v[last + 1].clone()])
             };
             let (left, right) = (at_of(&self.a, i_loop), at_of(&self.b, j_loop));
-            Expr::binary(BinaryOp::Mul, Expr::Load(a, left), Expr::Load(b, right))
+            Expr::binary(BinaryOp::Mul, w.factor(Expr::Load(a, left)), w.factor(Expr::Load(b, right)))
         });
         p.set_dtype(w.result_dtype());
         if !plain {

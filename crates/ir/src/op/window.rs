@@ -2,6 +2,7 @@
 
 use super::builder::Operands;
 use super::{Axis, Epilogue, Layout, Operand, StageSpec, Window, Workload, WorkloadError};
+use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::Index;
 use crate::program::{Part, Program, Role};
@@ -239,6 +240,9 @@ impl Window {
             operands.keep(&mut p);
         }
         if self.has_pad(w) {
+            if w.takes_bf16() {
+                p.set_dtype(DType::Bf16);
+            }
             let axes = [("pn", n), ("pc", c), ("ph", rows.padded), ("pw", columns.padded)];
             let spec = StageSpec { name: Window::PAD, axes: &axes, reduce: None, role: Role::Temporary };
             input = p.stage(spec, |v| {
@@ -262,7 +266,9 @@ impl Window {
             let (channel, weight) = self.tap(&at[1], sum);
             let [r, s] = [&sum[sum.len() - 2], &sum[sum.len() - 1]];
             let element = vec![at[0].clone(), channel, rows.meet(&at[2], r), columns.meet(&at[3], s)];
-            Expr::binary(BinaryOp::Mul, Expr::Load(input, element), Expr::Load(weights, weight))
+            let element = Expr::Load(input, element);
+            let element = if self.has_pad(w) { element } else { w.factor(element) };
+            Expr::binary(BinaryOp::Mul, element, w.factor(Expr::Load(weights, weight)))
         });
         p.set_dtype(w.result_dtype());
         let (name, role) = if blocked { (Window::KEPT_OUTPUT, Role::Kept) } else { (Window::OUTPUT, Role::Output) };

@@ -8,6 +8,7 @@ use super::{
     Window,
 };
 use crate::dtype::DType;
+use crate::expr::Expr;
 use crate::program::Program;
 use std::fmt;
 use std::sync::Arc;
@@ -141,6 +142,10 @@ pub struct Workload {
     /// Without effect, and left out of the text, where there is no such algorithm or only exact ones are
     /// allowed.
     pub tf32: bool,
+    /// Whether factors of products are rounded to bf16, of which some CPUs multiply twice as many as of f32;
+    /// sums stay f32. Without effect, and left out of the text, where there are no products or only exact
+    /// algorithms are allowed.
+    pub bf16: bool,
     /// The program of a workload that is one of its own.
     pub(super) nest: Option<Arc<Nest>>,
 }
@@ -151,7 +156,7 @@ impl PartialEq for Workload {
             && self.sizes == other.sizes
             && (self.dtype, self.factors) == (other.dtype, other.factors)
             && (self.layout, self.is_exact()) == (other.layout, other.is_exact())
-            && self.takes_tf32() == other.takes_tf32()
+            && (self.takes_tf32(), self.takes_bf16()) == (other.takes_tf32(), other.takes_bf16())
             && self.constants == other.constants
             && self.prologue == other.prologue
             && self.epilogue == other.epilogue
@@ -293,14 +298,15 @@ struct Given {
     epilogue: Option<Vec<Epilogue>>,
     exact: Option<bool>,
     tf32: Option<bool>,
+    bf16: Option<bool>,
 }
 
 impl Given {
     fn nothing(operator: &Operator) -> Given {
         let sizes = vec![None; operator.sizes.len()];
         let (dtype, constants, layout, channels) = (None, None, None, [None; 2]);
-        let (prologue, epilogue, exact, tf32) = (None, None, None, None);
-        Given { sizes, dtype, constants, layout, channels, prologue, epilogue, exact, tf32 }
+        let (prologue, epilogue, exact, tf32, bf16) = (None, None, None, None, None);
+        Given { sizes, dtype, constants, layout, channels, prologue, epilogue, exact, tf32, bf16 }
     }
 
     fn parse(operator: &'static Operator, text: &str) -> Result<Given, WorkloadError> {
@@ -349,6 +355,8 @@ impl Given {
                 given.exact = Some(one_of(&[(false, "0"), (true, "1")], value).map_err(wrong)?);
             } else if key == "tf32" {
                 given.tf32 = Some(one_of(&[(false, "0"), (true, "1")], value).map_err(wrong)?);
+            } else if key == "bf16" {
+                given.bf16 = Some(one_of(&[(false, "0"), (true, "1")], value).map_err(wrong)?);
             } else {
                 return Err(WorkloadError::UnknownAttribute {
                     operator: operator.name,
@@ -375,6 +383,7 @@ impl Given {
             epilogue: self.epilogue.or(other.epilogue),
             exact: self.exact.or(other.exact),
             tf32: self.tf32.or(other.tf32),
+            bf16: self.bf16.or(other.bf16),
         }
     }
 }
@@ -395,7 +404,7 @@ fn attributes(operator: &Operator) -> Vec<&'static str> {
         keys.extend(SIDES);
     }
     keys.extend(operator.has_prologue.then_some("prologue"));
-    keys.extend(["epilogue", "exact", "tf32"]);
+    keys.extend(["epilogue", "exact", "tf32", "bf16"]);
     keys
 }
 
@@ -481,6 +490,7 @@ impl Workload {
             epilogue: given.epilogue.unwrap_or_default(),
             exact: given.exact.unwrap_or(false),
             tf32: given.tf32.unwrap_or(false),
+            bf16: given.bf16.unwrap_or(false),
             factors: given.dtype.and_then(|(_, factors)| factors),
             ..Workload::plain(operator, sizes, given.dtype.map_or(DType::F32, |(dtype, _)| dtype))
         };
@@ -548,8 +558,8 @@ impl Workload {
     /// An operator with nothing besides its sizes.
     fn plain(operator: &'static Operator, sizes: Vec<Range>, dtype: DType) -> Workload {
         let (constants, layout, prologue, epilogue) = (Vec::new(), Layout::default(), Vec::new(), Vec::new());
-        let (exact, tf32, nest, factors) = (false, false, None, None);
-        Workload { operator, sizes, dtype, factors, constants, layout, prologue, epilogue, exact, tf32, nest }
+        let (exact, tf32, bf16, nest, factors) = (false, false, false, None, None);
+        Workload { operator, sizes, dtype, factors, constants, layout, prologue, epilogue, exact, tf32, bf16, nest }
     }
 
     /// The workload, where its tensors fit into memory.
@@ -599,6 +609,30 @@ impl Workload {
     /// Whether its products are of 8-bit integers, which CPUs multiply four times as fast as f32.
     pub fn multiplies_bytes(&self) -> bool {
         self.factors.is_some() || matches!(self.structure(), Structure::Packed(packed) if packed.rounds)
+    }
+
+    /// Whether it sums products over all channels, or over the inner dimension of matrices.
+    fn sums_products(&self) -> bool {
+        match self.structure() {
+            Structure::Contraction(_) => true,
+            Structure::Window(window) => !window.depthwise && !window.transposed && window.groups == 1,
+            Structure::Packed(_) | Structure::Nest(_) => false,
+        }
+    }
+
+    /// Whether factors, which are f32, are rounded to bf16.
+    pub fn takes_bf16(&self) -> bool {
+        self.bf16 && !self.exact && self.dtype == DType::F32 && self.factors.is_none() && self.sums_products()
+    }
+
+    /// Whether it is a product of bf16 numbers, which some CPUs multiply faster than f32.
+    pub fn multiplies_bf16(&self) -> bool {
+        self.takes_bf16() || self.dtype == DType::Bf16 && self.sums_products()
+    }
+
+    /// A factor as it is multiplied.
+    pub(super) fn factor(&self, x: Expr) -> Expr {
+        if self.takes_bf16() { Expr::cast(DType::Bf16, x) } else { x }
     }
 
     /// Name of the element types in a workload's text.
@@ -883,12 +917,14 @@ impl Workload {
     }
 
     /// Whether Winograd's algorithm applies, which rounds more than the operator as written: to convolutions
-    /// with dense filters of 3 × 3, but not in f16 or bf16, which have no bits to lose.
+    /// with dense filters of 3 × 3, but not in f16 or bf16, which have no bits to lose, nor of factors that
+    /// are rounded to bf16.
     pub fn has_winograd(&self) -> bool {
         let Structure::Window(w) = self.structure() else { return false };
         let has_taps_in_a_row = |axis: &Axis| (axis.filter, axis.stride, axis.dilation) == (3, 1, 1);
         let is_dense = w.groups == 1 && !w.depthwise && !w.transposed;
-        is_dense && self.dtype.is_float() && !self.dtype.is_half() && w.axes.iter().all(has_taps_in_a_row)
+        let has_bits = self.dtype.is_float() && !self.dtype.is_half() && !self.takes_bf16();
+        is_dense && has_bits && w.axes.iter().all(has_taps_in_a_row)
     }
 
     /// Replaces a size; `None` where the result is not a valid workload.
@@ -1002,6 +1038,7 @@ impl fmt::Display for Workload {
         }
         pairs.extend(self.is_exact().then(|| "exact=1".to_owned()));
         pairs.extend(self.takes_tf32().then(|| "tf32=1".to_owned()));
+        pairs.extend(self.takes_bf16().then(|| "bf16=1".to_owned()));
         write!(f, "{}:{}", self.operator.name, pairs.join(","))
     }
 }

@@ -77,7 +77,7 @@ impl Tolerance {
         let how = |step: &Step| if let Step::Tensorize { how, .. } = step { Some(*how) } else { None };
         let of_halves = program.buffers.iter().any(|b| b.dtype.is_half());
         let rounded = steps.iter().filter_map(how).map(|how| match how {
-            Tensor::Tf32x3 | Tensor::Halves | Tensor::Wgmmax3 | Tensor::Dot4 => 0.0,
+            Tensor::Tf32x3 | Tensor::Halves | Tensor::Wgmmax3 | Tensor::Dot4 | Tensor::Dot2 => 0.0,
             Tensor::Wgmma if of_halves => 0.0,
             Tensor::Tf32 | Tensor::Wgmma => 1.0 / 2048.0,
         });
@@ -238,6 +238,11 @@ pub fn random_argument_on(program: &Program, id: BufferId, seed: u64, n_threads:
         let row = row_of(&buffer.shape);
         return filled(n, n_threads, |at| dtype.read(&[factor(row, seed, at)])[0]);
     }
+    if dtype == DType::F32
+        && let Some(half) = rounded_factor(program, id)
+    {
+        return filled(n, n_threads, |at| half.random(random_bits(seed, at)));
+    }
     if dtype == DType::F32 && scales_sums(program, id) {
         return filled(n, n_threads, |at| small(random_bits(seed, at), dtype.random(random_bits(seed, at))));
     }
@@ -277,15 +282,41 @@ fn row_of(shape: &[i64]) -> usize {
     row.max(1) as usize
 }
 
+/// Whether a value is an element of a buffer, under some condition or none.
+fn holds(value: &Expr, id: BufferId) -> bool {
+    match value {
+        Expr::Load(b, _) => *b == id,
+        Expr::Select(_, a, b) => holds(a, id) || holds(b, id),
+        _ => false,
+    }
+}
+
+/// Type of 16 bits that elements of an f32 buffer, or of a copy of it, are rounded to before they are
+/// multiplied and summed. Inputs of that type make the rounding exact.
+fn rounded_factor(program: &Program, id: BufferId) -> Option<DType> {
+    let rounds = |factor: &Expr| match factor {
+        Expr::Cast(dtype, x) if dtype.is_half() && holds(x, id) => Some(*dtype),
+        _ => None,
+    };
+    let (mut found, mut copies) = (None, Vec::new());
+    for stmt in program.parts().into_iter().flatten() {
+        stmt.walk(&mut |stmt| match stmt {
+            Stmt::Update { op: ReduceOp::Sum, value: Expr::Binary(BinaryOp::Mul, a, b), .. } => {
+                found = found.or(rounds(a)).or(rounds(b));
+            }
+            Stmt::Store { buffer, value, .. } if *buffer != id && holds(value, id) => copies.push(*buffer),
+            _ => {}
+        });
+    }
+    let of_copy = |copy: BufferId| match program.buffer(copy).dtype {
+        dtype if dtype.is_half() => is_multiplied(program, copy).then_some(dtype),
+        _ => rounded_factor(program, copy),
+    };
+    found.or_else(|| copies.into_iter().find_map(of_copy))
+}
+
 /// Whether elements of a buffer, or of a copy of it, are factors of products that are summed.
 fn is_multiplied(program: &Program, id: BufferId) -> bool {
-    fn holds(value: &Expr, id: BufferId) -> bool {
-        match value {
-            Expr::Load(b, _) => *b == id,
-            Expr::Select(_, a, b) => holds(a, id) || holds(b, id),
-            _ => false,
-        }
-    }
     let is_it = |factor: &Expr| holds(factor, id);
     let mut copies = Vec::new();
     let mut found = false;
@@ -450,6 +481,15 @@ impl Walk<'_> {
                 Stmt::Store { buffer, value, .. } => {
                     let dtype = self.dtype(buffer.0 as usize);
                     let mut size = self.expr(value, dtype.unit()).rounded_to(dtype);
+                    // What is exact in f32 is in halves, too: see `random_argument`.
+                    let is_on_the_way = self
+                        .program
+                        .buffers
+                        .get(buffer.0 as usize)
+                        .is_some_and(|b| b.role == Role::Temporary && dtype.is_half());
+                    if is_on_the_way && size.error() > 0.0 {
+                        size.rel += dtype.unit();
+                    }
                     let is_rounded = matches!(value, Expr::Cast(DType::F32, _)) && dtype == DType::F32;
                     if (!dtype.is_float() || is_rounded) && self.is_exact(value) {
                         (size.abs, size.rel) = (0.0, 0.0);

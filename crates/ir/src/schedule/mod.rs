@@ -29,6 +29,7 @@ pub(crate) mod winograd;
 pub use text::{FORMS, StepParseError, parse_steps, steps_text};
 pub use tree::nest;
 
+use crate::dtype::DType;
 use crate::program::{LoopKind, Program, Tensor};
 
 /// Treatment of the remainder where a split's factor does not divide the extent.
@@ -235,6 +236,9 @@ pub enum Step {
         name: String,
         /// Dimensions of the copy.
         layout: Vec<LayoutAxis>,
+        /// Element type of the copy, where it is another one: f32 of f16 and bf16, or the type that every
+        /// read casts to.
+        dtype: Option<DType>,
         /// Whether the copy is shared by the threads of a GPU block rather than private.
         shared: bool,
     },
@@ -658,8 +662,8 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Parallel { target } => annotate::parallel(program, target),
         Step::Bind { target, axis } => annotate::bind(program, target, *axis),
         Step::Tensorize { target, how } => annotate::tensorize(program, target, *how),
-        Step::Stage { buffer, at, name, layout, shared } => {
-            stage::stage(program, buffer, at.as_deref(), name, layout, *shared)
+        Step::Stage { buffer, at, name, layout, dtype, shared } => {
+            stage::stage(program, buffer, at.as_deref(), name, (layout, *dtype, *shared))
         }
         Step::Accumulate { buffer, at, name } => accumulate::accumulate(program, buffer, at, name),
         Step::ComputeAt { buffer, at } => compute_at::compute_at(program, buffer, at),

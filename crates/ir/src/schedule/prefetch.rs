@@ -57,15 +57,15 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
     })
 }
 
-/// How far apart prefetches are in each dimension: a cache line in the last one. Of bytes, the dimensions in
-/// front of one that is touched whole are part of its lines.
+/// How far apart prefetches are in each dimension: a cache line in the last one. Of elements of 8 and 16
+/// bits, the dimensions in front of one that is touched whole are part of its lines.
 fn steps_of_lines(buffer: &Buffer, per_line: i64, touched: &[i64]) -> Vec<i64> {
     let mut steps = vec![1; touched.len()];
     let mut left = per_line;
     for d in (0..steps.len()).rev() {
         steps[d] = left;
         let extent = buffer.shape[d];
-        if buffer.dtype.bytes() > 1 || touched[d] != extent || extent > left {
+        if buffer.dtype.bytes() > 2 || touched[d] != extent || extent > left {
             break;
         }
         left /= extent;

@@ -7,7 +7,8 @@ use super::tree::{
     single_loop,
 };
 use super::{Illegal, LayoutAxis};
-use crate::expr::{Cond, Expr};
+use crate::dtype::DType;
+use crate::expr::{Cond, Expr, Rewrite};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
 
@@ -17,14 +18,16 @@ pub fn stage(
     buffer: &str,
     at: Option<&str>,
     name: &str,
-    layout: &[LayoutAxis],
-    shared: bool,
+    (layout, dtype, shared): (&[LayoutAxis], Option<DType>, bool),
 ) -> Result<(), Illegal> {
     let source = buffer_id(program, buffer)?;
     require_layout(program, source, layout)?;
     let loops = (0..layout.len()).map(|i| new_loop(program, &format!("{name}.{i}"))).collect::<Result<Vec<_>, _>>()?;
     let ahead = at.is_none() && program.buffer(source).role == Role::ConstInput;
-    let dtype = program.buffer(source).dtype;
+    let own = program.buffer(source).dtype;
+    let dtype = dtype.unwrap_or(own);
+    // Nothing is computed in halves, so that their numbers in f32 are as good.
+    let cast = (dtype != own && !(own.is_half() && dtype == own.arithmetic())).then_some(dtype);
     let (scope, role) = match (ahead, shared) {
         (true, _) => (Scope::Global, Role::Kept),
         (false, true) => (Scope::Shared, Role::Temporary),
@@ -34,7 +37,7 @@ pub fn stage(
     let mut shape = Vec::new();
     let is_input = matches!(program.buffer(source).role, Role::Input | Role::ConstInput);
     let is_filled = is_input || is_filled(program, source);
-    let serve = Serve { source, is_filled, at, copy, layout, loops: &loops };
+    let serve = Serve { source, is_filled, at, copy, cast, layout, loops: &loops };
     match at {
         Some(at) => {
             let var = single_loop(program, at)?;
@@ -77,6 +80,8 @@ struct Serve<'a> {
     is_filled: bool,
     at: Option<&'a str>,
     copy: BufferId,
+    /// Type that each read is cast to, which the copy holds.
+    cast: Option<DType>,
     layout: &'a [LayoutAxis],
     loops: &'a [LoopId],
 }
@@ -102,6 +107,12 @@ impl Serve<'_> {
         if !self.is_filled {
             return Err(fail("parts of it may be unwritten, and a copy would read them".to_owned()));
         }
+        let block = match self.cast {
+            None => block,
+            Some(dtype) => without_casts(block, self.source, dtype).ok_or_else(|| {
+                fail(format!("a copy of type {} would round what is read {place} without a cast", dtype.name()))
+            })?,
+        };
         let region = region(names, &block, self.source, Access::Read, outside, &place).map_err(fail)?;
         let fill = simplify_block(self.fill(&region), &mut outside.clone());
         let body = redirect_reads(block, self.source, self.copy, &mut outside.clone(), &|index, ranges| {
@@ -137,6 +148,46 @@ impl Serve<'_> {
             value: Expr::Load(self.source, from),
         };
         nest(self.loops.iter().zip(extents).map(|(&v, e)| (v, e, LoopKind::Serial)), vec![store])
+    }
+}
+
+/// Takes the casts to a type off the loads of a buffer; `None` where a load has none.
+fn without_casts(block: Vec<Stmt>, buffer: BufferId, dtype: DType) -> Option<Vec<Stmt>> {
+    let mut uncast = Uncast { buffer, dtype, n_casts: 0 };
+    let mut n_loads = 0;
+    let block = block.into_iter().map(|mut s| {
+        for inner in s.blocks_mut() {
+            *inner = without_casts(std::mem::take(inner), buffer, dtype)?;
+        }
+        s.for_each_own_read(&mut |b, _| n_loads += usize::from(b == buffer));
+        Some(match s {
+            Stmt::Store { buffer, index, value } => Stmt::Store { buffer, index, value: uncast.expr(&value) },
+            Stmt::Update { buffer, index, op, value, first } => {
+                Stmt::Update { buffer, index, op, value: uncast.expr(&value), first }
+            }
+            s => s,
+        })
+    });
+    let block = block.collect::<Option<_>>()?;
+    (uncast.n_casts == n_loads).then_some(block)
+}
+
+/// Rewriting of the casts of a buffer's loads to these alone.
+struct Uncast {
+    buffer: BufferId,
+    dtype: DType,
+    n_casts: usize,
+}
+
+impl Rewrite for Uncast {
+    fn expr(&mut self, e: &Expr) -> Expr {
+        match e {
+            Expr::Cast(dtype, x) if *dtype == self.dtype && matches!(**x, Expr::Load(b, _) if b == self.buffer) => {
+                self.n_casts += 1;
+                (**x).clone()
+            }
+            e => e.map_parts(self),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! A step as one line of text.
 
 use super::{LayoutAxis, Step, Tail};
+use crate::dtype::DType;
 use crate::program::LoopKind;
 use std::fmt;
 
@@ -26,8 +27,8 @@ pub const FORMS: [(&str, &str); 22] = [
     ("unroll", "unroll LOOP"),
     ("parallel", "parallel LOOP"),
     ("bind", "bind LOOP block.x|block.y|block.z|thread.x|thread.y|thread.z"),
-    ("tensorize", "tensorize LOOP tf32|tf32x3|wgmma|wgmmax3|halves"),
-    ("stage", "stage BUFFER [at LOOP] -> NAME AXIS... [shared], AXIS being 0, 0/48 or 0%48 for dimension 0"),
+    ("tensorize", "tensorize LOOP tf32|tf32x3|wgmma|wgmmax3|halves|dot4|dot2"),
+    ("stage", "stage BUFFER [at LOOP] -> NAME AXIS... [as TYPE] [shared], AXIS being 0, 0/48 or 0%48 for dimension 0"),
     ("accumulate", "accumulate BUFFER at LOOP -> NAME"),
     ("compute_at", "compute_at BUFFER at LOOP"),
     ("inline", "inline BUFFER"),
@@ -73,7 +74,7 @@ impl fmt::Display for Step {
             Step::Parallel { target } => write!(f, "parallel {target}"),
             Step::Bind { target, axis } => write!(f, "bind {target} {}", axis.name()),
             Step::Tensorize { target, how } => write!(f, "tensorize {target} {}", LoopKind::Tensor(*how).name()),
-            Step::Stage { buffer, at, name, layout, shared } => {
+            Step::Stage { buffer, at, name, layout, dtype, shared } => {
                 write!(f, "stage {buffer}")?;
                 if let Some(at) = at {
                     write!(f, " at {at}")?;
@@ -81,6 +82,9 @@ impl fmt::Display for Step {
                 write!(f, " -> {name}")?;
                 for axis in layout {
                     write!(f, " {axis}")?;
+                }
+                if let Some(dtype) = dtype {
+                    write!(f, " as {}", dtype.name())?;
                 }
                 if *shared { write!(f, " shared") } else { Ok(()) }
             }
@@ -233,8 +237,12 @@ fn stage(buffer: &str, at: Option<&str>, name: &str, rest: &[&str]) -> Option<St
         [axes @ .., "shared"] => (axes, true),
         axes => (axes, false),
     };
+    let (axes, dtype) = match axes {
+        [axes @ .., "as", name] => (axes, Some(DType::ALL.iter().find(|(_, known)| known == name)?.0)),
+        axes => (axes, None),
+    };
     let (buffer, name, at) = (buffer.to_owned(), name.to_owned(), at.map(str::to_owned));
-    Some(Step::Stage { buffer, at, name, layout: layout(axes)?, shared })
+    Some(Step::Stage { buffer, at, name, layout: layout(axes)?, dtype, shared })
 }
 
 fn layout(axes: &[&str]) -> Option<Vec<LayoutAxis>> {

@@ -153,7 +153,7 @@ pub(crate) fn run_together(
     drop(opened);
     let mut peaks = HashMap::new();
     for (run, workload) in runs.iter_mut().zip(&workloads).filter(|(_, workload)| workload.is_of_these_cpus()) {
-        let of = (peak::Kind::of(workload.workload()), workload.settings().threads);
+        let of = (peak::Kind::of(workload.workload(), &host::target()), workload.settings().threads);
         run.peak_gflops = *peaks.entry(of).or_insert_with(|| workload.peak_gflops());
     }
     let players = runs.iter().zip(&workloads).zip(&mut heads).zip(tasks);

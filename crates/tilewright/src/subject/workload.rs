@@ -198,7 +198,10 @@ impl Runnable for WorkloadRun<'_> {
             Some(place) => place.peak_gflops,
             // What a device can do nobody has measured.
             None if !self.is_of_these_cpus() => None,
-            None => peak::gflops(&host::target(), peak::Kind::of(self.workload()), self.settings.threads).ok(),
+            None => {
+                peak::gflops(&host::target(), peak::Kind::of(self.workload(), &host::target()), self.settings.threads)
+                    .ok()
+            }
         }
     }
 

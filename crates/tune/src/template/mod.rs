@@ -297,7 +297,7 @@ fn ceil_div(a: i64, b: i64) -> i64 {
 /// Short constructors for steps, for templates to read like schedules.
 mod step {
     use tilewright_ir::schedule::{LayoutAxis, Tail};
-    use tilewright_ir::{LoopKind, Step, Tensor};
+    use tilewright_ir::{DType, LoopKind, Step, Tensor};
 
     /// Split whose last round is shorter where the factor does not divide.
     pub fn split(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
@@ -352,14 +352,18 @@ mod step {
     }
 
     pub fn stage(buffer: &str, at: Option<&str>, name: &str, layout: &[LayoutAxis]) -> Step {
+        stage_as(buffer, at, name, layout, None)
+    }
+
+    pub fn stage_as(buffer: &str, at: Option<&str>, name: &str, layout: &[LayoutAxis], dtype: Option<DType>) -> Step {
         let (buffer, at, name) = (buffer.into(), at.map(Into::into), name.into());
-        Step::Stage { buffer, at, name, layout: layout.to_vec(), shared: false }
+        Step::Stage { buffer, at, name, layout: layout.to_vec(), dtype, shared: false }
     }
 
     /// A copy that the threads of a block share.
     pub fn shared(buffer: &str, at: &str, name: &str, layout: &[LayoutAxis]) -> Step {
         let (buffer, at, name) = (buffer.into(), Some(at.into()), name.into());
-        Step::Stage { buffer, at, name, layout: layout.to_vec(), shared: true }
+        Step::Stage { buffer, at, name, layout: layout.to_vec(), dtype: None, shared: true }
     }
 
     pub fn accumulate(buffer: &str, at: &str, name: &str) -> Step {

@@ -1,7 +1,8 @@
 //! Conversion of 16-bit floating-point numbers to f32 and back.
 //!
-//! GPUs have instructions for it. CPUs hold such numbers as 16 bits, and few of them convert them: elsewhere
-//! the bits are moved and rounded as integers, which is exact and needs no function of a library.
+//! GPUs have instructions for it. CPUs hold f16 as 16 bits, and not all of them convert it: elsewhere the
+//! bits are moved and rounded as integers, which is exact and needs no function of a library. Their bf16 are
+//! integers before they come here.
 
 use llvm_sys::core::*;
 use llvm_sys::prelude::*;
@@ -53,17 +54,15 @@ impl Printer<'_> {
         let has_f16 = self.target.arch == Arch::Aarch64 || cpu::features(self.target).contains(&"f16c");
         let bits = Bits { p: self, lanes: half.lanes };
         let ty_f16 = bits.ty(llvm!(LLVMHalfTypeInContext(self.context)));
-        match (half.kind == Kind::F16, is_longer) {
-            (true, true) if has_f16 => {
+        match is_longer {
+            true if has_f16 => {
                 llvm!(LLVMBuildFPExt(b, LLVMBuildBitCast(b, x, ty_f16, UNNAMED), self.ty(to), UNNAMED))
             }
-            (true, false) if has_f16 => {
+            false if has_f16 => {
                 llvm!(LLVMBuildBitCast(b, LLVMBuildFPTrunc(b, x, ty_f16, UNNAMED), self.ty(to), UNNAMED))
             }
-            (true, true) => bits.of_f16(x),
-            (true, false) => bits.to_f16(x),
-            (false, true) => bits.of_bf16(x),
-            (false, false) => bits.to_bf16(x),
+            true => bits.of_f16(x),
+            false => bits.to_f16(x),
         }
     }
 }
@@ -130,7 +129,7 @@ impl Bits<'_> {
     }
 
     fn halves(&self, x: LLVMValueRef) -> LLVMValueRef {
-        llvm!(LLVMBuildTrunc(self.p.builder, x, self.ty(self.p.kind(Kind::Bf16)), UNNAMED))
+        llvm!(LLVMBuildTrunc(self.p.builder, x, self.ty(self.p.kind(Kind::I16)), UNNAMED))
     }
 
     /// Half of the last bit that is kept, or a little less where that bit is zero. Once it is added, leaving
@@ -138,19 +137,6 @@ impl Bits<'_> {
     fn rounding(&self, x: LLVMValueRef, lost_bits: u32) -> LLVMValueRef {
         let odd = self.and(self.down(x, lost_bits), 1);
         self.add(odd, self.number((1 << (lost_bits - 1)) - 1))
-    }
-
-    fn of_bf16(&self, x: LLVMValueRef) -> LLVMValueRef {
-        self.cast(self.up(self.words(x), 16), Kind::F32)
-    }
-
-    fn to_bf16(&self, x: LLVMValueRef) -> LLVMValueRef {
-        const QUIET: u32 = 1 << 22;
-        let x = self.cast(x, Kind::I32);
-        let is_none = self.is_above(self.and(x, single::MAGNITUDE), single::INFINITY);
-        let rounded = self.add(x, self.rounding(x, 16));
-        let none = self.or(x, self.number(QUIET));
-        self.halves(self.down(self.select(is_none, none, rounded), 16))
     }
 
     fn of_f16(&self, x: LLVMValueRef) -> LLVMValueRef {

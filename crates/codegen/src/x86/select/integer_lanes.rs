@@ -1,5 +1,6 @@
 //! Integers in the lanes of vectors: arithmetic, comparisons, widths, dot products.
 
+use super::super::encode::Opcode;
 use super::super::inst::{Class, Inst, Op, Reg};
 use super::super::opcodes::*;
 use super::{Selector, width};
@@ -209,16 +210,26 @@ impl Selector<'_> {
             _ if self.has_masks => return Err("bytes of one sign".into()),
             [signed, _] => dot_alike(signed),
         };
-        let mut folded = None;
         if signed == [true, false] {
             (a, b) = (b, a);
-        } else if signed[0] == signed[1] {
-            folded = self.folded_operand(a);
-            if folded.is_some() {
-                (a, b) = (b, a);
-            }
         }
-        let folded = folded.or_else(|| self.folded_operand(b));
+        self.dot_with(d, op, [sums, a, b], signed[0] == signed[1], ty)
+    }
+
+    /// Writes sums with products of two factors, the second of which memory may stand for.
+    pub(super) fn dot_with(
+        &mut self,
+        d: Reg,
+        op: Opcode,
+        [sums, mut a, mut b]: [Id; 3],
+        commutes: bool,
+        ty: Type,
+    ) -> Result<(), String> {
+        let mut folded = if commutes { self.folded_operand(a) } else { None };
+        if folded.is_some() {
+            (a, b) = (b, a);
+        }
+        folded = folded.or_else(|| self.folded_operand(b));
         let (sums, a) = (self.reg(sums)?, self.reg(a)?);
         let inst = match folded {
             Some(operand) => Inst { operand: Some(operand), ..Inst::new(Op::Tied(op), d, &[sums, a], width(ty)) },

@@ -159,6 +159,7 @@ impl Selector<'_> {
                 self.lanes_of_integers_into(d, inst, ty)?;
             }
             Ssa::Dot4 { signed } => self.dot_into(d, inst, *signed, ty)?,
+            Ssa::DotOfHalves => self.dot_with(d, DOT_OF_HALVES, [operand(0), operand(1), operand(2)], true, ty)?,
             Ssa::Dot2 => {
                 let (sums, a, b) = (self.reg(operand(0))?, self.reg(operand(1))?, self.reg(operand(2))?);
                 let products = self.emit_new(Op::Binary(MULTIPLY_PAIRS), Class::Vector, &[a, b], w);

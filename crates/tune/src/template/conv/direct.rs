@@ -4,13 +4,14 @@ use super::super::Setting;
 use super::super::model::{bandwidth, cuts, step_cycles, write_back};
 use super::super::share::{self, EACH_PART, PART, PARTS, Share};
 use super::super::step::{
-    accumulate, compute_at, fuse, inline, layout, parallel, peel, reorder, split, stage, tensorize, unroll, vectorize,
+    accumulate, compute_at, fuse, inline, layout, parallel, peel, reorder, split, stage, stage_as, tensorize, unroll,
+    vectorize,
 };
 use super::{Algorithm, Shape, ceil_div, in_blocks, is_blocked};
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::{Step, Tensor};
+use tilewright_ir::{DType, Step, Tensor};
 use tilewright_search::{Config, Constraint, Parameter, Space, Value};
 
 /// Loops over tiles of channels, rows and columns in any order, each computing one register tile completely.
@@ -47,17 +48,33 @@ fn pads_by_tile(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> b
     in_rows(s, shape) && shape.padded && is_outermost && Share::of(s, space, config) == Share::Nothing
 }
 
-/// Bytes of a vector that copies blocks of channels of integers.
+/// Bytes of a vector that copies blocks of channels.
 const LINE_BYTES: i64 = 64;
 
-/// Whether sums of integers are taken by dot products of four channels, which lie next to each other in every
-/// copy: the channels of groups then fill vectors of results and fours of what is summed.
-fn in_fours(s: &Setting, shape: &Shape) -> bool {
+/// Dot products of neighbouring channels that take the sums, where the machine's kernels have them. The
+/// channels of groups then fill vectors of results and what a dot product takes.
+fn dot(s: &Setting, shape: &Shape) -> Option<Tensor> {
     let agreed = s.workload.layout().channels()[0];
     let fills = |c: i64| {
         shape.k_group % s.target.lanes(s.workload.dtype) == 0 && c % STEPS == 0 && (agreed == 1 || c % agreed == 0)
     };
-    shape.has_integers && shape.c.is_some_and(|c| shape.k_group == shape.k || fills(c))
+    let how = match s.workload.dtype {
+        _ if shape.has_integers => Tensor::Dot4,
+        _ if shape.rounds => Tensor::Dot2,
+        _ if s.workload.multiplies_bf16() && s.target.prefers_dot2() => Tensor::Dot2,
+        _ => return None,
+    };
+    shape.c.is_some_and(|c| shape.k_group == shape.k || fills(c)).then_some(how)
+}
+
+/// Steps of the sum that one multiply-add of vectors takes.
+fn steps_at_once(s: &Setting, shape: &Shape) -> i64 {
+    dot(s, shape).and_then(Tensor::dot_steps).unwrap_or(1)
+}
+
+/// Type that factors are rounded to before they are multiplied, if any.
+fn rounded_to(shape: &Shape) -> Option<DType> {
+    shape.rounds.then_some(DType::Bf16)
 }
 
 /// Most columns of a filter whose dot products are unrolled.
@@ -83,7 +100,7 @@ fn divides_groups(shape: &Shape, block: i64) -> bool {
 
 /// Whether the code of tiles decides which taps are padding: where the input is read as it is.
 fn decides_padding(s: &Setting, shape: &Shape) -> bool {
-    shape.padded && !shape.has_prologue && !in_fours(s, shape) && !in_rows(s, shape)
+    shape.padded && !shape.has_prologue && dot(s, shape).is_none() && !in_rows(s, shape)
 }
 
 /// Vectors and broadcast elements of a register tile, from `lanes`, `k_tile`, `p_tile`, `q_tile`.
@@ -97,18 +114,14 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let Shape { k, p, q, c, padded, has_prologue, .. } = *shape;
     let [takes_blocks, gives_blocks] = in_blocks(s);
     let agreed = s.workload.layout().channels()[0];
-    let (fours, rows) = (in_fours(s, shape), in_rows(s, shape));
-    let least = match (fours, rows) {
-        (true, _) => STEPS,
-        (_, true) => s.target.lanes(s.workload.dtype),
-        _ => 1,
-    };
+    let (fours, rows) = (dot(s, shape).is_some(), in_rows(s, shape));
+    let least = if rows { s.target.lanes(s.workload.dtype) } else { steps_at_once(s, shape) };
     let is_block = |&b: &i64| {
         let fits = if agreed > 1 { b == agreed } else { b == least || c.is_none_or(|c| b < 2 * c) };
         fits && b >= least && (!fours || divides_groups(shape, b))
     };
     let channel_blocks = [1, 4, 8, 16, 32, 64, 128].into_iter().filter(is_block);
-    let is_packed = has_prologue || fours && (padded || !takes_blocks) || rows && padded;
+    let is_packed = has_prologue || shape.rounds || fours && (padded || !takes_blocks) || rows && padded;
     let inputs: &[&str] = match (is_packed, padded || !takes_blocks) {
         (true, _) => &["packed"],
         (false, true) => &["plain", "packed"],
@@ -162,7 +175,8 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
     let Shape { n, k, p, q, c, r, s: columns, k_group, .. } = *shape;
-    let (decides_padding, fours, rows) = (decides_padding(s, shape), in_fours(s, shape), in_rows(s, shape));
+    let (decides_padding, rows) = (decides_padding(s, shape), in_rows(s, shape));
+    let (fours, at_once) = (dot(s, shape).is_some(), steps_at_once(s, shape));
     let [agreed, agreed_result] = s.workload.layout().channels();
     let takes_blocks = in_blocks(s)[0];
     let depthwise = c.is_none();
@@ -264,7 +278,7 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
             },
         ),
         Constraint::new("unrolled_within_block", "unroll_c divides c_block", &["unroll_c", "c_block"], move |v| {
-            v[1].int() % (v[0].int() * if fours { STEPS } else { 1 }) == 0
+            v[1].int() % (v[0].int() * at_once) == 0
         }),
     ];
     if fours && k_group < k {
@@ -339,7 +353,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let write = text("write");
     let share = Share::of(s, space, config);
     let cut = cut_sum(s, shape).filter(|_| share == Share::Sum);
-    let (fours, rows) = (in_fours(s, shape), in_rows(s, shape));
+    let (dot, at_once, rows) = (dot(s, shape), steps_at_once(s, shape), in_rows(s, shape));
+    let fours = dot.is_some();
     let [k, p, q, c, r, columns] = loops(cut.map(|(cut, _)| cut));
     let sum = if cut.is_some() { PARTS } else { Window::ACC };
     let packs_weights = if shape.c.is_some() { groups_fill_tiles } else { by_channels };
@@ -355,8 +370,17 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
             steps.extend(if fours || rows { pad_blocks(s, shape, c_block) } else { pack_padded(s, shape, c_block) });
         }
         (false, true) => {
-            steps.push(stage(Window::INPUT, None, "X.p", &Window::channels_last(c_block)));
-            steps.extend(pack("X.p.3", "X.p.4", lanes));
+            let input = if is_blocked(s) { Window::KEPT_INPUT } else { Window::INPUT };
+            let blocks = match s.workload.layout().channels()[0] {
+                1 => Window::channels_last(c_block),
+                _ => [0, 1, 2, 3, 4].map(Whole),
+            };
+            steps.push(stage_as(input, None, "X.p", &blocks, rounded_to(shape)));
+            if has_whole_blocks(s, shape, c_block) {
+                steps.extend(copy_blocks(s, "X.p.3", "X.p.4", "all"));
+            } else {
+                steps.extend(pack("X.p.3", "X.p.4", lanes));
+            }
         }
         (false, false) => {}
     }
@@ -421,7 +445,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         steps.push(split(c, c_block, "co", "cb"));
         nest.extend(["co", r, columns, "ci", "cu"]);
         if fours {
-            steps.extend([split("cb", int("unroll_c") * STEPS, "ci", "cr"), split("cr", STEPS, "cu", "kk")]);
+            steps.extend([split("cb", int("unroll_c") * at_once, "ci", "cr"), split("cr", at_once, "cu", "kk")]);
             nest.push("kk");
         } else {
             steps.push(split("cb", int("unroll_c"), "ci", "cu"));
@@ -445,8 +469,10 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let [k_axis, c_axis] = shape.weight_axes;
     match shape.c {
         Some(_) if fours => {
-            let [outer, inner] = [(k_axis, k_tile), (c_axis, STEPS)].map(|(axis, n)| (Outer(axis, n), Inner(axis, n)));
-            steps.push(stage(Window::WEIGHTS, None, "W.p", &[outer.0, inner.0, Whole(2), Whole(3), outer.1, inner.1]));
+            let [outer, inner] =
+                [(k_axis, k_tile), (c_axis, at_once)].map(|(axis, n)| (Outer(axis, n), Inner(axis, n)));
+            let axes = [outer.0, inner.0, Whole(2), Whole(3), outer.1, inner.1];
+            steps.push(stage_as(Window::WEIGHTS, None, "W.p", &axes, rounded_to(shape)));
         }
         Some(_) if packs_weights => {
             let axes = [
@@ -494,9 +520,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     if rows {
         steps.push(unroll(columns));
     }
-    if fours || rows {
-        steps.push(tensorize("kk", Tensor::Dot4));
-    }
+    steps.extend(dot.or(rows.then_some(Tensor::Dot4)).map(|how| tensorize("kk", how)));
     // What is padding depends on the tap; it is decided tap by tap where rows or columns of a
     // tile are unrolled.
     if shape.padded && !packed {
@@ -567,7 +591,7 @@ const BETWEEN_ZEROS: f64 = 8.0;
 fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = s.workload.factors()[0].bytes() as f64;
-    let (fours, rows) = (in_fours(s, shape), in_rows(s, shape));
+    let (fours, at_once, rows) = (dot(s, shape).is_some(), steps_at_once(s, shape), in_rows(s, shape));
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let by_channels = text("lanes") == "k";
     let k_tile = elements(int("k_tile"), by_channels, lanes);
@@ -627,7 +651,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                 let gathered = if gathers { (vectors * broadcast * lanes) as f64 } else { 0.0 };
                 let loads = if c.is_none() { vectors * broadcast } else { vectors } as f64;
                 let step = step_cycles(s, vectors, broadcast) + gathered + apart * loads;
-                let n_steps = if fours { ceil_div(c.unwrap_or(1), STEPS) as f64 * taps } else { steps };
+                let n_steps = ceil_div(c.unwrap_or(1), at_once) as f64 * taps;
                 let compute = if rows {
                     let read = pt * columns_read(qt, stride[1], columns);
                     let instructions = vectors * ceil_div(r, STEPS) * (broadcast * columns + INTERLEAVING * read);
@@ -704,10 +728,10 @@ pub(super) fn pack_padded(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step>
     steps
 }
 
-/// Copies the stage `pad` of integers into blocks of channels: rows of pixels as they are where the input has
-/// such blocks, its borders apart.
+/// Copies the stage `pad` of what dot products take into blocks of channels: rows of pixels as they are where
+/// the input has such blocks, its borders apart.
 fn pad_blocks(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
-    if !in_blocks(s)[0] || c_block == 1 || shape.channels % c_block != 0 {
+    if !has_whole_blocks(s, shape, c_block) {
         return pack_padded(s, shape, c_block);
     }
     let mut steps = vec![
@@ -718,17 +742,23 @@ fn pad_blocks(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
     for (axis, n, last, border) in borders(shape) {
         if n > 0 {
             steps.push(peel(axis, n, last, border));
-            steps.extend(copy_blocks(&format!("pw.{border}"), &format!("pci.{border}"), border));
+            steps.extend(copy_blocks(s, &format!("pw.{border}"), &format!("pci.{border}"), border));
         }
     }
-    steps.extend(copy_blocks("pw", "pci", "all"));
+    steps.extend(copy_blocks(s, "pw", "pci", "all"));
     steps
 }
 
-/// Copies the blocks of a row of pixels as one run of bytes.
-fn copy_blocks(column: &str, channel: &str, name: &str) -> [Step; 3] {
+/// Whether the input has channels in blocks, all of them full.
+fn has_whole_blocks(s: &Setting, shape: &Shape, c_block: i64) -> bool {
+    in_blocks(s)[0] && c_block > 1 && shape.channels % c_block == 0
+}
+
+/// Copies the blocks of a row of pixels as one run of elements.
+fn copy_blocks(s: &Setting, column: &str, channel: &str, name: &str) -> [Step; 3] {
     let [run, vectors, lane] = ["run", "v", "l"].map(|end| format!("p.{name}.{end}"));
-    [fuse(column, channel, &run), split(&run, LINE_BYTES, &vectors, &lane), vectorize(&lane)]
+    let n = LINE_BYTES / s.workload.factors()[0].bytes() as i64;
+    [fuse(column, channel, &run), split(&run, n, &vectors, &lane), vectorize(&lane)]
 }
 
 /// Borders of the stage `pad`: the axis, elements, whether they are its last ones, and a name.

@@ -25,10 +25,14 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 /// (2006), section 3. Implicit: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014),
 /// section 3; ours makes blocks that fit the second-level cache rather than a GPU's shared memory. The
 /// reduction stays three loops: weights are read in any order equally well, and channels are the innermost
-/// loop of a tap. Integers are left to [`super::direct`], which has dot products of channels.
+/// loop of a tap. Integers, and factors that are rounded, are left to [`super::direct`], which has dot
+/// products of channels.
 pub const IM2COL: Algorithm<Shape> = Algorithm {
     name: "im2col",
-    applies: |shape| shape.c.is_some() && shape.k_group == shape.k && !shape.is_agreed && !shape.has_integers,
+    applies: |shape| {
+        let has_own_factors = shape.has_integers || shape.rounds;
+        shape.c.is_some() && shape.k_group == shape.k && !shape.is_agreed && !has_own_factors
+    },
     parameters,
     constraints,
     steps,

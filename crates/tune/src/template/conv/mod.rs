@@ -100,6 +100,8 @@ struct Shape {
     has_prologue: bool,
     /// Whether elements are 8-bit integers.
     has_integers: bool,
+    /// Whether factors are rounded before they are multiplied, as their copies are.
+    rounds: bool,
     /// Channels of the output that read the same channels of the input.
     k_group: i64,
     /// Channels of the input.
@@ -140,6 +142,7 @@ impl Shape {
             padded: window.has_pad(w),
             has_prologue: !w.prologue().is_empty(),
             has_integers: w.has_integer_factors(),
+            rounds: w.takes_bf16(),
             // All channels of a depthwise convolution are cut alike.
             k_group: if depthwise { k } else { k / groups },
             channels: window.c,

@@ -4,13 +4,12 @@ use super::super::algorithm::{self, Algorithm};
 use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::share::{self, Share};
 use super::super::step::{
-    accumulate, compute_at, parallel, prefetch, reorder, split, stage, tensorize, unroll, vectorize,
+    accumulate, compute_at, parallel, prefetch, reorder, split, stage_as, tensorize, unroll, vectorize,
 };
 use super::super::{Setting, Template};
-use super::{Factor, Product, ceil_div, is_product_on_cpu, of_members};
-use tilewright_ir::dot::STEPS;
+use super::{FEW_ROWS, Factor, Product, ceil_div, is_product_on_cpu, of_members};
+use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
-use tilewright_ir::{Step, Tensor};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Multi-level tiling around a register tile of `mr × nv` vectors.
@@ -27,9 +26,9 @@ pub const MATMUL_BLOCKED: Template = Template {
     name: "matmul-blocked",
     text: "cache blocks in any order, packed or plain operands, register tile, unrolling, prefetch, threads",
     serves: |s| is_product_on_cpu(s),
-    space: |s| algorithm::space("matmul-blocked", s, &Product::of(&s.workload), &[BLOCKED]),
-    steps: |s, space, config| steps(s, &Product::of(&s.workload), space, config),
-    estimate: Some(|s, space, config| of_members(s, |s| estimate(s, &Product::of(&s.workload), space, config))),
+    space: |s| algorithm::space("matmul-blocked", s, &Product::of(s), &[BLOCKED]),
+    steps: |s, space, config| steps(s, &Product::of(s), space, config),
+    estimate: Some(|s, space, config| of_members(s, |s| estimate(s, &Product::of(s), space, config))),
 };
 
 /// Blocked product as an algorithm.
@@ -73,7 +72,7 @@ fn most_tile(s: &Setting, p: &Product) -> (i64, i64) {
 
 /// Whether there are so few rows that the other factor is read once and streamed.
 fn streams(p: &Product) -> bool {
-    p.m < 8
+    p.m < FEW_ROWS
 }
 
 /// Loops that threads may share.
@@ -100,7 +99,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     // The lanes of a transposed B lie apart, and a batch is packed product by product unless that
     // is done ahead.
     let mut pack_b = vec!["block"];
-    pack_b.extend((!p.b.is_k_last() && !p.in_fours).then_some("none"));
+    pack_b.extend((!p.b.is_k_last() && p.dot.is_none() && p.copied.is_none()).then_some("none"));
     pack_b.extend((p.batch.is_none() || p.b.is_constant).then_some("whole"));
     // Open columns and sums end where a run says, in a tail of each block.
     let [has_open_columns, has_open_sum] = p.is_open;
@@ -110,6 +109,12 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     if has_open_sum {
         (k_blocks, unrolled, pack_a) = (vec![1], vec![1], &["none"]);
     }
+    // What a dot product takes are neighbours along the sum.
+    if p.dot.is_some() && !p.a.is_k_last() {
+        pack_a = &["panels"];
+    } else if p.copied.is_some() {
+        pack_a = &PACK_A[1..];
+    }
     let mut parameters = vec![
         Parameter::ordinal("mr", 1..=most_rows),
         Parameter::ordinal("nv", 1..=most_vectors),
@@ -118,8 +123,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
         Parameter::ordinal("k_blocks", k_blocks),
         Parameter::permutation("order", &["jc", "pc", "ic"]),
         Parameter::categorical("inner", &["jr-ir", "ir-jr"]),
-        // Where they lie in fours they are neighbours along the sum.
-        Parameter::categorical("pack_a", if p.in_fours && !p.a.is_k_last() { &["panels"] } else { pack_a }),
+        Parameter::categorical("pack_a", pack_a),
         Parameter::categorical("pack_b", &pack_b),
         Parameter::ordinal("unroll_k", unrolled),
         Parameter::boolean("prefetch_a"),
@@ -234,7 +238,7 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
             "panels_of_rows",
             "rows of A are interleaved only where a tile has more than one",
             &["pack_a", "mr"],
-            move |v| v[0].text() == "none" || a_k_last && v[0].text() == "rows" || v[1].int() > 1,
+            move |v| v[0].text() == "none" || a_k_last && v[0].text() == "rows" || v[1].int() > 1 || m == 1,
         ),
     ];
     let can_share_sum = p.work().has_long_sum(s);
@@ -498,7 +502,7 @@ fn product(s: &Setting, p: &Product, threads: &str, k_blocks: i64, space: &Space
     }
     let (block, at_once) = (if k_in_blocks { "kb" } else { k }, p.steps_at_once());
     let mut inside = vec!["ko", "ki", rows.inside, "jv", "jl"];
-    if p.in_fours {
+    if p.dot.is_some() {
         steps.extend([split(block, int("unroll_k") * at_once, "ko", "kr"), split("kr", at_once, "ki", "kk")]);
         inside.insert(2, "kk");
     } else {
@@ -547,9 +551,7 @@ fn product(s: &Setting, p: &Product, threads: &str, k_blocks: i64, space: &Space
     steps.push(accumulate(p.sum, tile, "C.r"));
     steps.push(vectorize("jl"));
     steps.extend(["jv", rows.inside, "ki"].map(unroll));
-    if p.in_fours {
-        steps.push(tensorize("kk", Tensor::Dot4));
-    }
+    steps.extend(p.dot.map(|how| tensorize("kk", how)));
     // With an epilogue there is no such choice, even for parts of sums that it follows later.
     if space.has("prefetch_c") && space.flag(config, "prefetch_c") {
         steps.push(prefetch(p.sum, tile, 0));
@@ -580,13 +582,13 @@ fn product(s: &Setting, p: &Product, threads: &str, k_blocks: i64, space: &Space
 
 /// Copies panels of `width` rows or columns of a factor, step by step of the reduction.
 fn pack(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, lanes: i64) -> Vec<Step> {
-    if p.in_fours {
-        return pack_in_fours(p, factor, name, at, width, lanes);
+    if p.dot.is_some() {
+        return pack_in_groups(p, factor, name, at, width, lanes);
     }
     let axes = [Outer(factor.outer, width), Whole(factor.k), Inner(factor.outer, width)];
     let [k, element] = [1, 2].map(|axis| format!("{name}.{}", axis + usize::from(p.batch.is_some())));
     let [v, l] = ["v", "l"].map(|part| format!("{name}.{part}"));
-    let mut steps = vec![stage(factor.name, at, name, &p.copy_layout(factor, &axes))];
+    let mut steps = vec![stage_as(factor.name, at, name, &p.copy_layout(factor, &axes), p.copied)];
     if !factor.is_k_last() {
         steps.extend([split(&element, lanes, &v, &l), unroll(&v), vectorize(&l)]);
     } else if width < 2 * lanes {
@@ -601,15 +603,17 @@ fn pack(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, 
     steps
 }
 
-/// Copies panels of `width` rows or columns of a factor, in which four steps of the reduction are neighbours.
-fn pack_in_fours(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, lanes: i64) -> Vec<Step> {
-    let axes = [Outer(factor.outer, width), Outer(factor.k, STEPS), Inner(factor.outer, width), Inner(factor.k, STEPS)];
+/// Copies panels of `width` rows or columns of a factor, in which the steps that a dot product takes are
+/// neighbours.
+fn pack_in_groups(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, lanes: i64) -> Vec<Step> {
+    let n = p.steps_at_once();
+    let axes = [Outer(factor.outer, width), Outer(factor.k, n), Inner(factor.outer, width), Inner(factor.k, n)];
     let [element, step] = [2, 3].map(|axis| format!("{name}.{}", axis + usize::from(p.batch.is_some())));
-    let mut steps = vec![stage(factor.name, at, name, &p.copy_layout(factor, &axes))];
+    let mut steps = vec![stage_as(factor.name, at, name, &p.copy_layout(factor, &axes), p.copied)];
     if factor.is_k_last() {
         steps.push(vectorize(&step));
     } else {
-        // Loads along rows; the panel's stores interleave four of them.
+        // Loads along rows; the panel's stores interleave them.
         let [v, l] = ["v", "l"].map(|part| format!("{name}.{part}"));
         steps.extend([split(&element, lanes, &v, &l), unroll(&step), vectorize(&l)]);
     }
@@ -621,7 +625,7 @@ fn copy_rows(p: &Product, at: &str, mr: i64, lanes: i64) -> Vec<Step> {
     let axes: [LayoutAxis; 3] = [Outer(p.a.outer, mr), Inner(p.a.outer, mr), Whole(p.a.k)];
     let k = format!("A.p.{}", 2 + usize::from(p.batch.is_some()));
     vec![
-        stage(p.a.name, Some(at), "A.p", &p.copy_layout(&p.a, &axes)),
+        stage_as(p.a.name, Some(at), "A.p", &p.copy_layout(&p.a, &axes), p.copied),
         split(&k, lanes, "A.p.v", "A.p.l"),
         vectorize("A.p.l"),
     ]

@@ -6,7 +6,7 @@ use super::super::share::{self, Share};
 use super::super::step::{accumulate, compute_at, parallel, reorder, rfactor, split, unroll, vectorize};
 use super::super::{Setting, Template, ceil_div};
 use super::{Product, is_product_on_cpu};
-use tilewright_ir::Step;
+use tilewright_ir::{DType, Step, Tensor};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Scalar products of a tile of rows with a tile of columns: the reduction's neighbours are vector lanes,
@@ -17,10 +17,10 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 pub const MATMUL_DOT: Template = Template {
     name: "matmul-dot",
     text: "dot products along the reduction: register tile, partial sums in the lanes of vectors, threads",
-    serves: |s| is_product_on_cpu(s) && applies(&Product::of(&s.workload)),
-    space: |s| algorithm::space("matmul-dot", s, &Product::of(&s.workload), &[DOT]),
-    steps: |s, space, config| steps(s, &Product::of(&s.workload), space, config),
-    estimate: Some(|s, space, config| estimate(s, &Product::of(&s.workload), space, config)),
+    serves: |s| is_product_on_cpu(s) && applies(&Product::of(s)),
+    space: |s| algorithm::space("matmul-dot", s, &Product::of(s), &[DOT]),
+    steps: |s, space, config| steps(s, &Product::of(s), space, config),
+    estimate: Some(|s, space, config| estimate(s, &Product::of(s), space, config)),
 };
 
 /// Dot products as an algorithm.
@@ -32,16 +32,21 @@ const MOST_OF_FEWER: i64 = 64;
 /// Rows or columns of a tile.
 const TILES: [i64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
+/// Whether factors are multiplied as they are read, in f32 or what becomes it.
+fn multiplies_as_read(p: &Product) -> bool {
+    p.dot != Some(Tensor::Dot4) && p.copied != Some(DType::Bf16)
+}
+
 fn applies(p: &Product) -> bool {
     // A factor of one column or row lies along the reduction in any case.
     let lies_along = |is_k_last: bool, n: i64| is_k_last || n == 1;
     let has_few = !p.is_family && p.m.min(p.n) <= MOST_OF_FEWER;
-    !p.in_fours && has_few && lies_along(p.a.is_k_last(), p.m) && lies_along(p.b.is_k_last(), p.n)
+    multiplies_as_read(p) && has_few && lies_along(p.a.is_k_last(), p.m) && lies_along(p.b.is_k_last(), p.n)
 }
 
 /// Whether it applies to some number of rows.
 pub fn applies_to_few_rows(p: &Product) -> bool {
-    !p.in_fours && (p.b.is_k_last() || p.n == 1)
+    multiplies_as_read(p) && (p.b.is_k_last() || p.n == 1)
 }
 
 fn tiles(n: i64) -> impl Iterator<Item = i64> {

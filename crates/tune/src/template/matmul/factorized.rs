@@ -61,7 +61,7 @@ fn is_batched(w: &Workload) -> bool {
 }
 
 fn space(name: &str, s: &Setting, k_parts: usize) -> Result<Space, SpaceError> {
-    let p = Product::of(&s.workload);
+    let p = Product::of(s);
     let factors = |name: &str, n: i64, parts| Parameter::factorization(name, n as u64, parts);
     let mut parameters: Vec<Parameter> = p.batch.map(|b| factors("b", b, 2)).into_iter().collect();
     parameters.extend([factors("m", p.m, 4), factors("k", p.k, k_parts), factors("n", p.n, 4)]);
@@ -105,7 +105,7 @@ fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
 }
 
 fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
-    let p = Product::of(&s.workload);
+    let p = Product::of(s);
     let factors = |name: &str| space.factors(config, name).into_iter().map(|f| f as i64).collect::<Vec<_>>();
     let (m, k, n) = (factors("m"), factors("k"), factors("n"));
     let lanes = s.target.lanes(s.workload.dtype);

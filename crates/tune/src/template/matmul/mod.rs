@@ -9,10 +9,9 @@ use super::algorithm::{self, Algorithm};
 use super::share::{self, EACH_PART, PART, PARTS, Work};
 use super::step::{accumulate, compute_at, parallel, reorder, split, vectorize};
 use super::{Setting, Template, ceil_div};
-use tilewright_ir::Step;
-use tilewright_ir::dot::STEPS;
-use tilewright_ir::op::{self, Contraction, Structure, Workload};
+use tilewright_ir::op::{self, Contraction, Structure};
 use tilewright_ir::schedule::LayoutAxis::{self, Whole};
+use tilewright_ir::{DType, Step, Tensor};
 use tilewright_search::{Parameter, Space, SpaceError};
 
 pub use blocked::MATMUL_BLOCKED;
@@ -26,9 +25,9 @@ pub const MATMUL: Template = Template {
     text: "cache blocks and packed panels, or dot products along the reduction, whichever is faster",
     serves: |s| is_product_on_cpu(s),
     space,
-    steps: |s, space, config| algorithm::steps(s, &Product::of(&s.workload), ALGORITHMS, space, config),
+    steps: |s, space, config| algorithm::steps(s, &Product::of(s), ALGORITHMS, space, config),
     estimate: Some(|s, space, config| {
-        of_members(s, |s| algorithm::estimate(s, &Product::of(&s.workload), ALGORITHMS, space, config))
+        of_members(s, |s| algorithm::estimate(s, &Product::of(s), ALGORITHMS, space, config))
     }),
 };
 
@@ -37,7 +36,7 @@ const ALGORITHMS: &[Algorithm<Product>] = &[blocked::BLOCKED, dot::DOT];
 /// The space of [`MATMUL`], which has the same parameters at every number of rows: those of dot products are
 /// held to one value where there are too many rows. So configurations carry over from size to size.
 fn space(s: &Setting) -> Result<Space, SpaceError> {
-    let p = Product::of(&s.workload);
+    let p = Product::of(s);
     let (mut parameters, constraints) = algorithm::declarations(s, &p, ALGORITHMS);
     if !dot::applies_to_few_rows(&p) {
         return Space::new("matmul", parameters, constraints);
@@ -73,6 +72,9 @@ fn is_product_on_cpu(s: &Setting) -> bool {
     s.target.gpu.is_none() && matches!(s.workload.structure(), Structure::Contraction(_))
 }
 
+/// Fewer rows than this stream the other factor, and read it once.
+const FEW_ROWS: i64 = 8;
+
 /// A product of matrices: that of a [`Contraction`], or one that computes parts of its sums.
 #[derive(Clone, Copy)]
 struct Product {
@@ -97,8 +99,10 @@ struct Product {
     has_epilogue: bool,
     /// Bytes of an element of a factor.
     factor_bytes: i64,
-    /// Whether factors are 8-bit integers, four neighbours of which a dot product takes.
-    in_fours: bool,
+    /// Dot products of neighbours along the sum that multiply factors, where the machine's kernels have them.
+    dot: Option<Tensor>,
+    /// Element type of the factors' copies, where it is another one. Factors are then read from copies alone.
+    copied: Option<DType>,
 }
 
 /// Factor of a product.
@@ -116,7 +120,8 @@ struct Factor {
 }
 
 impl Product {
-    fn of(w: &Workload) -> Product {
+    fn of(s: &Setting) -> Product {
+        let w = &s.workload;
         let Structure::Contraction(contraction) = w.structure() else { panic!("{w} is no product of matrices") };
         let Contraction { batch, m, n, k, a, b, .. } = contraction;
         let factor = |factor: op::Factor| {
@@ -131,7 +136,21 @@ impl Product {
         };
         let (a, b, sum) = (factor(a), factor(b), contraction.sum(w));
         let factor_bytes = w.factors()[0].bytes() as i64;
-        let (has_epilogue, in_fours) = (!w.is_plain(), w.has_integer_factors());
+        let has_epilogue = !w.is_plain();
+        let dot = match w.factors() {
+            _ if w.has_integer_factors() => Some(Tensor::Dot4),
+            _ if w.takes_bf16() => Some(Tensor::Dot2),
+            [DType::Bf16, _] if s.target.prefers_dot2() => Some(Tensor::Dot2),
+            _ => None,
+        };
+        // Of f16 a conversion for each multiply-add takes longer than these; few rows read what is packed
+        // once.
+        let copied = match w.dtype {
+            _ if w.takes_bf16() => Some(DType::Bf16),
+            DType::F16 if m >= FEW_ROWS => Some(DType::F32),
+            _ => None,
+        };
+        let factor_bytes = copied.map_or(factor_bytes, |dtype| dtype.bytes() as i64);
         let is_family = w.is_family();
         let is_open = ["n", "k"].map(|size| w.open_sizes().any(|(name, _)| name == size));
         Product {
@@ -147,13 +166,14 @@ impl Product {
             sum,
             has_epilogue,
             factor_bytes,
-            in_fours,
+            dot,
+            copied,
         }
     }
 
     /// Steps of the sum that one multiply-add of vectors takes.
     fn steps_at_once(&self) -> i64 {
-        if self.in_fours { STEPS } else { 1 }
+        self.dot.and_then(Tensor::dot_steps).unwrap_or(1)
     }
 
     /// Work that threads may share.
