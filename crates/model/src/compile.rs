@@ -20,7 +20,7 @@ use tilewright_runtime::{
 use crate::branches::{Condition, conditions};
 use crate::fuse::{Fused, Kernel, Step, Steps};
 use crate::net::{Kind, Net, Node, ValueId};
-use crate::open::OpenError;
+use crate::open::{OpenError, are_counted};
 use crate::place::{Location, Places};
 
 /// Reason why a model has no code.
@@ -418,17 +418,26 @@ impl<'a> Job<'a> {
             let value = self.fused.net.value(id);
             let dtype = dtype_of(&self.fused.net, id)?;
             let n_bytes = dtype.bytes() as usize;
-            let number = |size: i64, of: &Size| of.at(size).to_le_bytes()[..n_bytes].to_vec();
-            let table: Vec<u8> =
-                (dim.least..=dim.most).flat_map(|size| sizes.iter().flat_map(move |of| number(size, of))).collect();
-            let n_rows = (dim.most - dim.least + 1) as usize;
+            let number = |number: i64| number.to_le_bytes()[..n_bytes].to_vec();
+            // Of numbers that count on, each row begins with the second one of the row before.
+            let (table, pitch): (Vec<u8>, usize) = match are_counted(sizes) {
+                true => {
+                    let [first, last] = [(dim.least, &sizes[0]), (dim.most, &sizes[sizes.len() - 1])];
+                    ((first.1.at(first.0)..=last.1.at(last.0)).flat_map(number).collect(), n_bytes)
+                }
+                false => {
+                    let all = (dim.least..=dim.most).flat_map(|size| sizes.iter().map(move |of| of.at(size)));
+                    (all.flat_map(number).collect(), n_bytes * sizes.len())
+                }
+            };
+            let shape = [table.len() / n_bytes];
             self.plan.constants.push(Constant::Data(table.into()));
             let place = Place::Constant(self.plan.constants.len() - 1);
-            let shape = [n_rows, sizes.len()];
             let tensor = self.plan.tensor(format!("{}.table", value.name), dtype, &shape, place);
             let (from, row) = (self.plan.whole(tensor), (sizes.len() * n_bytes) as i64);
             let none = Size { factor: 0, term: 0, multiple: 1 };
-            let rows = Rows { n: 1, pitches: [0; 2], offsets: [of(row), none], n_bytes: Size { term: row, ..none } };
+            let rows =
+                Rows { n: 1, pitches: [0; 2], offsets: [of(pitch as i64), none], n_bytes: Size { term: row, ..none } };
             self.push("copy", Work::Move { from, to, rows }, None);
         }
         Ok(())

@@ -80,8 +80,13 @@ pub struct OpenNet {
     numbers: Vec<(ValueId, Vec<Size>)>,
 }
 
-/// Most elements that depend on the size by a number each.
+/// Most elements that depend on the size by a number each, where they do not count on from the first one.
 const MOST_NUMBERS: usize = 64;
+
+/// Whether numbers count on from a first one, which is as much larger as the size is.
+pub(crate) fn are_counted(sizes: &[Size]) -> bool {
+    sizes.iter().all(|size| size.factor == 1) && sizes.windows(2).all(|pair| pair[1].term == pair[0].term + 1)
+}
 
 /// Values of a dimension's size at which a model is lowered besides the largest: odd ones in its upper half,
 /// where nothing of the model is likely to have the same size by chance.
@@ -231,12 +236,13 @@ impl Job<'_> {
                 continue;
             }
             let is_number = first.ty() == whole.ty() && second.ty() == whole.ty() && !whole.dtype().is_float();
-            let found = is_number && whole.n_elements() <= MOST_NUMBERS;
-            found.then_some(()).ok_or_else(fail)?;
+            is_number.then_some(()).ok_or_else(fail)?;
             let (first, second, most) = (first.i64s(), second.i64s(), whole.i64s());
             let size =
                 |at: usize| through(self.at, [first[at], second[at]]).filter(|size| size.at(self.dim.most) == most[at]);
-            numbers.push((*id, (0..most.len()).map(size).collect::<Option<Vec<_>>>().ok_or_else(fail)?));
+            let sizes = (0..most.len()).map(size).collect::<Option<Vec<_>>>();
+            let sizes = sizes.filter(|sizes| sizes.len() <= MOST_NUMBERS || are_counted(sizes)).ok_or_else(fail)?;
+            numbers.push((*id, sizes));
         }
         Ok((numbers, same))
     }

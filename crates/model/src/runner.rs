@@ -96,7 +96,7 @@ impl Kept {
 
 /// Execution context of a run.
 enum On {
-    Cpu(Context),
+    Cpu(Box<Context>),
     Gpu(GpuContext),
 }
 
@@ -127,7 +127,7 @@ impl Runner {
         };
         let (inputs, outputs) = (ports(&net.inputs, Place::Input)?, ports(&net.outputs, Place::Output)?);
         let context = match &compiled.model {
-            AnyModel::Cpu(model) => On::Cpu(Context::new(model, threads)?),
+            AnyModel::Cpu(model) => On::Cpu(Box::new(Context::new(model, threads)?)),
             AnyModel::Gpu(model) => On::Gpu(GpuContext::new(model, cache)?),
         };
         let kept = |state: &crate::net::State| Kept {
