@@ -445,9 +445,9 @@ impl<'a> Absorbing<'a> {
         self.take(at, (user, node), &[])?
     }
 
-    /// Takes what it can of a map behind an anchor, all of it where that is made of several, of which
-    /// `passed` are all but the last. `None` where it takes nothing, else where it then stands, if a
-    /// further map may follow.
+    /// Takes what it can of a map behind an anchor: of one made of several, of which `passed` are all but the
+    /// last, all of it or a part of it that is quantized. `None` where it takes nothing, else where it then
+    /// stands, if a further map may follow.
     fn take(&mut self, at: usize, (user, node): (usize, Node), passed: &[usize]) -> Option<Option<usize>> {
         let mut anchor = self.net.nodes[at].clone();
         let x = anchor.output();
@@ -467,6 +467,7 @@ impl<'a> Absorbing<'a> {
         let bytes = if closes { bytes_of(net, &node, slot, &operands, before) } else { None };
         let (all, part, dtype) = match bytes {
             Some(found) => found,
+            None if !passed.is_empty() => return None,
             None => {
                 let (found, part) = epilogue::largest(value, slot, &|slot| operands(net, slot))?;
                 let of_slot = |slot: usize| node.inputs[slot].expect("a map has all inputs").0;
@@ -474,7 +475,7 @@ impl<'a> Absorbing<'a> {
                 (before.iter().cloned().chain(own).collect::<Operations>(), part, net.value(x).dtype)
             }
         };
-        if part == *value && dtype != of_map || part != *value && !passed.is_empty() {
+        if part == *value && dtype != of_map {
             return None;
         }
         let operations = all.iter().map(|(operation, _)| *operation).collect();
@@ -483,11 +484,11 @@ impl<'a> Absorbing<'a> {
         let mut read = all.iter().filter_map(|(_, id)| id.map(|id| Some(ValueId(id)))).collect::<Vec<_>>();
         read.retain(|id| !anchor.inputs[2..].contains(id));
         anchor.inputs.extend(read);
+        passed.iter().for_each(|at| self.is_removed[*at] = true);
         if part == *value {
             anchor.outputs.clone_from(&node.outputs);
             anchor.origin = joined(&anchor.origin, &node.origin);
             self.is_removed[at] = true;
-            passed.iter().for_each(|at| self.is_removed[*at] = true);
             self.epilogues[user] = all;
             self.set(user, anchor);
             return Some(Some(user));

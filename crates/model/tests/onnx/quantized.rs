@@ -613,6 +613,29 @@ fn convolutions_of_integers_give_what_integers_say() {
     }
 }
 
+/// A node of one output; names of inputs with spaces between.
+fn node(op: &str, inputs: &str, output: &str) -> NodeFile {
+    NodeFile {
+        op: op.to_owned(),
+        inputs: inputs.split(' ').map(str::to_owned).collect(),
+        outputs: vec![output.to_owned()],
+        ..NodeFile::default()
+    }
+}
+
+fn scale(name: &str, x: f32) -> (String, Tensor) {
+    (name.to_owned(), Tensor::scalar(DType::F32, x.into()))
+}
+
+fn zero(name: &str, x: i64) -> (String, Tensor) {
+    (name.to_owned(), Tensor::from_integers(DType::U8, [0; 0], &[x.into()]))
+}
+
+/// A tensor of `M` rows of bytes.
+fn port(name: &str, columns: usize) -> Port {
+    Port { name: name.to_owned(), dtype: DType::U8, dims: vec![Dim::Size(M), Dim::Size(columns)] }
+}
+
 /// Residual sums of quantized numbers, whose product is quantized before they are added, as quantizers write
 /// them: all of it is the epilogue of one product.
 #[test]
@@ -621,19 +644,6 @@ fn quantized_residual_sums_are_epilogues() {
     let w: Vec<i128> = integers(K * N, -125);
     let [sx, sw, s1, sr, sy] = [0.02f32, 0.011, 0.21, 0.13, 0.17];
     let [zx, z1, zr, zy] = [131i64, 117, 99, 20];
-    let node = |op: &str, inputs: &str, output: &str| NodeFile {
-        op: op.to_owned(),
-        inputs: inputs.split(' ').map(str::to_owned).collect(),
-        outputs: vec![output.to_owned()],
-        ..NodeFile::default()
-    };
-    let scale = |name: &str, x: f32| (name.to_owned(), Tensor::scalar(DType::F32, x.into()));
-    let zero = |name: &str, x: i64| (name.to_owned(), Tensor::from_integers(DType::U8, [0; 0], &[x.into()]));
-    let port = |name: &str, columns: usize| Port {
-        name: name.to_owned(),
-        dtype: DType::U8,
-        dims: vec![Dim::Size(M), Dim::Size(columns)],
-    };
     let model = ModelFile {
         name: "residual".to_owned(),
         opset: 17,
@@ -684,5 +694,74 @@ fn quantized_residual_sums_are_epilogues() {
     let found = runner.outputs()[0].1.i64s();
     let n_steps: Vec<i64> = found.iter().enumerate().map(|(at, y)| (y - expected(at)).abs()).collect();
     assert!(n_steps.iter().all(|n| *n <= 1) && n_steps.iter().sum::<i64>() <= 2, "{n_steps:?}");
+    assert!(found.iter().any(|y| *y > zy + 50) && found.contains(&zy), "{found:?}");
+}
+
+/// Sums of two products, each quantized, scaled by column and quantized again, as the first blocks of a
+/// residual network have them: the products have all of it as epilogues.
+#[test]
+fn sums_of_two_quantized_products_are_epilogues() {
+    let x = integers(M * K, 3);
+    let weights = [integers(K * N, -125), integers(K * N, -128)];
+    let factors = [0usize, 1].map(|of| (0..N).map(|at| 0.5 + ((at + of) % 7) as f32 / 8.0).collect::<Vec<f32>>());
+    let terms = [0usize, 1].map(|of| (0..N).map(|at| (at * (of + 2) % 5) as f32 - 2.0).collect::<Vec<f32>>());
+    let [sx, sw, s1, s2, sy] = [0.02f32, 0.011, 0.21, 0.19, 0.17];
+    let [zx, z1, z2, zy] = [131i64, 117, 140, 20];
+    let mut model = ModelFile {
+        name: "sum".to_owned(),
+        opset: 17,
+        inputs: vec![port("x", K)],
+        outputs: vec![port("y", N)],
+        weights: [("sx", sx), ("sw", sw), ("s1", s1), ("s2", s2), ("sy", sy)].map(|(name, x)| scale(name, x)).into(),
+        nodes: vec![node("DequantizeLinear", "x sx zx", "xf")],
+        ..ModelFile::default()
+    };
+    model.weights.extend([("zx", zx), ("z1", z1), ("z2", z2), ("zy", zy)].map(|(name, x)| zero(name, x)));
+    for of in 0..2 {
+        let row = |numbers: &[f32]| {
+            let numbers: Vec<f64> = numbers.iter().map(|x| f64::from(*x)).collect();
+            Tensor::from_floats(DType::F32, [N], &numbers)
+        };
+        model.weights.push((format!("w{of}"), Tensor::from_integers(DType::I8, [K, N], &weights[of])));
+        model.weights.push((format!("g{of}"), row(&factors[of])));
+        model.weights.push((format!("b{of}"), row(&terms[of])));
+        model.nodes.extend([
+            node("DequantizeLinear", &format!("w{of} sw"), &format!("wf{of}")),
+            node("MatMul", &format!("xf wf{of}"), &format!("p{of}")),
+            node("QuantizeLinear", &format!("p{of} s1 z1"), &format!("pq{of}")),
+            node("DequantizeLinear", &format!("pq{of} s1 z1"), &format!("pf{of}")),
+            node("Mul", &format!("pf{of} g{of}"), &format!("m{of}")),
+            node("Add", &format!("m{of} b{of}"), &format!("n{of}")),
+            node("QuantizeLinear", &format!("n{of} s2 z2"), &format!("nq{of}")),
+            node("DequantizeLinear", &format!("nq{of} s2 z2"), &format!("nf{of}")),
+        ]);
+    }
+    model.nodes.extend([
+        node("Add", "nf0 nf1", "sum"),
+        node("Relu", "sum", "above"),
+        node("QuantizeLinear", "above sy zy", "y"),
+    ]);
+    let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+    let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+    let tasks: Vec<String> = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
+    if host::target().dot4_lanes([false, true]) > 0 {
+        let is_product = |task: &String| task.starts_with("matmul") && task.ends_with("quant_u8");
+        assert!(tasks.len() == 2 && tasks.iter().all(is_product), "{tasks:?}");
+        assert_eq!(tasks.iter().filter(|task| task.contains("add_u8")).count(), 1, "{tasks:?}");
+    }
+    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    runner.set("x", &Tensor::from_integers(DType::U8, [M, K], &x)).unwrap();
+    runner.run().unwrap();
+    let quantized = |x: f32, scale: f32, zero: i64| ((x / scale).round_ties_even() as i64 + zero).clamp(0, 255);
+    let side = |of: usize, at: usize| {
+        let term = |k: usize| (x[at / N * K + k] as i64 - zx) * weights[of][k * N + at % N] as i64;
+        let sum: i64 = (0..K).map(term).sum();
+        let first = (quantized(sum as f32 * (sx * sw), s1, z1) - z1) as f32 * s1;
+        (quantized(first * factors[of][at % N] + terms[of][at % N], s2, z2) - z2) as f32 * s2
+    };
+    let found = runner.outputs()[0].1.i64s();
+    let expected = |at: usize| quantized((side(0, at) + side(1, at)).max(0.0), sy, zy);
+    let n_steps: Vec<i64> = found.iter().enumerate().map(|(at, y)| (y - expected(at)).abs()).collect();
+    assert!(n_steps.iter().all(|n| *n <= 1) && n_steps.iter().sum::<i64>() <= 4, "{n_steps:?}");
     assert!(found.iter().any(|y| *y > zy + 50) && found.contains(&zy), "{found:?}");
 }
