@@ -202,8 +202,7 @@ impl<T> Codes<T> {
 mod tests {
     use super::*;
 
-    /// Code for inputs `x` and `mask` of a model, as its dimensions are named; what is for a range is for one of
-    /// `ranges`.
+    /// Code for the inputs of a model; ranges have some if they end where `ranges` says.
     struct Met {
         codes: Codes<String>,
         ranges: fn(i64) -> bool,
