@@ -219,7 +219,7 @@ pub fn run(
     }
     let start = Instant::now();
     let untuned = match baseline {
-        Some(baseline) => compare(measure, contenders.subject, &mut ranking, baseline, limits.untuned, stop)?,
+        Some(baseline) => compare(measure, contenders, &mut ranking, baseline, limits.untuned, stop)?,
         None => Untuned::Failed,
     };
     Ok(End::Raced(Finals { ranking, untuned, untuned_time: start.elapsed() }))
@@ -281,13 +281,14 @@ fn leaders_of(mut leaders: Vec<(&Trial, Timing)>, limits: RaceLimits, time: Dura
     leaders.into_iter().map(|(trial, _)| trial).collect()
 }
 
-/// Compares the winner with the baseline, which becomes the winner where it is as fast.
+/// Compares the winner with the baseline, which becomes the winner where it is as fast and a trial of the
+/// search.
 ///
 /// What is near the winner races against it: by itself, a kernel finds a GPU within its power limit, or a CPU
 /// cooler, and is faster than in any race.
 fn compare(
     measure: &mut dyn Measure,
-    subject: Subject,
+    contenders: Contenders,
     ranking: &mut Vec<Leader>,
     baseline: Candidate,
     limit: Duration,
@@ -312,7 +313,7 @@ fn compare(
     }
     let left = limit.saturating_sub(start.elapsed());
     let limits = RaceLimits { rounds: left / RaceLimits::GOAL, total: left, best_ns: winner_ns };
-    let both = [subject.candidate(ranking[0].config.clone()), baseline];
+    let both = [contenders.subject.candidate(ranking[0].config.clone()), baseline];
     let standings = measure.race(&both, limits, Some(stop), &mut |_| ())?;
     let leader = |at: usize| {
         let standing = standings.iter().find(|standing| standing.at == at)?;
@@ -322,7 +323,9 @@ fn compare(
     };
     let (Some(winner), Some(baseline)) = (leader(0), leader(1)) else { return Ok(alone) };
     let ns = baseline.timing.median_ns;
-    if ns > winner.timing.median_ns {
+    // What is no trial, as without guesses, has no record that could say that it won.
+    let is_trial = contenders.trials.iter().any(|trial| trial.config == baseline.config);
+    if ns > winner.timing.median_ns || !is_trial {
         return Ok(Untuned::Measured { ns: winner_ns * ns / winner.timing.median_ns });
     }
     ranking.splice(0..1, [baseline, winner]);
@@ -484,6 +487,7 @@ mod tests {
     #[test]
     fn a_first_guess_near_the_winner_races_against_it() {
         let space = Space::new("test", vec![Parameter::ordinal("ns", 0..2000)], Vec::new()).unwrap();
+        let trials = [trial(990, 990.0, false)];
         let check = |ranking: &[u64], guess: u64, expected: Untuned, winner: u64, n_races: usize| {
             let leader = |ns: &u64| Leader {
                 config: Config::new([*ns]),
@@ -495,12 +499,16 @@ mod tests {
             let (mut capped, stop) = (Capped::default(), AtomicBool::new(false));
             let guess = Candidate { config: Config::new([guess]), steps: "".into(), patience: None };
             let limit = Duration::from_secs(1);
-            let found = compare(&mut capped, Subject::from(&space), &mut ranking, guess, limit, &stop).unwrap();
+            let subject = Subject::from(&space);
+            let contenders = Contenders { subject, trials: &trials, imported: &HashSet::new() };
+            let found = compare(&mut capped, contenders, &mut ranking, guess, limit, &stop).unwrap();
             assert_eq!((found, ranking[0].config.ranks()[0], capped.n_races), (expected, winner, n_races));
         };
         // By itself it would seem to be faster.
         check(&[1000, 1010], 1050, Untuned::Measured { ns: 1050.0 }, 1000, 1);
         check(&[1000, 1010], 990, Untuned::Winner { ns: 990.0 }, 990, 1);
+        // Nobody proposed it.
+        check(&[1000, 1010], 980, Untuned::Measured { ns: 980.0 }, 1000, 1);
         check(&[1000, 1010], 1010, Untuned::Measured { ns: 1010.0 }, 1000, 0);
         check(&[1000, 1010], 1000, Untuned::Winner { ns: 1000.0 }, 1000, 0);
         // What is far behind need not be compared more exactly.
