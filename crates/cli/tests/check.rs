@@ -222,5 +222,5 @@ fn what_is_no_model_is_refused() {
     check_refused(&["check", &good, "--dim", "N"], "--dim N=1");
     check_refused(&["check", &good, "--shape", "x=1,4"], "does not fit the model's [N,3]");
     check_refused(&["check", &good, "--shape", "z=1,4"], "there is no input `z` (there are x)");
-    check_refused(&["check", &good, "--dim", "N=2", "--set", "x=1"], "give as many");
+    check_refused(&["check", &good, "--dim", "N=2", "--set", "x=1,2"], "give as many");
 }
