@@ -23,9 +23,9 @@ use std::ops::{ControlFlow, Range};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
-use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Watch;
+use tilewright_ir::{Buffer, Role, Target};
 use tilewright_search::{
     BoxError, Candidate, Conditions, Limits, Machine, Measure, Measured, Next, RaceLimits, Standing, pause,
 };
@@ -108,6 +108,20 @@ const MOST_BUILDERS: usize = 16;
 /// Worker processes that may be of use; of which devices, [`Backend::adapt`] says.
 fn most_workers() -> usize {
     host::most_threads().min(MOST_BUILDERS)
+}
+
+/// Bytes of a GPU's memory that workers may take for arguments and references, each its own.
+const MOST_DEVICE_BYTES: u64 = 8 << 30;
+
+/// Number of workers that so many bytes have room for, at least one.
+fn workers_within(bytes: u64, workload: &Workload) -> usize {
+    let program = workload.program();
+    let of = |buffer: &Buffer| {
+        let reference = if buffer.role == Role::Output { 8 * buffer.n_elements().unwrap_or(0) } else { 0 };
+        buffer.size_bytes().unwrap_or(0).saturating_add(reference)
+    };
+    let each = program.arguments().map(|(_, buffer)| of(buffer)).fold(1, u64::saturating_add);
+    usize::try_from(bytes / each).map_or(usize::MAX, |n| n.max(1))
 }
 
 /// Reason why nothing can be measured.
@@ -242,7 +256,10 @@ impl Device {
     ) -> Result<Device, DeviceError> {
         Device::check_memory(&workload)?;
         let backend = Backend::of(target, &options)?;
-        let options = backend.adapt(target, options);
+        let mut options = backend.adapt(target, options);
+        if backend == Backend::Gpu {
+            options.n_workers = options.n_workers.min(workers_within(MOST_DEVICE_BYTES, &workload));
+        }
         let drivers = backend.has_driver().then(|| Folder::new("tilewright-drivers")).transpose()?;
         pause::watch()?;
         if options.runner.is_some() && workload.is_family() {
@@ -480,5 +497,16 @@ mod tests {
     fn a_device_can_be_given_to_another_thread() {
         fn is_send<T: Send>() {}
         is_send::<Device>();
+    }
+
+    #[test]
+    fn large_arguments_leave_few_workers_room() {
+        let check = |workload: &str, expected: usize| {
+            assert_eq!(workers_within(MOST_DEVICE_BYTES, &Workload::parse(workload).unwrap()), expected, "{workload}");
+        };
+        // Two factors and a result of 256 MiB, and 512 MiB of its reference.
+        check("matmul:m=8192,n=8192,k=8192", 6);
+        check("matmul:m=32768,n=32768,k=32768", 1);
+        check("matmul:m=1024,n=1024,k=1024", 409);
     }
 }

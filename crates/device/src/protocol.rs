@@ -122,6 +122,11 @@ pub enum Reply {
         /// The number that the program is kept under.
         id: u64,
     },
+    /// The first run is over, and its answer is compared by this process, which may take longer than the run.
+    Ran {
+        /// The number that the program is kept under.
+        id: u64,
+    },
     /// The program ran and was right.
     Checked {
         /// The number that the program is kept under.
@@ -170,6 +175,7 @@ impl Reply {
             Reply::Ready | Reply::NotReady { .. } | Reply::Crashed => None,
             Reply::Built { id, .. }
             | Reply::Prepared { id }
+            | Reply::Ran { id }
             | Reply::Checked { id, .. }
             | Reply::Timed { id, .. }
             | Reply::Failed { id, .. } => Some(*id),

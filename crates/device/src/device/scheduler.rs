@@ -696,6 +696,12 @@ impl Scheduler {
                 self.go_on(kernel.worker, limit);
                 State::Running { kernel, is_alone, start: now, limit }
             }
+            // How long the comparison takes says nothing of the candidate.
+            (State::Running { kernel, is_alone, start, .. }, Answer::Reply(Reply::Ran { .. })) => {
+                let limit = self.run_timeout(&self.candidates[place]);
+                self.go_on(kernel.worker, limit);
+                State::Running { kernel, is_alone, start, limit }
+            }
             (
                 State::Running { kernel, is_alone, .. },
                 Answer::Reply(Reply::Checked { seconds: verify, run_seconds, relative_error, is_timed, .. }),
@@ -1087,6 +1093,25 @@ mod tests {
                 assert!(t.said.last().is_some_and(|said| said.contains("build")), "{:?}", t.said);
             }
         }
+    }
+
+    #[test]
+    fn an_answer_that_its_worker_compares_has_as_long_as_any_run() {
+        let mut t = Trace::new(1);
+        t.submit(1);
+        t.built(0, 0);
+        t.prepared(0, 0);
+        let ran = Answer::Reply(Reply::Ran { id: 0 });
+        let commands = t.scheduler.heard(t.now, 0, Lane::Test, ran).unwrap();
+        let timeouts = commands.iter().filter_map(|command| match command {
+            Command::GoOn { worker: 0, lane: Lane::Test, timeout } => Some(*timeout),
+            _ => None,
+        });
+        assert_eq!(timeouts.collect::<Vec<_>>(), [t.scheduler.policy.run_timeout]);
+        t.note(commands);
+        t.checked(0, 0, MS, true);
+        t.timed(0, 0, 1e6);
+        assert_eq!(t.done(), [(0, None)]);
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub fn on_cuda(
     threads(Cuda::new(&target)?, workload, untuned, target, arguments)
 }
 
-/// The threads for an assignment, by a driver.
+/// Makes the threads for an assignment, by a driver.
 ///
 /// # Errors
 /// If the device has not the memory.
@@ -82,8 +82,23 @@ fn threads<D: Driver>(
     workload: Workload,
     untuned: Program,
     target: Target,
-    mut arguments: Vec<Argument>,
+    arguments: Vec<Argument>,
 ) -> Result<Threads, Box<dyn std::error::Error>> {
+    let (builder, tester) = lanes(driver, workload, untuned, target, arguments)?;
+    Ok((Box::new(builder), Box::new(tester)))
+}
+
+/// Makes what builds and what tests.
+///
+/// # Errors
+/// As [`threads`].
+fn lanes<D: Driver>(
+    driver: D,
+    workload: Workload,
+    untuned: Program,
+    target: Target,
+    mut arguments: Vec<Argument>,
+) -> Result<(Builder<D>, Tester<D>), Box<dyn std::error::Error>> {
     let on_device = |argument: &Argument| {
         let (Argument::Input(buffer) | Argument::Output { buffer, .. }) = argument;
         let memory = driver.memory(buffer.n_bytes())?;
@@ -109,9 +124,11 @@ fn threads<D: Driver>(
         kernels: kernels.clone(),
     };
     let variation = Variation::default();
-    let tester =
-        Tester { untuned, target, driver, arguments, memories, kernels, variation, flush: None, comparison: None };
-    Ok((Box::new(builder), Box::new(tester)))
+    let comparison = None;
+    let mut tester =
+        Tester { untuned, target, driver, arguments, memories, kernels, variation, flush: None, comparison };
+    tester.comparison = tester.comparison();
+    Ok((builder, tester))
 }
 
 /// The kernels of a program, on the memory that they run on.
@@ -202,8 +219,8 @@ struct Tester<D: Driver> {
     variation: Variation,
     /// Memory whose filling empties the caches.
     flush: Option<Memory<D>>,
-    /// Comparison on the device, once one result was compared here; `None` where there is none.
-    comparison: Option<Option<Comparison<D>>>,
+    /// Comparison on the device, where there is one.
+    comparison: Option<Comparison<D>>,
 }
 
 impl<D: Driver> Test for Tester<D> {
@@ -231,7 +248,7 @@ impl<D: Driver> Test for Tester<D> {
         if !is_intact {
             return Err((ErrorClass::RuntimeError, "it wrote outside its buffers".to_owned()).into());
         }
-        let relative_error = self.relative_error(&built.tolerance)?;
+        let relative_error = self.relative_error(id, &built.tolerance)?;
         let took = start_of_run.elapsed();
         let first = First { ns, pace: 1.0, checked_ns: took.as_nanos() as f64 };
         // It is checked once, and what was true then stays so.
@@ -292,22 +309,19 @@ impl<D: Driver> Test for Tester<D> {
 
 impl<D: Driver> Tester<D> {
     /// Compares the results of a run: on the device where they are large and plainly right, else here.
-    fn relative_error(&mut self, tolerance: &Tolerance) -> Result<f64, Failure> {
-        if let Some(Some(comparison)) = &self.comparison
+    fn relative_error(&mut self, id: u64, tolerance: &Tolerance) -> Result<f64, Failure> {
+        if let Some(comparison) = &self.comparison
             && let Some(relative_error) = comparison.relative_error(tolerance)?
         {
             return Ok(relative_error);
         }
+        tell(Lane::Test, &Reply::Ran { id })?;
         for (memory, argument) in self.memories.iter().zip(&mut self.arguments) {
             if let Argument::Output { buffer, .. } = argument {
                 memory.read(0, buffer.bytes_mut()).map_err(of_device::<D>)?;
             }
         }
-        let relative_error = compare(&self.untuned, tolerance, &self.arguments)?;
-        if self.comparison.is_none() {
-            self.comparison = Some(self.comparison());
-        }
-        Ok(relative_error)
+        compare(&self.untuned, tolerance, &self.arguments)
     }
 
     /// Comparison on the device, where there is one output and it is large.
@@ -391,16 +405,18 @@ run {
         let arguments = Argument::all(&untuned, data.file.as_fd(), &data.offsets).unwrap();
         let driver = Cuda::emulated();
         let target = Target::named("sm_90a").unwrap();
-        let (mut builder, mut tester) = threads(driver, workload, untuned, target, arguments).unwrap();
+        let (mut builder, mut tester) = lanes(driver, workload, untuned, target, arguments).unwrap();
         match builder.answer(Request::Build { id: 1, source, quickly: false }) {
             Some(Reply::Built { .. }) => {}
             other => return other.unwrap(),
         }
         let (caches, at_best_pace) = (Caches::Warm, false);
         let plan = Plan { min_time_ns: 1e6, min_samples: 2, alone_ns: 0.0, leading_ns: None, caches, at_best_pace };
-        // The first result is compared here, the next one on the device.
+        // The first result is compared on the device, the next one here.
         let mut errors = Vec::new();
-        for _ in 0..2 {
+        for comparison in [tester.comparison.take(), None] {
+            assert_eq!(comparison.is_some(), errors.is_empty());
+            tester.comparison = comparison;
             match tester.answer(Request::Check { id: 1, plan: None }) {
                 Reply::Checked { relative_error, .. } => errors.push(relative_error),
                 other => return other,

@@ -22,6 +22,10 @@ const BLOCKS: usize = 528;
 const SUMS: usize = 3;
 /// Elements of the reference that are copied to the device at a time.
 const AT_A_TIME: usize = 1 << 20;
+/// Most elements of the right answer by which the kernel is tried.
+const MOST_TRIED: usize = 4096;
+/// Difference that is right, as a share, while the kernel is tried: every type rounds by less.
+const TRIED: f64 = 1.0 / 64.0;
 /// Largest difference of two ways to sum the squares of the reference, as a share.
 const ROUNDING: f64 = 1e-9;
 
@@ -39,8 +43,9 @@ pub struct Comparison<D: Driver> {
 }
 
 impl<D: Driver> Comparison<D> {
-    /// Makes ready to compare an output of this type with its reference; `None` where the device has no
-    /// kernel or no memory for that, or where the reference has what is no number.
+    /// Makes ready to compare an output of this type with its reference, and tries the kernel on answers of
+    /// which it is known how right they are; the output is written to. `None` where the device has no kernel
+    /// or no memory for that, finds what it should not, or where the reference has what is no number.
     pub fn new(
         driver: &D,
         target: &Target,
@@ -52,17 +57,32 @@ impl<D: Driver> Comparison<D> {
         let memory = |n: usize| driver.memory(8 * n as u64).ok().map(Arc::new);
         let (held, sums) = (memory(reference.len())?, memory(BLOCKS * THREADS * SUMS)?);
         for (part, at) in reference.chunks(AT_A_TIME).zip((0..).step_by(8 * AT_A_TIME)) {
-            let bytes: Vec<u8> = part.iter().flat_map(|x| x.to_ne_bytes()).collect();
+            let mut bytes = vec![0; 8 * part.len()];
+            bytes.as_chunks_mut().0.iter_mut().zip(part).for_each(|(bytes, x)| *bytes = x.to_ne_bytes());
             held.write(at, &bytes).ok()?;
         }
         let (driver, target, output) = (driver.clone(), target.clone(), Arc::clone(output));
         let n = reference.len();
         let mut made = Comparison { driver, target, code, output, reference: held, sums, n, squares: f64::NAN };
-        let any = Tolerance { abs: f64::MAX, rel: 0.0 };
-        let [_, squares, _] = made.sums(&any).ok()?;
+        made.squares = made.tried(dtype, reference).ok().flatten()?;
         let expected: f64 = reference.iter().map(|x| x * x).sum();
-        made.squares = squares;
-        ((squares - expected).abs() <= ROUNDING * expected).then_some(made)
+        ((made.squares - expected).abs() <= ROUNDING * expected).then_some(made)
+    }
+
+    /// The sum of the squares of the reference, where the kernel says what is true of zeros, of right elements
+    /// and of those that are no numbers.
+    fn tried(&self, dtype: DType, reference: &[f64]) -> Result<Option<f64>, Failure> {
+        let right = &reference[..self.n.min(MOST_TRIED)];
+        let mut bytes = vec![0; right.len() * dtype.bytes() as usize];
+        dtype.write(right, &mut bytes);
+        self.output.fill(POISON).and_then(|()| self.output.write(0, &bytes)).map_err(of_device::<D>)?;
+        let [.., n_doubtful] = self.sums(&Tolerance { abs: 0.0, rel: TRIED })?;
+        let n_rounded_off = right.iter().filter(|x| (dtype.round(**x) - **x).abs() > x.abs() * TRIED).count();
+        let expected = (self.n - right.len() + n_rounded_off) as f64;
+        self.output.fill(0).map_err(of_device::<D>)?;
+        let [errors, squares, n_beyond_any] = self.sums(&Tolerance { abs: f64::MAX, rel: 0.0 })?;
+        let is_true = n_doubtful == expected && errors == squares && n_beyond_any == 0.0;
+        Ok(is_true.then_some(squares))
     }
 
     /// ‖out − reference‖ / ‖reference‖ of a result that is plainly right; `None` where the host has to look.
