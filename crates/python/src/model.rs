@@ -154,7 +154,7 @@ impl Model {
         db: Option<PathBuf>,
         store: Option<String>,
     ) -> PyResult<Model> {
-        let bindings = Bindings { dims, shapes, values, fold_bytes: usize::MAX };
+        let bindings = Bindings { dims, shapes, values, fold_bytes: usize::MAX, ..Bindings::default() };
         let request = Request { file: file.clone(), bindings, threads, exact, db, store };
         let loaded = interruptible(py, move || request.load())?.map_err(value::error)?;
         value::warn(py, &loaded.notes)?;
