@@ -69,8 +69,8 @@ impl<D: Driver> Comparison<D> {
         ((made.squares - expected).abs() <= ROUNDING * expected).then_some(made)
     }
 
-    /// The sum of the squares of the reference, where the kernel says what is true of zeros, of right elements
-    /// and of those that are no numbers.
+    /// Sums the squares of the reference, and tries the kernel on zeros, on right elements and on what is no
+    /// number; `None` where it does not say of them what is true.
     fn tried(&self, dtype: DType, reference: &[f64]) -> Result<Option<f64>, Failure> {
         let right = &reference[..self.n.min(MOST_TRIED)];
         let mut bytes = vec![0; right.len() * dtype.bytes() as usize];
