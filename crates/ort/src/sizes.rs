@@ -99,7 +99,7 @@ pub struct Codes<T> {
 struct State<T> {
     /// Code that was in use last is at the end.
     codes: Vec<(Sizes, Pending<T>)>,
-    /// Number of ranges of a dimension for which no code could be made, and the largest sizes of these.
+    /// Largest sizes of the ranges of a dimension for which no code could be made.
     refused: HashMap<String, Vec<usize>>,
 }
 
@@ -132,17 +132,16 @@ impl<T> Codes<T> {
     /// give way.
     pub fn find(&self, shapes: &[Shape]) -> (Found<T>, Option<Sizes>) {
         let mut state = self.state();
-        let fit = |(sizes, _): &(Sizes, Pending<T>)| self.names.fit(sizes, shapes);
+        let fit = |sizes: &Sizes| self.names.fit(sizes, shapes);
         // What is for these shapes alone is the faster one.
         let exact = state.codes.iter().position(|(sizes, _)| sizes.open.is_none() && sizes.shapes == shapes);
-        if let Some(at) = exact.or_else(|| state.codes.iter().rposition(|code| fit(code).is_some())) {
-            let code = state.codes.remove(at);
-            let (size, found) = (fit(&code).flatten(), code.clone());
-            state.codes.push(code);
-            return (Found { pending: found.1, sizes: found.0, size }, None);
+        if let Some(at) = exact.or_else(|| state.codes.iter().rposition(|(sizes, _)| fit(sizes).is_some())) {
+            let (sizes, pending) = state.codes.remove(at);
+            state.codes.push((sizes.clone(), Arc::clone(&pending)));
+            return (Found { pending, size: fit(&sizes).flatten(), sizes }, None);
         }
         let sizes = self.wanted(&state, shapes);
-        let size = sizes.open.as_ref().and_then(|_| fit(&(sizes.clone(), Pending::default())).flatten());
+        let size = fit(&sizes).flatten();
         let dropped = (state.codes.len() >= MOST_CODES).then(|| state.codes.remove(0).0);
         let pending = Pending::default();
         state.codes.push((sizes.clone(), Arc::clone(&pending)));

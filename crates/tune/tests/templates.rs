@@ -54,10 +54,7 @@ fn every_template_computes_the_operator_on_any_shape() {
         "packed_matmul:m=13,n=41,k=64,block=16,zeros=1,int8=1,const=w+s+z,epilogue=bias+relu",
         "packed_matmul:m=9,n=33,k=256,bits=8,block=128,int8=1",
     ];
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
-    for text in shapes {
-        check_random(text, |_| true, 12, &mut rng);
-    }
+    check_all(&shapes, 12, 7);
 }
 
 /// Odd channels, borders that are no zeros, strides, groups, channels by themselves, layouts of all kinds.
@@ -84,10 +81,7 @@ fn convolutions_of_integers_are_right_by_every_template() {
         "depthwise_conv2d:n=2,c=19,h=8,w=5,r=2,s=3,dilation=2,pad_top=1,dtype=i8i8,layout=blocked",
         "conv2d:c=19,h=5,w=6,k=16,r=2,s=3,pad=1,dtype=u8i8,layout=blocked",
     ];
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(8);
-    for text in shapes {
-        check_random(text, |_| true, 2, &mut rng);
-    }
+    check_all(&shapes, 2, 8);
 }
 
 /// Odd channels, borders, strides and layouts; no dot products where groups are.
@@ -103,10 +97,7 @@ fn convolutions_of_rounded_factors_are_right_by_every_template() {
         "conv2d:c=12,h=6,w=7,k=24,r=3,s=3,groups=3,bf16=1",
         "conv2d:c=18,h=6,w=7,k=17,r=3,s=3,pad=1,const=w,dtype=bf16,epilogue=bias",
     ];
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(9);
-    for text in shapes {
-        check_random(text, |_| true, 3, &mut rng);
-    }
+    check_all(&shapes, 3, 9);
 }
 
 /// Pointwise filters, padding, strides, groups and dilation; what Winograd's algorithm serves.
@@ -123,10 +114,7 @@ fn prologues_are_done_inside_of_images_by_every_template() {
         "depthwise_conv2d:c=18,h=7,w=9,r=3,s=3,pad=1,prologue=scale+bias+relu",
         "depthwise_conv2d:c=5,h=6,w=18,r=2,s=3,multiplier=2,layout=blocked,prologue=bias",
     ];
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(13);
-    for text in shapes {
-        check_random(text, |_| true, 4, &mut rng);
-    }
+    check_all(&shapes, 4, 13);
 }
 
 /// Strides above the filter, that the filter is no multiple of, unlike along the two axes, as long as
@@ -151,6 +139,12 @@ fn transposed_convolutions_add_up_columns_of_any_shape() {
     // No result meets a tap: there are no columns to add up.
     let nothing = "n=3,c=25,h=1,w=16,k=3,r=2,s=2,stride_h=2,pad_top=2,pad_left=3,pad_bottom=1,dilation_h=3";
     assert!(serving(&format!("conv2d_transpose:{nothing}")).all(|template| template.name != "conv-col2im"));
+}
+
+/// Checks random configurations of all templates that serve workloads.
+fn check_all(workloads: &[&str], n_configs: usize, seed: u64) {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    workloads.iter().for_each(|text| check_random(text, |_| true, n_configs, &mut rng));
 }
 
 /// Checks random configurations of those templates that serve a workload.
@@ -315,13 +309,11 @@ fn races_are_found_by_going_through_all_iterations() {
 /// Rows of tiles that the last block has fewer of, in several images: what threads share is in one loop.
 #[test]
 fn lowering_makes_no_race_of_what_threads_share() {
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(17);
-    for text in [
+    let shapes = [
         "conv2d:n=2,c=4,h=5,w=5,k=4,r=3,s=3,pad=1,dtype=f64,const=w,layout=blocked",
         "conv2d:n=2,c=9,h=7,w=6,k=5,r=3,s=3,dtype=f64,epilogue=bias+add,layout=blocked",
-    ] {
-        check_random(text, |_| true, 6, &mut rng);
-    }
+    ];
+    check_all(&shapes, 6, 17);
 }
 
 fn setting(text: &str, target: &str, n_threads: usize) -> Setting {

@@ -284,8 +284,8 @@ fn leaders_of(mut leaders: Vec<(&Trial, Timing)>, limits: RaceLimits, time: Dura
 /// Compares the winner with the baseline, which becomes the winner where it is as fast and a trial of the
 /// search.
 ///
-/// What is near the winner races against it: by itself, a kernel finds a GPU within its power limit, or a CPU
-/// cooler, and is faster than in any race.
+/// A baseline near the winner races against it: by itself, a kernel finds a GPU within its power limit, or a
+/// CPU cooler, and is faster than in any race.
 fn compare(
     measure: &mut dyn Measure,
     contenders: Contenders,
