@@ -3,6 +3,7 @@
 mod data;
 mod draft;
 mod functions;
+mod fused;
 mod ml;
 mod other;
 mod proto;
@@ -88,9 +89,9 @@ fn is_known(domain: &str, name: &str) -> bool {
 
 /// The row of an operator that becomes nodes of others.
 fn drafted_row(domain: &str, name: &str) -> Option<&'static draft::Row> {
-    let tables: [(&str, &[draft::Row]); 2] = [(ml::DOMAIN, ml::ROWS), (quantized::DOMAIN, quantized::ROWS)];
-    let (_, rows) = tables.into_iter().find(|(own, _)| *own == domain)?;
-    rows.iter().find(|row| row.name == name)
+    let tables: [(&str, &[draft::Row]); 3] =
+        [(ml::DOMAIN, ml::ROWS), (quantized::DOMAIN, quantized::ROWS), (fused::DOMAIN, fused::ROWS)];
+    tables.into_iter().filter(|(own, _)| *own == domain).flat_map(|(_, rows)| rows).find(|row| row.name == name)
 }
 
 /// ONNX's own domain has two names.

@@ -17,7 +17,10 @@ const FUNCTIONS: &[&str] = &[
     "BiasGelu(x, b) -> y: s = Add(x, b); y = Gelu(s)",
     "FastGelu(x) -> y: y = Gelu[approximate=tanh](x)",
     "FastGelu(x, b) -> y: s = Add(x, b); y = Gelu[approximate=tanh](s)",
-    "FusedMatMul(a, b) alpha=1.0 -> y: c = Constant[value_float=@alpha](); p = MatMul(a, b); y = Mul(p, c)",
+    "QuantizeLinear(x, s, z?) axis=1 block_size=0 -> y: \
+     y = QuantizeLinear[axis=@axis, block_size=@block_size](x, s, z)",
+    "DequantizeLinear(x, s, z?) axis=1 block_size=0 -> y: \
+     y = DequantizeLinear[axis=@axis, block_size=@block_size](x, s, z)",
     "SimplifiedLayerNormalization(x, g) axis=-1 epsilon=1e-5 stash_type=1 -> y, _: \
      y = RMSNormalization[axis=@axis, epsilon=@epsilon](x, g)",
     "SkipSimplifiedLayerNormalization(x, r, g) epsilon=1e-12 -> y, _, _, s: \

@@ -5,7 +5,7 @@
 //! more or once less, and differ by a step where that matters.
 
 use super::draft::{Draft, Port, Row, row};
-use crate::error::{invalid, unsupported};
+use crate::error::invalid;
 use crate::op::{
     Binary, Cast, Concat, Conv, DequantizeLinear, GlobalPool, Import, MatMulInteger, Op, Pool, PoolKind, QLinearConv,
     QuantizeLinear, Reduce, ReduceKind, Scaling, Softmax, SoftmaxKind, Transpose, Unary, Where,
@@ -17,24 +17,30 @@ pub const DOMAIN: &str = "com.microsoft";
 
 /// Every such operator that is supported.
 pub const ROWS: &[Row] = &[
+    row("NhwcMaxPool", &[1], 1..=1, |node, draft| {
+        let order = ImageOrder::last(node)?;
+        let x = order.read(draft, Port::Input(0));
+        let y = draft.op(Pool::import(node, PoolKind::Max { columns_first: false })?, &[x]);
+        Ok(vec![order.written(draft, y)])
+    }),
     row("QGemm", &[1], 6..=9, gemm),
     row("QLinearAdd", &[1], 7..=8, |node, draft| pair(node, draft, Binary::Add)),
     row("QLinearAveragePool", &[1], 4..=5, |node, draft| {
-        rows_first(node)?;
         let counts_borders = node.flag("count_include_pad", false)?;
-        one(node, draft, Pool::import(node, PoolKind::Average { counts_borders })?)
+        image(node, draft, Pool::import(node, PoolKind::Average { counts_borders })?)
     }),
     row("QLinearConcat", &[1], 5..=usize::MAX, concat),
     row("QLinearConv", &[1], 8..=9, |node, draft| {
-        rows_first(node)?;
+        let order = ImageOrder::of(node)?;
         let conv = QLinearConv(Conv::import(node)?);
         let mut inputs: Vec<Port> = (0..8).map(|at| required(node, at)).collect::<Result<_, _>>()?;
         inputs.extend(node.has_input(8).then_some(Port::Input(8)));
-        Ok(vec![draft.op(conv, &inputs)])
+        inputs[0] = order.read(draft, inputs[0]);
+        let y = draft.op(conv, &inputs);
+        Ok(vec![order.written(draft, y)])
     }),
     row("QLinearGlobalAveragePool", &[1], 4..=5, |node, draft| {
-        rows_first(node)?;
-        one(node, draft, GlobalPool { kind: PoolKind::Average { counts_borders: false } })
+        image(node, draft, GlobalPool { kind: PoolKind::Average { counts_borders: false } })
     }),
     row("QLinearLeakyRelu", &[1], 4..=5, |node, draft| {
         one(node, draft, Unary::LeakyRelu { alpha: node.float_or("alpha", 0.01)? })
@@ -61,14 +67,49 @@ pub const ROWS: &[Row] = &[
 /// Scale and zero point of a whole tensor, or as many as the tensor has columns.
 const SCALING: Scaling = Scaling { axis: 1, block: 0, dtype: None };
 
-/// Refuses images whose channels come last, which ONNX Runtime's optimizer writes and its quantizer does not.
-fn rows_first(node: &Import) -> Result<(), OpError> {
-    match node.flag("channels_last", false)? {
-        false => Ok(()),
-        true => Err(unsupported!(
-            "images whose channels come last are not supported (give the model that ONNX \
-                                  Runtime has not optimized)"
-        )),
+/// Order of an image's dimensions: with channels before rows and columns, as ONNX has them, or behind, as
+/// ONNX Runtime's optimizer may.
+enum ImageOrder {
+    ChannelsFirst,
+    /// With this number of dimensions in all.
+    ChannelsLast(i64),
+}
+
+impl ImageOrder {
+    /// The order that the attribute `channels_last` says.
+    fn of(node: &Import) -> Result<ImageOrder, OpError> {
+        match node.flag("channels_last", false)? {
+            false => Ok(ImageOrder::ChannelsFirst),
+            true => ImageOrder::last(node),
+        }
+    }
+
+    /// Channels last, for windows of a node's `kernel_shape`, or else for plane images.
+    fn last(node: &Import) -> Result<ImageOrder, OpError> {
+        let n_axes = node.ints("kernel_shape")?.map_or(2, |kernel| kernel.len() as i64);
+        Ok(ImageOrder::ChannelsLast(2 + n_axes))
+    }
+
+    /// The image with its channels first.
+    fn read(&self, draft: &mut Draft, image: Port) -> Port {
+        match *self {
+            ImageOrder::ChannelsFirst => image,
+            ImageOrder::ChannelsLast(rank) => {
+                let order = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
+                draft.op(Transpose { order: Some(order) }, &[image])
+            }
+        }
+    }
+
+    /// The image in this order, from one with its channels first.
+    fn written(&self, draft: &mut Draft, image: Port) -> Port {
+        match *self {
+            ImageOrder::ChannelsFirst => image,
+            ImageOrder::ChannelsLast(rank) => {
+                let order = [0].into_iter().chain(2..rank).chain([1]).collect();
+                draft.op(Transpose { order: Some(order) }, &[image])
+            }
+        }
     }
 }
 
@@ -104,6 +145,16 @@ fn quantized(node: &Import, draft: &mut Draft, x: Port, at: usize, like: usize) 
 fn one(node: &Import, draft: &mut Draft, op: impl Into<Op>) -> Result<Vec<Port>, OpError> {
     let x = dequantized(node, draft, 0)?;
     let y = draft.op(op, &[x]);
+    quantized(node, draft, y, 3, 0)
+}
+
+/// An operator of one image.
+fn image(node: &Import, draft: &mut Draft, op: impl Into<Op>) -> Result<Vec<Port>, OpError> {
+    let order = ImageOrder::of(node)?;
+    let numbers = dequantized(node, draft, 0)?;
+    let x = order.read(draft, numbers);
+    let y = draft.op(op, &[x]);
+    let y = order.written(draft, y);
     quantized(node, draft, y, 3, 0)
 }
 

@@ -1,0 +1,88 @@
+//! Products and convolutions with functions behind them, which ONNX Runtime's optimizer writes into the
+//! models that it saves.
+
+use super::draft::{Draft, Port, Row, row};
+use crate::error::{invalid, unsupported};
+use crate::op::{Binary, Cast, Clip, Conv, Einsum, Gemm, Import, MatMul, Unary};
+use crate::{DType, OpError, Tensor};
+
+/// The domain of these operators.
+pub const DOMAIN: &str = "com.microsoft";
+
+/// Every such operator that is supported.
+pub const ROWS: &[Row] = &[
+    row("FusedConv", &[1], 2..=4, |node, draft| {
+        let mut inputs = vec![Port::Input(0), Port::Input(1)];
+        inputs.extend(node.has_input(2).then_some(Port::Input(2)));
+        let mut y = draft.op(Conv::import(node)?, &inputs);
+        if node.has_input(3) {
+            y = draft.op(Binary::Add, &[y, Port::Input(3)]);
+        }
+        let parameters = node.floats("activation_params")?.unwrap_or_default();
+        activated(node, draft, y, &parameters)
+    }),
+    row("FusedGemm", &[1], 2..=3, |node, draft| {
+        let gemm = Gemm {
+            alpha: node.float_or("alpha", 1.0)?,
+            beta: node.float_or("beta", 1.0)?,
+            transposes_a: node.flag("transA", false)?,
+            transposes_b: node.flag("transB", false)?,
+        };
+        let mut inputs = vec![Port::Input(0), Port::Input(1)];
+        inputs.extend(node.has_input(2).then_some(Port::Input(2)));
+        let y = draft.op(gemm, &inputs);
+        let names = ["activation_alpha", "activation_beta", "activation_gamma"];
+        let given: Vec<Option<f32>> = names.iter().map(|name| node.float(name)).collect::<Result<_, _>>()?;
+        let parameters: Vec<f32> = given.into_iter().map_while(|parameter| parameter).collect();
+        activated(node, draft, y, &parameters)
+    }),
+    row("FusedMatMul", &[1], 2..=2, product),
+];
+
+/// The function of a node's attribute `activation` and its parameters, on a value.
+fn activated(node: &Import, draft: &mut Draft, x: Port, parameters: &[f32]) -> Result<Vec<Port>, OpError> {
+    let Some(name) = node.text("activation")?.filter(|name| !name.is_empty()) else { return Ok(vec![x]) };
+    let parameter = |at: usize, default: f32| f64::from(parameters.get(at).copied().unwrap_or(default));
+    let unary = match name.as_str() {
+        "Clip" => {
+            let clip = Clip { min: Some(parameter(0, f32::MIN)), max: Some(parameter(1, f32::MAX)) };
+            return Ok(vec![draft.op(clip, &[x])]);
+        }
+        "HardSigmoid" => Unary::HardSigmoid { alpha: parameter(0, 0.2), beta: parameter(1, 0.5) },
+        "LeakyRelu" => Unary::LeakyRelu { alpha: parameter(0, 0.01) },
+        "Relu" => Unary::Relu,
+        "Sigmoid" => Unary::Sigmoid,
+        "Tanh" => Unary::Tanh,
+        _ => return Err(unsupported!("activation `{name}` is not supported")),
+    };
+    Ok(vec![draft.op(unary, &[x])])
+}
+
+/// `alpha · A · B` over the last two dimensions, or the first and the last one where `transBatchA` or
+/// `transBatchB` says so, of which each factor may have its two the other way round.
+fn product(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
+    let mut is_plain = true;
+    let mut term = |[rows, columns]: [char; 2], turned: &str, batch_inside: &str| {
+        let [turned, batch_inside] = [node.flag(turned, false)?, node.flag(batch_inside, false)?];
+        is_plain &= !turned && !batch_inside;
+        let (first, last) = if turned { (columns, rows) } else { (rows, columns) };
+        Ok(if batch_inside { format!("{first}...{last}") } else { format!("...{first}{last}") })
+    };
+    let a = term(['i', 'k'], "transA", "transBatchA")?;
+    let b = term(['k', 'j'], "transB", "transBatchB")?;
+    let factors = [Port::Input(0), Port::Input(1)];
+    let y = match is_plain {
+        true => draft.op(MatMul, &factors),
+        false => draft.op(Einsum { equation: format!("{a},{b}->...ij") }, &factors),
+    };
+    let alpha = node.float_or("alpha", 1.0)?;
+    if !alpha.is_finite() {
+        return Err(invalid!("its alpha is {alpha} (give a finite number)"));
+    }
+    if alpha == 1.0 {
+        return Ok(vec![y]);
+    }
+    let alpha = draft.constant(Tensor::scalar(DType::F32, alpha));
+    let alpha = draft.op(Cast { to: None }, &[alpha, y]);
+    Ok(vec![draft.op(Binary::Mul, &[y, alpha])])
+}
