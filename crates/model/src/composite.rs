@@ -312,7 +312,7 @@ impl Job<'_> {
         let shape = self.shape(0)?;
         let n = self.net.value(id).n_elements();
         // Known scales and zero points stand in expressions, where epilogues find them.
-        if let Some(number) = self.net.scalar(id).filter(|_| self.is_f32(id) || self.is_whole(id)) {
+        if let Some(number) = self.net.uniform(id).filter(|_| self.is_f32(id) || self.is_whole(id)) {
             return Some(self.constant("scaling", &[], &[number as f32]));
         }
         if op.block > 0 {

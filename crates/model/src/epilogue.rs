@@ -106,8 +106,8 @@ pub fn byte_parts(value: &Expr, x: usize) -> Vec<&Expr> {
 pub struct Quantized<'a> {
     /// The numbers.
     pub of: &'a Expr,
-    /// Scale that they are divided by.
-    pub scale: f64,
+    /// Scale that they are divided by: a number, or an input; none where they are multiples already.
+    pub scale: Option<&'a Expr>,
     /// Zero point that is added to their whole multiples.
     pub zero: f64,
 }
@@ -135,10 +135,10 @@ pub fn quantized(value: &Expr, dtype: DType) -> Option<Quantized<'_>> {
     let Expr::Unary(UnaryOp::Round, multiple) = rounded else { return None };
     match without_casts(multiple) {
         Expr::Binary(BinaryOp::Div, of, scale) => match **scale {
-            Expr::Const(scale) => Some(Quantized { of, scale, zero }),
+            Expr::Const(_) | Expr::Load(..) => Some(Quantized { of, scale: Some(scale), zero }),
             _ => None,
         },
-        of => Some(Quantized { of, scale: 1.0, zero }),
+        of => Some(Quantized { of, scale: None, zero }),
     }
 }
 
@@ -181,6 +181,11 @@ fn peeled(e: &Expr, x: usize, operands: Operands, quantizes: bool) -> Option<Ope
         Expr::Cast(DType::F32, t) => peeled(t, x, operands, quantizes),
         Expr::Cast(dtype @ (DType::U8 | DType::I8), t) if quantizes => {
             let Quantized { of, scale, zero } = quantized(t, *dtype)?;
+            let scale = match scale {
+                None => 1.0,
+                Some(Expr::Const(scale)) => *scale,
+                Some(_) => return None,
+            };
             let bounds = bounds_of(*dtype).map(|bound| bound - zero);
             let mut list = then(of, linear(1.0 / scale, 0.0))?;
             list.extend([plain(Function::Round, &bounds)?, linear(1.0, zero)?]);

@@ -346,6 +346,13 @@ impl Net {
         self.element_type(id).map(|_| tensor.floats()[0])
     }
 
+    /// The number that each element of a constant is.
+    pub fn uniform(&self, id: ValueId) -> Option<f64> {
+        let numbers = self.value(id).constant.as_ref()?.floats();
+        let first = *numbers.first()?;
+        (self.element_type(id).is_some() && numbers.iter().all(|x| *x == first)).then_some(first)
+    }
+
     /// Gives the exact value as an expression.
     pub fn literal(&self, id: ValueId) -> Option<Expr> {
         if self.value(id).n_elements() == 1 { self.literal_at(id, 0) } else { None }

@@ -2,7 +2,7 @@
 //! again, before they are stored.
 
 use tilewright_graph::DType;
-use tilewright_ir::op::{Epilogue, Function, Workload};
+use tilewright_ir::op::{Epilogue, Function, Operand, Workload};
 use tilewright_ir::{DType as ElementType, Expr};
 
 use crate::epilogue::{
@@ -79,25 +79,96 @@ fn reopened(net: &Net, before: &Operations) -> Option<Operations> {
     Some([rest, &numbers].concat())
 }
 
-/// Operations in which known factors and terms take the division by a scale ahead of rounding and at the end.
-fn with_early_scales(net: &mut Net, all: Operations) -> Operations {
-    let mut done = Operations::new();
-    for stretch in all.split_inclusive(|(operation, _)| operation.function() == Function::Round) {
-        let n_rounded = usize::from(stretch.last().is_some_and(|(last, _)| last.function() == Function::Round));
-        let (numbers, round) = stretch.split_at(stretch.len() - n_rounded);
-        let scaled = numbers.split_last().and_then(|(last, rest)| {
-            let (Function::Linear, &[factor, 0.0]) = (last.0.function(), last.0.numbers()) else { return None };
-            if factor == 1.0 {
-                return Some(rest.to_vec());
+/// Scales that a result is divided by.
+enum Scales {
+    /// Single one of all of it.
+    One(f64),
+    /// Known ones, one for each channel.
+    Channels(ValueId),
+}
+
+impl Scales {
+    /// Scales that numbers are divided by, as a map of `node` has them; none where they are not known.
+    fn of(scale: Option<&Expr>, net: &Net, node: &Node, operands: Operands) -> Option<Scales> {
+        match scale {
+            None => Some(Scales::One(1.0)),
+            Some(Expr::Const(scale)) => Some(Scales::One(*scale)),
+            Some(Expr::Load(slot, _)) => {
+                let slot = slot.0 as usize;
+                let id = node.inputs[slot].filter(|id| net.numbers(*id).is_some())?;
+                (operands(slot)? == (Operand::Channel, ElementType::F32)).then_some(Scales::Channels(id))
             }
-            // What was rounded is divided by itself.
-            let first = if done.is_empty() { None } else { Some(*last) };
-            Some(first.into_iter().chain(divided(net, rest, 1.0 / factor)?).collect::<Operations>())
-        });
-        done.extend(scaled.unwrap_or_else(|| numbers.to_vec()));
-        done.extend_from_slice(round);
+            Some(_) => None,
+        }
     }
-    with_joined_factors(net, without_identities(done))
+
+    /// Numbers, one or one for each channel.
+    fn numbers(&self, net: &Net) -> Vec<f64> {
+        match self {
+            Scales::One(scale) => vec![*scale],
+            Scales::Channels(id) => {
+                let numbers = net.numbers(*id).expect("scales are known");
+                numbers.into_iter().map(f64::from).collect()
+            }
+        }
+    }
+
+    /// The division as an operation of its own.
+    fn division(&self, net: &mut Net) -> Option<(Epilogue, Option<usize>)> {
+        match self {
+            Scales::One(scale) => operation(Function::Linear, &[1.0 / scale, 0.0], None),
+            Scales::Channels(id) => {
+                let inverse = changed(net, *id, |_, scale| 1.0 / scale)?;
+                operation(Function::Scale, &[], Some(inverse))
+            }
+        }
+    }
+}
+
+/// Operations and a division by scales, in which known factors and terms take this and divisions ahead of
+/// rounding.
+fn with_early_scales(net: &mut Net, all: &Operations, scales: &Scales) -> Option<Operations> {
+    let mut done = Operations::new();
+    let mut rest = &all[..];
+    while let Some(at) = rest.iter().position(|(operation, _)| operation.function() == Function::Round) {
+        let (numbers, round) = (&rest[..at], rest[at]);
+        let of_line = numbers.split_last().and_then(|((last, _), before)| match (last.function(), last.numbers()) {
+            (Function::Linear, &[factor, 0.0]) if factor > 0.0 => Some((before, Scales::One(1.0 / factor))),
+            _ => None,
+        });
+        match of_line {
+            Some((before, scales)) => extend_divided(net, &mut done, before, &scales)?,
+            None => done.extend_from_slice(numbers),
+        }
+        done.push(round);
+        rest = &rest[at + 1..];
+    }
+    extend_divided(net, &mut done, rest, scales)?;
+    Some(with_joined_factors(net, without_identities(done)))
+}
+
+/// Appends operations with their result divided by scales.
+fn extend_divided(
+    net: &mut Net,
+    done: &mut Operations,
+    rest: &[(Epilogue, Option<usize>)],
+    scales: &Scales,
+) -> Option<()> {
+    if let Scales::One(1.0) = scales {
+        done.extend_from_slice(rest);
+        return Some(());
+    }
+    let Some(divided) = divided(net, rest, scales) else {
+        done.extend_from_slice(rest);
+        done.push(scales.division(net)?);
+        return Some(());
+    };
+    if !done.is_empty() {
+        // What was rounded is divided by itself.
+        done.push(scales.division(net)?);
+    }
+    done.extend(divided);
+    Some(())
 }
 
 /// Operations in which a factor beside known ones by channel is a part of these.
@@ -112,7 +183,7 @@ fn with_joined_factors(net: &mut Net, all: Operations) -> Operations {
             (Some((Function::Scale, _, scale)), Function::Linear, &[factor, 0.0]) => Some((factor, scale)),
             _ => None,
         };
-        let scale = pair.and_then(|(factor, scale)| times(net, scale?, factor));
+        let scale = pair.and_then(|(factor, scale)| changed(net, ValueId(scale?), |_, x| x * factor as f32));
         if let Some(scale) = scale {
             joined.pop();
             joined.push((Epilogue::new(Function::Scale, &[]).expect("it has no numbers"), Some(scale.0)));
@@ -123,10 +194,9 @@ fn with_joined_factors(net: &mut Net, all: Operations) -> Operations {
     joined
 }
 
-/// Known numbers times a factor.
-fn times(net: &mut Net, id: usize, factor: f64) -> Option<ValueId> {
-    let id = ValueId(id);
-    let numbers: Vec<f32> = net.numbers(id)?.into_iter().map(|x| x * factor as f32).collect();
+/// Known numbers, each changed by its place and itself.
+fn changed(net: &mut Net, id: ValueId, by: impl Fn(usize, f32) -> f32) -> Option<ValueId> {
+    let numbers: Vec<f32> = net.numbers(id)?.into_iter().enumerate().map(|(at, x)| by(at, x)).collect();
     let (name, shape) = (format!("{}.scaled", net.value(id).name), net.shape(id).to_vec());
     Some(net.add_constant(&name, &shape, &numbers))
 }
@@ -144,13 +214,12 @@ pub fn closing(
     let bounds = bounds_of(dtype);
     let Quantized { of, scale, zero } = quantized(value, dtype)?;
     let of_slot: Operands = &|slot| operands(net, slot);
+    let scales = Scales::of(scale, net, node, of_slot)?;
     let own = peel_quantized(of, slot, of_slot)?;
-    let own = own
-        .into_iter()
-        .map(|(own, slot)| (own, slot.map(|slot| node.inputs[slot].expect("maps have all").0)))
-        .chain([operation(Function::Linear, &[1.0 / scale, 0.0], None)?]);
-    let all = reopened(net, before)?.into_iter().chain(own).collect();
-    let mut all = with_early_scales(net, all);
+    let own = own.into_iter().map(|(own, slot)| (own, slot.map(|slot| node.inputs[slot].expect("maps have all").0)));
+    let mut all: Operations = reopened(net, before)?.into_iter().chain(own).collect();
+    let numbers = scales.numbers(net);
+    numbers.iter().all(|scale| *scale > 0.0 && scale.is_finite()).then_some(())?;
     while let Some((last, _)) = all.last() {
         // Saturation does the same.
         let (low, high) = match (last.function(), last.numbers()) {
@@ -158,7 +227,8 @@ pub fn closing(
             (Function::Clip, &[low, high]) => (low, high),
             _ => break,
         };
-        let reaches = [low.round_ties_even() + zero <= bounds[0], high.round_ties_even() + zero >= bounds[1]];
+        let multiples = |x: f64| numbers.iter().map(move |scale| (x / scale).round_ties_even() + zero);
+        let reaches = [multiples(low).all(|x| x <= bounds[0]), multiples(high).all(|x| x >= bounds[1])];
         match reaches {
             [true, true] => drop(all.pop()),
             [false, true] if low == 0.0 && high.is_finite() => {
@@ -169,21 +239,22 @@ pub fn closing(
             _ => break,
         }
     }
+    let mut all = with_early_scales(net, &all, &scales)?;
     let zero = net.add_constant("closing.zero", &[1], &[zero as f32]);
     let function = if dtype == ElementType::U8 { Function::QuantU8 } else { Function::QuantI8 };
     all.push(operation(function, &[], Some(zero))?);
     Some(all)
 }
 
-/// Operations with their result divided by a scale, where their known factors and terms take it.
-fn divided(net: &mut Net, all: &[(Epilogue, Option<usize>)], scale: f64) -> Option<Operations> {
-    let by = scale as f32;
+/// Operations with their result divided by scales, where their known factors and terms take it.
+fn divided(net: &mut Net, all: &[(Epilogue, Option<usize>)], scales: &Scales) -> Option<Operations> {
+    let by = scales.numbers(net);
     let divided = |net: &mut Net, id: usize| {
-        let id = ValueId(id);
-        let numbers: Vec<f32> = net.numbers(id)?.into_iter().map(|x| x / by).collect();
-        let (name, shape) = (format!("{}.scaled", net.value(id).name), net.shape(id).to_vec());
-        Some(net.add_constant(&name, &shape, &numbers))
+        let n = net.numbers(ValueId(id))?.len();
+        (by.len() == 1 || by.len() == n).then_some(())?;
+        Some(changed(net, ValueId(id), |at, x| x / by[at % by.len()] as f32)?.0)
     };
+    let scale = if let Scales::One(scale) = scales { Some(*scale) } else { None };
     let mut new = Operations::new();
     for (own, operand) in all {
         let function = own.function();
@@ -191,10 +262,15 @@ fn divided(net: &mut Net, all: &[(Epilogue, Option<usize>)], scale: f64) -> Opti
             (Function::Init | Function::Relu | Function::LeakyRelu | Function::Scale | Function::Mul, _) => {
                 (*own, *operand)
             }
-            (Function::Dequant | Function::Bias, _) => operation(function, &[], Some(divided(net, (*operand)?)?))?,
-            (Function::Clip, &[low, high]) => operation(function, &[low / scale, high / scale], None)?,
-            (Function::Linear, &[factor, term]) => operation(function, &[factor, term / scale], None)?,
-            (Function::AddU8, &[factor, term]) => (Epilogue::new(function, &[factor / scale, term / scale])?, *operand),
+            (Function::Dequant | Function::Bias, _) => {
+                operation(function, &[], Some(ValueId(divided(net, (*operand)?)?)))?
+            }
+            (Function::Linear, [_, 0.0]) => (*own, *operand),
+            (Function::Clip, &[low, high]) => operation(function, &[low / scale?, high / scale?], None)?,
+            (Function::Linear, &[factor, term]) => operation(function, &[factor, term / scale?], None)?,
+            (Function::AddU8, &[factor, term]) => {
+                (Epilogue::new(function, &[factor / scale?, term / scale?])?, *operand)
+            }
             _ => return None,
         });
     }

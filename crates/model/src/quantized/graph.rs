@@ -72,6 +72,24 @@ impl Bytes {
         self.scale.n_elements() == 1
     }
 
+    /// Scales of the channels of an operator's result, `n_results` of which each channel of these integers
+    /// enters alone, where that is given.
+    fn scales_of_channels(&self, n: usize, n_results: Option<usize>) -> Option<Vec<f32>> {
+        if self.is_of_tensor() {
+            return Some(vec![self.scales()[0]; n]);
+        }
+        let n_results = n_results.filter(|_| self.axis == 1)?;
+        let each = self.scales().into_iter().flat_map(|scale| std::iter::repeat_n(scale, n_results));
+        Some(each.collect::<Vec<f32>>()).filter(|all| all.len() == n)
+    }
+
+    /// The zero point of all elements as a tensor of one; none where they have several.
+    fn only_zero(&self) -> Option<Tensor> {
+        let zero = self.zero.as_ref().map(|zero| (zero.dtype(), zero.integers()));
+        let (dtype, zeros) = zero.unwrap_or((DType::U8, vec![0]));
+        zeros.iter().all(|zero| *zero == zeros[0]).then(|| Tensor::from_integers(dtype, Vec::new(), &zeros[..1]))
+    }
+
     /// Whether scale and zero point are single ones.
     fn is_single(&self) -> bool {
         self.is_of_tensor() && self.zeros().len() == 1
@@ -124,6 +142,8 @@ pub fn has_dots(target: &Target) -> bool {
 struct Integers {
     op: Op,
     weights: ValueId,
+    /// Channels of the result that each of the first factor's enters, where no other one enters these.
+    n_results: Option<usize>,
     /// Shape of what there is one of for each column or channel of the result.
     along: Vec<usize>,
 }
@@ -265,7 +285,7 @@ impl Job<'_> {
             Some(zero) => Some(self.old.value(zero).constant.clone()?),
             None => None,
         };
-        let zero = if is_shifted { Some(shifted(zero.as_ref())) } else { zero };
+        let zero = if is_shifted { Some(shifted(zero.as_ref(), &scale)) } else { zero };
         (scale.dtype() == DType::F32).then_some(())?;
         let axis = if scale.n_elements() == 1 { 0 } else { axis(scaling.axis, ty.shape.len()).ok()? };
         let (op, place) = (node.op.clone(), node.place.clone());
@@ -298,8 +318,8 @@ impl Job<'_> {
                 && is_known(1)
                 && is_known(2)
         });
-        let is_shifted = dtype == DType::I8 && are_dequantized && !is_output && scale.n_elements() == 1;
-        let zero = if is_shifted { Some(shifted(zero.as_ref())) } else { zero };
+        let is_shifted = dtype == DType::I8 && are_dequantized && !is_output;
+        let zero = if is_shifted { Some(shifted(zero.as_ref(), &scale)) } else { zero };
         let dtype = if is_shifted { DType::U8 } else { dtype };
         if let Some(bytes) = self.bytes[x.0 as usize].clone().filter(|_| !is_output && op.0.block == 0) {
             let axis = axis(op.0.axis, self.old.ty(x).shape.len()).unwrap_or(0);
@@ -468,16 +488,17 @@ impl Job<'_> {
         (bytes.is_single() || bytes.axis == usize::from(!turned)).then_some(())?;
         let source = |at: usize| if turned { at % n * k + at / n } else { at };
         let weights = self.centred(bytes, vec![k, n], n, [&source, &|at| at % n])?;
-        Some(Integers { op: MatMulInteger.into(), weights, along: vec![n] })
+        Some(Integers { op: MatMulInteger.into(), weights, n_results: None, along: vec![n] })
     }
 
     /// Known filters `[k, c, r, s]` of a convolution of rows and columns.
     fn filters(&mut self, bytes: &Bytes, conv: &Conv) -> Option<Integers> {
         let shape = self.constant_of(bytes.id)?.shape().to_vec();
         (shape.len() == 4 && !shape.contains(&0) && (bytes.is_single() || bytes.axis == 0)).then_some(())?;
-        let (n, inside) = (shape[0], shape[1..].iter().product::<usize>());
+        let (n, n_channels, inside) = (shape[0], shape[1], shape[1..].iter().product::<usize>());
         let weights = self.centred(bytes, shape, n, [&|at| at, &|at| at / inside])?;
-        Some(Integers { op: ConvInteger(conv.clone()).into(), weights, along: vec![n, 1, 1] })
+        let n_results = (n_channels == 1 && n.is_multiple_of(conv.groups)).then(|| n / conv.groups);
+        Some(Integers { op: ConvInteger(conv.clone()).into(), weights, n_results, along: vec![n, 1, 1] })
     }
 
     /// A product of numbers that integers stand for, the second known.
@@ -513,17 +534,19 @@ impl Job<'_> {
         factor: &dyn Fn(f32, f32) -> f32,
         bias: Option<ValueId>,
     ) -> Option<ValueId> {
-        let Integers { op, weights, along } = integers;
+        let Integers { op, weights, n_results, along } = integers;
         let is_byte = |id: ValueId| matches!(self.new.ty(id).dtype, DType::U8 | DType::I8);
         let rank = self.new.ty(a.id).shape.len();
-        (is_byte(a.id) && is_byte(b.id) && a.is_single() && rank >= 2).then_some(())?;
+        (is_byte(a.id) && is_byte(b.id) && rank >= 2).then_some(())?;
         (self.constant_of(a.id).is_none() && !self.new.ty(a.id).shape.contains(&0)).then_some(())?;
-        let (of_a, of_b) = (a.scales()[0], spread(&b.scales(), along[0])?);
-        let factors: Vec<f32> = of_b.iter().map(|of_b| factor(of_a, *of_b)).collect();
-        let sums: Vec<f32> = of_b.iter().map(|of_b| of_a * of_b).collect();
+        let (of_a, of_b) = (a.scales_of_channels(along[0], n_results)?, spread(&b.scales(), along[0])?);
+        let both = || of_a.iter().zip(&of_b);
+        let factors: Vec<f32> = both().map(|(of_a, of_b)| factor(*of_a, *of_b)).collect();
+        let sums: Vec<f32> = both().map(|(of_a, of_b)| of_a * of_b).collect();
         let (place, to) = (&node.place, node.outputs[0]?);
         let name = self.old.value(to).name.clone();
-        let zero = a.zero.clone().map(|zero| self.add_constant(format!("{name}.zero"), zero.reshaped(Vec::new())));
+        let zero = a.only_zero()?;
+        let zero = a.zero.is_some().then(|| self.add_constant(format!("{name}.zero"), zero));
         let mut x = self.step(format!("{name}.sums"), op, place, vec![Some(a.id), Some(weights), zero])?;
         let mut rest = bias;
         if let Some(bias) = bias.and_then(|id| self.bias_of(id, &sums, &along)) {
@@ -673,10 +696,10 @@ fn evaluated(op: &Op, inputs: &[Option<&Tensor>]) -> Option<Tensor> {
     op.operation().evaluate(Inputs(&facts)).ok().filter(|outputs| outputs.len() == 1)?.pop()
 }
 
-/// A zero point of i8 for integers that are 128 more, as u8.
-fn shifted(zero: Option<&Tensor>) -> Tensor {
-    let shape = zero.map_or(Vec::new(), |zero| zero.shape().to_vec());
-    let numbers = zero.map_or(vec![0], Tensor::i64s);
+/// Zero points of i8 beside scales for integers that are 128 more, as u8.
+fn shifted(zero: Option<&Tensor>, scale: &Tensor) -> Tensor {
+    let shape = zero.map_or(scale.shape(), Tensor::shape).to_vec();
+    let numbers = zero.map_or(vec![0; scale.n_elements()], Tensor::i64s);
     let numbers: Vec<i128> = numbers.into_iter().map(|zero| i128::from(zero) + 128).collect();
     Tensor::from_integers(DType::U8, shape, &numbers)
 }
