@@ -62,6 +62,25 @@ fn labels_that_are_texts_are_listed() {
 }
 
 #[test]
+fn nodes_without_code_have_their_reasons() {
+    let volume = |name: &str| tensor(name, &["1", "1", "9", "9", "9"]);
+    let call = node("Conv", &["x", "w"], "y");
+    let result = field(12, &tensor("y", &["1", "1", "1", "1", "1"]));
+    let graph = [field(1, &call), field(11, &volume("x")), field(11, &volume("w")), result].concat();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("volume.onnx");
+    std::fs::write(&path, [number(1, 8), field(7, &graph), field(8, &number(2, 17))].concat()).unwrap();
+    let why = "elements of a window are 729, and there is code for up to 512";
+    let said = run(&["check", text(&path)]);
+    assert!(String::from_utf8_lossy(&said.stdout).contains(&format!("evaluates them\n  y (Conv): {why}\n")));
+    let found = run_json(&["check", text(&path)]);
+    let node = serde_json::json!({"node": "y", "operator": "Conv", "reason": why});
+    assert_eq!(found["run"]["without_code"], serde_json::json!([node]));
+    let refused = format!("error: node y (Conv) has no code for a library: {why} (replace it in the model");
+    check_refused(&["compile", text(&path), "-o", text(&folder.path().join("library"))], &refused);
+}
+
+#[test]
 fn a_model_is_described() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.onnx");

@@ -569,7 +569,7 @@ impl<'a> Job<'a> {
     /// Work of a step that is not a kernel.
     fn host(&mut self, node: &Node) -> Result<Work, CompileError> {
         match &node.kind {
-            Kind::Host(op) => self.evaluated(node, op),
+            Kind::Host(host) => self.evaluated(node, &host.op),
             Kind::Call(call) => {
                 let inputs = node.inputs.iter().flatten().map(|id| self.slice(*id)).collect::<Result<Vec<_>, _>>()?;
                 let outputs = node.outputs.iter().map(|id| self.slice(*id)).collect::<Result<Vec<_>, _>>()?;

@@ -7,6 +7,7 @@ use tilewright_ir::expr::ReduceOp;
 use tilewright_ir::op::Heads;
 use tilewright_runtime::HostCall;
 
+use crate::import::NoCode;
 use crate::scalar::{number, whole};
 
 /// A value's place in [`Net::values`].
@@ -179,7 +180,16 @@ pub enum Kind {
     /// A function in C.
     Call(Box<HostCall>),
     /// An operator as the model has it, for which there is no code.
-    Host(Box<Op>),
+    Host(Box<Evaluated>),
+}
+
+/// Operator without code, which the reference evaluates.
+#[derive(Debug, Clone)]
+pub struct Evaluated {
+    /// The operator.
+    pub op: Op,
+    /// Reason why it has no code.
+    pub reason: NoCode,
 }
 
 /// Packing of the weights of a product, as the workload `packed_matmul` has them.
@@ -265,7 +275,7 @@ impl Node {
     pub fn operator(&self) -> String {
         match &self.kind {
             Kind::Call(call) => call.operator.name.to_owned(),
-            Kind::Host(op) => format!("{op:?}").split(['(', ' ', '{']).next().unwrap_or_default().to_owned(),
+            Kind::Host(host) => format!("{:?}", host.op).split(['(', ' ', '{']).next().unwrap_or_default().to_owned(),
             _ => String::new(),
         }
     }

@@ -1,6 +1,7 @@
 //! Outline and profile of a model's run: its steps, and their times.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use serde::Serialize;
 use tilewright::words::{count, digits, duration, grouped, table};
@@ -10,6 +11,7 @@ use tilewright_search::Timing;
 
 use crate::compile::{Compiled, lay_out};
 use crate::fuse::{Fused, Step};
+use crate::import::NoCode;
 use crate::net::{Kind, Node};
 use crate::place::Places;
 use crate::runner::{RunError, Runner};
@@ -22,12 +24,42 @@ pub struct Outline {
     pub kernels: Vec<(Workload, usize)>,
     /// Functions in C: the model's node, and the function's name.
     pub calls: Vec<(String, String)>,
-    /// Operators without code: the model's node, and the operator's name.
-    pub host: Vec<(String, String)>,
+    /// Operators without code.
+    pub without_code: Vec<WithoutCode>,
     /// Copies between tensors.
     pub n_copies: usize,
     /// Memory for intermediate results.
     pub memory: Memory,
+}
+
+/// Node without code.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WithoutCode {
+    /// Name of the model's node.
+    pub node: String,
+    /// Name of its operator.
+    pub operator: String,
+    /// Reason why it has no code.
+    pub reason: NoCode,
+}
+
+impl fmt::Display for WithoutCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WithoutCode { node, operator, reason } = self;
+        write!(f, "{node} ({operator}): {reason}")
+    }
+}
+
+impl Fused {
+    /// Nodes without code, each with the reason.
+    pub fn without_code(&self) -> impl Iterator<Item = WithoutCode> {
+        self.each().filter_map(|(step, _)| {
+            let Step::Host(node) = step else { return None };
+            let Kind::Host(host) = &node.kind else { return None };
+            let (origin, reason) = (node.origin.clone(), host.reason.clone());
+            Some(WithoutCode { node: origin, operator: node.operator(), reason })
+        })
+    }
 }
 
 impl Outline {
@@ -35,14 +67,19 @@ impl Outline {
     pub fn of(fused: &Fused) -> Outline {
         let places = Places::new(fused);
         let (_, memory) = lay_out(fused, &places, 1);
-        let (mut calls, mut host) = (Vec::new(), Vec::new());
-        for (step, _) in fused.each() {
-            let Step::Host(node) = step else { continue };
-            let list = if matches!(node.kind, Kind::Call(_)) { &mut calls } else { &mut host };
-            list.push((node.origin.clone(), node.operator()));
-        }
+        let calls = fused.each().filter_map(|(step, _)| match step {
+            Step::Host(node) if matches!(node.kind, Kind::Call(_)) => Some((node.origin.clone(), node.operator())),
+            _ => None,
+        });
         let n_kernels = fused.each().filter(|(step, _)| matches!(step, Step::Kernel(_))).count();
-        Outline { n_kernels, kernels: fused.tasks(), calls, host, n_copies: places.copies.len(), memory }
+        Outline {
+            n_kernels,
+            kernels: fused.tasks(),
+            calls: calls.collect(),
+            without_code: fused.without_code().collect(),
+            n_copies: places.copies.len(),
+            memory,
+        }
     }
 
     /// Formats the outline in lines.
@@ -53,14 +90,14 @@ impl Outline {
         let mut text = format!("\na run is {n_kernels} and {n_copies}, with {arena} bytes for what is on the way\n");
         let rows = self.kernels.iter().map(|(workload, n)| vec![format!("  {}", workload.label()), format!("{n}×")]);
         text += &table(&rows.collect::<Vec<_>>());
-        let listed = [
-            ("functions in C, each on one thread", &self.calls),
-            ("without code, run as the reference evaluates them", &self.host),
-        ];
-        for (what, nodes) in listed.into_iter().filter(|(_, nodes)| !nodes.is_empty()) {
-            text += &format!("\n{what}\n");
-            nodes.iter().for_each(|(node, operator)| text += &format!("  {} ({operator})\n", one_line(node)));
+        if !self.calls.is_empty() {
+            text += "\nfunctions in C, each on one thread\n";
         }
+        self.calls.iter().for_each(|(node, operator)| text += &format!("  {} ({operator})\n", one_line(node)));
+        if !self.without_code.is_empty() {
+            text += "\nwithout code, run as the reference evaluates them\n";
+        }
+        self.without_code.iter().for_each(|node| text += &format!("  {}\n", one_line(&node.to_string())));
         text
     }
 }

@@ -140,9 +140,11 @@ fn without_code(special: Specialised) -> Vec<(NodeAt, String)> {
         return special.problems.iter().filter_map(place).collect();
     }
     let net = import(&special.graph, false);
-    let is_host = |node: &&tilewright_model::Node| matches!(node.kind, Kind::Host(_));
-    let why = || "there is no kernel for it".to_owned();
-    net.nodes.iter().filter(is_host).filter_map(|node| Some((node_at(&node.origin)?, why()))).collect()
+    let refused = |node: &tilewright_model::Node| match &node.kind {
+        Kind::Host(host) => Some((node_at(&node.origin)?, host.reason.to_string())),
+        _ => None,
+    };
+    net.nodes.iter().filter_map(refused).collect()
 }
 
 /// Leaves out nodes around which ONNX Runtime has quantization that is not taken.
@@ -287,8 +289,10 @@ fn work(draft: &Draft, part: &[NodeAt], types: &HashMap<Value, TensorType>) -> R
         return Err(problem.to_string());
     }
     let net = import(&special.graph, false);
-    if let Some(node) = net.nodes.iter().find(|node| matches!(node.kind, Kind::Host(_))) {
-        return Err(format!("{}: there is no kernel for it by itself", node.operator()));
+    for node in &net.nodes {
+        if let Kind::Host(host) = &node.kind {
+            return Err(format!("{} by itself: {}", node.operator(), host.reason));
+        }
     }
     Ok(Work { flops: flops(&net), saved_bytes: saved_bytes(draft, part, types) })
 }

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use tilewright_graph::{
     Bindings, Graph, Model, Refused, Specialised, Summary, TensorType, ValueId, count_operators, refused, summarise,
 };
-use tilewright_model::{Layouts, Outline, count_halves, laid_out};
+use tilewright_model::{Layouts, Outline, WithoutCode, count_halves, laid_out};
 
 use super::model::{ModelArgs, problem_line};
 use super::{DatabaseArgs, MachineArgs, Rounding, count};
@@ -226,13 +226,18 @@ fn outline(args: &CheckArgs, model: &Model) -> anyhow::Result<(Option<Outline>, 
     Ok((Some(Outline::of(&fused)), Some(tuned)))
 }
 
+fn without_code(WithoutCode { node, operator, reason }: &WithoutCode) -> Json {
+    json!({"node": node, "operator": operator, "reason": reason.to_string()})
+}
+
 fn outline_json(of: &Outline) -> Json {
     let kernels = of.kernels.iter().map(|(workload, n)| json!({"workload": workload.to_string(), "count": n}));
     json!({
         "kernels": of.n_kernels,
         "tasks": kernels.collect::<Vec<_>>(),
         "functions_in_c": of.calls.iter().map(|(node, operator)| format!("{node} ({operator})")).collect::<Vec<_>>(),
-        "host_operators": of.host.iter().map(|(node, operator)| format!("{node} ({operator})")).collect::<Vec<_>>(),
+        "host_operators": of.without_code.iter().map(|n| format!("{} ({})", n.node, n.operator)).collect::<Vec<_>>(),
+        "without_code": of.without_code.iter().map(without_code).collect::<Vec<_>>(),
         "copies": of.n_copies,
         "arena_bytes": of.memory.total,
         "arena_bound_bytes": of.memory.bound,

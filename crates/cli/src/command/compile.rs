@@ -9,8 +9,8 @@ use tilewright::library::{Form, Weights, library, library_name, write_library};
 use tilewright::version::BUILD;
 use tilewright::{Caches, Source};
 use tilewright_ir::{Program, Target};
-use tilewright_model::Making;
 use tilewright_model::npy::read_constants;
+use tilewright_model::{Making, WithoutCode};
 use tilewright_runtime::AnyModel;
 
 use super::model::{BindingArgs, ModelArgs};
@@ -102,6 +102,12 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     let machine = &args.of.machine;
     let (target, file) = (machine.place().code_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
     let fused = file.lowered(&file.read()?, args.of.rounding, &target)?;
+    if let Some(node) = fused.without_code().next() {
+        let WithoutCode { node, operator, reason } = node;
+        let hint = "replace it in the model, `check` lists all without code; or `run` the model here";
+        let why = format!("node {node} ({operator}) has no code for a library: {reason} ({hint})");
+        return Err(bad_input(one_line(&why)));
+    }
     let database = args.records.database()?;
     let records = args.store.records(&database)?;
     let compiled = args.cache.with(|cache| {

@@ -6,8 +6,7 @@ use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
-use crate::host::from_start;
-use crate::import::Job;
+use crate::import::{Job, Lowered, from_start};
 use crate::net::{Kind, Packing, ValueId};
 use crate::scalar::{add, input, mul, number, of, sub, where_less};
 
@@ -18,22 +17,23 @@ impl Job<'_> {
     /// A product with known weights of few bits. On CPUs with dot products of 8-bit integers they stay packed
     /// where the first factor is rounded to such, and where few rows leave the time to reading weights; else
     /// it is one with the numbers that they stand for.
-    pub(crate) fn packed_product(&mut self, op: &MatMulNBits) -> Option<()> {
-        let (a, to) = (self.try_input(0)?, self.output()?);
-        (self.is_f32(a) && self.is_f32(to)).then_some(())?;
+    pub(crate) fn packed_product(&mut self, op: &MatMulNBits) -> Lowered {
+        let (a, to) = (self.input(0)?, self.output()?);
+        self.need_f32(a)?;
+        self.need_f32(to)?;
         let facts = self.facts();
         let inputs = Inputs(&facts);
-        let is_empty = op.is_empty(inputs).ok()?;
+        let is_empty = op.is_empty(inputs)?;
         let rounds = op.rounds_with(inputs);
-        let weights = if is_empty { None } else { Some(op.weights(inputs).ok()?) };
+        let weights = if is_empty { None } else { Some(op.weights(inputs)?) };
         let bias = self.try_input(5);
         let (n, k) = (op.n as i64, op.k as i64);
         let out = self.net.shape(to).to_vec();
-        let rows = out.split_last()?.1.iter().product::<i64>();
+        let rows = out[..out.len() - 1].iter().product::<i64>();
         let Some(weights) = weights else {
             let zero = self.constant("zero", &[], &[0.0]);
             self.push(Kind::Map(input(0)), &[bias.unwrap_or(zero)], to);
-            return Some(());
+            return Ok(());
         };
         let a = self.viewed("rows", a, &[rows, k]);
         let has_groups = self.try_input(4).is_some();
@@ -49,7 +49,7 @@ impl Job<'_> {
             product = self.step("biased", Kind::Map(add(input(0), input(1))), &[product, bias], &[rows, n]);
         }
         self.push(Kind::View, &[product], to);
-        Some(())
+        Ok(())
     }
 
     /// A product with weights in the order in which dot products take them.
@@ -120,16 +120,17 @@ impl Job<'_> {
 
     /// Slices of a known table of few bits. Rows of it stay packed until they are taken, where blocks lie in
     /// them.
-    pub(crate) fn packed_slices(&mut self, op: &GatherBlockQuantized) -> Option<()> {
-        let (index, to) = (self.try_input(1)?, self.output()?);
-        (self.is_f32(to) && self.is_whole(index)).then_some(())?;
+    pub(crate) fn packed_slices(&mut self, op: &GatherBlockQuantized) -> Lowered {
+        let (index, to) = (self.input(1)?, self.output()?);
+        self.need_f32(to)?;
+        self.need_integers(index)?;
         let table = self.packed_table(op);
         let (shape, gather_axis) = match &table {
             Some(table) => (vec![table.rows, table.columns], 0),
             None => {
                 let facts = self.facts();
-                let shape: Vec<i64> = op.numbers(Inputs(&facts)).ok()?.0.into_iter().map(|n| n as i64).collect();
-                let axis = tilewright_graph::op::axis(op.gather_axis, shape.len()).ok()?;
+                let shape: Vec<i64> = op.numbers(Inputs(&facts))?.0.into_iter().map(|n| n as i64).collect();
+                let axis = tilewright_graph::op::axis(op.gather_axis, shape.len())?;
                 (shape, axis)
             }
         };
@@ -150,7 +151,7 @@ impl Job<'_> {
         let PackedTable { columns, block, bits, bytes, scales, zeros, .. } = table;
         let each = 8 / bits as i64;
         let ty = TensorType::new(DType::U8, [n as usize + 1, (columns / each) as usize]);
-        let known = Tensor::new(ty, bytes.into())?;
+        let known = Tensor::new(ty, bytes.into()).expect("a table has a row more than it had");
         let packed = self.value("packed", DType::U8, &[n + 1, columns / each]);
         self.net.values[packed.0].constant = Some(known);
         let taken = self.step("taken", take.clone(), &[packed, places], &[count, columns / each]);
@@ -174,7 +175,7 @@ impl Job<'_> {
         let value = mul(sub(input(0), input(2)), input(1));
         self.push(Kind::Map(value), &[unpacked, scale, zero], numbers);
         self.push(Kind::View, &[numbers], to);
-        Some(())
+        Ok(())
     }
 
     /// The numbers at a place in bytes.
@@ -200,9 +201,9 @@ impl Job<'_> {
         places: ValueId,
         count: i64,
         to: ValueId,
-    ) -> Option<()> {
+    ) -> Lowered {
         let facts = self.facts();
-        let numbers = op.numbers(Inputs(&facts)).ok()?.1;
+        let numbers = op.numbers(Inputs(&facts))?.1;
         let (outer, n, inner) =
             (shape[..axis].iter().product::<i64>(), shape[axis], shape[axis + 1..].iter().product::<i64>());
         let mut with_zeros = Vec::with_capacity(numbers.len() + (outer * inner) as usize);
@@ -214,7 +215,7 @@ impl Job<'_> {
         let take = Kind::Gather { axis: 1, by_element: false };
         let taken = self.step("taken", take, &[table, places], &[outer, count, inner]);
         self.push(Kind::View, &[taken], to);
-        Some(())
+        Ok(())
     }
 
     /// A known matrix whose rows are taken and whose blocks lie in rows, with a row of zeros behind it.

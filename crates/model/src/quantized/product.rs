@@ -23,7 +23,7 @@ impl Job<'_> {
 
     /// A product of integers by itself, as 32-bit integers.
     pub(crate) fn integer_product(&mut self) -> Option<()> {
-        let (node, to) = (self.node, self.output()?);
+        let (node, to) = (self.node, self.try_output(0)?);
         self.dots.then_some(())?;
         let inputs = self.factors_of(node, None)?;
         self.push_product(inputs, to)
@@ -32,7 +32,7 @@ impl Job<'_> {
     /// Sums of a product of integers, perhaps with a bias in integers, as f32 times one number or one for
     /// each column.
     pub(crate) fn scaled_integer_product(&mut self) -> Option<()> {
-        let (node, to) = (self.node, self.output()?);
+        let (node, to) = (self.node, self.try_output(0)?);
         (self.dots && matches!(node.op, Op::Binary(Binary::Mul)) && self.is_f32(to)).then_some(())?;
         let [a, b] = [node.inputs[0]?, node.inputs[1]?];
         let cast = |id: GraphValueId| {
@@ -80,7 +80,7 @@ impl Job<'_> {
 
     /// A convolution of integers by itself, as 32-bit integers.
     pub(crate) fn integer_convolution(&mut self, conv: &Conv) -> Option<()> {
-        let (node, to) = (self.node, self.output()?);
+        let (node, to) = (self.node, self.try_output(0)?);
         self.dots.then_some(())?;
         let inputs = self.filters_of(node, None)?;
         self.push_convolution(conv, inputs, to)

@@ -41,7 +41,7 @@ fn check(
     let about = format!("{op} of {}", given[0].ty());
     let case = Case { name: about.clone(), model, sets: Vec::new() };
     let (compiled, given) = compiled_case(&case, &given, &host::target()).unwrap().expect("a case with code");
-    assert!(Outline::of(&compiled.fused).host.is_empty(), "{about} has no code");
+    assert!(Outline::of(&compiled.fused).without_code.is_empty(), "{about} has no code");
     let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
     given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
     runner.run().unwrap();

@@ -12,7 +12,8 @@ use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::ReduceOp;
 
-use crate::import::Job;
+use super::job::Job;
+use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
 use crate::scalar::{self, add, input, mul, number, where_less};
 
@@ -246,8 +247,8 @@ impl Tables {
 
 impl Job<'_> {
     /// Trees as look-ups: a nest for all targets, or one for each where each tree has a single one.
-    pub(crate) fn trees(&mut self, op: &TreeEnsemble) -> Option<()> {
-        let (mut x, to) = (self.try_input(0)?, self.output()?);
+    pub(crate) fn trees(&mut self, op: &TreeEnsemble) -> Lowered {
+        let (mut x, to) = (self.input(0)?, self.output()?);
         let mut shape = self.shape(0)?;
         if !matches!(self.net.value(x).dtype, DType::F32 | DType::F64) {
             let single = self.value("single", DType::F32, &shape);
@@ -265,16 +266,20 @@ impl Job<'_> {
             }
             TreeNode::Leaf(..) => true,
         };
-        op.forest.nodes().iter().all(is_exact).then_some(())?;
+        let is_exact = op.forest.nodes().iter().all(is_exact);
+        need(is_exact, || NoCode::Form("thresholds that f32 does not have"))?;
         let cells = Cells::new(&op.forest, dtype);
-        (0 < cells.depth && cells.depth <= DEEPEST && n_features > 0).then_some(())?;
+        let depth = cells.depth as i64;
+        let too_deep = || NoCode::Size { what: "branches of a tree", size: depth, most: DEEPEST as i64 };
+        need(cells.depth <= DEEPEST, too_deep)?;
+        need(cells.depth > 0 && n_features > 0, || NoCode::Form("trees without a branch"))?;
         let forms = cells.forms();
         let x = self.forms(x, &forms, [n, n_features]);
         let place_of = |form: Form, feature: usize| {
             let at = forms.iter().position(|own| *own == form).expect("each form that is read is there");
             at as i64 * n_features + feature as i64
         };
-        let targets = Targets::of(&op.forest)?;
+        let targets = Targets::of(&op.forest).ok_or(NoCode::Form("extremes of targets without a weight"))?;
         let parts: Vec<(Vec<usize>, Option<usize>)> = match targets {
             Targets::Each(of_trees) => {
                 let trees = |target: usize| {
@@ -292,10 +297,10 @@ impl Job<'_> {
         }
         let [column] = columns[..] else {
             self.push(Kind::Concat(1), &columns, to);
-            return Some(());
+            return Ok(());
         };
         self.push(Kind::View, &[column], to);
-        Some(())
+        Ok(())
     }
 
     /// The forms of features next to each other.
@@ -474,7 +479,9 @@ impl Targets {
             is_certain.iter_mut().zip(is_on_all).for_each(|(is, on_all)| *is |= on_all);
         }
         let is_sum = matches!(forest.aggregate(), Aggregate::Sum | Aggregate::Average);
-        (is_sum || is_certain.iter().all(|&is| is)).then_some(())?;
+        if !is_sum && !is_certain.iter().all(|&is| is) {
+            return None;
+        }
         let of_trees: Vec<usize> = of_trees.into_iter().map(|own| own.unwrap_or(0)).collect();
         let has_all = (0..n).all(|target| of_trees.contains(&target));
         Some(if is_single && has_all { Targets::Each(of_trees) } else { Targets::All })

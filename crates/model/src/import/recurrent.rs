@@ -5,7 +5,8 @@ use tilewright_graph::Tensor;
 use tilewright_graph::op::{Cell, Direction, Recurrent};
 use tilewright_ir::Expr;
 
-use crate::import::Job;
+use super::job::Job;
+use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, Net, Node, Read, Sequence, Track, ValueId};
 use crate::scalar::{self, add, choose, clip, input, mul, number, sub, where_less};
 
@@ -63,14 +64,15 @@ impl Known {
 
 impl Way<'_> {
     /// An activation of this direction.
-    fn act(&self, which: usize, x: Expr) -> Option<Expr> {
+    fn act(&self, which: usize, x: Expr) -> Lowered<Expr> {
         let n_directions = if self.op.direction == Direction::Both { 2 } else { 1 };
         let of_each = self.op.activations.len() / n_directions;
-        scalar::unary(self.op.activations[self.at * of_each + which], x)
+        let activation = self.op.activations[self.at * of_each + which];
+        scalar::unary(activation, x).ok_or(NoCode::Form("its activation"))
     }
 
     /// The activation of a gate, which may be cut off before.
-    fn gate(&self, which: usize, x: Expr) -> Option<Expr> {
+    fn gate(&self, which: usize, x: Expr) -> Lowered<Expr> {
         let bound = self.op.clip.unwrap_or(f64::INFINITY);
         self.act(which, clip(x, -bound, bound))
     }
@@ -82,15 +84,15 @@ type State = (ValueId, Option<ValueId>);
 impl Job<'_> {
     /// A recurrent network. Behind the end of a sequence states stay, and what is given for all steps is
     /// zero.
-    pub(crate) fn recurrent(&mut self, op: &Recurrent) -> Option<()> {
+    pub(crate) fn recurrent(&mut self, op: &Recurrent) -> Lowered {
         if op.batch_first { self.batch_first(op) } else { self.steps_first(op) }
     }
 
     /// A recurrent network whose tensors begin with the batch.
-    fn batch_first(&mut self, op: &Recurrent) -> Option<()> {
+    fn batch_first(&mut self, op: &Recurrent) -> Lowered {
         for slot in [0, 5, 6] {
             let Some(id) = self.try_input(slot) else { continue };
-            let &[batch, steps, n] = &self.net.shape(id).to_vec()[..] else { return None };
+            let [batch, steps, n] = self.sizes_of(id)?;
             let turned = self.step("turned", Kind::Transpose(vec![1, 0, 2]), &[id], &[steps, batch, n]);
             self.inputs[slot] = Some(turned);
         }
@@ -98,7 +100,7 @@ impl Job<'_> {
         // The batch is in front: of all states ahead of steps and directions, of the last ones of directions.
         let orders = [vec![2, 0, 1, 3], vec![1, 0, 2], vec![1, 0, 2]];
         for (at, order) in orders.iter().enumerate() {
-            let Some(to) = self.outputs.get(at).copied().flatten() else { continue };
+            let Some(to) = self.try_output(at) else { continue };
             let shape = self.net.shape(to).to_vec();
             let mut plain = vec![0; shape.len()];
             order.iter().zip(&shape).for_each(|(&from, &n)| plain[from] = n);
@@ -110,20 +112,23 @@ impl Job<'_> {
                 self.push(Kind::Transpose(order), &[plain], to);
             }
         }
-        Some(())
+        Ok(())
     }
 
-    fn steps_first(&mut self, op: &Recurrent) -> Option<()> {
-        let x = self.try_input(0)?;
-        let &[steps, batch, n] = &self.shape(0)?[..] else { return None };
+    fn steps_first(&mut self, op: &Recurrent) -> Lowered {
+        let x = self.input(0)?;
+        let [steps, batch, n] = self.sizes_of(x)?;
         let n_directions = if op.direction == Direction::Both { 2 } else { 1 };
         let hidden = op.hidden as i64;
-        let fits = steps > 0 && steps * n_directions <= MOST_STEPS && self.is_real(x);
-        fits.then_some(())?;
+        self.need_real(x)?;
+        need(steps > 0, || self.no_elements(x))?;
+        let too_large =
+            || NoCode::Size { what: "steps of all directions", size: steps * n_directions, most: MOST_STEPS };
+        need(steps * n_directions <= MOST_STEPS, too_large)?;
         let inside = self.inside(steps, batch)?;
         let flat = self.step("steps", Kind::View, &[x], &[steps * batch, n]);
-        let way = |at: usize| Some(Way { inside, ..self.way(op, at, flat, batch)? });
-        let ways = (0..n_directions as usize).map(way).collect::<Option<Vec<_>>>()?;
+        let way = |at: usize| Ok(Way { inside, ..self.way(op, at, flat, batch)? });
+        let ways = (0..n_directions as usize).map(way).collect::<Lowered<Vec<_>>>()?;
         let mut firsts = Vec::new();
         for way in &ways {
             let [state, cell] = [5, 6].map(|slot| self.first(slot, way.at as i64, &[batch, hidden]));
@@ -146,19 +151,19 @@ impl Job<'_> {
             (Some(to), None) => self.stacked(&all, to),
             (None, _) => {}
         }
-        if let Some(to) = self.outputs.get(1).copied().flatten() {
+        if let Some(to) = self.try_output(1) {
             let states: Vec<ValueId> = lasts.iter().map(|(state, _)| *state).collect();
             self.stacked(&states, to);
         }
-        if let Some(to) = self.outputs.get(2).copied().flatten() {
-            let cells: Vec<ValueId> = lasts.iter().map(|(_, cell)| *cell).collect::<Option<_>>()?;
+        if let Some(to) = self.try_output(2) {
+            let cells = lasts.iter().map(|(_, cell)| cell.ok_or(NoCode::Output(2))).collect::<Lowered<Vec<_>>>()?;
             self.stacked(&cells, to);
         }
-        Some(())
+        Ok(())
     }
 
     /// A direction, with what the inputs add to its gates.
-    fn way<'a>(&mut self, op: &'a Recurrent, at: usize, flat: ValueId, batch: i64) -> Option<Way<'a>> {
+    fn way<'a>(&mut self, op: &'a Recurrent, at: usize, flat: ValueId, batch: i64) -> Lowered<Way<'a>> {
         let hidden = op.hidden as i64;
         let [rows_of_inputs, n] = *self.net.shape(flat) else { unreachable!("all steps are a matrix") };
         let gates = match op.cell {
@@ -175,17 +180,18 @@ impl Job<'_> {
         let product = self.matrix_product("inputs", flat, weights, true);
         let inputs = self.step("gates", Kind::Map(add(input(0), input(1))), &[product, both], &[rows_of_inputs, rows]);
         let is_reverse = op.direction == Direction::Reverse || at == 1;
-        Some(Way { op, at, is_reverse, sizes: [batch, hidden], inputs, inside: None, known })
+        Ok(Way { op, at, is_reverse, sizes: [batch, hidden], inputs, inside: None, known })
     }
 
     /// Weights of a direction for its inputs, their bias, and the constants of its steps, all known.
-    fn known_weights(&mut self, op: &Recurrent, at: usize, [rows, n]: [i64; 2]) -> Option<(ValueId, ValueId, Known)> {
+    fn known_weights(&mut self, op: &Recurrent, at: usize, [rows, n]: [i64; 2]) -> Lowered<(ValueId, ValueId, Known)> {
         let hidden = op.hidden as i64;
         let gates = rows / hidden;
         // A direction's part of an input.
         let part = |job: &Self, slot: usize, n: i64| {
-            let numbers = job.net.numbers(job.try_input(slot)?)?;
-            Some(numbers[at * n as usize..][..n as usize].to_vec())
+            let id = job.input(slot)?;
+            let numbers = job.net.numbers(id).ok_or_else(|| job.unknown(id))?;
+            Ok::<_, NoCode>(numbers[at * n as usize..][..n as usize].to_vec())
         };
         let (w, r) = (part(self, 1, rows * n)?, part(self, 2, rows * hidden)?);
         let bias = match self.try_input(3) {
@@ -220,11 +226,11 @@ impl Job<'_> {
         let peepholes =
             peepholes.chunks(hidden as usize).map(|p| self.net.add_constant(&format!("{name}.p{at}"), &[hidden], p));
         let known = Known { weights: of_state, bias: own, peepholes: peepholes.collect() };
-        Some((weights, both, known))
+        Ok((weights, both, known))
     }
 
     /// Weights of a direction for its inputs, their bias, and the constants of its steps, given with a run.
-    fn given_weights(&mut self, op: &Recurrent, at: usize, [rows, n]: [i64; 2]) -> Option<(ValueId, ValueId, Known)> {
+    fn given_weights(&mut self, op: &Recurrent, at: usize, [rows, n]: [i64; 2]) -> Lowered<(ValueId, ValueId, Known)> {
         let hidden = op.hidden as i64;
         let at = at as i64;
         let weights = self.of_direction(1, at, &[rows, n])?;
@@ -253,16 +259,16 @@ impl Job<'_> {
             }
             None => Vec::new(),
         };
-        Some((weights, both, Known { weights: weights_of_state, bias, peepholes }))
+        Ok((weights, both, Known { weights: weights_of_state, bias, peepholes }))
     }
 
     /// A direction's part of an input.
-    fn of_direction(&mut self, slot: usize, at: i64, shape: &[i64]) -> Option<ValueId> {
-        let x = self.try_input(slot)?;
-        (self.net.value(x).dtype == self.net.value(self.try_input(0)?).dtype).then_some(())?;
+    fn of_direction(&mut self, slot: usize, at: i64, shape: &[i64]) -> Lowered<ValueId> {
+        let x = self.input(slot)?;
+        self.need_same_type(x, self.input(0)?)?;
         let parts = std::iter::once((at, 1)).chain(shape.iter().map(|_| (0, 1))).collect();
         let part = self.step("direction", Kind::Slice(parts), &[x], &[&[1], shape].concat());
-        Some(self.step("direction", Kind::View, &[part], shape))
+        Ok(self.step("direction", Kind::View, &[part], shape))
     }
 
     /// A part of numbers in one dimension.
@@ -271,7 +277,7 @@ impl Job<'_> {
     }
 
     /// A step of a direction, of the net around sequences.
-    fn advance_at(&mut self, way: &Way, step: i64, before: (Option<ValueId>, Option<ValueId>)) -> Option<State> {
+    fn advance_at(&mut self, way: &Way, step: i64, before: (Option<ValueId>, Option<ValueId>)) -> Lowered<State> {
         let [batch, _] = way.sizes;
         let mut of_step = |all: ValueId| self.rows(all, step * batch, batch);
         let (gates, inside) = (of_step(way.inputs), way.inside.map(&mut of_step));
@@ -286,7 +292,7 @@ impl Job<'_> {
         gates: ValueId,
         inside: Option<ValueId>,
         (state, cell): (Option<ValueId>, Option<ValueId>),
-    ) -> Option<State> {
+    ) -> Lowered<State> {
         let (new, new_cell) = match way.op.cell {
             Cell::Rnn => (self.rnn(way, gates, state)?, None),
             Cell::Gru { resets_behind } => (self.gru(way, gates, state, resets_behind)?, None),
@@ -295,17 +301,17 @@ impl Job<'_> {
                 (state, Some(cell))
             }
         };
-        let Some(inside) = inside else { return Some((new, new_cell)) };
+        let Some(inside) = inside else { return Ok((new, new_cell)) };
         let mut kept = |new: ValueId, before: Option<ValueId>| {
             let otherwise = if before.is_some() { input(2) } else { number(0.0) };
             let inputs: Vec<ValueId> = [inside, new].into_iter().chain(before).collect();
             self.step("kept", Kind::Map(choose(input(0), input(1), otherwise)), &inputs, &way.sizes)
         };
-        Some((kept(new, state), new_cell.map(|new| kept(new, cell))))
+        Ok((kept(new, state), new_cell.map(|new| kept(new, cell))))
     }
 
     /// All steps behind the first one by one: all states in the order of the output, and the last ones.
-    fn written_out(&mut self, ways: &[Way], firsts: Vec<State>, steps: i64) -> Option<(Vec<ValueId>, Vec<State>)> {
+    fn written_out(&mut self, ways: &[Way], firsts: Vec<State>, steps: i64) -> Lowered<(Vec<ValueId>, Vec<State>)> {
         let (mut all, mut lasts) = (Vec::new(), Vec::new());
         for (way, first) in ways.iter().zip(firsts) {
             let mut states = vec![first];
@@ -321,11 +327,11 @@ impl Job<'_> {
             all.push(states);
         }
         let of_steps = (0..steps as usize).flat_map(|step| all.iter().map(move |states| states[step].0));
-        Some((of_steps.collect(), lasts))
+        Ok((of_steps.collect(), lasts))
     }
 
     /// Lowers to the steps of a sequence, each of all directions.
-    fn in_sequence(&mut self, ways: &[Way], firsts: Vec<State>, steps: i64) -> Option<(Vec<ValueId>, Vec<State>)> {
+    fn in_sequence(&mut self, ways: &[Way], firsts: Vec<State>, steps: i64) -> Lowered<(Vec<ValueId>, Vec<State>)> {
         let [batch, hidden] = ways[0].sizes;
         let (n_ways, n_steps, size) = (ways.len() as i64, steps - 1, batch * hidden);
         let outer = std::mem::take(self.net);
@@ -385,17 +391,18 @@ impl Job<'_> {
         self.net.nodes.push(Node { kind: Kind::Sequence(Box::new(sequence)), inputs, outputs, origin });
         let mut last =
             |of: Option<(ValueId, Track)>| of.map(|(of, track)| self.rows(of, track.at(n_steps - 1) / hidden, batch));
-        let lasts = lasts.into_iter().map(|[state, cell]| Some((last(state)?, last(cell)))).collect::<Option<_>>()?;
+        let lasts = lasts.into_iter().map(|[state, cell]| (last(state).expect("each direction has one"), last(cell)));
+        let lasts = lasts.collect();
         let of_order = |is_reverse: bool| {
             let own = ways.iter().zip(&firsts).filter(move |(way, _)| way.is_reverse == is_reverse);
             own.map(|(_, (state, _))| *state)
         };
-        Some((of_order(false).chain([states]).chain(of_order(true)).collect(), lasts))
+        Ok((of_order(false).chain([states]).chain(of_order(true)).collect(), lasts))
     }
 
     /// Makes the net the body of a sequence, a step of all directions; which of its constants are which ones
     /// of the net around it.
-    fn body(&mut self, ways: &[Way], outer: &Net) -> Option<Vec<(ValueId, ValueId)>> {
+    fn body(&mut self, ways: &[Way], outer: &Net) -> Lowered<Vec<(ValueId, ValueId)>> {
         let mut constants = Vec::new();
         for way in ways {
             let [batch, hidden] = way.sizes;
@@ -412,26 +419,26 @@ impl Job<'_> {
             self.net.inputs.extend([gates, state].into_iter().chain(cell).chain(inside));
             self.net.outputs.extend([new].into_iter().chain(new_cell));
         }
-        Some(constants)
+        Ok(constants)
     }
 
     /// Mask of sequences that may be shorter than all steps, a row for each step and element of the batch: 1
-    /// inside a sequence, else 0. `None` where lengths are of a type without code.
-    fn inside(&mut self, steps: i64, batch: i64) -> Option<Option<ValueId>> {
-        let Some(lengths) = self.try_input(4) else { return Some(None) };
+    /// inside a sequence, else 0. `None` where all are as long.
+    fn inside(&mut self, steps: i64, batch: i64) -> Lowered<Option<ValueId>> {
+        let Some(lengths) = self.try_input(4) else { return Ok(None) };
         let known = self.net.value(lengths).constant.as_ref().map(Tensor::i64s);
         if known.is_some_and(|lengths| lengths.iter().all(|&length| length == steps)) {
-            return Some(None);
+            return Ok(None);
         }
-        self.has_code(lengths).then_some(())?;
-        let x = self.try_input(0)?;
+        self.need_code(lengths)?;
+        let x = self.input(0)?;
         let numbers: Vec<f64> = (0..steps).map(|step| step as f64).collect();
         let numbers = self.real_constant("numbers", x, &[steps, 1], &numbers);
         let to = self.value("lengths", self.net.value(x).dtype, &[batch]);
         let lengths = self.push(Kind::Map(input(0)), &[lengths], to);
         let is_inside = where_less(input(0), input(1), number(1.0), number(0.0));
         let inside = self.step("inside", Kind::Map(is_inside), &[numbers, lengths], &[steps, batch]);
-        Some(Some(self.step("inside", Kind::View, &[inside], &[steps * batch, 1])))
+        Ok(Some(self.step("inside", Kind::View, &[inside], &[steps * batch, 1])))
     }
 
     /// Rows of a matrix.
@@ -471,9 +478,9 @@ impl Job<'_> {
         self.step("gates", Kind::Map(add(input(0), input(1))), &[product, gates], &shape)
     }
 
-    fn rnn(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>) -> Option<ValueId> {
+    fn rnn(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>) -> Lowered<ValueId> {
         let gates = self.with_state(way, gates, state);
-        Some(self.step("state", Kind::Map(way.gate(0, input(0))?), &[gates], &way.sizes))
+        Ok(self.step("state", Kind::Map(way.gate(0, input(0))?), &[gates], &way.sizes))
     }
 
     /// A step of a long short-term memory: the new state, and the new cell.
@@ -484,7 +491,7 @@ impl Job<'_> {
         state: Option<ValueId>,
         cell: Option<ValueId>,
         couples_gates: bool,
-    ) -> Option<(ValueId, ValueId)> {
+    ) -> Lowered<(ValueId, ValueId)> {
         let gates = self.with_state(way, gates, state);
         let [i, o, f, c] = [0, 1, 2, 3].map(|gate| self.columns(gates, gate, way));
         let peep = |which: usize| way.known.peepholes.get(which).copied();
@@ -522,11 +529,11 @@ impl Job<'_> {
             leaves = add(leaves, mul(input(2), input(1)));
         }
         let value = mul(way.gate(0, leaves)?, way.act(2, input(1))?);
-        Some((self.step("state", Kind::Map(value), &inputs, &way.sizes), new_cell))
+        Ok((self.step("state", Kind::Map(value), &inputs, &way.sizes), new_cell))
     }
 
     /// A step of a gated recurrent unit.
-    fn gru(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>, resets_behind: bool) -> Option<ValueId> {
+    fn gru(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>, resets_behind: bool) -> Lowered<ValueId> {
         let own = way.known.bias.expect("a gated recurrent unit has one");
         let [x_z, x_r, x_h] = [0, 1, 2].map(|gate| self.columns(gates, gate, way));
         let Some(state) = state else {
@@ -536,7 +543,7 @@ impl Job<'_> {
                 false => input(1),
             };
             let value = mul(sub(number(1.0), z), way.gate(1, inner)?);
-            return Some(self.step("state", Kind::Map(value), &[x_z, x_h, x_r, own], &way.sizes));
+            return Ok(self.step("state", Kind::Map(value), &[x_z, x_h, x_r, own], &way.sizes));
         };
         if resets_behind {
             let all = self.matrix_product("state", state, way.known.weights[0], true);
@@ -545,7 +552,7 @@ impl Job<'_> {
             let reset = way.gate(0, add(input(1), input(4)))?;
             let new = way.gate(1, add(input(2), mul(reset, add(input(5), input(7)))))?;
             let value = add(mul(sub(number(1.0), z.clone()), new), mul(z, input(6)));
-            return Some(self.step("state", Kind::Map(value), &[x_z, x_r, x_h, h_z, h_r, h_h, state, own], &way.sizes));
+            return Ok(self.step("state", Kind::Map(value), &[x_z, x_r, x_h, h_z, h_r, h_h, state, own], &way.sizes));
         }
         let [of_gates, of_new] = way.known.weights[..] else { unreachable!("these gates have two products") };
         let both = self.matrix_product("state", state, of_gates, true);
@@ -556,6 +563,6 @@ impl Job<'_> {
         let z = way.gate(0, add(input(0), input(1)))?;
         let new = way.gate(1, add(input(2), input(3)))?;
         let value = add(mul(sub(number(1.0), z.clone()), new), mul(z, input(4)));
-        Some(self.step("state", Kind::Map(value), &[x_z, h_z, x_h, inner, state], &way.sizes))
+        Ok(self.step("state", Kind::Map(value), &[x_z, h_z, x_h, inner, state], &way.sizes))
     }
 }

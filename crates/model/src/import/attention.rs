@@ -5,35 +5,24 @@ use tilewright_graph::op::{Attention, CacheSizes, GroupQueryAttention, Inputs, P
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, Cond, ReduceOp, UnaryOp};
 
-use crate::import::Job;
+use super::job::Job;
+use super::movement::turning;
+use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, Node, ValueId};
 use crate::scalar::{add, choose_if, input, less, mul, number, of, sub};
 
-/// Neither holds.
-fn either(a: Cond, b: Cond) -> Cond {
-    let not = |cond: Cond| Cond::Not(Box::new(cond));
-    not(not(a).and(not(b)))
-}
-
-/// Operation that puts dimensions into another order: only a view where those of one element alone change
-/// places.
-pub(crate) fn turning(shape: &[i64], order: &[usize]) -> Kind {
-    let moved = order.iter().filter(|axis| shape[**axis] != 1);
-    if moved.is_sorted() { Kind::View } else { Kind::Transpose(order.to_vec()) }
-}
-
 impl Job<'_> {
     /// Heads of a tensor, `[batch, heads, steps, size]`, that lie apart or in one dimension.
-    fn heads(&mut self, x: ValueId, n_heads: Option<usize>) -> Option<ValueId> {
+    fn heads(&mut self, x: ValueId, n_heads: Option<usize>) -> Lowered<ValueId> {
         let shape = self.net.shape(x).to_vec();
         match (&shape[..], n_heads) {
-            ([_, _, _, _], _) => Some(x),
+            ([_, _, _, _], _) => Ok(x),
             (&[b, s, all], Some(h)) if h > 0 => {
                 let (h, d) = (h as i64, all / h as i64);
                 let apart = self.step("apart", Kind::View, &[x], &[b, s, h, d]);
-                Some(self.turned_around("heads", apart, &[0, 2, 1, 3]))
+                Ok(self.turned_around("heads", apart, &[0, 2, 1, 3]))
             }
-            _ => None,
+            _ => Err(self.no_code_of_rank(x, "heads of their own, or in one dimension")),
         }
     }
 
@@ -58,7 +47,7 @@ impl Job<'_> {
             let before = part(self, past, 0, n_past);
             all = self.step("all", Kind::Concat(2), &[before, new], &[b, h, n_past + n, d]);
         }
-        if let Some(to) = self.outputs.get(output).copied().flatten() {
+        if let Some(to) = self.try_output(output) {
             let mut cache = all;
             if let Some(past) = past.filter(|_| room > n_past + n) {
                 let behind = part(self, past, n_past + n, room - n_past - n);
@@ -70,20 +59,20 @@ impl Job<'_> {
     }
 
     /// Repeats heads of keys or values, each for `repeats` heads of queries, as matrices.
-    fn matrices_of_heads(&mut self, x: ValueId, repeats: i64) -> Option<ValueId> {
-        let &[b, h, t, d] = self.net.shape(x) else { return None };
+    fn matrices_of_heads(&mut self, x: ValueId, repeats: i64) -> Lowered<ValueId> {
+        let [b, h, t, d] = self.sizes_of(x)?;
         if repeats == 1 {
-            return Some(self.viewed("matrices", x, &[b * h, t, d]));
+            return Ok(self.viewed("matrices", x, &[b * h, t, d]));
         }
         let single = self.step("single", Kind::View, &[x], &[b, h, 1, t, d]);
         let repeated = self.repeated("repeated", single, &[b, h, repeats, t, d]);
-        Some(self.step("matrices", Kind::View, &[repeated], &[b * h * repeats, t, d]))
+        Ok(self.step("matrices", Kind::View, &[repeated], &[b * h * repeats, t, d]))
     }
 
     /// Addend of a mask to products, `[.., total]`.
-    fn mask(&mut self, mask: Option<ValueId>, total: i64) -> Option<Option<ValueId>> {
-        let Some(mask) = mask else { return Some(None) };
-        self.has_code(mask).then_some(())?;
+    fn mask(&mut self, mask: Option<ValueId>, total: i64) -> Lowered<Option<ValueId>> {
+        let Some(mask) = mask else { return Ok(None) };
+        self.need_code(mask)?;
         let mut mask = mask;
         let mut shape = self.net.shape(mask).to_vec();
         if self.net.value(mask).dtype == DType::Bool {
@@ -91,24 +80,24 @@ impl Job<'_> {
             let value = choose_if(less(number(0.0), input(0)), number(0.0), number(f64::NEG_INFINITY));
             mask = self.push(Kind::Map(value), &[mask], added);
         }
-        let width = *shape.last()?;
+        let width = self.last_size(mask)?;
         // Keys that a shorter mask does not speak of are not seen.
         if width != 1 && width < total {
-            *shape.last_mut()? = total;
+            shape.last_mut().into_iter().for_each(|last| *last = total);
             mask = self.step("mask", Kind::Pad(vec![0; shape.len()], f64::NEG_INFINITY), &[mask], &shape);
         }
-        Some(Some(mask))
+        Ok(Some(mask))
     }
 
     /// Mask of the products that a query does not see: a condition on values that are added to the inputs.
-    fn hidden(
+    pub(super) fn hidden(
         &mut self,
         op: &Attention,
         valid: Option<ValueId>,
         has_past: bool,
         [past, steps, total]: [i64; 3],
         inputs: &mut Vec<ValueId>,
-    ) -> Option<Option<Cond>> {
+    ) -> Lowered<Option<Cond>> {
         let first = inputs.len();
         inputs.push(self.counted(2, 0, steps, 1));
         inputs.push(self.counted(1, 0, total, 1));
@@ -121,7 +110,7 @@ impl Job<'_> {
         }
         let mut all: Vec<Cond> = Vec::new();
         if let Some(valid) = valid {
-            self.is_whole(valid).then_some(())?;
+            self.need_integers(valid)?;
             let batch = self.net.value(valid).n_elements();
             inputs.push(self.viewed("valid", valid, &[batch, 1, 1, 1]));
             let valid = input(inputs.len() - 1);
@@ -146,12 +135,12 @@ impl Job<'_> {
         if found.is_none() {
             inputs.truncate(first);
         }
-        Some(found)
+        Ok(found)
     }
 
     /// Scaled dot-product attention.
-    pub(crate) fn attention(&mut self, op: &Attention) -> Option<()> {
-        let [q, k, v] = [self.try_input(0)?, self.try_input(1)?, self.try_input(2)?];
+    pub(super) fn attention(&mut self, op: &Attention) -> Lowered {
+        let [q, k, v] = [self.input(0)?, self.input(1)?, self.input(2)?];
         let is_apart = self.shape(0)?.len() == 4;
         let [q, k, v] = [self.heads(q, op.n_q_heads)?, self.heads(k, op.n_kv_heads)?, self.heads(v, op.n_kv_heads)?];
         let [mask, past_k, past_v, valid] = [3, 4, 5, 6].map(|at| self.try_input(at));
@@ -159,11 +148,11 @@ impl Job<'_> {
     }
 
     /// Attention of heads that share keys and values, with rotations and a cache.
-    pub(crate) fn grouped_attention(&mut self, op: &GroupQueryAttention) -> Option<()> {
-        let CacheSizes { batch, new, depth, width, past, .. } = op.sizes(Inputs(&self.facts())).ok()?;
+    pub(super) fn grouped_attention(&mut self, op: &GroupQueryAttention) -> Lowered {
+        let CacheSizes { batch, new, depth, width, past, .. } = op.sizes(Inputs(&self.facts()))?;
         let [b, s, d, width, past] = [batch, new, depth, width, past].map(|n| n as i64);
         let [n_q, n_kv] = op.n_heads().map(|n| n as i64);
-        let all = self.try_input(0)?;
+        let all = self.input(0)?;
         let sizes = [n_q * d, n_kv * d, n_kv * width];
         let mut parts = [Some(all), self.try_input(1), self.try_input(2)];
         if parts[1].is_none() {
@@ -174,13 +163,14 @@ impl Job<'_> {
                 first += n;
             }
         }
-        let [mut q, mut k, v] = [parts[0]?, parts[1]?, parts[2]?];
+        let [Some(mut q), Some(mut k), Some(v)] = parts else { return Err(NoCode::Missing(2)) };
         if op.rotary.is_some() {
             let positions = self.try_input(9).unwrap_or_else(|| self.positions(past, [b, s]));
-            let tables = [self.try_input(7)?, self.try_input(8)?];
-            let angles = *self.net.shape(tables[0]).last()? as usize;
+            let tables = [self.input(7)?, self.input(8)?];
+            let angles = self.last_size(tables[0])? as usize;
             for (x, n_heads) in [(&mut q, n_q), (&mut k, n_kv)] {
-                let rotary = op.rotary_of(n_heads as usize, angles, d as usize)?;
+                let rotary = op.rotary_of(n_heads as usize, angles, d as usize);
+                let rotary = rotary.ok_or(NoCode::Form("rotations without an attribute"))?;
                 *x = self.turned(&rotary, *x, tables, Some(positions))?;
             }
         }
@@ -193,13 +183,13 @@ impl Job<'_> {
     }
 
     /// Whether the size of the open dimension says something of the node's inputs.
-    fn varies(&self) -> bool {
+    pub(super) fn varies(&self) -> bool {
         self.node.inputs.iter().flatten().any(|id| self.graph().value(*id).varies)
     }
 
     /// Takes a constant for one that depends on the open dimension, one tensor for all nodes that have the
     /// same.
-    fn varying(&mut self, id: ValueId) -> ValueId {
+    pub(super) fn varying(&mut self, id: ValueId) -> ValueId {
         let Some(constant) = self.net.values[id.0].constant.take() else { return id };
         match self.net.varying.iter().find(|(_, known)| *known == constant) {
             Some((known, _)) => *known,
@@ -218,14 +208,16 @@ impl Job<'_> {
     }
 
     /// Attention of separate heads.
-    fn attended(&mut self, op: &Attention, parts: Attended) -> Option<()> {
+    fn attended(&mut self, op: &Attention, parts: Attended) -> Lowered {
         let Attended { heads: [q, k, v], past: [past_k, past_v], n_past, mask, valid, is_apart } = parts;
         let dtype = self.net.value(q).dtype;
-        (self.is_real(q) && [k, v].iter().all(|&id| self.net.value(id).dtype == dtype)).then_some(())?;
+        self.need_real(q)?;
+        self.need_same_type(q, k)?;
+        self.need_same_type(q, v)?;
         let past = n_past.unwrap_or_else(|| past_k.map_or(0, |past| self.net.shape(past)[2]));
         let (k, v) = (self.with_past(k, past_k, past, 1), self.with_past(v, past_v, past, 2));
-        let &[b, h, s, d] = self.net.shape(q) else { return None };
-        let (&[_, n_kv, total, _], &[.., width]) = (self.net.shape(k), self.net.shape(v)) else { return None };
+        let [b, h, s, d] = self.sizes_of(q)?;
+        let ([_, n_kv, total, _], width) = (self.sizes_of(k)?, self.last_size(v)?);
         // Of one step, heads that share keys are the rows of one product.
         let (n_products, rows) = if s == 1 { (b * n_kv, h / n_kv) } else { (b * h, s) };
         let (keys, values) = match s {
@@ -273,7 +265,7 @@ impl Job<'_> {
         let share = Expr::binary(BinaryOp::Div, input(0), input(1));
         let share = choose_if(less(input(1), number(smallest)), number(0.0), share);
         let shares = self.step("shares", Kind::Map(share), &[power, sum], &shape);
-        if let Some(to) = self.outputs.get(3).copied().flatten() {
+        if let Some(to) = self.try_output(3) {
             let shown = match op.products {
                 Products::Plain | Products::Bounded => bounded,
                 Products::Masked => masked,
@@ -281,26 +273,26 @@ impl Job<'_> {
             };
             self.push(Kind::View, &[shown], to);
         }
-        let Some(to) = self.output() else { return Some(()) };
+        let Some(to) = self.try_output(0) else { return Ok(()) };
         let shares = self.viewed("shares", shares, &flat);
         let found = self.matrix_product("found", shares, values, false);
         if is_apart {
             self.push(Kind::View, &[found], to);
-            return Some(());
+            return Ok(());
         }
         let found = self.viewed("heads", found, &[b, h, s, width]);
         let turned = self.turned_around("together", found, &[0, 2, 1, 3]);
         self.push(Kind::View, &[turned], to);
-        Some(())
+        Ok(())
     }
 
     /// Pairs of numbers turned by the angles of their positions.
-    pub(crate) fn rotated(&mut self, op: &RotaryEmbedding) -> Option<()> {
-        let (x, to) = (self.try_input(0)?, self.output()?);
-        let tables = [self.try_input(op.inputs[0])?, self.try_input(op.inputs[1])?];
+    pub(super) fn rotated(&mut self, op: &RotaryEmbedding) -> Lowered {
+        let (x, to) = (self.input(0)?, self.output()?);
+        let tables = [self.input(op.inputs[0])?, self.input(op.inputs[1])?];
         let turned = self.turned(op, x, tables, self.try_input(op.inputs[2]))?;
         self.push(Kind::View, &[turned], to);
-        Some(())
+        Ok(())
     }
 
     /// A tensor with pairs of its numbers turned by angles, of which the tables have cosines and sines.
@@ -310,16 +302,16 @@ impl Job<'_> {
         x: ValueId,
         tables: [ValueId; 2],
         positions: Option<ValueId>,
-    ) -> Option<ValueId> {
+    ) -> Lowered<ValueId> {
         let shape = self.net.shape(x).to_vec();
-        self.is_f32(x).then_some(())?;
-        let half = *self.net.shape(tables[0]).last()?;
+        self.need_f32(x)?;
+        let half = self.last_size(tables[0])?;
         // Steps come first where heads are in one dimension.
         let (sizes, steps_first) = match shape[..] {
             [b, h, s, d] => ([b, h, s, d], false),
             [b, s, all] if op.n_heads > 0 => ([b, s, op.n_heads as i64, all / op.n_heads as i64], true),
             [b, s, all] if half > 0 => ([b, s, all / (2 * half), 2 * half], true),
-            _ => return None,
+            _ => return Err(self.no_code_of_rank(x, "heads of their own, or in one dimension")),
         };
         let apart = self.viewed("heads", x, &sizes);
         let [b, _, _, d] = sizes;
@@ -334,11 +326,11 @@ impl Job<'_> {
         });
         let mut angles = Vec::new();
         for mut table in tables {
-            self.is_f32(table).then_some(())?;
+            self.need_f32(table)?;
             if let Some(positions) = positions {
                 let kind = Kind::Gather { axis: 0, by_element: false };
                 let (outer, n) = (self.net.shape(positions).to_vec(), self.net.value(positions).n_elements());
-                (n == b * s).then_some(())?;
+                need(n == b * s, || NoCode::Form("positions that are not of each step"))?;
                 let inputs = [Some(table), Some(positions)];
                 let is_same = |node: &&Node| {
                     matches!(node.kind, Kind::Gather { axis: 0, by_element: false }) && node.inputs == inputs
@@ -350,7 +342,8 @@ impl Job<'_> {
                     None => self.step("angles", kind, &[table, positions], &[&outer[..], &[half]].concat()),
                 };
             }
-            (self.net.value(table).n_elements() == b * s * half).then_some(())?;
+            let n_angles = self.net.value(table).n_elements();
+            need(n_angles == b * s * half, || NoCode::Form("tables of angles that are not of each step"))?;
             let [first, second] = if steps_first { [s, 1] } else { [1, s] };
             let along = if op.is_interleaved { [b, first, second, half, 1] } else { [b, first, second, 1, half] };
             angles.push(self.viewed("angles", table, &along));
@@ -380,8 +373,14 @@ impl Job<'_> {
             let rest = part(self, turned, d - turned);
             all = self.step("all", Kind::Concat(3), &[all, rest], &sizes);
         }
-        Some(self.viewed("whole", all, &shape))
+        Ok(self.viewed("whole", all, &shape))
     }
+}
+
+/// Neither holds.
+pub(super) fn either(a: Cond, b: Cond) -> Cond {
+    let not = |cond: Cond| Cond::Not(Box::new(cond));
+    not(not(a).and(not(b)))
 }
 
 /// Parts of an attention.

@@ -1,0 +1,264 @@
+//! Nodes on their way into a net, with what lowerings of all operators need.
+
+use tilewright_graph::op::Fact;
+use tilewright_graph::{DType, Graph, Node as GraphNode, Tensor};
+use tilewright_ir::Expr;
+
+use super::no_code::{Lowered, NoCode, need};
+use crate::jumps::decides;
+use crate::net::{Kind, Net, Node, ValueId};
+use crate::scalar::input;
+
+/// A node of the graph on its way into the net.
+pub(crate) struct Job<'a> {
+    pub(super) graph: &'a Graph,
+    pub(crate) node: &'a GraphNode,
+    pub(crate) net: &'a mut Net,
+    pub(crate) inputs: Vec<Option<ValueId>>,
+    pub(crate) outputs: Vec<Option<ValueId>>,
+    /// Whether kernels multiply 8-bit integers.
+    pub(crate) dots: bool,
+}
+
+/// Types that functions of numbers have code for.
+pub(super) const REALS: &str = "f32 and f64";
+
+/// Sizes as the net has them.
+pub(super) fn ints(list: &[usize]) -> Vec<i64> {
+    list.iter().map(|&n| n as i64).collect()
+}
+
+impl Job<'_> {
+    /// Types and known values of the node's inputs.
+    pub(crate) fn facts(&self) -> Vec<Option<Fact<'_>>> {
+        let fact = |id: &Option<tilewright_graph::ValueId>| {
+            let value = self.graph.value((*id)?);
+            Some(Fact { ty: value.ty.as_ref()?, value: value.constant.as_ref() })
+        };
+        self.node.inputs.iter().map(fact).collect()
+    }
+
+    pub(crate) fn try_input(&self, at: usize) -> Option<ValueId> {
+        self.inputs.get(at).copied().flatten()
+    }
+
+    pub(crate) fn shape(&self, at: usize) -> Lowered<Vec<i64>> {
+        Ok(self.net.shape(self.input(at)?).to_vec())
+    }
+
+    pub(super) fn graph_shape(&self, at: usize) -> Lowered<&[usize]> {
+        let id = self.node.inputs.get(at).copied().flatten().ok_or(NoCode::Missing(at))?;
+        Ok(&self.graph.ty(id).shape)
+    }
+
+    pub(crate) fn is_f32(&self, id: ValueId) -> bool {
+        self.net.value(id).dtype == DType::F32
+    }
+
+    /// Tells whether a value has no elements.
+    pub(crate) fn is_empty(&self, id: ValueId) -> bool {
+        self.net.value(id).n_elements() == 0
+    }
+
+    /// Whether there is code for its elements. Nothing but a cast has such for numbers of 16 bits, since
+    /// graphs are widened.
+    pub(super) fn has_code(&self, id: ValueId) -> bool {
+        self.net.element_type(id).is_some_and(|dtype| !dtype.is_half())
+    }
+
+    /// Whether its elements are integers or booleans that there is code for.
+    pub(crate) fn is_whole(&self, id: ValueId) -> bool {
+        self.net.element_type(id).is_some_and(|dtype| !dtype.is_float())
+    }
+
+    /// Returns an input that the lowering needs.
+    pub(crate) fn input(&self, at: usize) -> Lowered<ValueId> {
+        self.try_input(at).ok_or(NoCode::Missing(at))
+    }
+
+    /// Returns all inputs, none of which may be left out.
+    pub(super) fn all_inputs(&self) -> Lowered<Vec<ValueId>> {
+        (0..self.inputs.len()).map(|at| self.input(at)).collect()
+    }
+
+    /// Returns an output, where it is read and has elements.
+    pub(crate) fn try_output(&self, at: usize) -> Option<ValueId> {
+        self.outputs.get(at).copied().flatten()
+    }
+
+    /// Returns the first output.
+    pub(crate) fn output(&self) -> Lowered<ValueId> {
+        self.try_output(0).ok_or(NoCode::Unread)
+    }
+
+    /// Returns the sizes of a value that has this many dimensions.
+    pub(super) fn sizes_of<const RANK: usize>(&self, id: ValueId) -> Lowered<[i64; RANK]> {
+        let takes = ["none", "one", "two", "three", "four"].get(RANK).copied().unwrap_or("others");
+        self.net.shape(id).try_into().map_err(|_| self.no_code_of_rank(id, takes))
+    }
+
+    /// Returns the last size of a value.
+    pub(super) fn last_size(&self, id: ValueId) -> Lowered<i64> {
+        self.net.shape(id).last().copied().ok_or_else(|| self.no_code_of_rank(id, "one and more"))
+    }
+
+    /// Returns the elements of a constant.
+    pub(super) fn known(&self, id: ValueId) -> Lowered<&Tensor> {
+        self.net.value(id).constant.as_ref().ok_or_else(|| self.unknown(id))
+    }
+
+    /// Returns the number that a constant input of one element is.
+    pub(super) fn known_number(&self, at: usize) -> Lowered<f64> {
+        let id = self.input(at)?;
+        self.net.scalar(id).ok_or_else(|| self.unknown(id))
+    }
+
+    fn name(&self, id: ValueId) -> String {
+        self.net.value(id).name.clone()
+    }
+
+    pub(super) fn unknown(&self, id: ValueId) -> NoCode {
+        NoCode::Unknown(self.name(id))
+    }
+
+    pub(super) fn no_elements(&self, id: ValueId) -> NoCode {
+        NoCode::Empty(self.name(id))
+    }
+
+    pub(super) fn no_code_for(&self, id: ValueId, takes: &'static str) -> NoCode {
+        NoCode::Type { value: self.name(id), dtype: self.net.value(id).dtype, takes }
+    }
+
+    pub(super) fn no_code_of_rank(&self, id: ValueId, takes: &'static str) -> NoCode {
+        NoCode::Rank { value: self.name(id), rank: self.net.shape(id).len(), takes }
+    }
+
+    /// Asks for elements that kernels compute with.
+    pub(super) fn need_code(&self, id: ValueId) -> Lowered {
+        need(self.has_code(id), || self.no_code_for(id, "f32, f64, booleans and integers"))
+    }
+
+    /// Asks for elements that functions of numbers have code for.
+    pub(super) fn need_real(&self, id: ValueId) -> Lowered {
+        need(self.is_real(id), || self.no_code_for(id, REALS))
+    }
+
+    /// Asks for elements of f32.
+    pub(crate) fn need_f32(&self, id: ValueId) -> Lowered {
+        need(self.is_f32(id), || self.no_code_for(id, "f32"))
+    }
+
+    /// Asks for integers or booleans.
+    pub(crate) fn need_integers(&self, id: ValueId) -> Lowered {
+        need(self.is_whole(id), || self.no_code_for(id, "booleans and integers"))
+    }
+
+    /// Asks for two values whose elements are of one type.
+    pub(super) fn need_same_type(&self, a: ValueId, b: ValueId) -> Lowered {
+        let typed = |id| (self.name(id), self.net.value(id).dtype);
+        need(self.net.value(a).dtype == self.net.value(b).dtype, || NoCode::Mixed(typed(a), typed(b)))
+    }
+
+    pub(crate) fn push(&mut self, kind: Kind, inputs: &[ValueId], output: ValueId) -> ValueId {
+        let inputs = inputs.iter().map(|&id| Some(id)).collect();
+        self.net.nodes.push(Node { kind, inputs, outputs: vec![output], origin: self.node.place.node.clone() });
+        output
+    }
+
+    /// A node that makes several values.
+    pub(super) fn push_several(&mut self, kind: Kind, inputs: &[ValueId], outputs: &[ValueId]) {
+        let inputs = inputs.iter().map(|&id| Some(id)).collect();
+        self.net.nodes.push(Node { kind, inputs, outputs: outputs.to_vec(), origin: self.node.place.node.clone() });
+    }
+
+    /// A value on the way to the node's output.
+    pub(crate) fn value(&mut self, what: &str, dtype: DType, shape: &[i64]) -> ValueId {
+        let name = format!("{}.{what}", self.node.place.node);
+        self.net.add_value(&name, dtype, shape)
+    }
+
+    /// A node whose output is on the way, of the type of what it reads first.
+    pub(crate) fn step(&mut self, what: &str, kind: Kind, inputs: &[ValueId], shape: &[i64]) -> ValueId {
+        let to = self.value(what, self.net.value(inputs[0]).dtype, shape);
+        self.push(kind, inputs, to)
+    }
+
+    /// Whether a last digit of the node's output decides.
+    pub(super) fn decides(&self) -> bool {
+        self.node.outputs[0].is_some_and(|to| decides(self.graph, to))
+    }
+
+    /// The graph that the node is of.
+    pub(crate) fn graph(&self) -> &Graph {
+        self.graph
+    }
+
+    /// A constant of integers.
+    pub(crate) fn whole_constant(&mut self, what: &str, dtype: DType, shape: &[i64], numbers: &[i64]) -> ValueId {
+        let id = self.value(what, dtype, shape);
+        let numbers: Vec<i128> = numbers.iter().map(|&n| n.into()).collect();
+        let shape: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
+        self.net.values[id.0].constant = Some(Tensor::from_integers(dtype, shape, &numbers));
+        id
+    }
+
+    /// Adds a constant of f32 numbers.
+    pub(crate) fn constant(&mut self, what: &str, shape: &[i64], numbers: &[f32]) -> ValueId {
+        let name = format!("{}.{what}", self.node.place.node);
+        self.net.add_constant(&name, shape, numbers)
+    }
+
+    /// Adds a constant of numbers in the precision of a value.
+    pub(super) fn real_constant(&mut self, what: &str, like: ValueId, shape: &[i64], numbers: &[f64]) -> ValueId {
+        let dtype = self.net.value(like).dtype;
+        let id = self.value(what, dtype, shape);
+        let shape: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
+        self.net.values[id.0].constant = Some(Tensor::from_floats(dtype, shape, numbers));
+        id
+    }
+
+    /// Converts a tensor to f32.
+    pub(super) fn single(&mut self, id: ValueId) -> Lowered<ValueId> {
+        self.need_code(id)?;
+        if self.is_f32(id) {
+            return Ok(id);
+        }
+        let shape = self.net.shape(id).to_vec();
+        let to = self.value("single", DType::F32, &shape);
+        Ok(self.push(Kind::Map(input(0)), &[id], to))
+    }
+
+    /// Whether its elements are numbers that functions of numbers have code for.
+    pub(super) fn is_real(&self, id: ValueId) -> bool {
+        matches!(self.net.value(id).dtype, DType::F32 | DType::F64)
+    }
+
+    /// A value in another shape of as many elements.
+    pub(crate) fn viewed(&mut self, what: &str, x: ValueId, shape: &[i64]) -> ValueId {
+        if self.net.shape(x) == shape { x } else { self.step(what, Kind::View, &[x], shape) }
+    }
+
+    /// A value repeated to a larger shape.
+    pub(super) fn repeated(&mut self, what: &str, x: ValueId, shape: &[i64]) -> ValueId {
+        if self.net.shape(x) == shape { x } else { self.step(what, Kind::Map(input(0)), &[x], shape) }
+    }
+
+    /// Integers of i64 that an expression makes of others.
+    pub(crate) fn whole_map(&mut self, what: &str, value: Expr, inputs: &[ValueId], shape: &[i64]) -> ValueId {
+        let to = self.value(what, DType::I64, shape);
+        self.push(Kind::Map(value), inputs, to)
+    }
+
+    /// Multiples of a number along one of `rank` dimensions.
+    pub(super) fn counted(&mut self, rank: usize, axis: usize, n: i64, stride: i64) -> ValueId {
+        let mut along = vec![1; rank];
+        along[axis] = n;
+        self.whole_constant("counted", DType::I64, &along, &(0..n).map(|at| at * stride).collect::<Vec<_>>())
+    }
+
+    /// Converts a value to f64.
+    pub(super) fn double(&mut self, what: &str, id: ValueId, shape: &[i64]) -> ValueId {
+        let to = self.value(what, DType::F64, shape);
+        self.push(Kind::Map(input(0)), &[id], to)
+    }
+}

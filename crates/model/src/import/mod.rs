@@ -1,0 +1,316 @@
+//! Import of a graph of many operators to a net of few kinds.
+//!
+//! [`Job::lower`] has a line for each operator; the lowerings themselves lie in a file for each family. Where
+//! none takes a node as it is, the reason stays with it.
+
+mod attention;
+mod call;
+mod conv;
+mod einsum;
+mod elementwise;
+mod fourier;
+mod gather;
+mod job;
+mod movement;
+mod no_code;
+mod norm;
+mod pool;
+mod product;
+mod quantize;
+mod recurrent;
+mod reduce;
+mod sample;
+mod scatter;
+mod softmax;
+mod trees;
+
+use bytes::Bytes;
+use tilewright_codegen::llvm_version;
+use tilewright_graph::op::{Coordinates, Fact, Inputs, Scatter, Unary};
+use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor, TensorType};
+use tilewright_ir::Expr;
+use tilewright_ir::expr::{self, BinaryOp};
+
+use self::no_code::Otherwise;
+use crate::net::{Evaluated, Kind, Net, Node, State, ValueId};
+use crate::scalar;
+
+pub(crate) use conv::window_of;
+pub(crate) use gather::from_start;
+pub(crate) use job::Job;
+pub(crate) use no_code::Lowered;
+pub use no_code::NoCode;
+
+/// The net of a specialised graph. What has no code becomes a host operator.
+///
+/// With `dots`, products of 8-bit integers of which one is known are such of integers.
+pub fn import(graph: &Graph, dots: bool) -> Net {
+    let mut net = Net::default();
+    for (_, value) in graph.values() {
+        let ty = value.ty.as_ref().expect("every value of a specialised graph has its type");
+        let shape: Vec<i64> = ty.shape.iter().map(|&d| d as i64).collect();
+        let id = net.add_value(&value.name, ty.dtype, &shape);
+        match &value.constant {
+            Some(constant) if value.varies => net.varying.push((id, constant.clone())),
+            constant => net.values[id.0].constant.clone_from(constant),
+        }
+    }
+    net.inputs = graph.inputs.iter().map(|id| ValueId(id.0 as usize)).collect();
+    net.outputs = graph.outputs.iter().map(|id| ValueId(id.0 as usize)).collect();
+    for (_, node) in graph.nodes() {
+        let inputs: Vec<Option<ValueId>> = node.inputs.iter().map(|id| id.map(|id| ValueId(id.0 as usize))).collect();
+        // What nobody reads need not be there.
+        let is_read = |id: &tilewright_graph::ValueId| !graph.value(*id).users.is_empty() || graph.outputs.contains(id);
+        let outputs: Vec<Option<ValueId>> =
+            node.outputs.iter().map(|id| id.filter(is_read).map(|id| ValueId(id.0 as usize))).collect();
+        let mut job = Job { graph, node, net: &mut net, inputs: inputs.clone(), outputs: outputs.clone(), dots };
+        let n_nodes = job.net.nodes.len();
+        // Values on the way of what has no code after all are read by nobody.
+        let lowered = job.lower().and_then(|()| compiles(job.net, n_nodes));
+        if let Err(reason) = lowered {
+            job.net.nodes.truncate(n_nodes);
+            job.inputs = inputs;
+            // What has no elements is known by now.
+            job.outputs = outputs.into_iter().map(|id| id.filter(|id| !job.is_empty(*id))).collect();
+            if job.evaluate().is_none() {
+                job.host(reason);
+            }
+        }
+    }
+    keep_states(graph, &mut net);
+    net.prune();
+    net
+}
+
+/// Makes states of inputs with a length that runs say: those that alone are read ahead of what is new, by a
+/// concatenation which is an output.
+fn keep_states(graph: &Graph, net: &mut Net) {
+    let users = net.users();
+    let of_graph = |id: ValueId| graph.value(tilewright_graph::ValueId(id.0 as u32));
+    for at in 0..net.nodes.len() {
+        let node = &net.nodes[at];
+        let (Kind::Concat(axis), &[Some(past), Some(new)]) = (&node.kind, &node.inputs[..]) else { continue };
+        let (axis, value) = (*axis, node.output());
+        // Outputs are views of what is computed for them.
+        let is_view = |user: &&usize| matches!(net.nodes[**user].kind, Kind::View);
+        let views = users[value.0].iter().filter(is_view).map(|&user| net.nodes[user].output());
+        let Some(present) = std::iter::once(value).chain(views).find(|id| net.outputs.contains(id)) else { continue };
+        if !net.inputs.contains(&past) || !of_graph(past).varies || users[past.0] != [at] {
+            continue;
+        }
+        let state = State { past: of_graph(past).name.clone(), present: of_graph(present).name.clone(), value, axis };
+        net.states.push(state);
+        net.inputs.retain(|id| *id != past);
+        net.outputs.retain(|id| *id != present);
+        (net.nodes[at].kind, net.nodes[at].inputs) = (Kind::Append(axis), vec![Some(new)]);
+    }
+}
+
+/// Checks that this build has code for the operations of a net from one of them on. Without LLVM there is
+/// some where all is f32 or all is f64, and none for powers.
+fn compiles(net: &Net, from: usize) -> Lowered {
+    let are = |node: &Node, dtype: DType| {
+        node.inputs.iter().flatten().chain(&node.outputs).all(|id| net.value(*id).dtype == dtype)
+    };
+    let check = |node: &Node| match &node.kind {
+        Kind::View | Kind::Call(_) | Kind::Host(_) => Ok(()),
+        Kind::Sequence(sequence) => compiles(&sequence.body, 0),
+        Kind::Map(value) if has_power(value) => Err(NoCode::Build("powers")),
+        _ if are(node, DType::F32) || are(node, DType::F64) => Ok(()),
+        _ => Err(NoCode::Build("types besides f32 and f64")),
+    };
+    if llvm_version().is_some() { Ok(()) } else { net.nodes[from..].iter().try_for_each(check) }
+}
+
+/// Tells whether a map raises to a power.
+fn has_power(value: &Expr) -> bool {
+    let mut has_power = false;
+    expr::Node::Expr(value).walk(&mut |node| {
+        has_power |= matches!(node, expr::Node::Expr(Expr::Binary(BinaryOp::Pow, ..)));
+    });
+    has_power
+}
+
+impl Job<'_> {
+    /// Lowers the node to operations that have code, or says why there is none.
+    fn lower(&mut self) -> Lowered {
+        self.check_outputs()?;
+        let node = self.node;
+        match &node.op {
+            // Elements.
+            Op::Unary(Unary::Identity) => self.view(),
+            Op::Unary(Unary::IsInf { .. }) => self.infinite(),
+            Op::Unary(f) => self.unary(*f),
+            Op::Binary(f) => self.binary(*f),
+            Op::Variadic(f) => self.variadic(*f),
+            Op::Clip(op) => self.clipped(op),
+            Op::Where(_) => self.map(|x| Some(scalar::choose(x[0].clone(), x[1].clone(), x[2].clone()))),
+            Op::Cast(_) => self.cast(),
+            Op::BitCast(_) => self.bits_as(),
+            Op::Dropout(_) => self.dropout(),
+            Op::Trilu(op) => self.trilu(op),
+            // Movement.
+            Op::Reshape(_) | Op::Flatten(_) | Op::Squeeze(_) | Op::Unsqueeze(_) => self.view(),
+            Op::Expand(_) => self.expanded(),
+            Op::Transpose(op) => self.transposed(op),
+            Op::Slice(op) => self.sliced(op),
+            Op::Split(op) => self.split(op),
+            Op::Concat(op) => self.concatenated(op),
+            Op::Pad(op) => self.padded(op).otherwise(|| self.bordered(op)),
+            Op::Tile(_) => self.tiled(),
+            Op::CenterCropPad(op) => self.centred(op),
+            Op::ReverseSequence(op) => self.reversed(op),
+            Op::DepthToSpace(op) => self.depth_to_space(op),
+            Op::SpaceToDepth(op) => self.space_to_depth(op),
+            // Look-ups and writes.
+            Op::Gather(op) => self.gather(op),
+            Op::GatherElements(op) => self.gather_elements(op),
+            Op::GatherNd(op) => {
+                self.gathered_by_tuples(op.n_batch_dims).otherwise(|| self.gathered_at(op.n_batch_dims))
+            }
+            Op::GatherBlockQuantized(op) => self.packed_slices(op),
+            Op::Compress(op) => self.compressed(op.axis),
+            Op::OneHot(op) => self.one_hot(op),
+            Op::ScatterNd(op) if op.reduction == Scatter::Replace => {
+                self.box_replaced().otherwise(|| self.scatter_nd(Scatter::Replace))
+            }
+            Op::ScatterNd(op) => self.scatter_nd(op.reduction),
+            Op::ScatterElements(op) => self.scatter_elements(op.axis, op.reduction),
+            Op::TensorScatter(op) => self.cached(op),
+            Op::MaxUnpool(op) => self.unpooled(op),
+            Op::Col2Im(op) => self.blocks_added(op),
+            // Reductions.
+            Op::Reduce(op) => self.reduced(op),
+            Op::ArgReduce(op) => self.arg_reduce(op),
+            Op::TopK(op) => self.top_k(op),
+            Op::Cumulative(op) => self.running_along(op),
+            Op::Pool(op) => self.pooled(op),
+            Op::GlobalPool(op) => self.pooled_globally(op),
+            Op::Softmax(op) => self.softmax(op),
+            Op::NegativeLogLikelihoodLoss(op) => self.loss(op, false),
+            Op::SoftmaxCrossEntropyLoss(op) => self.loss(&op.0, true),
+            // Normalizations.
+            Op::BatchNormalization(op) => self.batch_norm(op),
+            Op::LayerNormalization(op) => self.layer_norm(op),
+            Op::InstanceNormalization(op) => self.instance_norm(op),
+            Op::GroupNormalization(op) => self.group_normalization(op),
+            Op::RmsNormalization(op) => self.rms_norm(op),
+            Op::LpNormalization(op) => self.lp_normalization(op),
+            Op::MeanVarianceNormalization(op) => self.mean_variance(op),
+            Op::Lrn(op) => self.lrn(op),
+            // Products and convolutions.
+            Op::Conv(op) => self.conv(op),
+            Op::ConvTranspose(op) => self.conv_transpose(op),
+            Op::ConvInteger(op) => self.conv_integer(op),
+            Op::QLinearConv(op) => self.qlinear_conv(op),
+            Op::MatMul(_) => self.matmul(),
+            Op::Gemm(op) => self.gemm(op),
+            Op::MatMulInteger(_) => self.matmul_integer(),
+            Op::QLinearMatMul(_) => self.quantized_matrices(),
+            Op::MatMulNBits(op) => self.packed_product(op),
+            Op::Einsum(op) => self.einsum(op).otherwise(|| self.sums_by_indices(op)),
+            // Conversions with a scale.
+            Op::QuantizeLinear(op) => self.quantize(*op),
+            Op::DequantizeLinear(op) => self.dequantize(op.0),
+            Op::DynamicQuantizeLinear(_) => self.quantize_by_range(),
+            // Images and signals.
+            Op::Resize(op) if op.coordinates == Coordinates::TfCropAndResize => self.cropped(op),
+            Op::Resize(op) => self.resized(op),
+            Op::GridSample(op) => self.grid_sample(op),
+            Op::AffineGrid(op) => self.affine_grid(op),
+            Op::RoiAlign(op) => self.regions(op),
+            Op::Dft(op) => self.fourier(op),
+            Op::Stft(op) => self.windows_of_fourier(op),
+            Op::MelWeightMatrix(_) => self.mel_weights(),
+            // Networks, trees and the rest.
+            Op::Attention(op) => self.attention(op),
+            Op::GroupQueryAttention(op) => self.grouped_attention(op),
+            Op::RotaryEmbedding(op) => self.rotated(op),
+            Op::Recurrent(op) => self.recurrent(op),
+            Op::TreeEnsemble(op) => self.trees(op),
+            Op::PairwiseCoupling(op) => self.coupled(op.n_classes),
+            Op::Det(_) => self.determinants(),
+            Op::Select(op) => self.selected(op.refused),
+            _ => Err(NoCode::Operator),
+        }
+    }
+
+    /// Checks that outputs besides the first have lowerings where they are read, and makes those without
+    /// elements constants: there is nothing to compute of them.
+    fn check_outputs(&mut self) -> Lowered {
+        let has_several = matches!(
+            self.node.op,
+            Op::Attention(_)
+                | Op::GroupQueryAttention(_)
+                | Op::BatchNormalization(_)
+                | Op::Dropout(_)
+                | Op::DynamicQuantizeLinear(_)
+                | Op::LayerNormalization(_)
+                | Op::Pool(_)
+                | Op::Recurrent(_)
+                | Op::SoftmaxCrossEntropyLoss(_)
+                | Op::Split(_)
+                | Op::TopK(_)
+        );
+        if let Some(at) = (1..self.outputs.len()).find(|&at| self.outputs[at].is_some() && !has_several) {
+            return Err(NoCode::Output(at));
+        }
+        for to in &mut self.outputs {
+            if let Some(id) = to.filter(|id| self.net.value(*id).n_elements() == 0) {
+                self.net.values[id.0].constant = Tensor::new(self.net.value(id).ty(), Bytes::new());
+                *to = None;
+            }
+        }
+        match self.try_input(0) {
+            Some(id) if self.is_empty(id) && !matches!(self.node.op, Op::Concat(_)) => {
+                Err(NoCode::Empty(self.net.value(id).name.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Leaves the node to the reference, which evaluates it, for this reason.
+    fn host(&mut self, reason: NoCode) {
+        let dummy = |net: &mut Net, at: usize, node: &GraphNode| {
+            net.add_value(&format!("{}.unused{at}", node.place.node), DType::F32, &[0])
+        };
+        let mut outputs = Vec::with_capacity(self.outputs.len());
+        for (at, output) in self.outputs.iter().enumerate() {
+            outputs.push(output.unwrap_or_else(|| dummy(self.net, at, self.node)));
+        }
+        self.net.nodes.push(Node {
+            kind: Kind::Host(Box::new(Evaluated { op: self.node.op.clone(), reason })),
+            inputs: self.inputs.clone(),
+            outputs,
+            origin: self.node.place.node.clone(),
+        });
+    }
+
+    /// The node's outputs as constants, where all that it reads is known or has no elements.
+    fn evaluate(&mut self) -> Option<()> {
+        let empty = |ty: &TensorType| Tensor::new(ty.clone(), Bytes::new());
+        let outputs: Vec<ValueId> = self.outputs.iter().flatten().copied().collect();
+        let found: Vec<(ValueId, Tensor)> = if outputs.iter().all(|id| self.net.value(*id).n_elements() == 0) {
+            outputs.iter().filter_map(|id| Some((*id, empty(&self.net.value(*id).ty())?))).collect()
+        } else {
+            let values: Vec<Option<Option<Tensor>>> = self
+                .facts()
+                .iter()
+                .map(|fact| {
+                    let Some(fact) = fact else { return Some(None) };
+                    let known = fact.value.cloned().or_else(|| empty(fact.ty));
+                    known.map(Some)
+                })
+                .collect();
+            let values = values.into_iter().collect::<Option<Vec<Option<Tensor>>>>()?;
+            let facts: Vec<_> =
+                values.iter().map(|x| x.as_ref().map(|x| Fact { ty: x.ty(), value: Some(x) })).collect();
+            let results = self.node.op.operation().evaluate(Inputs(&facts)).ok()?;
+            self.outputs.iter().zip(results).filter_map(|(id, x)| Some(((*id)?, x))).collect()
+        };
+        for (id, tensor) in found {
+            self.net.values[id.0].constant = Some(tensor);
+        }
+        Some(())
+    }
+}

@@ -1,0 +1,96 @@
+//! Reasons why a node of a graph has no code.
+
+use tilewright_graph::{DType, OpError};
+
+/// Result of a lowering.
+pub(crate) type Lowered<T = ()> = Result<T, NoCode>;
+
+/// Reason why a node has no code: no lowering of its operator takes it as it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoCode {
+    /// No lowering knows the operator.
+    #[error("no lowering knows the operator")]
+    Operator,
+    /// Elements of a value are of a type that lowerings of the operator do not take.
+    #[error("`{value}` is {dtype}, and there is code for {takes}{}", cast_hint(*.dtype, .takes))]
+    Type {
+        /// Name of the value.
+        value: String,
+        /// Type of its elements.
+        dtype: DType,
+        /// Types that there is code for.
+        takes: &'static str,
+    },
+    /// Two values that are to have elements of one type differ.
+    #[error("`{}` is {}, but `{}` is {} (put a Cast ahead of one)", .0.0, .0.1, .1.0, .1.1)]
+    Mixed((String, DType), (String, DType)),
+    /// A value has more or fewer dimensions than there is code for.
+    #[error("`{value}` has {rank} dimensions, and there is code for {takes}")]
+    Rank {
+        /// Name of the value.
+        value: String,
+        /// Number of its dimensions.
+        rank: usize,
+        /// Operands that there is code for.
+        takes: &'static str,
+    },
+    /// A shape or an attribute, in words, is one that there is no code for.
+    #[error("there is no code for {0}")]
+    Form(&'static str),
+    /// A size is larger than there is code for.
+    #[error("{what} are {size}, and there is code for up to {most}")]
+    Size {
+        /// Things that are counted, in the plural.
+        what: &'static str,
+        /// Number of them.
+        size: i64,
+        /// Largest number that there is code for.
+        most: i64,
+    },
+    /// A value that decides on the code is known in a run alone.
+    #[error("`{0}` is known only when the model runs (make it a constant of the model)")]
+    Unknown(String),
+    /// An input that the lowering needs is left out.
+    #[error("its input {} is left out, and there is code only with it", .0 + 1)]
+    Missing(usize),
+    /// A further output is read.
+    #[error("its output {} is read, and there is code for the first alone", .0 + 1)]
+    Output(usize),
+    /// Nobody reads the output, or it has no elements.
+    #[error("its output has no elements, or nobody reads it")]
+    Unread,
+    /// An operand without elements.
+    #[error("`{0}` has no elements")]
+    Empty(String),
+    /// An operation of the lowering needs LLVM, and this build has none.
+    #[error("this build has no LLVM, and so no code for {0} (a build with LLVM has it)")]
+    Build(&'static str),
+    /// The operator refuses what is known of its inputs.
+    #[error(transparent)]
+    Op(#[from] OpError),
+}
+
+/// Hint to cast, where numbers of another type would have code.
+fn cast_hint(dtype: DType, takes: &str) -> &'static str {
+    if dtype.is_float() || takes.contains("f32") { " (put a Cast ahead of it)" } else { "" }
+}
+
+/// Asks for a condition that a lowering relies on.
+pub(crate) fn need(holds: bool, otherwise: impl FnOnce() -> NoCode) -> Lowered {
+    if holds { Ok(()) } else { Err(otherwise()) }
+}
+
+/// Lowerings to try one after another.
+pub(crate) trait Otherwise<T> {
+    /// Tries another lowering, of more cases, where this one failed. Of two reasons that is kept which says
+    /// more: the other lowering's, unless that does not know the operator at all.
+    fn otherwise(self, other: impl FnOnce() -> Lowered<T>) -> Lowered<T>;
+}
+
+impl<T> Otherwise<T> for Lowered<T> {
+    fn otherwise(self, other: impl FnOnce() -> Lowered<T>) -> Lowered<T> {
+        let Err(first) = self else { return self };
+        other().map_err(|second| if second == NoCode::Operator { first } else { second })
+    }
+}

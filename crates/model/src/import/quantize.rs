@@ -1,0 +1,248 @@
+//! Conversions between numbers and integers with a scale, and products of such integers.
+
+use tilewright_graph::op::{ConvShape, QLinearConv, QuantizeLinear, Scaling, axis};
+use tilewright_graph::{DType, Op};
+use tilewright_ir::Expr;
+use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
+
+use super::job::Job;
+use super::no_code::{Lowered, NoCode, need};
+use crate::net::{Kind, ValueId};
+use crate::scalar::{add, clip, input, max, min, mul, number, of, quantized, sub, where_less};
+
+impl Job<'_> {
+    /// The scale or zero point of an input's elements, in the shape that maps read it in.
+    fn scaling(&mut self, at: usize, op: Scaling) -> Lowered<ValueId> {
+        let id = self.input(at)?;
+        let shape = self.shape(0)?;
+        let n = self.net.value(id).n_elements();
+        // Known scales and zero points stand in expressions, where epilogues find them.
+        if let Some(number) = self.net.uniform(id).filter(|_| self.is_f32(id) || self.is_whole(id)) {
+            return Ok(self.constant("scaling", &[], &[number as f32]));
+        }
+        if op.block > 0 {
+            let axis = axis(op.axis, shape.len())?;
+            return self.scaling_of_blocks(id, &shape, axis, op.block as i64);
+        }
+        let mut along = vec![1; if n == 1 { 0 } else { shape.len() - axis(op.axis, shape.len())? }];
+        along.first_mut().into_iter().for_each(|first| *first = n);
+        Ok(self.step("scaling", Kind::View, &[id], &along))
+    }
+
+    /// The scales or zero points of blocks along a dimension, each as often as a block has elements.
+    fn scaling_of_blocks(&mut self, id: ValueId, shape: &[i64], axis: usize, block: i64) -> Lowered<ValueId> {
+        self.need_code(id)?;
+        let n_blocks = self.net.shape(id)[axis];
+        let around = |along: &[i64]| [&shape[..axis], along, &shape[axis + 1..]].concat();
+        let single = self.step("single", Kind::View, &[id], &around(&[n_blocks, 1]));
+        let blocks = self.repeated("blocks", single, &around(&[n_blocks, block]));
+        let all = self.step("scaling", Kind::View, &[blocks], &around(&[n_blocks * block]));
+        if self.net.shape(all) == shape {
+            return Ok(all);
+        }
+        Ok(self.step("scaling", Kind::Slice(vec![(0, 1); shape.len()]), &[all], shape))
+    }
+
+    /// Scale and zero point, both in f32.
+    fn scale_and_zero(&mut self, op: Scaling) -> Lowered<[ValueId; 2]> {
+        let scale = self.scaling(1, op)?;
+        let zero = match self.try_input(2) {
+            Some(_) => {
+                let zero = self.scaling(2, op)?;
+                self.single(zero)?
+            }
+            None => self.constant("zero", &[], &[0.0]),
+        };
+        self.need_f32(scale)?;
+        Ok([scale, zero])
+    }
+
+    /// Quantizes numbers to multiples of a scale, still in f32.
+    pub(crate) fn quantized(&mut self, op: Scaling, dtype: DType, x: ValueId) -> Lowered<ValueId> {
+        let [scale, zero] = self.scale_and_zero(op)?;
+        let (least, most) = dtype.integer_range();
+        self.need_f32(x)?;
+        need(most - least < 1 << 17, || NoCode::Form("integers of more than 16 bits with a scale"))?;
+        let [by, plus] = [(scale, 1), (zero, 2)].map(|(id, at)| self.net.literal(id).unwrap_or(input(at)));
+        let multiple = of(UnaryOp::Round, Expr::binary(BinaryOp::Div, input(0), by));
+        let value = quantized(add(multiple, plus), least as f64, most as f64);
+        let shape = self.net.shape(x).to_vec();
+        Ok(self.step("multiple", Kind::Map(value), &[x, scale, zero], &shape))
+    }
+
+    /// Numbers as whole multiples of a scale.
+    pub(crate) fn quantize(&mut self, op: QuantizeLinear) -> Lowered {
+        let (x, to) = (self.input(0)?, self.output()?);
+        self.need_code(to)?;
+        let x = if self.is_whole(x) { self.single(x)? } else { x };
+        let multiple = self.quantized(op.0, self.net.value(to).dtype, x)?;
+        self.push(Kind::Map(input(0)), &[multiple], to);
+        Ok(())
+    }
+
+    /// Whole multiples of a scale as numbers.
+    pub(crate) fn dequantize(&mut self, op: Scaling) -> Lowered {
+        let (x, to) = (self.input(0)?, self.output()?);
+        self.need_f32(to)?;
+        let [scale, zero] = self.scale_and_zero(op)?;
+        let x = self.single(x)?;
+        let [by, less] = [(scale, 1), (zero, 2)].map(|(id, at)| self.net.literal(id).unwrap_or(input(at)));
+        self.push(Kind::Map(mul(sub(input(0), less), by)), &[x, scale, zero], to);
+        Ok(())
+    }
+
+    /// Numbers as `u8` by a scale and a zero point of their range.
+    pub(super) fn quantize_by_range(&mut self) -> Lowered {
+        let x = self.input(0)?;
+        let shape = self.net.shape(x).to_vec();
+        self.need_f32(x)?;
+        let (flat, one) = ([shape.iter().product::<i64>()], [1]);
+        let list = self.step("list", Kind::View, &[x], &flat);
+        let [low, high] = [ReduceOp::Min, ReduceOp::Max]
+            .map(|extreme| self.step("extreme", Kind::Reduce(extreme, vec![0]), &[list], &one));
+        let width = sub(max(input(1), number(0.0)), min(input(0), number(0.0)));
+        let width = Expr::binary(BinaryOp::Div, width, number(255.0));
+        let scale = where_less(number(0.0), width.clone(), width, number(1.0));
+        let scale = self.step("scale", Kind::Map(scale), &[low, high], &one);
+        let zero = Expr::binary(BinaryOp::Div, of(UnaryOp::Neg, min(input(0), number(0.0))), input(1));
+        let zero = self.step("zero", Kind::Map(clip(of(UnaryOp::Round, zero), 0.0, 255.0)), &[low, scale], &one);
+        let multiple = of(UnaryOp::Round, Expr::binary(BinaryOp::Div, input(0), input(1)));
+        let value = quantized(add(multiple, input(2)), 0.0, 255.0);
+        let multiple = self.step("multiple", Kind::Map(value), &[x, scale, zero], &shape);
+        let outputs = self.outputs.clone();
+        for (from, to) in [multiple, scale, zero].into_iter().zip(outputs) {
+            let Some(to) = to else { continue };
+            let from = match self.net.shape(from) == self.net.shape(to) {
+                true => from,
+                false => self.step("number", Kind::View, &[from], &[]),
+            };
+            self.push(Kind::Map(input(0)), &[from], to);
+        }
+        Ok(())
+    }
+
+    /// A product of quantized matrices that is read as f32 numbers alone: these count the
+    /// sums as exactly as they keep them.
+    pub(super) fn quantized_product(&mut self) -> Lowered {
+        let (a, b, to) = (self.input(0)?, self.input(1)?, self.output()?);
+        need(self.is_read_as_single(), || NoCode::Form("sums that are read as integers"))?;
+        let mut factors = [a, b];
+        for (slot, id) in [a, b].into_iter().enumerate() {
+            // What is known stays known.
+            if let Some(numbers) = self.centred_constant(id, slot) {
+                let shape = self.net.shape(id).to_vec();
+                factors[slot] = self.constant("weights", &shape, &numbers);
+                continue;
+            }
+            let single = self.single(id)?;
+            factors[slot] = match self.try_input(2 + slot) {
+                None => single,
+                Some(zero) if self.net.value(zero).n_elements() == 1 => {
+                    let zero = self.single(zero)?;
+                    let zero = self.step("zero", Kind::View, &[zero], &[]);
+                    let shape = self.net.shape(id).to_vec();
+                    self.step("centred", Kind::Map(sub(input(0), input(1))), &[single, zero], &shape)
+                }
+                Some(_) => return Err(NoCode::Form("computed zero points of rows or columns")),
+            };
+        }
+        let shape = self.net.shape(to).to_vec();
+        let sums = self.value("sums", DType::F32, &shape);
+        self.product_of(factors[0], factors[1], sums)?;
+        self.push(Kind::Map(input(0)), &[sums], to);
+        Ok(())
+    }
+
+    /// The elements of a known factor less its known zero point, or zero points of the columns of the second
+    /// factor.
+    fn centred_constant(&self, id: ValueId, slot: usize) -> Option<Vec<f32>> {
+        let numbers = self.net.value(id).constant.as_ref()?.floats();
+        let zeros = match self.try_input(2 + slot) {
+            None => vec![0.0],
+            Some(zero) => self.net.value(zero).constant.as_ref()?.floats(),
+        };
+        let are_of_columns = slot == 1 && self.net.shape(id).last() == Some(&(zeros.len() as i64));
+        if zeros.len() != 1 && !are_of_columns {
+            return None;
+        }
+        Some(numbers.into_iter().zip(zeros.iter().cycle()).map(|(x, zero)| (x - zero) as f32).collect())
+    }
+
+    /// Whether all readers of the node's output convert it to f32.
+    fn is_read_as_single(&self) -> bool {
+        let Some(output) = self.node.outputs.first().copied().flatten() else { return false };
+        let graph = self.graph();
+        let is_cast = |user: &tilewright_graph::NodeId| {
+            let node = graph.node(*user);
+            let is_single = node.outputs[0].is_some_and(|id| graph.ty(id).dtype == DType::F32);
+            matches!(node.op, Op::Cast(_)) && is_single
+        };
+        !graph.outputs.contains(&output) && graph.value(output).users.iter().all(is_cast)
+    }
+
+    /// Subtracts the zero point from bytes, which is a single one or one for each position of a dimension
+    /// that has `n_behind` behind it.
+    pub(super) fn less_zero(&mut self, x: ValueId, zero: Option<ValueId>, n_behind: usize) -> Lowered<ValueId> {
+        self.need_integers(x)?;
+        let shape = self.net.shape(x).to_vec();
+        let to = self.value("centred", DType::I32, &shape);
+        let Some(zero) = zero else { return Ok(self.push(Kind::Map(input(0)), &[x], to)) };
+        let n = self.net.value(zero).n_elements();
+        let zero = match self.net.shape(zero).len() {
+            _ if n == 1 => self.viewed("zero", zero, &[]),
+            1 => self.viewed("zero", zero, &[&[n], &vec![1; n_behind][..]].concat()),
+            _ => zero,
+        };
+        Ok(self.push(Kind::Map(Expr::binary(BinaryOp::Sub, input(0), input(1))), &[x, zero], to))
+    }
+
+    /// Scales integers, and converts them to bytes; the second factor may have a scale for each position of a
+    /// dimension that has so many behind it. Intermediate numbers are f64, as sums are exact.
+    fn requantized(&mut self, x: ValueId, n_behind: [usize; 2]) -> Lowered {
+        let to = self.output()?;
+        let shape = self.net.shape(x).to_vec();
+        let mut inputs = vec![x];
+        for (at, behind) in [(1, n_behind[0]), (4, n_behind[1]), (6, 0), (7, 0)] {
+            let id = self.input(at)?;
+            self.need_code(id)?;
+            let n = self.net.value(id).n_elements();
+            let along = if n == 1 { Vec::new() } else { [&[n], &vec![1; behind][..]].concat() };
+            inputs.push(self.viewed("scale", id, &along));
+        }
+        let (least, most) = self.net.value(to).dtype.integer_range();
+        let factor = Expr::binary(BinaryOp::Div, mul(input(1), input(2)), input(3));
+        let scaled = self.value("scaled", DType::F64, &shape);
+        let value = add(of(UnaryOp::Round, mul(input(0), factor)), input(4));
+        self.push(Kind::Map(clip(value, least as f64, most as f64)), &inputs, scaled);
+        let bytes = self.value("bytes", self.net.value(to).dtype, &shape);
+        self.push(Kind::Map(input(0)), &[scaled], bytes);
+        self.push(Kind::View, &[bytes], to);
+        Ok(())
+    }
+
+    /// A product of quantized matrices.
+    pub(super) fn quantized_matrices(&mut self) -> Lowered {
+        let (a, b) = (self.input(0)?, self.input(3)?);
+        let (a, b) = (self.less_zero(a, self.try_input(2), 1)?, self.less_zero(b, self.try_input(5), 0)?);
+        let product = self.product_by_sums(a, b)?;
+        self.requantized(product, [1, 0])
+    }
+
+    /// A convolution of quantized images.
+    fn quantized_convolution(&mut self, found: &ConvShape) -> Lowered {
+        let (x, w, to) = (self.input(0)?, self.input(3)?, self.output()?);
+        let rank = self.net.shape(to).len();
+        let (x, w) = (self.less_zero(x, self.try_input(2), 0)?, self.less_zero(w, self.try_input(5), rank - 1)?);
+        let product = self.convolved(found, x, w)?;
+        let out = self.net.shape(to).to_vec();
+        let sum = self.value("biased", DType::I32, &out);
+        self.biased(product, 8, sum)?;
+        self.requantized(sum, [0, rank - 2])
+    }
+
+    /// Lowers a convolution of quantized tensors.
+    pub(super) fn qlinear_conv(&mut self, op: &QLinearConv) -> Lowered {
+        let found = op.0.shape(self.graph_shape(0)?, self.graph_shape(3)?)?;
+        self.quantized_convolution(&found)
+    }
+}
