@@ -41,6 +41,9 @@ mod random;
 #[path = "onnx/types.rs"]
 mod types;
 
+#[path = "onnx/wide_weights.rs"]
+mod wide_weights;
+
 #[path = "onnx/trees.rs"]
 mod trees;
 

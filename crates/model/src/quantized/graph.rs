@@ -4,13 +4,15 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use tilewright_graph::op::{
-    Binary, Cast, Conv, ConvInteger, DequantizeLinear, Fact, Gather, Gemm, Inputs, MatMulInteger, PoolKind,
-    QuantizeLinear, Scaling, Unary, axis,
+    Binary, Cast, Conv, DequantizeLinear, Fact, Gather, Gemm, Inputs, MatMul, PoolKind, QuantizeLinear, Scaling, Unary,
+    axis,
 };
 use tilewright_graph::{DType, Graph, Node, Op, Place, Tensor, TensorType, Value, ValueId};
 use tilewright_ir::Target;
 
-use super::price::convolution_pays;
+mod factors;
+
+use factors::Integers;
 
 /// Rewrites a graph in which `DequantizeLinear` reads constants, and which is specialised.
 ///
@@ -136,16 +138,6 @@ struct Job<'a> {
 /// Whether a target has dot products of 8-bit integers.
 pub fn has_dots(target: &Target) -> bool {
     target.dot4_lanes([false, true]) > 0
-}
-
-/// Operator of integers that takes the place of one of numbers, with its known factor.
-struct Integers {
-    op: Op,
-    weights: ValueId,
-    /// Channels of the result that each of the first factor's enters, where no other one enters these.
-    n_results: Option<usize>,
-    /// Shape of what there is one of for each column or channel of the result.
-    along: Vec<usize>,
 }
 
 /// A number as many times as wanted, or as many numbers as wanted.
@@ -459,48 +451,6 @@ impl Job<'_> {
         Some(())
     }
 
-    /// Known factors as i8, each less the zero point of its column or channel, where all fit. `source` is the
-    /// place of an element in the known tensor, `channel` that of its zero point.
-    fn centred(
-        &mut self,
-        bytes: &Bytes,
-        shape: Vec<usize>,
-        n_channels: usize,
-        [source, channel]: [&dyn Fn(usize) -> usize; 2],
-    ) -> Option<ValueId> {
-        let tensor = self.constant_of(bytes.id)?.clone();
-        let (numbers, zeros) = (tensor.i64s(), spread(&bytes.zeros(), n_channels)?);
-        let n = numbers.len();
-        let is_same = zeros.iter().all(|zero| *zero == 0) && (0..n).all(|at| source(at) == at);
-        if is_same && tensor.dtype() == DType::I8 {
-            return Some(bytes.id);
-        }
-        let element = |at: usize| i8::try_from(numbers[source(at)] - zeros[channel(at)]).ok().map(i128::from);
-        let centred = (0..n).map(element).collect::<Option<Vec<_>>>()?;
-        let name = format!("{}.centred", self.new.value(bytes.id).name);
-        Some(self.add_constant(name, Tensor::from_integers(DType::I8, shape, &centred)))
-    }
-
-    /// A known matrix as the second factor `[k, n]` of a product.
-    fn matrix(&mut self, bytes: &Bytes, turned: bool) -> Option<Integers> {
-        let &[rows, columns] = self.constant_of(bytes.id)?.shape() else { return None };
-        let (k, n) = if turned { (columns, rows) } else { (rows, columns) };
-        (bytes.is_single() || bytes.axis == usize::from(!turned)).then_some(())?;
-        let source = |at: usize| if turned { at % n * k + at / n } else { at };
-        let weights = self.centred(bytes, vec![k, n], n, [&source, &|at| at % n])?;
-        Some(Integers { op: MatMulInteger.into(), weights, n_results: None, along: vec![n] })
-    }
-
-    /// Known filters `[k, c, r, s]` of a convolution of rows and columns.
-    fn filters(&mut self, bytes: &Bytes, conv: &Conv) -> Option<Integers> {
-        let shape = self.constant_of(bytes.id)?.shape().to_vec();
-        (shape.len() == 4 && !shape.contains(&0) && (bytes.is_single() || bytes.axis == 0)).then_some(())?;
-        let (n, n_channels, inside) = (shape[0], shape[1], shape[1..].iter().product::<usize>());
-        let weights = self.centred(bytes, shape, n, [&|at| at, &|at| at / inside])?;
-        let n_results = (n_channels == 1 && n.is_multiple_of(conv.groups)).then(|| n / conv.groups);
-        Some(Integers { op: ConvInteger(conv.clone()).into(), weights, n_results, along: vec![n, 1, 1] })
-    }
-
     /// A product of numbers that integers stand for, the second known.
     fn product(&mut self, node: &Node, turned: bool) -> Option<()> {
         let (a, b) = (self.input_bytes(node, 0)?, self.input_bytes(node, 1)?);
@@ -511,9 +461,9 @@ impl Job<'_> {
     /// A convolution of numbers that integers stand for by known ones.
     fn convolution(&mut self, node: &Node, conv: &Conv) -> Option<()> {
         let (x, w) = (self.input_bytes(node, 0)?, self.input_bytes(node, 1)?);
-        let integers = self.filters(&w, conv)?;
-        let found = conv.shape(&self.new.ty(x.id).shape, &self.new.ty(integers.weights).shape).ok()?;
-        convolution_pays(&found, self.new.ty(x.id).dtype, self.target).then_some(())?;
+        let shape = self.shape(x.id);
+        let integers = self.filters(&w, conv, &shape)?;
+        integers.pays(self.new.ty(x.id).dtype, self.target).then_some(())?;
         self.of_numbers(node, [&x, &w], integers)
     }
 
@@ -534,12 +484,12 @@ impl Job<'_> {
         factor: &dyn Fn(f32, f32) -> f32,
         bias: Option<ValueId>,
     ) -> Option<ValueId> {
-        let Integers { op, weights, n_results, along } = integers;
+        let along = integers.along.clone();
         let is_byte = |id: ValueId| matches!(self.new.ty(id).dtype, DType::U8 | DType::I8);
         let rank = self.new.ty(a.id).shape.len();
         (is_byte(a.id) && is_byte(b.id) && rank >= 2).then_some(())?;
         (self.constant_of(a.id).is_none() && !self.new.ty(a.id).shape.contains(&0)).then_some(())?;
-        let (of_a, of_b) = (a.scales_of_channels(along[0], n_results)?, spread(&b.scales(), along[0])?);
+        let (of_a, of_b) = (a.scales_of_channels(along[0], integers.n_results)?, spread(&b.scales(), along[0])?);
         let both = || of_a.iter().zip(&of_b);
         let factors: Vec<f32> = both().map(|(of_a, of_b)| factor(*of_a, *of_b)).collect();
         let sums: Vec<f32> = both().map(|(of_a, of_b)| of_a * of_b).collect();
@@ -547,7 +497,7 @@ impl Job<'_> {
         let name = self.old.value(to).name.clone();
         let zero = a.only_zero()?;
         let zero = a.zero.is_some().then(|| self.add_constant(format!("{name}.zero"), zero));
-        let mut x = self.step(format!("{name}.sums"), op, place, vec![Some(a.id), Some(weights), zero])?;
+        let mut x = self.sums(&format!("{name}.sums"), place, [Some(a.id), zero], &integers)?;
         let mut rest = bias;
         if let Some(bias) = bias.and_then(|id| self.bias_of(id, &sums, &along)) {
             let bias = self.add_constant(format!("{name}.bias"), bias);
@@ -558,16 +508,19 @@ impl Job<'_> {
         let numbers: Vec<f64> = factors.into_iter().map(f64::from).collect();
         let scale = Tensor::from_floats(DType::F32, along.clone(), &numbers);
         let scale = self.add_constant(format!("{name}.factors"), scale);
-        let is_last = rest.is_none() && self.old.ty(to).dtype == DType::F32;
-        let named = if is_last { name.clone() } else { format!("{name}.product") };
-        let x = self.step(named, Binary::Mul, place, vec![Some(x), Some(scale)])?;
-        let Some(bias) = rest else { return Some(x) };
-        let mut bias = self.plain(bias);
-        if along.len() > 1 {
-            let tensor = self.constant_of(bias)?.reshaped(along);
-            bias = self.add_constant(format!("{name}.bias"), tensor);
+        let is_last = self.old.ty(to).dtype == DType::F32 && !integers.is_line;
+        let named = |is_last, what: &str| if is_last { name.clone() } else { format!("{name}.{what}") };
+        let mut x =
+            self.step(named(is_last && rest.is_none(), "product"), Binary::Mul, place, vec![Some(x), Some(scale)])?;
+        if let Some(bias) = rest {
+            let mut bias = self.plain(bias);
+            if along.len() > 1 {
+                let tensor = self.constant_of(bias)?.reshaped(along);
+                bias = self.add_constant(format!("{name}.bias"), tensor);
+            }
+            x = self.step(named(!integers.is_line, "sum"), Binary::Add, place, vec![Some(x), Some(bias)])?;
         }
-        self.step(name, Binary::Add, place, vec![Some(x), Some(bias)])
+        self.as_line(name, place, x, &integers)
     }
 
     /// A bias in integers of the scale of sums, one for each column; none where its scale is another.
@@ -604,28 +557,28 @@ impl Job<'_> {
     /// A convolution of integers with known filters, these less their zero points.
     fn integer_convolution(&mut self, node: &Node, conv: &Conv) -> Option<()> {
         let bytes = self.known_factor(node, 0)?;
-        let integers = self.filters(&bytes, conv)?;
+        let shape = self.old.ty(node.inputs[0]?).shape.clone();
+        let integers = self.filters(&bytes, conv, &shape)?;
         self.with_factor(node, integers)
     }
 
-    /// Adds an operator again, with another known factor, which has no zero point.
+    /// Computes the result of an operator with another known factor, which has no zero point.
     fn with_factor(&mut self, node: &Node, integers: Integers) -> Option<()> {
-        let mut inputs = vec![Some(self.plain(node.inputs[0]?)), Some(integers.weights)];
-        if let Some(zero) = node.inputs.get(2).copied().flatten() {
-            inputs.push(Some(self.plain(zero)));
-        }
-        let to = self.plain(node.outputs[0]?);
-        self.add(Node { inputs, outputs: vec![Some(to)], ..node.clone() });
+        let x = Some(self.plain(node.inputs[0]?));
+        let zero = node.inputs.get(2).copied().flatten().map(|zero| self.plain(zero));
+        let to = node.outputs[0]?;
+        let name = self.old.value(to).name.clone();
+        let sums = self.sums(&name, &node.place, [x, zero], &integers)?;
+        self.plain[to.0 as usize] = Some(self.as_line(name, &node.place, sums, &integers)?);
         Some(())
     }
 
     /// A product or a convolution of integers with scales, and integers again, as operators for each of
     /// these.
     fn quantized(&mut self, node: &Node, conv: Option<&Conv>) -> Option<()> {
-        let to = node.outputs[0]?;
         let constant = |at: usize| self.old.value(node.inputs[at]?).constant.clone();
         let (scale, zero) = (constant(6)?, constant(7)?);
-        (scale.n_elements() == 1 && zero.n_elements() == 1 && constant(3).is_some()).then_some(())?;
+        (scale.n_elements() == 1 && zero.n_elements() == 1).then_some(())?;
         let parts = [0, 3].map(|at| Some((constant(at + 1)?, constant(at + 2)?)));
         let [Some(of_a), Some(of_b)] = parts else { return None };
         let axis = if conv.is_some() { 0 } else { 1 };
@@ -636,11 +589,18 @@ impl Job<'_> {
             let (op, place, zero) = (node.op.clone(), node.place.clone(), Some(zero));
             factors.push(Bytes { id, scale, zero, axis, op, place });
         }
+        let by = scale.floats()[0] as f32;
+        if conv.is_none() && constant(3).is_none() {
+            let product = self.product_of_numbers(node, &factors, &|a, b| a * b / by)?;
+            return self.requantized(node, product, zero);
+        }
         let integers = match conv {
             None => self.matrix(&factors[1], false)?,
-            Some(conv) => self.filters(&factors[1], conv)?,
+            Some(conv) => {
+                let shape = self.shape(factors[0].id);
+                self.filters(&factors[1], conv, &shape)?
+            }
         };
-        let by = scale.floats()[0] as f32;
         let bias = match node.inputs.get(8).copied().flatten() {
             None => None,
             Some(bias) => {
@@ -659,10 +619,44 @@ impl Job<'_> {
             }
         };
         let product = self.of_bytes(node, [&factors[0], &factors[1]], integers, &|a, b| a * b / by, bias)?;
+        self.requantized(node, product, zero)
+    }
+
+    /// A product of two factors that are not known, as numbers: integers less their zero points.
+    fn product_of_numbers(
+        &mut self,
+        node: &Node,
+        factors: &[Bytes],
+        factor: &dyn Fn(f32, f32) -> f32,
+    ) -> Option<ValueId> {
+        let (place, name) = (&node.place, self.old.value(node.outputs[0]?).name.clone());
+        let mut numbers = Vec::with_capacity(2);
+        for (at, bytes) in factors.iter().enumerate() {
+            bytes.is_single().then_some(())?;
+            let whole =
+                self.step(format!("{name}.factor{at}"), Cast { to: Some(DType::F32) }, place, vec![Some(bytes.id)])?;
+            let zero = Tensor::scalar(DType::F32, bytes.zeros()[0] as f64);
+            let zero = self.add_constant(format!("{name}.zero{at}"), zero);
+            numbers.push(Some(self.step(
+                format!("{name}.number{at}"),
+                Binary::Sub,
+                place,
+                vec![Some(whole), Some(zero)],
+            )?));
+        }
+        let product = self.step(format!("{name}.sums"), MatMul, place, numbers)?;
+        let scale = f64::from(factor(factors[0].scales()[0], factors[1].scales()[0]));
+        let scale = self.add_constant(format!("{name}.factor"), Tensor::scalar(DType::F32, scale));
+        self.step(format!("{name}.product"), Binary::Mul, place, vec![Some(product), Some(scale)])
+    }
+
+    /// Quantizes multiples of the scale of a node's result.
+    fn requantized(&mut self, node: &Node, multiples: ValueId, zero: Tensor) -> Option<()> {
+        let to = node.outputs[0]?;
         let name = self.old.value(to).name.clone();
         let one = self.add_constant(format!("{name}.one"), Tensor::scalar(DType::F32, 1.0));
         let zero = self.add_constant(format!("{name}.zero"), zero.reshaped(Vec::new()));
-        let inputs = vec![Some(product), Some(one), Some(zero)];
+        let inputs = vec![Some(multiples), Some(one), Some(zero)];
         let quantize = QuantizeLinear(Scaling { axis: 0, block: 0, dtype: None });
         let to = self.plain(to);
         self.add(Node { op: quantize.into(), place: node.place.clone(), inputs, outputs: vec![Some(to)] });

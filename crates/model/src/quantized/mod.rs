@@ -11,3 +11,4 @@ pub mod graph;
 mod packed;
 mod price;
 mod product;
+mod split;

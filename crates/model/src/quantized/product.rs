@@ -93,30 +93,43 @@ impl Job<'_> {
         let (x, w) = (x?, w?);
         let weights = self.net.value(w).constant.clone().filter(|tensor| tensor.dtype() == DType::I8)?;
         let dtype = self.net.value(x).dtype;
-        let zero = node.inputs.get(2).copied().flatten();
-        let zero = match zero {
-            None => 0,
-            Some(zero) => {
-                let zeros = self.graph().value(zero).constant.as_ref()?.i64s();
-                (zeros.len() == 1).then_some(zeros[0])?
-            }
-        };
+        let zero = node.inputs.get(2).copied().flatten().map(|id| self.net_value(id));
+        zero.is_none_or(|id| self.net.value(id).n_elements() == 1).then_some(())?;
         let is_byte = matches!(dtype, DType::U8 | DType::I8);
         (is_byte && node.inputs.get(3).copied().flatten().is_none() && weights.shape().len() == 4).then_some(())?;
         let n = weights.shape()[0];
         let bias = bias.map_or(vec![0; n], Tensor::i64s);
         (bias.len() == n).then_some(())?;
         let sum = |filter: &[u8]| filter.iter().map(|w| i64::from(*w as i8)).sum::<i64>();
-        let sums = weights.bytes().chunks(weights.n_elements() / n).map(sum);
-        let terms: Vec<i64> = sums.zip(&bias).map(|(sum, bias)| i64::from((bias - zero * sum) as i32)).collect();
+        let sums: Vec<i64> = weights.bytes().chunks(weights.n_elements() / n).map(sum).collect();
         let mut inputs = vec![x, w];
-        if zero != 0 {
-            inputs.push(self.whole_constant("padding", dtype, &[1], &[zero]));
-        }
-        if terms.iter().any(|term| *term != 0) {
-            inputs.push(self.whole_constant("terms", DType::I32, &[n as i64, 1, 1], &terms));
-        }
+        inputs.extend(zero.filter(|id| !self.is_zero(*id)).map(|id| self.viewed("padding", id, &[1])));
+        inputs.extend(self.terms(zero, &bias, &sums, &[n as i64, 1, 1]));
         Some(inputs)
+    }
+
+    /// Whether a value is known to be 0.
+    fn is_zero(&self, id: ValueId) -> bool {
+        self.net.value(id).constant.as_ref().is_some_and(|tensor| tensor.i64s().iter().all(|&x| x == 0))
+    }
+
+    /// Numbers added to the sums of each column or channel: a bias, less what the zero point of the first factor
+    /// makes of the sum of the second one; none where all are 0.
+    fn terms(&mut self, zero: Option<ValueId>, bias: &[i64], sums: &[i64], shape: &[i64]) -> Option<ValueId> {
+        let known = zero.map(|id| self.net.value(id).constant.as_ref().map(|tensor| tensor.i64s()[0]));
+        if let Some(zero) = known.unwrap_or(Some(0)) {
+            // Sums wrap around, as those of kernels do.
+            let terms: Vec<i64> =
+                bias.iter().zip(sums).map(|(bias, sum)| i64::from((bias - zero * sum) as i32)).collect();
+            let is_any = terms.iter().any(|&x| x != 0);
+            return is_any.then(|| self.whole_constant("terms", DType::I32, shape, &terms));
+        }
+        let sums = self.whole_constant("sums", DType::I32, shape, sums);
+        let bias = self.whole_constant("bias", DType::I32, shape, bias);
+        let zero = self.viewed("zero", zero?, &[1]);
+        let terms = self.value("terms", DType::I32, shape);
+        let value = sub(input(0), mul(input(1), input(2)));
+        Some(self.push(Kind::Map(value), &[bias, sums, zero], terms))
     }
 
     fn push_convolution(&mut self, conv: &Conv, mut inputs: Vec<ValueId>, to: ValueId) -> Option<()> {
@@ -170,37 +183,14 @@ impl Job<'_> {
             }
         };
         let zero = zero(2);
-        let a = self.viewed("rows", a, &[m, k]);
-        let mut inputs = vec![a, b];
-        let Some(zero) = zero else {
-            if bias.iter().any(|&x| x != 0) {
-                inputs.push(self.whole_constant("bias", DType::I32, &[n], &bias));
-            }
-            return Some(inputs);
-        };
-        (self.net.value(zero).n_elements() == 1).then_some(())?;
+        zero.is_none_or(|id| self.net.value(id).n_elements() == 1).then_some(())?;
         let mut sums = vec![0i64; n as usize];
         for row in weights.bytes().chunks(n as usize) {
             sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += i64::from(*x as i8));
         }
-        match self.net.value(zero).constant.as_ref().map(Tensor::i64s).as_deref() {
-            Some(&[zero]) => {
-                // Sums wrap around, as those of kernels do.
-                let terms: Vec<i64> =
-                    bias.iter().zip(&sums).map(|(bias, sum)| i64::from((bias - zero * sum) as i32)).collect();
-                if terms.iter().any(|&x| x != 0) {
-                    inputs.push(self.whole_constant("terms", DType::I32, &[n], &terms));
-                }
-            }
-            _ => {
-                let sums = self.whole_constant("column sums", DType::I32, &[n], &sums);
-                let bias = self.whole_constant("bias", DType::I32, &[n], &bias);
-                let zero = self.viewed("zero", zero, &[1]);
-                let terms = self.value("terms", DType::I32, &[n]);
-                let value = sub(input(0), mul(input(1), input(2)));
-                inputs.push(self.push(Kind::Map(value), &[bias, sums, zero], terms));
-            }
-        }
+        let a = self.viewed("rows", a, &[m, k]);
+        let mut inputs = vec![a, b];
+        inputs.extend(self.terms(zero, &bias, &sums, &[n]));
         Some(inputs)
     }
 
