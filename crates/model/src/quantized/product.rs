@@ -113,8 +113,8 @@ impl Job<'_> {
         self.net.value(id).constant.as_ref().is_some_and(|tensor| tensor.i64s().iter().all(|&x| x == 0))
     }
 
-    /// Numbers added to the sums of each column or channel: a bias, less what the zero point of the first factor
-    /// makes of the sum of the second one; none where all are 0.
+    /// Numbers added to the sums of each column or channel: a bias, less the zero point of the first factor
+    /// times the sum of the second one; none where all are 0.
     fn terms(&mut self, zero: Option<ValueId>, bias: &[i64], sums: &[i64], shape: &[i64]) -> Option<ValueId> {
         let known = zero.map(|id| self.net.value(id).constant.as_ref().map(|tensor| tensor.i64s()[0]));
         if let Some(zero) = known.unwrap_or(Some(0)) {

@@ -1,7 +1,6 @@
 //! Known factors of 9 bits as sums of i8s.
 
-/// Known factors as i8s: those of an input that has larger ones stand beside each other, and the input is read
-/// as often.
+/// Known factors as i8s: an input that has larger ones is read several times, each time with a part of them.
 #[derive(Debug, PartialEq)]
 pub struct Split {
     /// The factors, `[groups, outputs, columns, inside]`.
@@ -17,8 +16,8 @@ impl Split {
     }
 }
 
-/// Splits factors `[groups, outputs, inputs, inside]`. Where the number of inputs is a multiple of `block`, so
-/// is that of columns.
+/// Splits factors `[groups, outputs, inputs, inside]`. Where the number of inputs is a multiple of `block`,
+/// so is that of columns.
 pub fn split(numbers: &[i64], [groups, outputs, inputs, inside]: [usize; 4], block: usize) -> Split {
     let mut rest = numbers.to_vec();
     let at = |[group, output, input]: [usize; 3]| ((group * outputs + output) * inputs + input) * inside;

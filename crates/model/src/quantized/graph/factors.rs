@@ -64,8 +64,8 @@ fn over_a_row(found: &ConvShape) -> Conv {
 }
 
 impl Job<'_> {
-    /// Elements of a known factor, each less the zero point of its output: `place` is that of an element in the
-    /// known tensor, and `output` its output, of `n`.
+    /// Elements of a known factor, each less the zero point of its output: `place` is that of an element in
+    /// the known tensor, and `output` its output, of `n`.
     fn centred(&self, bytes: &Bytes, n: usize, [place, output]: [&dyn Fn(usize) -> usize; 2]) -> Option<Vec<i64>> {
         let tensor = self.constant_of(bytes.id)?;
         let (numbers, zeros) = (tensor.i64s(), spread(&bytes.zeros(), n)?);
