@@ -178,6 +178,7 @@ fn sets_commands_and_models_have_their_shapes() {
     check_shape("race", &run_json(&["race", "--shell", "echo 1", "echo 2", "--metric", "(.*)"]));
     check_shape("network", &run_json(&["network", "dqn", "-o", &model]));
     check_shape("check", &run_json(&["check", &model]));
+    check_shape("check", &run_json(&["check", &model, "--trace"]));
     check_shape("run", &run_json(&["run", &model, "--runs", "2", "-o", &path("outputs"), "--db", &db]));
     check_shape("compile", &run_json(&["compile", &model, "--as", "c", "-o", &path("library"), "--db", &db]));
 }

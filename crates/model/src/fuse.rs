@@ -18,8 +18,8 @@ use crate::net::{AsHeads, Convolution, Kind, Net, Node, Packing, Read, Sequence,
 use crate::open::OpenNet;
 use crate::quantized::epilogue::{closing, example, may_close, opening, padding, types_of};
 use crate::quantized::graph::{has_dots, in_bytes};
+use crate::rules::{MOST_COST, Trace, drop_unread, joined, merged, simplify};
 use crate::scalar::{self, cost, input};
-use crate::simplify::{MOST_COST, drop_unread, joined, merged, simplify};
 
 /// Kernel of a fused graph: its workload, inputs and output.
 #[derive(Debug, Clone)]
@@ -150,6 +150,8 @@ pub struct Fused {
     pub steps: Vec<Step>,
     /// Dimension of which runs say a size; the net is then that of the largest.
     pub open: Option<OpenNet>,
+    /// Passes that made it of a graph.
+    pub trace: Trace,
 }
 
 impl Fused {
@@ -217,10 +219,19 @@ impl Fused {
 /// # Errors
 /// As [`fuse`].
 pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, WorkloadError> {
-    let graph = with_both_branches(graph);
-    let mut net = import(&widened(&in_bytes(&graph, target), exact), has_dots(target));
-    simplify(&mut net);
+    let mut trace = Trace::default();
+    let with_branches = with_both_branches(graph);
+    trace.graph_pass("both_branches", graph, &with_branches);
+    let with_bytes = in_bytes(&with_branches, target);
+    trace.graph_pass("in_bytes", &with_branches, &with_bytes);
+    let wide = widened(&with_bytes, exact);
+    trace.graph_pass("widen", &with_bytes, &wide);
+    let mut net = import(&wide, has_dots(target));
+    trace.pass("import", wide.nodes().len(), net.nodes.len());
+    trace.0.extend(simplify(&mut net).0);
     let mut fused = fuse(net)?;
+    trace.0.append(&mut fused.trace.0);
+    fused.trace = trace;
     fused.workloads_mut().for_each(|workload| workload.exact |= exact);
     Ok(fused)
 }
@@ -230,6 +241,7 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, Workl
 /// # Errors
 /// If an operation is larger than any memory.
 pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
+    let (mut trace, n_nodes) = (Trace::default(), net.nodes.len());
     let mut epilogues: Vec<Operations> = net.nodes.iter().map(|node| opening(&net, node)).collect();
     absorb_maps(&mut net, &mut epilogues);
     let prologues = absorb_prologues(&mut net, &mut epilogues);
@@ -244,7 +256,7 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
                 Step::Kernel(product(&net, node, (*turned, *heads), [&Vec::new(), &epilogues[at]])?)
             }
             Kind::Packed(packing) => Step::Kernel(packed(&net, node, *packing, &epilogues[at])?),
-            Kind::Sequence(sequence) => Step::Sequence(steps_of(&mut net, node, sequence)?),
+            Kind::Sequence(sequence) => Step::Sequence(steps_of(&mut net, node, sequence, &mut trace)?),
             Kind::Call(_) | Kind::Host(_) => Step::Host(node.clone()),
             Kind::Append(axis) => Step::Append { from: node.input(0), to: node.output(), axis: *axis },
             Kind::View if is_inside[at] => continue,
@@ -261,14 +273,16 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
             },
         });
     }
-    Ok(Fused { net, steps, open: None })
+    trace.pass("fuse", n_nodes, steps.len());
+    Ok(Fused { net, steps, open: None, trace })
 }
 
 /// The steps of a sequence, whose values become values of the net around it.
-fn steps_of(net: &mut Net, node: &Node, sequence: &Sequence) -> Result<Steps, WorkloadError> {
+fn steps_of(net: &mut Net, node: &Node, sequence: &Sequence, trace: &mut Trace) -> Result<Steps, WorkloadError> {
     let mut body = sequence.body.clone();
-    simplify(&mut body);
-    let Fused { net: body, steps, .. } = fuse(body)?;
+    trace.within(&node.origin, simplify(&mut body));
+    let Fused { net: body, steps, trace: of_body, .. } = fuse(body)?;
+    trace.within(&node.origin, of_body);
     let mut ids = Vec::with_capacity(body.values.len());
     for (at, value) in body.values.iter().enumerate() {
         let known = sequence.constants.iter().find(|(own, _)| own.0 == at).map(|(_, outer)| *outer);

@@ -62,8 +62,8 @@ impl Fused {
             };
             ways.push(way);
         }
-        let Fused { net, steps, open } = self;
-        let mut out = Fused { net, steps: Vec::new(), open };
+        let Fused { net, steps, open, trace } = self;
+        let mut out = Fused { net, steps: Vec::new(), open, trace };
         // What is converted, by what it is and whether that is to blocks.
         let mut converted: HashMap<(ValueId, bool), ValueId> = HashMap::new();
         for (step, way) in steps.into_iter().zip(ways) {

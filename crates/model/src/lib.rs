@@ -1,8 +1,9 @@
 //! Whole models: from a graph of operators to few kernels, a memory plan, and runs.
 //!
 //! [`lower`] brings the graph's many operators down to few kinds ([`import`]), rewrites them into fewer
-//! ([`simplify`]) and makes kernels of them ([`fuse`]); [`laid_out`] has images lie as is best for these, and
-//! [`compile`] gives them code and memory. What has no code runs as the reference evaluates it.
+//! ([`simplify`]) and makes kernels of them ([`fuse`]), which a [`Trace`] tells of; [`laid_out`] has images
+//! lie as is best for these, and [`compile`] gives them code and memory. What has no code, and why
+//! ([`NoCode`]), is in [`Fused::without_code`]: it runs as the reference evaluates it.
 //!
 //! ```no_run
 //! use tilewright::{CPU, Database, HOST, Place};
@@ -33,13 +34,11 @@
 //! # }
 //! ```
 
-mod attention;
 #[cfg(feature = "peers")]
 pub mod bench;
 mod branches;
 mod caches;
 mod compile;
-mod embedding;
 mod epilogue;
 mod fuse;
 mod halves;
@@ -53,10 +52,10 @@ mod open;
 mod place;
 mod profile;
 mod quantized;
+mod rules;
 mod runner;
 mod scalar;
 mod schedule;
-mod simplify;
 mod whole;
 
 pub use caches::CachesOfKernels;
@@ -70,7 +69,7 @@ pub use net::{AsHeads, Convolution, Evaluated, Kind, Line, Net, Node, Read, Sequ
 pub use open::{OpenError, OpenNet, open};
 pub use place::{Copy, Location, Places};
 pub use profile::{Outline, ProfiledStep, WithoutCode, profile_table};
+pub use rules::{Applied, Trace, rule_names, simplify};
 pub use runner::{RunError, Runner};
 pub use schedule::{Layouts, compile_guessed, compile_known, laid_out};
-pub use simplify::simplify;
 pub use whole::{Choices, Whole, settle};

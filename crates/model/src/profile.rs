@@ -14,6 +14,7 @@ use crate::fuse::{Fused, Step};
 use crate::import::NoCode;
 use crate::net::{Kind, Node};
 use crate::place::Places;
+use crate::rules::Trace;
 use crate::runner::{RunError, Runner};
 
 /// Outline of a model's run.
@@ -30,6 +31,8 @@ pub struct Outline {
     pub n_copies: usize,
     /// Memory for intermediate results.
     pub memory: Memory,
+    /// Passes that made the steps of the model's graph.
+    pub trace: Trace,
 }
 
 /// Node without code.
@@ -79,6 +82,7 @@ impl Outline {
             without_code: fused.without_code().collect(),
             n_copies: places.copies.len(),
             memory,
+            trace: fused.trace.clone(),
         }
     }
 

@@ -38,6 +38,9 @@ mod quantized;
 #[path = "onnx/random.rs"]
 mod random;
 
+#[path = "onnx/rules.rs"]
+mod rules;
+
 #[path = "onnx/types.rs"]
 mod types;
 
@@ -307,7 +310,11 @@ fn attention_of_several_sequences_moves_nothing() {
 }
 
 fn check_attention(ids: &[i64], n_kernels: usize) {
-    let n = ids.len() as i64 / 6;
+    with_attention(ids.len() as i64 / 6, |known, nodes| check_tokens(known, nodes, ids, n_kernels));
+}
+
+/// Gives a function the constants and nodes of attention of two heads over `n` sequences of six tokens.
+fn with_attention<T>(n: i64, of: impl FnOnce(&[(&str, Tensor)], &[Node]) -> T) -> T {
     let perm = |order: [i64; 4]| Some(("perm", Attribute::Ints(order.to_vec())));
     let known = [
         ("table", weights(&[11, 8])),
@@ -338,7 +345,7 @@ fn check_attention(ids: &[i64], n_kernels: usize) {
         ("turned", "Transpose", &["sums"], perm([0, 2, 1, 3])),
         ("y", "Reshape", &["turned", "rows"], None),
     ];
-    check_tokens(&known, nodes, ids, n_kernels);
+    of(&known, nodes)
 }
 
 /// Indices expanded to rows scatter rows of updates, in C; indices out of range are refused.

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use tilewright_graph::{
     Bindings, Graph, Model, Refused, Specialised, Summary, TensorType, ValueId, count_operators, refused, summarise,
 };
-use tilewright_model::{Layouts, Outline, WithoutCode, count_halves, laid_out};
+use tilewright_model::{Applied, Layouts, Outline, Trace, WithoutCode, count_halves, laid_out};
 
 use super::model::{ModelArgs, problem_line};
 use super::{DatabaseArgs, MachineArgs, Rounding, count};
@@ -23,6 +23,9 @@ pub struct CheckArgs {
     machine: MachineArgs,
     #[command(flatten)]
     records: DatabaseArgs,
+    /// Show which rewriting rules changed the model, rule by rule
+    #[arg(long)]
+    trace: bool,
 }
 
 /// Number of a model's distinct kernels that are tuned.
@@ -95,6 +98,11 @@ impl<'a> Checked<'a> {
         self.summary.flops() as f64 / 1e9
     }
 
+    /// Passes that rewrote the model, where they are asked for.
+    fn trace(&self) -> Option<&Trace> {
+        self.outline.as_ref().filter(|_| self.args.trace).map(|outline| &outline.trace)
+    }
+
     /// Nodes that are left to run.
     fn n_nodes(&self) -> usize {
         self.special.graph.nodes().len()
@@ -128,6 +136,7 @@ impl<'a> Checked<'a> {
             "parameter_bytes": summary.parameter_bytes,
             "tasks": tasks.collect::<Vec<_>>(),
             "run": self.outline.as_ref().map(outline_json),
+            "trace": self.trace().map(|trace| trace.0.iter().map(applied_json).collect::<Vec<_>>()),
             "tuned_kernels": self.tuned.as_ref().map(|tuned| tuned.n_tuned),
         })
     }
@@ -169,6 +178,7 @@ impl<'a> Checked<'a> {
             text += &table(&rows.collect::<Vec<_>>());
         }
         text += &self.outline.as_ref().map_or(String::new(), Outline::text);
+        text += &self.trace().map_or(String::new(), |trace| format!("\nrewriting, rule by rule\n{}", trace.text()));
         if let Some(TunedKernels { n_tuned, n_all, database }) = &self.tuned {
             text += &format!(
                 "\n{n_tuned} of {} tuned for {}, by {database}\n",
@@ -224,6 +234,10 @@ fn outline(args: &CheckArgs, model: &Model) -> anyhow::Result<(Option<Outline>, 
     }
     let tuned = TunedKernels { n_tuned, n_all: tasks.len(), database: database.name() };
     Ok((Some(Outline::of(&fused)), Some(tuned)))
+}
+
+fn applied_json(Applied { rule, within, n_changes, nodes: [before, after] }: &Applied) -> Json {
+    json!({"rule": rule, "within": within, "changes": n_changes, "nodes_before": before, "nodes_after": after})
 }
 
 fn without_code(WithoutCode { node, operator, reason }: &WithoutCode) -> Json {

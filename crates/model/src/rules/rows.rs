@@ -8,7 +8,7 @@ use crate::scalar::{condition, input, number};
 
 /// A product of a matrix that has a 1 in each row, where a number says so, with known weights becomes a
 /// look-up of the weights' rows by that number.
-pub fn look_up(net: &mut Net) -> usize {
+pub(super) fn look_up(net: &mut Net) -> usize {
     let mut n_found = 0;
     let producers = net.producers();
     for at in 0..net.nodes.len() {

@@ -1,0 +1,237 @@
+//! Rules that rewrite a net into fewer operations before kernels are made of it.
+//!
+//! A rule is a function from a net to the number of places that it changed; [`PASSES`] has all of them in
+//! order, with their names. Each leaves a net that computes the same. The driver notes which rule changed
+//! something in a [`Trace`].
+
+mod affine;
+mod heads;
+mod identities;
+mod maps;
+mod moves;
+mod products;
+mod rows;
+mod sequences;
+mod shuffles;
+mod strided;
+mod trace;
+mod views;
+
+use tilewright_ir::Expr;
+
+use crate::net::{Kind, Net, Node, ValueId};
+use crate::scalar::{self, input, substitute};
+
+pub(crate) use maps::merged;
+pub use trace::{Applied, Trace};
+
+/// Name of a rule, and the function that applies it wherever it fits, and tells at how many places.
+type Rule = (&'static str, fn(&mut Net) -> usize);
+
+/// Stage of rewriting.
+enum Pass {
+    /// Rules to repeat until none changes anything, with [`DROP_VIEWS`] ahead of each round.
+    Repeat(&'static [Rule]),
+    /// A rule to apply once.
+    Once(Rule),
+}
+
+/// Rule between all others: views stand between operations that others match.
+const DROP_VIEWS: Rule = ("drop_views", views::drop_views);
+
+/// Rules that bring operations together.
+const JOINING: &[Rule] = &[
+    ("drop_identities", identities::drop_identities),
+    ("sink_views", views::sink_views),
+    ("merge_maps", maps::merge_maps),
+    ("fold_affine", affine::fold_affine),
+    ("turn_products", products::turn_products),
+    ("look_up_rows", rows::look_up),
+    ("sink_moves", moves::sink_moves),
+];
+
+const INTERLEAVE_GROUPS: Rule = ("interleave_groups", shuffles::interleave_groups);
+
+/// All rules, in the order in which a net is rewritten.
+const PASSES: &[Pass] = &[
+    Pass::Repeat(JOINING),
+    Pass::Once(INTERLEAVE_GROUPS),
+    Pass::Once(DROP_VIEWS),
+    Pass::Once(("split_sequences", sequences::split_sequences)),
+    Pass::Once(DROP_VIEWS),
+    Pass::Once(("turn_sequences", sequences::turn_sequences)),
+    // Once the matrices have all that they are scaled by.
+    Pass::Once(("join_products", products::join_products)),
+    Pass::Repeat(JOINING),
+    Pass::Once(INTERLEAVE_GROUPS),
+    Pass::Once(DROP_VIEWS),
+    Pass::Once(("read_heads", heads::read_heads)),
+    Pass::Once(("write_heads", heads::write_heads)),
+    Pass::Repeat(JOINING),
+    Pass::Once(INTERLEAVE_GROUPS),
+    Pass::Once(DROP_VIEWS),
+];
+
+/// Rounds of repeated rules, at most. A round sees chains of any length to their end; a model of a few
+/// thousand nodes takes less than ten.
+const MOST_ROUNDS: usize = 100;
+
+/// Returns the names of all rules, each once.
+pub fn rule_names() -> Vec<&'static str> {
+    let mut names = vec![DROP_VIEWS.0];
+    for pass in PASSES {
+        let rules = match pass {
+            Pass::Repeat(rules) => rules,
+            Pass::Once(rule) => std::slice::from_ref(rule),
+        };
+        names.extend(rules.iter().map(|(name, _)| *name));
+    }
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Rewrites a net by all rules, and tells which of them changed it.
+pub fn simplify(net: &mut Net) -> Trace {
+    let mut trace = Trace::default();
+    for pass in PASSES {
+        match pass {
+            Pass::Once(rule) => trace.apply(*rule, net),
+            Pass::Repeat(rules) => {
+                trace.apply(DROP_VIEWS, net);
+                repeat(rules, net, &mut trace);
+                0
+            }
+        };
+    }
+    trace
+}
+
+/// Applies rules in turn until none changes anything.
+fn repeat(rules: &[Rule], net: &mut Net, trace: &mut Trace) {
+    for _ in 0..MOST_ROUNDS {
+        let n_changes: usize = rules.iter().map(|rule| trace.apply(*rule, net)).sum();
+        if n_changes == 0 {
+            return;
+        }
+        trace.apply(DROP_VIEWS, net);
+    }
+    // The net of the last round serves even then.
+    debug_assert!(false, "the rules undo each other");
+}
+
+/// Operations of a map that is made of several, at most.
+pub(crate) const MOST_COST: usize = 400;
+
+/// Producers and readers of a net's values, counted once and updated as nodes change.
+struct Links {
+    /// How often each value is read, the net's outputs included.
+    n_uses: Vec<usize>,
+    /// The node that computes each value.
+    producers: Vec<Option<usize>>,
+}
+
+impl Links {
+    fn of(net: &Net) -> Links {
+        Links { n_uses: net.n_uses(), producers: net.producers() }
+    }
+
+    /// A node reads what it did not read before.
+    fn enter(&mut self, node: &Node) {
+        for id in node.inputs.iter().flatten() {
+            self.n_uses.resize(self.n_uses.len().max(id.0 + 1), 0);
+            self.n_uses[id.0] += 1;
+        }
+    }
+
+    /// A node reads no more.
+    fn leave(&mut self, node: &Node) {
+        node.inputs.iter().flatten().for_each(|id| self.n_uses[id.0] -= 1);
+    }
+
+    /// The node at a place computes its outputs.
+    fn place(&mut self, node: &Node, at: usize) {
+        for id in &node.outputs {
+            self.producers.resize(self.producers.len().max(id.0 + 1), None);
+            self.producers[id.0] = Some(at);
+        }
+    }
+}
+
+/// Whether a node is a product or a convolution, or a map of such.
+fn comes_from_anchor(net: &Net, is_of_anchor: &[bool], node: &Node) -> bool {
+    match &node.kind {
+        Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_) => true,
+        Kind::Map(_) => {
+            let n_own = net.value(node.output()).n_elements();
+            let mut whole = node.inputs.iter().flatten().filter(|id| net.value(**id).n_elements() == n_own);
+            whole.any(|id| is_of_anchor[id.0])
+        }
+        _ => false,
+    }
+}
+
+/// The names of the model's nodes that two nodes come from.
+pub(crate) fn joined(a: &str, b: &str) -> String {
+    if a == b || b.split(" + ").any(|part| part == a) { b.to_owned() } else { format!("{a} + {b}") }
+}
+
+/// Leaves out inputs that a map does not read.
+pub(crate) fn drop_unread(node: &mut Node) {
+    let Kind::Map(value) = &node.kind else { return };
+    let read = scalar::inputs(value);
+    let kept: Vec<usize> = (0..node.inputs.len()).filter(|slot| read.contains(slot)).collect();
+    // A map of numbers alone keeps one, so that it has a shape to be of.
+    if kept.len() == node.inputs.len() || kept.is_empty() {
+        return;
+    }
+    let value = substitute(value, &|at| input(kept.iter().position(|&slot| slot == at).expect("it is read")));
+    node.inputs = kept.iter().map(|&slot| node.inputs[slot]).collect();
+    node.kind = Kind::Map(value);
+}
+
+/// Numbers of an expression by channel of an anchor's result: of a constant or a literal.
+fn by_channel(net: &Net, node: &Node, e: &Expr, out: &[i64], axis: usize) -> Option<Vec<f64>> {
+    let n = out[axis] as usize;
+    match e {
+        Expr::Const(x) => Some(vec![*x; n]),
+        Expr::Load(slot, _) => {
+            let id = node.inputs[slot.0 as usize]?;
+            let shape = net.shape(id);
+            let missing = out.len().checked_sub(shape.len())?;
+            let is_along = shape.iter().enumerate().all(|(d, &n)| n == 1 || d + missing == axis);
+            let numbers = net.numbers(id).filter(|_| is_along)?;
+            let one = |c: usize| f64::from(numbers[if numbers.len() == 1 { 0 } else { c }]);
+            Some((0..n).map(one).collect())
+        }
+        _ => None,
+    }
+}
+
+/// The node that alone reads a value.
+fn only_user(net: &Net, users: &[Vec<usize>], id: ValueId) -> Option<usize> {
+    let &[user] = &users[id.0][..] else { return None };
+    (!net.outputs.contains(&id)).then_some(user)
+}
+
+/// Puts others in the place of each node that `of` has some for; the nodes before it are then those of the
+/// net. Returns the number of nodes replaced.
+fn replace_each(net: &mut Net, of: fn(&mut Net, &Links, &Node) -> Option<Vec<Node>>) -> usize {
+    let (mut links, mut n_replaced) = (Links::of(net), 0);
+    for node in std::mem::take(&mut net.nodes) {
+        let new = match of(net, &links, &node) {
+            None => vec![node],
+            Some(new) => {
+                n_replaced += 1;
+                links.leave(&node);
+                new.iter().for_each(|node| links.enter(node));
+                new
+            }
+        };
+        for node in new {
+            links.place(&node, net.nodes.len());
+            net.nodes.push(node);
+        }
+    }
+    n_replaced
+}

@@ -1,0 +1,169 @@
+//! Products whose second factor is transposed, and products of one tensor with several matrices.
+
+use tilewright_graph::DType;
+use tilewright_ir::Expr;
+use tilewright_ir::expr::BinaryOp;
+
+use super::{by_channel, joined, only_user};
+use crate::net::{Kind, Net, Node, ValueId};
+use crate::scalar::{add, input};
+
+/// A factor that is turned before a product is read as it is.
+pub(super) fn turn_products(net: &mut Net) -> usize {
+    let mut n_turned = 0;
+    let (n_uses, producers) = (net.n_uses(), net.producers());
+    for at in 0..net.nodes.len() {
+        let Kind::Product { turned, heads: None } = net.nodes[at].kind else { continue };
+        let b = net.nodes[at].input(1);
+        let Some(before) = producers[b.0].filter(|_| n_uses[b.0] == 1) else { continue };
+        let Kind::Transpose(order) = &net.nodes[before].kind else { continue };
+        let rank = order.len();
+        let swaps = (0..rank - 2).all(|d| order[d] == d) && order[rank - 2..] == [rank - 1, rank - 2];
+        if swaps {
+            net.nodes[at].inputs[1] = Some(net.nodes[before].input(0));
+            net.nodes[at].kind = Kind::Product { turned: !turned, heads: None };
+            n_turned += 1;
+        }
+    }
+    n_turned
+}
+
+/// Whether a value goes into products of batches and nowhere else, moved or in parts perhaps.
+fn is_for_heads(net: &Net, users: &[Vec<usize>], id: ValueId) -> bool {
+    let mut own = users[id.0].iter().map(|&at| &net.nodes[at]).peekable();
+    let is_read = own.peek().is_some() && !net.outputs.contains(&id);
+    is_read
+        && own.all(|node| match node.kind {
+            Kind::View | Kind::Transpose(_) | Kind::Slice(_) => is_for_heads(net, users, node.output()),
+            Kind::Product { heads: None, .. } => net.shape(node.output()).len() == 3,
+            _ => false,
+        })
+}
+
+/// Products of one tensor with several known matrices, for heads all of them, become one product with the
+/// matrices next to each other, of which each is a part.
+pub(super) fn join_products(net: &mut Net) -> usize {
+    let (mut at, mut users, mut producers) = (0, net.users(), net.producers());
+    let mut n_joined = 0;
+    while at < net.nodes.len() {
+        if let Some(parts) = joinable(net, &users, &producers, at) {
+            join(net, &parts);
+            n_joined += 1;
+            (users, producers) = (net.users(), net.producers());
+        }
+        at += 1;
+    }
+    n_joined
+}
+
+/// A product that may be joined with others.
+struct Part {
+    /// Index of the product's node.
+    at: usize,
+    /// Weights, and the bias of each column.
+    weights: ValueId,
+    bias: Vec<f64>,
+    /// Result with the bias.
+    to: ValueId,
+}
+
+fn part(net: &Net, users: &[Vec<usize>], at: usize) -> Option<Part> {
+    let node = &net.nodes[at];
+    let Kind::Product { heads: None, .. } = node.kind else { return None };
+    let (x, out) = (node.output(), net.shape(node.output()).to_vec());
+    let weights = node.input(1);
+    net.value(weights).constant.as_ref().filter(|tensor| out.len() == 2 && tensor.dtype() == DType::F32)?;
+    let n = out[1] as usize;
+    let user = only_user(net, users, x)?;
+    let next = &net.nodes[user];
+    let (bias, to) = match &next.kind {
+        Kind::Map(Expr::Binary(BinaryOp::Add, a, b)) if net.shape(next.output()) == out => {
+            let is_x = |e: &Expr| matches!(e, Expr::Load(slot, _) if next.inputs[slot.0 as usize] == Some(x));
+            let other = if is_x(a) { b } else { a };
+            (is_x(a) != is_x(b)).then_some(())?;
+            (by_channel(net, next, other, &out, 1)?, next.output())
+        }
+        _ => (vec![0.0; n], x),
+    };
+    is_for_heads(net, users, to).then_some(Part { at, weights, bias, to })
+}
+
+/// The products that may be joined with one, itself the first of them.
+fn joinable(net: &Net, users: &[Vec<usize>], producers: &[Option<usize>], first: usize) -> Option<Vec<Part>> {
+    let one = part(net, users, first)?;
+    let (kind, a) = (&net.nodes[first].kind, net.nodes[first].input(0));
+    let viewed = |id: ValueId| match producers[id.0].map(|at| &net.nodes[at]) {
+        Some(node) if matches!(node.kind, Kind::View) => node.input(0),
+        _ => id,
+    };
+    let is_alike = |at: &usize| {
+        let node = &net.nodes[*at];
+        let turned = |kind: &Kind| matches!(kind, Kind::Product { turned: true, .. });
+        matches!(node.kind, Kind::Product { .. })
+            && viewed(node.input(0)) == viewed(a)
+            && net.shape(node.input(0)) == net.shape(a)
+            && turned(&node.kind) == turned(kind)
+    };
+    let others = (first + 1..net.nodes.len()).filter(is_alike).filter_map(|at| part(net, users, at));
+    let all: Vec<Part> = std::iter::once(one).chain(others).collect();
+    (all.len() > 1).then_some(all)
+}
+
+fn join(net: &mut Net, parts: &[Part]) {
+    let first = net.nodes[parts[0].at].clone();
+    let Kind::Product { turned, .. } = first.kind else { unreachable!("it is a product") };
+    let a = first.input(0);
+    let (m, k) = (net.shape(a)[0], net.shape(a)[1]);
+    let widths: Vec<i64> = parts.iter().map(|part| net.shape(part.to)[1]).collect();
+    let n: i64 = widths.iter().sum();
+    let matrices: Vec<Vec<f32>> = parts.iter().map(|part| net.numbers(part.weights).expect("it is known")).collect();
+    let numbers: Vec<f32> = match turned {
+        true => matrices.concat(),
+        false => {
+            let row = |at: usize| {
+                let of =
+                    |(matrix, width): (&Vec<f32>, &i64)| matrix[at * *width as usize..][..*width as usize].to_vec();
+                matrices.iter().zip(&widths).flat_map(of).collect::<Vec<f32>>()
+            };
+            (0..k as usize).flat_map(row).collect()
+        }
+    };
+    let shape = if turned { [n, k] } else { [k, n] };
+    let origin = parts.iter().map(|part| net.nodes[part.at].origin.clone()).reduce(|a, b| joined(&a, &b));
+    let origin = origin.unwrap_or_default();
+    let weights = net.add_constant(&format!("{origin}.weights"), &shape, &numbers);
+    let bias: Vec<f32> = parts.iter().flat_map(|part| part.bias.iter().map(|&x| x as f32)).collect();
+    let bias = net.add_constant(&format!("{origin}.bias"), &[n], &bias);
+    let dtype = net.value(first.output()).dtype;
+    let product = net.add_value(&format!("{origin}.product"), dtype, &[m, n]);
+    let sum = net.add_value(&format!("{origin}.sum"), dtype, &[m, n]);
+    let node = |kind: Kind, inputs: &[ValueId], output: ValueId| Node {
+        kind,
+        inputs: inputs.iter().map(|&id| Some(id)).collect(),
+        outputs: vec![output],
+        origin: origin.clone(),
+    };
+    let mut new = vec![
+        node(first.kind.clone(), &[a, weights], product),
+        node(Kind::Map(add(input(0), input(1))), &[product, bias], sum),
+    ];
+    let mut before = 0;
+    for (part, width) in parts.iter().zip(&widths) {
+        new.push(node(Kind::Slice(vec![(0, 1), (before, 1)]), &[sum], part.to));
+        before += width;
+    }
+    // What computed the parts before does so no more.
+    let outputs: Vec<ValueId> = parts.iter().map(|part| part.to).collect();
+    let place = parts[0].at;
+    let of_parts = |at: usize, node: &Node| parts.iter().any(|p| p.at == at) || outputs.contains(&node.output());
+    let nodes = std::mem::take(&mut net.nodes);
+    for (at, old) in nodes.into_iter().enumerate() {
+        if at == place {
+            net.nodes.append(&mut new);
+        }
+        if !of_parts(at, &old) {
+            net.nodes.push(old);
+        }
+    }
+    net.sort();
+}

@@ -1,0 +1,63 @@
+//! Trace of the passes that make a run's steps of a graph.
+
+use tilewright::words::{grouped, table};
+use tilewright_graph::Graph;
+
+use super::Rule;
+use crate::net::Net;
+
+/// Pass that changed something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Applied {
+    /// Name of the rule, or of another pass.
+    pub rule: &'static str,
+    /// Model's node whose body was rewritten; `None` for the model itself.
+    pub within: Option<String>,
+    /// Number of places that changed; 1 for a pass over all nodes.
+    pub n_changes: usize,
+    /// Number of nodes before and after.
+    pub nodes: [usize; 2],
+}
+
+/// Passes that changed something, in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Trace(pub Vec<Applied>);
+
+impl Trace {
+    /// Applies a rule, and tells at how many places it changed the net.
+    pub(super) fn apply(&mut self, (rule, rewrite): Rule, net: &mut Net) -> usize {
+        let before = net.nodes.len();
+        let n_changes = rewrite(net);
+        if n_changes > 0 {
+            self.0.push(Applied { rule, within: None, n_changes, nodes: [before, net.nodes.len()] });
+        }
+        n_changes
+    }
+
+    /// Notes a pass over all nodes.
+    pub(crate) fn pass(&mut self, rule: &'static str, before: usize, after: usize) {
+        self.0.push(Applied { rule, within: None, n_changes: 1, nodes: [before, after] });
+    }
+
+    /// Notes a pass that rewrites a graph, where it did: the result is then another graph.
+    pub(crate) fn graph_pass(&mut self, rule: &'static str, before: &Graph, after: &Graph) {
+        if !std::ptr::eq(before, after) {
+            self.pass(rule, before.nodes().len(), after.nodes().len());
+        }
+    }
+
+    /// Notes the passes over the body of one of the model's nodes.
+    pub(crate) fn within(&mut self, node: &str, body: Trace) {
+        self.0.extend(body.0.into_iter().map(|applied| Applied { within: Some(node.to_owned()), ..applied }));
+    }
+
+    /// Formats a line for each pass: its name, the number of changes, and of nodes before and after.
+    pub fn text(&self) -> String {
+        let row = |Applied { rule, within, n_changes, nodes: [before, after] }: &Applied| {
+            let within = within.as_ref().map_or(String::new(), |node| format!(" in {node}"));
+            let nodes = format!("{} → {} nodes", grouped(*before), grouped(*after));
+            vec![format!("  {rule}{within}"), format!("{}×", grouped(*n_changes)), nodes]
+        };
+        table(&self.0.iter().map(row).collect::<Vec<_>>())
+    }
+}

@@ -1,0 +1,75 @@
+//! Rewriting rules: each of them changes something, and a trace tells what.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use tilewright_device::host;
+use tilewright_graph::{Bindings, Graph, onnx, specialise};
+use tilewright_model::{Trace, lower, rule_names};
+
+use crate::common::{cases, light, no_files};
+use crate::{Node, graph_of, weights, whole, with_attention};
+
+fn trace_of(graph: &Graph) -> Trace {
+    let special = specialise(graph, &Bindings { fold_bytes: 1 << 8, ..Bindings::default() });
+    lower(&light::with_weights(&special.graph), false, &host::target()).unwrap().trace
+}
+
+fn shufflenet() -> Trace {
+    let case = cases("light.cases.gz").into_iter().find(|case| case.name == "shufflenet").expect("it is there");
+    trace_of(&onnx::read(&case.model, &mut no_files).expect("a model").graph)
+}
+
+#[test]
+fn every_rule_changes_something() {
+    let x = weights(&[6, 8]);
+    let of = |out: &[usize], known: &[_], nodes: &[Node]| trace_of(&graph_of(("x", &x), ("y", out), known, nodes));
+    let ids = |n: usize| whole(&[n, 6], &vec![1; n * 6]);
+    let attention =
+        with_attention(3, |known, nodes| trace_of(&graph_of(("ids", &ids(3)), ("y", &[3, 6, 8]), known, nodes)));
+    let one_hot: &[Node] = &[
+        ("numbers", "Reshape", &["ids", "column"], None),
+        ("is", "Equal", &["numbers", "places"], None),
+        ("rows", "Cast", &["is"], Some(("to", tilewright_graph::op::Attribute::Int(1)))),
+        ("y", "MatMul", &["rows", "table"], None),
+    ];
+    let known = [
+        ("table", weights(&[5, 8])),
+        ("column", whole(&[3], &[1, 6, 1])),
+        ("places", whole(&[1, 1, 5], &[0, 1, 2, 3, 4])),
+    ];
+    let one_hot = trace_of(&graph_of(("ids", &ids(1)), ("y", &[1, 6, 8]), &known, one_hot));
+    let square: &[Node] = &[
+        ("back", "Transpose", &["x"], None),
+        ("product", "MatMul", &["x", "back"], None),
+        ("y", "Relu", &["product"], None),
+    ];
+    let moved: &[Node] = &[
+        ("product", "MatMul", &["x", "w"], None),
+        ("back", "Transpose", &["product"], None),
+        ("y", "Relu", &["back"], None),
+    ];
+    let same: &[Node] = &[("same", "Expand", &["x", "shape"], None), ("y", "Relu", &["same"], None)];
+    let traces = [
+        attention,
+        one_hot,
+        shufflenet(),
+        of(&[6, 6], &[], square),
+        of(&[4, 6], &[("w", weights(&[8, 4]))], moved),
+        of(&[6, 8], &[("shape", whole(&[2], &[6, 8]))], same),
+    ];
+    let applied: BTreeSet<&str> = traces.iter().flat_map(|trace| &trace.0).map(|applied| applied.rule).collect();
+    let idle: Vec<&str> = rule_names().into_iter().filter(|name| !applied.contains(name)).collect();
+    assert!(idle.is_empty(), "{idle:?} changed nothing");
+}
+
+#[test]
+fn a_trace_tells_what_each_rule_changed() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/onnx/shufflenet.trace");
+    let found = shufflenet().text();
+    if std::env::var_os("BLESS").is_some() {
+        return std::fs::write(path, found).unwrap();
+    }
+    let repro = "repro: cargo test -p tilewright-model --test onnx rules; BLESS=1 rewrites it";
+    assert_eq!(found, std::fs::read_to_string(path).unwrap(), "{repro}");
+}
