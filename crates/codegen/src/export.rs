@@ -6,10 +6,10 @@ use std::hash::Hasher;
 
 use fnv::FnvHasher;
 use tilewright_ir::target::Arch;
-use tilewright_ir::{DType, OpenSize, Part, Program, Role, Target};
+use tilewright_ir::{Buffer, DType, OpenSize, Part, Program, Role, Target};
 
 use crate::generate::{ARGUMENT_ALIGN, cpu, plan};
-use crate::{CompileError, scratch_layout};
+use crate::{CompileError, ScratchLayout, scratch_layout};
 
 /// Result of exported functions on success.
 pub const OK: i32 = 0;
@@ -70,6 +70,14 @@ pub struct Argument {
     pub written_by: Vec<Part>,
 }
 
+impl Argument {
+    /// Describes a buffer that these parts read and write.
+    fn of(buffer: &Buffer, read_by: Vec<Part>, written_by: Vec<Part>) -> Argument {
+        let (name, shape, size_bytes) = (buffer.name.clone(), buffer.shape.clone(), buffer.size_bytes().unwrap_or(0));
+        Argument { name, dtype: buffer.dtype, shape, size_bytes, role: buffer.role, read_by, written_by }
+    }
+}
+
 /// Interface of an exported object, as a C program needs it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interface {
@@ -118,12 +126,58 @@ impl Interface {
                     read_by.push(*part);
                 }
             }
-            let (name, shape, size_bytes) = (b.name.clone(), b.shape.clone(), b.size_bytes().unwrap_or(0));
-            Argument { name, dtype: b.dtype, shape, size_bytes, role: b.role, read_by, written_by }
+            Argument::of(b, read_by, written_by)
         });
         let (buffers, cpu_features) = (buffers.collect(), cpu::features(target));
         let sizes = program.sizes.clone();
         Ok(Interface { prefix, n_threads, buffers, sizes, scratch_bytes, cpu_features, arch: target.arch })
+    }
+
+    /// Writes down for [`Interface::of_uses`] what the statements of a program add to its interface: the
+    /// sizes of the scratch memory, eight bytes each, and of each buffer the parts that read it and those
+    /// that write it, a byte with a bit for each.
+    pub(crate) fn uses_to_bytes(&self, scratch: ScratchLayout) -> Vec<u8> {
+        let bit = |part: &Part| Part::ALL.iter().position(|(other, _)| other == part).expect("every part is listed");
+        let bits = |parts: &[Part]| parts.iter().fold(0, |bits, part| bits | 1 << bit(part));
+        let uses = self.buffers.iter().flat_map(|buffer| [bits(&buffer.read_by), bits(&buffer.written_by)]);
+        let sizes = [scratch.shared_bytes, scratch.per_thread_bytes].map(u64::to_le_bytes);
+        sizes.into_iter().flatten().chain(uses).collect()
+    }
+
+    /// The interface of a program whose statements are not looked at, since bytes begin with what
+    /// [`Interface::uses_to_bytes`] has found of them; with the layout of the scratch memory and the bytes
+    /// behind. `None` where the bytes are too few.
+    pub(crate) fn of_uses<'a>(
+        program: &Program,
+        target: &Target,
+        n_threads: usize,
+        prefix: &str,
+        bytes: &'a [u8],
+    ) -> Option<(Interface, ScratchLayout, &'a [u8])> {
+        let (shared, rest) = bytes.split_first_chunk()?;
+        let (per_thread, mut rest) = rest.split_first_chunk()?;
+        let [shared_bytes, per_thread_bytes] = [shared, per_thread].map(|bytes| u64::from_le_bytes(*bytes));
+        let scratch = ScratchLayout { shared_bytes, per_thread_bytes };
+        let parts = |bits: u8| {
+            let with_bits = Part::ALL.iter().enumerate().filter(move |(at, _)| bits >> at & 1 == 1);
+            with_bits.map(|(_, (part, _))| *part).collect()
+        };
+        let mut buffers = Vec::new();
+        for (_, buffer) in program.arguments().chain(program.kept()) {
+            let ([read_by, written_by], behind) = rest.split_first_chunk()?;
+            buffers.push(Argument::of(buffer, parts(*read_by), parts(*written_by)));
+            rest = behind;
+        }
+        let interface = Interface {
+            prefix: prefix.to_owned(),
+            n_threads,
+            buffers,
+            sizes: program.sizes.clone(),
+            scratch_bytes: scratch.bytes(n_threads),
+            cpu_features: cpu::features(target),
+            arch: target.arch,
+        };
+        Some((interface, scratch, rest))
     }
 
     /// Whether a text can begin the names of functions: whether it is a C identifier.

@@ -236,6 +236,9 @@ pub struct Compiler {
 }
 
 impl Compiler {
+    /// Prefix in interfaces of kernels of this process.
+    pub const PREFIX: &str = "kernel";
+
     /// Makes a compiler for a target.
     pub fn new(target: Target) -> Compiler {
         Compiler::for_arguments(target, ArgumentAlign::default())
@@ -301,11 +304,10 @@ impl Compiler {
             Generated::quickly(program, target, &self.quick_units, self.options())?;
         let mut times = CompileTimes { generate_ns: ns, ..CompileTimes::default() };
         let start = Instant::now();
-        let address = |name: &str| self.quick_units.address(name).or_else(|| loader::external(name));
-        let image = x86::compile(module, target, &address).map_err(CompileError::NotQuick)?;
+        let image = quick_image(module, target, &self.quick_units)?;
         times.machine_code_ns = start.elapsed().as_nanos() as u64;
         let start = Instant::now();
-        let code = Arc::new(loader::place(&image.bytes, image.code_len, image.symbols)?);
+        let code = Arc::new(loader::place(image, &|name| self.quick_units.address(name))?);
         self.quick_units.keep(&code, &uses.shared);
         times.load_ns = start.elapsed().as_nanos() as u64;
         Ok(Kernel::new(program, code, uses.shared, None, scratch, self.arguments, times))
@@ -332,6 +334,39 @@ impl Compiler {
         Ok(llvm::compile(&module, target, Emit::Object)?.0)
     }
 
+    /// Code of a lowered program by our own back end, which refers to no code of others: what
+    /// [`Compiler::load_quick`] makes a kernel of, in any process of this build on such a machine.
+    ///
+    /// # Errors
+    /// As for [`Compiler::compile_quickly`].
+    ///
+    /// # Panics
+    /// As for [`Compiler::compile`].
+    pub fn quick_object(&self, program: &Program) -> Result<Vec<u8>, CompileError> {
+        let target = &self.target;
+        let Generated { module, scratch, .. } = Generated::quickly(program, target, &Units::default(), self.options())?;
+        let image = quick_image(module, target, &Units::default())?;
+        let interface = Interface::new(program, target, 1, Some(Self::PREFIX))?;
+        Ok([interface.uses_to_bytes(scratch), image.to_bytes()].concat())
+    }
+
+    /// The kernel of what [`Compiler::quick_object`] has made of the same program, for the same target and
+    /// arguments, and its interface. The program need only be scheduled.
+    ///
+    /// # Errors
+    /// If it is no such code, or lacks the program's functions.
+    pub fn load_quick(&self, program: &Program, code: &[u8]) -> Result<(Kernel, Interface), CompileError> {
+        let target = &self.target;
+        if host_arch() != Some(target.arch) {
+            return Err(CompileError::NotHost { target: target.name() });
+        }
+        let start = Instant::now();
+        let none = || CompileError::Object("it is no code".to_owned());
+        let (interface, scratch, code) = Interface::of_uses(program, target, 1, Self::PREFIX, code).ok_or_else(none)?;
+        let code = loader::place(x86::Image::from_bytes(code).ok_or_else(none)?, &|_| None)?;
+        Ok((self.loaded(program, code, scratch, start)?, interface))
+    }
+
     /// The kernel of an object that [`Compiler::object`] has made of the same program, for the same target
     /// and arguments.
     ///
@@ -339,12 +374,23 @@ impl Compiler {
     /// If it is no object, or lacks the program's functions.
     pub fn load(&self, program: &Program, object: &[u8]) -> Result<Kernel, CompileError> {
         let start = Instant::now();
-        let code = Arc::new(loader::load(object, self.target.arch, &|_| None)?);
+        let code = loader::load(object, self.target.arch, &|_| None)?;
+        self.loaded(program, code, plan::plan(program, &self.target)?.scratch, start)
+    }
+
+    /// The kernel of code that was loaded since a moment.
+    fn loaded(
+        &self,
+        program: &Program,
+        code: loader::Code,
+        scratch: ScratchLayout,
+        start: Instant,
+    ) -> Result<Kernel, CompileError> {
+        let code = Arc::new(code);
         let needed = [Some(Part::Body), Some(Part::Prepare), (!program.finish.is_empty()).then_some(Part::Finish)];
         if let Some(part) = needed.into_iter().flatten().find(|part| code.symbol(generate::symbol(*part)).is_none()) {
             return Err(CompileError::Object(format!("it has no function `{}`", generate::symbol(part))));
         }
-        let scratch = plan::plan(program, &self.target)?.scratch;
         let times = CompileTimes { load_ns: start.elapsed().as_nanos() as u64, ..CompileTimes::default() };
         Ok(Kernel::new(program, code, Vec::new(), None, scratch, self.arguments, times))
     }
@@ -423,8 +469,13 @@ pub fn export_hidden(program: &Program, target: &Target, prefix: &str) -> Result
 /// As for [`emit`].
 pub fn quick_code(program: &Program, target: &Target) -> Result<Vec<u8>, CompileError> {
     let module = Generated::quickly(program, target, &Units::default(), Options::default())?.module;
-    let at_zero = |name: &str| loader::external(name).map(|_| 0);
-    Ok(x86::compile(module, target, &at_zero).map_err(CompileError::NotQuick)?.bytes)
+    Ok(quick_image(module, target, &Units::default())?.bytes)
+}
+
+/// Compiles a module by our own back end; it may call units and functions of the C library.
+fn quick_image(module: ssa::Module, target: &Target, units: &Units) -> Result<x86::Image, CompileError> {
+    let is_known = |name: &str| units.address(name).is_some() || loader::external(name).is_some();
+    x86::compile(module, target, &is_known).map_err(CompileError::NotQuick)
 }
 
 /// The scratch memory that the code of a program needs.

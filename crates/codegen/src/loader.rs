@@ -12,6 +12,7 @@ use object::{Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTar
 use tilewright_ir::target::Arch;
 
 use crate::CompileError;
+use crate::x86::Image;
 
 /// Machine code that can be called.
 pub struct Code {
@@ -87,7 +88,7 @@ pub fn external(name: &str) -> Option<usize> {
 }
 
 /// Code and constants are laid out in pages of their own.
-const PAGE: usize = 4096;
+pub const PAGE: usize = 4096;
 
 /// A jump to an external function, with its address behind.
 const STUB_BYTES: usize = 24;
@@ -213,8 +214,13 @@ impl<'o> Layout<'o> {
     }
 }
 
-/// Loads code that refers to nothing, followed, from a page of its own, by its constants.
-pub fn place(bytes: &[u8], code_len: usize, symbols: Vec<(String, usize)>) -> Result<Code, CompileError> {
+/// Loads code of our own back end; `elsewhere` gives the addresses of functions in other code.
+pub fn place(image: Image, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<Code, CompileError> {
+    let Image { mut bytes, code_len, symbols, outside } = image;
+    for (name, at) in outside {
+        let to = external(&name).or_else(|| elsewhere(&name)).ok_or(CompileError::UnknownSymbol { name })?;
+        bytes[at..at + 8].copy_from_slice(&(to as u64).to_le_bytes());
+    }
     let mut code = Code::new(bytes.len().next_multiple_of(PAGE))?;
     // SAFETY: the mapping is ours alone, writable, and at least as long.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), code.memory.as_ptr(), bytes.len()) };

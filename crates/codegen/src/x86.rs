@@ -17,19 +17,73 @@ mod tests;
 use tilewright_ir::Target;
 use tilewright_ir::target::Arch;
 
+use crate::loader::PAGE;
 use crate::ssa::{self, Linkage, Module};
 use encode::{Assembler, Target as Field};
 use regalloc::Registers;
 use select::Pool;
 
-/// Code and constants of a module, before they have an address.
+/// Code and constants of a module, before they have an address: the same in every process.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Instructions, from a multiple of 64 bytes on constants.
+    /// Instructions, from a multiple of 4096 bytes on constants.
     pub bytes: Vec<u8>,
     /// Offset of the constants.
     pub code_len: usize,
-    /// The exported functions.
+    /// The exported functions, with their offsets.
     pub symbols: Vec<(String, usize)>,
+    /// Functions that are defined elsewhere, with the offsets of the eight bytes that their addresses go to.
+    pub outside: Vec<(String, usize)>,
+}
+
+impl Image {
+    /// Writes the image down: offset of the constants, both lists of functions, and the bytes. A list is its
+    /// length and, of each, the offset, the length of the name, and the name.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let number = |n: usize| (n as u64).to_le_bytes();
+        let mut out = number(self.code_len).to_vec();
+        for list in [&self.symbols, &self.outside] {
+            out.extend(number(list.len()));
+            for (name, offset) in list {
+                out.extend([number(*offset), number(name.len())].concat());
+                out.extend_from_slice(name.as_bytes());
+            }
+        }
+        out.extend_from_slice(&self.bytes);
+        out
+    }
+
+    /// Reads what [`Image::to_bytes`] has written; `None` of anything else that can be told from it.
+    pub fn from_bytes(mut bytes: &[u8]) -> Option<Image> {
+        let code_len = number(&mut bytes)?;
+        let symbols = functions(&mut bytes)?;
+        let outside = functions(&mut bytes)?;
+        let is_inside = |list: &[(String, usize)], len: usize| {
+            list.iter().all(|(_, offset)| offset.checked_add(len).is_some_and(|end| end <= code_len))
+        };
+        let is_whole = code_len > 0 && code_len.is_multiple_of(PAGE) && code_len <= bytes.len();
+        let is_image = is_whole && is_inside(&symbols, 1) && is_inside(&outside, 8);
+        is_image.then(|| Image { bytes: bytes.to_vec(), code_len, symbols, outside })
+    }
+}
+
+/// Takes a number off the front.
+fn number(bytes: &mut &[u8]) -> Option<usize> {
+    let (number, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    usize::try_from(u64::from_le_bytes(*number)).ok()
+}
+
+/// Takes a list of functions with offsets off the front.
+fn functions(bytes: &mut &[u8]) -> Option<Vec<(String, usize)>> {
+    let mut list = Vec::new();
+    for _ in 0..number(bytes)? {
+        let (offset, len) = (number(bytes)?, number(bytes)?);
+        let (name, rest) = bytes.split_at_checked(len)?;
+        *bytes = rest;
+        list.push((String::from_utf8(name.to_vec()).ok()?, offset));
+    }
+    Some(list)
 }
 
 /// Instructions that a target has or has not.
@@ -49,16 +103,18 @@ pub fn serves(target: &Target) -> bool {
     target.arch == Arch::X86_64 && target.has_fma && has_vectors
 }
 
-/// Compiles a module; `Err` names the operation without code. `outside` has the addresses of functions that
-/// the module lacks.
-pub fn compile(mut module: Module, target: &Target, outside: &dyn Fn(&str) -> Option<usize>) -> Result<Image, String> {
+/// Compiles a module; `Err` names the operation without code, or a function that the module lacks and that is
+/// not `known` elsewhere.
+pub fn compile(mut module: Module, target: &Target, known: &dyn Fn(&str) -> bool) -> Result<Image, String> {
     let has_masks = target.vector_bits >= 512;
     let machine = Machine { has_masks, has_avx512_dot: target.feature("avx512vnni") == Some(true) };
     let registers = Registers { n_vectors: if has_masks { 32 } else { 16 } };
     let mut pool = Pool::default();
     let mut asm = Assembler::default();
-    let address = |f: &ssa::Function| f.is_outside().then(|| outside(&f.name).ok_or("an unknown function")).transpose();
-    let addresses: Vec<Option<usize>> = module.functions.iter().map(address).collect::<Result<_, _>>()?;
+    let is_outside: Vec<bool> = module.functions.iter().map(ssa::Function::is_outside).collect();
+    if module.functions.iter().any(|f| f.is_outside() && !known(&f.name)) {
+        return Err("an unknown function".to_owned());
+    }
     // By function; none of one that is outside.
     let mut starts = Vec::new();
     for f in &mut module.functions {
@@ -72,17 +128,22 @@ pub fn compile(mut module: Module, target: &Target, outside: &dyn Fn(&str) -> Op
             f.masks_as_integers();
         }
         f.split_long(target.vector_bits as usize / 8);
-        let selected = select::select(f, machine, &addresses, &mut pool)?;
+        let selected = select::select(f, machine, &is_outside, &mut pool)?;
         let places = regalloc::allocate(&selected, &registers)?;
         asm.align(64);
         starts.push(Some(asm.code.len()));
         emit::emit(&mut asm, &selected, &places, &registers, has_masks, &pool.bytes);
     }
-    let code_len = asm.code.len().next_multiple_of(4096);
+    let code_len = asm.code.len().next_multiple_of(PAGE);
+    let mut outside = Vec::new();
     for (at, end, field) in std::mem::take(&mut asm.fixups) {
         let to = match field {
             Field::Function(number) => starts[number].expect("it is the module's own") as i64,
             Field::Pool(at) => code_len as i64 + i64::from(at),
+            Field::Outside(number) => {
+                outside.push((module.functions[number].name.clone(), at));
+                continue;
+            }
             Field::Label(_) => unreachable!("labels are resolved with their functions"),
         };
         asm.set_field(at, to - end as i64);
@@ -93,5 +154,6 @@ pub fn compile(mut module: Module, target: &Target, outside: &dyn Fn(&str) -> Op
     // What is read of a short constant may be longer than it.
     bytes.resize(bytes.len() + 64, 0);
     let exported = module.functions.into_iter().zip(starts).filter(|(f, _)| f.linkage == Linkage::Exported);
-    Ok(Image { bytes, code_len, symbols: exported.filter_map(|(f, start)| Some((f.name, start?))).collect() })
+    let symbols = exported.filter_map(|(f, start)| Some((f.name, start?))).collect();
+    Ok(Image { bytes, code_len, symbols, outside })
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::gemm::Gemm;
 use common::*;
-use tilewright_codegen::{CompileError, Compiler, Kernel, Runtime};
+use tilewright_codegen::{CompileError, Compiler, Interface, Kernel, Runtime};
 use tilewright_ir::expr::UnaryOp;
 use tilewright_ir::{DType, Program, Target};
 
@@ -56,6 +56,15 @@ fn elementary_functions_have_quick_code() {
             tilewright_ir::interp::run(&p, &mut expected).unwrap();
             let kernel = compile_quickly(&p, &target);
             compare(&p, &target, &run(&p, &kernel, &arguments, &Runtime::serial(), 1), &expected);
+            // Written down and loaded, as another process does: calls of the C library have their addresses.
+            let compiler = Compiler::new(target.clone());
+            let written = compiler.quick_object(&p).unwrap();
+            let (loaded, interface) = compiler.load_quick(&p, &written).unwrap();
+            assert_eq!(interface, Interface::new(&p, &target, 1, Some(Compiler::PREFIX)).unwrap());
+            compare(&p, &target, &run(&p, &loaded, &arguments, &Runtime::serial(), 1), &expected);
+            for len in (0..written.len()).step_by(41) {
+                let _ = compiler.load_quick(&p, &written[..len]);
+            }
         }
     }
 }

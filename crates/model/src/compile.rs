@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tilewright::{Cache, NO_CACHE, target_here};
-use tilewright_codegen::{ArgumentAlign, Compiler};
+use tilewright_codegen::{ArgumentAlign, Compiler, Interface};
 use tilewright_device::mapped;
 use tilewright_graph::op::{Fact, Inputs};
 use tilewright_graph::{Op, Tensor};
@@ -110,7 +110,7 @@ pub fn compile(fused: Fused, target: &Target, schedule: Schedule) -> Result<Comp
 /// # Errors
 /// As [`compile`].
 pub fn compile_as(fused: Fused, target: &Target, schedule: Schedule, making: Making) -> Result<Compiled, CompileError> {
-    let code = |compiler: &mut Compiler, lowered: Program| making.cache.code(compiler, lowered);
+    let code = |compiler: &mut Compiler, program: Program| making.cache.code(compiler, program);
     compiled(fused, target, schedule, &code, making.for_runs)
 }
 
@@ -120,14 +120,15 @@ pub fn compile_as(fused: Fused, target: &Target, schedule: Schedule, making: Mak
 /// # Errors
 /// As [`compile`].
 pub fn compile_quickly(fused: Fused, target: &Target, schedule: Schedule) -> Result<Compiled, CompileError> {
-    let code = |compiler: &mut Compiler, lowered: Program| {
+    let code = |compiler: &mut Compiler, program: Program| {
+        let lowered = lower::lower(&program);
         let quick = runtime::Code::compile_quickly(compiler, lowered.clone());
         quick.or_else(|_| runtime::Code::compile(compiler, lowered))
     };
     compiled(fused, target, schedule, &code, false)
 }
 
-/// Compiler of lowered programs.
+/// Compiler of scheduled programs.
 type MakeCode<'a> =
     &'a (dyn Fn(&mut Compiler, Program) -> Result<runtime::Code, tilewright_codegen::CompileError> + Sync);
 
@@ -165,11 +166,11 @@ fn compiled(
         return Ok(Compiled { model, fused, memory, origins, n_guessed: 0 });
     }
     let made = |compiler: &mut Compiler, (text, program): (String, Program)| {
-        code(compiler, lower::lower(&program)).map_err(|error| refuse(&text, error.to_string()))
+        code(compiler, program).map_err(|error| refuse(&text, error.to_string()))
     };
     let codes = on_all_cores(programs, || Compiler::for_arguments(target_here(target), ArgumentAlign::Elements), made);
     let codes = codes.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let kept = codes.iter().map(|code| kept_by(code.program())).collect();
+    let kept = codes.iter().map(|code| kept_of(code.interface())).collect();
     let Job { plan, origins, memory, .. } = Job::new(&fused, &places, 1, (numbers, kept)).done()?;
     let model = if for_runs {
         fused.net.values.iter_mut().for_each(|value| value.constant = None);
@@ -185,6 +186,12 @@ fn compiled(
 /// Kept buffers of a kernel, in its order.
 fn kept_by(program: &Program) -> Vec<Kept> {
     let kept = program.buffers.iter().filter(|buffer| buffer.role == Role::Kept);
+    kept.map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect())).collect()
+}
+
+/// Kept buffers of a kernel that is compiled, in its order.
+fn kept_of(interface: &Interface) -> Vec<Kept> {
+    let kept = interface.buffers.iter().filter(|buffer| buffer.role == Role::Kept);
     kept.map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect())).collect()
 }
 

@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::io;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use thiserror::Error;
 use tilewright_codegen::{Argument, ArgumentAlign, CompileError, Compiler, Interface, Kernel, Runtime};
-use tilewright_ir::{OpenSize, Part, Program, Role};
+use tilewright_ir::{OpenSize, Part, Program, Role, lower};
 
 use crate::cores::on_all_cores;
 use crate::gpu::GpuModel;
@@ -117,7 +117,11 @@ pub enum PlanError {
 
 /// A kernel with the program that it was made of.
 pub struct Code {
-    program: Program,
+    /// The program, scheduled or lowered.
+    source: Program,
+    /// The lowered one, where it is asked for and the program is only scheduled.
+    lowered: OnceLock<Program>,
+    is_lowered: bool,
     kernel: Kernel,
     interface: Interface,
 }
@@ -142,6 +146,16 @@ impl Code {
         Code::new(compiler, program, kernel)
     }
 
+    /// Loads what [`Compiler::quick_object`] has made of a scheduled program when it was lowered, here or
+    /// earlier.
+    ///
+    /// # Errors
+    /// As [`Compiler::load_quick`] says.
+    pub fn load_quick(compiler: &Compiler, program: Program, code: &[u8]) -> Result<Code, CompileError> {
+        let (kernel, interface) = compiler.load_quick(&program, code)?;
+        Ok(Code { source: program, lowered: OnceLock::new(), is_lowered: false, kernel, interface })
+    }
+
     /// Compiles as [`Code::compile`] does, by [`Compiler::compile_quickly`].
     ///
     /// # Errors
@@ -152,13 +166,13 @@ impl Code {
     }
 
     fn new(compiler: &Compiler, program: Program, kernel: Kernel) -> Result<Code, CompileError> {
-        let interface = Interface::new(&program, compiler.target(), 1, Some("kernel"))?;
-        Ok(Code { program, kernel, interface })
+        let interface = Interface::new(&program, compiler.target(), 1, Some(Compiler::PREFIX))?;
+        Ok(Code { source: program, lowered: OnceLock::new(), is_lowered: true, kernel, interface })
     }
 
     /// The lowered program.
     pub fn program(&self) -> &Program {
-        &self.program
+        if self.is_lowered { &self.source } else { self.lowered.get_or_init(|| lower::lower(&self.source)) }
     }
 
     /// The kernel.
@@ -176,7 +190,7 @@ impl Code {
     /// run.
     pub fn plan(&self, constant: &dyn Fn(&str) -> Option<Bytes>) -> Plan {
         let has = |part: Part| self.interface.has(part);
-        plan_of_kernel(&self.program.name, &self.interface.buffers, &has, ALIGN, constant)
+        plan_of_kernel(&self.source.name, &self.interface.buffers, &has, ALIGN, constant)
     }
 
     /// Alignment that an argument's address needs, in bytes.
@@ -661,7 +675,7 @@ impl Checker<'_> {
             Work::Kernel { kernel, arguments, kept, parts, sizes, .. } => {
                 let missing = || PlanError::Missing { step: name(), what: "kernel", index: *kernel };
                 let code = self.codes.get(*kernel).ok_or_else(missing)?;
-                let open = &code.program.sizes;
+                let open = &code.source.sizes;
                 let is_value = |(open, size): (&OpenSize, &Size)| match &self.plan.dim {
                     Some(dim) => (dim.least..=dim.most)
                         .step_by(dim.step.max(1) as usize)

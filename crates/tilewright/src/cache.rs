@@ -6,6 +6,7 @@
 //! left out: nothing but time depends on this folder. Several processes may use it at once.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs::{self, DirBuilder, File};
 use std::hash::{DefaultHasher, Hasher};
@@ -13,8 +14,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{self, Stdio};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustix::process::geteuid;
@@ -22,7 +23,7 @@ use tilewright_codegen::{CompileError, Compiler, llvm_version};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::gpu::{KeptCode, OpenCl, missing_sources};
 use tilewright_device::host;
-use tilewright_ir::{Program, text};
+use tilewright_ir::{Program, lower, text};
 use tilewright_runtime::{AnyModel, Code};
 use tilewright_search::BoxError;
 
@@ -49,10 +50,16 @@ const LAG: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
+    /// Entries that are known without the folder, by name.
+    given: BTreeMap<String, Vec<u8>>,
+    /// Entries that were in use, where they are collected.
+    used: Option<Mutex<BTreeMap<String, Vec<u8>>>>,
     most_bytes: u64,
     has_grown: AtomicBool,
     /// Error that kept an entry from being written.
     refused: Mutex<Option<io::Error>>,
+    /// Number of entries that were there and none of this cache's.
+    n_damaged: AtomicUsize,
 }
 
 /// The cache of who does without.
@@ -60,7 +67,15 @@ pub static NO_CACHE: Cache = Cache::within(None, 0);
 
 impl Cache {
     const fn within(folder: Option<PathBuf>, most_bytes: u64) -> Cache {
-        Cache { folder, most_bytes, has_grown: AtomicBool::new(false), refused: Mutex::new(None) }
+        Cache {
+            folder,
+            given: BTreeMap::new(),
+            used: None,
+            most_bytes,
+            has_grown: AtomicBool::new(false),
+            refused: Mutex::new(None),
+            n_damaged: AtomicUsize::new(0),
+        }
     }
 
     /// Opens the cache in a folder, made where it does not exist; by default in the user's folder for caches,
@@ -86,6 +101,47 @@ impl Cache {
         }
     }
 
+    /// A cache in the same folder that collects what it is asked for, so that it can go elsewhere.
+    #[must_use]
+    pub fn collecting(&self) -> Cache {
+        let mut cache = Cache::within(self.folder.clone(), self.most_bytes);
+        cache.used = Some(Mutex::default());
+        cache
+    }
+
+    /// The entries that were collected, for [`Cache::with_entries`].
+    pub fn entries(&self) -> Vec<u8> {
+        let used = self.used.as_ref().map(|used| used.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut bytes = Vec::new();
+        for (name, content) in used.iter().flat_map(|used| used.iter()) {
+            for part in [name.as_bytes(), content] {
+                bytes.extend((part.len() as u64).to_le_bytes());
+                bytes.extend_from_slice(part);
+            }
+        }
+        bytes
+    }
+
+    /// A cache in the same folder that has these entries as well. Their code is run as it is: whoever gives
+    /// them has to trust their source. Bytes that are no entries have none.
+    #[must_use]
+    pub fn with_entries(&self, mut bytes: &[u8]) -> Cache {
+        let mut part = || {
+            let (len, rest) = bytes.split_first_chunk()?;
+            let (part, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+            bytes = rest;
+            Some(part.to_vec())
+        };
+        let mut cache = Cache::within(self.folder.clone(), self.most_bytes);
+        cache.given = std::iter::from_fn(|| Some((String::from_utf8(part()?).ok()?, part()?))).collect();
+        cache
+    }
+
+    /// Whether there is any use in asking for an entry.
+    fn is_asked(&self) -> bool {
+        self.folder.is_some() || self.used.is_some() || !self.given.is_empty()
+    }
+
     /// Reason why entries could not be written, if so.
     pub fn refusal(&self) -> Option<String> {
         let refused = self.refused.lock().ok()?;
@@ -93,14 +149,27 @@ impl Cache {
         refused.as_ref().map(|error| format!("compiled kernels could not be kept in {folder}: {error}"))
     }
 
-    /// Code of a lowered program, from the cache or from LLVM, as [`Code::compile`] makes it, but for what it
-    /// shares with others.
+    /// Line about entries that were found damaged since the last call, if any.
+    pub fn take_damage(&self) -> Option<String> {
+        let folder = self.folder.as_ref()?.display();
+        match self.n_damaged.swap(0, Ordering::Relaxed) {
+            0 => None,
+            n => Some(format!("{n} compiled kernels in {folder} were damaged or another user's (they are made anew)")),
+        }
+    }
+
+    /// Code of a scheduled program, from the cache or as [`Code::compile`] makes it, but for what it shares
+    /// with others.
     ///
     /// # Errors
     /// As [`Code::compile`].
     pub fn code(&self, compiler: &mut Compiler, program: Program) -> Result<Code, CompileError> {
-        let (Some(_), Some(llvm)) = (&self.folder, llvm_version()) else { return Code::compile(compiler, program) };
+        if !self.is_asked() {
+            return Code::compile(compiler, lower::lower(&program));
+        }
         let arguments = format!("{:?}", compiler.arguments());
+        let Some(llvm) = llvm_version() else { return self.quick_code(compiler, program, &arguments) };
+        let program = lower::lower(&program);
         let name = name("object", &[&llvm, compiler.target(), &arguments, &program]);
         if let Some(object) = self.get(&name)
             && let Ok(code) = Code::load(compiler, program.clone(), &object)
@@ -112,6 +181,22 @@ impl Cache {
         Code::load(compiler, program, &object)
     }
 
+    /// Code of a scheduled program, from the cache or by our own back end. What is known is not lowered
+    /// again, which would take longer than to load it.
+    fn quick_code(&self, compiler: &mut Compiler, program: Program, arguments: &str) -> Result<Code, CompileError> {
+        let name = name("quick", &[compiler.target(), &arguments, &program]);
+        if let Some(known) = self.get(&name)
+            && let Ok(code) = Code::load_quick(compiler, program.clone(), &known)
+        {
+            return Ok(code);
+        }
+        let lowered = lower::lower(&program);
+        // A program without quick code is an error in the words of the compiler.
+        let Ok(made) = compiler.quick_object(&lowered) else { return Code::compile(compiler, lowered) };
+        self.put(&name, &made);
+        Code::load_quick(compiler, program, &made)
+    }
+
     /// The program that these texts determine, in the order in which they come.
     ///
     /// # Errors
@@ -121,7 +206,7 @@ impl Cache {
         determined_by: &[&dyn Display],
         make: impl FnOnce() -> Result<Program, E>,
     ) -> Result<Program, E> {
-        if self.folder.is_none() {
+        if !self.is_asked() {
             return make();
         }
         let name = name("program", determined_by);
@@ -143,7 +228,7 @@ impl Cache {
 
     /// Number that these texts determine, from the cache or from `make`; `None` if `make` has none.
     pub fn number(&self, determined_by: &[&dyn Display], make: impl FnOnce() -> Option<f64>) -> Option<f64> {
-        if self.folder.is_none() {
+        if !self.is_asked() {
             return make();
         }
         let name = name("number", determined_by);
@@ -186,7 +271,25 @@ impl Cache {
 
     /// The content of an entry, where it is there and whole.
     fn get(&self, name: &str) -> Option<Vec<u8>> {
+        if let Some(content) = self.given.get(name) {
+            return Some(content.clone());
+        }
         let file = File::open(self.folder.as_ref()?.join(name)).ok()?;
+        let content = Self::content(&file, name);
+        self.n_damaged.fetch_add(usize::from(content.is_none()), Ordering::Relaxed);
+        self.collect(name, content.as_deref()?);
+        content
+    }
+
+    /// Keeps an entry that is in use, where these are collected.
+    fn collect(&self, name: &str, content: &[u8]) {
+        if let Some(used) = &self.used {
+            used.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), content.to_vec());
+        }
+    }
+
+    /// The content of an entry's file, where it is whole and the user's alone.
+    fn content(file: &File, name: &str) -> Option<Vec<u8>> {
         let about = file.metadata().ok()?;
         // Code that others could have put there would be run.
         let is_ours = about.is_file() && about.uid() == geteuid().as_raw() && about.mode() & 0o022 == 0;
@@ -194,7 +297,7 @@ impl Cache {
             return None;
         }
         let mut bytes = Vec::with_capacity(about.len() as usize);
-        (&file).take(MOST_ENTRY_BYTES).read_to_end(&mut bytes).ok()?;
+        file.take(MOST_ENTRY_BYTES).read_to_end(&mut bytes).ok()?;
         let (sum, content) = bytes.strip_prefix(MAGIC)?.split_at_checked(SUM_BYTES)?;
         if sum != hash(&[name.as_bytes(), content]) {
             return None;
@@ -209,6 +312,7 @@ impl Cache {
     }
 
     fn put(&self, name: &str, content: &[u8]) {
+        self.collect(name, content);
         let Some(folder) = &self.folder else { return };
         let sum = hash(&[name.as_bytes(), content]);
         match write_passing(&folder.join(name), &[MAGIC, &sum[..], content].concat()) {
@@ -288,7 +392,7 @@ impl Drop for Cache {
 }
 
 /// Prefixes of the entries' names.
-const KINDS: [&str; 4] = ["object-", "program-", "number-", "binary-"];
+const KINDS: [&str; 5] = ["object-", "quick-", "program-", "number-", "binary-"];
 
 /// The name of what is of a kind and depends on these.
 fn name(kind: &str, determined_by: &[&dyn Display]) -> String {
@@ -327,6 +431,9 @@ mod tests {
     use super::*;
     use std::convert::Infallible;
     use std::os::unix::fs::PermissionsExt;
+    use std::sync::Arc;
+    use tilewright_codegen::ArgumentAlign;
+    use tilewright_runtime::{Context, Model, Threads};
 
     fn entries(folder: &Path) -> Vec<PathBuf> {
         let mut entries: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -368,6 +475,24 @@ mod tests {
     }
 
     #[test]
+    fn entries_go_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(Some(folder.path())).unwrap();
+        asked(&cache, 1);
+        for here in [&cache, &NO_CACHE] {
+            let collecting = here.collecting();
+            let (is_known, _) = (asked(&collecting, 1), asked(&collecting, 2));
+            assert_eq!(is_known, here.folder.is_some());
+            let bytes = collecting.entries();
+            let there = NO_CACHE.with_entries(&bytes);
+            assert_eq!([1, 2, 3].map(|at| asked(&there, at)), [true, true, false]);
+            for len in (0..bytes.len()).step_by(7) {
+                asked(&NO_CACHE.with_entries(&bytes[..len]), 1);
+            }
+        }
+    }
+
+    #[test]
     fn code_of_gpus_is_kept_within_bounds() {
         let folder = tempfile::tempdir().unwrap();
         let [first, second] = [0; 2].map(|_| Cache::new(Some(folder.path())).unwrap());
@@ -403,7 +528,9 @@ mod tests {
         for bytes in damaged {
             fs::write(&entry, &bytes).unwrap();
             assert!(!asked(&cache, 1), "{} bytes", bytes.len());
+            assert!(cache.take_damage().is_some_and(|line| line.starts_with("1 compiled kernels")));
             assert!(asked(&cache, 1), "it is whole again");
+            assert_eq!(cache.take_damage(), None);
         }
         // That of another question, under this one's name.
         asked(&cache, 2);
@@ -417,6 +544,33 @@ mod tests {
         fs::remove_file(&entry).unwrap();
         fs::create_dir(&entry).unwrap();
         assert!(!asked(&cache, 1) && cache.refusal().is_some_and(|why| why.contains("could not be kept")));
+    }
+
+    #[test]
+    fn code_of_our_own_back_end_is_kept_for_such_machines() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(Some(folder.path())).unwrap();
+        let host = host::target();
+        let code = |target: &tilewright_ir::Target| {
+            let mut compiler = Compiler::for_arguments(target.clone(), ArgumentAlign::Elements);
+            cache.quick_code(&mut compiler, program(1), "elements").unwrap()
+        };
+        let result = |code: Code| {
+            let model = Model::new(code.plan(&|_| None), vec![code]).unwrap();
+            let (model, mut output) = (Arc::new(model), [0; 64]);
+            Context::new(&model, &Threads::new(1).unwrap()).unwrap().run(&[], &mut [&mut output]).unwrap();
+            output
+        };
+        let first = result(code(&host));
+        assert_eq!(first, [[0, 0, 0x80, 0x3f]; 16].concat()[..]);
+        let Some(entry) = entries(folder.path()).pop() else { return println!("skipped: no back end for {host}") };
+        let whole = fs::read(&entry).unwrap();
+        fs::write(&entry, &whole[..whole.len() / 2]).unwrap();
+        assert_eq!(result(code(&host)), first);
+        assert_eq!(fs::read(&entry).unwrap(), whole, "it is made anew");
+        assert_eq!(result(code(&host)), first);
+        let other = tilewright_ir::Target { l3_bytes: host.l3_bytes + 1, ..host.clone() };
+        assert_eq!((result(code(&other)), entries(folder.path()).len()), (first, 2));
     }
 
     #[test]

@@ -819,10 +819,9 @@ impl Emitter<'_> {
                 self.zero_upper();
                 self.asm.code.extend([0xff, 0xd0]);
             }
-            Callee::Address(address) => {
+            Callee::Outside(number) => {
                 self.zero_upper();
-                self.asm.move_constant(RAX, address as i64);
-                self.asm.code.extend([0xff, 0xd0]);
+                self.asm.call_outside(number);
             }
         }
         if inst.def != NONE {

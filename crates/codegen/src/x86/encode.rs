@@ -114,13 +114,15 @@ impl Condition {
 /// A place in the code that jumps go to.
 pub type Label = usize;
 
-/// Target of a four-byte field: its distance from the end of the instruction.
+/// Target of a field, of four bytes for its distance from the end of the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     Label(Label),
     Function(usize),
     /// Offset in the constants.
     Pool(i32),
+    /// Function that another module defines; the field has eight bytes, for its address.
+    Outside(usize),
 }
 
 /// Code as it grows.
@@ -161,7 +163,7 @@ impl Assembler {
                     let to = self.labels[label].expect("every label is bound");
                     self.set_field(at, to as i64 - end as i64);
                 }
-                Target::Function(_) | Target::Pool(_) => self.fixups.push((at, end, target)),
+                Target::Function(_) | Target::Pool(_) | Target::Outside(_) => self.fixups.push((at, end, target)),
             }
         }
         self.labels.clear();
@@ -385,6 +387,15 @@ impl Assembler {
     pub fn call(&mut self, function: usize) {
         self.code.push(0xe8);
         self.field(Target::Function(function));
+    }
+
+    /// Calls a function that another module defines, whose address goes to `RAX`.
+    pub fn call_outside(&mut self, function: usize) {
+        self.code.extend([0x48, 0xb8]);
+        let at = self.code.len();
+        self.code.extend([0; 8]);
+        self.fixups.push((at, at + 8, Target::Outside(function)));
+        self.code.extend([0xff, 0xd0]);
     }
 
     pub fn address_of(&mut self, to: u8, function: usize) {

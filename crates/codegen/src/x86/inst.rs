@@ -283,8 +283,8 @@ pub enum Lost {
 pub enum Callee {
     /// A function of the module.
     Function(usize),
-    /// An address of this process.
-    Address(usize),
+    /// A function of the module that another one defines.
+    Outside(usize),
     /// A pointer.
     Pointer(Reg),
 }

@@ -39,13 +39,8 @@ impl Pool {
     }
 }
 
-/// Selects the instructions of a function; `addresses` says where functions of other modules are, by number.
-pub fn select(
-    f: &ssa::Function,
-    machine: Machine,
-    addresses: &[Option<usize>],
-    pool: &mut Pool,
-) -> Result<Function, String> {
+/// Selects the instructions of a function; `outside` says which functions other modules define, by number.
+pub fn select(f: &ssa::Function, machine: Machine, outside: &[bool], pool: &mut Pool) -> Result<Function, String> {
     let order = f.order();
     let mut place = vec![usize::MAX; f.blocks.len()];
     order.iter().enumerate().for_each(|(at, b)| place[b.at()] = at);
@@ -57,7 +52,7 @@ pub fn select(
         f,
         has_masks: machine.has_masks,
         has_avx512_dot: machine.has_avx512_dot,
-        addresses,
+        outside,
         pool,
         out: Function::default(),
         n_uses: vec![0; n],
@@ -95,7 +90,7 @@ struct Selector<'f> {
     f: &'f ssa::Function,
     has_masks: bool,
     has_avx512_dot: bool,
-    addresses: &'f [Option<usize>],
+    outside: &'f [bool],
     pool: &'f mut Pool,
     out: Function,
     n_uses: Vec<u32>,
@@ -443,9 +438,7 @@ impl Selector<'_> {
                 self.emit(Inst::new(Op::Undefined, d, &[], width(ty)));
                 Ok(d)
             }
-            Def::Function(f) if self.addresses[f.at()].is_some() => {
-                Err("address of a function outside the module".into())
-            }
+            Def::Function(f) if self.outside[f.at()] => Err("address of a function outside the module".into()),
             Def::Function(f) => Ok(self.emit_new(Op::FunctionAddress(f.at()), Class::Integer, &[], 8)),
             Def::Global(_) => Err("a variable of the module".into()),
             Def::Argument(_) => Ok(self.regs[id.at()]),
@@ -848,7 +841,7 @@ impl Selector<'_> {
 
     fn call(&mut self, inst: &ssa::Instruction) -> Result<(), String> {
         let (callee, arguments) = inst.operands.split_last().expect("a callee");
-        let mut call = Call { callee: Callee::Address(0), arguments: Vec::new(), real: None };
+        let mut call = Call { callee: Callee::Function(0), arguments: Vec::new(), real: None };
         for argument in arguments {
             let r = self.reg(*argument)?;
             match class_of(self.ty(*argument)) {
@@ -858,10 +851,8 @@ impl Selector<'_> {
             }
         }
         call.callee = match &self.f.values[callee.at()].def {
-            Def::Function(f) => match self.addresses[f.at()] {
-                Some(address) => Callee::Address(address),
-                None => Callee::Function(f.at()),
-            },
+            Def::Function(f) if self.outside[f.at()] => Callee::Outside(f.at()),
+            Def::Function(f) => Callee::Function(f.at()),
             _ => Callee::Pointer(self.reg(*callee)?),
         };
         let d = match inst.result {

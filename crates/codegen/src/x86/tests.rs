@@ -37,8 +37,8 @@ fn function(target: &Target, operands: &[Type], value: &dyn Fn(&Builder, &[Id]) 
     m.ret();
     let module = m.finish();
     assert_eq!(module.verify(), Ok(()), "{module}");
-    let image = compile(module, target, &|_| None)?;
-    Ok(loader::place(&image.bytes, image.code_len, image.symbols).unwrap())
+    let image = compile(module, target, &|_| false)?;
+    Ok(loader::place(image, &|_| None).unwrap())
 }
 
 fn run(code: &loader::Code, operands: &[Vec<u8>], n_bytes: usize) -> Vec<u8> {
@@ -302,14 +302,14 @@ fn masks_have_no_lanes_beyond_their_types() {
                 let x = m.masked_load(ty, m.parameter(2), 1, mask, otherwise);
                 m.masked_store(x, m.parameter(0), 1, mask);
                 m.ret();
-                let image = match compile(m.finish(), &target, &|_| None) {
+                let image = match compile(m.finish(), &target, &|_| false) {
                     Ok(image) => image,
                     Err(why) => {
                         assert!(target.vector_bits < 512 && scalar.bytes() < 4, "{ty:?} on {target}: {why}");
                         continue;
                     }
                 };
-                let code = loader::place(&image.bytes, image.code_len, image.symbols).unwrap();
+                let code = loader::place(image, &|_| None).unwrap();
                 for chosen in [0u32, 1, 5, 0xffff, 0xaaaa] {
                     let numbers =
                         (0..*n).flat_map(|lane| (-i32::from(chosen >> lane & 1 == 0)).to_le_bytes()).collect();
