@@ -6,6 +6,7 @@ mod functions;
 mod fused;
 mod ml;
 mod other;
+mod outline;
 mod proto;
 mod quantized;
 mod reweight;
@@ -27,6 +28,7 @@ use wire::{Budget, Message};
 
 pub use data::External;
 pub use other::kind_of_other;
+pub use outline::read_outline;
 pub use reweight::reweight;
 pub use write::{ModelFile, NodeFile, Port, write};
 
@@ -222,20 +224,9 @@ impl<'a> Importer<'a, '_> {
     }
 
     fn declare_type(&mut self, id: ValueId, info: &ValueInfo<'a>) -> Result<(), ReadError> {
-        let dtype = info.elements.map(DType::from_onnx);
-        let Some(Ok(dtype)) = dtype.filter(|_| !info.is_foreign) else {
-            return Ok(());
-        };
-        let dims = info.dims.as_ref().map(|dims| {
-            let dim = |dim: &DimProto<'_>| match dim {
-                DimProto::Size(size) => usize::try_from(*size).map_or(Dim::Unknown, Dim::Size),
-                DimProto::Named("") | DimProto::Unknown => Dim::Unknown,
-                DimProto::Named(name) => Dim::Named((*name).to_owned()),
-            };
-            dims.iter().map(dim).collect()
-        });
+        let Some(declared) = declared_of(info) else { return Ok(()) };
         self.source.budget.charge(info.dims.as_ref().map_or(0, |dims| dims.len() * size_of::<Dim>()))?;
-        self.scope().graph.value_mut(id).declared = Some(Declared { dtype, dims });
+        self.scope().graph.value_mut(id).declared = Some(declared);
         Ok(())
     }
 
@@ -481,14 +472,7 @@ impl<'a> Importer<'a, '_> {
     }
 
     fn attribute(&mut self, proto: &AttributeProto<'a>) -> Result<Attribute, ReadError> {
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(match proto.kind {
-            1 => Attribute::Float(proto.float.unwrap_or(0.0)),
-            2 => Attribute::Int(proto.int.unwrap_or(0)),
-            3 => Attribute::Text(text(proto.text.unwrap_or(&[]))),
-            6 => Attribute::Floats(floats(&proto.floats)),
-            7 => Attribute::Ints(proto.ints.clone()),
-            8 => Attribute::Texts(proto.texts.iter().map(|bytes| text(bytes)).collect()),
             4 | 0 if proto.tensor.is_some() => {
                 let message = proto.tensor.expect("it has a tensor");
                 match self.source.load(&TensorProto::read(message, self.source.budget)?)? {
@@ -497,17 +481,42 @@ impl<'a> Importer<'a, '_> {
                     Loaded::Foreign(name) => Attribute::Foreign(format!("a tensor of type {name}")),
                 }
             }
-            // Before the kind was written down, it was that of the field that is there.
-            0 => match (proto.float, proto.int, proto.text) {
-                (Some(float), ..) => Attribute::Float(float),
-                (_, Some(int), _) => Attribute::Int(int),
-                (.., Some(bytes)) => Attribute::Text(text(bytes)),
-                _ if !proto.floats.is_empty() => Attribute::Floats(floats(&proto.floats)),
-                _ if !proto.texts.is_empty() => Attribute::Texts(proto.texts.iter().map(|b| text(b)).collect()),
-                _ => Attribute::Ints(proto.ints.clone()),
-            },
-            kind => Attribute::Foreign(format!("an attribute of kind {kind}")),
+            _ => plain_attribute(proto),
         })
+    }
+}
+
+/// The declaration of a tensor; `None` of anything else.
+fn declared_of(info: &ValueInfo<'_>) -> Option<Declared> {
+    let dtype = DType::from_onnx(info.elements.filter(|_| !info.is_foreign)?).ok()?;
+    let dim = |dim: &DimProto<'_>| match dim {
+        DimProto::Size(size) => usize::try_from(*size).map_or(Dim::Unknown, Dim::Size),
+        DimProto::Named("") | DimProto::Unknown => Dim::Unknown,
+        DimProto::Named(name) => Dim::Named((*name).to_owned()),
+    };
+    Some(Declared { dtype, dims: info.dims.as_ref().map(|dims| dims.iter().map(dim).collect()) })
+}
+
+/// An attribute that is no tensor.
+fn plain_attribute(proto: &AttributeProto<'_>) -> Attribute {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match proto.kind {
+        1 => Attribute::Float(proto.float.unwrap_or(0.0)),
+        2 => Attribute::Int(proto.int.unwrap_or(0)),
+        3 => Attribute::Text(text(proto.text.unwrap_or(&[]))),
+        6 => Attribute::Floats(floats(&proto.floats)),
+        7 => Attribute::Ints(proto.ints.clone()),
+        8 => Attribute::Texts(proto.texts.iter().map(|bytes| text(bytes)).collect()),
+        // Before the kind was written down, it was that of the field that is there.
+        0 => match (proto.float, proto.int, proto.text) {
+            (Some(float), ..) => Attribute::Float(float),
+            (_, Some(int), _) => Attribute::Int(int),
+            (.., Some(bytes)) => Attribute::Text(text(bytes)),
+            _ if !proto.floats.is_empty() => Attribute::Floats(floats(&proto.floats)),
+            _ if !proto.texts.is_empty() => Attribute::Texts(proto.texts.iter().map(|b| text(b)).collect()),
+            _ => Attribute::Ints(proto.ints.clone()),
+        },
+        kind => Attribute::Foreign(format!("an attribute of kind {kind}")),
     }
 }
 

@@ -57,6 +57,10 @@ pub const TENSOR: c_int = 1;
 pub const CPU: c_int = 0;
 /// Error code of a fault of a provider.
 pub const EP_FAIL: c_int = 11;
+/// Kind of attribute that is a whole number.
+pub const INT: c_int = 1;
+/// Kind of attribute that is a text, or bytes.
+pub const TEXT: c_int = 5;
 /// Error code of bad input.
 pub const INVALID_ARGUMENT: c_int = 2;
 
@@ -114,6 +118,9 @@ functions! { Api, SLOTS:
                                         out: *mut *mut Value) -> *mut Status;
     93 release_status = ReleaseStatus(status: *mut Status);
     99 release_tensor_info = ReleaseTensorTypeAndShapeInfo(info: *mut TensorInfo);
+    211 create_attribute = CreateOpAttr(name: *const c_char, data: *const c_void, len: c_int, kind: c_int,
+                                        out: *mut *mut Attribute) -> *mut Status;
+    212 release_attribute = ReleaseOpAttr(attribute: *mut Attribute);
     247 log = Logger_LogMessage(logger: *const Logger, level: c_int, message: *const c_char, file: *const c_char,
                                 line: c_int, function: *const c_char) -> *mut Status;
     272 read_attribute = ReadOpAttr(attribute: *const Attribute, kind: c_int, data: *mut c_void, len: usize,
@@ -122,6 +129,7 @@ functions! { Api, SLOTS:
                                                  n_batches: usize, data: *mut c_void) -> *mut Status;
     289 value_name = GetValueInfoName(value: *const ValueInfo, out: *mut *const c_char) -> *mut Status;
     290 value_type = GetValueInfoTypeInfo(value: *const ValueInfo, out: *mut *const TypeInfo) -> *mut Status;
+    291 editor_api = GetModelEditorApi() -> *const *const c_void;
     298 pairs = GetKeyValuePairs(pairs: *const Pairs, keys: *mut *const *const c_char,
                                  values: *mut *const *const c_char, n: *mut usize);
     300 release_pairs = ReleaseKeyValuePairs(pairs: *mut Pairs);
@@ -130,6 +138,7 @@ functions! { Api, SLOTS:
     326 initializer = ValueInfo_GetInitializerValue(value: *const ValueInfo, out: *mut *const Value) -> *mut Status;
     331 is_constant = ValueInfo_IsConstantInitializer(value: *const ValueInfo, out: *mut bool) -> *mut Status;
     332 is_from_outside = ValueInfo_IsFromOuterScope(value: *const ValueInfo, out: *mut bool) -> *mut Status;
+    334 model_path = Graph_GetModelPath(graph: *const Graph, out: *mut *const c_char) -> *mut Status;
     336 n_opsets = Graph_GetNumOperatorSets(graph: *const Graph, out: *mut usize) -> *mut Status;
     337 opsets = Graph_GetOperatorSets(graph: *const Graph, domains: *mut *const c_char, versions: *mut i64,
                                        n: usize) -> *mut Status;
@@ -138,6 +147,7 @@ functions! { Api, SLOTS:
     344 n_nodes = Graph_GetNumNodes(graph: *const Graph, out: *mut usize) -> *mut Status;
     345 nodes = Graph_GetNodes(graph: *const Graph, out: *mut *const Node, n: usize) -> *mut Status;
     346 parent = Graph_GetParentNode(graph: *const Graph, out: *mut *const Node) -> *mut Status;
+    349 node_name = Node_GetName(node: *const Node, out: *mut *const c_char) -> *mut Status;
     350 operator = Node_GetOperatorType(node: *const Node, out: *mut *const c_char) -> *mut Status;
     351 domain = Node_GetDomain(node: *const Node, out: *mut *const c_char) -> *mut Status;
     353 n_node_inputs = Node_GetNumInputs(node: *const Node, out: *mut usize) -> *mut Status;
@@ -269,6 +279,28 @@ impl EpApi {
     }
 }
 
+/// Functions that make models.
+#[derive(Clone, Copy)]
+pub struct EditorApi {
+    table: *const *const c_void,
+}
+
+functions! { EditorApi, EDITOR_SLOTS:
+    6 create_node = CreateNode(operator: *const c_char, domain: *const c_char, name: *const c_char,
+                               inputs: *const *const c_char, n_inputs: usize, outputs: *const *const c_char,
+                               n_outputs: usize, attributes: *mut *mut Attribute, n_attributes: usize,
+                               out: *mut *mut Node) -> *mut Status;
+}
+
+impl EditorApi {
+    /// Table of the functions that make models; `None` where ONNX Runtime is built without them.
+    pub fn of(api: &Api) -> Option<EditorApi> {
+        // SAFETY: it takes nothing.
+        let table = unsafe { api.editor_api() };
+        (!table.is_null()).then_some(EditorApi { table })
+    }
+}
+
 /// Factory of providers, as ONNX Runtime sees it.
 #[repr(C)]
 pub struct EpFactory {
@@ -382,17 +414,18 @@ mod tests {
         CreateStatus GetErrorMessage GetTensorMutableData CastTypeInfoToTensorInfo GetOnnxTypeFromTypeInfo
         GetTensorElementType GetDimensionsCount GetDimensions GetSymbolicDimensions GetTensorTypeAndShape
         KernelContext_GetInput KernelContext_GetOutput ReleaseStatus ReleaseTensorTypeAndShapeInfo
-        Logger_LogMessage ReadOpAttr KernelContext_ParallelFor GetValueInfoName GetValueInfoTypeInfo
-        GetKeyValuePairs ReleaseKeyValuePairs HardwareDevice_Type GetEpApi ValueInfo_GetInitializerValue
-        ValueInfo_IsConstantInitializer ValueInfo_IsFromOuterScope Graph_GetNumOperatorSets Graph_GetOperatorSets
+        CreateOpAttr ReleaseOpAttr Logger_LogMessage ReadOpAttr KernelContext_ParallelFor GetValueInfoName GetValueInfoTypeInfo
+        GetModelEditorApi GetKeyValuePairs ReleaseKeyValuePairs HardwareDevice_Type GetEpApi ValueInfo_GetInitializerValue
+        ValueInfo_IsConstantInitializer ValueInfo_IsFromOuterScope Graph_GetModelPath Graph_GetNumOperatorSets Graph_GetOperatorSets
         Graph_GetNumOutputs Graph_GetOutputs Graph_GetNumNodes Graph_GetNodes Graph_GetParentNode
-        Node_GetOperatorType Node_GetDomain Node_GetNumInputs Node_GetInputs Node_GetNumOutputs Node_GetOutputs
+        Node_GetName Node_GetOperatorType Node_GetDomain Node_GetNumInputs Node_GetInputs Node_GetNumOutputs Node_GetOutputs
         Node_GetNumImplicitInputs Node_GetImplicitInputs Node_GetNumAttributes Node_GetAttributes OpAttr_GetType OpAttr_GetName Node_GetNumSubgraphs
         GetSessionOptionsConfigEntries);
 
     #[test]
     fn functions_have_the_slots_that_others_know() {
         assert_eq!(SLOTS, OTHERS);
+        assert_eq!(EDITOR_SLOTS, slots_of!(ort_sys::OrtModelEditorApi: CreateNode));
         assert_eq!(EP_SLOTS, [("CreateEpDevice", 0), ("EpGraphSupportInfo_AddNodesToFuse", 2)]);
         assert_eq!(size_of::<ApiBase>(), size_of::<ort_sys::OrtApiBase>());
         assert_eq!(offset_of!(ApiBase, get_api), offset_of!(ort_sys::OrtApiBase, GetApi));

@@ -6,6 +6,7 @@ use std::ptr::null;
 use crate::api::{Api, ApiBase, CPU, Ep, EpApi, EpDevice, EpFactory, HardwareDevice, INVALID_ARGUMENT, Logger, Pairs};
 use crate::api::{SessionOptions, Status, VERSION, got, nothing, text};
 use crate::boundary::{guarded, guarded_as};
+use crate::context::Wish;
 use crate::log::Log;
 use crate::options::Options;
 use crate::part::Session;
@@ -48,28 +49,30 @@ impl Factory {
         Factory { factory, api, functions: EpApi::of(&api) }
     }
 
-    /// The provider's options among those of a session.
+    /// All options of a session: their names and values.
     ///
     /// # Safety
     /// The options are ONNX Runtime's.
-    unsafe fn options(&self, session: *const SessionOptions) -> Result<Options, String> {
+    unsafe fn entries(&self, session: *const SessionOptions) -> Result<Vec<(String, String)>, String> {
         let api = &self.api;
         // SAFETY: promised by the caller; lists are as long as they say, and live until they are released.
-        let given: Vec<(String, String)> = unsafe {
+        unsafe {
             let pairs = got(api, nothing(), |out| api.session_entries(session, out))?;
             let (mut keys, mut values, mut n) = (null(), null(), 0);
             api.pairs(pairs, &mut keys, &mut values, &mut n);
             let all = (0..n).map(|at| (text(*keys.add(at)), text(*values.add(at)))).collect();
             api.release_pairs(pairs);
-            all
-        };
-        let own = |(key, value): &'_ (String, String)| {
-            let is_own = key.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX));
-            is_own.then(|| (key[PREFIX.len()..].to_owned(), value.clone()))
-        };
-        let own: Vec<(String, String)> = given.iter().filter_map(own).collect();
-        Options::read(own.iter().map(|(key, value)| (key.as_str(), value.as_str())))
+            Ok(all)
+        }
     }
+}
+
+/// The provider's options among those of a session.
+fn own_options(entries: &[(String, String)]) -> Result<Options, String> {
+    Options::read(entries.iter().filter_map(|(key, value)| {
+        let is_own = key.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX));
+        is_own.then(|| (&key[PREFIX.len()..], value.as_str()))
+    }))
 }
 
 /// Makes the factory of providers.
@@ -173,10 +176,13 @@ unsafe extern "C" fn create_ep(
     let own = unsafe { &*factory.cast::<Factory>() };
     guarded_as(&own.api, INVALID_ARGUMENT, || {
         // SAFETY: the options are those of the session.
-        let options = unsafe { own.options(options)? };
+        let entries = unsafe { own.entries(options)? };
+        let options = own_options(&entries)?;
+        let value = |name: &str| entries.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+        let wish = Wish::read(value);
         // SAFETY: the log is the session's, which ends after its providers.
         let log = unsafe { Log::new(own.api, logger, options.log) };
-        let session = Session::new(own.api, log, options);
+        let session = Session::new(own.api, log, options, wish);
         let session = session.map_err(|why| log.problem(&format!("all is left to ONNX Runtime: {why}"))).ok();
         // SAFETY: there is room for a pointer.
         unsafe { *out = Box::into_raw(Box::new(Provider::new(own.api, session))).cast() };

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::path::PathBuf;
 use std::ptr::null;
 use std::sync::Arc;
 
@@ -9,8 +10,10 @@ use bytes::Bytes;
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{DType, Declared, Dim, Tensor, TensorType};
 
-use crate::api::{self, Api, Failure, Graph, Node, TENSOR, TensorInfo, ValueInfo, got, text};
-use crate::draft::{Draft, DraftNode, DraftValue, Value};
+use crate::api::{self, Api, Failure, Graph, Node, TENSOR, TEXT, TensorInfo, ValueInfo, got, text};
+use crate::context::{DOMAIN, OPERATOR};
+use crate::draft::{Draft, DraftNode, DraftValue, NodeAt, Value};
+use crate::provider::NAME;
 
 /// Elements of a constant that ONNX Runtime holds. All of its constants share a mark, which tells whether any
 /// of them is still in use.
@@ -42,6 +45,20 @@ pub struct Read {
     pub mark: Arc<()>,
     /// Whether values are read that a graph around it has.
     pub reads_outside: bool,
+    /// Nodes that stand for compiled parts of this provider.
+    pub contexts: Vec<ContextNode>,
+    /// File of the model; empty where it has none.
+    pub file: PathBuf,
+}
+
+/// Node that stands for a compiled part.
+pub struct ContextNode {
+    /// The node.
+    pub at: NodeAt,
+    /// Whether the context is in the node, and not in a file beside the model.
+    pub is_embedded: bool,
+    /// Context, or the name of its file.
+    pub content: Vec<u8>,
 }
 
 /// Reader of a graph.
@@ -76,17 +93,27 @@ pub unsafe fn read(api: &Api, graph: *const Graph) -> Result<Read, Failure> {
             }
         }
         let nodes = api.list(null(), |n| api.n_nodes(graph, n), |list, n| api.nodes(graph, list, n))?;
-        for &node in &nodes {
-            let node = reader.node(node)?;
-            reader.draft.nodes.push(node);
+        let mut contexts = Vec::new();
+        for (at, &node) in nodes.iter().enumerate() {
+            let read = reader.node(node)?;
+            if is_context(&read) {
+                contexts.extend(reader.context(at, node)?);
+            }
+            reader.draft.nodes.push(read);
         }
         for value in api.list(null(), |n| api.n_outputs(graph, n), |list, n| api.outputs(graph, list, n))? {
             if let Some(value) = reader.value(value)? {
                 reader.draft.outputs.push(value);
             }
         }
-        Ok(Read { draft: reader.draft, nodes, mark, reads_outside: reader.reads_outside })
+        let file = PathBuf::from(text(got(api, null(), |out| api.model_path(graph, out))?));
+        Ok(Read { draft: reader.draft, nodes, mark, reads_outside: reader.reads_outside, contexts, file })
     }
+}
+
+/// Whether a node stands for a compiled part of some provider.
+fn is_context(node: &DraftNode) -> bool {
+    node.op == OPERATOR && node.domain == DOMAIN
 }
 
 /// The inputs and outputs of a node, by name.
@@ -140,10 +167,11 @@ impl Reader<'_> {
                 read.foreign = Some("graphs within nodes stay with ONNX Runtime".to_owned());
                 return Ok(read);
             }
-            let attributes =
-                api.list(null(), |n| api.n_attributes(node, n), |list, n| api.attributes(node, list, n))?;
-            for attribute in attributes {
-                let name = text(got(api, null(), |out| api.attribute_name(attribute, out))?);
+            if is_context(&read) {
+                read.foreign = Some("it is a compiled part".to_owned());
+                return Ok(read);
+            }
+            for (name, attribute) in self.attributes(node)? {
                 match self.attribute(attribute)? {
                     Some(value) => read.attributes.push((name, value)),
                     None => read.foreign = Some(format!("attribute `{name}` is of a kind that is not supported")),
@@ -155,6 +183,40 @@ impl Reader<'_> {
             }
             Ok(read)
         }
+    }
+
+    /// The attributes of a node, by name.
+    ///
+    /// # Safety
+    /// The node is one of ONNX Runtime's.
+    unsafe fn attributes(&self, node: *const Node) -> Result<Vec<(String, *const api::Attribute)>, Failure> {
+        let api = self.api;
+        // SAFETY: promised by the caller; names end with a zero and are copied.
+        unsafe {
+            let all = api.list(null(), |n| api.n_attributes(node, n), |list, n| api.attributes(node, list, n))?;
+            let named = |at| Ok((text(got(api, null(), |out| api.attribute_name(at, out))?), at));
+            all.into_iter().map(named).collect()
+        }
+    }
+
+    /// Reads a node that stands for a compiled part; `None` where it is another provider's.
+    ///
+    /// # Safety
+    /// The node is one of ONNX Runtime's.
+    unsafe fn context(&self, at: NodeAt, node: *const Node) -> Result<Option<ContextNode>, Failure> {
+        let (mut source, mut is_embedded, mut content) = (Vec::new(), true, Vec::new());
+        // SAFETY: promised by the caller.
+        unsafe {
+            for (name, attribute) in self.attributes(node)? {
+                match name.as_str() {
+                    "source" => source = self.attribute_bytes(attribute, TEXT)?,
+                    "ep_cache_context" => content = self.attribute_bytes(attribute, TEXT)?,
+                    "embed_mode" => is_embedded = self.attribute(attribute)? != Some(Attribute::Int(0)),
+                    _ => {}
+                }
+            }
+        }
+        Ok((without_end(&source) == NAME.to_bytes()).then_some(ContextNode { at, is_embedded, content }))
     }
 
     /// The bytes of an attribute.
@@ -267,6 +329,11 @@ impl Reader<'_> {
             Ok(Tensor::new(ty, Bytes::from_owner(held)))
         }
     }
+}
+
+/// A text without the zero that may end it.
+pub fn without_end(text: &[u8]) -> &[u8] {
+    text.strip_suffix(&[0]).unwrap_or(text)
 }
 
 /// The declaration of a value of a type.

@@ -4,7 +4,8 @@
 //! ONNX Runtime calls [`CreateEpFactories`](factory) when the library is registered, asks the factory for a
 //! [`provider`] when a session starts, and gives that the session's graph. [`graph`] reads it, [`claim`]
 //! says which parts run here, [`part`] compiles and runs one, for [`sizes`] that runs bring where it has free
-//! ones. Everything else stays with ONNX Runtime.
+//! ones, [`tune`] has its kernels tuned where that is asked for, and [`context`] makes nodes of a model of
+//! compiled parts. Everything else stays with ONNX Runtime.
 //!
 //! [`api`] declares what is used of its C interface. Nothing unwinds across that ([`boundary`]), and no file
 //! of a model is read: graphs come through the interface.
@@ -12,6 +13,7 @@
 mod api;
 mod boundary;
 mod claim;
+mod context;
 mod draft;
 mod factory;
 mod graph;
@@ -21,3 +23,4 @@ mod part;
 mod provider;
 mod sizes;
 mod threads;
+mod tune;

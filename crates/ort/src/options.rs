@@ -50,6 +50,10 @@ pub struct Options {
     pub claim: Claims,
     /// Parts whose sizes are known only when they run.
     pub free_sizes: FreeSizes,
+    /// Whether code that comes with a model's compiled parts is run as it is.
+    pub context_code: bool,
+    /// Seconds in which kernels without records are tuned when a session starts.
+    pub tune_seconds: f64,
     /// Lines in the log.
     pub log: Lines,
 }
@@ -66,6 +70,8 @@ impl Default for Options {
             exact: false,
             claim: Claims::Fast,
             free_sizes: FreeSizes::Compile,
+            context_code: false,
+            tune_seconds: 0.0,
             log: Lines::Problems,
         }
     }
@@ -80,6 +86,8 @@ struct Row {
 
 /// Most threads that kernels are chosen for.
 const MOST_THREADS: usize = 1024;
+/// Longest time of tuning: a day.
+const MOST_TUNE_SECONDS: f64 = 86_400.0;
 
 const ROWS: &[Row] = &[
     Row { name: "database", takes: "a file", set: |options, text| path(&mut options.database, text) },
@@ -129,6 +137,22 @@ const ROWS: &[Row] = &[
         takes: "compile or leave",
         set: |options, text| {
             options.free_sizes = one_of(text, &[("compile", FreeSizes::Compile), ("leave", FreeSizes::Leave)])?;
+            Some(())
+        },
+    },
+    Row {
+        name: "context_code",
+        takes: "0 or 1",
+        set: |options, text| {
+            options.context_code = one_of(text, &[("0", false), ("1", true)])?;
+            Some(())
+        },
+    },
+    Row {
+        name: "tune_seconds",
+        takes: "seconds from 0 to 86400",
+        set: |options, text| {
+            options.tune_seconds = text.parse().ok().filter(|seconds| (0.0..=MOST_TUNE_SECONDS).contains(seconds))?;
             Some(())
         },
     },
@@ -189,6 +213,7 @@ mod tests {
                 ("exact", "1"),
                 ("claim", "all"),
                 ("free_sizes", "leave"),
+                ("tune_seconds", "0.5"),
             ],
             Ok(Options {
                 database: Some("a.db".into()),
@@ -197,12 +222,17 @@ mod tests {
                 exact: true,
                 claim: Claims::All,
                 free_sizes: FreeSizes::Leave,
+                tune_seconds: 0.5,
                 ..Options::default()
             }),
         );
         check(&[("threads", "0")], Err("option `threads` of tilewright is `0` (give a whole number from 1 to 1024)"));
+        for text in ["-1", "nan", "inf", "1e9", ""] {
+            let error = format!("option `tune_seconds` of tilewright is `{text}` (give seconds from 0 to 86400)");
+            check(&[("tune_seconds", text)], Err(&error));
+        }
         check(&[("cache", "")], Err("option `cache` of tilewright is `` (give a folder)"));
-        let known = "database, store, cache, cpu, threads, exact, claim, free_sizes, log";
+        let known = "database, store, cache, cpu, threads, exact, claim, free_sizes, context_code, tune_seconds, log";
         check(&[("thread", "1")], Err(&format!("tilewright has no option `thread` (there are {known})")));
     }
 }

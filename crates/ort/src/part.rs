@@ -1,10 +1,10 @@
 //! Parts of a model, compiled and run.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tilewright::{CPU, Cache, Database, HOST, Place, Records, SharedStore};
+use tilewright::{Answer, CPU, Cache, Database, HOST, Place, Records, SharedStore};
 use tilewright_graph::{Bindings, DType, Tensor, TensorType, specialise};
 use tilewright_ir::Target;
 use tilewright_model::{Fused, Making, OpenError, compile_known, lower, open};
@@ -13,6 +13,7 @@ use tilewright_runtime::{Aligned, AnyModel, Context, Model, Port};
 
 use crate::api::{self, Api, KernelContext, got};
 use crate::boundary::caught;
+use crate::context::{PartContext, Wish, outline};
 use crate::draft::{Draft, NodeAt, Ports, Refused, Value, value_at};
 use crate::graph;
 use crate::log::Log;
@@ -32,9 +33,22 @@ pub struct Session {
     pub target: Target,
     /// Number of threads that kernels are chosen for.
     pub threads: usize,
+    /// Wish for a model with compiled parts.
+    pub wish: Option<Wish>,
+    /// End of the time in which kernels are tuned, from the beginning of that on.
+    tuned_until: OnceLock<Instant>,
     cache: Cache,
     /// Database of records, where there is one.
-    database: Option<Database>,
+    pub database: Option<Database>,
+}
+
+/// Knowledge about a part that comes or goes with a model.
+#[derive(Default)]
+pub struct Known {
+    /// Cache of the part's own.
+    cache: Option<Cache>,
+    /// Configurations of kernels.
+    answers: Mutex<Vec<Answer>>,
 }
 
 impl Session {
@@ -42,7 +56,7 @@ impl Session {
     ///
     /// # Errors
     /// If there is no code for this machine, or an option names a folder that cannot be.
-    pub fn new(api: Api, log: Log, options: Options) -> Result<Session, String> {
+    pub fn new(api: Api, log: Log, options: Options, wish: Option<Wish>) -> Result<Session, String> {
         let threads = options.threads.unwrap_or_else(cpus);
         let place = Place { device: CPU, target: HOST, threads: threads.min(cpus()) };
         let mut target = place.runnable_target().map_err(|error| error.to_string())?;
@@ -55,11 +69,32 @@ impl Session {
         let shared = SharedStore::of_user(options.store.as_deref());
         let shared = shared.map_err(|why| log.problem(&why.to_string())).unwrap_or_default();
         let database = database.map(|database| database.before(shared));
-        Ok(Session { api, log, options, target, threads, cache, database })
+        Ok(Session { api, log, options, target, threads, wish, tuned_until: OnceLock::new(), cache, database })
+    }
+
+    /// Time that is left to tune kernels.
+    pub fn time_to_tune(&self) -> Duration {
+        let now = Instant::now();
+        let time = Duration::from_secs_f64(self.options.tune_seconds);
+        self.tuned_until.get_or_init(|| now + time).saturating_duration_since(now)
+    }
+
+    /// Knowledge about a part of a model: what is to go with the model is collected.
+    pub fn known(&self) -> Known {
+        Known { cache: self.wish.as_ref().map(|_| self.cache.collecting()), ..Known::default() }
+    }
+
+    /// Knowledge that came with a model.
+    pub fn known_by(&self, context: PartContext) -> Known {
+        let cache = match (&self.wish, self.options.context_code) {
+            (None, true) => Some(self.cache.with_entries(&context.entries)),
+            _ => self.known().cache,
+        };
+        Known { cache, answers: Mutex::new(context.answers) }
     }
 
     /// Lowers a part for inputs of these shapes.
-    fn lower(&self, draft: &Draft, nodes: &[NodeAt], ports: &Ports, shapes: &[Shape]) -> Result<Fused, String> {
+    pub fn lower(&self, draft: &Draft, nodes: &[NodeAt], ports: &Ports, shapes: &[Shape]) -> Result<Fused, String> {
         let at = |value: Value| ports.inputs.iter().position(|&input| input == value);
         let graph = draft.graph(nodes, ports, &|value| Some(shapes[at(value)?].clone()));
         let graph = graph.map_err(|refused| match refused {
@@ -83,6 +118,7 @@ impl Session {
         ports: &Ports,
         sizes: &Sizes,
         names: &Names,
+        known: &Known,
     ) -> Result<Compiled, String> {
         let start = Instant::now();
         let at = |value: Value| ports.inputs.iter().position(|&input| input == value);
@@ -96,13 +132,17 @@ impl Session {
                 open(dim, lowered).map_err(|NoRange(why)| why)
             }
         };
-        let making = Making { cache: &self.cache, for_runs: true };
+        let making = Making { cache: known.cache.as_ref().unwrap_or(&self.cache), for_runs: true };
         let with = |records: &Records| {
-            compile_known(fused()?, &self.target, self.threads, records, making).map_err(|error| error.to_string())
+            let compiled = compile_known(fused()?, &self.target, self.threads, records, making);
+            *known.answers() = records.answers();
+            compiled.map_err(|error| error.to_string())
         };
+        let answers = known.answers().clone();
         let recorded = self.database.as_ref().map(|database| {
             let records = database.records().map_err(|error| error.to_string());
             records.and_then(|records| {
+                let records = records.knowing(&answers);
                 let compiled = with(&records);
                 records.notes().iter().for_each(|note| self.log.problem(note));
                 compiled
@@ -111,7 +151,10 @@ impl Session {
         let recorded = recorded.and_then(|compiled| {
             compiled.map_err(|why| self.log.problem(&format!("records are not used: {why}"))).ok()
         });
-        let compiled = recorded.map_or_else(|| with(&Records::default()), Ok)?;
+        let compiled = recorded.map_or_else(|| with(&Records::default().knowing(&answers)), Ok)?;
+        if let Some(line) = making.cache.take_damage() {
+            self.log.problem(&line);
+        }
         let AnyModel::Cpu(model) = &compiled.model else { return Err("the target is no CPU".to_owned()) };
         let net = &compiled.fused.net;
         let place = |id| value_at(&net.value(id).name).and_then(at).ok_or("an input is none of the part's");
@@ -128,6 +171,12 @@ impl Session {
             format!("{n} nodes compiled for {sizes} in {took} ms, {guessed} kernels untuned")
         });
         Ok(made)
+    }
+}
+
+impl Known {
+    fn answers(&self) -> MutexGuard<'_, Vec<Answer>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -230,6 +279,7 @@ pub struct Part {
     nodes: Vec<NodeAt>,
     ports: Ports,
     code: Code,
+    known: Known,
 }
 
 impl Part {
@@ -238,35 +288,36 @@ impl Part {
     ///
     /// # Errors
     /// If there is no code for it.
-    pub fn new(session: &Arc<Session>, draft: &Draft, nodes: Vec<NodeAt>) -> Result<Part, String> {
+    pub fn new(session: &Arc<Session>, draft: &Draft, nodes: Vec<NodeAt>, known: Known) -> Result<Part, String> {
         let ports = draft.ports(&nodes);
         let shapes: Option<Vec<Shape>> = ports.inputs.iter().map(|&value| draft.fixed_shape(value)).collect();
         let names = Names(ports.inputs.iter().map(|&value| draft.dim_names(value)).collect());
         let code = match shapes {
             Some(shapes) => {
                 let sizes = Sizes { shapes, open: None };
-                Code::Fixed(Box::new(session.compile(draft, &nodes, &ports, &sizes, &names)?))
+                session.tune(draft, &nodes, &ports, &sizes.shapes);
+                Code::Fixed(Box::new(session.compile(draft, &nodes, &ports, &sizes, &names, &known)?))
             }
             None => Code::Free(Codes::new(names)),
         };
         let mut draft = draft.clone();
         draft.values.iter_mut().for_each(|value| value.constant = None);
-        Ok(Part { session: Arc::clone(session), draft, nodes, ports, code })
+        Ok(Part { session: Arc::clone(session), draft, nodes, ports, code, known })
+    }
+
+    /// Context of the part, which is to go with a model.
+    pub fn context(&self) -> PartContext {
+        PartContext {
+            model: outline(&self.draft, &self.nodes, &self.ports),
+            answers: self.known.answers().clone(),
+            entries: self.known.cache.as_ref().map_or(Vec::new(), Cache::entries),
+            notes: Vec::new(),
+        }
     }
 
     /// Whether its constants have to be passed to each run, since it is compiled for sizes that runs bring.
     pub fn needs_constants(&self) -> bool {
         matches!(self.code, Code::Free(_))
-    }
-
-    /// Nodes of the part.
-    pub fn nodes(&self) -> &[NodeAt] {
-        &self.nodes
-    }
-
-    /// Names of its outputs, in its order.
-    pub fn output_names(&self) -> Vec<&str> {
-        self.ports.outputs.iter().map(|&value| self.draft.values[value].name.as_str()).collect()
     }
 
     /// Finds the part's values among the inputs and outputs of a node that stands for it.
@@ -355,7 +406,9 @@ impl Part {
                 is_made_here = true;
                 // SAFETY: promised by the caller.
                 let draft = unsafe { self.with_constants(positions, run)? };
-                caught(|| self.session.compile(&draft, &self.nodes, &self.ports, &found.sizes, codes.names()))
+                caught(|| {
+                    self.session.compile(&draft, &self.nodes, &self.ports, &found.sizes, codes.names(), &self.known)
+                })
             };
             let outcome = found.pending.get_or_init(make).as_ref().map(|_| ()).map_err(String::clone);
             let Err(why) = outcome else {

@@ -1,15 +1,18 @@
 //! Provider of a session.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
 use std::ptr::null;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::api::{Api, ComputeInfo, Ep, EpApi, FusionOptions, Graph, KernelContext, NONE, Node, Status, SupportInfo};
-use crate::api::{VERSION, got, nothing};
+use crate::api::{Api, Attribute, ComputeInfo, EditorApi, Ep, EpApi, FusionOptions, Graph, INT, KernelContext, NONE};
+use crate::api::{Node, Status, SupportInfo, TEXT, VERSION, got, nothing, text};
 use crate::boundary::{caught, guarded};
 use crate::claim::claim;
-use crate::graph::{ports_of, read};
+use crate::context::{DOMAIN, OPERATOR, PartContext, Wish, draft_of, read_beside};
+use crate::draft::{Draft, NodeAt};
+use crate::graph::{ContextNode, Read, ports_of, read, without_end};
 use crate::options::FreeSizes;
 use crate::part::{Part, Positions, Session};
 
@@ -25,10 +28,20 @@ pub struct Provider {
     session: Option<Arc<Session>>,
     api: Api,
     /// Parts that were claimed, until they are compiled.
-    claimed: Mutex<Vec<Part>>,
+    claimed: Mutex<Vec<Claimed>>,
+    /// File of the model; empty where it has none.
+    file: OnceLock<PathBuf>,
     /// Whether a graph had parts: only one of a session has, since ONNX Runtime 1.23 gives the parts of
     /// several the same names.
     has_claimed: AtomicBool,
+}
+
+/// Part that ONNX Runtime was told of.
+struct Claimed {
+    /// Names of its outputs.
+    outputs: Vec<String>,
+    /// The part, or the reason why there is no code for it.
+    part: Result<Part, String>,
 }
 
 impl Provider {
@@ -44,7 +57,8 @@ impl Provider {
         };
         let session = session.map(Arc::new);
         let functions = EpApi::of(&api);
-        Provider { ep, functions, session, api, claimed: Mutex::default(), has_claimed: AtomicBool::new(false) }
+        let (claimed, has_claimed) = (Mutex::default(), AtomicBool::new(false));
+        Provider { ep, functions, session, api, claimed, file: OnceLock::new(), has_claimed }
     }
 
     /// Claims parts of a graph.
@@ -66,29 +80,21 @@ impl Provider {
             if found.reads_outside {
                 return Ok(());
             }
-            let claim = claim(&found.draft, session.options.claim);
-            for why in &claim.left {
-                session.log.note(|| format!("left to ONNX Runtime: {why}"));
-            }
-            for nodes in claim.parts {
-                let part = match caught(|| Part::new(session, &found.draft, nodes)) {
-                    Ok(part) => part,
-                    Err(why) => {
-                        session.log.problem(&format!("a part is left to ONNX Runtime: {why}"));
-                        continue;
-                    }
-                };
-                if part.needs_constants() && session.options.free_sizes == FreeSizes::Leave {
-                    session.log.note(|| format!("{} nodes of free sizes are left to ONNX Runtime", part.nodes().len()));
-                    continue;
-                }
-                let nodes: Vec<*const Node> = part.nodes().iter().map(|&at| found.nodes[at]).collect();
-                let options = FusionOptions { version: VERSION, drops_constants: !part.needs_constants() };
+            let _ = self.file.set(found.file.clone());
+            let parts = if found.contexts.is_empty() { chosen(session, &found.draft) } else { given(session, &found) };
+            for (nodes, part) in parts {
+                let needs_constants = part.as_ref().is_ok_and(Part::needs_constants);
+                // A model with compiled parts keeps their constants.
+                let drops_constants = !needs_constants && session.wish.is_none();
+                let pointers: Vec<*const Node> = nodes.iter().map(|&at| found.nodes[at]).collect();
+                let options = FusionOptions { version: VERSION, drops_constants };
                 // SAFETY: the nodes are those of the graph.
-                api.check(unsafe { self.functions.fuse(info, nodes.as_ptr(), nodes.len(), &options) })?;
+                api.check(unsafe { self.functions.fuse(info, pointers.as_ptr(), pointers.len(), &options) })?;
                 self.has_claimed.store(true, Ordering::Relaxed);
                 session.log.note(|| format!("{} of {} nodes run here", nodes.len(), found.nodes.len()));
-                self.claimed.lock().unwrap_or_else(PoisonError::into_inner).push(part);
+                let outputs = found.draft.ports(&nodes).outputs;
+                let outputs = outputs.into_iter().map(|value| found.draft.values[value].name.clone()).collect();
+                self.claimed.lock().unwrap_or_else(PoisonError::into_inner).push(Claimed { outputs, part });
             }
             drop(found.draft);
             // Whoever still holds a constant would read what ONNX Runtime may have given back.
@@ -109,13 +115,125 @@ impl Provider {
         // SAFETY: promised by the caller.
         let [inputs, outputs] = unsafe { ports_of(&self.api, node)? };
         let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |part: &Part| part.output_names().iter().all(|name| outputs.iter().any(|other| other == name));
+        let is_it = |part: &Claimed| part.outputs.iter().all(|name| outputs.contains(name));
         let at = claimed.iter().position(is_it).ok_or("a part is to be compiled that was not claimed")?;
-        let part = claimed.swap_remove(at);
+        let part = claimed.swap_remove(at).part?;
         let positions = part.positions(&inputs, &outputs)?;
         let info = ComputeInfo { version: VERSION, create_state, compute, release_state };
         Ok(Computed { info, api: self.api, part, positions })
     }
+
+    /// The node of a model with compiled parts that a fused node becomes.
+    ///
+    /// # Safety
+    /// The node is ONNX Runtime's.
+    unsafe fn context(&self, wish: &Wish, node: *const Node, part: &Part) -> Result<*mut Node, String> {
+        let api = &self.api;
+        // SAFETY: promised by the caller.
+        let ([inputs, outputs], name) = unsafe {
+            let name = got(api, null(), |out| api.node_name(node, out))?;
+            (ports_of(api, node)?, text(name))
+        };
+        let context = part.context().to_bytes();
+        let content = match wish.is_embedded {
+            true => context,
+            false => wish.write_beside(self.file.get().map_or(Path::new(""), |file| file), &name, &context)?.into(),
+        };
+        let texts = [
+            ("ep_cache_context", content.as_slice()),
+            ("source", NAME.to_bytes()),
+            ("ep_sdk_version", env!("CARGO_PKG_VERSION").as_bytes()),
+            ("partition_name", name.as_bytes()),
+        ];
+        let mut attributes = Attributes { api, all: Vec::new() };
+        attributes.int("main_context", 1)?;
+        attributes.int("embed_mode", i64::from(wish.is_embedded))?;
+        for (attribute, text) in texts {
+            attributes.text(attribute, text)?;
+        }
+        let c_text = |text: &str| CString::new(text).map_err(|_| "a name has a zero in it".to_owned());
+        let all = |names: &[String]| names.iter().map(|name| c_text(name)).collect::<Result<Vec<_>, _>>();
+        let pointers = |names: &[CString]| names.iter().map(|name| name.as_ptr()).collect::<Vec<_>>();
+        let (inputs, outputs, name) = (all(&inputs)?, all(&outputs)?, c_text(&format!("{}{name}", wish.prefix))?);
+        let (inputs, outputs) = (pointers(&inputs), pointers(&outputs));
+        let editor = EditorApi::of(api).ok_or("this ONNX Runtime makes no models")?;
+        let (operator, domain) = (c_text(OPERATOR)?, c_text(DOMAIN)?);
+        let (n, list) = (attributes.all.len(), attributes.all.as_mut_ptr());
+        // SAFETY: the texts end with zeros, and the lists are as long as they say; all of it is copied.
+        got(api, nothing(), |out| unsafe {
+            let (inputs, outputs) = ((inputs.as_ptr(), inputs.len()), (outputs.as_ptr(), outputs.len()));
+            let (operator, domain, name) = (operator.as_ptr(), domain.as_ptr(), name.as_ptr());
+            editor.create_node(operator, domain, name, inputs.0, inputs.1, outputs.0, outputs.1, list, n, out)
+        })
+    }
+}
+
+/// Attributes of a node that is made.
+struct Attributes<'a> {
+    api: &'a Api,
+    all: Vec<*mut Attribute>,
+}
+
+impl Attributes<'_> {
+    fn int(&mut self, name: &str, value: i64) -> Result<(), String> {
+        self.push(name, std::ptr::from_ref(&value).cast(), 1, INT)
+    }
+
+    fn text(&mut self, name: &str, text: &[u8]) -> Result<(), String> {
+        self.push(name, text.as_ptr().cast(), text.len(), TEXT)
+    }
+
+    /// Adds an attribute of so many elements, which are copied.
+    fn push(&mut self, name: &str, data: *const c_void, len: usize, kind: c_int) -> Result<(), String> {
+        let len =
+            c_int::try_from(len).map_err(|_| format!("{name} has more than 2 GiB (give ep.context_embed_mode=0)"))?;
+        let name = CString::new(name).expect("invariant: names here have no zero");
+        // SAFETY: so many elements are there.
+        let make = |out| unsafe { self.api.create_attribute(name.as_ptr(), data, len, kind, out) };
+        self.all.push(got(self.api, nothing(), make)?);
+        Ok(())
+    }
+}
+
+impl Drop for Attributes<'_> {
+    fn drop(&mut self) {
+        // SAFETY: they were made here, and whoever took them has copies.
+        self.all.drain(..).for_each(|attribute| unsafe { self.api.release_attribute(attribute) });
+    }
+}
+
+/// Parts of a graph that are to run here, each with its nodes.
+fn chosen(session: &Arc<Session>, draft: &Draft) -> Vec<(Vec<NodeAt>, Result<Part, String>)> {
+    let claim = claim(draft, session.options.claim);
+    for why in &claim.left {
+        session.log.note(|| format!("left to ONNX Runtime: {why}"));
+    }
+    let mut parts = Vec::new();
+    for nodes in claim.parts {
+        match caught(|| Part::new(session, draft, nodes.clone(), session.known())) {
+            Ok(part) if part.needs_constants() && session.options.free_sizes == FreeSizes::Leave => {
+                session.log.note(|| format!("{} nodes of free sizes are left to ONNX Runtime", nodes.len()));
+            }
+            Ok(part) => parts.push((nodes, Ok(part))),
+            Err(why) => session.log.problem(&format!("a part is left to ONNX Runtime: {why}")),
+        }
+    }
+    parts
+}
+
+/// Parts of a graph that were compiled earlier. One that cannot be used is claimed all the same, since nobody
+/// else can run it, and fails when it is to be compiled.
+fn given(session: &Arc<Session>, found: &Read) -> Vec<(Vec<NodeAt>, Result<Part, String>)> {
+    let part = |node: &ContextNode| {
+        let name = String::from_utf8_lossy(without_end(&node.content));
+        let beside = if node.is_embedded { None } else { Some(read_beside(&found.file, &name)?) };
+        let context = PartContext::from_bytes(beside.as_deref().unwrap_or(&node.content))?;
+        context.notes.iter().for_each(|note| session.log.problem(note));
+        let draft = draft_of(&context.model, &found.draft)?;
+        let nodes = (0..draft.nodes.len()).collect();
+        Part::new(session, &draft, nodes, session.known_by(context))
+    };
+    found.contexts.iter().map(|node| (vec![node.at], caught(|| part(node)))).collect()
 }
 
 /// Compiled part with its place in the session.
@@ -144,7 +262,7 @@ unsafe extern "C" fn compile(
     nodes: *const *const Node,
     n: usize,
     out: *mut *mut ComputeInfo,
-    _contexts: *mut *mut Node,
+    contexts: *mut *mut Node,
 ) -> *mut Status {
     // SAFETY: ONNX Runtime passes a provider that `create_ep` made.
     let provider = unsafe { &*ep.cast::<Provider>() };
@@ -153,6 +271,13 @@ unsafe extern "C" fn compile(
         for at in 0..n {
             // SAFETY: there are so many nodes, each for a claimed part.
             all.push(Box::new(unsafe { provider.computed(*nodes.add(at))? }));
+        }
+        let wish = provider.session.as_ref().and_then(|session| session.wish.as_ref());
+        if let Some(wish) = wish.filter(|_| !contexts.is_null()) {
+            for (at, computed) in all.iter().enumerate() {
+                // SAFETY: there is room for so many, which are ONNX Runtime's from then on.
+                unsafe { *contexts.add(at) = provider.context(wish, *nodes.add(at), &computed.part)? };
+            }
         }
         for (at, computed) in all.into_iter().enumerate() {
             // SAFETY: there is room for so many.

@@ -5,7 +5,12 @@ import contextlib
 import io
 import os
 import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
 import tempfile
+import time
 import unittest
 
 import numpy as np
@@ -18,14 +23,17 @@ import tilewright_ort
 
 NAME = tilewright_ort.get_ep_name()
 onnxruntime.register_execution_provider_library(NAME, tilewright_ort.get_library_path())
+COMMAND = pathlib.Path(sysconfig.get_path("scripts")) / "tilewright"
 # Until then `providers` ignores the names of libraries.
 TAKES_NAMES = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) >= (1, 26)
 
 
-def session(model, ours=True, threads=1, free=None, names=TAKES_NAMES, **options):
+def session(model, ours=True, threads=1, free=None, names=TAKES_NAMES, entries=None, **options):
     """A session of a model, with all that there are kernels for run by them, unless options say otherwise."""
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads
+    for name, value in (entries or {}).items():
+        settings.add_session_config_entry(name, value)
     for name, size in (free or {}).items():
         settings.add_free_dimension_override_by_name(name, size)
     data = model if isinstance(model, (bytes, str)) else model.SerializeToString()
@@ -61,6 +69,12 @@ def log_of():
             file.seek(0)
             words = file.read().decode(errors="replace").splitlines()
             lines += [line.split("] tilewright: ")[1] for line in words if "] tilewright: " in line]
+
+
+@contextlib.contextmanager
+def folder():
+    with tempfile.TemporaryDirectory() as name:
+        yield pathlib.Path(name)
 
 
 def claimed(lines):
@@ -268,6 +282,168 @@ class Provider(unittest.TestCase):
         self.assertEqual(len(lines), 1, lines)
         self.assertIn("all is left to ONNX Runtime", lines[0])
         self.compare(ours, session(products(4), ours=False), {"x": random(4, 64)})
+
+    def test_what_is_damaged_in_the_cache_is_made_anew(self):
+        network, x = residual_network(1), random(1, 16, 32, 32)
+        expected = session(network, ours=False).run(None, {"x": x})[0]
+        with folder() as cache:
+            session(network, cache=str(cache))
+            entries = sorted(cache.iterdir())
+            self.assertTrue(any(entry.name.startswith("quick-") for entry in entries), entries)
+            for damage in (
+                lambda entry, bytes_: entry.write_bytes(bytes_[: len(bytes_) // 2]),
+                lambda entry, bytes_: entry.write_bytes(bytes_[:-9] + bytes(9)),
+                lambda entry, bytes_: entry.write_bytes(b""),
+                lambda entry, bytes_: entry.chmod(0o666),
+                lambda entry, bytes_: entry.unlink(),
+            ):
+                for entry in entries:
+                    damage(entry, entry.read_bytes())
+                with log_of() as lines:
+                    ours = session(network, cache=str(cache))
+                self.assertLessEqual(len(lines), 1, lines)
+                self.assertTrue(all("compiled kernels in" in line for line in lines), lines)
+                np.testing.assert_allclose(ours.run(None, {"x": x})[0], expected, rtol=1e-4, atol=1e-4)
+                for entry in entries:
+                    entry.chmod(0o600)
+
+    def test_processes_that_are_killed_leave_the_cache_whole(self):
+        with folder() as place:
+            path = str(place / "model.onnx")
+            onnx.save(residual_network(1), path)
+            cache = str(place / "cache")
+            code = "import sys, test_provider as t; t.session(sys.argv[1], cache=sys.argv[2])"
+            seconds = 0.0
+            for at in range(6):
+                started = time.time()
+                process = subprocess.Popen([sys.executable, "-c", code, path, cache], cwd=os.path.dirname(__file__))
+                if at == 0:
+                    # The first one ends by itself, and says how long that takes.
+                    self.assertEqual(process.wait(), 0)
+                    seconds = time.time() - started
+                    shutil.rmtree(cache)
+                else:
+                    time.sleep(seconds * (0.4 + 0.1 * at))
+                    process.kill()
+                    process.wait()
+            with log_of() as lines:
+                ours = session(path, cache=cache)
+            self.assertEqual(lines, [])
+            self.compare(ours, session(path, ours=False), {"x": random(1, 16, 32, 32)})
+
+    def compiled(self, network, place, **entries):
+        """Path of a model with compiled parts that is made of a model."""
+        path = place / "model.onnx"
+        onnx.save(network, path)
+        entries = {"ep.context_enable": "1", **{f"ep.context_{name}": value for name, value in entries.items()}}
+        session(str(path), entries=entries, cache=str(place / "cache"))
+        return place / "model_ctx.onnx"
+
+    def test_compiled_parts_are_written_and_read(self):
+        x = random(1, 16, 32, 32)
+        expected = session(residual_network(1), ours=False).run(None, {"x": x})[0]
+        for mode in ("0", "1"):
+            with folder() as place:
+                path = self.compiled(residual_network(1), place, embed_mode=mode)
+                (node,) = onnx.load(path).graph.node
+                attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+                self.assertEqual((node.op_type, attributes["source"]), ("EPContext", NAME.encode()))
+                content = attributes["ep_cache_context"]
+                self.assertEqual(content.startswith(b"tilewright context 1"), mode == "1")
+                beside = [file for file in place.iterdir() if file.suffix == ".tilewright"]
+                self.assertEqual(len(beside), int(mode == "0"))
+                # With its code, and with code that is made here.
+                for options in ({"context_code": "1", "cache": str(place / "none")}, {"cache": str(place / "other")}):
+                    with log_of() as lines:
+                        ours = session(str(path), log="all", **options)
+                    self.assertEqual(claimed(lines), [1], lines)
+                    np.testing.assert_allclose(ours.run(None, {"x": x})[0], expected, rtol=1e-4, atol=1e-4)
+                made = {entry.name.split("-")[0] for entry in (place / "none").iterdir()}
+                self.assertNotIn("quick", made, "its code came with the model")
+
+    def test_compiled_parts_may_be_several_and_of_free_sizes(self):
+        network = products("rows", unknown=("Unique", ["a"], ["u"], {"sorted": 1}))
+        network.graph.node[2].input[0] = "b"
+        network.graph.node.insert(2, helper.make_node("Reshape", ["u", "shape"], ["b"]))
+        network.graph.initializer.append(onnx.numpy_helper.from_array(np.array([8, 256]), "shape"))
+        free = products("rows")
+        for network, sizes, parts in ((network, [8], [1, 1]), (free, [1, 8, 5, 3], [1])):
+            with folder() as place:
+                path = self.compiled(network, place, embed_mode="1")
+                with log_of() as lines:
+                    ours = session(str(path), log="all")
+                self.assertEqual(claimed(lines), parts, lines)
+                for rows in sizes:
+                    self.compare(ours, session(network, ours=False), {"x": random(rows, 64)})
+
+    def test_a_context_that_cannot_be_used_is_one_clear_error_or_compiled_anew(self):
+        with folder() as place:
+            path = self.compiled(residual_network(1), place, embed_mode="1")
+            whole = onnx.load(path)
+            (attribute,) = [a for a in whole.graph.node[0].attribute if a.name == "ep_cache_context"]
+            content, x = attribute.s, {"x": random(1, 16, 32, 32)}
+            again = "make it again from the original model"
+            for damaged, said in (
+                (content[:100], f"the context is damaged or cut off ({again})"),
+                (content[:60] + b"?" + content[61:], f"the context is damaged or cut off ({again})"),
+                (content.replace(b"context 1", b"context 2"), f"of another version of tilewright ({again})"),
+                (b"something else", f"none of tilewright's ({again})"),
+            ):
+                attribute.s = damaged
+                with self.assertRaises(Exception) as refused:
+                    session(whole)
+                self.assertIn(said, str(refused.exception))
+            # Code that is cut off, or for another machine.
+            theirs = session(residual_network(1), ours=False)
+            for damaged in (content[:-20], content[:-1] + b"?"):
+                attribute.s = damaged
+                with log_of() as lines:
+                    ours = session(whole, context_code="1")
+                self.assertEqual(len(lines), 1, lines)
+                self.assertIn("a context's code is damaged or cut off; its part is compiled anew", lines[0])
+                self.compare(ours, theirs, x)
+            attribute.s = content
+            self.compare(session(whole, context_code="1", cpu="znver1"), theirs, x)
+            # A context beside the model that is gone, or would be elsewhere.
+            (mode,) = [a for a in whole.graph.node[0].attribute if a.name == "embed_mode"]
+            mode.i = 0
+            for name, said in ((b"gone.tilewright", "gone.tilewright"), (b"../x", "is no file beside the model")):
+                attribute.s = name
+                onnx.save(whole, path)
+                with self.assertRaises(Exception) as refused:
+                    session(str(path))
+                self.assertIn(said, str(refused.exception))
+
+    def test_kernels_are_tuned_when_a_session_starts(self):
+        network = products(96)
+        with folder() as place:
+            options = {"database": str(place / "records.db"), "cache": str(place / "cache"), "tune_seconds": "3"}
+            for tuned, untuned in ((True, 0), (False, 0)):
+                started = time.time()
+                with log_of() as lines:
+                    ours = session(network, log="all", **options)
+                self.assertLess(time.time() - started, 20 if tuned else 3)
+                self.assertEqual(any("kernels tuned in" in line for line in lines), tuned, lines)
+                self.assertTrue(any(f"{untuned} kernels untuned" in line for line in lines), lines)
+                self.compare(ours, session(network, ours=False), {"x": random(96, 64)})
+            if not COMMAND.is_file():
+                self.skipTest("the command is not installed, which writes stores")
+            store = str(place / "store")
+            push = [COMMAND, "store", "push", store, "--db", options["database"]]
+            subprocess.run(push, check=True, capture_output=True)
+            elsewhere = {"database": str(place / "none.db"), "cache": str(place / "none")}
+            for with_store, untuned in (({"store": store}, 0), ({}, 2)):
+                with log_of() as lines:
+                    ours = session(network, log="all", **elsewhere, **with_store)
+                self.assertTrue(any(f"{untuned} kernels untuned" in line for line in lines), lines)
+                self.compare(ours, session(network, ours=False), {"x": random(96, 64)})
+            # An entry that is no longer whole is one line of the log.
+            for entry in pathlib.Path(store).rglob("*.jsonl"):
+                entry.write_bytes(entry.read_bytes()[:-40])
+            with log_of() as lines:
+                ours = session(network, store=store, **elsewhere)
+            self.assertTrue(lines and all("cut off" in line for line in lines), lines)
+            self.compare(ours, session(network, ours=False), {"x": random(96, 64)})
 
     def test_inputs_may_begin_anywhere(self):
         memory = np.zeros(4 * 64 * 4 + 1, np.uint8)

@@ -1,6 +1,7 @@
 """The wheel has all that it needs: the command, the searches, the back end, and the licences of what is inside."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -34,6 +35,16 @@ class Wheel(unittest.TestCase):
         self.assertEqual(self.run_alone("--version").stdout.split()[1], tw.build)
         searches = json.loads(self.run_alone("searches", "--json").stdout)
         self.assertIn("auto", json.dumps(searches))
+
+    @unittest.skipIf(importlib.util.find_spec("numpy") is None, "there is no NumPy to call kernels with")
+    def test_winners_of_a_store_are_used(self):
+        with tempfile.TemporaryDirectory() as folder:
+            db, store, none = (os.path.join(folder, name) for name in ("records.db", "store", "none.db"))
+            run = tw.tune("matmul:m=33,n=48,k=32", trials=8, db=db).wait(progress=False)
+            subprocess.run([COMMAND, "store", "push", store, "--db", db], check=True, capture_output=True)
+            kernel = tw.kernel("matmul:m=33,n=48,k=32", db=none, store=store)
+            self.assertAlmostEqual(kernel.time, run.best.time)
+            self.assertIsNone(tw.kernel("matmul:m=33,n=48,k=32", db=none).time)
 
     def test_the_command_says_that_it_is_without_llvm(self):
         self.assertIn("built without it", self.run_alone("doctor").stdout)

@@ -6,6 +6,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tilewright_codegen::{ArgumentAlign, Compiler};
 use tilewright_device::device::WorkerCommand;
@@ -180,6 +181,24 @@ pub struct Records {
     admitted: RefCell<HashMap<(String, String), bool>>,
 }
 
+/// Best configuration of a kernel as records, or a store, had it: what goes with a compiled model, so that
+/// another machine's records do not change it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Workload, as in records.
+    pub workload: String,
+    /// Target and state of the caches, as in records.
+    pub target: String,
+    /// Number of threads.
+    pub threads: usize,
+    /// Template of the configuration.
+    pub template: String,
+    /// The configuration.
+    pub config: Json,
+    /// Median time of a run in nanoseconds.
+    pub median_ns: f64,
+}
+
 /// A workload's text, a target's name, threads and a template.
 type Question = (String, String, usize, Option<String>);
 
@@ -269,6 +288,37 @@ impl Records {
     #[must_use]
     pub fn checked_by(self, worker: WorkerCommand) -> Records {
         Records { worker: Some(worker), ..self }
+    }
+
+    /// Has answers ahead of what is recorded. Those of other targets, or of configurations that a template no
+    /// longer has, change nothing.
+    #[must_use]
+    pub fn knowing(self, answers: &[Answer]) -> Records {
+        for Answer { workload, target, threads, template, config, median_ns } in answers {
+            let question = (workload.clone(), target.clone(), *threads, None);
+            let best = Best::unnamed(template.clone(), config.clone(), *median_ns);
+            self.asked.borrow_mut().insert(question, (Some(best), PassedOver::default()));
+        }
+        self
+    }
+
+    /// Answers that were given so far, in the order of their workloads.
+    pub fn answers(&self) -> Vec<Answer> {
+        let asked = self.asked.borrow();
+        let answer = |((workload, target, threads, template), (best, _)): (&Question, &(Option<Best>, PassedOver))| {
+            let best = best.as_ref().filter(|_| template.is_none())?;
+            Some(Answer {
+                workload: workload.clone(),
+                target: target.clone(),
+                threads: *threads,
+                template: best.template.clone(),
+                config: best.config.clone(),
+                median_ns: best.median_ns,
+            })
+        };
+        let mut answers: Vec<Answer> = asked.iter().filter_map(answer).collect();
+        answers.sort_by(|a, b| (&a.workload, &a.target).cmp(&(&b.workload, &b.target)));
+        answers
     }
 
     /// Lines about a shared store, or entries of it, that could not be used; each is told once.

@@ -170,7 +170,7 @@ pub mod words;
 
 pub use best::{Best, CACHES, gflops, known_target, target_name, trials_of, validators};
 pub use cache::{Cache, NO_CACHE};
-pub use choice::{Choice, Records, Source};
+pub use choice::{Answer, Choice, Records, Source};
 pub use clock::since_1970;
 pub use database::{Database, Opened, with_suffix};
 pub use element::{Element, Elements, ElementsMut, bf16, f16};
@@ -188,7 +188,7 @@ pub use run::recorder::{Recorder, Recording, toolchain};
 pub use run::together::{TunedMany, TunedTask, Turned};
 pub use run::transfer::Transfer;
 pub use searches::searches;
-pub use session::{Session, serve, serve_if_worker};
+pub use session::{Session, serve, serve_if_worker, worker_of_library};
 pub use shared::{Entry, EntryKey, Pushed, STORE_VARIABLE, SharedStore, Verified, Visit};
 pub use subject::command::{COMMAND, Command, parse_values};
 pub use subject::kernel::{KERNEL, KernelFile};

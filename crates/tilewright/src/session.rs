@@ -1,6 +1,7 @@
 //! A session: where records are kept, and what measures.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -62,6 +63,21 @@ pub fn serve(arguments: &[OsString]) -> bool {
         }
         _ => tilewright_device::worker::serve().is_ok(),
     }
+}
+
+/// Command that starts workers for a library which any program may have loaded: a Python, this program if it
+/// is one, that loads the library and calls its function of this name, which calls [`serve`].
+///
+/// # Errors
+/// If there is no such file.
+pub fn worker_of_library(library: &Path, function: &str) -> std::io::Result<WorkerCommand> {
+    let library = std::fs::canonicalize(library)?;
+    let is_python = |program: &Path| program.file_name().is_some_and(|name| name.as_bytes().starts_with(b"python"));
+    let program = std::env::current_exe().ok().filter(|program| is_python(program));
+    let load = "import ctypes, sys; sys.exit(getattr(ctypes.CDLL(sys.argv[1]), sys.argv[2])())";
+    let library = library.to_str().ok_or_else(|| std::io::Error::other("its name is no text"))?;
+    let arguments = ["-I", "-S", "-c", load, library, function].map(str::to_owned);
+    Ok(WorkerCommand { program: program.unwrap_or_else(|| "python3".into()), arguments: arguments.into() })
 }
 
 /// Session: a database of records, and the command that starts workers.
