@@ -84,7 +84,7 @@ impl Type {
 pub type Scope = Vec<(String, Type)>;
 
 /// An expression whose names have been resolved.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Code {
     /// Value of a constant, or the reason why it has none.
     Constant(Result<Datum, Undefined>),
@@ -585,6 +585,11 @@ impl Code {
     /// The code with some values known already; `None` within `Some` is a value known to be undefined. It
     /// means the same, and reads no more than it has to.
     pub fn fold(&self, known: &[Option<Option<Datum>>]) -> Code {
+        self.fold_within(known, false)
+    }
+
+    /// `in_each`: whether it is a part of a comprehension, of whose items it may depend.
+    fn fold_within(&self, known: &[Option<Option<Datum>>], in_each: bool) -> Code {
         let fold_slot = |slot: usize| match &known[slot] {
             Some(value) => Code::Constant(value.clone().ok_or(Undefined::Unknown)),
             None => Code::Slot(slot),
@@ -594,17 +599,19 @@ impl Code {
             Code::Slot(slot) => return fold_slot(*slot),
             Code::Each(item, clauses) => {
                 let clauses = clauses.iter().map(|clause| match clause {
-                    Clause::For(name, list) => Clause::For(name.clone(), list.fold(known)),
-                    Clause::If(condition) => Clause::If(condition.fold(known)),
+                    Clause::For(name, list) => Clause::For(name.clone(), list.fold_within(known, true)),
+                    Clause::If(condition) => Clause::If(condition.fold_within(known, true)),
                 });
-                return Code::Each(Box::new(item.fold(known)), clauses.collect());
+                let folded = Code::Each(Box::new(item.fold_within(known, true)), clauses.collect());
+                let is_known = !in_each && folded.all_reads().is_empty();
+                return if is_known { Code::Constant(folded.try_evaluate(&[])) } else { folded };
             }
             Code::Apply(operator, operands) => (*operator, operands),
         };
-        let mut folded: Vec<Code> = operands.iter().map(|operand| operand.fold(known)).collect();
+        let mut folded: Vec<Code> = operands.iter().map(|operand| operand.fold_within(known, in_each)).collect();
         if let (Op::In | Op::NotIn, [_, Code::Apply(Op::Range, bounds)]) = (operator, &operands[..]) {
             // A range is no list here, however long it is.
-            folded[1] = Code::Apply(Op::Range, bounds.iter().map(|bound| bound.fold(known)).collect());
+            folded[1] = Code::Apply(Op::Range, bounds.iter().map(|bound| bound.fold_within(known, in_each)).collect());
         }
         let decider = usize::from(operator == Op::Choose);
         match (operator, folded.get(decider)) {
@@ -647,6 +654,13 @@ impl Code {
             Code::Apply(Op::And, operands) => operands.into_iter().flat_map(Code::conjuncts).collect(),
             other => vec![other],
         }
+    }
+
+    /// The places of the scope that it reads, each as often as it does.
+    pub(crate) fn all_reads(&self) -> Vec<usize> {
+        let mut slots = Vec::new();
+        self.reads(&mut slots);
+        slots
     }
 
     /// Adds the places of the scope that it reads.

@@ -370,7 +370,7 @@ enum Kind {
 }
 
 /// A part of a comprehension.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Clause<T> {
     /// Iteration over the items of a list, by this name.
     For(String, T),

@@ -72,6 +72,25 @@ impl Range {
     }
 }
 
+/// Orders each chain that can be regrouped by the place that its operands read last: once the first places are
+/// known, what is known of a chain is one constant when [folded](Code::fold).
+pub fn regrouped(code: &Code, ranges: &[Option<Range>]) -> Code {
+    let Code::Apply(operator, operands) = code else { return code.clone() };
+    let mut parts = parts(code);
+    // Two are a group of their own.
+    if parts.len() < 3 || !can_regroup(*operator, &parts, ranges) {
+        return Code::Apply(*operator, operands.iter().map(|operand| regrouped(operand, ranges)).collect());
+    }
+    parts.sort_by_key(|part| part.code.all_reads().into_iter().max());
+    let signed = parts.iter().map(|part| Part { code: &regrouped(part.code, ranges), ..*part }.signed());
+    let joined = signed.reduce(|a, b| Code::Apply(joining(*operator), vec![a, b])).expect("invariant: not empty");
+    match operator {
+        Op::Add | Op::Subtract | Op::Negate | Op::Multiply | Op::Minimum | Op::Maximum => joined,
+        // The difference of both sides.
+        _ => Code::Apply(*operator, vec![joined, Code::Constant(Ok(Datum::Int(0)))]),
+    }
+}
+
 /// Adds to `found` the results that an expression still depends on, of places that are decided.
 pub fn residual(code: &Code, is_decided: &dyn Fn(usize) -> bool, ranges: &[Option<Range>], found: &mut Vec<Code>) {
     let Code::Apply(operator, operands) = code else {
@@ -234,6 +253,19 @@ mod tests {
         assert_eq!(results("d + b + c + a <= 9", 2, &huge), [compiled("b"), compiled("a")]);
     }
 
+    #[test]
+    fn chains_are_ordered_by_what_is_decided_last() {
+        let ranges = [between(-8, 8); 4];
+        let check = |text: &str, expected: &str| {
+            assert_eq!(regrouped(&compiled(text), &ranges), compiled(expected), "{text}");
+        };
+        check("d + b + c + a", "a + b + c + d");
+        check("d + b <= c - a", "a + b + -c + d <= 0");
+        check("c * (d + a + b) * a < 9", "a * c * (a + b + d) < 9");
+        check("max(c, a, max(d, b)) == 3 or b", "max(max(max(a, b), c), d) == 3 or b");
+        check("d / b / c", "d / b / c");
+    }
+
     fn text() -> impl Strategy<Value = String> {
         let leaf = prop_oneof!["[abcd]", "[0-9]", Just("4611686018427387904".to_owned())];
         leaf.prop_recursive(4, 24, 3, |inner| {
@@ -257,6 +289,7 @@ mod tests {
             prop_assume!(text.len() < 400);
             let code = compiled(&text);
             let found = results(&text, n_decided, &ranges);
+            let in_order = regrouped(&code, &ranges);
             let slots = |first: i64, second: i64| -> Vec<Option<Datum>> {
                 let decided = [first, second, first + second].into_iter().take(n_decided);
                 decided.chain(values).take(4).map(|value| Some(Datum::Int(value))).collect()
@@ -268,6 +301,8 @@ mod tests {
                     if of(&one) == of(&other) {
                         prop_assert_eq!(code.evaluate(&one), code.evaluate(&other), "{} {:?} {:?}", text, one, other);
                     }
+                    let (holds, regrouped) = (code.holds(&one), in_order.holds(&one));
+                    prop_assert_eq!(holds, regrouped, "{} {:?}", text, one);
                 }
             }
         }

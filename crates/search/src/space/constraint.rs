@@ -8,18 +8,35 @@ use crate::expression::{Code, Datum, Expression, ExpressionError, Scope, Type};
 
 type Function = dyn Fn(&[&Value]) -> bool + Send + Sync;
 
-/// Predicate of a constraint: a function or an expression.
+/// Predicate over the values of some parameters.
 #[derive(Clone)]
-enum Predicate {
+pub(super) enum Predicate {
     Function(Arc<Function>),
-    /// The places that the code reads are those of the constraint's parameters.
+    /// The places that the code reads are those of the parameters.
     Expression(Arc<Code>, Arc<[Reading]>),
+    /// Predicate over all values but the first, where the guard applies to that one; elsewhere anything is legal.
+    Guarded(Guard, Arc<Predicate>),
+}
+
+/// Condition on the value of a categorical parameter under which a constraint applies.
+#[derive(Clone)]
+pub(super) struct Guard {
+    value: String,
+    /// Whether the constraint applies to this value alone, or to all others.
+    to_it: bool,
+}
+
+impl Guard {
+    pub(super) fn applies(&self, value: &Value) -> bool {
+        (value.text() == self.value) == self.to_it
+    }
 }
 
 impl Predicate {
-    fn holds(&self, values: &[&Value]) -> bool {
+    pub(super) fn holds(&self, values: &[&Value]) -> bool {
         match self {
             Predicate::Function(holds) => holds(values),
+            Predicate::Guarded(guard, guarded) => !guard.applies(values[0]) || guarded.holds(&values[1..]),
             Predicate::Expression(code, readings) => {
                 let data = values.iter().zip(&**readings).map(|(value, reading)| Some(reading.datum(value)));
                 code.holds(&data.collect::<Vec<_>>())
@@ -146,29 +163,33 @@ impl Constraint {
         })
     }
 
-    /// The expression that says it, where one does.
-    pub(super) fn code(&self) -> Option<&Code> {
-        match &self.predicate {
-            Predicate::Expression(code, _) => Some(code),
-            Predicate::Function(_) => None,
-        }
+    /// The constraint as a function of all values that it reads.
+    #[cfg(test)]
+    pub(super) fn as_function(&self) -> Constraint {
+        let predicate = self.predicate.clone();
+        Constraint { predicate: Predicate::Function(Arc::new(move |v| predicate.holds(v))), ..self.clone() }
+    }
+
+    /// Predicate over the values of [`Constraint::parameters`].
+    pub(super) fn predicate(&self) -> &Predicate {
+        &self.predicate
     }
 
     /// The constraint where a categorical parameter has this value; elsewhere anything is legal.
     pub fn only_where(mut self, parameter: &str, value: &str) -> Constraint {
         self.text = format!("{}, where {parameter} = {value}", self.text);
-        self.parameters.insert(0, parameter.into());
-        let (inner, value) = (self.predicate, value.to_owned());
-        self.predicate = Predicate::Function(Arc::new(move |v| v[0].text() != value || inner.holds(&v[1..])));
-        self
+        self.guarded(parameter, Guard { value: value.into(), to_it: true })
     }
 
     /// The constraint but where a categorical parameter has this value; there anything is legal.
     pub fn except_where(mut self, parameter: &str, value: &str) -> Constraint {
         self.text = format!("{}, except where {parameter} = {value}", self.text);
+        self.guarded(parameter, Guard { value: value.into(), to_it: false })
+    }
+
+    fn guarded(mut self, parameter: &str, guard: Guard) -> Constraint {
         self.parameters.insert(0, parameter.into());
-        let (inner, value) = (self.predicate, value.to_owned());
-        self.predicate = Predicate::Function(Arc::new(move |v| v[0].text() == value || inner.holds(&v[1..])));
+        self.predicate = Predicate::Guarded(guard, Arc::new(self.predicate));
         self
     }
 

@@ -2,20 +2,20 @@
 //!
 //! Level `i` of the diagram decides the `i`-th parameter; a path from the root to the end is a legal
 //! combination, and every edge knows how many legal combinations come before it, which makes counting,
-//! numbering and sampling exact. What can follow a prefix depends only on the values that constraints still
-//! to be checked will read, so prefixes that agree on those share one node. A chain of constraints over many
+//! numbering and sampling exact. What can follow a prefix depends only on what it leaves of the constraints
+//! still to be checked, so prefixes that leave the same share one node. A chain of constraints over many
 //! parameters stays small that way, where a list of its combinations would not fit in memory. Of a constraint
-//! that is an expression it depends on partial results alone: of a product that is limited, on that of the
-//! factors chosen so far.
+//! that is an expression, less is left than the values that it reads: of a product that is limited, that of
+//! the factors chosen so far, and nothing where one side of an `or` already holds.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
+use super::automaton::{Automaton, Levels, NOTHING};
 use super::constraint::{Constraint, Reading};
-use super::domain::{Axis, Domain};
+use super::domain::Axis;
 use super::{SpaceError, Value};
-use crate::expression::residual::{Range, residual};
-use crate::expression::{Code, Datum};
+use crate::expression::residual::Range;
 
 /// The most prefixes that the construction tries before it gives up; a few seconds' work.
 const VISIT_LIMIT: u64 = 1 << 26;
@@ -244,36 +244,18 @@ enum Stop {
     Count,
 }
 
-/// Check that can be made at a level.
-enum Check<'a> {
-    /// A function of the values at these levels.
-    Function(&'a Constraint, Vec<usize>),
-    /// A part of an expression, whose places are levels.
-    Expression(Code),
-}
-
-/// Key of a node that prefixes share: the ranks, and the partial results of expressions, on which what can
-/// follow depends.
-type Key = (Box<[u32]>, Box<[Option<Datum>]>);
-
 struct Builder<'a> {
-    /// Values of the parameter of each level.
-    values: Vec<Vec<Value>>,
-    /// Values of each level as expressions see them; empty where there are none.
-    data: Vec<Vec<Datum>>,
-    /// Constraints that can be checked at each level.
-    due: Vec<Vec<Check<'a>>>,
-    /// Earlier levels, for each level, whose values constraints due there or later read directly.
-    frontier: Vec<Vec<usize>>,
-    /// Partial results of earlier levels, for each level, that these constraints read.
-    results: Vec<Vec<Code>>,
-    /// Nodes of each level already built.
-    built: Vec<HashMap<Key, u32>>,
+    levels: Levels,
+    automata: Vec<Automaton<'a>>,
+    /// Automata that read each level, with the number of levels that they have read before.
+    readers: Vec<Vec<(usize, usize)>>,
+    /// Automata, for each level, that have read earlier ones and read this or later ones.
+    open: Vec<Vec<usize>>,
+    /// Nodes of each level already built, by the states of these automata.
+    built: Vec<HashMap<Box<[u32]>, u32>>,
     nodes: Nodes,
-    /// The prefix at hand, by level.
-    prefix: Vec<u32>,
-    /// Values of the prefix as expressions see them; empty where there are none.
-    slots: Vec<Option<Datum>>,
+    /// States of the automata after the prefix at hand.
+    states: Vec<u32>,
     visits: u64,
 }
 
@@ -282,76 +264,58 @@ impl<'a> Builder<'a> {
         let level_of = |axis: &usize| order.iter().position(|a| a == axis).expect("invariant: order holds all members");
         let values: Vec<Vec<Value>> =
             order.iter().map(|&a| (0..axes[a].len).map(|rank| axes[a].value(rank)).collect()).collect();
-        let mut due: Vec<Vec<Check>> = order.iter().map(|_| Vec::new()).collect();
-        let mut data = Vec::new();
-        for (constraint, reads) in constraints {
-            let levels: Vec<usize> = reads.iter().map(level_of).collect();
-            let last = *levels.iter().max().expect("invariant: constraints of a component read something");
-            let Some(code) = constraint.code() else {
-                due[last].push(Check::Function(constraint, levels));
-                continue;
-            };
-            for part in code.moved(&|place| levels[place]).conjuncts() {
-                // One that reads nothing is checked with the others.
-                due[part_reads(&part).into_iter().max().unwrap_or(last)].push(Check::Expression(part));
-            }
-            if data.is_empty() {
-                data = order
-                    .iter()
-                    .zip(&values)
-                    .map(|(&axis, values)| {
-                        let reading = Reading::of(&axes[axis].domain);
-                        values.iter().map(|value| reading.datum(value)).collect()
-                    })
-                    .collect();
-            }
+        let readings: Vec<Reading> = order.iter().map(|&a| Reading::of(&axes[a].domain)).collect();
+        let mut levels = Levels { values, readings, data: Vec::new() };
+        let predicates: Vec<_> = constraints
+            .iter()
+            .map(|(constraint, reads)| (constraint.predicate(), reads.iter().map(level_of).collect::<Vec<usize>>()))
+            .collect();
+        if predicates.iter().any(|(predicate, arguments)| levels.is_read_by_code(predicate, arguments)) {
+            let data = |(values, reading): (&Vec<Value>, &Reading)| values.iter().map(|v| reading.datum(v)).collect();
+            levels.data = levels.values.iter().zip(&levels.readings).map(data).collect();
         }
-        let ranges: Vec<Option<Range>> = data.iter().map(|data: &Vec<Datum>| Range::of(data)).collect();
-        let is_whole =
-            |&axis: &usize| !matches!(axes[axis].domain, Domain::Factorization { .. } | Domain::Permutation(_));
-        let wholes: Vec<bool> = order.iter().map(is_whole).collect();
-        let depends = (0..order.len()).map(|level| depends(&due[level..], level, &ranges, &wholes));
-        let (frontier, results) = depends.unzip();
+        let ranges: Vec<Option<Range>> = levels.data.iter().map(|data| Range::of(data)).collect();
+        let of_each =
+            predicates.iter().map(|(predicate, arguments)| Automaton::all_of(predicate, arguments, &levels, &ranges));
+        let automata: Vec<Automaton> = of_each.flatten().collect();
+
+        let (mut readers, mut open) = (vec![Vec::new(); order.len()], vec![Vec::new(); order.len()]);
+        for (id, automaton) in automata.iter().enumerate() {
+            automaton.levels().enumerate().for_each(|(at, level)| readers[level].push((id, at)));
+            let ends = automaton.levels().next().zip(automaton.levels().next_back());
+            let (first, last) = ends.expect("invariant: an automaton reads something");
+            open[first + 1..=last].iter_mut().for_each(|open| open.push(id));
+        }
         Builder {
-            slots: vec![None; data.len()],
-            values,
-            data,
-            frontier,
-            results,
-            due,
+            states: vec![Automaton::FIRST; automata.len()],
+            levels,
+            automata,
+            readers,
+            open,
             built: vec![HashMap::new(); order.len()],
             nodes: Nodes::new(),
-            prefix: vec![0; order.len()],
             visits: 0,
         }
     }
 
-    fn key(&self, level: usize) -> Key {
-        let results = self.results[level].iter().map(|code| code.evaluate(&self.slots));
-        (self.frontier[level].iter().map(|&earlier| self.prefix[earlier]).collect(), results.collect())
-    }
-
     /// The node for what can follow the prefix of this length.
     fn node(&mut self, level: usize) -> Result<u32, Stop> {
-        if level == self.values.len() {
+        if level == self.built.len() {
             return Ok(END);
         }
-        let key = self.key(level);
+        let key: Box<[u32]> = self.open[level].iter().map(|&id| self.states[id]).collect();
         if let Some(&node) = self.built[level].get(&key) {
             return Ok(node);
         }
         let mut edges = Vec::new();
         let mut count: u64 = 0;
-        for rank in 0..self.values[level].len() as u32 {
+        let before: Vec<u32> = self.readers[level].iter().map(|&(id, _)| self.states[id]).collect();
+        for rank in 0..self.levels.values[level].len() as u32 {
             self.visits += 1;
             if self.visits > VISIT_LIMIT {
                 return Err(Stop::Visits);
             }
-            self.prefix[level] = rank;
-            if let Some(data) = self.data.get(level) {
-                self.slots[level] = Some(data[rank as usize].clone());
-            }
-            if !self.holds(level) {
+            if !self.step(level, &before, rank) {
                 continue;
             }
             let child = self.node(level + 1)?;
@@ -360,59 +324,19 @@ impl<'a> Builder<'a> {
                 count = count.checked_add(self.nodes.counts[child as usize]).ok_or(Stop::Count)?;
             }
         }
+        for (&(id, _), &state) in self.readers[level].iter().zip(&before) {
+            self.states[id] = state;
+        }
         let node = self.nodes.intern(edges, count);
         self.built[level].insert(key, node);
         Ok(node)
     }
 
-    fn holds(&self, level: usize) -> bool {
-        self.due[level].iter().all(|check| match check {
-            Check::Expression(code) => code.holds(&self.slots),
-            Check::Function(constraint, levels) => {
-                let values: Vec<&Value> = levels.iter().map(|&l| &self.values[l][self.prefix[l] as usize]).collect();
-                constraint.holds(&values)
-            }
+    /// Has automata read a value, which were in states `before`; whether anything can follow it.
+    fn step(&mut self, level: usize, before: &[u32], rank: u32) -> bool {
+        self.readers[level].iter().zip(before).all(|(&(id, at), &state)| {
+            self.states[id] = self.automata[id].step(at, state, rank, &self.levels);
+            self.states[id] != NOTHING
         })
     }
-}
-
-/// The levels before this one that these checks read as they are, and the partial results of such levels.
-///
-/// `wholes`: by level, whether its values have no parts that a result may be of.
-fn depends(checks: &[Vec<Check>], level: usize, ranges: &[Option<Range>], wholes: &[bool]) -> (Vec<usize>, Vec<Code>) {
-    let (mut ranks, mut places, mut results) = (Vec::new(), Vec::new(), Vec::new());
-    for check in checks.iter().flatten() {
-        match check {
-            Check::Function(_, levels) => ranks.extend(levels.iter().filter(|&&earlier| earlier < level)),
-            Check::Expression(code) => {
-                places.extend(part_reads(code).into_iter().filter(|&earlier| earlier < level));
-                residual(code, &|slot| slot < level, ranges, &mut results);
-            }
-        }
-    }
-    places.sort_unstable();
-    places.dedup();
-    // Results that are no fewer than the places they are of tell no fewer prefixes apart, but for those of
-    // single factors.
-    if results.len() >= places.len() && places.iter().all(|&place| wholes[place]) {
-        ranks.extend(places);
-        results.clear();
-    }
-    // A value as it is has a rank.
-    results.retain(|result| match result {
-        Code::Slot(slot) => {
-            ranks.push(*slot);
-            false
-        }
-        _ => true,
-    });
-    ranks.sort_unstable();
-    ranks.dedup();
-    (ranks, results)
-}
-
-fn part_reads(code: &Code) -> Vec<usize> {
-    let mut reads = Vec::new();
-    code.reads(&mut reads);
-    reads
 }

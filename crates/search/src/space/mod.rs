@@ -4,6 +4,7 @@
 //! however few of the combinations its constraints leave. Parameters that no constraint reads cost nothing;
 //! those that constraints tie together are enumerated once, when the space is built.
 
+mod automaton;
 mod constraint;
 mod diagram;
 mod domain;
@@ -109,8 +110,8 @@ impl Space {
     /// configurations, or tied parameters with too many combinations to enumerate.
     ///
     /// # Cost
-    /// Unconstrained parameters: O(1) each. Tied ones: one call of a constraint for each distinct prefix of
-    /// their combinations, at most 2^26.
+    /// Unconstrained parameters: O(1) each. Tied ones: one step of each constraint for each value that follows
+    /// a prefix of their combinations, of those that leave the same of all constraints only once; at most 2^26.
     pub fn new(name: &str, parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Result<Space, SpaceError> {
         let axes = axes(parameters)?;
         let reads = constraints.iter().map(|c| positions(&axes, c)).collect::<Result<Vec<_>, _>>()?;

@@ -475,6 +475,33 @@ fn an_expression_that_reads_nothing_or_holds_nowhere_is_named() {
     assert_eq!(error(&["a / (b - b) > 0"]), "no configuration satisfies a / (b - b) > 0 (a / (b - b) > 0)");
 }
 
+/// Checks that constraints of single values of a parameter are joined with others of these values alone.
+#[test]
+fn guarded_constraints_are_expressions_still() {
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let own: Vec<Parameter> = names.iter().map(|name| Parameter::ordinal(name, 0..=9)).collect();
+    let ways = Parameter::categorical("way", &["sum", "product", "free"]);
+    let say = |text: &str| Constraint::parse(text, text, &own).unwrap();
+    let constraints = vec![
+        say("a + b + c + d + e + f + g + h == 30").only_where("way", "sum"),
+        say("a * b * c * d * e * f * g * h in [0, 5040]").only_where("way", "product"),
+        say("a <= b").except_where("way", "free"),
+        Constraint::new("first", "first", &["h"], |v| v[0].int() == 0).only_where("way", "free"),
+    ];
+    let space = Space::new("guarded", [own.clone(), vec![ways]].concat(), constraints.clone()).unwrap();
+    let of = |way: u64| space.part(8, way).unwrap().size();
+    assert_eq!(of(0) + of(1) + of(2), space.size());
+    assert_eq!(of(2), 10_000_000);
+    let of_sum = by_expressions(&own, &["a + b + c + d + e + f + g + h == 30", "a <= b"]).unwrap();
+    assert_eq!(of(0), of_sum.size());
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(2);
+    for _ in 0..200 {
+        let config = space.sample(&mut rng);
+        assert!(space.violated(&config).is_none());
+        assert_eq!(space.config_at(space.index_of(&config).unwrap()), config);
+    }
+}
+
 fn condition() -> impl Strategy<Value = String> {
     let leaf = prop_oneof!["[abcd]", "[0-9]", Just("0.5".to_owned())];
     let number = leaf.prop_recursive(3, 12, 3, |inner| {
@@ -495,11 +522,20 @@ fn condition() -> impl Strategy<Value = String> {
 proptest! {
     /// A space by partial results has the configurations for which the constraints hold, and no others.
     #[test]
-    fn expressions_leave_what_they_hold_for(texts in proptest::collection::vec(condition(), 1..4)) {
-        let parameters: Vec<Parameter> =
+    fn expressions_leave_what_they_hold_for(texts in proptest::collection::vec((condition(), 0..6), 1..4)) {
+        let mut parameters: Vec<Parameter> =
             ["a", "b", "c", "d"].iter().map(|name| Parameter::ordinal(name, [-2, 0, 1, 3])).collect();
-        let constraints: Vec<Constraint> =
-            texts.iter().map(|text| Constraint::parse("c", text, &parameters).unwrap()).collect();
+        let parse = |text: &String| Constraint::parse("c", text, &parameters).unwrap();
+        let constraint = |(text, guard): &(String, i32)| match guard {
+            0 => parse(text).only_where("way", "x"),
+            1 => parse(text).only_where("way", "y"),
+            2 => parse(text).except_where("way", "x"),
+            3 => parse(text).only_where("other", "2").except_where("way", "y"),
+            _ => parse(text),
+        };
+        let constraints: Vec<Constraint> = texts.iter().map(constraint).collect();
+        parameters.push(Parameter::categorical("way", &["x", "y"]));
+        parameters.push(Parameter::categorical("other", &["1", "2"]));
         let free = Space::new("free", parameters.clone(), vec![]).unwrap();
         let is_legal = |config: &Config| constraints.iter().all(|constraint| {
             let values: Vec<Value> = constraint.parameters.iter().map(|name| free.value(config, name)).collect();
@@ -510,6 +546,10 @@ proptest! {
             Ok(space) => {
                 prop_assert_eq!(space.size(), legal.len() as u128);
                 prop_assert!(legal.iter().all(|config| space.contains(config)));
+                let by_index: Vec<Config> = (0..space.size()).map(|at| space.config_at(at)).collect();
+                let functions = constraints.iter().map(Constraint::as_function).collect();
+                let by_functions = Space::new("tied", space.parameters(), functions).unwrap();
+                prop_assert!((0..space.size()).all(|at| by_functions.config_at(at) == by_index[at as usize]));
             }
             Err(SpaceError::ReadsNothing { .. }) => {}
             Err(error) => prop_assert!(legal.is_empty(), "{}", error),

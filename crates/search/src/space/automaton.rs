@@ -1,0 +1,199 @@
+//! Constraints as automata, which read the values of a prefix level by level.
+//!
+//! The state of an automaton is what is left of its constraint once the values of the prefix are known: of an
+//! expression, the expression with these values folded in. Prefixes that leave the same are equivalent. Each
+//! transition is computed once.
+
+use std::collections::HashMap;
+
+use super::Value;
+use super::constraint::{Guard, Predicate, Reading};
+use crate::expression::residual::{Range, regrouped};
+use crate::expression::{Code, Datum};
+
+/// State after which nothing is legal.
+pub(super) const NOTHING: u32 = 0;
+/// State after which everything is legal.
+pub(super) const ANYTHING: u32 = 1;
+/// Number of these two.
+const N_DECIDED: u32 = 2;
+/// Transition that is not computed yet.
+const UNKNOWN: u32 = u32::MAX;
+
+/// Values of the parameter of each level.
+pub(super) struct Levels {
+    pub(super) values: Vec<Vec<Value>>,
+    /// Form in which expressions read them.
+    pub(super) readings: Vec<Reading>,
+    /// Values as expressions see them; empty where there are no expressions.
+    pub(super) data: Vec<Vec<Datum>>,
+}
+
+/// Rest of a constraint.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Rest {
+    /// Expression whose places are levels.
+    Code(Code),
+    /// Ranks, by level, of what a function reads.
+    Ranks(Vec<u32>),
+}
+
+/// States in which an automaton may be when it reads a level.
+struct Stage {
+    level: usize,
+    /// Rest of each state, but for the first two.
+    states: Vec<Rest>,
+    ids: HashMap<Rest, u32>,
+    /// Transitions of each of these states, by rank of the level's value; none before the first.
+    next: Vec<Vec<u32>>,
+}
+
+impl Stage {
+    fn new(level: usize) -> Stage {
+        Stage { level, states: Vec::new(), ids: HashMap::new(), next: Vec::new() }
+    }
+
+    fn intern(&mut self, rest: Rest) -> u32 {
+        if let Some(&id) = self.ids.get(&rest) {
+            return id;
+        }
+        let id = N_DECIDED + self.states.len() as u32;
+        self.states.push(rest.clone());
+        self.ids.insert(rest, id);
+        self.next.push(Vec::new());
+        id
+    }
+}
+
+/// Automaton of a constraint, or of a part of one that is an expression.
+pub(super) struct Automaton<'a> {
+    /// Guards around the constraint, with their levels.
+    guards: Vec<(usize, &'a Guard)>,
+    predicate: &'a Predicate,
+    /// Levels of the predicate's arguments.
+    arguments: Vec<usize>,
+    /// One for each level that is read, in ascending order.
+    stages: Vec<Stage>,
+}
+
+impl<'a> Automaton<'a> {
+    /// State before the first value.
+    pub(super) const FIRST: u32 = N_DECIDED;
+
+    /// The automata of a predicate over the values of these levels.
+    pub(super) fn all_of(
+        predicate: &'a Predicate,
+        arguments: &[usize],
+        levels: &Levels,
+        ranges: &[Option<Range>],
+    ) -> Vec<Automaton<'a>> {
+        let (mut predicate, mut arguments, mut guards) = (predicate, arguments, Vec::new());
+        while let Predicate::Guarded(guard, guarded) = predicate {
+            guards.push((arguments[0], guard));
+            (predicate, arguments) = (guarded, &arguments[1..]);
+        }
+        let automaton = |read: Vec<usize>, first: Rest| {
+            let mut read: Vec<usize> = guards.iter().map(|(level, _)| *level).chain(read).collect();
+            read.sort_unstable();
+            read.dedup();
+            // Where nothing is read, that is decided with the first value.
+            let read = if read.is_empty() { vec![0] } else { read };
+            let mut stages: Vec<Stage> = read.into_iter().map(Stage::new).collect();
+            stages[0].intern(first);
+            Automaton { guards: guards.clone(), predicate, arguments: arguments.to_vec(), stages }
+        };
+        match levels.code(predicate, arguments) {
+            None => vec![automaton(arguments.to_vec(), Rest::Ranks(Vec::new()))],
+            Some(code) => {
+                let parts = code.moved(&|place| arguments[place]).conjuncts().into_iter();
+                parts.map(|part| automaton(part.all_reads(), Rest::Code(regrouped(&part, ranges)))).collect()
+            }
+        }
+    }
+
+    /// The levels that it reads, in ascending order.
+    pub(super) fn levels(&self) -> impl DoubleEndedIterator<Item = usize> {
+        self.stages.iter().map(|stage| stage.level)
+    }
+
+    /// The state after the value with this rank. `at`: how many levels it has read before.
+    pub(super) fn step(&mut self, at: usize, state: u32, rank: u32, levels: &Levels) -> u32 {
+        if state < N_DECIDED {
+            return state;
+        }
+        let stage = &mut self.stages[at];
+        let row = &mut stage.next[(state - N_DECIDED) as usize];
+        row.resize(levels.values[stage.level].len(), UNKNOWN);
+        if row[rank as usize] != UNKNOWN {
+            return row[rank as usize];
+        }
+        let next = self.advance(at, state, rank, levels);
+        self.stages[at].next[(state - N_DECIDED) as usize][rank as usize] = next;
+        next
+    }
+
+    fn advance(&mut self, at: usize, state: u32, rank: u32, levels: &Levels) -> u32 {
+        let level = self.stages[at].level;
+        let value = &levels.values[level][rank as usize];
+        if self.guards.iter().any(|(of, guard)| *of == level && !guard.applies(value)) {
+            return ANYTHING;
+        }
+        let decided = |holds: bool| if holds { ANYTHING } else { NOTHING };
+        let is_last = at + 1 == self.stages.len();
+        let rest = match &self.stages[at].states[(state - N_DECIDED) as usize] {
+            Rest::Code(code) => {
+                let datum = || levels.data[level][rank as usize].clone();
+                if is_last {
+                    let mut slots = vec![None; level + 1];
+                    slots[level] = Some(datum());
+                    return decided(code.holds(&slots));
+                }
+                let mut known = vec![None; levels.data.len()];
+                known[level] = Some(Some(datum()));
+                let code = code.fold(&known);
+                match code.all_reads()[..] {
+                    [] if code.holds(&[]) => return ANYTHING,
+                    [] if self.guards.iter().all(|(of, _)| *of <= level) => return NOTHING,
+                    // A guard may say that it need not hold.
+                    [] => Rest::Code(Code::Constant(Ok(Datum::Bool(false)))),
+                    [..] => Rest::Code(code),
+                }
+            }
+            Rest::Ranks(ranks) => {
+                let ranks: Vec<u32> = ranks.iter().copied().chain([rank]).collect();
+                if is_last {
+                    return decided(self.holds(&ranks, levels));
+                }
+                Rest::Ranks(ranks)
+            }
+        };
+        self.stages[at + 1].intern(rest)
+    }
+
+    /// Whether the predicate holds for the values of these ranks, by stage.
+    fn holds(&self, ranks: &[u32], levels: &Levels) -> bool {
+        let value = |level: &usize| {
+            let at = self.levels().position(|of| of == *level).expect("invariant: it reads its arguments");
+            &levels.values[*level][ranks[at] as usize]
+        };
+        self.predicate.holds(&self.arguments.iter().map(value).collect::<Vec<_>>())
+    }
+}
+
+impl Levels {
+    /// The expression that a predicate of the values at these levels is, if any.
+    fn code<'a>(&self, predicate: &'a Predicate, arguments: &[usize]) -> Option<&'a Code> {
+        let Predicate::Expression(code, own) = predicate else { return None };
+        // An algorithm's own values of a parameter may all be numbers where those of all algorithms are not.
+        let is_same = arguments.iter().zip(&**own).all(|(&level, own)| self.readings[level] == *own);
+        is_same.then_some(code)
+    }
+
+    /// Whether predicates of the values at these levels are expressions.
+    pub(super) fn is_read_by_code(&self, predicate: &Predicate, arguments: &[usize]) -> bool {
+        match predicate {
+            Predicate::Guarded(_, guarded) => self.is_read_by_code(guarded, &arguments[1..]),
+            _ => self.code(predicate, arguments).is_some(),
+        }
+    }
+}
