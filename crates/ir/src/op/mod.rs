@@ -18,10 +18,17 @@ mod window;
 mod workload;
 
 pub use alias::ALIASES;
+pub use batch_matmul::BATCH_MATMUL;
 pub use builder::{Axes, ProgramBuilder, StageSpec};
+pub use conv2d::CONV2D;
+pub use conv2d_transpose::CONV2D_TRANSPOSE;
+pub use dense::DENSE;
+pub use depthwise_conv2d::DEPTHWISE_CONV2D;
 pub use epilogue::{Epilogue, FUNCTIONS, Function, FunctionSpec, Operand};
+pub use heads_matmul::HEADS_MATMUL;
+pub use matmul::MATMUL;
 pub use nest::{NEST, Nest, NestError};
-pub use packed_matmul::Packed;
+pub use packed_matmul::{PACKED_MATMUL, Packed};
 pub use structure::{Axis, Contraction, Factor, Heads, Structure, Window};
 pub(crate) use window::unpad;
 pub use workload::{Layout, Range, Workload, WorkloadError};

@@ -449,10 +449,32 @@ impl Workload {
     /// [`WorkloadError`] for a size that the operator does not have or accept, or that is missing, and for a
     /// nest, which [`Workload::nest`] makes.
     pub fn new(operator: &'static Operator, sizes: &[(&str, i64)]) -> Result<Workload, WorkloadError> {
+        Workload::of_factors(operator, None, sizes)
+    }
+
+    /// An operator with these sizes, as of [`Workload::new`], whose factors are integers of these types, the
+    /// one of rows first, where they are given.
+    ///
+    /// # Errors
+    /// As [`Workload::new`], and [`WorkloadError::Value`] where no product of integers has these types.
+    pub fn of_factors(
+        operator: &'static Operator,
+        factors: Option<[DType; 2]>,
+        sizes: &[(&str, i64)],
+    ) -> Result<Workload, WorkloadError> {
         if *operator == NEST {
             return Workload::of_nest_text("");
         }
         let mut given = Given::nothing(operator);
+        if let Some(factors) = factors {
+            let of_factors = |(types, _): &(Types, &str)| types.1 == Some(factors);
+            let known = types().into_iter().find(of_factors).ok_or_else(|| WorkloadError::Value {
+                key: "dtype".to_owned(),
+                value: factors.map(DType::name).concat(),
+                expected: INTEGER_FACTORS.map(|(_, name)| name).join(" or "),
+            })?;
+            given.dtype = Some(known.0);
+        }
         for &(name, n) in sizes {
             let at = operator.sizes.iter().position(|size| size.name == name);
             let at = at.ok_or_else(|| WorkloadError::UnknownAttribute {

@@ -2,7 +2,7 @@
 //! again, before they are stored.
 
 use tilewright_graph::DType;
-use tilewright_ir::op::{Epilogue, Function, Operand, Workload};
+use tilewright_ir::op::{Epilogue, Function, MATMUL, Operand, Workload};
 use tilewright_ir::{DType as ElementType, Expr};
 
 use crate::epilogue::{
@@ -10,20 +10,20 @@ use crate::epilogue::{
 };
 use crate::net::{Kind, Net, Node, ValueId};
 
-/// Name of the types of a node's factors in a workload's text, where these are integers.
-pub fn types_of(net: &Net, node: &Node) -> Option<&'static str> {
+/// Types of a node's factors, where these are integers.
+pub fn types_of(net: &Net, node: &Node) -> Option<[ElementType; 2]> {
     matches!(node.kind, Kind::Product { .. } | Kind::Conv(_)).then_some(())?;
     match (net.value(node.input(0)).dtype, net.value(node.input(1)).dtype) {
-        (DType::U8, DType::I8) => Some("u8i8"),
-        (DType::I8, DType::I8) => Some("i8i8"),
+        (DType::U8, DType::I8) => Some([ElementType::U8, ElementType::I8]),
+        (DType::I8, DType::I8) => Some([ElementType::I8, ElementType::I8]),
         _ => None,
     }
 }
 
 /// A small workload of the types of an anchor, to ask what epilogues it may have.
 pub fn example(net: &Net, node: &Node) -> Workload {
-    let types = types_of(net, node).unwrap_or("f32");
-    Workload::parse(&format!("matmul:m=1,n=1,k=1,dtype={types}")).expect("it is one")
+    let sizes = [("m", 1), ("n", 1), ("k", 1)];
+    Workload::of_factors(&MATMUL, types_of(net, node), &sizes).expect("there are products of these types")
 }
 
 fn operation(function: Function, numbers: &[f64], operand: Option<ValueId>) -> Option<(Epilogue, Option<usize>)> {

@@ -3,10 +3,10 @@
 use tilewright::Choice;
 use tilewright_graph::DType;
 use tilewright_graph::op::ConvShape;
-use tilewright_ir::op::{Layout, Workload};
+use tilewright_ir::op::{Epilogue, Function, Layout};
 use tilewright_ir::{DType as ElementType, Target};
 
-use crate::fuse::head_of;
+use crate::fuse::convolution_of;
 use crate::import::window_of;
 
 /// Cycles in which an element of the input becomes a number, and one of the result an integer again.
@@ -24,18 +24,20 @@ fn pays(found: &ConvShape, dtype: DType, target: &Target) -> Option<bool> {
     let whole = |list: Vec<usize>| list.into_iter().map(|n| n as i64).collect::<Vec<_>>();
     let x = whole([&[found.n, found.c][..], &found.image].concat());
     let w = whole([&[found.m, found.c / found.groups][..], &found.geometry.kernel].concat());
-    let head = head_of(&conv, &x, &w, found.m as i64);
     let block = target.lanes(ElementType::F32);
     let is_simple = found.groups == 1 || found.groups == found.c && found.m == found.c;
     let channels = [found.c, found.m].map(|n| if is_simple && n as i64 % block == 0 { block } else { 1 });
-    let cycles = |text: &str| {
-        let workload = Workload::parse(&format!("{head},const=w,{text}")).ok()?;
+    let cycles = |factors: Option<[ElementType; 2]>, epilogue: &[Function]| {
+        let epilogue = epilogue.iter().map(|function| Epilogue::new(*function, &[])).collect::<Option<_>>()?;
+        let workload = convolution_of(&conv, &x, &w, found.m as i64, factors, false).ok()?;
+        let workload = workload.with_epilogue(epilogue).ok()?.with_constants(vec!["w".to_owned()]).ok()?;
         let workload = workload.with_layout(Layout::of_channels(channels)).ok()?;
         Choice::guess(&workload, target, 1, None).ok()?.estimate()
     };
-    let types = if dtype == DType::U8 { "u8i8" } else { "i8i8" };
-    let of_integers = cycles(&format!("dtype={types},epilogue=init+dequant+quant_u8"))?;
+    let image = if dtype == DType::U8 { ElementType::U8 } else { ElementType::I8 };
+    let closed = [Function::Init, Function::Dequant, Function::QuantU8];
+    let of_integers = cycles(Some([image, ElementType::I8]), &closed)?;
     let n_elements = [found.n * found.c * found.image.iter().product::<usize>(), found.out().iter().product()];
     let conversions: f64 = n_elements.iter().zip(CONVERSIONS).map(|(n, cycles)| *n as f64 * cycles).sum();
-    Some(of_integers < cycles("epilogue=bias")? + conversions)
+    Some(of_integers < cycles(None, &[Function::Bias])? + conversions)
 }

@@ -5,6 +5,8 @@
 //! same. The net of the largest size is then the model's: tensors lie as if they were as large as they can
 //! be, and kernels go as far as a run says, over rows of the same kernels or within them.
 
+pub(crate) mod loops;
+
 use std::collections::HashMap;
 
 use tilewright_graph::Tensor;

@@ -1,0 +1,179 @@
+//! Operations that are computed together, as nests.
+
+use super::{contiguous, is_flat};
+use crate::net::{Kind, Net, Node, ValueId};
+use crate::rules::MOST_COST;
+use crate::scalar::cost;
+
+/// The nodes of each nest, by its last one, in order.
+pub(super) fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
+    let (n_uses, producers, users) = (net.n_uses(), net.producers(), net.readers());
+    let mut groups: Vec<Option<Vec<usize>>> = vec![None; net.nodes.len()];
+    let mut is_taken = vec![false; net.nodes.len()];
+    for root in (0..net.nodes.len()).rev() {
+        if is_taken[root] || !is_of_nest(net, &net.nodes[root]) {
+            continue;
+        }
+        let mut members = vec![root];
+        let mut n_operations = operations_of(&net.nodes[root]);
+        is_taken[root] = true;
+        // Until nothing joins: a value with several readers may when they all have.
+        loop {
+            let is_free = |at: usize| !is_taken[at] && is_of_nest(net, &net.nodes[at]);
+            let is_plain_view = |at: usize| {
+                let node = &net.nodes[at];
+                let is_plain = |from: ValueId| without_ones(net.shape(from)) == without_ones(net.shape(node.output()));
+                matches!(node.kind, Kind::View) && is_plain(node.input(0))
+            };
+            let is_inside = |id: ValueId| {
+                n_uses[id.0] == users[id.0].len() && users[id.0].iter().all(|user| members.contains(user))
+            };
+            // What is read, by way of views perhaps that change nothing but dimensions of one element.
+            let candidate = |id: ValueId| {
+                let view = producers[id.0].filter(|&at| is_plain_view(at) && !is_taken[at]);
+                let id = view.map_or(id, |view| net.nodes[view].input(0));
+                let at = producers[id.0].filter(|at| is_free(*at))?;
+                let mut found = Candidate { at, ids: vec![id], views: Vec::new(), users: Vec::new() };
+                for &user in &users[id.0] {
+                    if members.contains(&user) {
+                        found.users.push(user);
+                        continue;
+                    }
+                    let viewed = net.nodes[user].outputs[0];
+                    (is_plain_view(user) && is_inside(viewed)).then_some(())?;
+                    found.views.push(user);
+                    found.ids.push(viewed);
+                    found.users.extend(&users[viewed.0]);
+                }
+                (n_uses[id.0] == users[id.0].len()).then_some(found)
+            };
+            let read = members.iter().flat_map(|&member| net.nodes[member].inputs.iter().flatten());
+            let mut candidates = read.filter_map(|id| candidate(*id));
+            let fits = |new: &Candidate| n_operations + operations_of(&net.nodes[new.at]) <= MOST_OPERATIONS;
+            let Some(new) = candidates.find(|new| fits(new) && may_join(net, &members, root, new)) else { break };
+            drop(candidates);
+            n_operations += operations_of(&net.nodes[new.at]);
+            for at in new.views.into_iter().chain([new.at]) {
+                is_taken[at] = true;
+                members.push(at);
+            }
+        }
+        members.sort_unstable();
+        groups[root] = Some(members);
+    }
+    groups
+}
+
+pub(super) fn is_of_nest(net: &Net, node: &Node) -> bool {
+    match &node.kind {
+        Kind::Map(_) | Kind::Transpose(_) | Kind::Pad(..) | Kind::Pick(_) | Kind::Reduce(..) | Kind::Window(..) => true,
+        Kind::Gather { .. } => true,
+        Kind::Slice(parts) => contiguous(net, node, parts).is_none(),
+        Kind::Concat(axis) => !is_flat(net, node, *axis),
+        Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_) | Kind::Sequence(_) => false,
+        Kind::Call(_) | Kind::Host(_) | Kind::Append(_) => false,
+    }
+}
+
+/// Operations of a nest, at most: it is compiled as one function, and may be one expression.
+const MOST_OPERATIONS: usize = 4 * MOST_COST;
+
+/// Counts the operations that a node adds to a nest.
+fn operations_of(node: &Node) -> usize {
+    match &node.kind {
+        Kind::Map(value) => cost(value).max(1),
+        _ => 1,
+    }
+}
+
+/// A shape without dimensions of one element.
+fn without_ones(shape: &[i64]) -> Vec<i64> {
+    shape.iter().copied().filter(|&n| n != 1).collect()
+}
+
+/// A tensor is computed ahead of its readers where these have this many times as many elements.
+const LITTLE: i64 = 8;
+
+/// A node that only nodes of a nest read.
+struct Candidate {
+    at: usize,
+    /// Results of the node, and views of them.
+    ids: Vec<ValueId>,
+    /// The nodes of these views.
+    views: Vec<usize>,
+    /// Nodes that read it or a view.
+    users: Vec<usize>,
+}
+
+/// Whether a node can be computed within the nest of those that read it.
+fn may_join(net: &Net, members: &[usize], root: usize, Candidate { at, ids, users, .. }: &Candidate) -> bool {
+    let node = &net.nodes[*at];
+    let kinds = || members.iter().map(|&member| &net.nodes[member].kind);
+    let has_window = kinds().any(|kind| matches!(kind, Kind::Window(..)));
+    let has_reduce = kinds().any(|kind| matches!(kind, Kind::Reduce(..)));
+    let count = |id: ValueId| net.value(id).n_elements();
+    let n_own = count(node.output());
+    let overlaps = |user: &usize| match &net.nodes[*user].kind {
+        Kind::Window(_, windows) => windows.kernel.iter().zip(&windows.strides).any(|(k, s)| k > s),
+        _ => false,
+    };
+    let n_root = count(net.nodes[root].output());
+    // What is gathered from is in memory.
+    let gathers_from = |user: &usize| {
+        let user = &net.nodes[*user];
+        matches!(user.kind, Kind::Gather { .. }) && user.inputs[0].is_some_and(|id| ids.contains(&id))
+    };
+    let is_little = n_own * LITTLE <= n_root && !has_window;
+    if users.iter().any(gathers_from) {
+        return false;
+    }
+    match &node.kind {
+        Kind::Gather { .. } => users.len() == 1 && !has_window && n_own >= n_root,
+        Kind::Map(value) => {
+            // What is of a row is computed once for it.
+            let is_of_row = is_of_rows(net.shape(node.output()), net.shape(net.nodes[root].output()));
+            let is_once = is_of_row || is_little;
+            let is_repeated = users.iter().any(overlaps) || n_own < n_root && !has_reduce && !is_once;
+            !is_repeated || cost(value) <= 2
+        }
+        Kind::Transpose(_) | Kind::Slice(_) | Kind::Pick(_) => {
+            !has_reduce && !has_window && users.len() == 1 && n_own >= n_root
+        }
+        Kind::Pad(..) => !has_reduce && !has_window && users.len() == 1 && n_own == n_root,
+        Kind::Reduce(_, axes) => {
+            let from = net.shape(node.input(0));
+            let out = net.shape(net.nodes[root].output());
+            let is_last = axes.iter().min().is_some_and(|&first| {
+                let begins = match out.len() == from.len() {
+                    true => out[..first] == from[..first],
+                    false => without_ones(out).starts_with(&without_ones(&from[..first])),
+                };
+                (first..from.len()).all(|d| axes.contains(&d) || from[d] == 1) && begins
+            });
+            let is_same = kinds().all(|kind| match kind {
+                Kind::Reduce(_, others) => others == axes,
+                Kind::Map(_) | Kind::View => true,
+                _ => false,
+            });
+            let is_plain =
+                |kind: &Kind| matches!(kind, Kind::Reduce(..) | Kind::Map(_) | Kind::Transpose(_) | Kind::View);
+            // Nothing of it is computed twice, as it is computed ahead.
+            is_last && is_same && !has_window || n_own <= n_root && !has_window && kinds().all(is_plain)
+        }
+        Kind::Window(..) => {
+            let is_map = |user: &usize| matches!(net.nodes[*user].kind, Kind::Map(_));
+            !has_window && !has_reduce && users.iter().all(is_map) && n_own == n_root
+        }
+        _ => false,
+    }
+}
+
+/// Whether a tensor has one element for each row of another: their first dimensions are the same, and it has
+/// no others.
+fn is_of_rows(shape: &[i64], of: &[i64]) -> bool {
+    if shape.len() != of.len() {
+        return without_ones(of).starts_with(&without_ones(shape));
+    }
+    let n_same = shape.iter().zip(of).take_while(|(a, b)| a == b).count();
+    shape[n_same..].iter().all(|&n| n == 1)
+}

@@ -1,0 +1,361 @@
+//! Fusion of a simplified net to kernels: products and convolutions with their epilogues, and nests of the
+//! rest.
+
+mod absorb;
+mod groups;
+mod nest;
+mod workload;
+
+use std::collections::HashMap;
+
+use tilewright_graph::{Graph, with_both_branches};
+use tilewright_ir::Target;
+use tilewright_ir::op::{Range, Structure, Workload, WorkloadError};
+use tilewright_runtime::Size;
+
+use self::absorb::{absorb_maps, absorb_prologues};
+use self::groups::groups;
+pub(crate) use self::nest::{nest, open_nest};
+pub(crate) use self::workload::convolution_of;
+use self::workload::{convolution, packed, product};
+use crate::epilogue::Operations;
+use crate::halves::widened;
+use crate::import::import;
+use crate::net::{Kind, Net, Node, Read, Sequence, Track, ValueId};
+use crate::open::OpenNet;
+use crate::quantized::epilogue::opening;
+use crate::quantized::graph::{has_dots, in_bytes};
+use crate::rules::{Trace, simplify};
+
+/// Kernel of a fused graph: its workload, inputs and output.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// Workload, as it is tuned.
+    pub workload: Workload,
+    /// Inputs, in the order of the program's.
+    pub inputs: Vec<ValueId>,
+    /// The only output.
+    pub output: ValueId,
+    /// The model's nodes that it comes from, for people.
+    pub origin: String,
+    /// The nodes of the net that a nest computes, the last one's output being its own; none of others, and
+    /// none where it only gives its input another layout.
+    pub(crate) members: Vec<usize>,
+    /// Block of adjacent channels of its output.
+    pub block: i64,
+    /// Block of adjacent channels of a nest's images, or of those that a conversion makes or takes; 1 where
+    /// all lie plain.
+    pub(crate) in_blocks: i64,
+    /// Sizes that runs say, where the model has an open dimension that the kernel depends on.
+    pub(crate) open: Option<Box<Open>>,
+}
+
+/// Sizes of a kernel that runs say.
+#[derive(Debug, Clone)]
+pub(crate) struct Open {
+    /// Sizes of the workload's own, in its order.
+    pub(crate) sizes: Vec<Size>,
+    /// Number of times that the workload's kernel runs, one behind the other, and the range of that; which of
+    /// the arguments are further along each time.
+    pub(crate) each: Option<(Size, Range, Vec<bool>)>,
+}
+
+impl Kernel {
+    /// Text that kernels with the same code share.
+    pub(crate) fn code_name(&self) -> String {
+        match self.open.as_ref().and_then(|open| open.each.as_ref()) {
+            None => self.workload.to_string(),
+            Some((_, range, along)) => format!("{} each={range} {along:?}", self.workload),
+        }
+    }
+
+    /// Sizes of its code, in order.
+    pub(crate) fn sizes(&self) -> Vec<Size> {
+        let each = |open: &Open| open.sizes.iter().copied().chain(open.each.as_ref().map(|(size, ..)| *size)).collect();
+        self.open.as_ref().map_or(Vec::new(), |open| each(open))
+    }
+}
+
+/// Step of a run.
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// Runs a kernel.
+    Kernel(Kernel),
+    /// Runs the same for each step of a sequence.
+    Sequence(Steps),
+    /// Runs an operator without code.
+    Host(Node),
+    /// Copies what is new behind what a state has along a dimension.
+    Append {
+        /// New elements.
+        from: ValueId,
+        /// The state, as long as it then is.
+        to: ValueId,
+        /// The dimension.
+        axis: usize,
+    },
+    /// No work: `part` is a view into `of`, `offset` elements in.
+    Part {
+        /// The whole.
+        of: ValueId,
+        /// The part.
+        part: ValueId,
+        /// Elements ahead of it.
+        offset: i64,
+    },
+    /// No work where the parts are computed in place: a value is the concatenation of others.
+    Join {
+        /// The parts.
+        parts: Vec<ValueId>,
+        /// The whole.
+        whole: ValueId,
+    },
+}
+
+/// Sequence: steps of a run that repeat for each step of a sequence.
+#[derive(Debug, Clone)]
+pub struct Steps {
+    /// Number of the sequence's steps.
+    pub n_steps: i64,
+    /// Steps of an iteration: kernels, and parts of their results.
+    pub steps: Vec<Step>,
+    /// Values that are somewhere else at each step.
+    pub moving: Vec<Moving>,
+}
+
+/// A value that is another part of a tensor at each step of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moving {
+    /// The value.
+    pub value: ValueId,
+    /// The tensor.
+    pub of: ValueId,
+    /// Position in that tensor; of the step before where there is a first one.
+    pub track: Track,
+    /// Value at the first step, where it comes from the step before.
+    pub first: Option<ValueId>,
+}
+
+impl Moving {
+    /// Tensor that it is a part of at a step, and its offset in elements.
+    pub fn at(&self, step: i64) -> (ValueId, i64) {
+        match self.first {
+            None => (self.of, self.track.at(step)),
+            Some(first) if step == 0 => (first, 0),
+            Some(_) => (self.of, self.track.at(step - 1)),
+        }
+    }
+}
+
+/// Fused net: the steps of a run, in order.
+#[derive(Debug, Clone)]
+pub struct Fused {
+    /// The values, and what the model takes and gives.
+    pub net: Net,
+    /// Steps of a run.
+    pub steps: Vec<Step>,
+    /// Dimension of which runs say a size; the net is then that of the largest.
+    pub open: Option<OpenNet>,
+    /// Passes that made it of a graph.
+    pub trace: Trace,
+}
+
+impl Fused {
+    /// The workloads, each once, in their order, with how often a run has them; one that
+    /// [represents](Workload::representative) several in the place of these.
+    pub fn tasks(&self) -> Vec<(Workload, usize)> {
+        let mut tasks: Vec<(Workload, usize)> = Vec::new();
+        let mut places: HashMap<String, usize> = HashMap::new();
+        for (step, times) in self.each() {
+            if let Step::Kernel(kernel) = step {
+                let task = kernel.workload.representative();
+                if !task.has_members_of_one_answer() {
+                    continue;
+                }
+                let place = *places.entry(task.to_string()).or_insert(tasks.len());
+                match tasks.get_mut(place) {
+                    Some((_, n)) => *n += times,
+                    None => tasks.push((task, times)),
+                }
+            }
+        }
+        tasks
+    }
+
+    /// Steps, each with the number of times that a run has it; of a sequence, the steps of its body.
+    pub fn each(&self) -> impl Iterator<Item = (&Step, usize)> {
+        self.steps.iter().flat_map(|step| match step {
+            Step::Sequence(sequence) => sequence.steps.iter().map(|step| (step, sequence.n_steps as usize)).collect(),
+            step => vec![(step, 1)],
+        })
+    }
+
+    /// The workload of each kernel, to change what is asked of it.
+    pub fn workloads_mut(&mut self) -> impl Iterator<Item = &mut Workload> {
+        let each = self.steps.iter_mut().flat_map(|step| match step {
+            Step::Sequence(sequence) => sequence.steps.iter_mut().collect(),
+            step => vec![step],
+        });
+        each.filter_map(|step| match step {
+            Step::Kernel(kernel) => Some(&mut kernel.workload),
+            _ => None,
+        })
+    }
+}
+
+impl Fused {
+    /// Has products round their factors to bf16 where the target multiplies these faster than f32. Few
+    /// channels, as those of a network's input, are not worth it: pairs of them are rarely full.
+    pub fn round_factors(&mut self, target: &Target) {
+        const LEAST_CHANNELS: i64 = 8;
+        let is_worth_it = |workload: &Workload| match workload.structure() {
+            Structure::Window(window) => window.c >= LEAST_CHANNELS,
+            Structure::Contraction(_) | Structure::Packed(_) | Structure::Nest(_) => true,
+        };
+        if target.prefers_dot2() {
+            self.workloads_mut().for_each(|workload| workload.bf16 = is_worth_it(workload));
+        }
+    }
+}
+
+/// Lowers a specialised graph to kernels for a target, which decides whether they multiply 8-bit integers.
+/// With `exact`, kernels round as the graph's operators are written, no more and no less: f16 and bf16 are
+/// then rounded to behind each operator.
+///
+/// # Errors
+/// As [`fuse`].
+pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, WorkloadError> {
+    let mut trace = Trace::default();
+    let with_branches = with_both_branches(graph);
+    trace.graph_pass("both_branches", graph, &with_branches);
+    let with_bytes = in_bytes(&with_branches, target);
+    trace.graph_pass("in_bytes", &with_branches, &with_bytes);
+    let wide = widened(&with_bytes, exact);
+    trace.graph_pass("widen", &with_bytes, &wide);
+    let mut net = import(&wide, has_dots(target));
+    trace.pass("import", wide.nodes().len(), net.nodes.len());
+    trace.0.extend(simplify(&mut net).0);
+    let mut fused = fuse(net)?;
+    trace.0.append(&mut fused.trace.0);
+    fused.trace = trace;
+    fused.workloads_mut().for_each(|workload| workload.exact |= exact);
+    Ok(fused)
+}
+
+/// Fuses a simplified net.
+///
+/// # Errors
+/// If an operation is larger than any memory.
+pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
+    let (mut trace, n_nodes) = (Trace::default(), net.nodes.len());
+    let mut epilogues: Vec<Operations> = net.nodes.iter().map(|node| opening(&net, node)).collect();
+    absorb_maps(&mut net, &mut epilogues);
+    let prologues = absorb_prologues(&mut net, &mut epilogues);
+    let groups = groups(&net);
+    let mut is_inside = vec![false; net.nodes.len()];
+    groups.iter().flatten().flatten().for_each(|&member| is_inside[member] = true);
+    let mut steps = Vec::new();
+    for (at, node) in net.nodes.clone().iter().enumerate() {
+        steps.push(match &node.kind {
+            Kind::Conv(conv) => Step::Kernel(convolution(&net, node, conv, [&prologues[at], &epilogues[at]])?),
+            Kind::Product { turned, heads } => {
+                Step::Kernel(product(&net, node, (*turned, *heads), [&Vec::new(), &epilogues[at]])?)
+            }
+            Kind::Packed(packing) => Step::Kernel(packed(&net, node, *packing, &epilogues[at])?),
+            Kind::Sequence(sequence) => Step::Sequence(steps_of(&mut net, node, sequence, &mut trace)?),
+            Kind::Call(_) | Kind::Host(_) => Step::Host(node.clone()),
+            Kind::Append(axis) => Step::Append { from: node.input(0), to: node.output(), axis: *axis },
+            Kind::View if is_inside[at] => continue,
+            Kind::View => Step::Part { of: node.input(0), part: node.output(), offset: 0 },
+            Kind::Slice(parts) if let Some(offset) = contiguous(&net, node, parts) => {
+                Step::Part { of: node.input(0), part: node.output(), offset }
+            }
+            Kind::Concat(axis) if is_flat(&net, node, *axis) => {
+                Step::Join { parts: node.inputs.iter().flatten().copied().collect(), whole: node.output() }
+            }
+            _ => match &groups[at] {
+                None => continue,
+                Some(members) => Step::Kernel(nest(&net, members, &|_| 1)?),
+            },
+        });
+    }
+    trace.pass("fuse", n_nodes, steps.len());
+    Ok(Fused { net, steps, open: None, trace })
+}
+
+/// The steps of a sequence, whose values become values of the net around it.
+fn steps_of(net: &mut Net, node: &Node, sequence: &Sequence, trace: &mut Trace) -> Result<Steps, WorkloadError> {
+    let mut body = sequence.body.clone();
+    trace.within(&node.origin, simplify(&mut body));
+    let Fused { net: body, steps, trace: of_body, .. } = fuse(body)?;
+    trace.within(&node.origin, of_body);
+    let mut ids = Vec::with_capacity(body.values.len());
+    for (at, value) in body.values.iter().enumerate() {
+        let known = sequence.constants.iter().find(|(own, _)| own.0 == at).map(|(_, outer)| *outer);
+        ids.push(known.unwrap_or_else(|| {
+            net.values.push(value.clone());
+            ValueId(net.values.len() - 1)
+        }));
+    }
+    let outer = |id: ValueId| ids[id.0];
+    let step = |step: Step| match step {
+        Step::Kernel(kernel) => {
+            let inputs = kernel.inputs.iter().map(|id| outer(*id)).collect();
+            Step::Kernel(Kernel { inputs, output: outer(kernel.output), ..kernel })
+        }
+        Step::Part { of, part, offset } => Step::Part { of: outer(of), part: outer(part), offset },
+        Step::Sequence(_) | Step::Host(_) | Step::Append { .. } | Step::Join { .. } => {
+            unreachable!("a step of a sequence is made of maps, products and their parts")
+        }
+    };
+    let written = |at: usize| {
+        let (output, track) = sequence.writes[at];
+        (node.outputs[output], track)
+    };
+    let read = |(id, read): (&ValueId, &Read)| {
+        let value = outer(*id);
+        match *read {
+            Read::Part(input, track) => Moving { value, of: node.input(input), track, first: None },
+            Read::Before { output, first } => {
+                let (of, track) = written(output);
+                Moving { value, of, track, first: Some(node.input(first)) }
+            }
+        }
+    };
+    let write = |(at, id): (usize, &ValueId)| {
+        let (of, track) = written(at);
+        Moving { value: outer(*id), of, track, first: None }
+    };
+    let reads = body.inputs.iter().zip(&sequence.reads).map(read);
+    let moving = reads.chain(body.outputs.iter().enumerate().map(write)).collect();
+    Ok(Steps { n_steps: sequence.n_steps, steps: steps.into_iter().map(step).collect(), moving })
+}
+
+/// Offset of a slice in elements, if it is contiguous.
+fn contiguous(net: &Net, node: &Node, parts: &[(i64, i64)]) -> Option<i64> {
+    let (from, to) = (net.shape(node.input(0)), net.shape(node.output()));
+    let cut: Vec<usize> = (0..from.len()).filter(|&d| from[d] != to[d]).collect();
+    let Some(&first) = cut.first() else {
+        return parts.iter().all(|part| *part == (0, 1)).then_some(0);
+    };
+    let is_one = cut.len() == 1 && from[..first].iter().all(|&n| n == 1) && parts.iter().all(|part| part.1 == 1);
+    is_one.then(|| parts[first].0 * from[first + 1..].iter().product::<i64>())
+}
+
+/// Whether tensors one behind the other are so in memory too.
+fn is_flat(net: &Net, node: &Node, axis: usize) -> bool {
+    net.shape(node.output())[..axis].iter().all(|&n| n == 1)
+}
+
+fn is_anchor(kind: &Kind) -> bool {
+    matches!(kind, Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_))
+}
+
+/// Shape in memory, with one dimension at least; of images with blocks of `block` adjacent channels.
+pub(crate) fn in_memory(shape: &[i64], block: i64) -> Vec<i64> {
+    match *shape {
+        [] => vec![1],
+        [n, c, h, w] if block > 1 => vec![n, c / block, h, w, block],
+        _ => shape.to_vec(),
+    }
+}

@@ -1,0 +1,76 @@
+//! Loops that run as far as a run says.
+
+use std::collections::HashMap;
+
+use tilewright_ir::expr::Cond;
+use tilewright_ir::op::Range;
+use tilewright_ir::{Expr, Index, LoopId, OpenSize, Program, Stmt};
+use tilewright_runtime::Size;
+
+/// A loop that runs as far as a run says.
+pub(crate) struct OpenLoop {
+    pub(crate) name: String,
+    pub(crate) size: Size,
+    pub(crate) range: Range,
+    /// Multiple of iterations that run: those beyond the size leave what they combine as it is.
+    pub(crate) multiple: i64,
+}
+
+/// Iterations of an open reduction along contiguous elements that run at a time, at most and at least: whole
+/// vectors, so that their lanes can be parts of one result.
+const MOST_AT_ONCE: i64 = 64;
+
+const LEAST_AT_ONCE: i64 = 16;
+
+/// The multiple of iterations that an open reduction runs, where the largest size is such a multiple.
+pub(crate) fn at_once(range: Range) -> i64 {
+    let halved = std::iter::successors(Some(MOST_AT_ONCE), |n| (*n > LEAST_AT_ONCE).then_some(n / 2));
+    halved.into_iter().find(|n| range.most % n == 0).unwrap_or(1)
+}
+
+/// Has loops of a program run as far as runs say; the sizes, in the program's order.
+pub(crate) fn with_open_loops(mut program: Program, ends: Vec<OpenLoop>) -> (Program, Vec<Size>) {
+    /// Extents of loops, and where what they combine ends.
+    type Ends = HashMap<LoopId, (Index, Option<Index>)>;
+    fn run_to(block: &mut [Stmt], ends: &Ends, inside: &Cond) {
+        for stmt in block {
+            let mut inside = inside.clone();
+            if let Stmt::For(l) = stmt
+                && let Some((extent, end)) = ends.get(&l.var)
+            {
+                l.extent = extent.clone();
+                inside = end.iter().fold(inside, |inside, end| inside.and(Cond::Lt(l.var.into(), end.clone())));
+            }
+            if let (Stmt::Update { op, value, .. }, true) = (&mut *stmt, inside != Cond::True) {
+                let own = std::mem::replace(value, Expr::Const(0.0));
+                *value = Expr::Select(Box::new(inside.clone()), Box::new(own), Box::new(Expr::Const(op.identity())));
+            }
+            stmt.blocks_mut().for_each(|inner| run_to(inner, ends, &inside));
+        }
+    }
+    let mut sizes: Vec<Size> = Vec::new();
+    let mut extent = |program: &mut Program, size: Size, Range { least, most, step }: Range| {
+        let at = sizes.iter().position(|known| *known == size).unwrap_or_else(|| {
+            let name = format!("s{}", sizes.len());
+            let var = program.add_loop(format!("{name}.steps"));
+            program.sizes.push(OpenSize { name, var, least, step, n_values: (most - least) / step + 1 });
+            sizes.push(size);
+            sizes.len() - 1
+        });
+        program.sizes[at].index()
+    };
+    let mut found = Ends::new();
+    for OpenLoop { name, size, range, multiple } in ends {
+        let Some(var) = program.find_loop(&name) else { continue };
+        let end = extent(&mut program, size, range);
+        if multiple == 1 {
+            found.insert(var, (end, None));
+            continue;
+        }
+        let least = (range.least + multiple - 1) / multiple * multiple;
+        let whole = extent(&mut program, Size { multiple, ..size }, Range { least, step: multiple, ..range });
+        found.insert(var, (whole, Some(end)));
+    }
+    run_to(&mut program.body, &found, &Cond::True);
+    (program, sizes)
+}
