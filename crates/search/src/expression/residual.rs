@@ -72,8 +72,8 @@ impl Range {
     }
 }
 
-/// Orders each chain that can be regrouped by the place that its operands read last: once the first places are
-/// known, what is known of a chain is one constant when [folded](Code::fold).
+/// Orders each chain that can be regrouped by the place that its operands read last: once the first places
+/// are known, what is known of a chain is one constant when [folded](Code::fold).
 pub fn regrouped(code: &Code, ranges: &[Option<Range>]) -> Code {
     let Code::Apply(operator, operands) = code else { return code.clone() };
     let mut parts = parts(code);

@@ -72,7 +72,7 @@ pub(super) struct Automaton<'a> {
     predicate: &'a Predicate,
     /// Levels of the predicate's arguments.
     arguments: Vec<usize>,
-    /// One for each level that is read, in ascending order.
+    /// Stages of the levels that are read, in ascending order.
     stages: Vec<Stage>,
 }
 

@@ -14,7 +14,8 @@ pub(super) enum Predicate {
     Function(Arc<Function>),
     /// The places that the code reads are those of the parameters.
     Expression(Arc<Code>, Arc<[Reading]>),
-    /// Predicate over all values but the first, where the guard applies to that one; elsewhere anything is legal.
+    /// Predicate over all values but the first, where the guard applies to that one; elsewhere anything is
+    /// legal.
     Guarded(Guard, Arc<Predicate>),
 }
 

@@ -110,8 +110,9 @@ impl Space {
     /// configurations, or tied parameters with too many combinations to enumerate.
     ///
     /// # Cost
-    /// Unconstrained parameters: O(1) each. Tied ones: one step of each constraint for each value that follows
-    /// a prefix of their combinations, of those that leave the same of all constraints only once; at most 2^26.
+    /// Unconstrained parameters: O(1) each. Tied ones: one step of each constraint for each value that
+    /// follows a prefix of their combinations, once for prefixes that leave the same of all constraints; at
+    /// most 2^26.
     pub fn new(name: &str, parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Result<Space, SpaceError> {
         let axes = axes(parameters)?;
         let reads = constraints.iter().map(|c| positions(&axes, c)).collect::<Result<Vec<_>, _>>()?;
