@@ -1,7 +1,9 @@
 //! Runs in words, as the command shows them.
 
 use tilewright::words::{count, digits, duration, errors_text, grouped, percent, table};
-use tilewright::{Begin, Best, Race, Tuned, TunedMany, Turned, Untuned, WallSeconds, Workload, gflops, one_line};
+use tilewright::{
+    Begin, Best, ParetoPoint, Race, Tuned, TunedMany, Turned, Untuned, WallSeconds, Workload, gflops, one_line,
+};
 use tilewright_search::Ended;
 use tilewright_tune::TaskKey;
 
@@ -103,6 +105,7 @@ pub fn own(tuned: &Tuned, show: &dyn Fn(f64) -> String, may_race: bool) -> Strin
                 let (what, command) = line.split_once(' ').unwrap_or(("", line));
                 text += &format!("{what:<8} {command}\n");
             }
+            text += &pareto(&best.pareto);
             text
         }
     };
@@ -124,6 +127,17 @@ pub fn own(tuned: &Tuned, show: &dyn Fn(f64) -> String, may_race: bool) -> Strin
         text += &format!("records  {database} (`tilewright best {workload}` shows the best)\n");
     }
     text
+}
+
+/// Describes a Pareto set in lines; nothing where there is none.
+pub fn pareto(set: &[ParetoPoint]) -> String {
+    match set.len() as u64 {
+        0 => String::new(),
+        n => {
+            let whom = "no other is as good by every metric and better by one";
+            format!("pareto   {}: {whom}\n{}", count(n, "configuration"), ParetoPoint::table(set))
+        }
+    }
 }
 
 /// Lists remarks on a run, besides its result.

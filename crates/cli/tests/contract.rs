@@ -175,6 +175,11 @@ fn sets_commands_and_models_have_their_shapes() {
     check_shape("tune-together", &run_json(&["tune", "mobilenet", "--together", "--time", "0.5", "--db", &db]));
     let command = ["tune", "--command", "echo m={x}", "-p", "x=1..3", "--metric", "m=([0-9]+)", "--db", &db];
     check_shape("tune-command", &run_json(&command));
+    let several = ["tune", "--command", "echo m={x} n={x} ", "-p", "x=1..3", "--metric", "m=m=([0-9]+)"];
+    let several = [&several[..], &["--metric", "n=n=([0-9]+)", "--maximize=n", "--db", &db]].concat();
+    let tuned = run_json(&several);
+    check_shape("tune-pareto", &tuned);
+    check_shape("best-pareto", &run_json(&["best", tuned["workload"].as_str().unwrap(), "--db", &db]));
     check_shape("race", &run_json(&["race", "--shell", "echo 1", "echo 2", "--metric", "(.*)"]));
     check_shape("network", &run_json(&["network", "dqn", "-o", &model]));
     check_shape("check", &run_json(&["check", &model]));

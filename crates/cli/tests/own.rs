@@ -720,3 +720,90 @@ fn what_detaches_itself_ends_with_the_run() {
     let processes = String::from_utf8_lossy(&processes).into_owned();
     assert!(!processes.lines().any(|line| line.starts_with("sleep 98761.5")), "{processes}");
 }
+
+/// A command whose time and size are at odds: the size doubles where the time halves, and odd `y` waste both.
+const TRADE: &str = "awk 'BEGIN {{ t = 64 / 2 ^ {x} + {y}; print \"ms \" t; print \"kb \" 2 ^ {x} + {y} }}'";
+const BOTH: [&str; 8] = ["-p", "x=0..6", "-p", "y=0..4", "--metric", "ms=ms (.*)", "--metric", "kb=kb (.*)"];
+
+/// Numbers of a Pareto set by two metrics.
+fn pairs(best: &Json, names: [&str; 2]) -> Vec<[f64; 2]> {
+    let set = best["pareto"].as_array().unwrap_or_else(|| panic!("{best}"));
+    set.iter().map(|point| names.map(|name| point["values"][name].as_f64().unwrap())).collect()
+}
+
+#[test]
+fn several_metrics_make_a_pareto_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (db, copy, lines, page) = (path("records.db"), path("copy.db"), path("lines"), path("report.html"));
+    let all = [&BOTH[..], &["--trials", "35"]].concat();
+    let expected: Vec<[f64; 2]> = (0..7).rev().map(|x| [64.0 / f64::from(1 << x), f64::from(1 << x)]).collect();
+    // A run that ends early is resumed, and nothing is measured twice.
+    let part = run_json(&tune(&db, TRADE, &[&BOTH[..], &["--trials", "10"]].concat()));
+    let tuned = run_json(&tune(&db, TRADE, &all));
+    assert_eq!((&part["new_trials"], &tuned["new_trials"]), (&json!(10), &json!(25)), "{tuned}");
+    assert_eq!(pairs(&tuned["best"], ["ms", "kb"]), expected);
+    assert_eq!((&tuned["best"]["value"], &tuned["best"]["confirmed"]), (&json!(1.0), &json!(false)), "{tuned}");
+    let name = tuned["workload"].as_str().unwrap();
+    let best = run_json(&["best", name, "--db", text(&db)]);
+    assert_eq!(best["best"], tuned["best"]);
+    let said = String::from_utf8(command(&["best", name, "--db", text(&db)]).output().unwrap().stdout).unwrap();
+    assert!(said.contains("pareto   7 configurations: ") && said.contains("\nobjective kb minimize kb (.*)"), "{said}");
+    // Files keep all of it: records, and results for a replay.
+    fs::write(&lines, command(&["export", "--db", text(&db)]).output().unwrap().stdout).unwrap();
+    let results = String::from_utf8(command(&["export", "--as", "t4", "--db", text(&db)]).output().unwrap().stdout);
+    assert!(results.unwrap().contains(r#""objectives":["time","cost_2"]"#));
+    assert!(command(&["import", "--db", text(&copy), text(&lines)]).output().unwrap().status.success());
+    assert_eq!(pairs(&run_json(&["best", name, "--db", text(&copy)])["best"], ["ms", "kb"]), expected);
+    assert!(command(&["report", "--db", text(&db), "-o", text(&page)]).output().unwrap().status.success());
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("<h3>The Pareto set</h3>") && page.contains("kb against ms"));
+}
+
+#[test]
+fn metrics_may_be_made_great_and_each_search_finds_some_of_the_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let app = "sh -c 'echo rate $1 && echo bytes $(( $1 * $1 ))' sh {x}";
+    let metrics = ["--metric", "rate=rate (.*)", "--metric", "bytes=bytes (.*)", "--maximize=rate"];
+    let more = [&["-p", "x=1..9", "--trials", "9"], &metrics[..]].concat();
+    let db = folder.path().join("records.db");
+    let tuned = run_json(&tune(&db, app, &more));
+    let expected: Vec<[f64; 2]> = (1..10).rev().map(f64::from).map(|x| [x, x * x]).collect();
+    assert_eq!(pairs(&tuned["best"], ["rate", "bytes"]), expected, "more of the one is more of the other");
+    for search in ["random", "genetic:population=4"] {
+        let db = folder.path().join(search.replace(':', "-"));
+        let tuned = run_json(&tune(&db, TRADE, &[&BOTH[..], &["--trials", "12", "--search", search]].concat()));
+        assert!(!pairs(&tuned["best"], ["ms", "kb"]).is_empty(), "{search}: {tuned}");
+    }
+}
+
+#[test]
+fn metrics_that_do_not_go_together_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("r.db");
+    let with = |more: &[&str]| {
+        let command = ["tune", "--db", text(&db), "--command", "echo a {x} b nan", "-p", "x=1,2", "--trials", "2"];
+        owned(&[&command, more].concat())
+    };
+    let two = ["--metric", "a=a ([0-9]+)", "--metric", "b=b (.*)"];
+    check_refused(&with(&["--metric", "a (.*)", "--metric", "b=b (.*)"]), "of several metrics each is NAME=METRIC");
+    check_refused(&with(&["--metric", "a=a (.*)", "--metric", "a=b (.*)"]), "the metric a is given twice");
+    check_refused(&with(&["--metric", "a=(", "--metric", "b=b"]), "--metric");
+    check_refused(&with(&[&two[..], &["--maximize"]].concat()), "--maximize= names none of the metrics");
+    check_refused(&with(&[&two[..], &["--maximize=c"]].concat()), "give --maximize=a or --maximize=b");
+    check_refused(&with(&["--metric", "a (.*)", "--maximize=a"]), "there is one metric");
+    check_refused(&with(&[&two[..], &["--stop-below", "1%"]].concat()), "of one metric alone");
+    let five: Vec<String> = (0..5).map(|n| format!("m{n}=a (.*)")).collect();
+    let five: Vec<&str> = five.iter().flat_map(|metric| ["--metric", metric]).collect();
+    check_refused(&with(&five), "5 metrics at once (give 2 to 4");
+    // What is no number costs one trial, and says whose it is.
+    let check = |second: &str, expected: &str| {
+        let arguments = with(&["--metric", "a=a ([0-9]+)", "--metric", second]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let output = command(&arguments).output().unwrap();
+        let said = common::stderr(&output);
+        assert!(output.status.code() == Some(1) && said.contains(expected), "{said}");
+    };
+    check("b=b (.*)", "b: the metric is \"nan\", which is no number above 0");
+    check("c=c (.*)", "c: no metric: nothing that it wrote fits `c (.*)`");
+}

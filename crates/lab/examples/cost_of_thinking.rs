@@ -155,7 +155,7 @@ impl Measure for Formula {
 
 fn trial(space: &Space, config: Config) -> Trial {
     let median_ns = time_ns(space, &config);
-    let timing = Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false };
+    let timing = Timing::of_samples(&[median_ns], false);
     Trial { config, outcome: Outcome::Measured(timing) }
 }
 

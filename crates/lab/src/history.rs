@@ -221,7 +221,7 @@ mod tests {
     use tilewright_tune::RunTime;
 
     fn record(seed: u64, unix_time: u64, run: Option<RunTime>, ns: Option<f64>) -> Record {
-        let timing = |median_ns| Timing { median_ns, min_ns: 1.0, spread: 0.0, n_samples: 1, stopped_early: false };
+        let timing = |median_ns| Timing::of_samples(&[median_ns], false);
         let failed = Outcome::Failed { class: ErrorClass::WrongAnswer, message: String::new() };
         Record {
             workload: "w".into(),

@@ -43,7 +43,7 @@ pub fn serve(py: Python, arguments: Vec<OsString>) -> bool {
 type Value = Box<dyn Fn(f64) -> f64 + Send + Sync>;
 
 fn value_of(request: &Request) -> Result<Value, Error> {
-    let metric = request.metric()?;
+    let metric = request.objectives()?.leading().clone();
     Ok(if metric.is_time() { Box::new(|ns| ns / 1e9) } else { Box::new(move |ns| metric.value(ns)) })
 }
 

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::objectives::OtherCosts;
 use crate::trial::{ErrorClass, Outcome, Timing};
 
 /// An [`Outcome`] as one flat set of optional fields, the form that JSON and SQL share.
@@ -27,6 +28,9 @@ pub struct FlatOutcome {
     /// Whether sampling ended early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_early: Option<bool>,
+    /// Costs by the objectives beyond the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_costs: Vec<f64>,
 }
 
 impl From<Outcome> for FlatOutcome {
@@ -40,6 +44,7 @@ impl From<Outcome> for FlatOutcome {
                 spread: Some(timing.spread),
                 n_samples: Some(timing.n_samples),
                 stopped_early: Some(timing.stopped_early),
+                other_costs: timing.others.as_slice().to_vec(),
             },
             Outcome::Failed { class, message } => {
                 FlatOutcome { class: class.name().into(), message: Some(message), ..FlatOutcome::default() }
@@ -67,6 +72,7 @@ impl TryFrom<FlatOutcome> for Outcome {
             spread: flat.spread.unwrap_or(0.0),
             n_samples: flat.n_samples.unwrap_or(1),
             stopped_early: flat.stopped_early.unwrap_or(false),
+            others: OtherCosts::new(&flat.other_costs).map_err(|error| format!("other_costs: {error}"))?,
         }))
     }
 }

@@ -101,7 +101,7 @@ mod tests {
             let config = space.config_at(index);
             let log_time = config.ranks()[0] as f64 + 0.1 * config.ranks()[2] as f64;
             let median_ns = log_time.exp2();
-            let timing = Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false };
+            let timing = Timing::of_samples(&[median_ns], false);
             Trial { config, outcome: Outcome::Measured(timing) }
         };
         let trials: Vec<Trial> = (0..space.size()).map(trial).collect();

@@ -50,6 +50,7 @@ pub mod features;
 mod flat_outcome;
 mod importance;
 mod measure;
+mod objectives;
 mod outlook;
 pub mod pause;
 mod replay;
@@ -66,6 +67,7 @@ pub use measure::{
     BoxError, Candidate, Conditions, Describe, Machine, Measure, Measured, Next, Queue, RaceLimits, Seconds, Standing,
     Subject,
 };
+pub use objectives::{Chebyshev, CostError, OtherCosts, pareto_set};
 pub use outlook::expected_gain;
 pub use replay::{AtBudget, RecordedSpace, Replay, ReplayPlan};
 pub use search::{

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::flat_outcome::FlatOutcome;
+use crate::objectives::OtherCosts;
 use crate::space::Config;
 
 /// Classes of failures of a trial. With "no error", which is [`Outcome::Measured`], these are the nine
@@ -133,6 +134,8 @@ pub struct Timing {
     pub n_samples: u32,
     /// Whether sampling ended early because the kernel was hopeless; the median is then rough.
     pub stopped_early: bool,
+    /// Costs by the objectives beyond the first, of a command with several metrics.
+    pub others: OtherCosts,
 }
 
 impl Timing {
@@ -150,6 +153,7 @@ impl Timing {
             spread: (quantile(&sorted, 0.75) - quantile(&sorted, 0.25)) / median_ns,
             n_samples: sorted.len() as u32,
             stopped_early,
+            others: OtherCosts::default(),
         }
     }
 }

@@ -1,16 +1,71 @@
 //! Best recorded configurations.
 
 use serde::Serialize;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
+use tilewright_device::command::Objectives;
 use tilewright_device::{Caches, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::{GENERIC, Generic};
-use tilewright_search::is_tie;
+use tilewright_search::{Timing, is_tie, pareto_set};
 use tilewright_tune::record::Validators;
 use tilewright_tune::{self as core, PassedOver, Record, Store, StoreError, TaskKey, Validator, Winner};
 
-use crate::words::{digits, duration, percent};
+use crate::words::{digits, duration, percent, table};
+
+/// Member of a Pareto set: no other configuration is as good by every metric and better by one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ParetoPoint {
+    /// Numbers that it came to, by the name of the metric; milliseconds of a time.
+    pub values: Map<String, Json>,
+    /// Configuration.
+    pub config: Json,
+    /// Commands of the configuration, a line each.
+    pub commands: String,
+}
+
+impl ParetoPoint {
+    /// Makes the Pareto set of timings by several objectives, in their order; empty where there is one
+    /// objective. `describe` gives configuration and commands of a timing's position.
+    pub fn set_of<'a>(
+        objectives: &Objectives,
+        timings: impl Iterator<Item = Option<&'a Timing>>,
+        describe: impl Fn(usize) -> (Json, String),
+    ) -> Vec<ParetoPoint> {
+        if !objectives.is_several() {
+            return Vec::new();
+        }
+        let timings: Vec<Option<&Timing>> = timings.collect();
+        let point = |at: usize| {
+            let (config, commands) = describe(at);
+            let values = timings[at].into_iter().flat_map(|timing| objectives.values(timing));
+            let values = values.map(|(name, value)| (name.to_owned(), value.into())).collect();
+            ParetoPoint { values, config, commands }
+        };
+        pareto_set(timings.iter().copied()).into_iter().map(point).collect()
+    }
+
+    /// Makes the Pareto set of records: of those that were measured here, where there are any.
+    pub fn of_records(objectives: &Objectives, records: &[Record]) -> Vec<ParetoPoint> {
+        let is_own = |record: &&Record| !record.is_imported && record.outcome.timing().is_some();
+        let has_own = records.iter().any(|record| is_own(&record));
+        let records: Vec<&Record> = records.iter().filter(|record| !has_own || is_own(record)).collect();
+        ParetoPoint::set_of(objectives, records.iter().map(|record| record.outcome.timing()), |at| {
+            (records[at].config.clone(), records[at].steps.clone())
+        })
+    }
+
+    /// Formats a set as a table, with a column for each metric; empty where the set is.
+    pub fn table(set: &[ParetoPoint]) -> String {
+        let Some(first) = set.first() else { return String::new() };
+        let head = first.values.keys().cloned().chain(["configuration".to_owned()]).collect();
+        let row = |point: &ParetoPoint| {
+            let values = point.values.values().map(|value| value.as_f64().map_or(String::new(), digits));
+            values.chain([point.config.to_string()]).collect()
+        };
+        table(&std::iter::once(head).chain(set.iter().map(row)).collect::<Vec<Vec<String>>>())
+    }
+}
 
 /// The best that is known of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -34,6 +89,9 @@ pub struct Best {
     /// Commands of its configuration, a line each, where it is one of the user's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commands: Option<String>,
+    /// Pareto set of a command with several metrics, the best by the first metric first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pareto: Vec<ParetoPoint>,
     /// Whether it is the winner of a race.
     #[serde(rename = "confirmed")]
     pub is_confirmed: bool,
@@ -71,6 +129,7 @@ impl Best {
             template,
             value: None,
             commands: None,
+            pareto: Vec::new(),
             is_confirmed: false,
             is_imported: false,
             store: None,

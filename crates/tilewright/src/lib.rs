@@ -168,7 +168,7 @@ mod tuned;
 pub mod version;
 pub mod words;
 
-pub use best::{Best, CACHES, gflops, known_target, target_name, trials_of, validators};
+pub use best::{Best, CACHES, ParetoPoint, gflops, known_target, target_name, trials_of, validators};
 pub use cache::{Cache, NO_CACHE};
 pub use choice::{Answer, Choice, Records, Source};
 pub use clock::since_1970;
@@ -190,7 +190,7 @@ pub use run::transfer::Transfer;
 pub use searches::searches;
 pub use session::{Session, serve, serve_if_worker, worker_of_library};
 pub use shared::{Entry, EntryKey, Pushed, STORE_VARIABLE, SharedStore, Verified, Visit};
-pub use subject::command::{COMMAND, Command, parse_values};
+pub use subject::command::{COMMAND, Command, Direction, parse_values};
 pub use subject::kernel::{KERNEL, KernelFile};
 pub use subject::own::is_own;
 pub use subject::workload::{Elsewhere, key_of_class, start_device, task_key};

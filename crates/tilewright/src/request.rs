@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tilewright_device::Caches;
-use tilewright_device::command::Metric;
+use tilewright_device::command::{Metric, Objectives};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::{Device, Options, host};
 use tilewright_ir::Target;
@@ -325,14 +325,15 @@ impl Request {
         }
     }
 
-    /// Metric that is minimised: times of workloads and kernels.
+    /// Metrics, the leading one first: times of workloads and kernels.
     ///
     /// # Errors
-    /// If the text of a command's metric is neither a time nor a regular expression.
-    pub fn metric(&self) -> Result<Metric, Error> {
+    /// If the text of a command's metric is neither a time nor a regular expression, or several metrics do
+    /// not go together.
+    pub fn objectives(&self) -> Result<Objectives, Error> {
         match &self.job {
-            Job::Command(command) => command.parsed_metric(),
-            Job::Workload(_) | Job::Kernel(_) => Ok(Metric::Kernel),
+            Job::Command(command) => command.parsed_objectives(),
+            Job::Workload(_) | Job::Kernel(_) => Ok(Metric::Kernel.into()),
         }
     }
 

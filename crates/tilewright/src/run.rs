@@ -12,13 +12,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tilewright_device::command::Objectives;
 use tilewright_device::device::WorkerCommand;
 use tilewright_search::{
     BoxError, Budget, Config, Event, HeadStart, Measure, Report, Search, Summary, Timing, Trial, Tuning,
 };
 use tilewright_tune::{Best as Recorded, PassedOver, Store, StoreError, TaskKey, Winner};
 
-use crate::best::{Best, trials_of};
+use crate::best::{Best, ParetoPoint, trials_of};
 use crate::clock::since_1970;
 use crate::database::{Database, Opened};
 use crate::error::Error;
@@ -127,7 +128,12 @@ impl<'a> Run<'a> {
 
     /// Whether leaders race.
     fn may_race(&self) -> bool {
-        self.settings.race && !self.subject.is_emulated()
+        // No member of a Pareto set is ahead of another.
+        self.settings.race && !self.subject.is_emulated() && !self.has_several_objectives()
+    }
+
+    fn has_several_objectives(&self) -> bool {
+        self.subject.objectives().is_some_and(Objectives::is_several)
     }
 
     /// Time that it may search.
@@ -192,7 +198,7 @@ impl<'a> Run<'a> {
             self.say(nothing_left.to_owned());
             return Ok(Some(known));
         }
-        let race = if self.settings.race { "; the leaders have yet to be raced" } else { "" };
+        let race = if self.may_race() { "; the leaders have yet to be raced" } else { "" };
         self.say(format!("{nothing_left}: there is nothing to search{race}"));
         Ok(None)
     }
@@ -200,7 +206,7 @@ impl<'a> Run<'a> {
     fn plan(&self) -> Plan {
         let costs = self.earlier.trials.iter().map(|trial| trial.outcome.cost());
         let best_ns = costs.min_by(f64::total_cmp).filter(|ns| ns.is_finite());
-        let best_ns = best_ns.filter(|_| self.subject.metric().is_none());
+        let best_ns = best_ns.filter(|_| self.subject.objectives().is_none());
         Plan {
             time: self.time(),
             most_trials: self.settings.trials,
@@ -208,7 +214,7 @@ impl<'a> Run<'a> {
             best_gflops: best_ns.map(|ns| self.subject.gflops(ns)),
             peak_gflops: self.peak_gflops,
             start_and_run_s: self.peak_gflops.and_then(|peak| self.subject.start_and_run_s(peak)),
-            limits: (self.may_race() && self.subject.metric().is_none()).then(|| EndLimits::of(self.time())),
+            limits: (self.may_race() && self.subject.objectives().is_none()).then(|| EndLimits::of(self.time())),
         }
     }
 
@@ -399,7 +405,22 @@ impl<'a> Run<'a> {
         let fastest = timed.min_by(|a, b| is_imported(a).cmp(&is_imported(b)).then(cost(a).total_cmp(&cost(b))))?;
         let (space, template) = (self.subject.space(), &self.subject.key().template);
         let best = Best::unnamed(template.clone(), space.config_to_json(&fastest.config), cost(fastest));
-        Some(self.describe(Best { is_imported: is_imported(fastest), ..best }, &fastest.config))
+        let best =
+            Best { is_imported: is_imported(fastest), pareto: self.pareto(trials, is_imported(fastest)), ..best };
+        Some(self.describe(best, &fastest.config))
+    }
+
+    /// Pareto set of the trials of this machine, or of those that were imported; empty where there is one
+    /// objective.
+    fn pareto(&self, trials: &[Trial], of_imported: bool) -> Vec<ParetoPoint> {
+        let Some(objectives) = self.subject.objectives() else { return Vec::new() };
+        let counts = |trial: &&Trial| self.earlier.imported.contains(&trial.config) == of_imported;
+        let trials: Vec<&Trial> = trials.iter().filter(counts).collect();
+        let (space, subject) = (self.subject.space(), self.subject.subject());
+        ParetoPoint::set_of(objectives, trials.iter().map(|trial| trial.outcome.timing()), |at| {
+            let config = &trials[at].config;
+            (space.config_to_json(config), subject.candidate(config.clone()).steps.to_string())
+        })
     }
 
     /// Trials that other processes have meanwhile recorded of the same space: a winner that was not raced
@@ -431,7 +452,7 @@ impl<'a> Run<'a> {
     /// Describes the largest contradiction between a race and an earlier run's record here that noise does
     /// not explain, in a line. Programs of the user's may have changed; our own kernels have not.
     fn contradiction(&self, finals: &Finals) -> Option<String> {
-        let metric = self.subject.metric()?;
+        let metric = self.subject.objectives()?.leading();
         let show = |ns: f64| if metric.is_time() { duration(ns) } else { digits(metric.value(ns)) };
         let earlier = self.earlier.trials.iter().filter(|trial| !self.earlier.imported.contains(&trial.config));
         let known: HashMap<&Config, Timing> =

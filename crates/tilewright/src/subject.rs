@@ -9,7 +9,7 @@ pub mod workload;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tilewright_device::command::Metric;
+use tilewright_device::command::Objectives;
 use tilewright_search::{Candidate, Config, Limits, Measure, Search, Space, Subject};
 use tilewright_tune::{Store, StoreError, TaskKey, Validator};
 
@@ -93,8 +93,8 @@ pub(crate) trait Runnable: Sync {
         0.0
     }
 
-    /// Metric of a program of the user's, which may have changed since it was recorded.
-    fn metric(&self) -> Option<&Metric> {
+    /// Metrics of a program of the user's, which may have changed since it was recorded.
+    fn objectives(&self) -> Option<&Objectives> {
         None
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rusqlite::{Connection, OpenFlags};
 use serde_json::json;
-use tilewright_search::{Conditions, ErrorClass, Limit, Outcome, Seconds, Timing};
+use tilewright_search::{Conditions, ErrorClass, Limit, OtherCosts, Outcome, Seconds, Timing};
 use tilewright_tune::record::{Exported, Imported};
 use tilewright_tune::{Best, Record, RunTime, Store, StoreError, TaskKey, Validator, Winner};
 
@@ -24,6 +24,7 @@ fn record(trial: u64) -> Record {
             spread: 0.01,
             n_samples: 9,
             stopped_early: false,
+            others: OtherCosts::new(if trial % 4 == 1 { &[2.5, 0.1] } else { &[] }).unwrap(),
         }),
     };
     Record {
@@ -126,8 +127,7 @@ fn the_best_is_the_confirmed_winner_or_else_the_fastest_trial() {
     assert_eq!(best_of(&store, None), None, "failures are never the best");
     let mut other = record(1);
     other.template = "gemm-4-2-4".into();
-    other.outcome =
-        Outcome::Measured(Timing { median_ns: 1.5, min_ns: 1.0, spread: 0.0, n_samples: 1, stopped_early: false });
+    other.outcome = Outcome::Measured(Timing::of_samples(&[1.5], false));
     store.insert(&records(0..100), 0.0).unwrap();
     let fastest = records(0..100).into_iter().min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost())).unwrap();
     assert_eq!(best_of(&store, None), Some(Best::Trial(fastest)));
@@ -147,8 +147,7 @@ fn the_best_is_the_confirmed_winner_or_else_the_fastest_trial() {
     let after = |i, median_ns| {
         let mut later = record(i);
         later.unix_time += 1;
-        later.outcome =
-            Outcome::Measured(Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false });
+        later.outcome = Outcome::Measured(Timing::of_samples(&[median_ns], false));
         later
     };
     store.insert(&[after(1000, 4900.0)], 0.0).unwrap();
@@ -180,7 +179,7 @@ fn records_travel_as_lines() {
 
 /// A trial of this time that came so late by its own clock.
 fn timed(trial: u64, median_ns: f64, unix_time: u64) -> Record {
-    let timing = Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false };
+    let timing = Timing::of_samples(&[median_ns], false);
     Record { outcome: Outcome::Measured(timing), unix_time, ..record(trial) }
 }
 

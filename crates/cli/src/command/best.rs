@@ -6,6 +6,7 @@ use serde_json::json;
 use super::store::{StoreArgs, tell_notes};
 use super::{ColdArgs, DatabaseArgs, WorkloadArgs, check_template, nothing_recorded, tell_passed_over, worker_command};
 use crate::output::{digits, duration, write_result};
+use crate::summary::pareto;
 use tilewright::{Session, target_name};
 
 /// Arguments of `best`.
@@ -44,7 +45,8 @@ fn own(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
         Some(best) => {
             let value = best.value.map_or(duration(best.median_ns), digits);
             let rank = best.rank();
-            format!("{name}: {value} ({rank})\n{}\n{}", best.config, best.commands.unwrap_or_default())
+            let set = pareto(&best.pareto);
+            format!("{name}: {value} ({rank})\n{}\n{}{set}", best.config, best.commands.unwrap_or_default())
         }
     };
     write_result(as_json, &json, &text)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tilewright::{Command, KernelFile, Request, Session, Tuned};
+use tilewright::{Command, Direction, KernelFile, Request, Session, Tuned, one_line};
 
 use super::tune::{TuneArgs, seconds};
 use super::worker_command;
@@ -45,12 +45,20 @@ pub struct OwnArgs {
     /// Command after each run
     #[arg(long, value_name = "COMMAND", requires = "command", allow_hyphen_values = true)]
     cleanup: Option<String>,
-    /// Metric to minimise: wall, cpu, or the number that a regular expression finds in the output
+    /// Metric to minimise: wall, cpu, or the number that a regular expression finds in the output; several
+    /// are named, NAME=METRIC, and make a Pareto set
     #[arg(long, value_name = "METRIC", requires = "command", default_value = "wall", allow_hyphen_values = true)]
-    metric: String,
-    /// Make the metric great instead
-    #[arg(long, requires = "command")]
-    maximize: bool,
+    metric: Vec<String>,
+    /// Make the metric great instead; of several, the one of this name
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "command",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = ""
+    )]
+    maximize: Vec<String>,
     /// Start the commands by `sh -c`: the value of {x} is the variable TILEWRIGHT_x there, and none is read
     /// as code
     #[arg(long, requires = "command")]
@@ -85,13 +93,38 @@ impl OwnArgs {
         self.memory.map(|mib| mib << 20)
     }
 
+    /// Gives a command its metric, or several by their names.
+    fn with_metrics(&self, command: Command) -> anyhow::Result<Command> {
+        if let [metric] = self.metric.as_slice() {
+            return match self.maximize.iter().find(|name| !name.is_empty()) {
+                Some(name) => Err(bad_input(format!("--maximize={name}: there is one metric (leave the name out)"))),
+                None => Ok(command.metric(metric).maximize(!self.maximize.is_empty())),
+            };
+        }
+        let named = |text: &String| {
+            let of = |(name, metric): (&str, &str)| (name.to_owned(), metric.to_owned());
+            let mend = "of several metrics each is NAME=METRIC, such as time='time: ([0-9.]+)'";
+            text.split_once('=').map(of).ok_or_else(|| bad_input(format!("--metric {}: {mend}", one_line(text))))
+        };
+        let metrics = self.metric.iter().map(named).collect::<anyhow::Result<Vec<_>>>()?;
+        if let Some(name) = self.maximize.iter().find(|name| metrics.iter().all(|(known, _)| known != *name)) {
+            let known: Vec<&str> = metrics.iter().map(|(name, _)| name.as_str()).collect();
+            let mend = format!("give --maximize={}", known.join(" or --maximize="));
+            return Err(bad_input(format!("--maximize={name} names none of the metrics ({mend})")));
+        }
+        Ok(metrics.into_iter().fold(command, |command, (name, metric)| {
+            let is_great = self.maximize.contains(&name);
+            command.objective(name, metric, if is_great { Direction::Maximize } else { Direction::Minimize })
+        }))
+    }
+
     /// Makes the command with all that options say of it.
-    fn command(&self, text: &str) -> Command {
-        let command = Command::new(text)
-            .metric(self.metric.as_str())
-            .maximize(self.maximize)
-            .shell(self.shell)
-            .samples(self.samples.map(|n| n as usize));
+    ///
+    /// # Errors
+    /// Bad input if metrics have no names, or `--maximize` names none of them.
+    fn command(&self, text: &str) -> anyhow::Result<Command> {
+        let command = self.with_metrics(Command::new(text))?;
+        let command = command.shell(self.shell).samples(self.samples.map(|n| n as usize));
         let command = self.parameters.iter().fold(command, |command, (name, values)| command.parameter(name, values));
         let command = self.constraints.iter().fold(command, Command::constraint);
         let more: [(&Option<String>, SetText); 4] = [
@@ -100,10 +133,10 @@ impl OwnArgs {
             (&self.prepare, |command, text| command.prepare(text)),
             (&self.cleanup, |command, text| command.cleanup(text)),
         ];
-        more.into_iter().fold(command, |command, (text, set)| match text {
+        Ok(more.into_iter().fold(command, |command, (text, set)| match text {
             Some(text) => set(command, text.clone()),
             None => command,
-        })
+        }))
     }
 }
 
@@ -111,7 +144,7 @@ impl OwnArgs {
 fn request(args: &TuneArgs) -> anyhow::Result<Request> {
     let own = &args.own;
     if let Some(command) = &own.command {
-        let request = args.request(own.command(command)).threads(args.own_threads()?);
+        let request = args.request(own.command(command)?).threads(args.own_threads()?);
         return Ok(request.run_timeout(own.timeout.or(args.run_timeout)));
     }
     let path = own.kernel.as_ref().ok_or_else(|| bad_input("neither --command nor --kernel is given"))?;
@@ -128,12 +161,13 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let session = Session::new(args.records.database()?, worker_command()?);
     let interrupts = Interrupts::watch()?;
     let request = request(args)?;
-    let metric = request.metric()?;
+    let objectives = request.objectives()?;
+    let (metric, is_one) = (objectives.leading().clone(), !objectives.is_several());
     let show = move |ns: f64| if metric.is_time() { duration(ns) } else { digits(metric.value(ns)) };
     let shown = Shown::of_own(show.clone(), &args.search, args.seed, interrupts.concerned());
     let tuned = session.run(&request, &interrupts.stop, &shown);
     shown.finish();
-    tell(tuned?, &show, !args.no_race, as_json)
+    tell(tuned?, &show, !args.no_race && is_one, as_json)
 }
 
 /// Prints what a run came to.

@@ -1,7 +1,7 @@
 //! Metrics of commands.
 
 use regex_lite::{Regex, RegexBuilder};
-use tilewright_search::ErrorClass;
+use tilewright_search::{ErrorClass, OtherCosts, Timing};
 
 use super::process::Run;
 use crate::kernel::Answer;
@@ -32,6 +32,109 @@ impl PartialEq for Metric {
             }
             _ => std::mem::discriminant(self) == std::mem::discriminant(other),
         }
+    }
+}
+
+/// Metric by the name that its user gave it; without a name where it is the only one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Objective {
+    /// The name.
+    pub name: String,
+    /// The metric.
+    pub metric: Metric,
+}
+
+/// Metrics that a command is to do well by at once: one, or several with names. The first leads: it is what
+/// records call the time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Objectives(Vec<Objective>);
+
+impl From<Metric> for Objectives {
+    fn from(metric: Metric) -> Objectives {
+        Objectives(vec![Objective { name: String::new(), metric }])
+    }
+}
+
+/// First word of the line of an objective among several in a candidate's record.
+const OBJECTIVE: &str = "objective";
+
+impl Objectives {
+    /// Several metrics at once.
+    ///
+    /// # Errors
+    /// In words, if they are fewer than two or more than are searched at once, or a name is none or stands
+    /// twice.
+    pub fn several(all: Vec<Objective>) -> Result<Objectives, String> {
+        let most = OtherCosts::MOST + 1;
+        if !(2..=most).contains(&all.len()) {
+            return Err(format!("{} metrics at once (give 2 to {most}, or one without a name)", all.len()));
+        }
+        for (at, Objective { name, .. }) in all.iter().enumerate() {
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+            if name.is_empty() || !name.chars().all(is_plain) {
+                return Err(format!("{name:?} is no name of a metric (take letters, digits, _, - and .)"));
+            }
+            if all[..at].iter().any(|other| other.name == *name) {
+                return Err(format!("the metric {name} is given twice (give each a name of its own)"));
+            }
+        }
+        Ok(Objectives(all))
+    }
+
+    /// All of them, the leading one first.
+    pub fn all(&self) -> &[Objective] {
+        &self.0
+    }
+
+    /// The metric of the first.
+    pub fn leading(&self) -> &Metric {
+        &self.0[0].metric
+    }
+
+    /// Whether there are several.
+    pub fn is_several(&self) -> bool {
+        self.0.len() > 1
+    }
+
+    /// The number that each came to, as [`Metric::value`] gives it, with its name.
+    pub fn values<'a>(&'a self, timing: &'a Timing) -> impl Iterator<Item = (&'a str, f64)> {
+        let named = self.0.iter().zip(timing.costs());
+        named.map(|(Objective { name, metric }, cost)| (name.as_str(), metric.value(cost)))
+    }
+
+    /// Formats them as lines of a candidate's record.
+    pub(super) fn lines(&self) -> String {
+        match self.is_several() {
+            false => format!("{}\n", self.leading().line()),
+            true => self.0.iter().map(|of| format!("{OBJECTIVE} {} {}\n", of.name, of.metric.line())).collect(),
+        }
+    }
+
+    /// The objectives among the lines that are recorded of a candidate.
+    pub fn of_steps(steps: &str) -> Option<Objectives> {
+        if let Some(metric) = steps.lines().find_map(Metric::of_line) {
+            return Some(metric.into());
+        }
+        let objective = |line: &str| {
+            let (name, line) = line.strip_prefix(OBJECTIVE)?.strip_prefix(' ')?.split_once(' ')?;
+            Some(Objective { name: name.to_owned(), metric: Metric::of_line(line)? })
+        };
+        Objectives::several(steps.lines().filter_map(objective).collect()).ok()
+    }
+
+    /// The samples that a run gives, by objective.
+    ///
+    /// # Errors
+    /// If it says none of one.
+    pub(super) fn samples(&self, run: &Run) -> Result<Vec<Vec<f64>>, (ErrorClass, String)> {
+        let samples = |(at, of): (usize, &Objective)| {
+            let named = |(class, message)| match self.is_several() {
+                true => (class, format!("{}: {message}", of.name)),
+                false => (class, message),
+            };
+            of.metric.samples_ns(run, at).map_err(named)
+        };
+        self.0.iter().enumerate().map(samples).collect()
     }
 }
 
@@ -70,7 +173,7 @@ impl Metric {
     }
 
     /// Formats the metric as a line of a candidate's record.
-    pub(super) fn line(&self) -> String {
+    fn line(&self) -> String {
         match self {
             Metric::Wall => "minimize wall".to_owned(),
             Metric::Cpu => "minimize cpu".to_owned(),
@@ -81,14 +184,14 @@ impl Metric {
         }
     }
 
-    /// The metric among the lines that are recorded of a candidate.
-    pub fn of_steps(steps: &str) -> Option<Metric> {
-        steps.lines().find_map(|line| match line.split_once(' ')? {
+    /// The metric of a line that is recorded of a candidate, if it is one's.
+    fn of_line(line: &str) -> Option<Metric> {
+        match line.split_once(' ')? {
             ("minimize", "kernel") => Some(Metric::Kernel),
             ("minimize", text) => Metric::parse(text, false).ok(),
             ("maximize", text) => Metric::parse(text, true).ok(),
             _ => None,
-        })
+        }
     }
 
     /// Whether it is a time.
@@ -137,11 +240,11 @@ impl Metric {
         None
     }
 
-    /// The samples that a run gives.
+    /// The samples that a run gives; `at` is its position among the metrics that were looked for.
     ///
     /// # Errors
     /// If it says none.
-    pub(super) fn samples_ns(&self, run: &Run) -> Result<Vec<f64>, (ErrorClass, String)> {
+    pub(super) fn samples_ns(&self, run: &Run, at: usize) -> Result<Vec<f64>, (ErrorClass, String)> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         match self {
             Metric::Wall => Ok(vec![run.wall_s * 1e9]),
@@ -158,7 +261,9 @@ impl Metric {
             },
             Metric::Output { pattern, maximize } => {
                 let found = [&run.output, &run.errors].into_iter().zip(&run.found_before);
-                let found = found.filter_map(|(text, before)| self.last_match(text).or_else(|| before.clone())).next();
+                let found = found
+                    .filter_map(|(text, before)| self.last_match(text).or_else(|| before.get(at).cloned().flatten()))
+                    .next();
                 let unknown = |message: String| Err((ErrorClass::Unknown, message));
                 let Some(found) = found else {
                     return unknown(format!("no metric: nothing that it wrote fits `{}`", pattern.as_str()));

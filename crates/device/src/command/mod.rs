@@ -21,13 +21,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tilewright_search::{
-    BoxError, Candidate, Config, ErrorClass, Limit, Limits, Machine, Measure, Measured, Next, Outcome, RaceLimits,
-    Seconds, Space, Standing, Timing, Value, quantile,
+    BoxError, Candidate, Config, ErrorClass, Limit, Limits, Machine, Measure, Measured, Next, OtherCosts, Outcome,
+    RaceLimits, Seconds, Space, Standing, Timing, Value, quantile,
 };
 
 use crate::folder::Folder;
 use crate::{host, kernel};
-pub use metric::{Metric, MetricError};
+pub use metric::{Metric, MetricError, Objective, Objectives};
 use process::{End, Helper, MOST_OUTPUT, Run, Setting};
 pub use template::{Invocation, Template, TemplateError};
 
@@ -60,8 +60,8 @@ pub struct Options {
     pub prepare: Option<Template>,
     /// Command after each run.
     pub cleanup: Option<Template>,
-    /// Metric of a run.
-    pub metric: Metric,
+    /// Metrics of a run.
+    pub objectives: Objectives,
     /// Samples of a trial, at least.
     pub n_samples: usize,
     /// Runs before the first sample.
@@ -90,7 +90,7 @@ impl Options {
             check: None,
             prepare: None,
             cleanup: None,
-            metric: Metric::Wall,
+            objectives: Metric::Wall.into(),
             n_samples: 1,
             n_warmups: 0,
             min_time: Duration::ZERO,
@@ -115,7 +115,7 @@ impl Options {
     pub fn steps(&self, space: &Space, config: &Config) -> String {
         let value = |name: &str| if name == FOLDER { format!("{{{FOLDER}}}") } else { text_of(space, config, name) };
         let line = |(what, template): (&str, &Template)| format!("{what} {}\n", template.with(&value));
-        self.templates().map(line).chain([format!("{}\n", self.metric.line())]).collect()
+        self.templates().map(line).chain([self.objectives.lines()]).collect()
     }
 
     /// The commands for a configuration with their names, in order.
@@ -170,7 +170,7 @@ pub fn run_to_end(
         timeout,
         input: None,
         most_output: usize::MAX,
-        metric: None,
+        metrics: Vec::new(),
         is_over: &|| false,
     };
     let run = process::run(invocation, &setting);
@@ -200,14 +200,14 @@ pub fn sample(
         timeout,
         input: None,
         most_output: MOST_OUTPUT,
-        metric: Some(metric),
+        metrics: vec![metric],
         is_over,
     };
     let run = process::run(invocation, &setting);
     match run.end {
         End::GivenUp => Ok(None),
         _ if !run.is_success() => Err(run.complaint(what)),
-        _ => match metric.samples_ns(&run) {
+        _ => match metric.samples_ns(&run, 0) {
             Ok(samples) => Ok(samples.first().copied()),
             Err((_, message)) => Err(format!("{what}: {message}")),
         },
@@ -404,7 +404,7 @@ impl Shared {
                 timeout,
                 input: None,
                 most_output: MOST_OUTPUT,
-                metric: None,
+                metrics: Vec::new(),
                 is_over,
             },
         );
@@ -412,7 +412,7 @@ impl Shared {
             return Ok(());
         }
         let message = run.complaint(&format!("the build, {},", invocation.words[0]));
-        let said = self.options.metric.failure(&run.output).filter(|_| matches!(run.end, End::Ended(_)));
+        let said = self.options.objectives.leading().failure(&run.output).filter(|_| matches!(run.end, End::Ended(_)));
         if let Some((class, message)) = said {
             return Err(Failure::new(class, message));
         }
@@ -520,30 +520,36 @@ impl Shared {
     ) -> Result<Timing, Failure> {
         let options = &self.options;
         let begin = Instant::now();
-        let leading_ns = leading_ns.filter(|_| !options.to_the_end);
-        let mut samples: Vec<f64> = Vec::new();
+        // What is slow by one objective may be the best by another.
+        let leading_ns = leading_ns.filter(|_| !options.to_the_end && !options.objectives.is_several());
+        let mut samples: Vec<Vec<f64>> = vec![Vec::new(); options.objectives.all().len()];
         let mut n_runs = 0;
         let mut stopped_early = false;
         while !is_over() {
             let run = self.run_once(config, leading_ns, n_runs == 0, seconds, is_over)?;
             n_runs += 1;
-            let is_hopeless = leading_ns.is_some_and(|leading| run.iter().all(|&ns| ns > WORTH_MORE * leading));
+            let is_hopeless = leading_ns.is_some_and(|leading| run[0].iter().all(|&ns| ns > WORTH_MORE * leading));
             if n_runs > options.n_warmups || is_hopeless {
-                samples.extend(run);
+                samples.iter_mut().zip(run).for_each(|(all, new)| all.extend(new));
             }
-            let is_enough = samples.len() >= options.n_samples.max(1) && begin.elapsed() >= options.min_time;
-            if is_hopeless || is_enough || samples.len() >= MOST_SAMPLES.max(options.n_samples) {
+            let n_samples = samples[0].len();
+            let is_enough = n_samples >= options.n_samples.max(1) && begin.elapsed() >= options.min_time;
+            if is_hopeless || is_enough || n_samples >= MOST_SAMPLES.max(options.n_samples) {
                 stopped_early = is_hopeless && !is_enough;
                 break;
             }
         }
-        if samples.is_empty() {
+        if samples[0].is_empty() {
             return Err(Failure::new(ErrorClass::Unknown, "it was given up"));
         }
-        Ok(Timing::of_samples(&samples, stopped_early))
+        let others: Vec<f64> =
+            samples[1..].iter().map(|samples| Timing::of_samples(samples, false).median_ns).collect();
+        let others = OtherCosts::new(&others).expect("invariant: samples are positive, and objectives are few");
+        Ok(Timing { others, ..Timing::of_samples(&samples[0], stopped_early) })
     }
 
-    /// Runs a configuration once, with the commands before and after it; returns the samples of the run.
+    /// Runs a configuration once, with the commands before and after it; returns the samples of the run, by
+    /// objective.
     fn run_once(
         &self,
         config: &Config,
@@ -551,7 +557,7 @@ impl Shared {
         is_checked: bool,
         seconds: &mut Seconds,
         is_over: &dyn Fn() -> bool,
-    ) -> Result<Vec<f64>, Failure> {
+    ) -> Result<Vec<Vec<f64>>, Failure> {
         let options = &self.options;
         let folder = self.folder(self.key(config));
         let start = |template: &Template, timeout: Duration, input: Option<&[u8]>, more: Option<String>| {
@@ -563,7 +569,7 @@ impl Shared {
                 timeout,
                 input,
                 most_output: MOST_OUTPUT,
-                metric: Some(&options.metric),
+                metrics: options.objectives.all().iter().map(|objective| &objective.metric).collect(),
                 is_over,
             };
             self.run(&invocation, &setting)
@@ -575,12 +581,12 @@ impl Shared {
         };
         beside(&options.prepare, "--prepare", ErrorClass::RuntimeError, None)?;
         // Of other metrics nobody knows how long a good run takes.
-        let patience = leading_ns.filter(|_| options.metric == Metric::Wall).map(|leading_ns| {
+        let patience = leading_ns.filter(|_| *options.objectives.leading() == Metric::Wall).map(|leading_ns| {
             Duration::try_from_secs_f64(HOPELESS * leading_ns / 1e9).unwrap_or(Duration::MAX).max(LEAST_RUN)
         });
         let timeout = patience.map_or(options.run_timeout, |patience| patience.min(options.run_timeout));
         // A kernel that looks hopeless to its own process is not timed further.
-        let leading = leading_ns.filter(|_| options.metric == Metric::Kernel).map(|ns| ns.to_string());
+        let leading = leading_ns.filter(|_| *options.objectives.leading() == Metric::Kernel).map(|ns| ns.to_string());
         let run = start(&options.run, timeout, None, leading);
         seconds.run += run.wall_s;
         let begin = Instant::now();
@@ -588,7 +594,7 @@ impl Shared {
             if is_checked {
                 beside(&options.check, "--check", ErrorClass::WrongAnswer, Some(&run.output))?;
             }
-            options.metric.samples_ns(&run).map_err(|(class, message)| Failure::new(class, message))
+            options.objectives.samples(&run).map_err(|(class, message)| Failure::new(class, message))
         });
         let cleaned = beside(&options.cleanup, "--cleanup", ErrorClass::RuntimeError, None);
         seconds.verify += begin.elapsed().as_secs_f64();
@@ -601,7 +607,7 @@ impl Shared {
         let message = || run.complaint("the command");
         match &run.end {
             End::Ended(status) if status.success() => Ok(()),
-            End::Ended(_) => Err(match self.options.metric.failure(&run.output) {
+            End::Ended(_) => Err(match self.options.objectives.leading().failure(&run.output) {
                 Some((class, message)) => Failure::new(class, message),
                 None => Failure::new(ErrorClass::RuntimeError, message()),
             }),
@@ -695,7 +701,7 @@ impl Measure for Commands {
                 let run = run.and_then(|()| self.shared.run_once(config, None, round == 1, &mut seconds, &is_over));
                 match run {
                     _ if is_over() => {}
-                    Ok(samples) => racer.samples.extend(samples),
+                    Ok(mut samples) => racer.samples.append(&mut samples[0]),
                     Err(failure) => {
                         failed.push(Standing {
                             at: racer.at,
@@ -787,7 +793,7 @@ mod tests {
         let candidates: Vec<Candidate> = values.map(|value| candidate(&space, value)).into();
         let text = format!("sh -c {} {{t}}", Template::quoted(HELPER));
         let run = Template::words(&text, &["t"]).unwrap().staying_after(3);
-        let options = Options { metric: Metric::Kernel, to_the_end: true, ..Options::new(run) };
+        let options = Options { objectives: Metric::Kernel.into(), to_the_end: true, ..Options::new(run) };
         let mut commands = Commands::new(space, options).unwrap();
         commands.submit(&candidates);
         let mut outcomes = Vec::new();

@@ -29,8 +29,8 @@ pub struct Setting<'a> {
     pub input: Option<&'a [u8]>,
     /// Most bytes kept of its output, from the end.
     pub most_output: usize,
-    /// Pattern looked for in output that is not kept.
-    pub metric: Option<&'a Metric>,
+    /// Metrics whose patterns are looked for in output that is not kept.
+    pub metrics: Vec<&'a Metric>,
     /// Whether it is to be given up.
     pub is_over: &'a dyn Fn() -> bool,
 }
@@ -61,8 +61,9 @@ pub struct Run {
     pub output: Vec<u8>,
     /// End of the standard error.
     pub errors: Vec<u8>,
-    /// Match of the metric in earlier output than is kept, in the order of the two pipes.
-    pub found_before: [Option<String>; 2],
+    /// Matches of the metrics in earlier output than is kept, in the order of the two pipes; none where all
+    /// is kept.
+    pub found_before: [Vec<Option<String>>; 2],
 }
 
 impl Run {
@@ -74,7 +75,7 @@ impl Run {
             cpu_s: 0.0,
             output: Vec::new(),
             errors: Vec::new(),
-            found_before: [None, None],
+            found_before: [Vec::new(), Vec::new()],
         }
     }
 
@@ -209,7 +210,7 @@ impl Process {
         }
         self.pipes.iter_mut().for_each(Pipe::drain);
         let [output, errors] = self.pipes.each_mut().map(|pipe| std::mem::take(&mut pipe.text));
-        let found_before = self.pipes.each_mut().map(|pipe| pipe.found_before.take());
+        let found_before = self.pipes.each_mut().map(|pipe| std::mem::take(&mut pipe.found_before));
         Run { end: given_up.unwrap_or(End::Ended(status)), wall_s, cpu_s, output, errors, found_before }
     }
 
@@ -285,7 +286,7 @@ impl Helper {
         let [mut output, errors] = self.process.pipes.each_mut().map(|pipe| std::mem::take(&mut pipe.text));
         output.truncate(at);
         let end = End::Ended(ExitStatus::from_raw(done.status));
-        let run = Run { end, wall_s, cpu_s: 0.0, output, errors, found_before: [None, None] };
+        let run = Run { end, wall_s, cpu_s: 0.0, output, errors, found_before: [Vec::new(), Vec::new()] };
         self.n_taken += 1;
         Work { run, is_doubtful: done.is_doubtful, helper: done.stays.then_some(self) }
     }
@@ -353,8 +354,9 @@ struct Pipe {
     file: Option<File>,
     text: Vec<u8>,
     most: usize,
-    metric: Option<Metric>,
-    found_before: Option<String>,
+    metrics: Vec<Metric>,
+    /// Match of each metric in what is not kept.
+    found_before: Vec<Option<String>>,
 }
 
 impl Pipe {
@@ -364,8 +366,9 @@ impl Pipe {
             // SAFETY: the call takes plain numbers and an open descriptor.
             unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         }
-        let (most, metric) = (setting.most_output, setting.metric.cloned());
-        Pipe { file, text: Vec::new(), most, metric, found_before: None }
+        let metrics: Vec<Metric> = setting.metrics.iter().map(|metric| (*metric).clone()).collect();
+        let found_before = vec![None; metrics.len()];
+        Pipe { file, text: Vec::new(), most: setting.most_output, metrics, found_before }
     }
 
     fn fd(&self) -> Option<libc::c_int> {
@@ -392,12 +395,13 @@ impl Pipe {
         }
     }
 
-    /// Keeps the end alone, from a line's beginning where there is one, and the metric of what goes.
+    /// Keeps the end alone, from a line's beginning where there is one, and the metrics of what goes.
     fn cut(&mut self) {
         let most = self.text.len() - self.most;
         let line = self.text[..most].iter().rposition(|&byte| byte == b'\n').map_or(most, |at| at + 1);
-        let found = self.metric.as_ref().and_then(|metric| metric.last_match(&self.text[..line]));
-        self.found_before = found.or(self.found_before.take());
+        for (metric, before) in self.metrics.iter().zip(&mut self.found_before) {
+            *before = metric.last_match(&self.text[..line]).or(before.take());
+        }
         self.text.drain(..line);
     }
 

@@ -1,9 +1,10 @@
 //! T4, the results format of the autotuning community's benchmark suite.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use serde_json::{Map, Value as Json, json};
-use tilewright_search::{ErrorClass, Outcome, Seconds};
+use tilewright_search::{ErrorClass, OtherCosts, Outcome, Seconds};
 
 use super::{ERROR, MOST_TIMES, OBJECTIVE, number, task_of};
 use crate::json::{Fault, Reader};
@@ -71,11 +72,16 @@ struct ReadRow {
     /// The times of single runs.
     runtimes: Option<Json>,
     objectives: Vec<String>,
+    /// Costs by further objectives, as we write them: `cost_2` and so on.
+    other_costs: BTreeMap<String, f64>,
     timestamp: Option<Json>,
     /// Time of compiling and checking.
     compilation: Option<Json>,
     validation: Option<Json>,
 }
+
+/// Beginning of the names of our measurements by further objectives.
+const OTHER_COST: &str = "cost_";
 
 /// Word for success.
 const CORRECT: &str = "correct";
@@ -95,6 +101,7 @@ const INVALIDITY: &[(&str, ErrorClass)] = &[
 const WRONG: &str = "rows counted as failed, for their correctness is 0";
 const PARTLY_RIGHT: &str = "rows whose correctness is neither 0 nor 1 (they count as right)";
 const UNKNOWN_UNIT: &str = "rows counted as failed, for their unit of time is none of s, ms, us, ns";
+const BAD_COSTS: &str = "rows counted as failed, for a cost is no positive number, or they are too many";
 const OTHER_OBJECTIVE: &str = "rows of another objective, whose times are replayed";
 
 /// Reads the rows.
@@ -112,6 +119,7 @@ fn read_rows(head: &Head, reader: &mut Reader, rows: &mut Rows) -> Result<(), Fa
         reader.object(|reader, name| entry.read(&name, reader))?;
         match entry.configuration.take() {
             Some(config) => {
+                entry.objectives.retain(|name| !name.starts_with(OTHER_COST));
                 if let Some(found) = other_objective(&entry.objectives) {
                     rows.remark(OTHER_OBJECTIVE, &found);
                 }
@@ -175,6 +183,9 @@ impl ReadRow {
                 self.time = Some((value, unit.and_then(|unit| unit.as_str().map(str::to_owned)).unwrap_or_default()));
             }
             Some(ERROR) => self.error = value,
+            Some(name) if name.starts_with(OTHER_COST) => {
+                self.other_costs.extend(value.and_then(|value| value.as_f64()).map(|cost| (name.to_owned(), cost)));
+            }
             _ => {}
         }
         Ok(())
@@ -230,6 +241,18 @@ impl ReadRow {
         if let Some(part) = correctness.filter(|part| *part != 1.0) {
             reading.oddity.get_or_insert_with(|| (PARTLY_RIGHT, format!("correctness {part}")));
         }
+        self.with_other_costs(reading)
+    }
+
+    /// Adds costs by further objectives to a time.
+    fn with_other_costs(&self, mut reading: Reading) -> Reading {
+        let costs: Vec<f64> = self.other_costs.values().copied().collect();
+        if let Outcome::Measured(timing) = &mut reading.outcome {
+            match OtherCosts::new(&costs) {
+                Ok(others) => timing.others = others,
+                Err(error) => return Reading::odd(ErrorClass::Unknown, BAD_COSTS, error.to_string()),
+            }
+        }
         reading
     }
 }
@@ -255,6 +278,10 @@ impl Entry<'_> {
         });
         let median_ns: Vec<f64> = outcome.timing().map(|timing| timing.median_ns).into_iter().collect();
         let measurement = |ns| json!({"name": OBJECTIVE, "value": ns, "unit": "nanoseconds"});
+        let others = outcome.timing().map_or(&[][..], |timing| timing.others.as_slice());
+        let names = (2..).take(others.len()).map(|at| format!("{OTHER_COST}{at}"));
+        let other_costs =
+            names.clone().zip(others).map(|(name, cost)| json!({"name": name, "value": cost, "unit": ""}));
         let mut entry = json!({
             "configuration": config,
             "times": {
@@ -266,8 +293,8 @@ impl Entry<'_> {
             },
             "invalidity": invalidity,
             "correctness": u8::from(outcome.timing().is_some()),
-            "measurements": median_ns.iter().map(measurement).collect::<Vec<_>>(),
-            "objectives": [OBJECTIVE],
+            "measurements": median_ns.iter().map(measurement).chain(other_costs).collect::<Vec<_>>(),
+            "objectives": std::iter::once(OBJECTIVE.to_owned()).chain(names).collect::<Vec<_>>(),
         });
         if let Some(unix_time) = unix_time {
             entry["timestamp"] = time::text_of(*unix_time, 'T').into();

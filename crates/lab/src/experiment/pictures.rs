@@ -196,7 +196,7 @@ fn visit(text: &str, space: &Arc<Space>, seed: u64, reward: impl Fn(&Config) -> 
         }
         let trial = |config: &Config| {
             let median_ns = 1.0 / reward(config);
-            let timing = Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false };
+            let timing = Timing::of_samples(&[median_ns], false);
             Trial { config: config.clone(), outcome: Outcome::Measured(timing) }
         };
         search.observe(&proposed.iter().map(trial).collect::<Vec<_>>());

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::Value as Json;
-use tilewright::{is_own, validators};
+use tilewright::{ParetoPoint, is_own, validators};
+use tilewright_device::command::Objectives;
 use tilewright_ir::op::Workload;
 use tilewright_search::{ErrorClass, Outcome, Parameter, Seconds, Space, belief, expected_gain, importance};
 use tilewright_tune::{PassedOver, Record, Store, StoreError, TaskKey, Validator};
@@ -39,9 +40,24 @@ pub struct Subject {
     pub outcomes: Vec<OutcomeFacts>,
     /// Facts by template, in the order in which they were first searched.
     pub templates: Vec<TemplateFacts>,
+    /// Trade-offs of a command with several metrics.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pareto: Option<ParetoFacts>,
     /// Every trial, in the order of recording.
     #[serde(skip)]
     pub points: Vec<Point>,
+}
+
+/// Trade-offs between several metrics.
+#[derive(Debug, Serialize)]
+pub struct ParetoFacts {
+    /// Names of the metrics, the leading one first.
+    pub metrics: Vec<String>,
+    /// The Pareto set.
+    pub set: Vec<ParetoPoint>,
+    /// Numbers of every trial that has all, in the order of the metrics.
+    #[serde(skip)]
+    pub values: Vec<Vec<f64>>,
 }
 
 /// The best configuration.
@@ -263,11 +279,23 @@ fn subject(
         searches: of_search.into_iter().map(|members| search_facts(members, flops, fastest_ns)).collect(),
         outcomes: outcomes(&records),
         templates: templates.iter().map(|name| template_facts(name, &validators(name), &records)).collect(),
+        pareto: pareto_facts(&records),
         points: records.iter().map(|record| point(record, flops)).collect(),
         workload: key.workload.clone(),
         target: key.target.clone(),
         threads: key.threads,
     }))
+}
+
+/// Collects the trade-offs between several metrics, as the records name them.
+fn pareto_facts(records: &[Record]) -> Option<ParetoFacts> {
+    let timed = || records.iter().filter_map(|record| Some((record, record.outcome.timing()?)));
+    let (record, _) = timed().find(|(_, timing)| !timing.others.is_empty())?;
+    let objectives = Objectives::of_steps(&record.steps)?;
+    let metrics: Vec<String> = objectives.all().iter().map(|objective| objective.name.clone()).collect();
+    let values = timed().map(|(_, timing)| objectives.values(timing).map(|(_, value)| value).collect::<Vec<f64>>());
+    let values = values.filter(|values| values.len() == metrics.len()).collect();
+    Some(ParetoFacts { set: ParetoPoint::of_records(&objectives, records), metrics, values })
 }
 
 fn best_facts(best: tilewright::Best, flops: f64, records: &[Record]) -> Best {

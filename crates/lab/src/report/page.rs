@@ -2,10 +2,10 @@
 
 use tilewright::version::BUILD;
 use tilewright::words::{count, digits, duration, grouped, percent};
-use tilewright::{one_line, since_1970};
+use tilewright::{ParetoPoint, one_line, since_1970};
 use tilewright_search::Seconds;
 
-use super::facts::{Best, OutcomeFacts, PromiseFacts, Subject, TemplateFacts, flops_of};
+use super::facts::{Best, OutcomeFacts, ParetoFacts, PromiseFacts, Subject, TemplateFacts, flops_of};
 use crate::clock::utc;
 use crate::history::{Curve, Run, TrialPoint, median_curve};
 use crate::plot::{Axis, Bar, Layer, Marks, NEUTRAL, Plot, Scale, colours, escape};
@@ -45,6 +45,9 @@ a{color:inherit}
 @media(max-width:40rem){td.text{white-space:normal;min-width:7.5rem}}
 code{display:block;white-space:normal;overflow-wrap:anywhere;min-width:16rem;text-align:left}
 ";
+
+/// Colour of a Pareto set among all trials.
+const PARETO: &str = "#e15759";
 
 /// The page on these subjects.
 pub fn page(database: &str, subjects: &[Subject]) -> String {
@@ -132,6 +135,7 @@ fn section(at: usize, subject: &Subject) -> String {
     let plots =
         [best_so_far(subject, Against::Trials), best_so_far(subject, Against::Seconds), space(subject), time(subject)];
     out += &format!("<div class=\"plots\">{}</div>\n", plots.map(|plot| format!("<div>{}</div>", plot.svg())).concat());
+    out += &subject.pareto.as_ref().map_or(String::new(), pareto);
     out += "<h3>Searches</h3>\n";
     out += &searches(subject);
     out += "<p class=\"note\">Over several seeds the median, in brackets the quartiles; bands in the plots are quartiles as \
@@ -146,6 +150,31 @@ fn section(at: usize, subject: &Subject) -> String {
     }
     subject.best.iter().for_each(|best| out += &configuration(best));
     out
+}
+
+/// Trade-offs between metrics: the leading one against each other one, and the Pareto set as a table.
+fn pareto(facts: &ParetoFacts) -> String {
+    let number = |point: &ParetoPoint, at: usize| point.values.values().nth(at).and_then(serde_json::Value::as_f64);
+    let plot = |at: usize| {
+        let all = facts.values.iter().map(|values| (values[0], values[at])).collect();
+        let set = facts.set.iter().filter_map(|point| Some((number(point, 0)?, number(point, at)?))).collect();
+        let axis = |at: usize| Axis { label: facts.metrics[at].clone(), scale: Scale::Log };
+        let layer = |label: &str, colour, points| Layer { label: label.into(), colour, marks: Marks::Points(points) };
+        let layers = vec![layer("trials", NEUTRAL, all), layer("Pareto set", PARETO, set)];
+        let title = format!("{} against {}", facts.metrics[at], facts.metrics[0]);
+        Plot { title, x: axis(0), y: axis(at), layers }
+    };
+    let plots: String = (1..facts.metrics.len()).map(|at| format!("<div>{}</div>", plot(at).svg())).collect();
+    let row = |point: &ParetoPoint| {
+        let values = (0..facts.metrics.len()).map(|at| number(point, at).map_or(String::new(), digits));
+        std::iter::once(escape(&point.config.to_string())).chain(values).collect()
+    };
+    let head: Vec<&str> = std::iter::once("<configuration").chain(facts.metrics.iter().map(String::as_str)).collect();
+    format!(
+        "<h3>The Pareto set</h3>\n<p class=\"note\">No other trial is as good as one of these by every metric and \
+         better by one.</p>\n<div class=\"plots\">{plots}</div>\n{}",
+        table(&head, &facts.set.iter().map(row).collect::<Vec<_>>())
+    )
 }
 
 /// The unit of a subject's throughput.

@@ -101,6 +101,12 @@ class Run:
         timed = [(trial.time, trial) for trial in self.trials if trial.time is not None]
         return min(timed, key=lambda pair: pair[0], default=(None, None))[1]
 
+    @property
+    def pareto(self) -> list[dict[str, Any]]:
+        """Pareto set of a command with several metrics, after the end: `values` by metric, `config` and `commands`
+        of each member."""
+        return ((self.summary or {}).get("best") or {}).get("pareto", [])
+
     def __iter__(self) -> Iterator[Event]:
         for event in self._events:
             if event.trial is not None:
@@ -219,7 +225,19 @@ def tune_command(
     Options are `build`, `check`, `prepare`, `cleanup`, `metric`, `maximize`, `shell`, `timeout`,
     `build_timeout`, `memory_bytes`, `threads`, `samples`, `to_the_end`, `search`, `trials`, `time`, `seed` and
     `race`, as those of `tilewright tune --command`.
+
+    Several metrics are a dict, `metric={"ms": "time: (.*) ms", "bytes": "size: (.*)"}`, and `maximize` lists the
+    names of those that are to be great. The first leads, as `best` and `time`; `run.pareto` has the Pareto set.
     """
+    metric = options.get("metric", "wall")
+    if isinstance(metric, Mapping):
+        great = options.pop("maximize", ())
+        great = {great} if isinstance(great, str) else set(great or ())
+        if unknown := great - metric.keys():
+            raise ValueError(f"maximize names none of the metrics: {sorted(unknown)}")
+        direction = lambda name: "maximize" if name in great else "minimize"
+        options["objectives"] = [[name, text, direction(name)] for name, text in options.pop("metric").items()]
+        metric = next(iter(metric.values()), "wall")
     # Values of NumPy's have texts of their own.
     plain = lambda values: repr([value.item() if hasattr(value, "item") else value for value in values])
     request = {
@@ -229,7 +247,7 @@ def tune_command(
         "constraints": list(restrictions),
     }
     running = _tilewright.start_command(request, worker=_worker(), db=db)
-    unit = "s" if options.get("metric", "wall") in ("wall", "cpu") else ""
+    unit = "s" if metric in ("wall", "cpu") else ""
     return _RecordedRun(command, running, options.get("trials"), unit)
 
 

@@ -10,8 +10,9 @@ use tilewright_learn::{Acquisition, Candidates, GaussianProcess, Kernel, Matrix,
 use super::seen::Seen;
 use super::{Problem, Search, SearchRow};
 use crate::features::{Alignments, UnitFeatures};
+use crate::objectives::Chebyshev;
 use crate::space::Config;
-use crate::trial::Trial;
+use crate::trial::{Timing, Trial};
 
 /// Configurations that are spread over the space before the model has a say.
 const N_START: usize = 6;
@@ -58,6 +59,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             n_at_fit: 0,
             n_fits: 0,
             best: None,
+            n_objectives: 1,
             pool: Pool::default(),
         }))
     },
@@ -71,9 +73,13 @@ pub(super) const ROW: SearchRow = SearchRow {
 /// every proposal: a local search on the model. A batch is chosen one by one, each as if those
 /// before had turned out as predicted, which lowers the doubt around them and keeps the batch varied.
 ///
+/// Where trials have several objectives, each proposal weighs them anew, at random: the target is what
+/// [`Chebyshev`] makes of them.
+///
 /// # Source
 /// Jones, Schonlau and Welch, "Efficient Global Optimization of Expensive Black-Box Functions" (1998), for
 /// the model and the expected improvement. We differ in the Matérn kernel, the discrete pool and the batches.
+/// Knowles, "ParEGO" (2006), for several objectives. We differ in weights from the whole simplex.
 struct Auto {
     seen: Seen,
     rng: Xoshiro256PlusPlus,
@@ -92,6 +98,8 @@ struct Auto {
     n_fits: usize,
     /// The best configuration whose surroundings the pool has.
     best: Option<usize>,
+    /// The most objectives of a trial.
+    n_objectives: usize,
     pool: Pool,
 }
 
@@ -100,6 +108,8 @@ struct Known {
     features: Vec<f32>,
     /// The logarithm of its throughput, minus infinity for a failure; `None` until it is observed.
     log_throughput: Option<f64>,
+    /// Timing by several objectives, where there are any.
+    several: Option<Timing>,
 }
 
 /// Configurations to choose from.
@@ -143,17 +153,38 @@ impl Auto {
         let place = self.places.get(config).copied().unwrap_or_else(|| {
             let features = self.features(config);
             self.places.insert(config.clone(), self.known.len());
-            self.known.push(Known { config: config.clone(), features, log_throughput: None });
+            self.known.push(Known { config: config.clone(), features, log_throughput: None, several: None });
             self.known.len() - 1
         });
         self.known[place].log_throughput = log_throughput;
     }
 
+    /// Logarithms of throughput, by known configuration; of several objectives what random weights make of
+    /// them, so that a call differs from the next.
+    fn throughputs(&mut self) -> Vec<Option<f64>> {
+        let plain = |known: &Known| known.log_throughput;
+        if self.n_objectives == 1 {
+            return self.known.iter().map(plain).collect();
+        }
+        let several = self.known.iter().filter_map(|known| known.several.as_ref());
+        // Exponential numbers, made to add up to 1, are spread evenly over the simplex.
+        let draws: Vec<f64> = (0..self.n_objectives).map(|_| -(1.0 - self.rng.random::<f64>()).ln()).collect();
+        let sum: f64 = draws.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+        let weights: Vec<f64> = draws.iter().map(|draw| draw / sum).collect();
+        let Some(by) = Chebyshev::new(&weights, several) else { return self.known.iter().map(plain).collect() };
+        let scalar = |known: &Known| match &known.several {
+            Some(timing) => Some(-by.cost(timing)),
+            // Whatever lacks objectives, failures above all, is no answer to the question.
+            None => known.log_throughput.map(|_| f64::NEG_INFINITY),
+        };
+        self.known.iter().map(scalar).collect()
+    }
+
     /// Standardized logarithms of throughput, by known configuration. What is farther below the median than
     /// the best is above counts as just so far: how bad the bad ones are says little about the good ones.
-    fn targets(&self) -> Vec<Option<f64>> {
-        let observed = self.known.iter().filter_map(|known| known.log_throughput);
-        let mut successes: Vec<f64> = observed.filter(|log| log.is_finite()).collect();
+    fn targets(&mut self) -> Vec<Option<f64>> {
+        let mut targets = self.throughputs();
+        let mut successes: Vec<f64> = targets.iter().flatten().copied().filter(|log| log.is_finite()).collect();
         let [worst, best] = [f64::min, f64::max].map(|of| successes.iter().copied().reduce(of).unwrap_or(0.0));
         let middle = successes.len() / 2;
         let median = match successes.is_empty() {
@@ -161,8 +192,7 @@ impl Auto {
             false => *successes.select_nth_unstable_by(middle, f64::total_cmp).1,
         };
         let least = worst.max(2.0 * median - best);
-        let mut targets: Vec<Option<f64>> =
-            self.known.iter().map(|known| Some(known.log_throughput?.max(least))).collect();
+        targets.iter_mut().flatten().for_each(|target| *target = target.max(least));
         let n = targets.iter().flatten().count().max(1) as f64;
         let mean = targets.iter().flatten().sum::<f64>() / n;
         let variance = targets.iter().flatten().map(|t| (t - mean).powi(2)).sum::<f64>() / n;
@@ -372,8 +402,11 @@ impl Search for Auto {
             }
             return batch;
         }
-        let question = self.prepare();
+        let mut question = self.prepare();
         while batch.len() < n {
+            if self.n_objectives > 1 && !batch.is_empty() {
+                question = self.prepare();
+            }
             let config = match self.most_promising(&question) {
                 Some(top) => self.take(top),
                 None => {
@@ -391,12 +424,22 @@ impl Search for Auto {
         true
     }
 
+    fn weighs_objectives(&self) -> bool {
+        true
+    }
+
     fn observe(&mut self, trials: &[Trial]) {
         for trial in self.seen.note(trials) {
             if let Some(&(group, at)) = self.pool.places.get(&trial.config) {
                 self.pool.offers[group].is_fresh[at] = false;
             }
             self.learn_of(&trial.config, Some(-trial.outcome.cost().ln()));
+            let several = trial.outcome.timing().filter(|timing| !timing.others.is_empty());
+            if let Some(timing) = several {
+                self.n_objectives = self.n_objectives.max(timing.costs().count());
+                let place = self.places[&trial.config];
+                self.known[place].several = Some(*timing);
+            }
         }
     }
 }

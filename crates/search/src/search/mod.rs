@@ -49,6 +49,12 @@ pub trait Search: Send {
         false
     }
 
+    /// Whether it weighs the costs of several objectives against each other. Others are told their geometric
+    /// mean as the only one.
+    fn weighs_objectives(&self) -> bool {
+        false
+    }
+
     /// Takes note of trials, whoever proposed them: those of an earlier run count as if they were this
     /// search's own. Configurations that are not of this space are ignored.
     fn observe(&mut self, trials: &[Trial]);

@@ -438,7 +438,7 @@ mod tests {
         let space = Arc::new(Space::new("test", vec![Parameter::ordinal("p", 0..1000)], vec![]).unwrap());
         let mut search = build("na2c:start=untiled,steps=2", &space, 0).unwrap();
         let measured = |config: &Config, median_ns| {
-            let timing = Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false };
+            let timing = Timing::of_samples(&[median_ns], false);
             Trial { config: config.clone(), outcome: Outcome::Measured(timing) }
         };
         let first = search.propose(6);

@@ -1,5 +1,6 @@
 //! Course of the loop: from where a run goes on until its budget is spent.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use super::batches::{Batch, Batches};
 use super::{Budget, Ended, Event, Report, Tuning};
 use crate::Error;
 use crate::measure::{BoxError, Measure, Next};
-use crate::trial::Trial;
+use crate::trial::{Outcome, Trial};
 
 /// Time after the beginning of a course until which guesses are begun where there is no valid one yet.
 const FOR_A_RESULT: Duration = Duration::from_secs(5);
@@ -304,6 +305,20 @@ impl<'c, 'a> Course<'c, 'a> {
     /// Tells the search of trials, on the search's clock.
     fn observe(&mut self, trials: &[Trial]) {
         let Tuning { search, books, .. } = &mut *self.tuning;
-        books.search(|| search.observe(trials));
+        let told = if search.weighs_objectives() { Cow::Borrowed(trials) } else { joined(trials) };
+        books.search(|| search.observe(&told));
     }
+}
+
+/// Trials with one objective each: of several the geometric mean.
+fn joined(trials: &[Trial]) -> Cow<'_, [Trial]> {
+    let has_several = |trial: &Trial| trial.outcome.timing().is_some_and(|timing| !timing.others.is_empty());
+    if !trials.iter().any(has_several) {
+        return Cow::Borrowed(trials);
+    }
+    let join = |trial: &Trial| match &trial.outcome {
+        Outcome::Measured(timing) => Trial { outcome: Outcome::Measured(timing.joined()), ..trial.clone() },
+        Outcome::Failed { .. } => trial.clone(),
+    };
+    trials.iter().map(join).collect()
 }

@@ -369,7 +369,7 @@ mod tests {
     use super::*;
 
     fn trial(rank: u64, median_ns: f64, stopped_early: bool) -> Trial {
-        let timing = Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 3, stopped_early };
+        let timing = Timing::of_samples(&[median_ns; 3], stopped_early);
         Trial { config: Config::new([rank]), outcome: Outcome::Measured(timing) }
     }
 
@@ -444,7 +444,7 @@ mod tests {
     }
 
     fn measured(ns: f64) -> Timing {
-        Timing { median_ns: ns, min_ns: ns, spread: 0.0, n_samples: 9, stopped_early: false }
+        Timing::of_samples(&[ns; 9], false)
     }
 
     impl Measure for Capped {
@@ -579,7 +579,7 @@ mod tests {
     fn a_margin_within_the_spread_is_a_tie() {
         let leader = |rank, quartile_ns, spread| Leader {
             config: Config::new([rank]),
-            timing: Timing { median_ns: 1.0, min_ns: 1.0, spread, n_samples: 9, stopped_early: false },
+            timing: Timing { spread, ..Timing::of_samples(&[1.0; 9], false) },
             quartile_ns,
             relative_error: None,
         };

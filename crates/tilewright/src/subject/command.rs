@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tilewright_device::command::{FOLDER, Metric, Options, Template, TemplateError};
+use tilewright_device::command::{FOLDER, Objective, Objectives, Options, Template, TemplateError};
 use tilewright_device::host;
 use tilewright_search::expression::{self, Datum};
 use tilewright_search::{Constraint, Parameter, Space};
@@ -44,8 +44,21 @@ pub struct Command {
     cleanup: Option<String>,
     metric: Option<String>,
     maximize: bool,
+    /// Metrics by name, where several are to be good at once.
+    objectives: Vec<(String, String, Direction)>,
     shell: bool,
     samples: Option<usize>,
+}
+
+/// Direction in which a metric is better.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// Less is better.
+    #[default]
+    Minimize,
+    /// More is better.
+    Maximize,
 }
 
 impl Command {
@@ -97,6 +110,14 @@ impl Command {
     #[must_use]
     pub fn metric(self, metric: impl Into<String>) -> Command {
         Command { metric: Some(metric.into()), ..self }
+    }
+
+    /// Adds a metric by a name of its own, of several that are to be good at once: two to four. The first one
+    /// leads, the Pareto set of all is the result.
+    #[must_use]
+    pub fn objective(mut self, name: impl Into<String>, metric: impl Into<String>, direction: Direction) -> Command {
+        self.objectives.push((name.into(), metric.into(), direction));
+        self
     }
 
     /// Sets whether the metric is to be great instead.
@@ -202,12 +223,23 @@ impl Command {
         space_of(COMMAND, &parameters, &self.constraints)
     }
 
-    /// Parses the metric.
+    /// Parses the metrics.
     ///
     /// # Errors
-    /// If the text is neither a time nor a regular expression.
-    pub fn parsed_metric(&self) -> Result<Metric, Error> {
-        parse_metric(self.metric_text(), self.maximize)
+    /// If a text is neither a time nor a regular expression, or several metrics do not go together.
+    pub fn parsed_objectives(&self) -> Result<Objectives, Error> {
+        if self.objectives.is_empty() {
+            return parse_metric(self.metric_text(), self.maximize).map(Objectives::from);
+        }
+        if self.metric.is_some() || self.maximize {
+            return Err(Error::setting(Setting::Metric, ": one without a name is beside others (name each)"));
+        }
+        let objective = |(name, text, direction): &(String, String, Direction)| {
+            let metric = parse_metric(text, *direction == Direction::Maximize)?;
+            Ok(Objective { name: name.clone(), metric })
+        };
+        let all = self.objectives.iter().map(objective).collect::<Result<Vec<_>, Error>>()?;
+        Objectives::several(all).map_err(|error| Error::setting(Setting::Metric, format!(": {error}")))
     }
 
     fn metric_text(&self) -> &str {
@@ -229,10 +261,11 @@ impl Command {
         let optional =
             |setting: Setting, text: &Option<String>| text.as_ref().map(|text| template(setting, text)).transpose();
         let run = template(Setting::Command, &self.command)?;
-        let metric = self.parsed_metric()?;
+        let objectives = self.parsed_objectives()?;
+        let has_time = objectives.all().iter().any(|objective| objective.metric.is_time());
         let (n_samples, n_warmups) = match self.samples {
-            Some(n) => (n, usize::from(n > 1 && metric.is_time())),
-            None if metric.is_time() => (SAMPLES_OF_TIMES, WARMUPS_OF_TIMES),
+            Some(n) => (n, usize::from(n > 1 && has_time)),
+            None if has_time => (SAMPLES_OF_TIMES, WARMUPS_OF_TIMES),
             None => (1, 0),
         };
         let plain = Options::new(run);
@@ -241,7 +274,7 @@ impl Command {
             check: optional(Setting::Check, &self.check)?,
             prepare: optional(Setting::Prepare, &self.prepare)?,
             cleanup: optional(Setting::Cleanup, &self.cleanup)?,
-            metric,
+            objectives,
             n_samples,
             n_warmups,
             build_timeout: settings.build_timeout.unwrap_or(TIMEOUT),
@@ -261,7 +294,11 @@ impl Command {
         let names: Vec<&str> = self.parameters.iter().map(|(name, _)| name.as_str()).collect();
         let parts = (&self.command, names, &self.build, &self.check, &self.prepare, &self.cleanup);
         let parts = (parts, self.metric_text(), self.maximize, self.shell, files.hashes());
-        let text = serde_json::to_vec(&parts).expect("invariant: texts have a form in JSON");
+        let text = match self.objectives.as_slice() {
+            [] => serde_json::to_vec(&parts),
+            several => serde_json::to_vec(&(parts, several)),
+        };
+        let text = text.expect("invariant: texts have a form in JSON");
         let program: String = program.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).collect();
         format!("{COMMAND}:{program}-{:08x}", content_hash(&text) as u32)
     }
@@ -277,6 +314,10 @@ pub(crate) fn subject<'a>(
     observer: &dyn Observer,
 ) -> Result<OwnRun<'a>, Error> {
     let (space, options) = (Arc::new(command.space()?), command.options(settings)?);
+    if options.objectives.is_several() && settings.stop_below.is_some() {
+        let mend = "end the search by a number of trials or a time";
+        return Err(Error::input(format!("what a search is expected to gain is of one metric alone ({mend})")));
+    }
     for name in space.names().filter(|name| !options.templates().any(|(_, template)| template.reads(name))) {
         let mend = if command.shell { format!(", or name ${}", Template::variable(name)) } else { String::new() };
         observer.note(Note::Message(format!(
@@ -339,6 +380,16 @@ mod tests {
         check(|of| of.constraint("tile > 99"), "no configuration satisfies tile > 99");
         check(|of| of.metric("("), "the metric: ");
         check(|of| of.maximize(true), "--maximize does not go with it");
+        let several = |of: Command| of.objective("a", "a (.*)", Direction::Minimize);
+        check(|of| of.objective("a", "a (.*)", Direction::Minimize), "1 metrics at once (give 2 to 4");
+        let two = |of: Command, name, metric| several(of).objective(name, metric, Direction::Maximize);
+        assert!(two(plain.clone(), "b", "b (.*)").parsed_objectives().is_ok());
+        let error = |of: Command| of.parsed_objectives().unwrap_err().to_string();
+        assert!(error(two(plain.clone(), "a", "b (.*)")).contains("the metric a is given twice"));
+        assert!(error(two(plain.clone(), "a b", "b (.*)")).contains("\"a b\" is no name of a metric"));
+        assert!(error(two(plain.clone(), "b", "wall")).contains("--maximize does not go with it"));
+        assert!(error(two(plain.clone(), "b", "(")).contains("the metric: "));
+        assert!(error(two(plain.clone().metric("cpu"), "b", "b (.*)")).contains("name each"));
     }
 
     #[test]

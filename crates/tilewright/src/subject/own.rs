@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tilewright_device::Caches;
-use tilewright_device::command::{Commands, Metric, Options};
+use tilewright_device::command::{Commands, Objectives, Options};
 use tilewright_device::folder::Folder;
 use tilewright_ir::Target;
 use tilewright_search::{Config, Describe, Limits, Measure, Space, Subject};
@@ -14,7 +14,7 @@ use super::command::COMMAND;
 use super::kernel::KERNEL;
 use super::workload::threads_in_records;
 use super::{HeadOfSearch, Runnable};
-use crate::best::{Best, target_name};
+use crate::best::{Best, ParetoPoint, target_name};
 use crate::database::Database;
 use crate::error::Error;
 use crate::observer::Observer;
@@ -103,13 +103,13 @@ impl Runnable for OwnRun<'_> {
         self.is_verified
     }
 
-    fn metric(&self) -> Option<&Metric> {
-        Some(&self.steps.options.metric)
+    fn objectives(&self) -> Option<&Objectives> {
+        Some(&self.steps.options.objectives)
     }
 
     fn describe(&self, best: Best, config: &Config) -> Best {
         Best {
-            value: Some(self.steps.options.metric.value(best.median_ns)),
+            value: Some(self.steps.options.objectives.leading().value(best.median_ns)),
             commands: Some(self.steps.describe(config)),
             ..best
         }
@@ -133,9 +133,11 @@ pub fn best_own(database: &Database, name: &str, target: &Target, threads: usize
         let Some(best) = store.best(name, &target, threads, None, &all)?.0 else { return Ok(None) };
         let best = Best::of_own(best);
         let (records, _) = store.trials_of(name, &target, threads, Some(&best.template), &all)?;
-        let steps = records.into_iter().find(|record| record.config == best.config).map(|record| record.steps);
-        let metric = steps.as_deref().and_then(Metric::of_steps);
-        Ok(Some(Best { value: metric.map(|metric| metric.value(best.median_ns)), commands: steps, ..best }))
+        let steps = records.iter().find(|record| record.config == best.config).map(|record| record.steps.clone());
+        let objectives = steps.as_deref().and_then(Objectives::of_steps);
+        let value = objectives.as_ref().map(|objectives| objectives.leading().value(best.median_ns));
+        let pareto = objectives.as_ref().map_or(Vec::new(), |objectives| ParetoPoint::of_records(objectives, &records));
+        Ok(Some(Best { value, commands: steps, pareto, ..best }))
     };
     found().map_err(|error| database.refuse(error))
 }

@@ -104,12 +104,14 @@ mod tests {
     use super::*;
     use crate::record::RunTime;
     use tilewright_search::{Conditions, Seconds};
-    use tilewright_search::{ErrorClass, Limit, Outcome, Timing};
+    use tilewright_search::{ErrorClass, Limit, OtherCosts, Outcome, Timing};
 
     fn any_record() -> impl Strategy<Value = Record> {
-        let timing = (1e-3f64..1e12, 1e-3f64..1e12, 0f64..9.0, any::<u32>(), any::<bool>());
-        let measured = timing.prop_map(|(median_ns, min_ns, spread, n_samples, stopped_early)| {
-            Outcome::Measured(Timing { median_ns, min_ns, spread, n_samples, stopped_early })
+        let others = prop::collection::vec(1e-3f64..1e12, 0..4);
+        let timing = (1e-3f64..1e12, 1e-3f64..1e12, 0f64..9.0, any::<u32>(), any::<bool>(), others);
+        let measured = timing.prop_map(|(median_ns, min_ns, spread, n_samples, stopped_early, others)| {
+            let others = OtherCosts::new(&others).unwrap();
+            Outcome::Measured(Timing { median_ns, min_ns, spread, n_samples, stopped_early, others })
         });
         let failed = (prop::sample::select(&ErrorClass::ALL[..]), any::<String>())
             .prop_map(|(class, message)| Outcome::Failed { class, message });
@@ -241,6 +243,9 @@ mod tests {
         check_problem(r#""median_ns":10.5,"#, "", "missing field `median_ns`");
         check_problem("10.5", "-1", "median_ns -1 is not a positive number");
         check_problem("10.5", "1e999", "out of range");
+        let others = |costs: &str| format!(r#""stopped_early":false,"other_costs":{costs}"#);
+        check_problem(r#""stopped_early":false"#, &others("[1, -2]"), "other_costs: the cost -2 is not a positive");
+        check_problem(r#""stopped_early":false"#, &others("[1, 1, 1, 1]"), "other_costs: 5 objectives are more than 4");
         check_problem("random", "\u{1}", "control character");
     }
 

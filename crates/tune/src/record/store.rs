@@ -82,6 +82,8 @@ const LATER_COLUMNS: &[(&str, &str, &str)] = &[
     ("trials", "device", "TEXT"),
     ("trials", "frequency_mhz", "REAL"),
     ("trials", "temperature_c", "REAL"),
+    // Costs by the objectives beyond the first, as a list in JSON.
+    ("trials", "other_costs", "TEXT"),
     ("winners", "imported", "INTEGER"),
     // The last trial of the space when its race ended.
     ("winners", "last_trial", "INTEGER"),
@@ -93,19 +95,22 @@ const LATER_COLUMNS: &[(&str, &str, &str)] = &[
 const INSERT_TRIAL: &str = "
 INSERT INTO trials (task, config, class, message, median_ns, min_ns, spread, n_samples, stopped_early,
     build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time,
-    run_start_unix_ms, run_elapsed_s, limit_name, limit_number, imported, device, frequency_mhz, temperature_c)
+    run_start_unix_ms, run_elapsed_s, limit_name, limit_number, imported, device, frequency_mhz, temperature_c,
+    other_costs)
 VALUES (:task, :config, :class, :message, :median_ns, :min_ns, :spread, :n_samples, :stopped_early,
     :build_s, :run_s, :verify_s, :steps, :search, :seed, :trial, :version, :toolchain, :unix_time,
     :run_start_unix_ms, :run_elapsed_s, :limit_name, :limit_number, :imported, :device, :frequency_mhz,
-    :temperature_c)
+    :temperature_c, :other_costs)
 ON CONFLICT (task, config) DO UPDATE SET (class, message, median_ns, min_ns, spread, n_samples, stopped_early,
     build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time,
-    run_start_unix_ms, run_elapsed_s, limit_name, limit_number, imported, device, frequency_mhz, temperature_c)
+    run_start_unix_ms, run_elapsed_s, limit_name, limit_number, imported, device, frequency_mhz, temperature_c,
+    other_costs)
 = (excluded.class, excluded.message, excluded.median_ns, excluded.min_ns, excluded.spread, excluded.n_samples,
     excluded.stopped_early, excluded.build_s, excluded.run_s, excluded.verify_s, excluded.steps, excluded.search,
     excluded.seed, excluded.trial, excluded.version, excluded.toolchain, excluded.unix_time,
     excluded.run_start_unix_ms, excluded.run_elapsed_s, excluded.limit_name, excluded.limit_number,
-    excluded.imported, excluded.device, excluded.frequency_mhz, excluded.temperature_c)
+    excluded.imported, excluded.device, excluded.frequency_mhz, excluded.temperature_c,
+    excluded.other_costs)
 WHERE trials.limit_name IS NOT NULL AND (excluded.median_ns IS NOT NULL OR excluded.unix_time >= trials.unix_time
     AND (excluded.limit_name IS NOT trials.limit_name OR excluded.limit_number > trials.limit_number))";
 
@@ -793,6 +798,7 @@ fn insert_trial(transaction: &Transaction, record: &Record, least_ns: f64) -> Re
     let task = task_id(transaction, workload, target, template, *threads)?;
     let outcome = FlatOutcome::from(record.outcome.clone());
     let limit = record.limit.map(Limit::parts);
+    let other_costs = (!outcome.other_costs.is_empty()).then(|| Json::from(outcome.other_costs).to_string());
     if least_ns > 0.0 {
         let rejected = params![task, canonical(&record.config), Outcome::NO_ERROR, least_ns];
         transaction.prepare_cached(DELETE_DOUBTED)?.execute(rejected)?;
@@ -826,6 +832,7 @@ fn insert_trial(transaction: &Transaction, record: &Record, least_ns: f64) -> Re
         ":device": record.conditions.device,
         ":frequency_mhz": record.conditions.frequency_mhz,
         ":temperature_c": record.conditions.temperature_c,
+        ":other_costs": other_costs,
     })?;
     Ok(n_rows as u64)
 }
@@ -841,6 +848,15 @@ fn parse(text: &str) -> Result<Json, StoreError> {
     serde_json::from_str(text).map_err(|error| StoreError::Damaged(format!("configuration {text:?}: {error}")))
 }
 
+/// Costs by the objectives beyond the first; a database that is only read may lack the column.
+fn other_costs(row: &Row) -> Result<Vec<f64>, StoreError> {
+    if row.as_ref().column_index("other_costs").is_err() {
+        return Ok(Vec::new());
+    }
+    let Some(text) = row.get::<_, Option<String>>("other_costs")? else { return Ok(Vec::new()) };
+    serde_json::from_str(&text).map_err(|error| StoreError::Damaged(format!("other costs {text:?}: {error}")))
+}
+
 fn record(row: &Row) -> Result<Record, StoreError> {
     let outcome = FlatOutcome {
         class: row.get("class")?,
@@ -850,6 +866,7 @@ fn record(row: &Row) -> Result<Record, StoreError> {
         spread: row.get("spread")?,
         n_samples: row.get("n_samples")?,
         stopped_early: row.get("stopped_early")?,
+        other_costs: other_costs(row)?,
     };
     let record = Record {
         workload: row.get("workload")?,

@@ -72,7 +72,7 @@ impl<'a> Bench<'a> {
         let settings = self.settings;
         Ok(Options {
             build: Some(build),
-            metric: Metric::Kernel,
+            objectives: Metric::Kernel.into(),
             build_timeout: settings.build_timeout.unwrap_or(BUILD_TIMEOUT),
             run_timeout: settings.run_timeout.unwrap_or(RUN_TIMEOUT),
             to_the_end: settings.to_the_end,

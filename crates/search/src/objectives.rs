@@ -1,0 +1,195 @@
+//! Several objectives at once: costs beyond the first, Pareto sets, and their scalarisation.
+
+use crate::trial::Timing;
+
+/// Costs of a trial by the objectives beyond the first, in their order: medians over its samples, less is
+/// better.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct OtherCosts {
+    costs: [f64; OtherCosts::MOST],
+    n: usize,
+}
+
+/// Reason why numbers are no costs.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum CostError {
+    /// More objectives than are searched at once.
+    #[error("{0} objectives are more than {most}, the first included", most = OtherCosts::MOST + 1)]
+    TooMany(usize),
+    /// A cost without an order, or of which searches take no logarithm.
+    #[error("the cost {0} is not a positive number")]
+    NotPositive(f64),
+}
+
+impl OtherCosts {
+    /// Most objectives beyond the first.
+    pub const MOST: usize = 3;
+
+    /// Makes them of numbers in the order of the objectives.
+    ///
+    /// # Errors
+    /// If they are more than [`OtherCosts::MOST`], or one is not positive and finite.
+    pub fn new(costs: &[f64]) -> Result<OtherCosts, CostError> {
+        if costs.len() > OtherCosts::MOST {
+            return Err(CostError::TooMany(costs.len() + 1));
+        }
+        if let Some(cost) = costs.iter().find(|cost| !(**cost > 0.0 && cost.is_finite())) {
+            return Err(CostError::NotPositive(*cost));
+        }
+        let mut all = [0.0; OtherCosts::MOST];
+        all[..costs.len()].copy_from_slice(costs);
+        Ok(OtherCosts { costs: all, n: costs.len() })
+    }
+
+    /// The costs; none of a trial with one objective.
+    pub fn as_slice(&self) -> &[f64] {
+        &self.costs[..self.n]
+    }
+
+    /// Whether there is one objective alone.
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+}
+
+impl Timing {
+    /// Costs by all objectives, the median time first.
+    pub fn costs(&self) -> impl Iterator<Item = f64> + '_ {
+        std::iter::once(self.median_ns).chain(self.others.as_slice().iter().copied())
+    }
+
+    /// Timing with the geometric mean of all costs as its only one: what a search minimises that knows of one
+    /// objective.
+    pub fn joined(&self) -> Timing {
+        let logs: Vec<f64> = self.costs().map(f64::ln).collect();
+        let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
+        Timing { median_ns: mean, min_ns: mean, others: OtherCosts::default(), ..*self }
+    }
+}
+
+/// Positions of the timings that make up the Pareto set: no other is at least as good in every objective and
+/// better in one. The first objective orders them; of equal ones the first stands for all. What has fewer
+/// objectives than another is not among them, nor is a failure (`None`).
+///
+/// # Cost
+/// O(n log n + n × size of the set).
+pub fn pareto_set<'a>(timings: impl IntoIterator<Item = Option<&'a Timing>>) -> Vec<usize> {
+    let mut all: Vec<(usize, Vec<f64>)> =
+        timings.into_iter().enumerate().filter_map(|(at, timing)| Some((at, timing?.costs().collect()))).collect();
+    let n_objectives = all.iter().map(|(_, costs)| costs.len()).max().unwrap_or(0);
+    all.retain(|(_, costs)| costs.len() == n_objectives);
+    all.sort_by(|(_, a), (_, b)| a.partial_cmp(b).expect("invariant: costs are numbers"));
+    let mut set: Vec<(usize, Vec<f64>)> = Vec::new();
+    for (at, costs) in all {
+        // Whatever dominates it comes before it in this order.
+        let is_beaten = set.iter().any(|(_, other)| other.iter().zip(&costs).all(|(other, own)| other <= own));
+        if !is_beaten {
+            set.push((at, costs));
+        }
+    }
+    set.into_iter().map(|(at, _)| at).collect()
+}
+
+/// Share of the weighted sum beside the largest weighted distance: without it, points that are as good in one
+/// objective and worse in another would count as equal.
+const SUM_SHARE: f64 = 0.05;
+
+/// Scalarisation of several costs by the augmented Chebyshev norm: the largest of the weighted distances from
+/// the best of each objective, on a logarithmic scale that the Pareto set spans from 0 to 1.
+///
+/// # Source
+/// Knowles, "ParEGO" (2006), equation 2, with its 0.05. We differ in the logarithms, and in that the scale is
+/// the Pareto set's, not that of all costs: one hopeless time would squeeze all others together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chebyshev {
+    weights: Vec<f64>,
+    /// Logarithms of the least cost by objective, and of the greatest in the Pareto set over it.
+    least: Vec<f64>,
+    spans: Vec<f64>,
+}
+
+impl Chebyshev {
+    /// Makes the scalarisation for these weights, of which there is one for each objective; `None` where
+    /// there are no timings, or they have fewer objectives.
+    pub fn new<'a>(weights: &[f64], timings: impl Iterator<Item = &'a Timing> + Clone) -> Option<Chebyshev> {
+        let set = pareto_set(timings.clone().map(Some));
+        let all: Vec<&Timing> = timings.collect();
+        let logs: Vec<Vec<f64>> = set.iter().map(|&at| all[at].costs().map(f64::ln).collect()).collect();
+        let n = weights.len();
+        if logs.first()?.len() != n {
+            return None;
+        }
+        let end = |of: fn(f64, f64) -> f64, objective: usize| {
+            logs.iter().map(|logs| logs[objective]).reduce(of).expect("invariant: the set is not empty")
+        };
+        let least: Vec<f64> = (0..n).map(|objective| end(f64::min, objective)).collect();
+        // Where all of the set agree, there is no scale: a factor of e is as much as any.
+        let span = |objective: usize| end(f64::max, objective) - least[objective];
+        let spans = (0..n).map(|objective| Some(span(objective)).filter(|span| *span > 0.0).unwrap_or(1.0)).collect();
+        Some(Chebyshev { weights: weights.to_vec(), least, spans })
+    }
+
+    /// Scalar cost of a timing, at least 0; less is better. Infinite where it has fewer objectives.
+    pub fn cost(&self, timing: &Timing) -> f64 {
+        let costs: Vec<f64> = timing.costs().collect();
+        if costs.len() != self.weights.len() {
+            return f64::INFINITY;
+        }
+        let parts = costs.iter().zip(&self.least).zip(&self.spans).zip(&self.weights);
+        let parts = parts.map(|(((cost, least), span), weight)| weight * (cost.ln() - least) / span);
+        let (most, sum) = parts.fold((0.0, 0.0), |(most, sum), part| (f64::max(most, part), sum + part));
+        most + SUM_SHARE * sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timing(costs: &[f64]) -> Timing {
+        Timing { others: OtherCosts::new(&costs[1..]).unwrap(), ..Timing::of_samples(&costs[..1], false) }
+    }
+
+    #[test]
+    fn the_pareto_set_is_what_nothing_beats() {
+        let check = |all: &[&[f64]], expected: &[usize]| {
+            let timings: Vec<Timing> = all.iter().map(|costs| timing(costs)).collect();
+            assert_eq!(pareto_set(timings.iter().map(Some)), expected, "{all:?}");
+        };
+        check(&[], &[]);
+        check(&[&[3.0], &[1.0], &[2.0]], &[1]);
+        check(&[&[2.0, 2.0], &[1.0, 3.0], &[3.0, 1.0], &[3.0, 3.0], &[2.0, 2.5]], &[1, 0, 2]);
+        check(&[&[1.0, 1.0], &[1.0, 1.0], &[1.0, 2.0]], &[0]);
+        check(&[&[0.5], &[1.0, 1.0]], &[1]);
+        check(&[&[1.0, 2.0, 3.0], &[1.0, 2.0, 2.0], &[2.0, 1.0, 9.0]], &[1, 2]);
+        assert_eq!(pareto_set([None, Some(&timing(&[1.0]))]), [1]);
+    }
+
+    #[test]
+    fn costs_are_few_and_positive() {
+        assert_eq!(OtherCosts::new(&[1.0, 2.0]).unwrap().as_slice(), [1.0, 2.0]);
+        assert_eq!(OtherCosts::new(&[1.0; 4]), Err(CostError::TooMany(5)));
+        for cost in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(matches!(OtherCosts::new(&[1.0, cost]), Err(CostError::NotPositive(_))), "{cost}");
+        }
+        let joined = timing(&[8.0, 2.0]).joined();
+        assert!((joined.median_ns - 4.0).abs() < 1e-12 && joined.others.is_empty());
+    }
+
+    #[test]
+    fn weights_choose_a_part_of_the_set() {
+        let all = [timing(&[1.0, 100.0]), timing(&[8.0, 8.0]), timing(&[100.0, 1.0]), timing(&[100.0, 100.0])];
+        let best = |weights: &[f64]| {
+            let by = Chebyshev::new(weights, all.iter()).unwrap();
+            let costs: Vec<f64> = all.iter().map(|timing| by.cost(timing)).collect();
+            (0..all.len()).min_by(|&a, &b| costs[a].total_cmp(&costs[b])).unwrap()
+        };
+        assert_eq!([best(&[0.95, 0.05]), best(&[0.5, 0.5]), best(&[0.05, 0.95])], [0, 1, 2]);
+        // Of equals in the objective that counts, the other decides.
+        let pair = [timing(&[1.0, 2.0]), timing(&[1.0, 1.0])];
+        let by = Chebyshev::new(&[1.0, 0.0], pair.iter()).unwrap();
+        assert!(by.cost(&pair[0]) >= by.cost(&pair[1]));
+        assert_eq!(by.cost(&timing(&[1.0])), f64::INFINITY);
+        assert_eq!(Chebyshev::new(&[0.5, 0.5], [timing(&[1.0])].iter()), None);
+    }
+}
