@@ -5,13 +5,15 @@ use std::collections::HashSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use flate2::{Compression, write::GzEncoder};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tilewright_formats::{ReadError, write_space};
 use tilewright_search::{
-    ErrorClass, Outcome, Parameter, RecordedSpace, Replay, ReplayPlan, SEARCHES, Space, Timing, Trial,
+    Budget, Config, ErrorClass, Event, HeadStart, OtherCosts, Outcome, Parameter, RecordedSpace, Replay, ReplayPlan,
+    SEARCHES, Space, Timing, Trial, build, tune,
 };
 
 /// The space of the only task of a file.
@@ -642,4 +644,95 @@ proptest! {
         file.extend(garbage);
         prop_assert!(read("garbage", &file, None).is_err());
     }
+}
+
+/// Area between a front of two costs and a corner, both on logarithmic scales.
+fn hypervolume(costs: &[[f64; 2]], corner: [f64; 2]) -> f64 {
+    let mut logs: Vec<[f64; 2]> = costs.iter().map(|costs| costs.map(f64::ln)).collect();
+    logs.sort_by(|a, b| a.partial_cmp(b).unwrap());
+    let (mut area, mut height) = (0.0, corner[1].ln());
+    for [x, y] in logs {
+        if x < corner[0].ln() && y < height {
+            area += (corner[0].ln() - x) * (height - y);
+            height = y;
+        }
+    }
+    area
+}
+
+/// A recorded space with a second column: the outputs of a block, for which it needs shared memory.
+fn of_two_columns() -> RecordedSpace {
+    let [space, _] = real_spaces();
+    let sizes = ["block_size_x", "block_size_y", "tile_size_x", "tile_size_y"];
+    let two = |(config, outcome): (&Config, &Outcome)| {
+        let json = space.space().config_to_json(config);
+        let outputs: f64 = sizes.iter().map(|name| json[*name].as_f64().unwrap()).product();
+        let outcome = match outcome {
+            Outcome::Measured(timing) => {
+                Outcome::Measured(Timing { others: OtherCosts::new(&[outputs]).unwrap(), ..*timing })
+            }
+            failed => failed.clone(),
+        };
+        Trial { config: config.clone(), outcome }
+    };
+    RecordedSpace::new(space.space().clone(), space.outcomes().into_iter().map(two).collect::<Vec<_>>())
+}
+
+/// Mean share of the whole front's hypervolume that a search has after some trials, over seeds.
+fn share_of_front(space: &RecordedSpace, search: &str, n_trials: u64, seeds: std::ops::Range<u64>) -> f64 {
+    let costs = |outcome: &Outcome| {
+        let costs: Vec<f64> = outcome.timing()?.costs().collect();
+        Some([costs[0], costs[1]])
+    };
+    let all: Vec<[f64; 2]> = space.outcomes().into_iter().filter_map(|(_, outcome)| costs(outcome)).collect();
+    let corner = [0, 1].map(|at| all.iter().map(|costs| costs[at]).fold(0.0, f64::max));
+    let whole = hypervolume(&all, corner);
+    let n_seeds = seeds.clone().count() as f64;
+    let share = |seed| {
+        let mut search = build(search, space.space(), seed).unwrap();
+        let budget = Budget { trials: Some(n_trials), ..Budget::default() };
+        let mut found = Vec::new();
+        let mut observer = |event: Event| {
+            if let Event::Trial(report) = event {
+                found.extend(costs(&report.trial.outcome));
+            }
+            Ok(())
+        };
+        let (subject, stop) = (space.space().as_ref().into(), AtomicBool::new(false));
+        let start = HeadStart::default();
+        tune(search.as_mut(), subject, &mut space.clone(), start, budget, &stop, &mut observer).unwrap();
+        hypervolume(&found, corner) / whole
+    };
+    seeds.map(share).sum::<f64>() / n_seeds
+}
+
+#[test]
+fn auto_finds_more_of_a_front_than_random() {
+    let space = of_two_columns();
+    for seeds in [0..6, 3000..3006] {
+        let of = |search| share_of_front(&space, search, 60, seeds.clone());
+        let [auto, random, genetic] = ["auto", "random", "genetic:population=10"].map(of);
+        println!("hypervolume after 60 trials: auto {auto:.4}, random {random:.4}, genetic {genetic:.4}");
+        assert!(auto > random + 0.02, "auto {auto:.4}, random {random:.4}");
+        assert!(genetic > 0.5, "{genetic:.4}");
+    }
+}
+
+#[test]
+fn our_recorded_convolution_is_what_its_page_says() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/cpu-convolution");
+    let space = |name: &str| read(name, &std::fs::read(folder.join(name)).unwrap(), None).unwrap();
+    let page = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    let [whole, sample] = ["resnet18-c1.json.gz", "resnet18-c12-sample.json.gz"].map(space);
+    for (space, n, optimum) in [(&whole, 7570, "0.8888 ms"), (&sample, 2987, "2.0266 ms")] {
+        assert_eq!((space.len(), space.n_valid(), space.notes().len()), (n, n, 0));
+        assert_eq!(format!("{:.4} ms", space.optimum_ns().unwrap() / 1e6), optimum);
+        assert!(page.contains(optimum), "{optimum}");
+    }
+    let after_50 = |search: &str| {
+        let plan = ReplayPlan { budgets: vec![50], ..plan(search, 6) };
+        whole.replay(&plan).unwrap().budgets[0].mean()
+    };
+    let (auto, random) = (after_50("auto"), after_50("random"));
+    assert!(auto > random && random > 0.9, "auto {auto:.4}, random {random:.4}");
 }
