@@ -44,6 +44,9 @@ mod rules;
 #[path = "onnx/types.rs"]
 mod types;
 
+#[path = "onnx/volumes.rs"]
+mod volumes;
+
 #[path = "onnx/wide_weights.rs"]
 mod wide_weights;
 

@@ -1,4 +1,4 @@
-//! Convolutions: of images as they are, all others as products with the elements that windows see.
+//! Convolutions: of images as they are, others as products with the elements that windows see.
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{Conv, ConvInteger, ConvShape, ConvTranspose};
@@ -171,7 +171,9 @@ impl Job<'_> {
     /// Lowers a convolution.
     pub(super) fn conv(&mut self, op: &Conv) -> Lowered {
         let found = op.shape(self.graph_shape(0)?, self.graph_shape(1)?)?;
-        self.convolution(&found, false).otherwise(|| self.convolution_by_products(&found))
+        self.convolution(&found, false)
+            .otherwise(|| self.convolution_of_volumes(&found))
+            .otherwise(|| self.convolution_by_products(&found))
     }
 
     /// Lowers a transposed convolution.

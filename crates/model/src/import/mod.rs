@@ -23,6 +23,7 @@ mod sample;
 mod scatter;
 mod softmax;
 mod trees;
+mod volumes;
 
 use bytes::Bytes;
 use tilewright_codegen::llvm_version;

@@ -11,6 +11,7 @@ use tilewright_graph::{DType, Graph, Node, Op, Place, Tensor, TensorType, Value,
 use tilewright_ir::Target;
 
 mod factors;
+mod forms;
 
 use factors::Integers;
 
@@ -508,7 +509,7 @@ impl Job<'_> {
         let numbers: Vec<f64> = factors.into_iter().map(f64::from).collect();
         let scale = Tensor::from_floats(DType::F32, along.clone(), &numbers);
         let scale = self.add_constant(format!("{name}.factors"), scale);
-        let is_last = self.old.ty(to).dtype == DType::F32 && !integers.is_line;
+        let is_last = self.old.ty(to).dtype == DType::F32 && integers.form.is_rows();
         let named = |is_last, what: &str| if is_last { name.clone() } else { format!("{name}.{what}") };
         let mut x =
             self.step(named(is_last && rest.is_none(), "product"), Binary::Mul, place, vec![Some(x), Some(scale)])?;
@@ -518,9 +519,9 @@ impl Job<'_> {
                 let tensor = self.constant_of(bias)?.reshaped(along);
                 bias = self.add_constant(format!("{name}.bias"), tensor);
             }
-            x = self.step(named(!integers.is_line, "sum"), Binary::Add, place, vec![Some(x), Some(bias)])?;
+            x = self.step(named(integers.form.is_rows(), "sum"), Binary::Add, place, vec![Some(x), Some(bias)])?;
         }
-        self.as_line(name, place, x, &integers)
+        self.written_from(&integers.form, name, place, x)
     }
 
     /// A bias in integers of the scale of sums, one for each column; none where its scale is another.
@@ -569,7 +570,7 @@ impl Job<'_> {
         let to = node.outputs[0]?;
         let name = self.old.value(to).name.clone();
         let sums = self.sums(&name, &node.place, [x, zero], &integers)?;
-        self.plain[to.0 as usize] = Some(self.as_line(name, &node.place, sums, &integers)?);
+        self.plain[to.0 as usize] = Some(self.written_from(&integers.form, name, &node.place, sums)?);
         Some(())
     }
 

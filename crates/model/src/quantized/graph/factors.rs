@@ -1,13 +1,12 @@
 //! Operators of integers with a known factor, in the place of those of numbers.
 
-use std::borrow::Cow;
-
-use tilewright_graph::op::{AutoPad, Cast, Conv, ConvInteger, ConvShape, Gather, MatMulInteger, Reshape, Window};
+use tilewright_graph::op::{Cast, Conv, ConvInteger, ConvShape, Gather, MatMulInteger};
 use tilewright_graph::{DType, Op, Place, Tensor, ValueId};
 use tilewright_ir::{DType as ElementType, Target};
 
 use super::super::price::convolution_pays;
 use super::super::split::split;
+use super::forms::Form;
 use super::{Binary, Bytes, Job, spread};
 
 /// Bytes that a dot product sums.
@@ -29,8 +28,8 @@ pub struct Integers {
     reads: Option<Vec<usize>>,
     /// Sizes, of a convolution of integers.
     found: Option<ConvShape>,
-    /// Whether a convolution over one dimension is one over rows and columns, with a single row.
-    pub is_line: bool,
+    /// Dimensions of a convolution before it was one over rows and columns.
+    pub form: Form,
     /// Channels of the result that each of the first factor's enters, where no other one enters these.
     pub n_results: Option<usize>,
     /// Shape of what there is one of for each column or channel of the result.
@@ -42,25 +41,6 @@ impl Integers {
     pub fn pays(&self, dtype: DType, target: &Target) -> bool {
         self.found.as_ref().is_some_and(|found| convolution_pays(found, dtype, target))
     }
-}
-
-/// Dimensions with one of size 1 between the channels and what is behind them.
-fn with_row(shape: &[usize]) -> Vec<usize> {
-    [&shape[..2], &[1], &shape[2..]].concat()
-}
-
-/// A convolution over one dimension, of these sizes, as one over rows and columns.
-fn over_a_row(found: &ConvShape) -> Conv {
-    let geometry = &found.geometry;
-    let window = Window {
-        kernel: Some(vec![1, geometry.kernel[0]]),
-        strides: Some(vec![1, geometry.strides[0]]),
-        dilations: Some(vec![1, geometry.dilations[0]]),
-        pads: Some(vec![0, geometry.begins[0], 0, geometry.ends[0]]),
-        auto_pad: AutoPad::Given,
-        ceil: false,
-    };
-    Conv { window, groups: found.groups }
 }
 
 impl Job<'_> {
@@ -87,7 +67,7 @@ impl Job<'_> {
             weights,
             reads,
             found: None,
-            is_line: false,
+            form: Form::Rows,
             n_results: None,
             along: vec![n],
         })
@@ -95,39 +75,34 @@ impl Job<'_> {
 
     /// Known filters of a convolution of an image of this shape.
     pub fn filters(&mut self, bytes: &Bytes, conv: &Conv, image: &[usize]) -> Option<Integers> {
-        let mut shape = self.constant_of(bytes.id)?.shape().to_vec();
-        let is_single = bytes.is_single() || bytes.axis == 0;
-        (shape.len() > 2 && !shape.contains(&0) && is_single).then_some(())?;
-        let (mut conv, mut image, is_line) = (Cow::Borrowed(conv), image.to_vec(), shape.len() == 3);
-        if is_line {
-            conv = Cow::Owned(over_a_row(&conv.shape(&image, &shape).ok()?));
-            (shape, image) = (with_row(&shape), with_row(&image));
-        }
-        let (n, n_channels, area) = (shape[0], shape[1], shape[2..].iter().product::<usize>());
-        let numbers = self.centred(bytes, n, [&|at| at, &|at| at / (n_channels * area)])?;
-        let (groups, rank) = (conv.groups, shape.len() - 2);
-        (n.is_multiple_of(groups) && image.get(1) == Some(&(groups * n_channels))).then_some(())?;
+        let shape = self.constant_of(bytes.id)?.shape().to_vec();
+        (!shape.contains(&0) && (bytes.is_single() || bytes.axis == 0)).then_some(())?;
+        let found = conv.shape(image, &shape).ok()?;
+        let form = Form::of(&found)?;
+        let (conv, mut image) = form.over_rows(conv, &found);
+        let (mut shape, places) = form.filters(&shape);
+        let (n, n_channels, area, groups) = (shape[0], shape[1], shape[2] * shape[3], conv.groups);
+        let numbers = self.centred(bytes, n, [&|at| places[at], &|at| at / (n_channels * area)])?;
         let n_results = (n_channels == 1).then(|| n / groups);
-        let along = [&[n][..], &vec![1; rank]].concat();
+        let along = vec![n, 1, 1];
         let lanes = self.target.lanes(ElementType::F32) as usize;
         let split = split(&numbers, [groups, n / groups, n_channels, area], lanes);
         let reads = (!split.is_plain()).then(|| split.columns.clone());
         // Kernels of depthwise convolutions read each channel once.
-        if rank > 2 || reads.is_some() && n_channels == 1 && groups > 1 {
+        if reads.is_some() && n_channels == 1 && groups > 1 {
             let sum = |filter: &[i64]| filter.iter().map(|x| x.abs()).sum::<i64>();
-            let is_exact = numbers.chunks(n_channels * area).all(|filter| sum(filter) * LARGEST < EXACT);
+            let is_exact = numbers.chunks(area).all(|filter| sum(filter) * LARGEST < EXACT);
             let numbers: Vec<f64> = numbers.iter().map(|&x| x as f64).collect();
             let name = format!("{}.numbers", self.new.value(bytes.id).name);
             let weights = self.add_constant(name, Tensor::from_floats(DType::F32, shape, &numbers));
-            let op = conv.into_owned().into();
-            return is_exact.then_some(Integers { op, weights, reads: None, found: None, is_line, n_results, along });
+            let op = conv.into();
+            return is_exact.then_some(Integers { op, weights, reads: None, found: None, form, n_results, along });
         }
         image[1] = split.columns.len();
         shape[1] = split.columns.len() / groups;
         let found = conv.shape(&image, &shape).ok()?;
         let weights = self.known(bytes, shape, &split.numbers);
-        let op = ConvInteger(conv.into_owned()).into();
-        Some(Integers { op, weights, reads, found: Some(found), is_line, n_results, along })
+        Some(Integers { op: ConvInteger(conv).into(), weights, reads, found: Some(found), form, n_results, along })
     }
 
     /// A known factor of i8s: the one there is, if it has these elements.
@@ -141,7 +116,7 @@ impl Job<'_> {
     }
 
     /// Computes the sums of an operator of integers, of the first factor and its zero point; those of a
-    /// convolution over one dimension have a row, which [`Self::as_line`] takes away.
+    /// convolution are over rows and columns.
     pub fn sums(
         &mut self,
         name: &str,
@@ -149,10 +124,7 @@ impl Job<'_> {
         [mut x, zero]: [Option<ValueId>; 2],
         integers: &Integers,
     ) -> Option<ValueId> {
-        if integers.is_line {
-            let shape = with_row(&self.shape(x?));
-            x = Some(self.reshaped(format!("{name}.row"), place, x?, &shape)?);
-        }
+        x = Some(self.read_as(&integers.form, name, place, x?, zero)?);
         if let Some(reads) = &integers.reads {
             let axis = if integers.found.is_some() { 1 } else { self.shape(x?).len() - 1 };
             let places: Vec<i64> = reads.iter().map(|&at| at as i64).collect();
@@ -160,7 +132,7 @@ impl Job<'_> {
             let gather = Gather { axis: axis as i64 };
             x = Some(self.step(format!("{name}.inputs"), gather, place, vec![x, Some(places)])?);
         }
-        let named = if integers.is_line { format!("{name}.sums") } else { name.to_owned() };
+        let named = if !integers.form.is_rows() { format!("{name}.sums") } else { name.to_owned() };
         if !matches!(integers.op, Op::Conv(_)) {
             return self.step(named, integers.op.clone(), place, vec![x, Some(integers.weights), zero]);
         }
@@ -173,21 +145,5 @@ impl Job<'_> {
         let sums =
             self.step(format!("{name}.convolved"), integers.op.clone(), place, vec![x, Some(integers.weights)])?;
         self.step(named, Cast { to: Some(DType::I32) }, place, vec![Some(sums)])
-    }
-
-    /// The result of an operator of integers in the shape that its node gives it.
-    pub fn as_line(&mut self, name: String, place: &Place, x: ValueId, integers: &Integers) -> Option<ValueId> {
-        if !integers.is_line {
-            return Some(x);
-        }
-        let mut shape = self.shape(x);
-        shape.remove(2);
-        self.reshaped(name, place, x, &shape)
-    }
-
-    fn reshaped(&mut self, name: String, place: &Place, x: ValueId, shape: &[usize]) -> Option<ValueId> {
-        let sizes: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
-        let sizes = self.add_constant(format!("{name}.shape"), Tensor::vector(&sizes));
-        self.step(name, Reshape { shape: None, allow_zero: false }, place, vec![Some(x), Some(sizes)])
     }
 }

@@ -1,0 +1,116 @@
+//! Convolutions over three dimensions, as such over rows and columns.
+
+use tilewright_graph::op::{ConvShape, Geometry};
+
+use super::conv::window_of;
+use super::job::{Job, ints};
+use super::no_code::{Lowered, NoCode, need};
+use crate::net::{Convolution, Kind, ValueId};
+use crate::scalar::{add, input};
+
+impl Job<'_> {
+    /// A convolution of volumes: of columns that stand side by side, where windows are one element wide and
+    /// high, or of planes, each with the channels of all planes that its windows see.
+    pub(super) fn convolution_of_volumes(&mut self, found: &ConvShape) -> Lowered {
+        let (x, w, to) = (self.input(0)?, self.input(1)?, self.output()?);
+        self.need_f32(x)?;
+        self.need_f32(w)?;
+        let geometry = &found.geometry;
+        need(geometry.kernel.len() == 3, || NoCode::Form("windows over more than three dimensions"))?;
+        let is_one = |d: usize| geometry.kernel[d] == 1 && geometry.out[d] == found.image[d];
+        let is_pointwise = is_one(0) && is_one(1) && is_one(2);
+        need(!is_pointwise, || NoCode::Form("windows of one element, which a product takes"))?;
+        match is_one(1) && is_one(2) {
+            true => self.convolution_of_columns(found, [x, w], to),
+            false => self.convolution_of_planes(found, [x, w], to),
+        }
+    }
+
+    /// A convolution along the first dimension: rows and columns of a plane are columns.
+    fn convolution_of_columns(&mut self, found: &ConvShape, [x, w]: [ValueId; 2], to: ValueId) -> Lowered {
+        let one = |sizes: &[usize]| vec![sizes[0], 1];
+        let joined = |sizes: &[usize]| vec![sizes[0], sizes[1] * sizes[2]];
+        let of = &found.geometry;
+        let geometry = Geometry {
+            kernel: one(&of.kernel),
+            strides: one(&of.strides),
+            dilations: one(&of.dilations),
+            begins: vec![of.begins[0], 0],
+            ends: vec![of.ends[0], 0],
+            out: joined(&of.out),
+        };
+        let plain = ConvShape { image: joined(&found.image), geometry, ..found.clone() };
+        let window = window(&plain)?;
+        let [n, c, m, groups] = [found.n, found.c, found.m, found.groups].map(|size| size as i64);
+        let x = self.viewed("columns", x, &[&[n, c], &ints(&plain.image)[..]].concat());
+        let w = self.viewed("weights", w, &[m, c / groups, of.kernel[0] as i64, 1]);
+        let y = self.convolved_and_biased(window, [x, w], &[&[n, m], &ints(&plain.geometry.out)[..]].concat());
+        self.push(Kind::View, &[y], to);
+        Ok(())
+    }
+
+    /// A convolution of planes, whose channels are those of all planes that its windows see, one plane behind
+    /// the other within each group.
+    fn convolution_of_planes(&mut self, found: &ConvShape, [mut x, w]: [ValueId; 2], to: ValueId) -> Lowered {
+        let of = &found.geometry;
+        let rest = |sizes: &[usize]| sizes[1..].to_vec();
+        let geometry = Geometry {
+            kernel: rest(&of.kernel),
+            strides: rest(&of.strides),
+            dilations: rest(&of.dilations),
+            begins: of.begins[1..].to_vec(),
+            ends: of.ends[1..].to_vec(),
+            out: rest(&of.out),
+        };
+        let n_taps = of.kernel[0];
+        let plain = ConvShape {
+            n: found.n * of.out[0],
+            c: found.c * n_taps,
+            image: rest(&found.image),
+            geometry,
+            ..found.clone()
+        };
+        let window = window(&plain)?;
+        let [n, c, m, groups] = [found.n, found.c, found.m, found.groups].map(|size| size as i64);
+        let [taps, stride, dilation, planes] =
+            [n_taps, of.strides[0], of.dilations[0], of.out[0]].map(|size| size as i64);
+        let (image, out, kernel) = (ints(&plain.image), ints(&plain.geometry.out), ints(&plain.geometry.kernel));
+        // No window reaches further.
+        let padded = [&[n, c, (planes - 1) * stride + (taps - 1) * dilation + 1], &image[..]].concat();
+        if self.net.shape(x) != padded || of.begins[0] != 0 {
+            x = self.step("padded", Kind::Pad(vec![0, 0, of.begins[0], 0, 0], 0.0), &[x], &padded);
+        }
+        let order = vec![0, 2, 1, 3, 4];
+        let by_plane = [&[n, padded[2], c], &image[..]].concat();
+        x = self.step("planes", Kind::Transpose(order.clone()), &[x], &by_plane);
+        let mut seen = Vec::with_capacity(n_taps);
+        for tap in 0..taps {
+            let mut parts = vec![(0, 1); 5];
+            parts[1] = (tap * dilation, stride);
+            let part = self.step("tap", Kind::Slice(parts), &[x], &[&[n, planes, c], &image[..]].concat());
+            seen.push(self.viewed("tap", part, &[&[n * planes, groups, c / groups], &image[..]].concat()));
+        }
+        let all = [&[n * planes, groups, taps * c / groups], &image[..]].concat();
+        let all = if seen.len() == 1 { seen[0] } else { self.step("taps", Kind::Concat(2), &seen, &all) };
+        x = self.viewed("seen", all, &[&[n * planes, taps * c], &image[..]].concat());
+        let turned = [&[m, taps, c / groups], &kernel[..]].concat();
+        let w = self.step("turned", Kind::Transpose(order.clone()), &[w], &turned);
+        let w = self.viewed("weights", w, &[&[m, taps * c / groups], &kernel[..]].concat());
+        let y = self.convolved_and_biased(window, [x, w], &[&[n * planes, m], &out[..]].concat());
+        let y = self.viewed("by plane", y, &[&[n, planes, m], &out[..]].concat());
+        self.push(Kind::Transpose(order), &[y], to);
+        Ok(())
+    }
+
+    /// A convolution over rows and columns, with the bias of the node.
+    fn convolved_and_biased(&mut self, window: Convolution, factors: [ValueId; 2], out: &[i64]) -> ValueId {
+        let y = self.step("conv", Kind::Conv(window), &factors, out);
+        let Some(bias) = self.try_input(2) else { return y };
+        let bias = self.viewed("bias", bias, &[out[1], 1, 1]);
+        self.step("sum", Kind::Map(add(input(0), input(1))), &[y, bias], out)
+    }
+}
+
+fn window(found: &ConvShape) -> Lowered<Convolution> {
+    window_of(found, false).ok_or(NoCode::Form("windows that leave out parts of the image"))
+}

@@ -1,0 +1,65 @@
+//! Convolutions over three dimensions, against the reference evaluator.
+
+use tilewright_device::host;
+use tilewright_graph::{DType, Tensor, evaluate, onnx};
+use tilewright_model::Runner;
+use tilewright_runtime::Threads;
+
+use crate::common::build::{Attr, single};
+use crate::common::{Case, no_files};
+use crate::compiled_case;
+
+fn elements(shape: &[usize], step: usize) -> Tensor {
+    let n = shape.iter().product::<usize>();
+    Tensor::from_floats(DType::F32, shape, &(0..n).map(|at| (at * step % 23) as f64 / 9.7 - 1.1).collect::<Vec<_>>())
+}
+
+/// Convolutions with depth are convolutions of planes, and those along the depth alone of columns.
+#[test]
+fn volumes_are_convolved_by_planes() {
+    // Images, channels, image, filters, their size, strides, dilations, borders and groups.
+    type Case3 = (usize, usize, [usize; 3], usize, [usize; 3], [i64; 3], [i64; 3], [i64; 6], usize);
+    let cases: [Case3; 7] = [
+        (1, 16, [6, 9, 8], 32, [3, 3, 3], [1; 3], [1; 3], [1; 6], 1),
+        (2, 3, [7, 8, 9], 8, [3, 3, 3], [2, 2, 1], [1; 3], [1, 0, 1, 0, 1, 1], 1),
+        (1, 8, [9, 7, 6], 4, [2, 3, 1], [3, 1, 2], [2, 1, 1], [0, 1, 0, 3, 1, 0], 2),
+        (2, 6, [8, 5, 4], 6, [3, 3, 3], [1; 3], [1; 3], [1; 6], 6),
+        (1, 16, [4, 8, 8], 16, [1, 3, 3], [2, 1, 1], [1; 3], [0, 1, 1, 0, 1, 1], 1),
+        (2, 16, [9, 6, 5], 24, [3, 1, 1], [2, 1, 1], [1; 3], [1, 0, 0, 1, 0, 0], 1),
+        (1, 5, [3, 4, 4], 7, [1, 1, 1], [1; 3], [1; 3], [0; 6], 1),
+    ];
+    for (n, c, image, m, kernel, strides, dilations, pads, groups) in cases {
+        for has_bias in [false, true] {
+            let x = elements(&[&[n, c], &image[..]].concat(), 37);
+            let w = elements(&[&[m, c / groups], &kernel[..]].concat(), 61);
+            let attributes = [
+                ("strides", Attr::Ints(strides.to_vec())),
+                ("dilations", Attr::Ints(dilations.to_vec())),
+                ("pads", Attr::Ints(pads.to_vec())),
+                ("group", Attr::Int(groups as i64)),
+            ];
+            let given = [Some(x), Some(w), has_bias.then(|| elements(&[m], 5))];
+            let model = single("Conv", 17, &attributes, &given, 1);
+            let given: Vec<Tensor> = given.into_iter().flatten().collect();
+            let graph = onnx::read(&model, &mut no_files).unwrap().graph;
+            let names: Vec<String> = graph.inputs.iter().map(|&id| graph.value(id).name.clone()).collect();
+            let named: Vec<(&str, Tensor)> = names.iter().map(String::as_str).zip(given.iter().cloned()).collect();
+            let expected = evaluate(&graph, &named).unwrap().remove(0);
+            let about = format!("{c} channels of {image:?} by {m} filters of {kernel:?} in {groups} groups");
+            let case = Case { name: about.clone(), model, sets: Vec::new() };
+            let (compiled, given) = compiled_case(&case, &given, &host::target()).unwrap().expect("a case with code");
+            let tasks: Vec<String> = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
+            let has_windows = kernel != [1; 3];
+            assert_eq!(tasks.iter().any(|task| task.contains("conv2d:")), has_windows, "{about}: {tasks:?}");
+            let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+            given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+            runner.run().unwrap();
+            let found = runner.outputs().remove(0).1;
+            assert_eq!(found.ty(), expected.ty(), "{about}");
+            let (found, expected) = (found.floats(), expected.floats());
+            let most = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+            let error = found.iter().zip(&expected).fold(0.0f64, |error, (x, y)| error.max((x - y).abs()));
+            assert!(error <= 2e-5 * most, "{about}: an error of {error} of {most}");
+        }
+    }
+}
