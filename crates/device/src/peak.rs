@@ -31,7 +31,8 @@ pub enum Kind {
     F32,
     /// Multiply-adds in f64.
     F64,
-    /// Dot products of four 8-bit integers, the first ones unsigned, added to 32-bit sums.
+    /// Dot products of four 8-bit integers, the first ones unsigned, added to 32-bit sums; of pairs of 16-bit
+    /// integers where the machine takes them so.
     Dot4,
     /// Dot products of two bf16 numbers, added to f32 sums.
     Dot2,
@@ -68,23 +69,25 @@ impl Kind {
     }
 
     /// Multiply-adds of a lane at once.
-    fn steps(self) -> i64 {
-        self.products().and_then(Tensor::dot_steps).unwrap_or(1)
+    fn steps(self, target: &Target) -> i64 {
+        self.products(target).and_then(Tensor::dot_steps).unwrap_or(1)
     }
 
     /// The dot products, where they are such.
-    fn products(self) -> Option<Tensor> {
+    fn products(self, target: &Target) -> Option<Tensor> {
         match self {
             Kind::F32 | Kind::F64 => None,
+            Kind::Dot4 if target.widens_bytes() => Some(Tensor::Dot2),
             Kind::Dot4 => Some(Tensor::Dot4),
             Kind::Dot2 => Some(Tensor::Dot2),
         }
     }
 
     /// Types of the factors.
-    fn factors(self) -> [DType; 2] {
+    fn factors(self, target: &Target) -> [DType; 2] {
         match self {
             Kind::F32 | Kind::F64 => [self.dtype(); 2],
+            Kind::Dot4 if target.widens_bytes() => [DType::I16; 2],
             Kind::Dot4 => [DType::U8, DType::I8],
             Kind::Dot2 => [DType::Bf16; 2],
         }
@@ -107,7 +110,7 @@ pub fn gflops(target: &Target, kind: Kind, n_threads: usize) -> Result<f64, Peak
     // one product: more of them would count multiplications that do not take place.
     let n_registers = i64::from(target.n_vector_registers);
     let sums = if target.has_fma { (n_registers - 4).min(24) } else { n_registers / 2 - 4 };
-    let kernel = tilewright_codegen::compile(&program(kind, sums, lanes, n_threads as i64), target)?;
+    let kernel = tilewright_codegen::compile(&program((kind, target), sums, lanes, n_threads as i64), target)?;
     // Ones of f32; as f64 no less a plain number, and as bytes not all the same.
     let (mut x, mut y) = (vec![1.0f32; 128], vec![1.0f32; 128]);
     let mut out = vec![0.0f64; (n_threads as i64 * sums * lanes) as usize + 64];
@@ -128,17 +131,17 @@ pub fn gflops(target: &Target, kind: Kind, n_threads: usize) -> Result<f64, Peak
         }
         fastest
     });
-    let flops = 2.0 * (ROUNDS * sums * lanes * kind.steps()) as f64 * n_threads as f64;
+    let flops = 2.0 * (ROUNDS * sums * lanes * kind.steps(target)) as f64 * n_threads as f64;
     Ok(flops / fastest)
 }
 
 /// `out[t, s, l] = Σ_rounds Σ_k x[k] · y[l, k]`, in registers.
-fn program(kind: Kind, sums: i64, lanes: i64, n_threads: i64) -> Program {
+fn program((kind, target): (Kind, &Target), sums: i64, lanes: i64, n_threads: i64) -> Program {
     let buffer =
         |name: &str, dtype, shape: Vec<i64>, scope, role| Buffer { name: name.into(), dtype, shape, scope, role };
     let mut p = Program { name: "peak".into(), ..Program::default() };
-    let (dtype, steps) = (kind.dtype(), kind.steps());
-    let factors = kind.factors();
+    let (dtype, steps) = (kind.dtype(), kind.steps(target));
+    let factors = kind.factors(target);
     let x = p.add_buffer(buffer("x", factors[0], vec![steps], Scope::Global, Role::Input));
     let y = p.add_buffer(buffer("y", factors[1], vec![lanes, steps], Scope::Global, Role::Input));
     let out = p.add_buffer(buffer("out", dtype, vec![n_threads, sums, lanes], Scope::Global, Role::Output));
@@ -164,7 +167,7 @@ fn program(kind: Kind, sums: i64, lanes: i64, n_threads: i64) -> Program {
         index: vec![t.into(), s.clone(), l.into()],
         value: Expr::Load(sum, vec![s, l.into()]),
     });
-    let kind_of_steps = kind.products().map_or(LoopKind::Serial, LoopKind::Tensor);
+    let kind_of_steps = kind.products(target).map_or(LoopKind::Serial, LoopKind::Tensor);
     let add = vec![Stmt::For(Loop { var: k, extent: steps.into(), kind: kind_of_steps, body: add })];
     let rounds = Stmt::For(Loop { var: round, extent: ROUNDS.into(), kind: LoopKind::Serial, body: add });
     let body = [Stmt::Alloc(sum)].into_iter().chain(begin).chain([rounds]).chain(end).collect();

@@ -1,5 +1,5 @@
-//! Dot products of four 8-bit integers, or of two bf16 numbers, as CPUs add them to 32-bit sums in one
-//! instruction.
+//! Dot products of four 8-bit integers, or of two bf16 numbers or 16-bit integers, as CPUs add them to 32-bit
+//! sums in one or two instructions.
 //!
 //! A schedule divides the sum by four, puts the loop over the four around the loops of a tile, and marks it:
 //!
@@ -18,7 +18,7 @@
 //!
 //! A loop marked `dot2` goes over two bf16 numbers likewise and adds to f32 sums, as `vdpbf16ps` does: the
 //! second product first, each of the two additions rounded once, to the nearest. Factors and sums below the
-//! normal numbers count as zeros.
+//! normal numbers count as zeros. It may go over two 16-bit integers as well, and adds to sums modulo 2^32.
 
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
@@ -57,6 +57,28 @@ const PAIRS: Kind = Kind {
     apart: "the two steps of a dot product lie at one distance from each other in both factors",
 };
 
+const SHORT_PAIRS: Kind = Kind {
+    steps: 2,
+    factors: &[DType::I16],
+    sums: DType::I32,
+    too_many_steps: "a dot product of 16-bit integers takes 2 steps of a sum at a time",
+    no_product: "only sums of products of two 16-bit integers each, begun before, may stand in it",
+    apart: PAIRS.apart,
+};
+
+/// Whether statements add to integers before they add to anything else.
+pub fn adds_to_integers(program: &Program, stmts: &[Stmt]) -> bool {
+    fn first(program: &Program, stmts: &[Stmt]) -> Option<DType> {
+        stmts.iter().find_map(|stmt| match stmt {
+            Stmt::For(l) => first(program, &l.body),
+            Stmt::If { then, otherwise, .. } => first(program, then).or_else(|| first(program, otherwise)),
+            Stmt::Update { buffer, .. } => Some(program.buffers.get(buffer.0 as usize)?.dtype),
+            _ => None,
+        })
+    }
+    first(program, stmts).is_some_and(|dtype| !dtype.is_float())
+}
+
 /// Whether dot products multiply integers of a type.
 pub fn is_factor(dtype: DType) -> bool {
     FOURS.factors.contains(&dtype)
@@ -80,7 +102,11 @@ pub fn factor(value: &Expr) -> Option<(BufferId, &[Index], Option<&Index>)> {
 /// # Errors
 /// The reason why the loop is no such product.
 pub fn check(program: &Program, l: &Loop, how: Tensor, ranges: &mut Ranges) -> Result<(), &'static str> {
-    let kind = if how == Tensor::Dot2 { PAIRS } else { FOURS };
+    let kind = match how {
+        Tensor::Dot2 if adds_to_integers(program, &l.body) => SHORT_PAIRS,
+        Tensor::Dot2 => PAIRS,
+        _ => FOURS,
+    };
     if ranges.upper(&l.extent).is_none_or(|n| n > kind.steps) {
         return Err(kind.too_many_steps);
     }

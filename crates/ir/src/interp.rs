@@ -27,6 +27,7 @@
 //! A program that reads or writes outside a buffer, reads what was never written, divides an index by zero,
 //! or leaves an element of an output unwritten has no meaning: it ends with a [`Fault`] that says where.
 
+use crate::dot;
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
 use crate::index::{Atom, Index};
@@ -715,7 +716,9 @@ impl Compiler<'_> {
                         return Err(Fault::Unbound { name: crate::text::loop_name(self.program, l.var) });
                     }
                     self.bound.push(l.var);
-                    let is_pair = l.kind == LoopKind::Tensor(Tensor::Dot2) && self.rounding == Rounding::ToElementType;
+                    let is_pair = l.kind == LoopKind::Tensor(Tensor::Dot2)
+                        && self.rounding == Rounding::ToElementType
+                        && !dot::adds_to_integers(self.program, &l.body);
                     let was_in_pairs = self.in_pairs;
                     self.in_pairs |= is_pair;
                     let body = self.block(&l.body)?;

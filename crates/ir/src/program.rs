@@ -174,7 +174,8 @@ pub enum Tensor {
     /// No tensor core's: dot products of four 8-bit integers, which CPUs add to 32-bit sums in one
     /// instruction: see [`dot`](crate::dot).
     Dot4,
-    /// No tensor core's: dot products of two bf16 numbers, added to f32 sums likewise.
+    /// No tensor core's: dot products of two bf16 numbers, added to f32 sums likewise, or of two 16-bit
+    /// integers, added to 32-bit sums.
     Dot2,
 }
 

@@ -94,6 +94,7 @@ fn convolutions_of_rounded_factors_are_right_by_every_template() {
         "conv2d:n=2,c=3,h=13,w=12,k=17,r=5,s=5,stride=2,pad=2,bf16=1",
         "conv2d:c=8,h=6,w=7,k=32,r=3,s=3,pad=1,bf16=1,layout=blocked,prologue=bias+relu",
         "conv2d:c=9,h=6,w=7,k=20,r=1,s=1,bf16=1,layout=blocked",
+        "conv2d:c=2,h=6,w=7,k=20,r=3,s=3,pad=1,bf16=1,layout=blocked",
         "conv2d:c=12,h=6,w=7,k=24,r=3,s=3,groups=3,bf16=1",
         "conv2d:c=18,h=6,w=7,k=17,r=3,s=3,pad=1,const=w,dtype=bf16,epilogue=bias",
     ];

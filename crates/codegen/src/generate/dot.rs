@@ -54,7 +54,7 @@ impl Generator<'_> {
         let Expr::Binary(BinaryOp::Mul, a, b) = value else { unreachable!("a dot product sums products") };
         let factors = [a, b].map(|value| factor(value).expect("a dot product multiplies elements, or halves of them"));
         let dtypes = factors.map(|(buffer, ..)| self.program.buffer(buffer).dtype);
-        let group = if dtypes[0].is_half() { 2 } else { STEPS };
+        let group = if dtypes[0].bytes() == 2 { 2 } else { STEPS };
         // What lies behind the last step of one factor is multiplied by zeros of the other.
         let [a, b] = [(0, true), (1, false)].map(|(at, has_zeros)| {
             let (buffer, index, half) = factors[at];
@@ -68,6 +68,7 @@ impl Generator<'_> {
         let lanes = a.lanes.max(b.lanes).max(old.lanes);
         let [sums, a, b] = [old, a, b].map(|x| self.widen(x, lanes));
         let value = match group {
+            2 if dtypes[0] == DType::I16 => dot2_of_integers(&self.m, self.target, sums, [a, b]),
             2 => dot2(&self.m, self.target, sums, [a, b]),
             _ => dot4(&self.m, self.target, dtypes.map(|dtype| dtype == DType::I8), sums, [a, b]),
         };
@@ -222,14 +223,9 @@ pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [
     let lanes = m.type_of(sums).lanes;
     let own = target.dot4_lanes(signed);
     let mixed = target.dot4_lanes([false, true]);
-    let pairs = match target.arch {
-        // AVX2 in two halves has 512 bits as well, and 16 registers.
-        Arch::X86_64 if target.n_vector_registers < 32 => target.vector_bits.min(256) as usize / 32,
-        Arch::X86_64 => target.vector_bits as usize / 32,
-        Arch::Aarch64 | Arch::Gpu(_) => 0,
-    };
-    let has_bytes = own.max(mixed) > 0;
-    let most = if has_bytes { own.max(mixed) } else { pairs };
+    let signed_alone = target.dot4_lanes([true, true]);
+    let has_bytes = own.max(mixed).max(signed_alone) > 0;
+    let most = if has_bytes { own.max(mixed).max(signed_alone) } else { pair_lanes(target) };
     if lanes < LEAST_LANES || most == 0 {
         return by_bytes(m, signed, sums, [a, b]);
     }
@@ -243,6 +239,18 @@ pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [
     let turn = m.splat(m.int32(HIGHEST_BITS), lanes);
     match signed {
         _ if !has_bytes => by_pairs(m, signed, sums, [a, b]),
+        // Of Arm's first dot products both factors have a sign, or none.
+        [false, true] if mixed == 0 => {
+            // Σ a·b = Σ (a − 128)·b + 128·Σ b, of which 128 is −(−128).
+            let correction = m.dot4([true, true], zero, turn, b);
+            let sums = m.binary(Op::SubWrapping, sums, correction);
+            m.dot4([true, true], sums, m.binary(Op::Xor, a, turn), b)
+        }
+        [true, false] if mixed == 0 => {
+            let correction = m.dot4([true, true], zero, a, turn);
+            let sums = m.binary(Op::SubWrapping, sums, correction);
+            m.dot4([true, true], sums, a, m.binary(Op::Xor, b, turn))
+        }
         [true, true] => {
             let correction = m.dot4([false, true], zero, turn, b);
             let sums = m.binary(Op::SubWrapping, sums, correction);
@@ -276,6 +284,33 @@ pub fn dot2(m: &Builder, target: &Target, sums: Id, [a, b]: [Id; 2]) -> Id {
         false => m.binary(Op::FAdd, sums, m.binary(Op::FMul, a, b)),
     };
     add(add(sums, upper(a), upper(b)), lower(a), lower(b))
+}
+
+/// Lanes of 32 bits that instructions for pairs of 16-bit integers have at most; 0 without such.
+fn pair_lanes(target: &Target) -> usize {
+    match target.arch {
+        // AVX2 in two halves has 512 bits as well, and 16 registers.
+        Arch::X86_64 if target.n_vector_registers < 32 => target.vector_bits.min(256) as usize / 32,
+        Arch::X86_64 => target.vector_bits as usize / 32,
+        Arch::Aarch64 | Arch::Gpu(_) => 0,
+    }
+}
+
+/// Adds dot products of two 16-bit integers a lane to 32-bit sums, for any number of lanes.
+pub fn dot2_of_integers(m: &Builder, target: &Target, sums: Id, [a, b]: [Id; 2]) -> Id {
+    let lanes = m.type_of(sums).lanes;
+    let most = pair_lanes(target);
+    if most > 0 && lanes > most {
+        return in_halves(m, sums, [a, b], |sums, factors| dot2_of_integers(m, target, sums, factors));
+    }
+    if most > 0 && lanes >= LEAST_LANES {
+        return m.dot2(sums, a, b);
+    }
+    let sixteen = m.splat(m.int32(16), lanes);
+    let upper = |x: Id| m.binary(Op::ShiftSigned, x, sixteen);
+    let lower = |x: Id| upper(m.binary(Op::ShiftLeft, x, sixteen));
+    let add = |sums: Id, a: Id, b: Id| m.binary(Op::AddWrapping, sums, m.binary(Op::MulWrapping, a, b));
+    add(add(sums, lower(a), lower(b)), upper(a), upper(b))
 }
 
 /// Two halves of a vector, each by itself.
@@ -432,6 +467,48 @@ mod tests {
         }
     }
 
+    #[test]
+    fn pairs_of_integers_are_exact_and_wrap() {
+        const ENDS: [i16; 6] = [0, 1, 255, -128, i16::MAX, i16::MIN];
+        for target in targets() {
+            for lanes in [1, 2, 4, 8, 16] {
+                let m = Builder::new("test");
+                let f = m.function("f", Linkage::Exported, None, &[Type::POINTER; 3]);
+                m.go_to(f, m.block(f));
+                let ty = Type::I32.vector(lanes);
+                let [sums, a, b] = [0, 1, 2].map(|at| m.load(ty, m.parameter(at), 1, false));
+                m.store(dot2_of_integers(&m, &target, sums, [a, b]), m.parameter(0), 1);
+                m.ret();
+                let codes = codes_of(m.finish(), &target, lanes);
+                let check = |sum: i32, a: &[i16], b: &[i16]| {
+                    let products = a.iter().zip(b).map(|(a, b)| i64::from(*a) * i64::from(*b));
+                    let products: Vec<i64> = products.collect();
+                    let lane = |at: usize| (i64::from(sum) + products[2 * at] + products[2 * at + 1]) as i32;
+                    let expected: Vec<i32> = (0..lanes).map(lane).collect();
+                    let [of_a, of_b] = [a, b].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+                    for (name, code) in &codes {
+                        let got = run(code, &vec![sum; lanes], &of_a, &of_b);
+                        assert_eq!(got, expected, "{name} {target} {a:?} {b:?} {sum}");
+                    }
+                };
+                for (x, y) in ENDS.iter().flat_map(|x| ENDS.map(|y| (*x, y))) {
+                    for sum in [0, i32::MAX, i32::MIN] {
+                        check(sum, &vec![x; 2 * lanes], &vec![y; 2 * lanes]);
+                    }
+                }
+                let mut state = 1u32;
+                let mut short = || {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    (state >> 16) as i16
+                };
+                for _ in 0..100 {
+                    let [a, b]: [Vec<i16>; 2] = [(); 2].map(|()| (0..2 * lanes).map(|_| short()).collect());
+                    check(i32::from(short()) << 12, &a, &b);
+                }
+            }
+        }
+    }
+
     /// Pairs of bf16 numbers, by the instruction that flushes what is below the normal numbers and by
     /// multiply-adds that do not.
     fn targets_of_pairs() -> Vec<(Target, bool)> {
@@ -545,6 +622,7 @@ mod tests {
         check("x86-64-v3", "+avxvnni,+avxvnniint8", none, &[("vpdpbuud", 1)]);
         check("cortex-a76", "", both, &[("sdot", 1)]);
         check("cortex-a76", "", none, &[("udot", 1)]);
+        check("cortex-a76", "", mixed, &[("sdot", 2)]);
         check("neoverse-v1", "", mixed, &[("usdot", 1)]);
         check("neoverse-v1", "", [true, false], &[("usdot", 1)]);
     }

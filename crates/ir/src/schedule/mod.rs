@@ -236,8 +236,8 @@ pub enum Step {
         name: String,
         /// Dimensions of the copy.
         layout: Vec<LayoutAxis>,
-        /// Element type of the copy, where it is another one: f32 of f16 and bf16, or the type that every
-        /// read casts to.
+        /// Element type of the copy, where it is another one: f32 of f16 and bf16, longer integers of 8-bit
+        /// ones, or the type that every read casts to.
         dtype: Option<DType>,
         /// Whether the copy is shared by the threads of a GPU block rather than private.
         shared: bool,

@@ -26,8 +26,12 @@ pub fn stage(
     let ahead = at.is_none() && program.buffer(source).role == Role::ConstInput;
     let own = program.buffer(source).dtype;
     let dtype = dtype.unwrap_or(own);
-    // Nothing is computed in halves, so that their numbers in f32 are as good.
-    let cast = (dtype != own && !(own.is_half() && dtype == own.arithmetic())).then_some(dtype);
+    // Nothing is computed in halves or 8-bit integers, so that their numbers in longer ones are as good.
+    let is_longer = match own {
+        DType::U8 | DType::I8 => matches!(dtype, DType::I16 | DType::I32),
+        own => own.is_half() && dtype == own.arithmetic(),
+    };
+    let cast = (dtype != own && !is_longer).then_some(dtype);
     let (scope, role) = match (ahead, shared) {
         (true, _) => (Scope::Global, Role::Kept),
         (false, true) => (Scope::Shared, Role::Temporary),
@@ -101,7 +105,10 @@ impl Serve<'_> {
         let name = &names.buffer(self.source).name;
         let fail = |why: String| Illegal::Buffer { buffer: name.clone(), why };
         let place = self.at.map_or("in `run`".to_owned(), |at| format!("in loop `{at}`"));
-        if writes(&block, self.source) {
+        // What is written as a whole ahead of the first read stays as it is copied.
+        let is_read = |s: &Stmt| reads(std::slice::from_ref(s), self.source);
+        let first = self.at.map_or(block.iter().position(is_read), |_| None).unwrap_or(0);
+        if writes(&block[first..], self.source) {
             return Err(fail(format!("it is written {place}, so a copy would go stale")));
         }
         if !self.is_filled {

@@ -17,10 +17,10 @@ use factors::Integers;
 
 /// Rewrites a graph in which `DequantizeLinear` reads constants, and which is specialised.
 ///
-/// These constants become floating-point numbers, and no more, unless the target has dot products of 8-bit
-/// integers. Then products and convolutions of factors that are such integers with a scale become such of
-/// integers, activations of i8 become u8, and operators that move elements, or choose among them, do so with
-/// integers.
+/// These constants become floating-point numbers, and no more, unless the target multiplies 8-bit integers
+/// faster than f32. Then products and convolutions of factors that are such integers with a scale become such
+/// of integers, activations of i8 become u8, and operators that move elements, or choose among them, do so
+/// with integers.
 pub fn in_bytes<'a>(graph: &'a Graph, target: &Target) -> Cow<'a, Graph> {
     let is_quantized = |op: &Op| {
         matches!(op, Op::DequantizeLinear(_) | Op::QuantizeLinear(_) | Op::MatMulInteger(_) | Op::ConvInteger(_))
@@ -130,15 +130,15 @@ struct Job<'a> {
     /// Old values of i8 that are u8 now, each 128 more.
     is_shifted: Vec<bool>,
     target: &'a Target,
-    /// Whether it has dot products of 8-bit integers.
+    /// Whether it multiplies 8-bit integers faster than f32.
     dots: bool,
     /// Tables that new values are looked up in, and where their indices are.
     tables: HashMap<ValueId, (ValueId, Tensor)>,
 }
 
-/// Whether a target has dot products of 8-bit integers.
+/// Whether a target multiplies 8-bit integers faster than f32.
 pub fn has_dots(target: &Target) -> bool {
-    target.dot4_lanes([false, true]) > 0
+    [[false, true], [true, true]].iter().any(|signed| target.dot4_lanes(*signed) > 0) || target.widens_bytes()
 }
 
 /// A number as many times as wanted, or as many numbers as wanted.

@@ -16,6 +16,12 @@ pub fn step_cycles(s: &Setting, vectors: i64, broadcast: i64) -> f64 {
     both.max((sums + operands) / core.issues).max(core.sum_latency)
 }
 
+/// Multiply-adds that take as long as a dot product of four 8-bit integers: without an instruction for it,
+/// pairs of even and of odd ones are multiplied, which are longer integers first.
+pub fn cost_of_dot4(s: &Setting) -> f64 {
+    if s.target.widens_bytes() { 2.5 } else { 1.0 }
+}
+
 /// Numbers and sizes of the tiles that cover an extent: the full ones, and the remainder.
 pub fn cuts(extent: i64, tile: i64) -> [(f64, i64); 2] {
     [((extent / tile) as f64, tile), (f64::from(u8::from(extent % tile > 0)), extent % tile)]

@@ -1,7 +1,7 @@
 //! Direct convolution: a register tile of output channels and pixels, the reduction inside.
 
 use super::super::Setting;
-use super::super::model::{bandwidth, cuts, step_cycles, write_back};
+use super::super::model::{bandwidth, cost_of_dot4, cuts, step_cycles, write_back};
 use super::super::share::{self, EACH_PART, PART, PARTS, Share};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, peel, reorder, split, stage, stage_as, tensorize, unroll,
@@ -59,6 +59,7 @@ fn dot(s: &Setting, shape: &Shape) -> Option<Tensor> {
         shape.k_group % s.target.lanes(s.workload.dtype) == 0 && c % STEPS == 0 && (agreed == 1 || c % agreed == 0)
     };
     let how = match s.workload.dtype {
+        _ if copied(s, shape) == Some(DType::I16) => Tensor::Dot2,
         _ if shape.has_integers => Tensor::Dot4,
         _ if shape.rounds => Tensor::Dot2,
         _ if s.workload.multiplies_bf16() && s.target.prefers_dot2() => Tensor::Dot2,
@@ -72,9 +73,13 @@ fn steps_at_once(s: &Setting, shape: &Shape) -> i64 {
     dot(s, shape).and_then(Tensor::dot_steps).unwrap_or(1)
 }
 
-/// Type that factors are rounded to before they are multiplied, if any.
-fn rounded_to(shape: &Shape) -> Option<DType> {
-    shape.rounds.then_some(DType::Bf16)
+/// Element type of the copies that factors are read from, where it is another one.
+fn copied(s: &Setting, shape: &Shape) -> Option<DType> {
+    match shape.c {
+        _ if shape.rounds => Some(DType::Bf16),
+        Some(_) if shape.has_integers && s.target.widens_bytes() => Some(DType::I16),
+        _ => None,
+    }
 }
 
 /// Most columns of a filter whose dot products are unrolled.
@@ -120,8 +125,10 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
         let fits = if agreed > 1 { b == agreed } else { b == least || c.is_none_or(|c| b < 2 * c) };
         fits && b >= least && (!fours || divides_groups(shape, b))
     };
-    let channel_blocks = [1, 4, 8, 16, 32, 64, 128].into_iter().filter(is_block);
-    let is_packed = has_prologue || shape.rounds || fours && (padded || !takes_blocks) || rows && padded;
+    // Blocks of two are for what has no more channels.
+    let smallest = if least == 2 && c.is_some_and(|c| c <= 2) { 2 } else { 1 };
+    let channel_blocks = [smallest, 4, 8, 16, 32, 64, 128].into_iter().filter(is_block);
+    let is_packed = has_prologue || copied(s, shape).is_some() || fours && (padded || !takes_blocks) || rows && padded;
     let inputs: &[&str] = match (is_packed, padded || !takes_blocks) {
         (true, _) => &["packed"],
         (false, true) => &["plain", "packed"],
@@ -367,7 +374,17 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         (true, false) => steps.push(inline(Window::PAD)),
         (true, true) if pads_by_tile => {}
         (true, true) => {
+            let is_long = copied(s, shape) == Some(DType::I16);
+            if is_long {
+                let axes = Window::channels_last(c_block);
+                steps.push(stage_as(Window::PAD, None, "X.p", &axes, copied(s, shape)));
+            }
             steps.extend(if fours || rows { pad_blocks(s, shape, c_block) } else { pack_padded(s, shape, c_block) });
+            if is_long && shape.channels % c_block == 0 {
+                steps.extend(copy_blocks(s, "X.p.3", "X.p.4", "long"));
+            } else if is_long {
+                steps.extend([split("X.p.4", lanes, "X.p.v", "X.p.l"), vectorize("X.p.l")]);
+            }
         }
         (false, true) => {
             let input = if is_blocked(s) { Window::KEPT_INPUT } else { Window::INPUT };
@@ -375,7 +392,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
                 1 => Window::channels_last(c_block),
                 _ => [0, 1, 2, 3, 4].map(Whole),
             };
-            steps.push(stage_as(input, None, "X.p", &blocks, rounded_to(shape)));
+            steps.push(stage_as(input, None, "X.p", &blocks, copied(s, shape)));
             if has_whole_blocks(s, shape, c_block) {
                 steps.extend(copy_blocks(s, "X.p.3", "X.p.4", "all"));
             } else {
@@ -472,7 +489,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
             let [outer, inner] =
                 [(k_axis, k_tile), (c_axis, at_once)].map(|(axis, n)| (Outer(axis, n), Inner(axis, n)));
             let axes = [outer.0, inner.0, Whole(2), Whole(3), outer.1, inner.1];
-            steps.push(stage_as(Window::WEIGHTS, None, "W.p", &axes, rounded_to(shape)));
+            steps.push(stage_as(Window::WEIGHTS, None, "W.p", &axes, copied(s, shape)));
         }
         Some(_) if packs_weights => {
             let axes = [
@@ -569,7 +586,10 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
             steps.push(parallel(outer[1]));
         }
         match (packed, shape.padded) {
-            (true, true) => steps.push(parallel("pco")),
+            (true, true) => {
+                steps.push(parallel("pco"));
+                steps.extend((copied(s, shape) == Some(DType::I16)).then(|| parallel("X.p.1")));
+            }
             (true, false) => steps.push(parallel("X.p.1")),
             (false, _) => {}
         }
@@ -590,7 +610,7 @@ const BETWEEN_ZEROS: f64 = 8.0;
 /// read from whichever cache holds what the loops around return to; then what copies and stores take.
 fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
-    let bytes = s.workload.factors()[0].bytes() as f64;
+    let bytes = copied(s, shape).unwrap_or(s.workload.factors()[0]).bytes() as f64;
     let (fours, at_once, rows) = (dot(s, shape).is_some(), steps_at_once(s, shape), in_rows(s, shape));
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let by_channels = text("lanes") == "k";
@@ -654,8 +674,9 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                 let n_steps = ceil_div(c.unwrap_or(1), at_once) as f64 * taps;
                 let compute = if rows {
                     let read = pt * columns_read(qt, stride[1], columns);
-                    let instructions = vectors * ceil_div(r, STEPS) * (broadcast * columns + INTERLEAVING * read);
-                    instructions as f64 / s.target.core().fmas + 10.0
+                    let dots = (broadcast * columns) as f64 * cost_of_dot4(s);
+                    let instructions = (vectors * ceil_div(r, STEPS)) as f64 * (dots + (INTERLEAVING * read) as f64);
+                    instructions / s.target.core().fmas + 10.0
                 } else {
                     met * n_steps * step * if by_channels { 1.0 } else { LANES_OF_PIXELS } + 3.0 * taps + 20.0
                 };

@@ -1,15 +1,15 @@
 //! Matrix products by blocks: blocks for the caches, packed panels, a register tile.
 
 use super::super::algorithm::{self, Algorithm};
-use super::super::model::{bandwidth, cuts, step_cycles};
+use super::super::model::{bandwidth, cost_of_dot4, cuts, step_cycles};
 use super::super::share::{self, Share};
 use super::super::step::{
     accumulate, compute_at, parallel, prefetch, reorder, split, stage_as, tensorize, unroll, vectorize,
 };
 use super::super::{Setting, Template};
 use super::{FEW_ROWS, Factor, Product, ceil_div, is_product_on_cpu, of_members};
-use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
+use tilewright_ir::{Step, Tensor};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Multi-level tiling around a register tile of `mr × nv` vectors.
@@ -406,6 +406,7 @@ fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config
     let depth = k_block_of(p, blocks.depth).min(k) as f64;
     let (a_block, b_block) = (rows * depth * bytes, columns * depth * bytes);
     let rows_inside = text("inner") == "jr-ir";
+    let cost = if p.dot == Some(Tensor::Dot4) { cost_of_dot4(s) } else { 1.0 };
     let mut cycles = 0.0;
     for (n_k, steps) in cuts(k, depth as i64) {
         let (steps, at_once) = (steps as f64, ceil_div(steps, p.steps_at_once()) as f64);
@@ -417,7 +418,7 @@ fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config
                 let (a_from, b_from) = if rows_inside { (a_block + b, a + b) } else { (a + b, b_block + a) };
                 let read = a / bandwidth(s, a_from) + b / bandwidth(s, b_from);
                 let vectors = ceil_div(columns, lanes);
-                let compute = at_once * step_cycles(s, vectors, rows) + 20.0 + 3.0 * (rows * vectors) as f64;
+                let compute = at_once * cost * step_cycles(s, vectors, rows) + 20.0 + 3.0 * (rows * vectors) as f64;
                 cycles += n_k * n_m * n_n * (compute.max(read) + 0.2 * compute.min(read));
             }
         }

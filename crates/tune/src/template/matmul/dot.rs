@@ -34,7 +34,7 @@ const TILES: [i64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
 /// Whether factors are multiplied as they are read, in f32 or what becomes it.
 fn multiplies_as_read(p: &Product) -> bool {
-    p.dot != Some(Tensor::Dot4) && p.copied != Some(DType::Bf16)
+    p.dot != Some(Tensor::Dot4) && !matches!(p.copied, Some(DType::Bf16 | DType::I16))
 }
 
 fn applies(p: &Product) -> bool {

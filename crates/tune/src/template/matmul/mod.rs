@@ -137,7 +137,10 @@ impl Product {
         let (a, b, sum) = (factor(a), factor(b), contraction.sum(w));
         let factor_bytes = w.factors()[0].bytes() as i64;
         let has_epilogue = !w.is_plain();
+        // Few rows read what is packed once, and longer integers take longer to read.
+        let widens = w.has_integer_factors() && s.target.widens_bytes() && m >= FEW_ROWS;
         let dot = match w.factors() {
+            _ if widens => Some(Tensor::Dot2),
             _ if w.has_integer_factors() => Some(Tensor::Dot4),
             _ if w.takes_bf16() => Some(Tensor::Dot2),
             [DType::Bf16, _] if s.target.prefers_dot2() => Some(Tensor::Dot2),
@@ -146,6 +149,7 @@ impl Product {
         // Of f16 a conversion for each multiply-add takes longer than these; few rows read what is packed
         // once.
         let copied = match w.dtype {
+            _ if widens => Some(DType::I16),
             _ if w.takes_bf16() => Some(DType::Bf16),
             DType::F16 if m >= FEW_ROWS => Some(DType::F32),
             _ => None,
