@@ -473,7 +473,7 @@ impl Target {
     }
 
     /// Whether 8-bit integers are best multiplied as such of 16 bits, two at a time, by an instruction and an
-    /// addition (`vpmaddwd`, `vpaddd`): on x86-64 without dot products of four. That is up to twice as fast as
+    /// addition (`vpmaddwd`, `vpaddd`): on x86-64 without dot products of four. It is up to twice as fast as
     /// f32.
     pub fn widens_bytes(&self) -> bool {
         let has_none = || [[false, true], [true, true]].iter().all(|signed| self.dot4_lanes(*signed) == 0);

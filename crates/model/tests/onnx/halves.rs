@@ -1,13 +1,14 @@
 //! Models of f16 and bf16: kernels compute them in f32, and round where the model asks for it.
 
+use tilewright_device::host;
 use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{Bindings, DType, Dim, Graph, Random, Tensor, evaluate, onnx, specialise};
-use tilewright_model::{CompileError, Runner, Step, count_halves, lower};
+use tilewright_model::{CompileError, Runner, Step, compile_quickly, count_halves, lower};
 use tilewright_runtime::Threads;
 
 use crate::common::no_files;
-use crate::{compiled_as, whole};
+use crate::{compiled_as, guess, whole};
 
 /// A node: operator, inputs, output, and an attribute where it has one.
 type Node<'a> = (&'a str, &'a [&'a str], &'a str, Option<(&'a str, Attribute)>);
@@ -189,4 +190,45 @@ fn whole_numbers_are_cast_and_inputs_passed_on() {
     assert_eq!(found, evaluate(&graph, &given).unwrap());
     assert_eq!(found[0].floats(), [-3.0, 2048.0, f64::NEG_INFINITY, 0.0]);
     assert_eq!(found[2], z);
+}
+
+/// Factors as they are multiplied: with `--bf16` rounded to bf16 where the CPU multiplies these faster, and
+/// nothing else is.
+#[test]
+fn factors_are_rounded_to_bf16_where_asked_for() {
+    const M: usize = 9;
+    const K: usize = 40;
+    const N: usize = 33;
+    let (x, w) = (numbers(DType::F32, &[M, K], -1.0, 1.0), numbers(DType::F32, &[K, N], -2.0, 1.0));
+    let b = numbers(DType::F32, &[N], -1.0, 1.0);
+    let nodes: &[Node] = &[("MatMul", &["x", "w"], "p", None), ("Add", &["p", "b"], "y", None)];
+    let known = [("w", w.clone()), ("b", b.clone())];
+    let graph = graph_of(&[("x", &x)], &[("y", DType::F32)], &known, nodes);
+    let target = host::target();
+    for is_asked_for in [false, true] {
+        let mut fused = lower(&specialise(&graph, &Bindings::default()).graph, false, &target).unwrap();
+        if is_asked_for {
+            fused.round_factors(&target);
+        }
+        let rounds = is_asked_for && target.prefers_dot2();
+        let tasks: Vec<String> = fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
+        assert!(matches!(&tasks[..], [task] if task.contains("bf16=1") == rounds), "{tasks:?}");
+        let compiled = compile_quickly(fused, &target, &|workload| guess(workload, &target)).unwrap();
+        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+        runner.set("x", &x).unwrap();
+        runner.run().unwrap();
+        let found = runner.outputs()[0].1.floats();
+        // To the nearest, ties to even, of numbers with an exponent of 8 bits and 7 bits behind it.
+        let factor = |x: f64| {
+            let bits = (x as f32).to_bits();
+            let up = u32::from(rounds) * (0x7fff + (bits >> 16 & 1));
+            f64::from(f32::from_bits(if rounds { (bits + up) & 0xffff_0000 } else { bits }))
+        };
+        let [x, w, b] = [&x, &w, &b].map(Tensor::floats);
+        for (at, found) in found.into_iter().enumerate() {
+            let terms = (0..K).map(|k| factor(x[at / N * K + k]) * factor(w[k * N + at % N]));
+            let wanted = terms.sum::<f64>() + b[at % N];
+            assert!((found - wanted).abs() < 2e-5, "{at}: {found} instead of {wanted}, rounded: {rounds}");
+        }
+    }
 }
