@@ -124,7 +124,7 @@ class Commands(unittest.TestCase):
             self.assertIsNone(tw.Records(os.path.join(folder, "none.db")).best("matmul-256"))
             with self.assertRaisesRegex(ValueError, "is no parameter"):
                 tw.tune_command("echo {y}", {"x": [1, 2]}, db=db).wait(progress=False)
-            several = dict(options, metric={"m": "m (.*) ", "n": "n (.*)"}, maximize=["n"], trials=4)
+            several = dict(options, metric={"m": "m ([0-9]+)", "n": "n (.*)"}, maximize=["n"], trials=4)
             both = tw.tune_command("echo m {x} n {x}", {"x": [1, 2, 3, 4]}, ["x < 4"], **several).wait(progress=False)
             self.assertEqual([point["values"] for point in both.pareto], [{"m": n, "n": n} for n in (1, 2, 3)])
             self.assertEqual((both.best.config, run.pareto), ({"x": 1}, []))
