@@ -81,7 +81,7 @@ fn with_row(shape: &[usize]) -> Vec<usize> {
 }
 
 impl Job<'_> {
-    /// An image in the form that a convolution over rows and columns reads, padded along the depth with `zero`.
+    /// An image as a convolution over rows and columns reads it, padded along the depth with `zero`.
     pub fn read_as(
         &mut self,
         form: &Form,
