@@ -63,14 +63,14 @@ fn labels_that_are_texts_are_listed() {
 
 #[test]
 fn nodes_without_code_have_their_reasons() {
-    let volume = |name: &str| tensor(name, &["1", "1", "9", "9", "9"]);
+    let window = |name: &str| tensor(name, &["1", "1", "5", "5", "5", "5"]);
     let call = node("Conv", &["x", "w"], "y");
-    let result = field(12, &tensor("y", &["1", "1", "1", "1", "1"]));
-    let graph = [field(1, &call), field(11, &volume("x")), field(11, &volume("w")), result].concat();
+    let result = field(12, &tensor("y", &["1", "1", "1", "1", "1", "1"]));
+    let graph = [field(1, &call), field(11, &window("x")), field(11, &window("w")), result].concat();
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("volume.onnx");
+    let path = folder.path().join("window.onnx");
     std::fs::write(&path, [number(1, 8), field(7, &graph), field(8, &number(2, 17))].concat()).unwrap();
-    let why = "elements of a window are 729, and there is code for up to 512";
+    let why = "elements of a window are 625, and there is code for up to 512";
     let said = run(&["check", text(&path)]);
     assert!(String::from_utf8_lossy(&said.stdout).contains(&format!("evaluates them\n  y (Conv): {why}\n")));
     let found = run_json(&["check", text(&path)]);

@@ -30,8 +30,8 @@ fn check(op: &str, opset: i64, attributes: &[(&str, Attr)], inputs: &[Option<Ten
 
 #[test]
 fn sizes_beyond_what_has_code_are_named() {
-    let volume = [zeros(DType::F32, &[1, 1, 9, 9, 9]), zeros(DType::F32, &[1, 1, 9, 9, 9])];
-    check("Conv", 22, &[], &volume, "Conv: elements of a window are 729, and there is code for up to 512");
+    let window = [zeros(DType::F32, &[1, 1, 5, 5, 5, 5]), zeros(DType::F32, &[1, 1, 5, 5, 5, 5])];
+    check("Conv", 22, &[], &window, "Conv: elements of a window are 625, and there is code for up to 512");
     let (steps, weights) = (zeros(DType::F32, &[16385, 1, 1]), zeros(DType::F32, &[1, 1, 1]));
     let why = "Recurrent: steps of all directions are 16385, and there is code for up to 16384";
     check("RNN", 22, &[("hidden_size", Attr::Int(1))], &[steps, weights.clone(), weights], why);
