@@ -127,11 +127,11 @@ fn poison(db: &str) {
             "UPDATE trials SET median_ns = 1, unix_time = {FUTURE} WHERE id = {fastest};
              INSERT INTO trials SELECT NULL, task, '{{}}', class, message, 2, min_ns, spread, n_samples, stopped_early,
                 build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL
+                NULL, NULL, NULL, NULL, NULL, NULL
                 FROM trials WHERE id = {fastest};
              INSERT INTO trials SELECT NULL, task, '{{\"mr\":4}}', class, message, 1e6, min_ns, spread, n_samples,
                 stopped_early, build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM trials WHERE id = {fastest};
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM trials WHERE id = {fastest};
              INSERT OR REPLACE INTO winners SELECT task, config, 1, 0.5, NULL, 1e12, 1, version, toolchain, {FUTURE}, NULL,
                 NULL, NULL FROM trials WHERE id = {fastest};"
         ))
