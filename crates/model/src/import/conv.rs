@@ -182,7 +182,7 @@ impl Job<'_> {
         if found.groups == 1 && self.convolution(&found, true).is_ok() {
             return Ok(());
         }
-        self.transposed_convolution(&found)
+        self.transposed_by_blocks(&found).otherwise(|| self.transposed_convolution(&found))
     }
 
     /// Lowers a convolution of bytes to sums in 32 bits.

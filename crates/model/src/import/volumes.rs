@@ -1,4 +1,4 @@
-//! Convolutions over three dimensions, as such over rows and columns.
+//! Convolutions over three dimensions, as such over rows and columns, and transposed ones as blocks.
 
 use tilewright_graph::op::{ConvShape, Geometry};
 
@@ -43,7 +43,8 @@ impl Job<'_> {
         let window = window(&plain)?;
         let [n, c, m, groups] = [found.n, found.c, found.m, found.groups].map(|size| size as i64);
         let x = self.viewed("columns", x, &[&[n, c], &ints(&plain.image)[..]].concat());
-        let w = self.viewed("weights", w, &[m, c / groups, of.kernel[0] as i64, 1]);
+        let from = self.net.shape(w).to_vec();
+        let w = self.weights_as(w, &from, &[0, 1, 2, 3, 4], &[m, c / groups, of.kernel[0] as i64, 1]);
         let y = self.convolved_and_biased(window, [x, w], &[&[n, m], &ints(&plain.geometry.out)[..]].concat());
         self.push(Kind::View, &[y], to);
         Ok(())
@@ -93,13 +94,63 @@ impl Job<'_> {
         let all = [&[n * planes, groups, taps * c / groups], &image[..]].concat();
         let all = if seen.len() == 1 { seen[0] } else { self.step("taps", Kind::Concat(2), &seen, &all) };
         x = self.viewed("seen", all, &[&[n * planes, taps * c], &image[..]].concat());
-        let turned = [&[m, taps, c / groups], &kernel[..]].concat();
-        let w = self.step("turned", Kind::Transpose(order.clone()), &[w], &turned);
-        let w = self.viewed("weights", w, &[&[m, taps * c / groups], &kernel[..]].concat());
+        let from = self.net.shape(w).to_vec();
+        let w = self.weights_as(w, &from, &order, &[&[m, taps * c / groups], &kernel[..]].concat());
         let y = self.convolved_and_biased(window, [x, w], &[&[n * planes, m], &out[..]].concat());
         let y = self.viewed("by plane", y, &[&[n, planes, m], &out[..]].concat());
         self.push(Kind::Transpose(order), &[y], to);
         Ok(())
+    }
+
+    /// A transposed convolution whose windows lie side by side: each element becomes a block of its own, by one
+    /// product.
+    pub(super) fn transposed_by_blocks(&mut self, found: &ConvShape) -> Lowered {
+        let (x, w, to) = (self.input(0)?, self.input(1)?, self.output()?);
+        self.need_f32(x)?;
+        self.need_f32(w)?;
+        let of = &found.geometry;
+        let rank = of.kernel.len();
+        let is_apart = (0..rank).all(|d| {
+            let is_dense = of.kernel[d] == of.strides[d] && (of.dilations[d] == 1 || of.kernel[d] == 1);
+            is_dense && of.begins[d] == 0 && found.image[d] == of.out[d] * of.strides[d]
+        });
+        need(is_apart, || NoCode::Form("windows that overlap, or leave elements between them"))?;
+        let [n, c, m, groups] = [found.n, found.c, found.m, found.groups].map(|size| size as i64);
+        let (kernel, places) = (ints(&of.kernel), ints(&of.out));
+        let (taps, n_places) = (kernel.iter().product::<i64>(), places.iter().product::<i64>());
+        let (of_group, results) = (c / groups, m / groups * taps);
+        let w = self.weights_as(w, &[groups, of_group, results], &[0, 2, 1], &[1, groups, results, of_group]);
+        let x = self.viewed("elements", x, &[n, groups, of_group, n_places]);
+        let blocks = self.products(w, x)?;
+        let apart = [&[n, m], &kernel[..], &places[..]].concat();
+        let blocks = self.viewed("blocks", blocks, &apart);
+        let order: Vec<usize> = [0, 1].into_iter().chain((0..rank).flat_map(|d| [2 + rank + d, 2 + d])).collect();
+        let beside: Vec<i64> = order.iter().map(|&d| apart[d]).collect();
+        let image = self.step("image", Kind::Transpose(order), &[blocks], &beside);
+        let image = self.viewed("image", image, &[&[n, m], &ints(&found.image)[..]].concat());
+        self.biased(image, 2, to)
+    }
+
+    /// Weights of the shape `from` with their dimensions in another order, in the shape `to`; known ones stay
+    /// known.
+    fn weights_as(&mut self, w: ValueId, from: &[i64], order: &[usize], to: &[i64]) -> ValueId {
+        let turned: Vec<i64> = order.iter().map(|&d| from[d]).collect();
+        if let Some(numbers) = self.net.numbers(w) {
+            let stride = |d: usize| from[d + 1..].iter().product::<i64>() as usize;
+            let source = |at: usize| {
+                let (mut at, mut source) = (at, 0);
+                for (&d, &size) in order.iter().zip(&turned).rev() {
+                    source += at % size as usize * stride(d);
+                    at /= size as usize;
+                }
+                source
+            };
+            let moved: Vec<f32> = (0..numbers.len()).map(|at| numbers[source(at)]).collect();
+            return self.constant("weights", to, &moved);
+        }
+        let w = self.viewed("weights", w, from);
+        let w = self.step("turned", Kind::Transpose(order.to_vec()), &[w], &turned);
+        self.viewed("weights", w, to)
     }
 
     /// A convolution over rows and columns, with the bias of the node.

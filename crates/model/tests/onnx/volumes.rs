@@ -38,28 +38,58 @@ fn volumes_are_convolved_by_planes() {
                 ("pads", Attr::Ints(pads.to_vec())),
                 ("group", Attr::Int(groups as i64)),
             ];
-            let given = [Some(x), Some(w), has_bias.then(|| elements(&[m], 5))];
-            let model = single("Conv", 17, &attributes, &given, 1);
-            let given: Vec<Tensor> = given.into_iter().flatten().collect();
-            let graph = onnx::read(&model, &mut no_files).unwrap().graph;
-            let names: Vec<String> = graph.inputs.iter().map(|&id| graph.value(id).name.clone()).collect();
-            let named: Vec<(&str, Tensor)> = names.iter().map(String::as_str).zip(given.iter().cloned()).collect();
-            let expected = evaluate(&graph, &named).unwrap().remove(0);
+            let bias = has_bias.then(|| elements(&[m], 5));
             let about = format!("{c} channels of {image:?} by {m} filters of {kernel:?} in {groups} groups");
-            let case = Case { name: about.clone(), model, sets: Vec::new() };
-            let (compiled, given) = compiled_case(&case, &given, &host::target()).unwrap().expect("a case with code");
-            let tasks: Vec<String> = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
+            let tasks = check("Conv", &attributes, &[Some(x), Some(w), bias], &about);
             let has_windows = kernel != [1; 3];
             assert_eq!(tasks.iter().any(|task| task.contains("conv2d:")), has_windows, "{about}: {tasks:?}");
-            let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
-            given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
-            runner.run().unwrap();
-            let found = runner.outputs().remove(0).1;
-            assert_eq!(found.ty(), expected.ty(), "{about}");
-            let (found, expected) = (found.floats(), expected.floats());
-            let most = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-            let error = found.iter().zip(&expected).fold(0.0f64, |error, (x, y)| error.max((x - y).abs()));
-            assert!(error <= 2e-5 * most, "{about}: an error of {error} of {most}");
         }
     }
+}
+
+/// Transposed convolutions whose windows lie side by side are products, others not.
+#[test]
+fn elements_that_become_blocks_are_one_product() {
+    // Images, channels, image, filters of a group, strides, which are the windows' size, and groups.
+    type Blocks = (usize, usize, &'static [usize], usize, &'static [i64], usize);
+    let cases: [Blocks; 4] = [
+        (1, 8, &[3, 4, 5], 4, &[2, 2, 2], 1),
+        (2, 6, &[3, 4, 5], 2, &[1, 3, 2], 2),
+        (2, 8, &[4, 5], 3, &[2, 3], 4),
+        (1, 4, &[9], 2, &[4], 2),
+    ];
+    for (n, c, image, m, strides, groups) in cases {
+        let kernel: Vec<usize> = strides.iter().map(|&n| n as usize).collect();
+        let x = elements(&[&[n, c], image].concat(), 37);
+        let w = elements(&[&[c, m], &kernel[..]].concat(), 61);
+        let attributes = [("strides", Attr::Ints(strides.to_vec())), ("group", Attr::Int(groups as i64))];
+        let about = format!("{c} channels of {image:?} in blocks of {kernel:?} in {groups} groups");
+        let tasks = check("ConvTranspose", &attributes, &[Some(x), Some(w), Some(elements(&[m * groups], 5))], &about);
+        assert_eq!(tasks.iter().filter(|task| task.contains("matmul:")).count(), 1, "{about}: {tasks:?}");
+    }
+    let pads = ("pads", Attr::Ints(vec![1, 0, 0, 0, 0, 0]));
+    let inputs = [Some(elements(&[1, 4, 3, 4, 5], 37)), Some(elements(&[4, 2, 2, 2, 2], 61))];
+    check("ConvTranspose", &[("strides", Attr::Ints(vec![2; 3])), pads], &inputs, "blocks that are cut off");
+}
+
+/// Checks an operator, and returns the workloads of its kernels.
+fn check(op: &str, attributes: &[(&str, Attr)], inputs: &[Option<Tensor>], about: &str) -> Vec<String> {
+    let model = single(op, 17, attributes, inputs, 1);
+    let given: Vec<Tensor> = inputs.iter().flatten().cloned().collect();
+    let graph = onnx::read(&model, &mut no_files).unwrap().graph;
+    let names: Vec<String> = graph.inputs.iter().map(|&id| graph.value(id).name.clone()).collect();
+    let named: Vec<(&str, Tensor)> = names.iter().map(String::as_str).zip(given.iter().cloned()).collect();
+    let expected = evaluate(&graph, &named).unwrap().remove(0);
+    let case = Case { name: about.to_owned(), model, sets: Vec::new() };
+    let (compiled, given) = compiled_case(&case, &given, &host::target()).unwrap().expect("a case with code");
+    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+    runner.run().unwrap();
+    let found = runner.outputs().remove(0).1;
+    assert_eq!(found.ty(), expected.ty(), "{about}");
+    let (found, expected) = (found.floats(), expected.floats());
+    let most = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    let error = found.iter().zip(&expected).fold(0.0f64, |error, (x, y)| error.max((x - y).abs()));
+    assert!(error <= 2e-5 * most, "{about}: an error of {error} of {most}");
+    compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect()
 }
