@@ -102,8 +102,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// A transposed convolution whose windows lie side by side: each element becomes a block of its own, by one
-    /// product.
+    /// A transposed convolution whose windows lie side by side: each element becomes a block, by one product.
     pub(super) fn transposed_by_blocks(&mut self, found: &ConvShape) -> Lowered {
         let (x, w, to) = (self.input(0)?, self.input(1)?, self.output()?);
         self.need_f32(x)?;
