@@ -527,6 +527,8 @@ fn check_convolutions(target: &Target) {
         [32, 7, 7, 48, 1, 1, 1, 0, 1],
         [32, 9, 9, 32, 3, 3, 1, 1, 32],
         [32, 8, 8, 32, 3, 3, 2, 1, 32],
+        [16, 9, 8, 16, 5, 5, 1, 2, 16],
+        [16, 9, 10, 16, 7, 7, 2, 3, 16],
         [16, 6, 6, 16, 3, 3, 1, 1, 2],
     ];
     for (at, [c, h, w, k, r, s, stride, pad, groups]) in cases.into_iter().enumerate() {
