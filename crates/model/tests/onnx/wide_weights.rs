@@ -152,6 +152,51 @@ fn convolutions_by_wide_weights_are_exact() {
     }
 }
 
+/// Products by weights of more than a byte, which no kernel of bytes takes, however often it reads an input.
+#[test]
+fn weights_of_more_than_a_byte_stay_numbers() {
+    let (m, k, n) = (3, 8, 5);
+    let x = bytes(m * k, 89);
+    for (dtype, step) in [(DType::I16, 257), (DType::I32, 16_777_259)] {
+        let w: Vec<i64> = bytes(k * n, 61).into_iter().map(|x| (x - 127) * step).collect();
+        let node = |op: &str, inputs: &[&str], output: &str| NodeFile {
+            op: op.to_owned(),
+            inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
+            outputs: vec![output.to_owned()],
+            ..NodeFile::default()
+        };
+        let port = |name: &str, dtype, shape: &[usize]| Port {
+            name: name.to_owned(),
+            dtype,
+            dims: shape.iter().copied().map(Dim::Size).collect(),
+        };
+        let one = |name: &str, x: f64| (name.to_owned(), Tensor::scalar(DType::F32, x));
+        let model = ModelFile {
+            name: "wide".to_owned(),
+            opset: 21,
+            inputs: vec![port("x", DType::U8, &[m, k])],
+            outputs: vec![port("y", DType::F32, &[m, n])],
+            weights: vec![one("xs", 1.0), one("ws", 1.0), ("w".to_owned(), tensor(dtype, &[k, n], &w))],
+            nodes: vec![
+                node("DequantizeLinear", &["x", "xs"], "a"),
+                node("DequantizeLinear", &["w", "ws"], "b"),
+                node("MatMul", &["a", "b"], "y"),
+            ],
+            ..ModelFile::default()
+        };
+        let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+        let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+        runner.set("x", &tensor(DType::U8, &[m, k], &x)).unwrap();
+        runner.run().unwrap();
+        for (at, found) in runner.outputs()[0].1.floats().into_iter().enumerate() {
+            let terms = (0..k).map(|i| x[at / n * k + i] * w[i * n + at % n]);
+            let (sum, size) = terms.fold((0, 0), |(sum, size), term| (sum + term, size + term.abs()));
+            assert!((found - sum as f64).abs() <= 1e-6 * size as f64, "{dtype}: {found}, and should be {sum}");
+        }
+    }
+}
+
 /// Products of two tensors that are both computed, as attention has them, quantized again.
 #[test]
 fn products_of_two_quantized_tensors_are_of_matrices() {

@@ -44,10 +44,11 @@ impl Integers {
 }
 
 impl Job<'_> {
-    /// Elements of a known factor, each less the zero point of its output: `place` is that of an element in
-    /// the known tensor, and `output` its output, of `n`.
+    /// Elements of a known factor of bytes, each less the zero point of its output: `place` is that of an
+    /// element in the known tensor, and `output` its output, of `n`.
     fn centred(&self, bytes: &Bytes, n: usize, [place, output]: [&dyn Fn(usize) -> usize; 2]) -> Option<Vec<i64>> {
         let tensor = self.constant_of(bytes.id)?;
+        matches!(tensor.dtype(), DType::U8 | DType::I8).then_some(())?;
         let (numbers, zeros) = (tensor.i64s(), spread(&bytes.zeros(), n)?);
         Some((0..numbers.len()).map(|at| numbers[place(at)] - zeros[output(at)]).collect())
     }
