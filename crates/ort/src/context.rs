@@ -1,6 +1,6 @@
 //! Compiled parts as nodes of a model.
 //!
-//! Where a session's option `ep.context_enable` says so, ONNX Runtime writes a copy of the model in which a
+//! ONNX Runtime, if a session's option `ep.context_enable` asks for it, writes a copy of the model in which a
 //! node `EPContext` stands for each part. Its context, embedded or in a file beside the model, has the part's
 //! nodes, the configurations of its kernels as records had them, and its code:
 //!

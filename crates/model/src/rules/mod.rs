@@ -149,6 +149,14 @@ impl Links {
         node.inputs.iter().flatten().for_each(|id| self.n_uses[id.0] -= 1);
     }
 
+    /// Puts other nodes, if any, in the place of one, and returns those that stand there.
+    fn exchange(&mut self, node: Node, new: Option<Vec<Node>>) -> Vec<Node> {
+        let Some(new) = new else { return vec![node] };
+        self.leave(&node);
+        new.iter().for_each(|node| self.enter(node));
+        new
+    }
+
     /// The node at a place computes its outputs.
     fn place(&mut self, node: &Node, at: usize) {
         for id in &node.outputs {
@@ -219,16 +227,9 @@ fn only_user(net: &Net, users: &[Vec<usize>], id: ValueId) -> Option<usize> {
 fn replace_each(net: &mut Net, of: fn(&mut Net, &Links, &Node) -> Option<Vec<Node>>) -> usize {
     let (mut links, mut n_replaced) = (Links::of(net), 0);
     for node in std::mem::take(&mut net.nodes) {
-        let new = match of(net, &links, &node) {
-            None => vec![node],
-            Some(new) => {
-                n_replaced += 1;
-                links.leave(&node);
-                new.iter().for_each(|node| links.enter(node));
-                new
-            }
-        };
-        for node in new {
+        let new = of(net, &links, &node);
+        n_replaced += usize::from(new.is_some());
+        for node in links.exchange(node, new) {
             links.place(&node, net.nodes.len());
             net.nodes.push(node);
         }

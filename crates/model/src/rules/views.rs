@@ -75,16 +75,9 @@ pub(super) fn sink_views(net: &mut Net) -> usize {
     let nodes = std::mem::take(&mut net.nodes);
     for node in nodes {
         let is_map = matches!(node.kind, Kind::Map(_));
-        let new = match is_map.then(|| sunk(net, &links, &is_of_anchor, &node)).flatten() {
-            None => vec![node],
-            Some(new) => {
-                n_sunk += 1;
-                links.leave(&node);
-                new.iter().for_each(|node| links.enter(node));
-                new
-            }
-        };
-        for node in new {
+        let new = is_map.then(|| sunk(net, &links, &is_of_anchor, &node)).flatten();
+        n_sunk += usize::from(new.is_some());
+        for node in links.exchange(node, new) {
             links.place(&node, net.nodes.len());
             is_of_anchor.resize(net.values.len(), false);
             is_of_anchor[node.outputs[0].0] = comes_from_anchor(net, &is_of_anchor, &node);

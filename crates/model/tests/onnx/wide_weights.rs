@@ -19,6 +19,32 @@ fn tensor(dtype: DType, shape: &[usize], numbers: &[i64]) -> Tensor {
     Tensor::from_integers(dtype, shape, &numbers.iter().map(|&x| x.into()).collect::<Vec<i128>>())
 }
 
+fn port(name: &str, dtype: DType, shape: &[usize]) -> Port {
+    Port { name: name.to_owned(), dtype, dims: shape.iter().copied().map(Dim::Size).collect() }
+}
+
+fn node(op: &str, inputs: &[&str], output: &str) -> NodeFile {
+    NodeFile {
+        op: op.to_owned(),
+        inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
+        outputs: vec![output.to_owned()],
+        ..NodeFile::default()
+    }
+}
+
+/// The only output of a model, and the workloads of its kernels.
+fn run_model(model: &ModelFile, given: &[(&str, &Tensor)]) -> (Tensor, Vec<String>) {
+    let graph = onnx::read(&onnx::write(model).into(), &mut no_files).unwrap().graph;
+    let special = specialise(&graph, &Bindings::default());
+    assert!(special.problems.is_empty(), "{:?}", special.problems);
+    let compiled = compiled_for(&special.graph, &host::target()).unwrap();
+    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+    runner.run().unwrap();
+    let tasks = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
+    (runner.outputs().remove(0).1, tasks)
+}
+
 /// The result of a node of one output, and the workloads of the model's kernels.
 fn run(
     op: &str,
@@ -26,44 +52,24 @@ fn run(
     inputs: &[(&str, Tensor, bool)],
     output: (DType, &[usize]),
 ) -> (Vec<i64>, Vec<String>) {
-    let port = |name: &str, dtype, shape: &[usize]| Port {
-        name: name.to_owned(),
-        dtype,
-        dims: shape.iter().copied().map(Dim::Size).collect(),
-    };
     let attribute = |(name, numbers): &(&str, Vec<i64>)| {
         let value = if *name == "group" { Attribute::Int(numbers[0]) } else { Attribute::Ints(numbers.clone()) };
         ((*name).to_owned(), value)
     };
-    let given = || inputs.iter().filter(|(.., is_known)| !is_known);
+    let (known, given): (Vec<_>, Vec<_>) = inputs.iter().partition(|(.., is_known)| *is_known);
+    let names: Vec<&str> = inputs.iter().map(|(name, ..)| *name).collect();
     let model = ModelFile {
         name: "wide".to_owned(),
         opset: 17,
-        inputs: given().map(|(name, x, _)| port(name, x.dtype(), x.shape())).collect(),
+        inputs: given.iter().map(|(name, x, _)| port(name, x.dtype(), x.shape())).collect(),
         outputs: vec![port("y", output.0, output.1)],
-        weights: inputs
-            .iter()
-            .filter(|(.., known)| *known)
-            .map(|(name, x, _)| ((*name).to_owned(), x.clone()))
-            .collect(),
-        nodes: vec![NodeFile {
-            op: op.to_owned(),
-            inputs: inputs.iter().map(|(name, ..)| (*name).to_owned()).collect(),
-            outputs: vec!["y".to_owned()],
-            attributes: attributes.iter().map(attribute).collect(),
-            ..NodeFile::default()
-        }],
+        weights: known.iter().map(|(name, x, _)| ((*name).to_owned(), x.clone())).collect(),
+        nodes: vec![NodeFile { attributes: attributes.iter().map(attribute).collect(), ..node(op, &names, "y") }],
         ..ModelFile::default()
     };
-    let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
-    let special = specialise(&graph, &Bindings::default());
-    assert!(special.problems.is_empty(), "{:?}", special.problems);
-    let compiled = compiled_for(&special.graph, &host::target()).unwrap();
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
-    given().for_each(|(name, x, _)| runner.set(name, x).unwrap());
-    runner.run().unwrap();
-    let tasks = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
-    (runner.outputs()[0].1.i64s(), tasks)
+    let given: Vec<(&str, &Tensor)> = given.iter().map(|(name, x, _)| (*name, x)).collect();
+    let (found, tasks) = run_model(&model, &given);
+    (found.i64s(), tasks)
 }
 
 /// Products of u8 by u8, with zero points of the second factor at its ends and in between, for all columns or
@@ -159,17 +165,6 @@ fn weights_of_more_than_a_byte_stay_numbers() {
     let x = bytes(m * k, 89);
     for (dtype, step) in [(DType::I16, 257), (DType::I32, 16_777_259)] {
         let w: Vec<i64> = bytes(k * n, 61).into_iter().map(|x| (x - 127) * step).collect();
-        let node = |op: &str, inputs: &[&str], output: &str| NodeFile {
-            op: op.to_owned(),
-            inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
-            outputs: vec![output.to_owned()],
-            ..NodeFile::default()
-        };
-        let port = |name: &str, dtype, shape: &[usize]| Port {
-            name: name.to_owned(),
-            dtype,
-            dims: shape.iter().copied().map(Dim::Size).collect(),
-        };
         let one = |name: &str, x: f64| (name.to_owned(), Tensor::scalar(DType::F32, x));
         let model = ModelFile {
             name: "wide".to_owned(),
@@ -184,12 +179,8 @@ fn weights_of_more_than_a_byte_stay_numbers() {
             ],
             ..ModelFile::default()
         };
-        let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
-        let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
-        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
-        runner.set("x", &tensor(DType::U8, &[m, k], &x)).unwrap();
-        runner.run().unwrap();
-        for (at, found) in runner.outputs()[0].1.floats().into_iter().enumerate() {
+        let (found, _) = run_model(&model, &[("x", &tensor(DType::U8, &[m, k], &x))]);
+        for (at, found) in found.floats().into_iter().enumerate() {
             let terms = (0..k).map(|i| x[at / n * k + i] * w[i * n + at % n]);
             let (sum, size) = terms.fold((0, 0), |(sum, size), term| (sum + term, size + term.abs()));
             assert!((found - sum as f64).abs() <= 1e-6 * size as f64, "{dtype}: {found}, and should be {sum}");

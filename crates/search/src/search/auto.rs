@@ -73,7 +73,7 @@ pub(super) const ROW: SearchRow = SearchRow {
 /// every proposal: a local search on the model. A batch is chosen one by one, each as if those
 /// before had turned out as predicted, which lowers the doubt around them and keeps the batch varied.
 ///
-/// Where trials have several objectives, each proposal weighs them anew, at random: the target is what
+/// Several objectives of a trial are weighed anew for each proposal, at random: the target is what
 /// [`Chebyshev`] makes of them.
 ///
 /// # Source
