@@ -40,6 +40,7 @@ use crate::CompileError;
 use crate::map::Map;
 use crate::ssa::build::Builder;
 use crate::ssa::{BlockId, Buffer, Compare, Cpu, FunctionId, Id, Linkage, Module, Op, Type};
+use dot::DotSteps;
 use export::{Entry, Guard};
 use memory::LoadKey;
 use plan::{Chunk, Known, Piece, Place, Plan, Vectors};
@@ -146,8 +147,8 @@ pub(super) struct Function {
     pub boxes: Option<gpu::bulk::Boxes>,
     /// State of the thread's role, where a producer warp copies.
     pub fed: Option<gpu::copier::Fed>,
-    /// Loop over the steps of dot products around the place being written, with their number.
-    pub dot: Option<(LoopId, i64)>,
+    /// Steps of the dot products around the place being written.
+    pub dot: Option<DotSteps>,
     /// Whether it is a unit, which has no units inside.
     pub is_unit: bool,
     /// Scratch memory and runtime; `None` inside a parallel loop.
@@ -648,8 +649,8 @@ impl Generator<'_> {
             (_, Some(n)) if n <= 0 => Ok(()),
             (LoopKind::Serial, Some(_)) if self.box_copy(l) => Ok(()),
             (LoopKind::Serial, _) if !self.f.goes_on && self.may_go_on(l) => self.products_that_go_on(l, &extent),
-            (LoopKind::Tensor(Tensor::Dot4 | Tensor::Dot2), Some(n)) if self.target.gpu.is_none() => {
-                self.dot_products(l, n)
+            (LoopKind::Tensor(how @ (Tensor::Dot4 | Tensor::Dot2)), _) if self.target.gpu.is_none() => {
+                self.dot_products(l, how, &extent)
             }
             (LoopKind::Tensor(Tensor::Dot4 | Tensor::Dot2), _) => self.serial_loop(l, &extent),
             (LoopKind::Tensor(how), _) if self.target.has_tf32() && !how.is_of_groups() => self.tile_product(l, how),

@@ -1,32 +1,35 @@
-//! Dot products of bytes, to the last bit: kernels of every machine that runs here against arithmetic written
+//! Dot products of integers, to the last bit: kernels of every machine that runs here against arithmetic written
 //! here.
 
 mod common;
 
 use common::{host, kernels, run_bytes, targets};
-use tilewright_codegen::Runtime;
+use tilewright_codegen::{Emit, Runtime, emit};
 use tilewright_ir::schedule::{apply, parse_steps};
 use tilewright_ir::{DType, Program, Target, lower, text, verify};
 
-/// A product of `[m, k]` by `[k, n]` bytes in a register tile, with columns packed in fours, or rows of `n`.
+/// A product of `[m, k]` by `[k, n]` integers in a register tile, with columns packed in fours, or pairs, or rows
+/// of `n`.
 fn product([m, n, k]: [i64; 3], factors: [DType; 2], lanes: i64, is_packed: bool) -> Program {
     let [a, b] = factors.map(DType::name);
     let of_floats = tilewright_ir::op::Workload::parse(&format!("matmul:m={m},n={n},k={k}")).unwrap().program();
     let source = of_floats.to_string();
     let source = source.replacen("A: f32", &format!("A: {a}"), 1).replacen("B: f32", &format!("B: {b}"), 1);
     let program = text::parse(&source.replacen("C: f32", "C: i32", 1)).unwrap();
-    let packing = if is_packed { format!("stage B -> B.p 1/{lanes} 0/4 1%{lanes} 0%4") } else { String::new() };
+    let group = 4 / factors[0].bytes();
+    let packing =
+        if is_packed { format!("stage B -> B.p 1/{lanes} 0/{group} 1%{lanes} 0%{group}") } else { String::new() };
     let steps = format!(
         "split j {lanes} -> jv jl shrink
          split k 8 -> ko kr shrink
-         split kr 4 -> ki kk shrink
+         split kr {group} -> ki kk shrink
          reorder jv ko ki kk i jl
          {packing}
          accumulate C at jv -> C.r
          vectorize jl
          unroll i
          unroll ki
-         tensorize kk dot4"
+         tensorize kk dot{group}"
     );
     let lines = steps.lines().map(str::trim).filter(|line| !line.is_empty());
     let steps = parse_steps(&lines.collect::<Vec<_>>().join("\n")).unwrap();
@@ -35,8 +38,13 @@ fn product([m, n, k]: [i64; 3], factors: [DType; 2], lanes: i64, is_packed: bool
     lower::lower(&scheduled)
 }
 
-fn value(byte: u8, dtype: DType) -> i64 {
-    if dtype == DType::I8 { i64::from(byte as i8) } else { i64::from(byte) }
+/// The integers in some bytes.
+fn values(bytes: &[u8], dtype: DType) -> Vec<i64> {
+    match dtype {
+        DType::I8 => bytes.iter().map(|x| i64::from(*x as i8)).collect(),
+        DType::I16 => bytes.as_chunks().0.iter().map(|x| i64::from(i16::from_le_bytes(*x))).collect(),
+        _ => bytes.iter().map(|x| i64::from(*x)).collect(),
+    }
 }
 
 /// The machine's own target, if it multiplies bytes, and others.
@@ -49,46 +57,67 @@ fn all_targets() -> Vec<Target> {
     all
 }
 
-#[test]
-fn products_of_bytes_are_exact_on_every_machine() {
-    let types = [DType::U8, DType::I8];
+/// Checks products of some types on each machine, of all numbers and of those at the ends.
+fn check(size: [i64; 3], lanes: i64, factors: [DType; 2]) {
+    let [m, n, k] = size.map(|n| n as usize);
     let ends = [0u8, 1, 127, 128, 129, 255];
-    for (size, lanes) in [([2, 16, 8], 16), ([3, 37, 10], 16), ([1, 5, 3], 8), ([2, 9, 1], 4), ([2, 20, 31], 8)] {
-        let [m, n, k] = size.map(|n| n as usize);
-        for factors in types.iter().flat_map(|a| types.map(|b| [*a, b])) {
-            let programs = [true, false].map(|is_packed| product(size, factors, lanes, is_packed));
-            let all =
-                programs.iter().flat_map(|program| all_targets().into_iter().map(move |target| (program, target)));
-            for (program, target) in all {
-                for kernel in kernels(program, &target) {
-                    for round in 0..6u8 {
-                        let mut state = u32::from(round) + 1;
-                        let mut byte = || {
-                            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                            let x = (state >> 24) as u8;
-                            if round < 2 { x } else { ends[usize::from(x) % ends.len()] }
-                        };
-                        let mut a: Vec<u8> = (0..m * k).map(|_| byte()).collect();
-                        let mut b: Vec<u8> = (0..k * n).map(|_| byte()).collect();
-                        if round >= 4 {
-                            a.fill([255, 128][usize::from(round) - 4]);
-                            b.fill([127, 128][usize::from(round) - 4]);
-                        }
-                        let arguments = [a.clone(), b.clone(), vec![0xa5; 4 * m * n]];
-                        let got = run_bytes(program, &kernel, &arguments, &Runtime::serial(), 1).pop().unwrap();
-                        let (got, rest) = got.as_chunks::<4>();
-                        assert!(rest.is_empty());
-                        for (at, got) in got.iter().enumerate() {
-                            let (i, j) = (at / n, at % n);
-                            let products = (0..k)
-                                .map(|k_at| value(a[i * k + k_at], factors[0]) * value(b[k_at * n + j], factors[1]));
-                            let expected = products.sum::<i64>();
-                            let got = i64::from(i32::from_le_bytes(*got));
-                            assert_eq!(got, expected, "{size:?} {factors:?} on {target}, round {round}: [{i}, {j}]");
-                        }
-                    }
+    let n_bytes = factors[0].bytes() as usize;
+    let programs = [true, false].map(|is_packed| product(size, factors, lanes, is_packed));
+    let all = programs.iter().flat_map(|program| all_targets().into_iter().map(move |target| (program, target)));
+    for (program, target) in all {
+        for kernel in kernels(program, &target) {
+            for round in 0..6u8 {
+                let mut state = u32::from(round) + 1;
+                let mut byte = || {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    let x = (state >> 24) as u8;
+                    if round < 2 { x } else { ends[usize::from(x) % ends.len()] }
+                };
+                let mut a: Vec<u8> = (0..m * k * n_bytes).map(|_| byte()).collect();
+                let mut b: Vec<u8> = (0..k * n * n_bytes).map(|_| byte()).collect();
+                if round >= 4 {
+                    a.fill([255, 128][usize::from(round) - 4]);
+                    b.fill([127, 128][usize::from(round) - 4]);
+                }
+                let arguments = [a.clone(), b.clone(), vec![0xa5; 4 * m * n]];
+                let got = run_bytes(program, &kernel, &arguments, &Runtime::serial(), 1).pop().unwrap();
+                let (got, rest) = got.as_chunks::<4>();
+                assert!(rest.is_empty());
+                let (a, b) = (values(&a, factors[0]), values(&b, factors[1]));
+                for (at, got) in got.iter().enumerate() {
+                    let (i, j) = (at / n, at % n);
+                    let expected = (0..k).map(|k_at| a[i * k + k_at] * b[k_at * n + j]).sum::<i64>() as i32;
+                    let got = i32::from_le_bytes(*got);
+                    assert_eq!(got, expected, "{size:?} {factors:?} on {target}, round {round}: [{i}, {j}]");
                 }
             }
         }
+    }
+}
+
+#[test]
+fn products_of_integers_are_exact_on_every_machine() {
+    let types = [DType::U8, DType::I8];
+    for (size, lanes) in [([2, 16, 8], 16), ([3, 37, 10], 16), ([1, 5, 3], 8), ([2, 9, 1], 4), ([2, 20, 31], 8)] {
+        for factors in types.iter().flat_map(|a| types.map(|b| [*a, b])) {
+            check(size, lanes, factors);
+        }
+        check(size, lanes, [DType::I16; 2]);
+    }
+}
+
+/// Kernels that decide how many steps a dot product has compute all of them by its instruction.
+#[test]
+fn the_last_steps_are_dot_products_too() {
+    let own = Target::named("x86-64-v4").unwrap();
+    let target = Target { features: "+avx512vl,+avx512vnni".into(), ..own };
+    let n_rows = 3;
+    for (k, is_packed) in [(31, true), (31, false), (13, true), (13, false)] {
+        let program = product([n_rows, 16, k], [DType::U8, DType::I8], 16, is_packed);
+        let text = String::from_utf8(emit(&program, &target, Emit::Asm).unwrap()).unwrap();
+        // LLVM joins some of those for all steps with those for fewer.
+        let n = text.matches("vpdpbusd").count() as i64;
+        assert!(n >= 2 * n_rows, "{n} dot products of {k} steps: {text}");
+        assert!(!text.contains("vpmulld") && !text.contains("vpmaddwd"), "{text}");
     }
 }

@@ -446,22 +446,6 @@ fn guesses_insert_few_zeros() {
     }
 }
 
-/// First guesses of convolutions of bytes whose channels are no whole number of dot products unroll whole
-/// blocks, so that full ones need not decide how many steps they have.
-#[test]
-fn guesses_know_how_many_steps_dot_products_have() {
-    let text = "x86_64/znver5/512:registers=32,fma=1,l1d=49152,l2=1048576,l3=33554432,features=+avx512f,+avx512vnni";
-    let target: Target = text.parse().unwrap();
-    for channels in [5, 9, 13, 27, 30] {
-        let sizes = format!("c={channels},h=56,w=56,k=32,r=3,s=3,pad=1,x_zero=1,dtype=u8i8,const=w+init+dequant+zero");
-        let workload = Workload::parse(&format!("conv2d:{sizes},epilogue=init+dequant+quant_u8")).unwrap();
-        let task = Task::new(Setting { workload, target: target.clone(), n_threads: 1 }, None).unwrap();
-        let guess = task.first_guess(1).unwrap();
-        let (block, unrolled) = (task.space.int(&guess, "c_block"), task.space.int(&guess, "unroll_c"));
-        assert!(unrolled > 1 && block == 4 * unrolled, "{channels} channels: blocks of {block}, {unrolled} unrolled");
-    }
-}
-
 /// Results that are large enough to be shared out leave no choice.
 #[test]
 fn only_small_problems_leave_open_what_threads_share() {

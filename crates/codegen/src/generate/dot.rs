@@ -13,15 +13,15 @@
 use tilewright_ir::dot::{STEPS, factor};
 use tilewright_ir::expr::{BinaryOp, Expr};
 use tilewright_ir::target::{Arch, Target};
-use tilewright_ir::{BufferId, DType, Index, Loop, LoopId};
+use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, Tensor};
 
 use super::memory::Access;
-use super::plan::Piece;
+use super::plan::{self, Piece};
 use super::value::Operand;
 use super::{Generator, Lanes};
 use crate::CompileError;
 use crate::ssa::build::Builder;
-use crate::ssa::{Id, Op, Type};
+use crate::ssa::{Compare, Id, Op, Type};
 
 /// The highest bit of each byte.
 const HIGHEST_BITS: i32 = 0x8080_8080u32 as i32;
@@ -39,26 +39,69 @@ const UPPER_HALVES: i32 = 0xffff_0000u32 as i32;
 const GROUPS: usize = 1 << 16;
 
 impl Generator<'_> {
-    /// Writes the steps of dot products, all of them at once.
-    pub(super) fn dot_products(&mut self, l: &Loop, n: i64) -> Result<(), CompileError> {
-        self.f.known.insert(l.var, 0);
-        self.f.dot = Some((l.var, n));
-        self.block(&l.body)?;
-        self.f.dot = None;
-        self.f.known.remove(&l.var);
+    /// Writes the steps of dot products, all of them at once: where runs decide how many there are, in code for
+    /// as many as a product takes and in code for fewer.
+    pub(super) fn dot_products(&mut self, l: &Loop, how: Tensor, extent: &Index) -> Result<(), CompileError> {
+        if let Some(n) = extent.as_const() {
+            return self.products_of(l, DotSteps { var: l.var, n, given: None });
+        }
+        let group = how.dot_steps().expect("a loop of dot products");
+        let written = plan::written_buffers(&l.body);
+        let n = self.int(extent);
+        let [all, fewer, join] = [0; 3].map(|_| self.m.block(self.f.id));
+        let is_whole = self.m.compare(Compare::Greater, n, self.m.int(group - 1));
+        self.m.cond_br(is_whole, all, fewer);
+        self.go_to_end(all);
+        self.scoped(&written, |g| g.products_of(l, DotSteps { var: l.var, n: group, given: None }))?;
+        self.m.br(join);
+        self.go_to_end(fewer);
+        if self.f.ranges.lower(extent).is_none_or(|least| least < 1) {
+            let some = self.m.block(self.f.id);
+            let has_any = self.m.compare(Compare::Greater, n, self.m.int(0));
+            self.m.cond_br(has_any, some, join);
+            self.go_to_end(some);
+        }
+        let given = (group > 2).then(|| Given { last: extent.offset(-1), mask: self.mask_of_steps(n, group) });
+        self.scoped(&written, |g| g.products_of(l, DotSteps { var: l.var, n: group - 1, given }))?;
+        self.m.br(join);
+        self.go_to_end(join);
         Ok(())
     }
 
-    /// Adds the product of two factors over the first `n` steps.
-    pub(super) fn dot_product(&mut self, buffer: BufferId, index: &[Index], value: &Expr, steps: LoopId, n: i64) {
+    fn products_of(&mut self, l: &Loop, steps: DotSteps) -> Result<(), CompileError> {
+        self.f.known.insert(l.var, 0);
+        self.f.dot = Some(steps);
+        let written = self.block(&l.body);
+        self.f.dot = None;
+        self.f.known.remove(&l.var);
+        written
+    }
+
+    /// The bits of the first of `group` steps in a lane, of which there are `n`, from one to all.
+    fn mask_of_steps(&mut self, n: Id, group: i64) -> Id {
+        let m = &self.m;
+        let left = m.binary(Op::SubWrapping, m.int32(group as i32), m.truncate(n, Type::I32));
+        let bits = m.binary(Op::MulWrapping, left, m.int32(32 / group as i32));
+        m.binary(Op::ShiftUnsigned, m.int32(-1), bits)
+    }
+
+    /// Adds the product of two factors over some steps.
+    pub(super) fn dot_product(&mut self, buffer: BufferId, index: &[Index], value: &Expr, steps: &DotSteps) {
         let Expr::Binary(BinaryOp::Mul, a, b) = value else { unreachable!("a dot product sums products") };
         let factors = [a, b].map(|value| factor(value).expect("a dot product multiplies elements, or halves of them"));
         let dtypes = factors.map(|(buffer, ..)| self.program.buffer(buffer).dtype);
         let group = if dtypes[0].bytes() == 2 { 2 } else { STEPS };
-        // What lies behind the last step of one factor is multiplied by zeros of the other.
-        let [a, b] = [(0, true), (1, false)].map(|(at, has_zeros)| {
+        // What lies behind the last step of one factor is multiplied by zeros of the other: of the one that has
+        // fewer values, where that is known.
+        let is_one = |g: &Self, (buffer, index, _): (BufferId, &[Index], _)| {
+            matches!(g.access(buffer, &steps.at(index, 0)), Access::Uniform(_))
+        };
+        let (buffer_a, index_a, _) = factors[0];
+        let b_has_fewer = is_one(self, factors[0]) && !is_one(self, factors[1]);
+        let with_zeros = usize::from(b_has_fewer && self.may_read_all(buffer_a, index_a, steps, group));
+        let [a, b] = [0, 1].map(|at| {
             let (buffer, index, half) = factors[at];
-            let bytes = self.steps_of_factor(buffer, index, steps, (n, group), has_zeros);
+            let bytes = self.steps_of_factor(buffer, index, steps, group, at == with_zeros);
             match half {
                 None => bytes,
                 Some(half) => self.half_of_bytes(bytes, half),
@@ -86,45 +129,53 @@ impl Generator<'_> {
         Operand { value, lanes: bytes.lanes }
     }
 
-    /// The first `n` steps of a factor, of `group` that a lane has, as parts of 32-bit integers, then any, or
-    /// zeros.
+    /// Whether the steps of a factor are neighbours, and those behind the last one elements of the buffer.
+    fn may_read_all(&self, buffer: BufferId, index: &[Index], steps: &DotSteps, group: i64) -> bool {
+        let [flat, second] = [0, 1].map(|at| self.flat(buffer, &steps.place(index, &Index::from(at))));
+        let n_elements = self.program.buffer(buffer).n_elements().unwrap_or(1) as i64;
+        let is_whole = flat.terms().iter().all(|(_, c)| c % group == 0) && flat.constant() % group == 0;
+        second == flat.offset(1) && (steps.n == group || is_whole && n_elements % group == 0)
+    }
+
+    /// The steps of a factor, of `group` that a lane has, as parts of 32-bit integers, then any, or zeros.
     fn steps_of_factor(
         &mut self,
         buffer: BufferId,
         index: &[Index],
-        steps: LoopId,
-        (n, group): (i64, i64),
+        steps: &DotSteps,
+        group: i64,
         has_zeros: bool,
     ) -> Operand {
-        let flat = self.flat(buffer, index);
-        self.f.known.insert(steps, 1);
-        let are_neighbours = self.flat(buffer, index) == flat.offset(1);
-        self.f.known.insert(steps, 0);
-        let n_elements = self.program.buffer(buffer).n_elements().unwrap_or(1) as i64;
-        let is_whole = flat.terms().iter().all(|(_, c)| c % group == 0) && flat.constant() % group == 0;
-        let may_read_all = are_neighbours && (n == group || is_whole && n_elements % group == 0);
-        match self.access(buffer, index) {
+        let may_read_all = self.may_read_all(buffer, index, steps, group);
+        let (value, is_whole) = match self.access(buffer, &steps.at(index, 0)) {
             access @ (Access::Uniform(_) | Access::Strided { .. })
                 if may_read_all && !matches!(access, Access::Strided { stride, .. } if stride != group) =>
             {
-                let Some(x) = self.whole_group(buffer, access) else {
-                    return self.one_by_one(buffer, index, steps, (n, group));
-                };
-                if n == group || !has_zeros {
-                    return x;
+                match self.whole_group(buffer, access) {
+                    Some(x) => (x, true),
+                    None => (self.one_by_one(buffer, index, steps, group), false),
                 }
-                let mask = self.m.splat(self.m.int32((1 << (32 / group * n)) - 1), x.lanes.max(1));
-                Operand { value: self.m.binary(Op::And, x.value, mask), lanes: x.lanes }
             }
-            Access::Strided { stride: 1, .. } if n > 1 && group == STEPS && !self.in_registers(buffer) => {
+            Access::Strided { stride: 1, .. } if steps.n > 1 && group == STEPS && !self.in_registers(buffer) => {
                 match self.f.lanes {
                     Some(Lanes { piece, mask: None, .. }) if piece.width >= LEAST_LANES => {
-                        self.interleaved_steps(buffer, index, steps, n, piece)
+                        (self.interleaved_steps(buffer, index, steps, piece), false)
                     }
-                    _ => self.one_by_one(buffer, index, steps, (n, group)),
+                    _ => (self.one_by_one(buffer, index, steps, group), false),
                 }
             }
-            _ => self.one_by_one(buffer, index, steps, (n, group)),
+            _ => (self.one_by_one(buffer, index, steps, group), false),
+        };
+        let mask = match &steps.given {
+            Some(given) => Some(given.mask),
+            None => (is_whole && steps.n < group).then(|| self.m.int32((1 << (32 / group * steps.n)) - 1)),
+        };
+        match mask {
+            Some(mask) if has_zeros => {
+                let mask = self.m.splat(mask, value.lanes.max(1));
+                Operand { value: self.m.binary(Op::And, value.value, mask), lanes: value.lanes }
+            }
+            _ => value,
         }
     }
 
@@ -162,23 +213,20 @@ impl Generator<'_> {
         }
     }
 
-    /// The first `n` steps, then zeros, of a factor in memory whose lanes are neighbours and whose steps lie
-    /// apart: a vector for each step, interleaved.
+    /// The steps, then zeros, of a factor in memory whose lanes are neighbours and whose steps lie apart: a
+    /// vector for each step, interleaved.
     fn interleaved_steps(
         &mut self,
         buffer: BufferId,
         index: &[Index],
-        steps: LoopId,
-        n: i64,
+        steps: &DotSteps,
         Piece { n: n_lanes, width, .. }: Piece,
     ) -> Operand {
-        let step = |at: i64| {
-            self.f.known.insert(steps, at);
-            let Access::Strided { base, .. } = self.access(buffer, index) else { unreachable!("a step is no lane") };
-            base
+        let step = |at: i64| match self.access(buffer, &steps.at(index, at)) {
+            Access::Strided { base, .. } => base,
+            _ => unreachable!("a step is no lane"),
         };
-        let bases: Vec<Index> = (0..n).map(step).collect();
-        self.f.known.insert(steps, 0);
+        let bases: Vec<Index> = (0..steps.n).map(step).collect();
         let ty = self.element_type(buffer).vector(width);
         // Registers hold what comes of them alone.
         let value = self.cached(buffer, (Access::Irregular(bases.clone()), n_lanes | GROUPS), |g| {
@@ -200,12 +248,11 @@ impl Generator<'_> {
         Operand { value, lanes: width }
     }
 
-    /// The first `n` steps of a factor, read one by one.
-    fn one_by_one(&mut self, buffer: BufferId, index: &[Index], steps: LoopId, (n, group): (i64, i64)) -> Operand {
+    /// The steps of a factor, read one by one, then zeros.
+    fn one_by_one(&mut self, buffer: BufferId, index: &[Index], steps: &DotSteps, group: i64) -> Operand {
         let mut all: Option<Operand> = None;
-        for at in 0..n {
-            self.f.known.insert(steps, at);
-            let part = self.load(buffer, index);
+        for at in 0..steps.n {
+            let part = self.load(buffer, &steps.at(index, at));
             let ty = Type::I32.vector(part.lanes.max(1));
             let x = self.m.extend(part.value, ty, false);
             let distance = self.m.splat(self.m.int32((32 / group * at) as i32), ty.lanes);
@@ -213,8 +260,39 @@ impl Generator<'_> {
             let value = all.map_or(x, |before| self.m.binary(Op::Or, before.value, x));
             all = Some(Operand { value, lanes: part.lanes });
         }
-        self.f.known.insert(steps, 0);
         all.expect("a loop has an iteration")
+    }
+}
+
+/// Steps of the dot products around the place being written.
+#[derive(Clone)]
+pub struct DotSteps {
+    var: LoopId,
+    /// How many are read.
+    n: i64,
+    /// How many a run has of them, where it decides that.
+    given: Option<Given>,
+}
+
+/// Number of steps of which a run has at least one.
+#[derive(Clone)]
+struct Given {
+    last: Index,
+    /// The bits of the steps in a lane.
+    mask: Id,
+}
+
+impl DotSteps {
+    /// Places of a step of a factor: of the last one, where a run has fewer.
+    fn at(&self, index: &[Index], at: i64) -> Vec<Index> {
+        match &self.given {
+            Some(given) if at > 0 => self.place(index, &Index::from(at).smaller(&given.last)),
+            _ => self.place(index, &Index::from(at)),
+        }
+    }
+
+    fn place(&self, index: &[Index], step: &Index) -> Vec<Index> {
+        index.iter().map(|i| i.substitute(self.var, step)).collect()
     }
 }
 

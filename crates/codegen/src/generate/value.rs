@@ -727,8 +727,8 @@ impl Generator<'_> {
 
     pub(super) fn update(&mut self, buffer: BufferId, index: &[Index], op: ReduceOp, value: &Expr, first: &Cond) {
         self.reduction_step(buffer, index);
-        if let Some((steps, n)) = self.f.dot {
-            return self.dot_product(buffer, index, value, steps, n);
+        if let Some(steps) = self.f.dot.clone() {
+            return self.dot_product(buffer, index, value, &steps);
         }
         let dtype = self.program.buffer(buffer).dtype.arithmetic();
         let starts = self.cond(first);

@@ -607,9 +607,6 @@ const LANES_OF_PIXELS: f64 = 1.12;
 const APART: f64 = 3.5;
 /// Instructions that interleave rows of a column.
 const INTERLEAVING: i64 = 3;
-/// Slowdown of dot products of which each decides how many steps it has: 72 to 82 GOP/s on Zen 5 where those
-/// that know it take 200 to 700 (3×3 at 56², 5 to 30 channels).
-const UNDECIDED: f64 = 8.0;
 /// Cycles of a vector whose elements may be zeros between those of the input.
 const BETWEEN_ZEROS: f64 = 8.0;
 
@@ -649,12 +646,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     };
     // Where unrolled code knows which taps of a transposed convolution meet zeros, it has none of them.
     let known = shape.transposed && by_channels && text("input") == "plain" && text("unroll_s") == "true";
-    // Code that is unrolled over whole blocks has a version for full ones.
-    let is_part = |c: i64| c > at_once && c % at_once != 0;
-    let is_whole = int("unroll_c") > 1 && int("c_block") == int("unroll_c") * at_once;
-    let decides = if fours && c.is_some_and(is_part) && !is_whole { UNDECIDED } else { 1.0 };
-    let strides = shape.axes.iter().map(|axis| axis.stride as f64).product::<f64>();
-    let met = decides * if known { 1.0 / strides } else { 1.0 };
+    let met = if known { 1.0 / shape.axes.iter().map(|axis| axis.stride as f64).product::<f64>() } else { 1.0 };
 
     let mut cycles = 0.0;
     for (n_k, kt) in cuts(k_group, k_tile) {
