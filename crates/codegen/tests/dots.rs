@@ -1,5 +1,5 @@
-//! Dot products of integers, to the last bit: kernels of every machine that runs here against arithmetic written
-//! here.
+//! Dot products of integers, to the last bit: kernels of every machine that runs here against arithmetic
+//! written here.
 
 mod common;
 
@@ -8,8 +8,8 @@ use tilewright_codegen::{Emit, Runtime, emit};
 use tilewright_ir::schedule::{apply, parse_steps};
 use tilewright_ir::{DType, Program, Target, lower, text, verify};
 
-/// A product of `[m, k]` by `[k, n]` integers in a register tile, with columns packed in fours, or pairs, or rows
-/// of `n`.
+/// A product of `[m, k]` by `[k, n]` integers in a register tile, with columns packed in fours, or pairs, or
+/// rows of `n`.
 fn product([m, n, k]: [i64; 3], factors: [DType; 2], lanes: i64, is_packed: bool) -> Program {
     let [a, b] = factors.map(DType::name);
     let of_floats = tilewright_ir::op::Workload::parse(&format!("matmul:m={m},n={n},k={k}")).unwrap().program();

@@ -39,8 +39,8 @@ const UPPER_HALVES: i32 = 0xffff_0000u32 as i32;
 const GROUPS: usize = 1 << 16;
 
 impl Generator<'_> {
-    /// Writes the steps of dot products, all of them at once: where runs decide how many there are, in code for
-    /// as many as a product takes and in code for fewer.
+    /// Writes the steps of dot products, all of them at once: where runs decide how many there are, in code
+    /// for as many as a product takes and in code for fewer.
     pub(super) fn dot_products(&mut self, l: &Loop, how: Tensor, extent: &Index) -> Result<(), CompileError> {
         if let Some(n) = extent.as_const() {
             return self.products_of(l, DotSteps { var: l.var, n, given: None });
@@ -91,8 +91,8 @@ impl Generator<'_> {
         let factors = [a, b].map(|value| factor(value).expect("a dot product multiplies elements, or halves of them"));
         let dtypes = factors.map(|(buffer, ..)| self.program.buffer(buffer).dtype);
         let group = if dtypes[0].bytes() == 2 { 2 } else { STEPS };
-        // What lies behind the last step of one factor is multiplied by zeros of the other: of the one that has
-        // fewer values, where that is known.
+        // What lies behind the last step of one factor is multiplied by zeros of the other: of the one that
+        // has fewer values, where that is known.
         let is_one = |g: &Self, (buffer, index, _): (BufferId, &[Index], _)| {
             matches!(g.access(buffer, &steps.at(index, 0)), Access::Uniform(_))
         };
