@@ -146,11 +146,7 @@ impl Constraint {
     /// # Errors
     /// If the text is no condition over these parameters, with the position.
     pub fn parse(name: &str, text: &str, parameters: &[Parameter]) -> Result<Constraint, ExpressionError> {
-        let readings: Vec<Reading> = parameters.iter().map(|parameter| Reading::of(&parameter.domain)).collect();
-        let kinds = parameters.iter().zip(&readings);
-        let scope: Scope =
-            kinds.map(|(parameter, reading)| (parameter.name.clone(), reading.kind(&parameter.domain))).collect();
-        let code = Expression::parse(text)?.compile_condition(&scope)?;
+        let (code, readings) = compiled(text, parameters)?;
         let mut reads = Vec::new();
         code.reads(&mut reads);
         reads.sort_unstable();
@@ -161,6 +157,22 @@ impl Constraint {
             text: text.into(),
             parameters: reads.iter().map(|&slot| parameters[slot].name.clone()).collect(),
             predicate: Predicate::Expression(code.into(), reads.iter().map(|&slot| readings[slot]).collect()),
+        })
+    }
+
+    /// Parses a constraint over all of these parameters, also those that the expression has no need of where
+    /// sizes decide it: which parameters constraints tie, and in which order a space counts its
+    /// configurations, then is the same at all sizes.
+    ///
+    /// # Errors
+    /// Those of [`Constraint::parse`].
+    pub fn parse_over(name: &str, text: &str, parameters: &[Parameter]) -> Result<Constraint, ExpressionError> {
+        let (code, readings) = compiled(text, parameters)?;
+        Ok(Constraint {
+            name: name.into(),
+            text: text.into(),
+            parameters: parameters.iter().map(|parameter| parameter.name.clone()).collect(),
+            predicate: Predicate::Expression(code.into(), readings.into()),
         })
     }
 
@@ -198,6 +210,15 @@ impl Constraint {
     pub fn holds(&self, values: &[&Value]) -> bool {
         self.predicate.holds(values)
     }
+}
+
+/// Compiles a condition whose places are these parameters.
+fn compiled(text: &str, parameters: &[Parameter]) -> Result<(Code, Vec<Reading>), ExpressionError> {
+    let readings: Vec<Reading> = parameters.iter().map(|parameter| Reading::of(&parameter.domain)).collect();
+    let kinds = parameters.iter().zip(&readings);
+    let scope: Scope =
+        kinds.map(|(parameter, reading)| (parameter.name.clone(), reading.kind(&parameter.domain))).collect();
+    Ok((Expression::parse(text)?.compile_condition(&scope)?, readings))
 }
 
 impl fmt::Debug for Constraint {

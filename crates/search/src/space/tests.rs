@@ -241,6 +241,25 @@ fn the_description_holds_parameters_constraints_and_size() {
     );
 }
 
+/// A condition that sizes decide ties the parameters that it is over all the same: configurations keep their
+/// indexes.
+#[test]
+fn a_constraint_over_parameters_ties_those_that_it_does_not_read() {
+    let parameters =
+        || vec![Parameter::ordinal("a", [1, 2, 3]), Parameter::ordinal("b", [1, 2]), Parameter::ordinal("c", [1, 2])];
+    let space = |text: &str| {
+        let over = [&parameters()[..1], &parameters()[2..]].concat();
+        let constraint = Constraint::parse_over("fits", text, &over).unwrap();
+        assert_eq!(constraint.parameters, ["a", "c"]);
+        Space::new("over", parameters(), vec![constraint]).unwrap()
+    };
+    let all = |space: &Space| (0..space.size()).map(|at| space.config_at(at)).collect::<Vec<_>>();
+    let (decided, read) = (space("7 <= 8"), space("7 <= 8 or a * c < 0"));
+    assert_eq!((decided.size(), all(&decided)), (12, all(&read)));
+    assert_eq!(space("a * c <= 2").size(), 2 * 3);
+    assert!(Constraint::parse_over("fits", "b == 1", &parameters()[..1]).is_err());
+}
+
 fn check_space_error(parameters: Vec<Parameter>, constraints: Vec<Constraint>, expected: &str) {
     assert_eq!(Space::new("bad", parameters, constraints).unwrap_err().to_string(), expected);
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{Illegal, apply_all, steps_text};
 use tilewright_ir::{Program, Step, Target};
-use tilewright_search::{Config, Describe, Problem, Space, SpaceError, Subject};
+use tilewright_search::{Config, Constraint, Describe, Domain, Parameter, Problem, Space, SpaceError, Subject};
 
 use crate::loops::loop_contexts;
 
@@ -126,6 +126,39 @@ pub enum TaskError {
     /// The template's space cannot be built.
     #[error(transparent)]
     Space(#[from] SpaceError),
+}
+
+/// The constraint that an expression over these parameters says.
+fn constraint(name: &str, text: &str, parameters: &[Parameter]) -> Constraint {
+    Constraint::parse(name, text, parameters).unwrap_or_else(|e| panic!("invariant: `{text}` is an expression: {e}"))
+}
+
+/// The constraint over some of these parameters, `reads`, that an expression says; see
+/// [`Constraint::parse_over`].
+fn constraint_over(name: &str, reads: &[&str], text: &str, parameters: &[Parameter]) -> Constraint {
+    let read: Vec<Parameter> = reads.iter().map(|name| named(parameters, name).clone()).collect();
+    Constraint::parse_over(name, text, &read)
+        .unwrap_or_else(|e| panic!("invariant: `{text}` is an expression over {reads:?}: {e}"))
+}
+
+/// The parameter of a name.
+fn named<'a>(parameters: &'a [Parameter], name: &str) -> &'a Parameter {
+    parameters.iter().find(|p| p.name == name).unwrap_or_else(|| panic!("invariant: there is a parameter {name}"))
+}
+
+/// Whether a word is among the values of a parameter.
+fn has_value(parameters: &[Parameter], name: &str, word: &str) -> bool {
+    matches!(&named(parameters, name).domain, Domain::Categorical(words) if words.iter().any(|known| known == word))
+}
+
+/// Condition that a parameter has a value that is none of these, as an expression.
+fn none_of(parameters: &[Parameter], name: &str, words: &[&str]) -> String {
+    let Domain::Categorical(values) = &named(parameters, name).domain else {
+        panic!("invariant: the values of {name} are words")
+    };
+    let others: Vec<String> =
+        values.iter().filter(|v| !words.contains(&v.as_str())).map(|value| format!("'{value}'")).collect();
+    format!("{name} in [{}]", others.join(", "))
 }
 
 /// A size that a template has a configuration for, whatever the others are within reason.

@@ -7,7 +7,7 @@
 //! parameter, or hold it.
 
 use super::step::{layout, reorder, rfactor, split};
-use super::{Setting, ceil_div};
+use super::{Setting, ceil_div, constraint_over, none_of};
 use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_search::{Config, Constraint, Parameter, Space, Value};
@@ -92,25 +92,15 @@ impl Share {
     }
 
     /// Constraint that a parameter, which only this sharing uses, keeps its first value otherwise.
-    pub fn owns(self, parameter: &str, first: &str) -> Constraint {
-        let (first, name) = (Value::Text(first.into()), self.name());
-        Constraint::new(
-            &format!("{parameter}_of_{name}"),
-            &format!("{parameter} is {first} where threads do not share the {name}"),
-            &[NAME, parameter],
-            move |v| v[0].text() == name || *v[1] == first,
-        )
+    pub fn owns(self, parameters: &[Parameter], name: &str, first: &str) -> Constraint {
+        let text = format!("{name} == '{first}'");
+        self.except(constraint_over(&format!("{name}_of_{}", self.name()), &[name], &text, parameters))
     }
 
     /// Constraint that a parameter does not have this value with this sharing.
-    pub fn excludes(self, parameter: &str, value: &str) -> Constraint {
-        let (name, value) = (self.name(), Value::Text(value.into()));
-        Constraint::new(
-            &format!("{parameter}_without_{name}"),
-            &format!("{parameter} is not {value} where threads share the {name}"),
-            &[NAME, parameter],
-            move |v| v[0].text() != name || *v[1] != value,
-        )
+    pub fn excludes(self, parameters: &[Parameter], name: &str, value: &str) -> Constraint {
+        let text = none_of(parameters, name, &[value]);
+        self.only(constraint_over(&format!("{name}_without_{}", self.name()), &[name], &text, parameters))
     }
 }
 

@@ -112,7 +112,8 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
             },
         );
         constraints.push(shape.work().of_result(s, work_for_all_threads));
-        constraints.extend(shape.work().is_choice(s).then(|| Share::Result.owns("parallel", "rows")));
+        constraints
+            .extend(shape.work().is_choice(s).then(|| Share::Result.owns(&parameters(s, shape), "parallel", "rows")));
     }
     constraints
 }

@@ -18,7 +18,7 @@ mod warpgroup;
 mod winograd;
 
 use super::algorithm::{self, Algorithm};
-use super::{Setting, Template};
+use super::{Setting, Template, constraint};
 use tilewright_ir::target::Gpu;
 use tilewright_search::{Constraint, Parameter};
 
@@ -58,11 +58,6 @@ pub const LIMITS: [&str; 3] = ["threads", "threads_z", "shared_bytes"];
 /// If it is for a CPU, which a template for GPUs does not serve.
 fn gpu(s: &Setting) -> Gpu {
     s.target.gpu.expect("templates for GPUs serve targets that are one")
-}
-
-/// The constraint that an expression over these parameters says.
-fn constraint(name: &str, text: &str, parameters: &[Parameter]) -> Constraint {
-    Constraint::parse(name, text, parameters).unwrap_or_else(|e| panic!("invariant: `{text}` is an expression: {e}"))
 }
 
 /// Constraints on the threads of a block, in all and along the third axis. `along`: the threads along x, y

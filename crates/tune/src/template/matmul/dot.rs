@@ -110,7 +110,9 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
             },
         );
         constraints.push(p.work().of_result(s, for_all_threads));
-        constraints.extend(p.work().is_choice(s).then(|| Share::Result.owns("parallel", parallel_loops(p)[0])));
+        constraints.extend(
+            p.work().is_choice(s).then(|| Share::Result.owns(&parameters(s, p), "parallel", parallel_loops(p)[0])),
+        );
     }
     constraints
 }

@@ -1,0 +1,184 @@
+//! Estimated cycles of a configuration.
+
+use super::super::super::Setting;
+use super::super::super::model::{bandwidth, cost_of_dot4, cuts, step_cycles, write_back};
+use super::super::super::share::Share;
+use super::super::{Shape, ceil_div, in_blocks};
+use super::{columns_read, copied, dot, elements, in_rows, pads_by_tile, steps_at_once};
+use tilewright_ir::dot::STEPS;
+use tilewright_search::{Config, Space};
+
+/// Slowdown of pixels as lanes: rows seldom begin and end where vectors do.
+const LANES_OF_PIXELS: f64 = 1.12;
+/// Cycles of a vector whose elements lie apart.
+const APART: f64 = 3.5;
+/// Instructions that interleave rows of a column.
+const INTERLEAVING: i64 = 3;
+/// Cycles of a vector whose elements may be zeros between those of the input.
+const BETWEEN_ZEROS: f64 = 8.0;
+
+/// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they
+/// read from whichever cache holds what the loops around return to; then what copies and stores take.
+pub(super) fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
+    let model = Model::of(s, shape, space, config);
+    let Shape { n, k, p, q, k_group, .. } = *shape;
+    let mut cycles = 0.0;
+    for (n_k, kt) in cuts(k_group, model.k_tile) {
+        for (n_p, pt) in cuts(p, model.p_tile) {
+            for (n_q, qt) in cuts(q, model.q_tile) {
+                let (compute, read) = (model.computing([kt, pt, qt]), model.reading([kt, pt, qt]));
+                cycles += n_k * n_p * n_q * (compute.max(read) + 0.2 * compute.min(read));
+            }
+        }
+    }
+    cycles *= (n * (k / k_group)) as f64;
+    cycles += (n * k * p * q) as f64 * model.writing();
+    cycles += write_back(s, (n * k * p * q) as f64 * model.bytes);
+    if model.is_packed {
+        cycles += n as f64 * model.image / model.bytes * model.packing();
+    }
+    let count = |axis: &str| match axis {
+        "k" => ceil_div(k_group, model.k_tile) * (k / k_group),
+        "p" => ceil_div(p, model.p_tile),
+        _ => ceil_div(q, model.q_tile),
+    };
+    let n_tiles = n * ["k", "p", "q"].map(count).iter().product::<i64>();
+    let n_iterations = n * count(&model.order[0]);
+    shape.work().of_busiest_thread(s, Share::of(s, space, config), cycles, n_iterations, n_tiles)
+}
+
+/// Facts of a configuration that its cycles depend on.
+struct Model<'a> {
+    s: &'a Setting,
+    shape: &'a Shape,
+    lanes: i64,
+    /// Bytes of an element of a factor as it is read.
+    bytes: f64,
+    by_channels: bool,
+    /// Channels, rows and columns of a tile.
+    k_tile: i64,
+    p_tile: i64,
+    q_tile: i64,
+    /// Loops over tiles, the outermost first.
+    order: Vec<String>,
+    write: String,
+    /// Whether the input is copied, and whether by tiles.
+    is_packed: bool,
+    pads_by_tile: bool,
+    /// Whether dot products take rows of a filter.
+    rows: bool,
+    /// Channels that an element of the result is made of, and bytes of those of an image.
+    channels: f64,
+    image: f64,
+    /// Whether vectors gather channels from plane after plane.
+    gathers: bool,
+    /// Cycles of loading a vector of pixels whose elements lie apart.
+    apart: f64,
+    /// Share of the steps of a sum that code computes.
+    met: f64,
+}
+
+impl<'a> Model<'a> {
+    fn of(s: &'a Setting, shape: &'a Shape, space: &Space, config: &Config) -> Model<'a> {
+        let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+        let lanes = s.target.lanes(s.workload.dtype);
+        let bytes = copied(s, shape).unwrap_or(s.workload.factors()[0]).bytes() as f64;
+        let (by_channels, is_packed) = (text("lanes") == "k", text("input") == "packed");
+        let channels = shape.c.map_or(shape.k_group, |c| c) as f64;
+        let Shape { p, q, stride, .. } = *shape;
+        // Where unrolled code knows which taps of a transposed convolution meet zeros, it has none of them.
+        let is_known = shape.transposed && by_channels && text("input") == "plain" && text("unroll_s") == "true";
+        let strides = shape.axes.iter().map(|axis| axis.stride as f64).product::<f64>();
+        let has_neighbours = is_packed && int("c_block") % lanes == 0;
+        Model {
+            s,
+            shape,
+            lanes,
+            bytes,
+            by_channels,
+            k_tile: elements(int("k_tile"), by_channels, lanes),
+            p_tile: int("p_tile"),
+            q_tile: elements(int("q_tile"), !by_channels, lanes),
+            order: space.order(config, "order"),
+            write: text("write"),
+            is_packed,
+            pads_by_tile: pads_by_tile(s, shape, space, config),
+            rows: in_rows(s, shape),
+            channels,
+            image: channels * (p * stride[0] * q * stride[1]) as f64 * bytes,
+            gathers: shape.c.is_none() && by_channels && !has_neighbours && !in_blocks(s)[0],
+            // Lanes that are pixels load what lies strides apart, or zeros in between.
+            apart: match (by_channels, shape.transposed) {
+                (false, true) => BETWEEN_ZEROS,
+                (false, false) if stride[1] > 1 && !is_packed => APART,
+                _ => 0.0,
+            },
+            met: if is_known { 1.0 / strides } else { 1.0 },
+        }
+    }
+
+    /// Cycles of the multiply-adds of a tile of these channels, rows and columns.
+    fn computing(&self, [kt, pt, qt]: [i64; 3]) -> f64 {
+        let Shape { c, r, s: columns, stride, .. } = *self.shape;
+        let (vectors, broadcast) = match self.by_channels {
+            true => (ceil_div(kt, self.lanes), pt * qt),
+            false => (pt * ceil_div(qt, self.lanes), kt),
+        };
+        if self.rows {
+            let read = pt * columns_read(qt, stride[1], columns);
+            let dots = (broadcast * columns) as f64 * cost_of_dot4(self.s);
+            let instructions = (vectors * ceil_div(r, STEPS)) as f64 * (dots + (INTERLEAVING * read) as f64);
+            return instructions / self.s.target.core().fmas + 10.0;
+        }
+        // Where channels do not mix, every product reads an element of its own: lanes over channels gather
+        // them from plane after plane.
+        let gathered = if self.gathers { (vectors * broadcast * self.lanes) as f64 } else { 0.0 };
+        let loads = if c.is_none() { vectors * broadcast } else { vectors } as f64;
+        let step = step_cycles(self.s, vectors, broadcast) + gathered + self.apart * loads;
+        let taps = (r * columns) as f64;
+        let n_steps = ceil_div(c.unwrap_or(1), steps_at_once(self.s, self.shape)) as f64 * taps;
+        self.met * n_steps * step * if self.by_channels { 1.0 } else { LANES_OF_PIXELS } + 3.0 * taps + 20.0
+    }
+
+    /// Cycles in which the weights and the input of a tile of these channels, rows and columns are read.
+    fn reading(&self, [kt, pt, qt]: [i64; 3]) -> f64 {
+        let Shape { p, c, r, s: columns, stride, k_group, .. } = *self.shape;
+        let taps = (r * columns) as f64;
+        let steps = c.unwrap_or(1) as f64 * taps;
+        let (row, weights) = (self.image / p as f64, k_group as f64 * steps * self.bytes);
+        let (inner, outer) = (self.order[2].as_str(), self.order[0].as_str());
+        let slice = kt as f64 * steps * self.bytes;
+        // Where channels do not mix, a tile reads its own alone.
+        let channels = if c.is_none() { kt as f64 } else { self.channels };
+        let patch = ((pt - 1) * stride[0] + r) as f64 * ((qt - 1) * stride[1] + columns) as f64 * channels * self.bytes;
+        // Weights stay where tiles of the image are the innermost loop; else all come by again and again.
+        let weights_from = if inner == "k" { weights + patch } else { slice + patch };
+        let input_from = match (inner, outer) {
+            ("k", _) => patch,
+            (_, "k") => self.image + slice,
+            _ => row * r as f64 + weights,
+        };
+        slice / bandwidth(self.s, weights_from) + patch / taps.sqrt() / bandwidth(self.s, input_from)
+    }
+
+    /// Cycles of writing a result.
+    fn writing(&self) -> f64 {
+        match (self.write.as_str(), self.by_channels && !in_blocks(self.s)[1]) {
+            ("scatter", _) => 1.5,
+            ("tile", true) if self.q_tile < self.lanes => 2.0,
+            ("tile", true) => 0.8,
+            ("row", _) => 0.6,
+            _ => 2.0 / self.lanes as f64,
+        }
+    }
+
+    /// Cycles of copying an element of the input.
+    fn packing(&self) -> f64 {
+        // Rows of blocks of integers are copied as runs of bytes.
+        match (dot(self.s, self.shape).is_some() || self.rows) && in_blocks(self.s)[0] {
+            true if self.pads_by_tile => 1.0 / bandwidth(self.s, self.image),
+            true => 2.0 / bandwidth(self.s, self.image),
+            false => 0.6,
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Direct convolution: a register tile of output channels and pixels, the reduction inside.
+
+mod constraints;
+mod estimate;
+mod pack;
+mod steps;
+
+use super::super::Setting;
+use super::super::share::Share;
+use super::{Algorithm, Shape, in_blocks};
+use tilewright_ir::dot::STEPS;
+use tilewright_ir::{DType, Tensor};
+use tilewright_search::{Config, Parameter, Space};
+
+pub use pack::{pack, pack_padded};
+
+/// Loops over tiles of channels, rows and columns in any order, each computing one register tile completely.
+///
+/// The lanes of vectors are output channels, which wants the input's channels next to each other, or
+/// pixels of a row, which reads rows as they are. Taps in the padding are left out where the position of
+/// the tile decides it.
+///
+/// # Source
+/// The tile and the blocked layouts are those of Georganas et al., "Anatomy of High-Performance Deep Learning
+/// Convolutions on SIMD Architectures" (2018), sections II-B and II-C; pixels as lanes are our addition.
+pub const DIRECT: Algorithm<Shape> = Algorithm {
+    name: "direct",
+    applies: |_| true,
+    parameters,
+    constraints: constraints::constraints,
+    steps: steps::steps,
+    estimate: estimate::estimate,
+};
+
+/// Whether channels of a tile are padded as their turn comes, so that they stay in a cache.
+fn pads_by_tile(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> bool {
+    let is_outermost = space.order(config, "order")[0] == "k";
+    in_rows(s, shape) && shape.padded && is_outermost && Share::of(s, space, config) == Share::Nothing
+}
+
+/// Dot products of neighbouring channels that take the sums, where the machine's kernels have them. The
+/// channels of groups then fill vectors of results and what a dot product takes.
+fn dot(s: &Setting, shape: &Shape) -> Option<Tensor> {
+    let agreed = s.workload.layout().channels()[0];
+    let fills = |c: i64| {
+        shape.k_group % s.target.lanes(s.workload.dtype) == 0 && c % STEPS == 0 && (agreed == 1 || c % agreed == 0)
+    };
+    let how = match s.workload.dtype {
+        _ if copied(s, shape) == Some(DType::I16) => Tensor::Dot2,
+        _ if shape.has_integers => Tensor::Dot4,
+        _ if shape.rounds => Tensor::Dot2,
+        _ if s.workload.multiplies_bf16() && s.target.prefers_dot2() => Tensor::Dot2,
+        _ => return None,
+    };
+    shape.c.is_some_and(|c| shape.k_group == shape.k || fills(c)).then_some(how)
+}
+
+/// Steps of the sum that one multiply-add of vectors takes.
+fn steps_at_once(s: &Setting, shape: &Shape) -> i64 {
+    dot(s, shape).and_then(Tensor::dot_steps).unwrap_or(1)
+}
+
+/// Element type of the copies that factors are read from, where it is another one.
+fn copied(s: &Setting, shape: &Shape) -> Option<DType> {
+    match shape.c {
+        _ if shape.rounds => Some(DType::Bf16),
+        Some(_) if shape.has_integers && s.target.widens_bytes() => Some(DType::I16),
+        _ => None,
+    }
+}
+
+/// Most columns of a filter whose dot products are unrolled.
+const MOST_COLUMNS: i64 = 8;
+
+/// Whether sums of integers of a depthwise convolution are taken by dot products of rows of the filter. Rows
+/// of a column of the image are interleaved once for all the results that it enters.
+fn in_rows(s: &Setting, shape: &Shape) -> bool {
+    let [takes_blocks, gives_blocks] = in_blocks(s);
+    let has_rows = shape.has_integers && shape.c.is_none() && shape.r > 1 && shape.s <= MOST_COLUMNS;
+    has_rows && shape.channels == shape.k && !shape.transposed && !shape.has_prologue && takes_blocks && gives_blocks
+}
+
+/// Columns of the input that `q_tile` neighbouring results read, of a filter of `columns`.
+fn columns_read(q_tile: i64, stride: i64, columns: i64) -> i64 {
+    ((q_tile - 1) * stride + columns).min(q_tile * columns)
+}
+
+/// [`columns_read`] as an expression.
+fn columns_read_text(q_tile: &str, stride: i64, columns: i64) -> String {
+    format!("min(({q_tile} - 1) * {stride} + {columns}, {q_tile} * {columns})")
+}
+
+/// Whether channels of the input that groups see are whole blocks.
+fn divides_groups(shape: &Shape, block: i64) -> bool {
+    shape.k_group == shape.k || shape.c.is_some_and(|c| c % block == 0)
+}
+
+/// Whether the code of tiles decides which taps are padding: where the input is read as it is.
+fn decides_padding(s: &Setting, shape: &Shape) -> bool {
+    shape.padded && !shape.has_prologue && dot(s, shape).is_none() && !in_rows(s, shape)
+}
+
+fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
+    let registers = i64::from(s.target.n_vector_registers);
+    let Shape { k, p, q, c, padded, has_prologue, .. } = *shape;
+    let [takes_blocks, gives_blocks] = in_blocks(s);
+    let agreed = s.workload.layout().channels()[0];
+    let (fours, rows) = (dot(s, shape).is_some(), in_rows(s, shape));
+    let least = if rows { s.target.lanes(s.workload.dtype) } else { steps_at_once(s, shape) };
+    let is_block = |&b: &i64| {
+        let fits = if agreed > 1 { b == agreed } else { b == least || c.is_none_or(|c| b < 2 * c) };
+        fits && b >= least && (!fours || divides_groups(shape, b))
+    };
+    // Blocks of two are for what has no more channels.
+    let smallest = if least == 2 && c.is_some_and(|c| c <= 2) { 2 } else { 1 };
+    let channel_blocks = [smallest, 4, 8, 16, 32, 64, 128].into_iter().filter(is_block);
+    let is_packed = has_prologue || copied(s, shape).is_some() || fours && (padded || !takes_blocks) || rows && padded;
+    let inputs: &[&str] = match (is_packed, padded || !takes_blocks) {
+        (true, _) => &["packed"],
+        (false, true) => &["plain", "packed"],
+        (false, false) => &["plain"],
+    };
+    let mut parameters = vec![
+        Parameter::categorical("lanes", if fours || rows { &["k"] } else { &["k", "q"] }),
+        Parameter::ordinal("k_tile", 1..=k.min(registers / 2)),
+        Parameter::ordinal("p_tile", 1..=p.min(4)),
+        Parameter::ordinal("q_tile", 1..=q.min(registers - 2)),
+        Parameter::permutation("order", &["k", "p", "q"]),
+        Parameter::ordinal("c_block", channel_blocks),
+        Parameter::ordinal("unroll_c", [1, 2, 4]),
+        Parameter::categorical("input", inputs),
+        Parameter::categorical("write", if gives_blocks { &["tile"] } else { &["tile", "scatter", "row"] }),
+    ];
+    if decides_padding(s, shape) {
+        parameters.push(Parameter::boolean("unroll_s"));
+    }
+    parameters.extend(shape.work().parameter(s, cut_sum(s, shape).is_some()));
+    parameters
+}
+
+/// The loop of the sum of which each thread may take a part, and its extent.
+fn cut_sum(s: &Setting, shape: &Shape) -> Option<(&'static str, i64)> {
+    if in_rows(s, shape) {
+        return None;
+    }
+    let c = shape.c.unwrap_or(1);
+    // Rows of a transposed convolution's filter meet inserted zeros.
+    let (cut, extent) = if c >= shape.r || shape.transposed { ("c", c) } else { ("r", shape.r) };
+    (extent >= s.n_threads as i64).then_some((cut, extent))
+}
+
+/// The loops over channels, rows and columns of the result, then over channels, rows and columns of the
+/// filter, of the stage that sums or, where a loop of the sum is cut, of the parts.
+fn loops(cut: Option<&str>) -> [&'static str; 6] {
+    match cut {
+        None => ["k", "p", "q", "c", "r", "s"],
+        Some("c") => ["S.k", "S.p", "S.q", "S.in_part", "S.r", "S.s"],
+        Some(_) => ["S.k", "S.p", "S.q", "S.c", "S.in_part", "S.s"],
+    }
+}
+
+/// Number of elements of a tile size, which counts vectors where it is of lanes.
+fn elements(tile: i64, is_lanes: bool, lanes: i64) -> i64 {
+    if is_lanes { tile * lanes } else { tile }
+}

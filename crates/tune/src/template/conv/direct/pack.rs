@@ -1,0 +1,99 @@
+//! Copies of the input into blocks of channels.
+
+use super::super::super::Setting;
+use super::super::super::step::{fuse, layout, peel, reorder, split, unroll, vectorize};
+use super::super::{Shape, in_blocks};
+use tilewright_ir::Step;
+use tilewright_ir::op::Window;
+
+/// Bytes of a vector that copies blocks of channels.
+const LINE_BYTES: i64 = 64;
+
+/// Copies the stage `pad` into blocks of channels, its borders apart, so that in the middle
+/// nothing is padding.
+pub fn pack_padded(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let mut steps = vec![
+        layout(Window::PAD, &Window::channels_last(c_block)),
+        split("pc", c_block, "pco", "pci"),
+        reorder(&["pn", "pco", "ph", "pw", "pci"]),
+    ];
+    // The zeros that a transposed convolution inserts leave no middle without padding.
+    if !shape.transposed {
+        for (axis, n, last, border) in borders(shape) {
+            if n > 0 {
+                steps.push(peel(axis, n, last, border));
+                let (row, other) = if c_block > 1 { ("pci", "pw") } else { ("pw", "pci") };
+                let [other, row, vectors, lane] =
+                    [(other, ""), (row, ""), (row, ".v"), (row, ".l")].map(|(l, end)| format!("{l}.{border}{end}"));
+                steps.push(split(&row, lanes, &vectors, &lane));
+                steps.extend([reorder(&[&other, &vectors, &lane]), vectorize(&lane)]);
+            }
+        }
+    }
+    if s.workload.layout().channels()[0] > 1 {
+        // Channels lie next to each other on both sides.
+        steps.extend([split("pci", lanes, "pci.v", "pci.l"), vectorize("pci.l")]);
+    } else {
+        steps.extend(pack("pw", "pci", lanes));
+    }
+    steps
+}
+
+/// Copies the stage `pad` of what dot products take into blocks of channels: rows of pixels as they are where
+/// the input has such blocks, its borders apart.
+pub(super) fn pad_blocks(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
+    if !has_whole_blocks(s, shape, c_block) {
+        return pack_padded(s, shape, c_block);
+    }
+    let mut steps = vec![
+        layout(Window::PAD, &Window::channels_last(c_block)),
+        split("pc", c_block, "pco", "pci"),
+        reorder(&["pn", "pco", "ph", "pw", "pci"]),
+    ];
+    for (axis, n, last, border) in borders(shape) {
+        if n > 0 {
+            steps.push(peel(axis, n, last, border));
+            steps.extend(copy_blocks(s, &format!("pw.{border}"), &format!("pci.{border}"), border));
+        }
+    }
+    steps.extend(copy_blocks(s, "pw", "pci", "all"));
+    steps
+}
+
+/// Whether the input has channels in blocks, all of them full.
+pub(super) fn has_whole_blocks(s: &Setting, shape: &Shape, c_block: i64) -> bool {
+    in_blocks(s)[0] && c_block > 1 && shape.channels % c_block == 0
+}
+
+/// Copies the blocks of a row of pixels as one run of elements.
+pub(super) fn copy_blocks(s: &Setting, column: &str, channel: &str, name: &str) -> [Step; 3] {
+    let [run, vectors, lane] = ["run", "v", "l"].map(|end| format!("p.{name}.{end}"));
+    let n = LINE_BYTES / s.workload.factors()[0].bytes() as i64;
+    [fuse(column, channel, &run), split(&run, n, &vectors, &lane), vectorize(&lane)]
+}
+
+/// Borders of the stage `pad`: the axis, elements, whether they are its last ones, and a name.
+fn borders(shape: &Shape) -> [(&'static str, i64, bool, &'static str); 4] {
+    let [rows, columns] = &shape.axes;
+    [
+        ("ph", rows.before, false, "top"),
+        ("ph", rows.after, true, "bottom"),
+        ("pw", columns.before, false, "left"),
+        ("pw", columns.after, true, "right"),
+    ]
+}
+
+/// Copies a row of pixels into a block of channels, a vector of pixels of several channels at a time.
+pub fn pack(column: &str, channel: &str, lanes: i64) -> Vec<Step> {
+    // As many as there are pixels, which are transposed at once: more would be more code, not more speed.
+    let [vectors, lane] = ["v", "l"].map(|end| format!("{column}.{end}"));
+    let [groups, of_group] = ["g", "c"].map(|end| format!("{channel}.{end}"));
+    vec![
+        split(column, lanes, &vectors, &lane),
+        split(channel, lanes, &groups, &of_group),
+        reorder(&[&vectors, &groups, &lane, &of_group]),
+        unroll(&of_group),
+        vectorize(&lane),
+    ]
+}

@@ -1,0 +1,237 @@
+//! Matrix products by blocks: blocks for the caches, packed panels, a register tile.
+
+mod constraints;
+mod steps;
+
+use super::super::algorithm::{self, Algorithm};
+use super::super::model::{bandwidth, cost_of_dot4, cuts, step_cycles};
+use super::super::share::{self, Share};
+use super::super::{Setting, Template};
+use super::{FEW_ROWS, Product, ceil_div, is_product_on_cpu, of_members};
+use tilewright_ir::Tensor;
+use tilewright_search::{Config, Parameter, Space};
+
+/// Multi-level tiling around a register tile of `mr × nv` vectors.
+///
+/// Loops: the products of a batch, then the three block loops `ic jc pc` in any order, then the tiles `ir jr`
+/// of a block, then the reduction `ko ki`, then the tile `im jv jl`. Blocks are given by their number rather
+/// than their size, so that they come out balanced at any size, and so that threads get equal shares. An
+/// epilogue finishes a tile in registers, or a block of sums in the cache.
+///
+/// # Source
+/// The loop structure is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+/// (2008), with the order of the block loops, what is packed and where left to the search.
+pub const MATMUL_BLOCKED: Template = Template {
+    name: "matmul-blocked",
+    text: "cache blocks in any order, packed or plain operands, register tile, unrolling, prefetch, threads",
+    serves: |s| is_product_on_cpu(s),
+    space: |s| algorithm::space("matmul-blocked", s, &Product::of(s), &[BLOCKED]),
+    steps: |s, space, config| steps::steps(s, &Product::of(s), space, config),
+    estimate: Some(|s, space, config| of_members(s, |s| estimate(s, &Product::of(s), space, config))),
+};
+
+/// Blocked product as an algorithm.
+pub const BLOCKED: Algorithm<Product> = Algorithm {
+    name: "blocked",
+    applies: |_| true,
+    parameters,
+    constraints: constraints::constraints,
+    steps: steps::steps,
+    estimate,
+};
+
+/// Blocks that a dimension may be cut into.
+const N_BLOCKS: [i64; 16] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128];
+
+/// Copies of blocks of A.
+const PACK_A: &[&str] = &["none", "rows", "panels"];
+
+/// Products of a batch for each thread from which on a product needs no parallel loops inside.
+const PRODUCTS_PER_THREAD: i64 = 4;
+
+/// Rows or columns of a block of whole tiles: `n` cut into about `blocks` equal parts.
+fn block_of(n: i64, tile: i64, blocks: i64) -> i64 {
+    ceil_div(ceil_div(n, tile), blocks) * tile
+}
+
+/// Steps of the reduction in a block, a multiple of the unrolling where there is more than one block.
+fn k_block_of(p: &Product, blocks: i64) -> i64 {
+    if blocks == 1 { p.k } else { ceil_div(ceil_div(p.k, blocks), 8 * p.steps_at_once()) * 8 * p.steps_at_once() }
+}
+
+/// Numbers of blocks that leave blocks of at least `least`.
+fn n_blocks(n: i64, least: i64) -> impl Iterator<Item = i64> {
+    N_BLOCKS.into_iter().filter(move |&b| b == 1 || n / b >= least)
+}
+
+/// Rows of the largest tile, and vectors of its columns.
+fn most_tile(s: &Setting, p: &Product) -> (i64, i64) {
+    let vectors = ceil_div(p.n, s.target.lanes(s.workload.dtype));
+    (p.m.min(i64::from(s.target.n_vector_registers) / 2), vectors.min(if p.m < 4 { 8 } else { 6 }))
+}
+
+/// Whether there are so few rows that the other factor is read once and streamed.
+fn streams(p: &Product) -> bool {
+    p.m < FEW_ROWS
+}
+
+/// Loops that threads may share.
+fn parallel_loops(s: &Setting, p: &Product) -> &'static [&'static str] {
+    match p.batch {
+        None => &["ic", "jc", "jr"],
+        Some(b) if b < PRODUCTS_PER_THREAD * s.n_threads as i64 => &["b", "ic", "jc", "jr"],
+        Some(_) => &["b"],
+    }
+}
+
+fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
+    let (m, n, k) = (p.m, p.n, p.k);
+    let lanes = s.target.lanes(s.workload.dtype);
+    let (most_rows, most_vectors) = most_tile(s, p);
+    // Deep blocks of what is streamed would stride through it.
+    let (least_k, most_k) = if streams(p) { (4, 64) } else { (128, 1024) };
+    let [least_k, most_k] = [least_k, most_k].map(|steps| steps * p.steps_at_once());
+    // However long the reduction, there are numbers of blocks that leave blocks of any useful depth.
+    let by_depth = std::iter::successors(Some(most_k), |&d| (d > least_k).then_some(d / 2)).map(|d| ceil_div(k, d));
+    let mut k_blocks: Vec<i64> = n_blocks(k, least_k).chain(by_depth.filter(|&b| k / b >= least_k)).collect();
+    k_blocks.sort_unstable();
+    k_blocks.dedup();
+    // The lanes of a transposed B lie apart, and a batch is packed product by product unless that
+    // is done ahead.
+    let mut pack_b = vec!["block"];
+    pack_b.extend((!p.b.is_k_last() && p.dot.is_none() && p.copied.is_none()).then_some("none"));
+    pack_b.extend((p.batch.is_none() || p.b.is_constant).then_some("whole"));
+    // Open columns and sums end where a run says, in a tail of each block.
+    let [has_open_columns, has_open_sum] = p.is_open;
+    let n_blocks_of_n: Vec<i64> = if has_open_columns { vec![1] } else { n_blocks(n, 4 * lanes).collect() };
+    let mut unrolled = vec![1, 2, 4];
+    let mut pack_a = PACK_A;
+    if has_open_sum {
+        (k_blocks, unrolled, pack_a) = (vec![1], vec![1], &["none"]);
+    }
+    // What a dot product takes are neighbours along the sum.
+    if p.dot.is_some() && !p.a.is_k_last() {
+        pack_a = &["panels"];
+    } else if p.copied.is_some() {
+        pack_a = &PACK_A[1..];
+    }
+    let mut parameters = vec![
+        Parameter::ordinal("mr", 1..=most_rows),
+        Parameter::ordinal("nv", 1..=most_vectors),
+        Parameter::ordinal("m_blocks", n_blocks(m, 16)),
+        Parameter::ordinal("n_blocks", n_blocks_of_n),
+        Parameter::ordinal("k_blocks", k_blocks),
+        Parameter::permutation("order", &["jc", "pc", "ic"]),
+        Parameter::categorical("inner", &["jr-ir", "ir-jr"]),
+        Parameter::categorical("pack_a", pack_a),
+        Parameter::categorical("pack_b", &pack_b),
+        Parameter::ordinal("unroll_k", unrolled),
+        Parameter::boolean("prefetch_a"),
+        Parameter::ordinal("prefetch_b", [0, 4, 8]),
+    ];
+    // What an epilogue reads is in registers or in the cache.
+    parameters.push(match p.has_epilogue {
+        false => Parameter::boolean("prefetch_c"),
+        true => Parameter::categorical("epilogue", &["tile", "block"]),
+    });
+    if s.n_threads > 1 {
+        parameters.push(Parameter::categorical("parallel", parallel_loops(s, p)));
+    }
+    parameters.extend(p.work().parameter_at_any_size(s));
+    parameters
+}
+
+/// Blocks of rows, columns and steps of the reduction.
+#[derive(Clone, Copy)]
+struct Blocks {
+    rows: i64,
+    columns: i64,
+    depth: i64,
+}
+
+/// Estimated cycles of the busiest thread.
+fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+    let blocks = Blocks { rows: int("m_blocks"), columns: int("n_blocks"), depth: int("k_blocks") };
+    let (mr, nr) = (int("mr"), int("nv") * s.target.lanes(s.workload.dtype));
+    let each = |n: i64| ceil_div(n, s.n_threads as i64);
+    let (mut own, mut of_own, mut n_begins) = (*p, blocks, 1);
+    let share = Share::of(s, space, config);
+    match share {
+        Share::Nothing => {}
+        Share::Sum => (own.k, of_own.depth) = (share::part_of_product(s, p.k).min(p.k), each(blocks.depth)),
+        Share::Result => {
+            let (parallel, order) = (text("parallel"), space.order(config, "order"));
+            if parallel == "b" {
+                own.batch = p.batch.map(each);
+            } else {
+                let number = |l: &String| match l.as_str() {
+                    "ic" => blocks.rows,
+                    "jc" => blocks.columns,
+                    _ => blocks.depth,
+                };
+                let outside = order.iter().take_while(|l| **l != parallel);
+                n_begins = p.batch.unwrap_or(1) * outside.map(number).product::<i64>();
+            }
+            let (rows, columns) = (block_of(p.m, mr, blocks.rows), block_of(p.n, nr, blocks.columns));
+            match parallel.as_str() {
+                "ic" => (own.m, of_own.rows) = (p.m.min(each(blocks.rows) * rows), each(blocks.rows)),
+                "jc" => (own.n, of_own.columns) = (p.n.min(each(blocks.columns) * columns), each(blocks.columns)),
+                "jr" => own.n = p.n.min(blocks.columns * each(columns / nr) * nr),
+                _ => {}
+            }
+        }
+    }
+    of_one_thread(s, &own, of_own, space, config) + share::overhead(s, share, n_begins, p.work().elements())
+}
+
+/// Register tiles at the rate of their multiply-adds and loads, or of the panels that they read from
+/// whichever cache holds what the loops around return to; then packing.
+fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config: &Config) -> f64 {
+    let (m, n, k) = (p.m, p.n, p.k);
+    let lanes = s.target.lanes(s.workload.dtype);
+    let bytes = p.factor_bytes as f64;
+    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+    let (mr, nr) = (int("mr"), int("nv") * lanes);
+    let rows = block_of(m, mr, blocks.rows).min(m) as f64;
+    let columns = block_of(n, nr, blocks.columns).min(n) as f64;
+    let depth = k_block_of(p, blocks.depth).min(k) as f64;
+    let (a_block, b_block) = (rows * depth * bytes, columns * depth * bytes);
+    let rows_inside = text("inner") == "jr-ir";
+    let cost = if p.dot == Some(Tensor::Dot4) { cost_of_dot4(s) } else { 1.0 };
+    let mut cycles = 0.0;
+    for (n_k, steps) in cuts(k, depth as i64) {
+        let (steps, at_once) = (steps as f64, ceil_div(steps, p.steps_at_once()) as f64);
+        for (n_m, rows) in cuts(m, mr) {
+            for (n_n, columns) in cuts(n, nr) {
+                let (a, b) = (rows as f64 * steps * bytes, columns as f64 * steps * bytes);
+                // The operand of the outer tile loop stays near; that of the inner one passes by in whole
+                // blocks.
+                let (a_from, b_from) = if rows_inside { (a_block + b, a + b) } else { (a + b, b_block + a) };
+                let read = a / bandwidth(s, a_from) + b / bandwidth(s, b_from);
+                let vectors = ceil_div(columns, lanes);
+                let compute = at_once * cost * step_cycles(s, vectors, rows) + 20.0 + 3.0 * (rows * vectors) as f64;
+                cycles += n_k * n_m * n_n * (compute.max(read) + 0.2 * compute.min(read));
+            }
+        }
+    }
+    let order = space.order(config, "order");
+    let repeats = |of: &str, n_blocks: i64, over: &str| {
+        let depth_of = |l: &str| order.iter().position(|o| o == l).unwrap_or(0);
+        let again = depth_of(over) < depth_of(of) || depth_of(over) < depth_of("pc");
+        if again { n_blocks as f64 } else { 1.0 }
+    };
+    let (a_elements, b_elements) = ((m * k) as f64, (n * k) as f64);
+    cycles += match text("pack_a").as_str() {
+        "none" => 0.05 * cycles,
+        "rows" => 0.5 * a_elements * repeats("ic", blocks.columns, "jc"),
+        _ => 1.0 * a_elements * repeats("ic", blocks.columns, "jc"),
+    };
+    cycles += match text("pack_b").as_str() {
+        // Rows of B lie pages apart.
+        "none" => 0.1 * cycles,
+        "whole" if p.b.is_constant => 0.0,
+        _ => 0.5 * b_elements * repeats("jc", blocks.rows, "ic"),
+    };
+    cycles * p.batch.unwrap_or(1) as f64
+}
