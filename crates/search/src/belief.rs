@@ -8,7 +8,7 @@ use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::{Acquisition, GaussianProcess, Kernel, Matrix};
 
-use crate::features::{Alignments, UnitFeatures};
+use crate::features::ProcessFeatures;
 use crate::search::chosen;
 use crate::space::{Config, Space};
 use crate::trial::{Trial, quantile};
@@ -70,8 +70,8 @@ pub fn belief(space: &Arc<Space>, trials: &[Trial], n: usize, seed: u64) -> Opti
     let mut known: Vec<&Trial> = chosen(&fitness, MOST_TRIALS, seed).into_iter().map(|at| valid[at]).collect();
     known.shuffle(&mut rng);
     let model = Model::new(space, &known)?;
-    let (n_held_out, mut kernel) = (known.len() / HELD_OUT, Kernel::new(model.groups()));
-    let rows: Vec<Vec<f32>> = known.iter().map(|trial| model.features(&trial.config)).collect();
+    let (n_held_out, mut kernel) = (known.len() / HELD_OUT, Kernel::new(model.features.groups().to_vec()));
+    let rows: Vec<Vec<f32>> = known.iter().map(|trial| model.features.of(&trial.config)).collect();
     let (held_out, fitted) = rows.split_at(n_held_out);
     let (of_held_out, of_fitted) = model.targets.split_at(n_held_out);
     let matrix = Matrix::from_rows(rows[0].len(), fitted);
@@ -88,7 +88,7 @@ pub fn belief(space: &Arc<Space>, trials: &[Trial], n: usize, seed: u64) -> Opti
     process.extend(held_out.iter().map(|row| &row[..]));
     let targets = [of_fitted, of_held_out].concat();
     let pool = pool(space, trials, &known, &mut rng);
-    let features: Vec<Vec<f32>> = pool.iter().map(|config| model.features(config)).collect();
+    let features: Vec<Vec<f32>> = pool.iter().map(|config| model.features.of(config)).collect();
     let promise = |(config, (mean, spread)): (Config, (f64, f64))| {
         let spread = widened * spread;
         Promise {
@@ -108,9 +108,7 @@ pub fn belief(space: &Arc<Space>, trials: &[Trial], n: usize, seed: u64) -> Opti
 /// Features and targets of the model: standardized logarithms of throughput, cut off where they are as far
 /// below the median as the best is above.
 struct Model {
-    unit: UnitFeatures,
-    alignments: Alignments,
-    n_parameters: usize,
+    features: ProcessFeatures,
     mean: f64,
     scale: f64,
     /// Target of each known trial, and the largest one.
@@ -133,21 +131,8 @@ impl Model {
             return None;
         }
         let targets = logs.iter().map(|log| (log - mean) / scale).collect();
-        let (unit, alignments) = (UnitFeatures::new(space), Alignments::new(space));
         let best = (most - mean) / scale;
-        Some(Model { unit, alignments, n_parameters: space.n_parameters(), mean, scale, targets, best })
-    }
-
-    /// Group of each feature: that of its parameter, and one for each alignment.
-    fn groups(&self) -> Vec<usize> {
-        let own_groups = self.n_parameters..self.n_parameters + self.alignments.n_features();
-        self.unit.groups().into_iter().chain(own_groups).collect()
-    }
-
-    fn features(&self, config: &Config) -> Vec<f32> {
-        let mut features = self.unit.of(config);
-        self.alignments.write(config, &mut features);
-        features
+        Some(Model { features: ProcessFeatures::new(space), mean, scale, targets, best })
     }
 
     fn time_ns(&self, target: f64) -> f64 {

@@ -64,14 +64,14 @@ pub fn importance(space: &Arc<Space>, trials: &[Trial], seed: u64) -> Option<Imp
     let (rows, truth) = (rows(held_out), log_times(held_out));
     let explained = |rows: &[Vec<f32>]| metrics::r_squared(&model.predict(&matrix(rows)), &truth);
     let r_squared = explained(&rows);
-    let groups = features.groups();
+    let parameters = features.parameters();
     let mut fall = |parameter: usize| {
         let one = |rng: &mut Xoshiro256PlusPlus| {
             let mut order: Vec<usize> = (0..rows.len()).collect();
             order.shuffle(rng);
             let shuffled = |at: usize| -> Vec<f32> {
-                let own = rows[at].iter().zip(&rows[order[at]]).zip(&groups);
-                own.map(|((own, other), group)| if *group == parameter { *other } else { *own }).collect()
+                let own = rows[at].iter().zip(&rows[order[at]]).zip(&parameters);
+                own.map(|((own, other), of)| if *of == parameter { *other } else { *own }).collect()
             };
             r_squared - explained(&(0..rows.len()).map(shuffled).collect::<Vec<_>>())
         };

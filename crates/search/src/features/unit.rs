@@ -46,8 +46,8 @@ impl UnitFeatures {
         self.columns.len()
     }
 
-    /// The parameter of each feature.
-    pub fn groups(&self) -> Vec<usize> {
+    /// Returns the parameter of each feature.
+    pub fn parameters(&self) -> Vec<usize> {
         self.columns.iter().map(|column| column.0).collect()
     }
 

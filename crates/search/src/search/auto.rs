@@ -7,9 +7,10 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::{Acquisition, Candidates, GaussianProcess, Kernel, Matrix, Solved};
 
+use super::lfbo::neighbour;
 use super::seen::Seen;
 use super::{Problem, Search, SearchRow};
-use crate::features::{Alignments, UnitFeatures};
+use crate::features::ProcessFeatures;
 use crate::objectives::Chebyshev;
 use crate::space::Config;
 use crate::trial::{Timing, Trial};
@@ -32,6 +33,10 @@ const N_BEST: usize = 3;
 const N_CLIMBS: usize = 6;
 /// Configurations in the surroundings of one, at most.
 const MOST_AROUND: usize = 64;
+/// Configurations in the surroundings of one, at least: where constraints leave fewer that differ in one
+/// parameter, others do in several, by so many steps.
+const LEAST_AROUND: usize = 8;
+const RADIUS: usize = 2;
 /// Parameters with more values than this are changed to neighbours and random values only.
 const MOST_VALUES: u64 = 32;
 
@@ -42,16 +47,12 @@ pub(super) const ROW: SearchRow = SearchRow {
     transfers: false,
     options: &[],
     make: |Problem { space, .. }, seed, _| {
-        let (unit, alignments) = (UnitFeatures::new(space), Alignments::new(space));
-        // How much alignment matters is learnt by itself, beside how much the parameter does.
-        let own_groups = space.n_parameters()..space.n_parameters() + alignments.n_features();
-        let groups = unit.groups().into_iter().chain(own_groups).collect();
+        let features = ProcessFeatures::new(space);
         Ok(Box::new(Auto {
             seen: Seen::new(space),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
-            process: GaussianProcess::new(Kernel::new(groups)),
-            unit,
-            alignments,
+            process: GaussianProcess::new(Kernel::new(features.groups().to_vec())),
+            features,
             known: Vec::new(),
             places: HashMap::new(),
             rows: Vec::new(),
@@ -83,8 +84,7 @@ pub(super) const ROW: SearchRow = SearchRow {
 struct Auto {
     seen: Seen,
     rng: Xoshiro256PlusPlus,
-    unit: UnitFeatures,
-    alignments: Alignments,
+    features: ProcessFeatures,
     /// Configurations that were proposed or observed.
     known: Vec<Known>,
     places: HashMap<Config, usize>,
@@ -142,16 +142,9 @@ struct Question {
 }
 
 impl Auto {
-    /// Returns the point of a configuration: that of the unit cube, and its alignments.
-    fn features(&self, config: &Config) -> Vec<f32> {
-        let mut features = self.unit.of(config);
-        self.alignments.write(config, &mut features);
-        features
-    }
-
     fn learn_of(&mut self, config: &Config, log_throughput: Option<f64>) {
         let place = self.places.get(config).copied().unwrap_or_else(|| {
-            let features = self.features(config);
+            let features = self.features.of(config);
             self.places.insert(config.clone(), self.known.len());
             self.known.push(Known { config: config.clone(), features, log_throughput: None, several: None });
             self.known.len() - 1
@@ -223,8 +216,7 @@ impl Auto {
         let ranking = self.ranking(targets);
         let fitted = self.sample(&ranking, MOST_FITTED);
         let features = fitted.iter().map(|&at| &self.known[at].features);
-        let n_features = self.unit.n_features() + self.alignments.n_features();
-        let features = Matrix::from_rows(n_features, features);
+        let features = Matrix::from_rows(self.features.n_features(), features);
         let values: Vec<f64> = fitted.iter().filter_map(|&at| targets[at]).collect();
         let mut kernel = self.process.kernel().clone();
         // The first fit goes some way; then coarse and fine steps take turns.
@@ -294,13 +286,14 @@ impl Auto {
             }
             is_new
         });
-        let features: Vec<Vec<f32>> = configs.iter().map(|config| self.features(config)).collect();
+        let features: Vec<Vec<f32>> = configs.iter().map(|config| self.features.of(config)).collect();
         let candidates = self.process.candidates(features.iter().map(|row| &row[..]));
         let means = self.process.means(&candidates, &question.solved);
         self.pool.offers.push(Offers { is_fresh: vec![true; configs.len()], configs, candidates, means });
     }
 
-    /// Adds the surroundings of a configuration to the pool: what differs from it in one parameter.
+    /// Adds the surroundings of a configuration to the pool: what differs from it in one parameter, and in
+    /// more where too little does.
     fn expand(&mut self, config: Config, question: &Question) {
         if !self.pool.expanded.insert(config.clone()) {
             return;
@@ -321,6 +314,8 @@ impl Auto {
         around.retain(|other| self.seen.is_fresh(other));
         around.shuffle(&mut self.rng);
         around.truncate(MOST_AROUND);
+        let n_missing = LEAST_AROUND.saturating_sub(around.len());
+        around.extend((0..n_missing).map(|_| space.nearest(&neighbour(space, &config, RADIUS, &mut self.rng))));
         self.offer(around, question);
     }
 
@@ -394,9 +389,9 @@ impl Search for Auto {
         let mut batch = Vec::new();
         if self.known.len() < N_START {
             for _ in 0..n.min(N_START - self.known.len()) {
-                let n_features = self.unit.n_features();
-                let points = self.known.iter().map(|known| &known.features[..n_features]);
-                let Some(config) = self.seen.draw_remote(N_DRAWS, &mut self.rng, &self.unit, points) else { break };
+                let unit = self.features.unit();
+                let points = self.known.iter().map(|known| &known.features[..unit.n_features()]);
+                let Some(config) = self.seen.draw_remote(N_DRAWS, &mut self.rng, unit, points) else { break };
                 self.learn_of(&config, None);
                 batch.push(config);
             }
@@ -440,6 +435,40 @@ impl Search for Auto {
                 let place = self.places[&trial.config];
                 self.known[place].several = Some(*timing);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::conformance::measured;
+    use crate::search::build;
+    use crate::space::{Constraint, Parameter, Space};
+    use crate::trial::Trial;
+
+    /// No two configurations differ in one parameter alone.
+    #[test]
+    fn it_climbs_where_single_changes_are_illegal() {
+        let parameters: Vec<Parameter> = ["a", "b", "c", "d", "e"].map(|name| Parameter::ordinal(name, 0..32)).into();
+        let even = Constraint::parse("even", "(a + b + c + d + e) % 32 == 0", &parameters).unwrap();
+        let space = Arc::new(Space::new("even", parameters, vec![even]).unwrap());
+        let time = |config: &Config| {
+            let off =
+                config.ranks().iter().zip([5, 20, 11, 28, 0]).map(|(&x, aim)| (x as f64 - f64::from(aim)).powi(2));
+            1.0 + off.sum::<f64>()
+        };
+        for seed in 0..3 {
+            let mut search = build("auto", &space, seed).unwrap();
+            let is_found = (0..100).any(|_| {
+                let config = search.propose(1).remove(0);
+                let time = time(&config);
+                search.observe(&[Trial { outcome: measured(time), config }]);
+                time == 1.0
+            });
+            assert!(is_found, "seed {seed}: not the best of 2^20 by 100 trials");
         }
     }
 }

@@ -251,7 +251,7 @@ impl Lfbo {
 }
 
 /// A random neighbour: one parameter goes up to `radius` steps, and up to `radius` others one.
-fn neighbour(space: &Space, of: &Config, radius: usize, rng: &mut Xoshiro256PlusPlus) -> Config {
+pub(super) fn neighbour(space: &Space, of: &Config, radius: usize, rng: &mut Xoshiro256PlusPlus) -> Config {
     let mut ranks = of.ranks().to_vec();
     let mut order: Vec<usize> = (0..ranks.len()).collect();
     let n_changed = 1 + rng.random_range(0..=radius).min(ranks.len() - 1);

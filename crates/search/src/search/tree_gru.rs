@@ -107,7 +107,7 @@ impl Trees {
             return Trees::Loops(contexts.clone());
         }
         let features = UnitFeatures::new(&problem.space);
-        let (groups, n_parameters) = (features.groups(), problem.space.n_parameters());
+        let (groups, n_parameters) = (features.parameters(), problem.space.n_parameters());
         let width_of = |parameter| groups.iter().filter(|&&group| group == parameter).count();
         let width = (0..n_parameters).map(width_of).max().unwrap_or(0);
         Trees::Parameters { features, groups, n_parameters, width }
