@@ -128,155 +128,247 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
 }
 
 fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
-    let lanes = s.target.lanes(s.workload.dtype);
-    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
-    let (k_block, y_tile, by_channels) = (int("k_block"), int("y_tile") * lanes, text("lanes") == "k");
-    let (whole, packed, blocked) = (text("cols") == "whole", text("input") == "packed", is_blocked(s));
-    // A block that ends inside a block of lanes would share it with the next.
-    let in_vectors = by_channels && blocked && (k_block % lanes == 0 || k_block == shape.k);
-    let [rows, columns] = along(shape);
-    let mut steps = vec![col2im(Window::ACC, k_block, !by_channels), inline(Window::ACC)];
+    let plan = Plan::of(s, shape, space, config);
+    [
+        vec![col2im(Window::ACC, plan.k_block, !plan.by_channels), inline(Window::ACC)],
+        plan.operands(),
+        plan.results(),
+        plan.product(),
+        plan.sums(),
+        plan.epilogue(),
+        plan.threads(),
+    ]
+    .concat()
+}
 
-    // The operands. Weights come in the order of their use.
-    if by_channels {
-        steps.extend([
-            split("acc.w.y", k_block, "acc.w.x", "acc.w.k"),
-            split("acc.w.k", lanes, "acc.w.v", "acc.w.l"),
-            reorder(&["acc.w.c", "acc.w.t", "acc.w.v", "acc.w.x", "acc.w.l"]),
-        ]);
-        // Taps that lie next to each other are transposed together.
-        if taps(shape) > 1 && taps(shape) <= 16 {
-            steps.push(unroll("acc.w.x"));
-        }
-    } else {
-        steps.push(split("acc.w.y", lanes, "acc.w.v", "acc.w.l"));
-    }
-    steps.extend([vectorize("acc.w.l"), layout("acc.w", &[Whole(1), Outer(2, y_tile), Whole(0), Inner(2, y_tile)])]);
-    match (packed, blocked) {
-        (true, true) => steps.push(layout(Window::KEPT_INPUT, &[Whole(0), Whole(2), Whole(3), Whole(1)])),
-        (true, false) => {
-            steps.push(reindex("acc.m", Window::INPUT, "acc.x"));
-            steps.extend(pack("acc.x.2", "acc.x.3", lanes));
-        }
-        (false, _) => {}
-    }
-    if in_vectors {
-        steps.push(layout(Window::KEPT_OUTPUT, &Window::channels_last(lanes)));
-        steps.extend(s.workload.kept_operands().iter().map(|kept| layout(kept, &Window::channels_last(lanes))));
-    }
+/// Decisions of a configuration, and what follows from them.
+struct Plan<'a> {
+    s: &'a Setting,
+    shape: &'a Shape,
+    lanes: i64,
+    /// Whether the lanes of the sum are channels, and whether the epilogue walks vectors of them.
+    by_channels: bool,
+    in_vectors: bool,
+    /// Channels of a block.
+    k_block: i64,
+    /// Channels and taps, and pixels, of a register tile.
+    y_tile: i64,
+    pixels: i64,
+    c_block: i64,
+    unroll_c: i64,
+    /// Whether columns are made for all channels at once.
+    is_whole: bool,
+    /// Whether the input is copied.
+    is_packed: bool,
+    rows: Along,
+    columns: Along,
+    /// Whether one tap at most meets a result: the epilogue reads the columns themselves, phase by phase.
+    is_alone: bool,
+    /// Loops around a row of results.
+    outer: &'static [&'static str],
+    /// Loops over tiles of the product, the outer one first.
+    order: (&'static str, &'static str),
+}
 
-    // Rows of a block of channels, each added up in memory of its own, from which the epilogue reads it.
-    steps.push(split("ok", k_block, "okt", "okr"));
-    // Where one tap at most meets a result, the epilogue reads the columns themselves, phase by phase.
-    let alone = rows.met * columns.met == 1;
-    let outer: &[&str] = match by_channels {
-        true => &["on", "okt", "op"],
-        false if alone => &["on", "okt", "okr", "ops"],
-        false => &["on", "okt", "okr", "op"],
-    };
-    match (by_channels, in_vectors) {
-        (true, true) => {
-            steps.extend([split("okr", lanes, "okv", "okl"), reorder(&[outer, &["oq", "okv", "okl"]].concat())]);
-        }
-        (true, false) => {
-            steps.extend([split("oq", lanes, "oqv", "oql"), split("okr", lanes, "okv", "okl")]);
-            steps.push(reorder(&[outer, &["okv", "oqv", "oql", "okl"]].concat()));
-        }
-        (false, _) if alone => {
-            steps.extend([split("op", rows.stride, "ops", "opp"), split("oq", columns.stride, "oqs", "oqp")]);
-            steps.extend([split("oqp", lanes, "oqv", "oql")]);
-            steps.push(reorder(&["on", "okt", "okr", "ops", "opp", "oqs", "oqv", "oql"]));
-        }
-        (false, _) => {
-            steps.extend([split("oq", lanes, "oqv", "oql"), reorder(&[outer, &["oqv", "oql"]].concat())]);
-        }
-    }
-    steps.push(if alone && !by_channels { inline("acc.t") } else { compute_at("acc.t", "op") });
-    if !whole {
-        steps.push(compute_at("acc.m", "okt"));
-    }
-
-    // The product.
-    let (outside, inside) = if text("outer") == "rows" { ("acc.m.xo", "acc.m.yo") } else { ("acc.m.yo", "acc.m.xo") };
-    steps.extend([
-        fuse("acc.m.h", "acc.m.w", "acc.m.x"),
-        split("acc.m.x", int("pixels"), "acc.m.xo", "acc.m.xi"),
-        split("acc.m.y", y_tile, "acc.m.yo", "acc.m.yr"),
-        split("acc.m.yr", lanes, "acc.m.yv", "acc.m.yl"),
-        split("acc.m.c", int("c_block"), "acc.m.co", "acc.m.cb"),
-        split("acc.m.cb", int("unroll_c"), "acc.m.ci", "acc.m.cu"),
-        reorder(&[
-            "acc.m.n", "acc.m.t", outside, "acc.m.co", inside, "acc.m.ci", "acc.m.cu", "acc.m.xi", "acc.m.yv",
-            "acc.m.yl",
-        ]),
-        accumulate("acc.m", inside, "acc.m.tile"),
-        layout("acc.m", &[Whole(0), Whole(1), Whole(3), Whole(4), Whole(2)]),
-    ]);
-    steps.extend(["acc.m.cu", "acc.m.xi", "acc.m.yv"].map(unroll));
-    steps.push(vectorize("acc.m.yl"));
-
-    // The sum of the columns, a few vectors of it in registers.
-    if by_channels {
-        steps.extend([
-            split("acc.t.k", MOST_UNROLLED * lanes, "acc.t.o", "acc.t.i"),
-            split("acc.t.i", lanes, "acc.t.v", "acc.t.l"),
-            reorder(&["acc.t.n", "acc.t.th", "acc.t.fh", "acc.t.tw", "acc.t.fw", "acc.t.o", "acc.t.v", "acc.t.l"]),
-            layout("acc.t", &[Whole(0), Whole(2), Whole(3), Whole(4), Whole(5), Whole(1)]),
-        ]);
-        if columns.stride <= MOST_UNROLLED {
-            steps.push(unroll("acc.t.fw"));
-        }
-    } else if !alone {
-        steps.extend([
-            split("acc.t.fw", MOST_UNROLLED * lanes, "acc.t.o", "acc.t.i"),
-            split("acc.t.i", lanes, "acc.t.v", "acc.t.l"),
-        ]);
-    }
-    if !alone {
-        steps.push(reorder(&["acc.t.o", "acc.t.r", "acc.t.s", "acc.t.v", "acc.t.l"]));
-        steps.push(accumulate("acc.t", "acc.t.o", "acc.t.tile"));
-        let met = [("acc.t.r", rows.met), ("acc.t.s", columns.met)];
-        steps.extend(met.iter().filter(|(_, met)| *met <= MOST_UNROLLED).map(|(taps, _)| unroll(taps)));
-    }
-    if by_channels || !alone {
-        steps.extend([unroll("acc.t.v"), vectorize("acc.t.l")]);
-    }
-
-    // The epilogue.
-    match (by_channels, in_vectors) {
-        (true, true) => steps.extend([unroll("okv"), vectorize("okl")]),
-        (true, false) => steps.extend([unroll("okl"), vectorize("oql")]),
-        (false, _) => {
-            if alone && columns.stride <= MOST_UNROLLED * lanes {
-                steps.push(unroll("oqv"));
-            }
-            steps.push(vectorize("oql"));
+impl<'a> Plan<'a> {
+    fn of(s: &'a Setting, shape: &'a Shape, space: &Space, config: &Config) -> Plan<'a> {
+        let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+        let (lanes, k_block, by_channels) = (s.target.lanes(s.workload.dtype), int("k_block"), text("lanes") == "k");
+        let [rows, columns] = along(shape);
+        let is_alone = rows.met * columns.met == 1;
+        Plan {
+            s,
+            shape,
+            lanes,
+            by_channels,
+            // A block that ends inside a block of lanes would share it with the next.
+            in_vectors: by_channels && is_blocked(s) && (k_block % lanes == 0 || k_block == shape.k),
+            k_block,
+            y_tile: int("y_tile") * lanes,
+            pixels: int("pixels"),
+            c_block: int("c_block"),
+            unroll_c: int("unroll_c"),
+            is_whole: text("cols") == "whole",
+            is_packed: text("input") == "packed",
+            rows,
+            columns,
+            is_alone,
+            outer: match by_channels {
+                true => &["on", "okt", "op"],
+                false if is_alone => &["on", "okt", "okr", "ops"],
+                false => &["on", "okt", "okr", "op"],
+            },
+            order: if text("outer") == "rows" { ("acc.m.xo", "acc.m.yo") } else { ("acc.m.yo", "acc.m.xo") },
         }
     }
 
-    if s.n_threads > 1 {
-        let mut shared = "on";
-        let n_shared = if whole { outer.len() } else { 2 };
-        for (inner, fused) in outer[1..n_shared].iter().zip(["threads.t", "threads.k", "threads.p"]) {
-            steps.push(fuse(shared, inner, fused));
-            shared = fused;
-        }
-        steps.push(parallel(shared));
-        if whole {
+    /// The operands. Weights come in the order of their use.
+    fn operands(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.by_channels {
             steps.extend([
-                fuse("acc.m.n", "acc.m.t", "acc.m.nt"),
-                fuse("acc.m.nt", outside, "acc.m.threads"),
-                parallel("acc.m.threads"),
+                split("acc.w.y", self.k_block, "acc.w.x", "acc.w.k"),
+                split("acc.w.k", self.lanes, "acc.w.v", "acc.w.l"),
+                reorder(&["acc.w.c", "acc.w.t", "acc.w.v", "acc.w.x", "acc.w.l"]),
+            ]);
+            // Taps that lie next to each other are transposed together.
+            if taps(self.shape) > 1 && taps(self.shape) <= 16 {
+                steps.push(unroll("acc.w.x"));
+            }
+        } else {
+            steps.push(split("acc.w.y", self.lanes, "acc.w.v", "acc.w.l"));
+        }
+        steps.extend([
+            vectorize("acc.w.l"),
+            layout("acc.w", &[Whole(1), Outer(2, self.y_tile), Whole(0), Inner(2, self.y_tile)]),
+        ]);
+        match (self.is_packed, is_blocked(self.s)) {
+            (true, true) => steps.push(layout(Window::KEPT_INPUT, &[Whole(0), Whole(2), Whole(3), Whole(1)])),
+            (true, false) => {
+                steps.push(reindex("acc.m", Window::INPUT, "acc.x"));
+                steps.extend(pack("acc.x.2", "acc.x.3", self.lanes));
+            }
+            (false, _) => {}
+        }
+        if self.in_vectors {
+            steps.push(layout(Window::KEPT_OUTPUT, &Window::channels_last(self.lanes)));
+            steps.extend(
+                self.s.workload.kept_operands().iter().map(|kept| layout(kept, &Window::channels_last(self.lanes))),
+            );
+        }
+        steps
+    }
+
+    /// Rows of a block of channels, each added up in memory of its own, from which the epilogue reads it.
+    fn results(&self) -> Vec<Step> {
+        let mut steps = vec![split("ok", self.k_block, "okt", "okr")];
+        match (self.by_channels, self.in_vectors) {
+            (true, true) => {
+                steps.extend([
+                    split("okr", self.lanes, "okv", "okl"),
+                    reorder(&[self.outer, &["oq", "okv", "okl"]].concat()),
+                ]);
+            }
+            (true, false) => {
+                steps.extend([split("oq", self.lanes, "oqv", "oql"), split("okr", self.lanes, "okv", "okl")]);
+                steps.push(reorder(&[self.outer, &["okv", "oqv", "oql", "okl"]].concat()));
+            }
+            (false, _) if self.is_alone => {
+                steps.extend([
+                    split("op", self.rows.stride, "ops", "opp"),
+                    split("oq", self.columns.stride, "oqs", "oqp"),
+                ]);
+                steps.extend([split("oqp", self.lanes, "oqv", "oql")]);
+                steps.push(reorder(&["on", "okt", "okr", "ops", "opp", "oqs", "oqv", "oql"]));
+            }
+            (false, _) => {
+                steps.extend([split("oq", self.lanes, "oqv", "oql"), reorder(&[self.outer, &["oqv", "oql"]].concat())]);
+            }
+        }
+        steps.push(if self.is_alone && !self.by_channels { inline("acc.t") } else { compute_at("acc.t", "op") });
+        if !self.is_whole {
+            steps.push(compute_at("acc.m", "okt"));
+        }
+        steps
+    }
+
+    /// The product.
+    fn product(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        let (outside, inside) = self.order;
+        steps.extend([
+            fuse("acc.m.h", "acc.m.w", "acc.m.x"),
+            split("acc.m.x", self.pixels, "acc.m.xo", "acc.m.xi"),
+            split("acc.m.y", self.y_tile, "acc.m.yo", "acc.m.yr"),
+            split("acc.m.yr", self.lanes, "acc.m.yv", "acc.m.yl"),
+            split("acc.m.c", self.c_block, "acc.m.co", "acc.m.cb"),
+            split("acc.m.cb", self.unroll_c, "acc.m.ci", "acc.m.cu"),
+            reorder(&[
+                "acc.m.n", "acc.m.t", outside, "acc.m.co", inside, "acc.m.ci", "acc.m.cu", "acc.m.xi", "acc.m.yv",
+                "acc.m.yl",
+            ]),
+            accumulate("acc.m", inside, "acc.m.tile"),
+            layout("acc.m", &[Whole(0), Whole(1), Whole(3), Whole(4), Whole(2)]),
+        ]);
+        steps.extend(["acc.m.cu", "acc.m.xi", "acc.m.yv"].map(unroll));
+        steps.push(vectorize("acc.m.yl"));
+        steps
+    }
+
+    /// The sum of the columns, a few vectors of it in registers.
+    fn sums(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.by_channels {
+            steps.extend([
+                split("acc.t.k", MOST_UNROLLED * self.lanes, "acc.t.o", "acc.t.i"),
+                split("acc.t.i", self.lanes, "acc.t.v", "acc.t.l"),
+                reorder(&["acc.t.n", "acc.t.th", "acc.t.fh", "acc.t.tw", "acc.t.fw", "acc.t.o", "acc.t.v", "acc.t.l"]),
+                layout("acc.t", &[Whole(0), Whole(2), Whole(3), Whole(4), Whole(5), Whole(1)]),
+            ]);
+            if self.columns.stride <= MOST_UNROLLED {
+                steps.push(unroll("acc.t.fw"));
+            }
+        } else if !self.is_alone {
+            steps.extend([
+                split("acc.t.fw", MOST_UNROLLED * self.lanes, "acc.t.o", "acc.t.i"),
+                split("acc.t.i", self.lanes, "acc.t.v", "acc.t.l"),
             ]);
         }
-        if packed && !blocked {
-            steps.extend([fuse("acc.x.0", "acc.x.1", "acc.x.threads"), parallel("acc.x.threads")]);
+        if !self.is_alone {
+            steps.push(reorder(&["acc.t.o", "acc.t.r", "acc.t.s", "acc.t.v", "acc.t.l"]));
+            steps.push(accumulate("acc.t", "acc.t.o", "acc.t.tile"));
+            let met = [("acc.t.r", self.rows.met), ("acc.t.s", self.columns.met)];
+            steps.extend(met.iter().filter(|(_, met)| *met <= MOST_UNROLLED).map(|(taps, _)| unroll(taps)));
         }
-        if !s.workload.is_constant(Window::WEIGHTS) {
-            steps.push(parallel("acc.w.c"));
+        if self.by_channels || !self.is_alone {
+            steps.extend([unroll("acc.t.v"), vectorize("acc.t.l")]);
         }
+        steps
     }
-    steps
+
+    /// The epilogue.
+    fn epilogue(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        match (self.by_channels, self.in_vectors) {
+            (true, true) => steps.extend([unroll("okv"), vectorize("okl")]),
+            (true, false) => steps.extend([unroll("okl"), vectorize("oql")]),
+            (false, _) => {
+                if self.is_alone && self.columns.stride <= MOST_UNROLLED * self.lanes {
+                    steps.push(unroll("oqv"));
+                }
+                steps.push(vectorize("oql"));
+            }
+        }
+        steps
+    }
+
+    /// Loops that threads share.
+    fn threads(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.s.n_threads > 1 {
+            let mut shared = "on";
+            let n_shared = if self.is_whole { self.outer.len() } else { 2 };
+            for (inner, fused) in self.outer[1..n_shared].iter().zip(["threads.t", "threads.k", "threads.p"]) {
+                steps.push(fuse(shared, inner, fused));
+                shared = fused;
+            }
+            steps.push(parallel(shared));
+            if self.is_whole {
+                steps.extend([
+                    fuse("acc.m.n", "acc.m.t", "acc.m.nt"),
+                    fuse("acc.m.nt", self.order.0, "acc.m.threads"),
+                    parallel("acc.m.threads"),
+                ]);
+            }
+            if self.is_packed && !is_blocked(self.s) {
+                steps.extend([fuse("acc.x.0", "acc.x.1", "acc.x.threads"), parallel("acc.x.threads")]);
+            }
+            if !self.s.workload.is_constant(Window::WEIGHTS) {
+                steps.push(parallel("acc.w.c"));
+            }
+        }
+        steps
+    }
 }
 
 /// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they

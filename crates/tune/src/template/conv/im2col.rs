@@ -199,115 +199,178 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
 }
 
 fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
-    let lanes = s.target.lanes(s.workload.dtype);
-    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
-    let k_tile = int("k_tile");
-    let (cols, pad) = (text("cols"), text("pad"));
-    let share = Share::of(s, space, config);
-    let is_cut = share == Share::Sum;
-    // The stage that sums, and its loops.
-    let [sum, k, p, q, c, r, columns] = match is_cut {
-        false => [Window::ACC, "k", "p", "q", "c", "r", "s"],
-        true => [PARTS, "S.k", "S.p", "S.q", "S.in_part", "S.r", "S.s"],
-    };
-    let mut steps = Vec::new();
+    let plan = Plan::of(s, shape, space, config);
+    [plan.patches(), plan.tiles(), plan.operands(), plan.register_tile(), plan.threads()].concat()
+}
 
-    // The axes of the patches are n, p, q, c, r and s; p and q come to stand last, as pixels.
-    if cols != "none" {
-        let input = if shape.padded {
-            Window::PAD
-        } else if is_blocked(s) {
-            Window::KEPT_INPUT
-        } else {
-            Window::INPUT
-        };
-        steps.push(reindex(Window::ACC, input, "cols"));
-        steps.push(reorder(&["cols.0", "cols.4", "cols.5", "cols.3", "cols.1", "cols.2"]));
-    }
+/// Decisions of a configuration.
+struct Plan<'a> {
+    s: &'a Setting,
+    shape: &'a Shape,
+    lanes: i64,
+    /// Channels, and vectors of pixels, of a tile.
+    k_tile: i64,
+    x_tile: i64,
+    /// Rows of a block.
+    rows: i64,
+    c_block: i64,
+    unroll_c: i64,
+    /// Loops over blocks of rows and tiles of channels, the outer one first.
+    outer: [&'static str; 2],
+    /// Copies of the patches, of the padded input, and of the weights.
+    cols: String,
+    pad: String,
+    packs_weights: bool,
+    share: Share,
+}
 
-    // Tiles of channels of a block of rows; the sum of each has memory of its own, from which the
-    // epilogue reads it.
-    let outer = if text("outer") == "rows" { ["rows", "kt"] } else { ["kt", "rows"] };
-    steps.extend([
-        split("ok", k_tile, "kt", "okr"),
-        split("op", int("rows"), "rows", "opr"),
-        reorder(&["on", outer[0], outer[1], "okr", "opr", "oq"]),
-    ]);
-    if is_cut {
-        let part = share::part_of(s, shape.c.unwrap_or(1), 1);
-        steps.extend(share::in_parts(Window::ACC, &["n", "k", "p", "q"], "c", &["r", "s"], part));
-        steps.extend([compute_at(Window::ACC, outer[1]), compute_at(PARTS, outer[1])]);
-    } else {
-        steps.push(compute_at(Window::ACC, outer[1]));
-    }
-    // Vectors that hold several rows each, and a last one that holds fewer, hide that blocks do not overlap.
-    let hides = shape.q > 1 && lanes % shape.q == 0 && int("rows") * shape.q % lanes != 0;
-    let pixels = if hides {
-        "oq"
-    } else {
-        steps.push(fuse("opr", "oq", "ox"));
-        "ox"
-    };
-    steps.extend([split(pixels, lanes, "ov", "ol"), vectorize("ol")]);
-    steps.extend([
-        fuse(p, q, "x"),
-        split("x", int("x_tile") * lanes, "xt", "xr"),
-        split("xr", lanes, "xv", "xl"),
-        split(c, int("c_block"), "co", "cb"),
-        split("cb", int("unroll_c"), "ci", "cu"),
-        reorder(&["co", "xt", r, columns, "ci", "cu", k, "xv", "xl"]),
-    ]);
-
-    // The operands in the order of their use.
-    if cols == "block" {
-        steps.push(compute_at("cols", outer[0]));
-    }
-    match pad.as_str() {
-        "inline" => steps.push(inline(Window::PAD)),
-        "copied" => steps.extend([split("pw", lanes, "pwv", "pwl"), vectorize("pwl")]),
-        _ => {}
-    }
-    if cols != "none" {
-        steps.push(layout("cols", &[Whole(0), Whole(4), Whole(5), Whole(3), Whole(1), Whole(2)]));
-        steps.extend([split("cols.2", lanes, "cols.v", "cols.l"), vectorize("cols.l")]);
-    }
-    if space.flag(config, "pack_w") {
-        let [k, c] = shape.weight_axes;
-        steps.push(stage(
-            Window::WEIGHTS,
-            None,
-            "W.p",
-            &[Outer(k, k_tile), Whole(2), Whole(3), Whole(c), Inner(k, k_tile)],
-        ));
-    }
-
-    steps.push(accumulate(sum, "xt", "acc.r"));
-    steps.extend(["cu", k, "xv"].map(unroll));
-    steps.push(vectorize("xl"));
-    if is_cut {
-        let extent = k_tile.min(shape.k);
-        steps.extend([fuse("p", "q", "pq"), split("pq", lanes, "total.v", "total.l")]);
-        steps.push(reorder(&["k", "total.v", PART, "total.l"]));
-        steps.extend([accumulate(Window::ACC, "total.v", "total"), vectorize("total.l")]);
-        steps.push(share::on_own_lines(s, &[0, 1, 2, 3, 4], 2, extent, int("rows") * shape.q));
-    }
-
-    if share != Share::Nothing {
-        if is_cut {
-            steps.push(parallel(EACH_PART));
-        } else {
-            steps.extend([fuse("on", outer[0], "threads"), parallel("threads")]);
+impl<'a> Plan<'a> {
+    fn of(s: &'a Setting, shape: &'a Shape, space: &Space, config: &Config) -> Plan<'a> {
+        let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+        Plan {
+            s,
+            shape,
+            lanes: s.target.lanes(s.workload.dtype),
+            k_tile: int("k_tile"),
+            x_tile: int("x_tile"),
+            rows: int("rows"),
+            c_block: int("c_block"),
+            unroll_c: int("unroll_c"),
+            outer: if text("outer") == "rows" { ["rows", "kt"] } else { ["kt", "rows"] },
+            cols: text("cols"),
+            pad: text("pad"),
+            packs_weights: space.flag(config, "pack_w"),
+            share: Share::of(s, space, config),
         }
-        if cols == "whole" || is_cut && cols == "block" {
+    }
+
+    /// Whether each thread takes a part of the sums.
+    fn is_cut(&self) -> bool {
+        self.share == Share::Sum
+    }
+
+    /// The stage that sums, and its loops.
+    fn sums(&self) -> [&'static str; 7] {
+        match self.is_cut() {
+            false => [Window::ACC, "k", "p", "q", "c", "r", "s"],
+            true => [PARTS, "S.k", "S.p", "S.q", "S.in_part", "S.r", "S.s"],
+        }
+    }
+
+    /// Patches as a buffer, whose axes are n, p, q, c, r and s; p and q come to stand last, as pixels.
+    fn patches(&self) -> Vec<Step> {
+        if self.cols == "none" {
+            return Vec::new();
+        }
+        let input = match self.shape.padded {
+            true => Window::PAD,
+            false if is_blocked(self.s) => Window::KEPT_INPUT,
+            false => Window::INPUT,
+        };
+        vec![
+            reindex(Window::ACC, input, "cols"),
+            reorder(&["cols.0", "cols.4", "cols.5", "cols.3", "cols.1", "cols.2"]),
+        ]
+    }
+
+    /// Tiles of channels of a block of rows; the sum of each has memory of its own, from which the epilogue
+    /// reads it.
+    fn tiles(&self) -> Vec<Step> {
+        let Plan { shape, lanes, outer, .. } = self;
+        let mut steps = vec![
+            split("ok", self.k_tile, "kt", "okr"),
+            split("op", self.rows, "rows", "opr"),
+            reorder(&["on", outer[0], outer[1], "okr", "opr", "oq"]),
+        ];
+        if self.is_cut() {
+            let part = share::part_of(self.s, shape.c.unwrap_or(1), 1);
+            steps.extend(share::in_parts(Window::ACC, &["n", "k", "p", "q"], "c", &["r", "s"], part));
+            steps.extend([compute_at(Window::ACC, outer[1]), compute_at(PARTS, outer[1])]);
+        } else {
+            steps.push(compute_at(Window::ACC, outer[1]));
+        }
+        // Vectors that hold several rows each, and a last one that holds fewer, hide that blocks do not
+        // overlap.
+        let hides = shape.q > 1 && lanes % shape.q == 0 && self.rows * shape.q % lanes != 0;
+        let pixels = if hides {
+            "oq"
+        } else {
+            steps.push(fuse("opr", "oq", "ox"));
+            "ox"
+        };
+        steps.extend([split(pixels, *lanes, "ov", "ol"), vectorize("ol")]);
+        let [_, k, p, q, c, r, columns] = self.sums();
+        steps.extend([
+            fuse(p, q, "x"),
+            split("x", self.x_tile * lanes, "xt", "xr"),
+            split("xr", *lanes, "xv", "xl"),
+            split(c, self.c_block, "co", "cb"),
+            split("cb", self.unroll_c, "ci", "cu"),
+            reorder(&["co", "xt", r, columns, "ci", "cu", k, "xv", "xl"]),
+        ]);
+        steps
+    }
+
+    /// The operands in the order of their use.
+    fn operands(&self) -> Vec<Step> {
+        let Plan { shape, lanes, k_tile, .. } = self;
+        let mut steps = Vec::new();
+        if self.cols == "block" {
+            steps.push(compute_at("cols", self.outer[0]));
+        }
+        match self.pad.as_str() {
+            "inline" => steps.push(inline(Window::PAD)),
+            "copied" => steps.extend([split("pw", *lanes, "pwv", "pwl"), vectorize("pwl")]),
+            _ => {}
+        }
+        if self.cols != "none" {
+            steps.push(layout("cols", &[Whole(0), Whole(4), Whole(5), Whole(3), Whole(1), Whole(2)]));
+            steps.extend([split("cols.2", *lanes, "cols.v", "cols.l"), vectorize("cols.l")]);
+        }
+        if self.packs_weights {
+            let [k, c] = shape.weight_axes;
+            let axes = [Outer(k, *k_tile), Whole(2), Whole(3), Whole(c), Inner(k, *k_tile)];
+            steps.push(stage(Window::WEIGHTS, None, "W.p", &axes));
+        }
+        steps
+    }
+
+    /// Sums of a tile in registers, and sums of the threads' parts.
+    fn register_tile(&self) -> Vec<Step> {
+        let [sum, k, ..] = self.sums();
+        let mut steps = vec![accumulate(sum, "xt", "acc.r")];
+        steps.extend(["cu", k, "xv"].map(unroll));
+        steps.push(vectorize("xl"));
+        if self.is_cut() {
+            let extent = self.k_tile.min(self.shape.k);
+            steps.extend([fuse("p", "q", "pq"), split("pq", self.lanes, "total.v", "total.l")]);
+            steps.push(reorder(&["k", "total.v", PART, "total.l"]));
+            steps.extend([accumulate(Window::ACC, "total.v", "total"), vectorize("total.l")]);
+            let inside = self.rows * self.shape.q;
+            steps.push(share::on_own_lines(self.s, &[0, 1, 2, 3, 4], 2, extent, inside));
+        }
+        steps
+    }
+
+    /// Loops of the convolution and of copies whose iterations threads share.
+    fn threads(&self) -> Vec<Step> {
+        if self.share == Share::Nothing {
+            return Vec::new();
+        }
+        let mut steps = match self.is_cut() {
+            true => vec![parallel(EACH_PART)],
+            false => vec![fuse("on", self.outer[0], "threads"), parallel("threads")],
+        };
+        if self.cols == "whole" || self.is_cut() && self.cols == "block" {
             steps.extend([
                 fuse("cols.0", "cols.4", "cols.nr"),
                 fuse("cols.nr", "cols.5", "cols.nrs"),
                 parallel("cols.nrs"),
             ]);
         }
-        if pad == "copied" {
+        if self.pad == "copied" {
             steps.extend([fuse("pn", "pc", "pnc"), parallel("pnc")]);
         }
+        steps
     }
-    steps
 }

@@ -10,7 +10,7 @@ use super::direct::{pack, pack_padded};
 use super::{Algorithm, Shape, ceil_div, in_blocks, is_blocked};
 use tilewright_ir::Step;
 use tilewright_ir::op::Window;
-use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Blocks of tile rows; in each the input is transformed, multiplied with the transformed weights by a
@@ -119,134 +119,225 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
 }
 
 fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
-    let lanes = s.target.lanes(s.workload.dtype);
-    let int = |name: &str| space.int(config, name);
-    let (m, [takes_blocks, gives_blocks]) = (int("m"), in_blocks(s));
-    let channels_last = Window::channels_last(lanes);
-    let k_tile = int("k_tile") * lanes;
-    let k_block = ceil_div(ceil_div(shape.k, lanes), int("k_blocks")) * lanes;
-    let mut steps = vec![winograd(Window::ACC, m)];
+    let plan = Plan::of(s, shape, space, config);
+    [
+        vec![winograd(Window::ACC, plan.m)],
+        plan.input(),
+        plan.blocks(),
+        plan.transforms(),
+        plan.products(),
+        plan.vectors(),
+        plan.epilogue(),
+        plan.threads(),
+    ]
+    .concat()
+}
 
-    // The input, channels of a vector next to each other.
-    let packed = space.text(config, "input") == "packed";
-    match (shape.padded, packed) {
-        (true, false) => steps.push(inline(Window::PAD)),
-        (true, true) => {
-            steps.extend(pack_padded(s, shape, lanes));
+/// Decisions of a configuration.
+struct Plan<'a> {
+    s: &'a Setting,
+    shape: &'a Shape,
+    lanes: i64,
+    /// Rows and columns of a tile of results.
+    m: i64,
+    /// Rows of tiles in a block.
+    rows: i64,
+    /// Channels and tiles of a register tile.
+    k_tile: i64,
+    t_tile: i64,
+    /// Channels of a block.
+    k_block: i64,
+    unroll_c: i64,
+    /// Whether the input is copied.
+    is_packed: bool,
+    /// Whether input and result have channels next to each other.
+    takes_blocks: bool,
+    gives_blocks: bool,
+    channels_last: [LayoutAxis; 5],
+    share: Share,
+    /// Whether threads share rows, rather than blocks of channels.
+    by_rows: bool,
+}
+
+impl<'a> Plan<'a> {
+    fn of(s: &'a Setting, shape: &'a Shape, space: &Space, config: &Config) -> Plan<'a> {
+        let (int, lanes) = (|name: &str| space.int(config, name), s.target.lanes(s.workload.dtype));
+        let ([takes_blocks, gives_blocks], share) = (in_blocks(s), Share::of(s, space, config));
+        Plan {
+            s,
+            shape,
+            lanes,
+            m: int("m"),
+            rows: int("rows"),
+            k_tile: int("k_tile") * lanes,
+            t_tile: int("t_tile"),
+            k_block: ceil_div(ceil_div(shape.k, lanes), int("k_blocks")) * lanes,
+            unroll_c: int("unroll_c"),
+            is_packed: space.text(config, "input") == "packed",
+            takes_blocks,
+            gives_blocks,
+            channels_last: Window::channels_last(lanes),
+            share,
+            by_rows: share == Share::Result && space.text(config, "parallel") == "rows",
         }
-        (false, true) if !takes_blocks => {
-            steps.push(stage(Window::INPUT, None, "X.p", &channels_last));
-            steps.extend(pack("X.p.3", "X.p.4", lanes));
+    }
+
+    /// The input, channels of a vector next to each other.
+    fn input(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        match (self.shape.padded, self.is_packed) {
+            (true, false) => steps.push(inline(Window::PAD)),
+            (true, true) => {
+                steps.extend(pack_padded(self.s, self.shape, self.lanes));
+            }
+            (false, true) if !self.takes_blocks => {
+                steps.push(stage(Window::INPUT, None, "X.p", &self.channels_last));
+                steps.extend(pack("X.p.3", "X.p.4", self.lanes));
+            }
+            (false, _) => {}
         }
-        (false, _) => {}
-    }
-    if is_blocked(s) {
-        steps.extend([layout(Window::KEPT_INPUT, &channels_last), layout(Window::KEPT_OUTPUT, &channels_last)]);
-        steps.extend(s.workload.kept_operands().iter().map(|kept| layout(kept, &channels_last)));
+        if is_blocked(self.s) {
+            steps.extend([
+                layout(Window::KEPT_INPUT, &self.channels_last),
+                layout(Window::KEPT_OUTPUT, &self.channels_last),
+            ]);
+            steps.extend(self.s.workload.kept_operands().iter().map(|kept| layout(kept, &self.channels_last)));
+        }
+        steps
     }
 
-    // Blocks of the output: rows of tiles, then channels, then tiles, then a vector of channels of one tile.
-    if gives_blocks {
-        steps.push(inline(Window::ACC));
-    }
-    steps.extend([
-        split("ok", k_block, "okt", "okb"),
-        split("op", m * int("rows"), "otho", "opb"),
-        split("okb", lanes, "okv", "okl"),
-    ]);
-    if gives_blocks {
+    /// Blocks of the output: rows of tiles, then channels, then tiles, then a vector of channels of one tile.
+    fn blocks(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.gives_blocks {
+            steps.push(inline(Window::ACC));
+        }
         steps.extend([
-            split("opb", m, "oth", "opi"),
-            split("oq", m, "otw", "oqi"),
-            reorder(&["on", "otho", "okt", "oth", "otw", "okv", "opi", "oqi", "okl"]),
+            split("ok", self.k_block, "okt", "okb"),
+            split("op", self.m * self.rows, "otho", "opb"),
+            split("okb", self.lanes, "okv", "okl"),
         ]);
-    } else {
-        steps.extend([
-            split("oq", lanes, "oqv", "oql"),
-            reorder(&["on", "otho", "okt", "okv", "opb", "oqv", "oql", "okl"]),
-        ]);
-    }
-    let at = if gives_blocks {
-        "okv"
-    } else {
-        // A block of results stands channels last, and is written row by row.
-        steps.extend([
-            compute_at(Window::ACC, "okt"),
-            split("p", m, "th", "pi"),
-            split("q", m, "tw", "qi"),
-            split("k", lanes, "kv", "kl"),
-            reorder(&["n", "th", "tw", "kv", "pi", "qi", "kl"]),
-        ]);
-        "kv"
-    };
-    steps.extend([compute_at("acc.r", at), compute_at("acc.m", "okt"), compute_at("acc.v", "otho")]);
-    steps.push(reorder(&["acc.r.n", "acc.r.th", "acc.r.tw", "acc.r.i", "acc.r.b", "acc.r.k"]));
-
-    // Transform of the input.
-    steps.extend([
-        split("acc.v.c", lanes, "acc.v.co", "acc.v.cl"),
-        reorder(&["acc.v.n", "acc.v.th", "acc.v.tw", "acc.v.co", "acc.v.a", "acc.v.b", "acc.v.cl"]),
-        compute_at("acc.d", "acc.v.co"),
-        reorder(&["acc.d.n", "acc.d.th", "acc.d.tw", "acc.d.a", "acc.d.j", "acc.d.c"]),
-    ]);
-    // Transform of the weights, a vector of output channels at a time.
-    steps.extend([
-        layout("acc.g", &[Whole(0), Whole(1), Whole(3), Whole(2)]),
-        split("acc.g.k", lanes, "acc.g.kv", "acc.g.kl"),
-        reorder(&["acc.g.c", "acc.g.kv", "acc.g.a", "acc.g.s", "acc.g.kl"]),
-        split("acc.u.k", lanes, "acc.u.kv", "acc.u.kl"),
-        reorder(&["acc.u.c", "acc.u.kv", "acc.u.a", "acc.u.b", "acc.u.kl"]),
-    ]);
-    // Products: a matrix multiplication for each element of a tile.
-    steps.extend([
-        fuse("acc.m.th", "acc.m.tw", "acc.m.t"),
-        split("acc.m.t", int("t_tile"), "acc.m.to", "acc.m.ti"),
-        split("acc.m.k", k_tile, "acc.m.ko", "acc.m.kb"),
-        split("acc.m.kb", lanes, "acc.m.kv", "acc.m.kl"),
-        split("acc.m.c", int("unroll_c"), "acc.m.co", "acc.m.cu"),
-        reorder(&[
-            "acc.m.a", "acc.m.b", "acc.m.n", "acc.m.ko", "acc.m.to", "acc.m.co", "acc.m.cu", "acc.m.ti", "acc.m.kv",
-            "acc.m.kl",
-        ]),
-        accumulate("acc.m", "acc.m.to", "acc.m.r"),
-    ]);
-    steps.extend([
-        layout("acc.u", &[Whole(0), Whole(1), Outer(2, k_tile), Whole(3), Inner(2, k_tile)]),
-        layout("acc.v", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
-        layout("acc.m", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
-        layout("acc.d", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
-        layout("acc.r", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
-    ]);
-    for unrolled in [
-        "acc.g.a", "acc.g.s", "acc.u.a", "acc.u.b", "acc.d.a", "acc.d.j", "acc.v.a", "acc.v.b", "acc.m.cu", "acc.m.ti",
-        "acc.m.kv", "acc.r.i", "acc.r.b",
-    ] {
-        steps.push(unroll(unrolled));
-    }
-    for lane in ["acc.g.kl", "acc.u.kl", "acc.d.c", "acc.v.cl", "acc.m.kl", "acc.r.k"] {
-        steps.push(vectorize(lane));
-    }
-    if gives_blocks {
-        steps.extend([unroll("opi"), unroll("oqi"), vectorize("okl")]);
-    } else {
-        steps.push(layout(Window::ACC, &[Whole(0), Whole(2), Whole(3), Whole(1)]));
-        steps.extend([unroll("pi"), unroll("qi"), vectorize("kl")]);
-        steps.extend([unroll("okl"), vectorize("oql")]);
-    }
-    if Share::of(s, space, config) == Share::Result {
-        let rows = space.text(config, "parallel") == "rows";
-        if shape.n > 1 && rows {
-            steps.extend([fuse("on", "otho", "threads"), parallel("threads")]);
-        } else if rows {
-            steps.push(parallel("otho"));
+        if self.gives_blocks {
+            steps.extend([
+                split("opb", self.m, "oth", "opi"),
+                split("oq", self.m, "otw", "oqi"),
+                reorder(&["on", "otho", "okt", "oth", "otw", "okv", "opi", "oqi", "okl"]),
+            ]);
         } else {
-            steps.extend([parallel("okt"), parallel("acc.v.th")]);
+            steps.extend([
+                split("oq", self.lanes, "oqv", "oql"),
+                reorder(&["on", "otho", "okt", "okv", "opb", "oqv", "oql", "okl"]),
+            ]);
         }
-        if packed && (shape.padded || !takes_blocks) {
-            steps.push(parallel(if shape.padded { "pco" } else { "X.p.1" }));
-        }
+        let at = if self.gives_blocks {
+            "okv"
+        } else {
+            // A block of results stands channels last, and is written row by row.
+            steps.extend([
+                compute_at(Window::ACC, "okt"),
+                split("p", self.m, "th", "pi"),
+                split("q", self.m, "tw", "qi"),
+                split("k", self.lanes, "kv", "kl"),
+                reorder(&["n", "th", "tw", "kv", "pi", "qi", "kl"]),
+            ]);
+            "kv"
+        };
+        steps.extend([compute_at("acc.r", at), compute_at("acc.m", "okt"), compute_at("acc.v", "otho")]);
+        steps.push(reorder(&["acc.r.n", "acc.r.th", "acc.r.tw", "acc.r.i", "acc.r.b", "acc.r.k"]));
+        steps
     }
-    steps
+
+    /// Transforms of the input, and of the weights, a vector of output channels at a time.
+    fn transforms(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        // Transform of the input.
+        steps.extend([
+            split("acc.v.c", self.lanes, "acc.v.co", "acc.v.cl"),
+            reorder(&["acc.v.n", "acc.v.th", "acc.v.tw", "acc.v.co", "acc.v.a", "acc.v.b", "acc.v.cl"]),
+            compute_at("acc.d", "acc.v.co"),
+            reorder(&["acc.d.n", "acc.d.th", "acc.d.tw", "acc.d.a", "acc.d.j", "acc.d.c"]),
+        ]);
+        // Transform of the weights, a vector of output channels at a time.
+        steps.extend([
+            layout("acc.g", &[Whole(0), Whole(1), Whole(3), Whole(2)]),
+            split("acc.g.k", self.lanes, "acc.g.kv", "acc.g.kl"),
+            reorder(&["acc.g.c", "acc.g.kv", "acc.g.a", "acc.g.s", "acc.g.kl"]),
+            split("acc.u.k", self.lanes, "acc.u.kv", "acc.u.kl"),
+            reorder(&["acc.u.c", "acc.u.kv", "acc.u.a", "acc.u.b", "acc.u.kl"]),
+        ]);
+        steps
+    }
+
+    /// Products, a matrix multiplication for each element of a tile, and layouts of their buffers.
+    fn products(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        steps.extend([
+            fuse("acc.m.th", "acc.m.tw", "acc.m.t"),
+            split("acc.m.t", self.t_tile, "acc.m.to", "acc.m.ti"),
+            split("acc.m.k", self.k_tile, "acc.m.ko", "acc.m.kb"),
+            split("acc.m.kb", self.lanes, "acc.m.kv", "acc.m.kl"),
+            split("acc.m.c", self.unroll_c, "acc.m.co", "acc.m.cu"),
+            reorder(&[
+                "acc.m.a", "acc.m.b", "acc.m.n", "acc.m.ko", "acc.m.to", "acc.m.co", "acc.m.cu", "acc.m.ti",
+                "acc.m.kv", "acc.m.kl",
+            ]),
+            accumulate("acc.m", "acc.m.to", "acc.m.r"),
+        ]);
+        steps.extend([
+            layout("acc.u", &[Whole(0), Whole(1), Outer(2, self.k_tile), Whole(3), Inner(2, self.k_tile)]),
+            layout("acc.v", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
+            layout("acc.m", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
+            layout("acc.d", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
+            layout("acc.r", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
+        ]);
+        steps
+    }
+
+    /// Loops that are unrolled and vectorized.
+    fn vectors(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for unrolled in [
+            "acc.g.a", "acc.g.s", "acc.u.a", "acc.u.b", "acc.d.a", "acc.d.j", "acc.v.a", "acc.v.b", "acc.m.cu",
+            "acc.m.ti", "acc.m.kv", "acc.r.i", "acc.r.b",
+        ] {
+            steps.push(unroll(unrolled));
+        }
+        for lane in ["acc.g.kl", "acc.u.kl", "acc.d.c", "acc.v.cl", "acc.m.kl", "acc.r.k"] {
+            steps.push(vectorize(lane));
+        }
+        steps
+    }
+
+    /// The epilogue.
+    fn epilogue(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.gives_blocks {
+            steps.extend([unroll("opi"), unroll("oqi"), vectorize("okl")]);
+        } else {
+            steps.push(layout(Window::ACC, &[Whole(0), Whole(2), Whole(3), Whole(1)]));
+            steps.extend([unroll("pi"), unroll("qi"), vectorize("kl")]);
+            steps.extend([unroll("okl"), vectorize("oql")]);
+        }
+        steps
+    }
+
+    /// Loops that threads share.
+    fn threads(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.share == Share::Result {
+            if self.shape.n > 1 && self.by_rows {
+                steps.extend([fuse("on", "otho", "threads"), parallel("threads")]);
+            } else if self.by_rows {
+                steps.push(parallel("otho"));
+            } else {
+                steps.extend([parallel("okt"), parallel("acc.v.th")]);
+            }
+            if self.is_packed && (self.shape.padded || !self.takes_blocks) {
+                steps.push(parallel(if self.shape.padded { "pco" } else { "X.p.1" }));
+            }
+        }
+        steps
+    }
 }
 
 /// Products at the rate of their register tile or of the transformed weights, which come by once a block of

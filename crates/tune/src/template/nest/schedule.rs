@@ -219,6 +219,63 @@ pub fn borders(stages: &[Stage], group: &Group, lanes: i64) -> Option<[i64; 2]> 
     is_narrow.then_some([front, back])
 }
 
+/// A group of stages, with the choices that schedule it.
+struct InGroup<'a> {
+    all: &'a [Stage],
+    group: &'a Group,
+    /// Elements of a vector.
+    lanes: i64,
+    choices: &'a Choices,
+}
+
+impl InGroup<'_> {
+    /// The last stage.
+    fn root(&self) -> &Stage {
+        &self.all[self.group.root]
+    }
+
+    /// Lanes of a stage of the group.
+    fn lanes_of(&self, at: usize) -> Lanes {
+        Lanes::of(self.all, self.group, at, self.lanes, self.choices)
+    }
+}
+
+/// Loops over the elements of a group's last stage, by number: rows, others outside, the one across lanes of a
+/// tile, the one of lanes.
+struct RootLoops {
+    outside: Vec<usize>,
+    /// Number of those outside that attached stages have as rows, too.
+    n_rows: usize,
+    tile: Option<usize>,
+    lane: Option<usize>,
+}
+
+impl RootLoops {
+    fn of(g: &InGroup) -> RootLoops {
+        let (root, group) = (g.root(), g.group);
+        let tile = crossing(g.all, group, g.lanes).filter(|_| g.choices.tile > 1);
+        let lane = match g.lanes_of(group.root) {
+            Lanes::Across(at) => Some(at),
+            Lanes::Along(_) | Lanes::None => None,
+        };
+        let outside: Vec<usize> = root.axes().filter(|a| Some(*a) != lane && Some(*a) != tile).collect();
+        let n_rows = match group.attached.is_empty() {
+            true => 0,
+            false => outside.iter().filter(|a| group.is_row(group.root, **a)).count(),
+        };
+        RootLoops { outside, n_rows, tile, lane }
+    }
+}
+
+/// Names of the loops of a group's last stage, as the steps so far have left them.
+struct Nest {
+    /// Loops around the lanes, outermost first.
+    around: Vec<String>,
+    lane: Option<String>,
+    /// The loop that threads share.
+    shared: Option<String>,
+}
+
 /// A program with the steps that made it.
 #[derive(Clone)]
 pub struct Builder {
@@ -267,7 +324,7 @@ impl Builder {
         builder.cut_long_sums(lanes, choices);
         let all = stages(&builder.program);
         for group in groups(&builder.program, &all, choices.apart, false) {
-            builder.group(s, &all, &group, lanes, choices);
+            builder.group(s, &InGroup { all: &all, group: &group, lanes, choices });
         }
         builder.steps
     }
@@ -332,90 +389,99 @@ impl Builder {
         self.attempt(rfactor(&stage.name, &outer, &format!("{}.s{number}", stage.name)))
     }
 
-    fn group(&mut self, s: &Setting, all: &[Stage], group: &Group, lanes: i64, choices: &Choices) {
-        let root = &all[group.root];
-        let root_lanes = Lanes::of(all, group, group.root, lanes, choices);
+    /// Schedules the stages of a group around the loops of its last one.
+    fn group(&mut self, s: &Setting, g: &InGroup) {
+        let root = g.root();
         // Parts of sums come before anything moves.
         let mut parts: Vec<(usize, Parts)> = Vec::new();
-        for at in group.attached.iter().chain([&group.root]) {
-            if let Lanes::Along(r) = Lanes::of(all, group, *at, lanes, choices) {
-                parts.extend(self.in_lanes(&all[*at], r, lanes, choices).map(|p| (*at, p)));
+        for at in g.group.attached.iter().chain([&g.group.root]) {
+            if let Lanes::Along(r) = g.lanes_of(*at) {
+                parts.extend(self.in_lanes(&g.all[*at], r, g.lanes, g.choices).map(|p| (*at, p)));
             }
         }
-
-        // The loops of the last stage: rows, others outside, the one across lanes, the one of lanes.
-        let tile = crossing(all, group, lanes).filter(|_| choices.tile > 1);
-        let lane = match root_lanes {
-            Lanes::Across(at) => Some(at),
-            Lanes::Along(_) | Lanes::None => None,
-        };
+        let loops = RootLoops::of(g);
         let name = |at: usize| root.loops[at].name.clone();
-        let outside: Vec<usize> = root.axes().filter(|a| Some(*a) != lane && Some(*a) != tile).collect();
-        let order: Vec<String> = outside.iter().copied().chain(tile).chain(lane).map(name).collect();
+        let order: Vec<String> = loops.outside.iter().copied().chain(loops.tile).chain(loops.lane).map(name).collect();
         if order.len() > 1 {
             self.attempt(reorder(&refs(&order)));
         }
-        let n_rows = outside.iter().filter(|a| group.is_row(group.root, **a) && !group.attached.is_empty()).count();
-        let mut around: Vec<String> = outside.iter().map(|a| name(*a)).collect();
-        let mut lane_name = lane.map(name);
-        let wanted = if choices.all_threads { s.n_threads as i64 * choices.pieces } else { 1 };
-        let mut shared: Option<String> = None;
-        if wanted > 1 {
-            let most = if group.attached.is_empty() { outside.len() } else { n_rows };
-            let mut n = 1;
-            let mut n_fused = 0;
-            while n_fused < most && (n_fused == 0 || n < wanted) {
-                n *= root.loops[outside[n_fused]].extent;
-                n_fused += 1;
-            }
-            if n_fused > 0 && n >= s.n_threads as i64 {
-                let mut fused = around[0].clone();
-                for (at, inner) in around[1..n_fused].iter().enumerate() {
-                    let new = format!("{}.f{at}", root.name);
-                    if !self.attempt(fuse(&fused, inner, &new)) {
-                        break;
-                    }
-                    fused = new;
-                }
-                let mut rest = around.split_off(n_fused);
-                around = Vec::new();
-                let (outer, each) = (format!("{}.each", root.name), format!("{}.row", root.name));
-                if n > wanted && self.attempt(split(&fused, ceil_div(n, wanted), &outer, &each)) {
-                    shared = Some(outer.clone());
-                    around.extend([outer, each]);
-                } else {
-                    shared = Some(fused.clone());
-                    around.push(fused);
-                }
-                around.append(&mut rest);
-            } else if group.attached.is_empty()
-                && tile.is_none()
-                && let (Some(at), Some(inner)) = (lane, lane_name.clone())
-                && outside.is_empty()
-            {
-                let width = lanes * choices.vectors;
-                let each = ceil_div(ceil_div(root.loops[at].extent, wanted), width) * width;
-                let (outer, own) = (format!("{}.each", root.name), format!("{}.own", root.name));
-                if each < root.loops[at].extent && self.attempt(split(&inner, each, &outer, &own)) {
-                    shared = Some(outer.clone());
-                    around.push(outer);
-                    lane_name = Some(own);
-                }
-            }
+        let around = loops.outside.iter().map(|a| name(*a)).collect();
+        let mut nest = Nest { around, lane: loops.lane.map(name), shared: None };
+        let wanted = if g.choices.all_threads { s.n_threads as i64 * g.choices.pieces } else { 1 };
+        if wanted > 1 && !self.share_rows(g, &loops, [wanted, s.n_threads as i64], &mut nest) {
+            self.share_lane(g, &loops, wanted, &mut nest);
         }
         // Rows: fused ones come first, and take two names where each thread takes several.
-        let row = match group.attached.is_empty() {
-            true => around.last().cloned(),
+        let row = match g.group.attached.is_empty() {
+            true => nest.around.last().cloned(),
             false => {
-                let last = outside[n_rows - 1];
-                let own = name(last);
-                Some(if around.contains(&own) { own } else { self.innermost_shared(&around, root) })
+                let own = name(loops.outside[loops.n_rows - 1]);
+                Some(if nest.around.contains(&own) { own } else { self.innermost_shared(&nest.around, root) })
             }
         };
+        self.attach(g, &parts, &nest, row);
+        self.lanes_of_root(g, &loops, wanted, &mut nest);
+        if let Some(shared) = nest.shared {
+            self.attempt(parallel(&shared));
+        }
+    }
+
+    /// Fuses the outermost loops into one that threads share, in `wanted` pieces for `n_threads` threads;
+    /// returns whether there are enough iterations.
+    fn share_rows(&mut self, g: &InGroup, loops: &RootLoops, [wanted, n_threads]: [i64; 2], nest: &mut Nest) -> bool {
+        let root = g.root();
+        let most = if g.group.attached.is_empty() { loops.outside.len() } else { loops.n_rows };
+        let (mut n, mut n_fused) = (1, 0);
+        while n_fused < most && (n_fused == 0 || n < wanted) {
+            n *= root.loops[loops.outside[n_fused]].extent;
+            n_fused += 1;
+        }
+        if n_fused == 0 || n < n_threads {
+            return false;
+        }
+        let mut fused = nest.around[0].clone();
+        for (at, inner) in nest.around[1..n_fused].iter().enumerate() {
+            let new = format!("{}.f{at}", root.name);
+            if !self.attempt(fuse(&fused, inner, &new)) {
+                break;
+            }
+            fused = new;
+        }
+        let rest = nest.around.split_off(n_fused);
+        let (outer, each) = (format!("{}.each", root.name), format!("{}.row", root.name));
+        nest.around = match n > wanted && self.attempt(split(&fused, ceil_div(n, wanted), &outer, &each)) {
+            true => vec![outer, each],
+            false => vec![fused],
+        };
+        nest.shared = nest.around.first().cloned();
+        nest.around.extend(rest);
+        true
+    }
+
+    /// Has threads share the loop of lanes of a stage by itself that has no other one.
+    fn share_lane(&mut self, g: &InGroup, loops: &RootLoops, wanted: i64, nest: &mut Nest) {
+        let (root, is_alone) = (g.root(), g.group.attached.is_empty() && loops.tile.is_none());
+        let (Some(at), Some(inner)) = (loops.lane, &nest.lane) else { return };
+        if !is_alone || !loops.outside.is_empty() {
+            return;
+        }
+        let width = g.lanes * g.choices.vectors;
+        let each = ceil_div(ceil_div(root.loops[at].extent, wanted), width) * width;
+        let (outer, own) = (format!("{}.each", root.name), format!("{}.own", root.name));
+        if each < root.loops[at].extent && self.attempt(split(inner, each, &outer, &own)) {
+            nest.shared = Some(outer.clone());
+            nest.around.push(outer);
+            nest.lane = Some(own);
+        }
+    }
+
+    /// Computes attached stages inside of a row, and finishes sums whose parts lie in lanes.
+    fn attach(&mut self, g: &InGroup, parts: &[(usize, Parts)], nest: &Nest, row: Option<String>) {
+        let (all, group) = (g.all, g.group);
         // Readers first, each with the parts of its sum: what they read is then read in the row alone.
         let parts_of = |at: usize| parts.iter().find(|(of, _)| *of == at).map(|(_, parts)| parts);
         if let Some(parts) = parts_of(group.root) {
-            self.finish_parts(root, parts, around.last().map(String::as_str));
+            self.finish_parts(g.root(), parts, nest.around.last().map(String::as_str));
         }
         for at in group.attached.iter().rev() {
             let stage = &all[*at];
@@ -424,55 +490,50 @@ impl Builder {
             }
             if let Some(parts) = parts_of(*at) {
                 let own = stage.axes().filter(|a| !group.is_row(*at, *a)).last();
-                let place = own.map(|a| stage.loops[a].name.clone()).or(row.clone());
-                self.finish_parts(stage, parts, place.as_deref());
+                let inside = own.map(|a| stage.loops[a].name.clone()).or(row.clone());
+                self.finish_parts(stage, parts, inside.as_deref());
             }
         }
         for at in &group.attached {
-            if let Lanes::Across(a) = Lanes::of(all, group, *at, lanes, choices) {
+            if let Lanes::Across(a) = g.lanes_of(*at) {
                 let stage = &all[*at];
-                let own: Vec<String> = stage
-                    .axes()
-                    .filter(|x| !group.is_row(*at, *x) && *x != a)
-                    .map(|x| stage.loops[x].name.clone())
-                    .collect();
-                let around = own.last().cloned().or(row.clone());
-                self.in_vectors(
-                    stage,
-                    &stage.loops[a].name,
-                    (stage.loops[a].extent, false),
-                    around.as_deref(),
-                    lanes,
-                    choices,
-                );
+                let own = stage.axes().filter(|x| !group.is_row(*at, *x) && *x != a).last();
+                let around = own.map(|x| stage.loops[x].name.clone()).or(row.clone());
+                let lane = &stage.loops[a];
+                self.in_vectors(stage, &lane.name, (lane.extent, false), around.as_deref(), g.lanes, g.choices);
             }
         }
-        if let (Some(at), Some(lane_name)) = (lane, lane_name) {
-            let mut extent = root.loops[at].extent;
-            let borders = borders(all, group, lanes).filter(|b| !choices.selects && extent - b[0] - b[1] > lanes);
-            if let Some([front, back]) = borders {
-                if front > 0 && self.attempt(peel(&lane_name, front, false, "left")) {
-                    extent -= front;
-                }
-                if back > 0 && self.attempt(peel(&lane_name, back, true, "right")) {
-                    extent -= back;
-                }
+    }
+
+    /// Has the last stage walk vectors or tiles, its borders apart, or unrolls what it combines.
+    fn lanes_of_root(&mut self, g: &InGroup, loops: &RootLoops, wanted: i64, nest: &mut Nest) {
+        let (root, choices) = (g.root(), g.choices);
+        let (Some(at), Some(lane)) = (loops.lane, nest.lane.clone()) else {
+            if g.lanes_of(g.group.root) == Lanes::None && root.reduces {
+                self.unroll_reduction(root, choices);
             }
-            match tile {
-                Some(tile) => {
-                    let outer = self.in_tiles(root, tile, &lane_name, extent, lanes, choices);
-                    shared = shared.or(outer.filter(|_| wanted > 1));
-                }
-                None => {
-                    let around = around.last().map(String::as_str);
-                    self.in_vectors(root, &lane_name, (extent, borders.is_some()), around, lanes, choices);
-                }
+            return;
+        };
+        let mut extent = root.loops[at].extent;
+        let is_wide = |b: &[i64; 2]| !choices.selects && extent - b[0] - b[1] > g.lanes;
+        let borders = borders(g.all, g.group, g.lanes).filter(is_wide);
+        if let Some([front, back]) = borders {
+            if front > 0 && self.attempt(peel(&lane, front, false, "left")) {
+                extent -= front;
             }
-        } else if root_lanes == Lanes::None && root.reduces {
-            self.unroll_reduction(root, choices);
+            if back > 0 && self.attempt(peel(&lane, back, true, "right")) {
+                extent -= back;
+            }
         }
-        if let Some(shared) = shared {
-            self.attempt(parallel(&shared));
+        match loops.tile {
+            Some(tile) => {
+                let outer = self.in_tiles(root, tile, &lane, extent, g.lanes, choices);
+                nest.shared = nest.shared.take().or(outer.filter(|_| wanted > 1));
+            }
+            None => {
+                let around = nest.around.last().map(String::as_str);
+                self.in_vectors(root, &lane, (extent, borders.is_some()), around, g.lanes, choices);
+            }
         }
     }
 
