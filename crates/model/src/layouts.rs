@@ -1,6 +1,7 @@
 //! Layouts of images between kernels: plain, or with a block of channels next to each other.
 
 use std::collections::HashMap;
+use std::fmt::{self, Write};
 
 use tilewright_ir::expr::Expr;
 use tilewright_ir::op::{Layout, ProgramBuilder, StageSpec, Structure, Workload, WorkloadError};
@@ -43,7 +44,21 @@ impl Fused {
     /// # Errors
     /// If a kernel in another layout is larger than any memory.
     pub fn laid_out(self, block: i64, costs: Costs, prefers_measured: bool) -> Result<Fused, WorkloadError> {
-        let images = Images::new(&self, block);
+        let cheapest = self.cheapest_layouts(block, costs, prefers_measured)?;
+        self.with_layouts(block, &cheapest)
+    }
+
+    /// The layouts that [`Fused::laid_out`] chooses.
+    ///
+    /// # Errors
+    /// As [`Fused::laid_out`].
+    pub(crate) fn cheapest_layouts(
+        &self,
+        block: i64,
+        costs: Costs,
+        prefers_measured: bool,
+    ) -> Result<ImageLayouts, WorkloadError> {
+        let images = Images::new(self, block);
         let mut prices = Prices::new(&self.net, &images, costs, prefers_measured);
         let mut cheapest = if prefers_measured { prices.cheapest(&self.steps)? } else { None };
         if cheapest.is_none() {
@@ -52,7 +67,7 @@ impl Fused {
         }
         let in_blocks = cheapest.unwrap_or_default();
         if !in_blocks.iter().any(|is_in_blocks| *is_in_blocks) {
-            return Ok(self);
+            return Ok(ImageLayouts::default());
         }
         let mut ways = Vec::with_capacity(self.steps.len());
         for (at, step) in self.steps.iter().enumerate() {
@@ -62,19 +77,78 @@ impl Fused {
             };
             ways.push(way);
         }
+        Ok(ImageLayouts { in_blocks, ways })
+    }
+
+    /// Whether these are layouts of these images: for another model, or from another time, they may not be.
+    pub(crate) fn can_have(&self, block: i64, layouts: &ImageLayouts) -> bool {
+        let ImageLayouts { in_blocks, ways } = layouts;
+        if in_blocks.is_empty() {
+            return ways.is_empty();
+        }
+        let images = Images::new(self, block);
+        let is_of_kernel = |kernel: &Kernel, way: Way| {
+            let output = images.is_in_blocks(kernel.output, in_blocks);
+            match (images.freedom(&self.net, kernel), kernel.workload.structure()) {
+                (None, _) => !output && way == Way { input: false, output: false },
+                (Some(free), Structure::Nest(_)) => {
+                    let is_fixed = images.classes[kernel.output.0].is_some();
+                    (free.input || !way.input) && way.output == way.input && (!is_fixed || way.output == output)
+                }
+                (Some(free), _) => (free.input || !way.input) && way.output == output,
+            }
+        };
+        let fits = |(step, way): (&Step, &Option<Way>)| match (step, way) {
+            (Step::Kernel(kernel), Some(way)) => is_of_kernel(kernel, *way),
+            (_, way) => way.is_none(),
+        };
+        in_blocks.len() == images.n_classes && ways.len() == self.steps.len() && self.steps.iter().zip(ways).all(fits)
+    }
+
+    /// Text on which the choice of layouts depends, the costs of workloads aside: the kernels with what they
+    /// read and write, and the shapes of that.
+    pub(crate) fn text_of_images(&self) -> String {
+        let mut text = String::new();
+        for step in &self.steps {
+            let Step::Kernel(kernel) = step else {
+                text += "-\n";
+                continue;
+            };
+            let _ = write!(text, "{} of", kernel.workload);
+            for id in kernel.inputs.iter().chain([&kernel.output]) {
+                let value = self.net.value(*id);
+                let is_known = value.constant.is_some();
+                let _ = write!(text, " {}:{}:{:?}:{is_known}", id.0, value.dtype.name(), value.shape);
+            }
+            text += "\n";
+        }
+        let _ = write!(text, "{:?} {:?}", self.net.inputs, self.net.outputs);
+        text
+    }
+
+    /// The steps with images in these layouts, and the conversions between them.
+    ///
+    /// # Errors
+    /// As [`Fused::laid_out`].
+    pub(crate) fn with_layouts(self, block: i64, layouts: &ImageLayouts) -> Result<Fused, WorkloadError> {
+        let ImageLayouts { in_blocks, ways } = layouts;
+        if in_blocks.is_empty() {
+            return Ok(self);
+        }
+        let images = Images::new(&self, block);
         let Fused { net, steps, open, trace } = self;
         let mut out = Fused { net, steps: Vec::new(), open, trace };
         // What is converted, by what it is and whether that is to blocks.
         let mut converted: HashMap<(ValueId, bool), ValueId> = HashMap::new();
         for (step, way) in steps.into_iter().zip(ways) {
-            let (Step::Kernel(kernel), Some(way)) = (&step, way) else {
+            let (Step::Kernel(kernel), Some(way)) = (&step, *way) else {
                 out.steps.push(step);
                 continue;
             };
             let mut changed = images.kernel(&out.net, kernel, way)?;
             for (slot, wanted) in images.reads(&out.net, kernel, way) {
                 let id = kernel.inputs[slot];
-                if wanted == images.is_in_blocks(id, &in_blocks) {
+                if wanted == images.is_in_blocks(id, in_blocks) {
                     continue;
                 }
                 let known = converted.get(&(id, wanted)).copied();
@@ -99,6 +173,48 @@ impl Fused {
         let is_nest = |kernel: &Kernel| matches!(kernel.workload.structure(), Structure::Nest(_));
         let is_one = |step: &&Step| matches!(step, Step::Kernel(k) if k.members.is_empty() && is_nest(k));
         self.steps.iter().filter(is_one).count()
+    }
+}
+
+/// Layouts that were chosen for the images of a model; empty where all are plain.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct ImageLayouts {
+    /// Whether each class of images is in blocks.
+    in_blocks: Vec<bool>,
+    /// The way of each step that is a kernel.
+    ways: Vec<Option<Way>>,
+}
+
+impl fmt::Display for ImageLayouts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digit = |is_set: bool| if is_set { '1' } else { '0' };
+        self.in_blocks.iter().try_for_each(|is_in_blocks| f.write_char(digit(*is_in_blocks)))?;
+        self.ways.iter().try_for_each(|way| match way {
+            None => f.write_str(" -"),
+            Some(way) => write!(f, " {}{}", digit(way.input), digit(way.output)),
+        })
+    }
+}
+
+impl ImageLayouts {
+    /// Reads what was written; `None` where it is something else.
+    pub(crate) fn parse(text: &str) -> Option<ImageLayouts> {
+        let is_set = |digit: char| match digit {
+            '0' => Some(false),
+            '1' => Some(true),
+            _ => None,
+        };
+        let mut parts = text.split(' ');
+        let in_blocks = parts.next()?.chars().map(is_set).collect::<Option<_>>()?;
+        let way = |part: &str| {
+            if part == "-" {
+                return Some(None);
+            }
+            let sides: Vec<bool> = part.chars().map(is_set).collect::<Option<_>>()?;
+            let [input, output] = sides[..] else { return None };
+            Some(Some(Way { input, output }))
+        };
+        Some(ImageLayouts { in_blocks, ways: parts.map(way).collect::<Option<_>>()? })
     }
 }
 
@@ -484,5 +600,23 @@ impl<'a> Prices<'a> {
             states.truncate(MOST_STATES);
         }
         Ok(states.into_iter().next().filter(|(_, cost)| cost.is_finite()).map(|(in_blocks, _)| in_blocks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_are_read_as_they_are_written_and_nothing_else_is() {
+        let way = |input, output| Some(Way { input, output });
+        let chosen = ImageLayouts { in_blocks: vec![true, false], ways: vec![way(false, true), None, way(true, true)] };
+        assert_eq!(chosen.to_string(), "10 01 - 11");
+        for layouts in [chosen, ImageLayouts::default()] {
+            assert_eq!(ImageLayouts::parse(&layouts.to_string()), Some(layouts));
+        }
+        for text in ["12", "10 ", "10 0", "10 011", "10 --", "1\n0", "x"] {
+            assert_eq!(ImageLayouts::parse(text), None, "{text:?}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
 use std::rc::Rc;
 
 use tilewright::{Cache, Caches, Choice, Error, NO_CACHE, Records, target_name};
@@ -11,7 +12,7 @@ use tilewright_ir::{DType, Program, Target};
 
 use crate::compile::{CompileError, Compiled, Making, compile, compile_as};
 use crate::fuse::Fused;
-use crate::layouts::Costs;
+use crate::layouts::{Costs, ImageLayouts};
 
 /// Purpose of the layouts of images.
 #[derive(Clone, Copy)]
@@ -126,11 +127,37 @@ fn laid_out_by(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fuse
         }
     };
     let is_run = matches!(layouts, Layouts::Run(_));
-    let laid_out = fused.laid_out(block, Costs { expected: &cost, measured: &recorded }, is_run);
+    let chosen = || {
+        let chosen = fused.cheapest_layouts(block, Costs { expected: &cost, measured: &recorded }, is_run);
+        failed.take().map_or(Ok(()), Err)?;
+        chosen.map_err(|error| error.to_string())
+    };
     let refuse = |why: String| CompileError::Layouts { why };
-    match failed.take() {
-        Some(why) => Err(refuse(why)),
-        None => Ok(laid_out.map_err(|error| refuse(error.to_string()))?.open_kernels()?),
+    let chosen = known_layouts(&fused, layouts, guesses, &chosen).map_err(refuse)?;
+    Ok(fused.with_layouts(block, &chosen).map_err(|error| refuse(error.to_string()))?.open_kernels()?)
+}
+
+/// Layouts of images, from the cache or from `choose`. What goes with a model is chosen anew: the answers
+/// that led to it go along.
+fn known_layouts(
+    fused: &Fused,
+    layouts: Layouts,
+    guesses: &Guesses,
+    choose: &dyn Fn() -> Result<ImageLayouts, String>,
+) -> Result<ImageLayouts, String> {
+    let Guesses { target, threads, cache, .. } = guesses;
+    let state = match layouts {
+        Layouts::Run(records) if !cache.is_collecting() => records.state().map_err(|error| error.to_string())?,
+        _ => None,
+    };
+    let Some(state) = state else { return choose() };
+    let block = target.lanes(DType::F32);
+    let is_open = fused.open.is_some();
+    let determined_by: [&dyn Display; 5] = [&fused.text_of_images(), target, threads, &is_open, &state];
+    let text = cache.text(&determined_by, || Ok::<String, String>(choose()?.to_string()))?;
+    match ImageLayouts::parse(&text).filter(|known| fused.can_have(block, known)) {
+        Some(known) => Ok(known),
+        None => choose(),
     }
 }
 

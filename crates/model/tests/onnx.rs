@@ -55,9 +55,11 @@ mod trees;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::io::Cursor;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::{Case, agree, cases, check_cases, light, no_files};
+use tilewright::{Cache, Database, Records};
 use tilewright_device::{host, opencl};
 use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
 use tilewright_graph::op::Attribute;
@@ -65,7 +67,8 @@ use tilewright_graph::{Bindings, DType, Dim, Graph, Tensor, Value, ValueId, eval
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Target};
 use tilewright_model::{
-    CompileError, Compiled, Costs, Fused, Kind, Outline, ProfiledStep, Runner, Step, compile_quickly, lower,
+    CompileError, Compiled, Costs, Fused, Kind, Making, Outline, ProfiledStep, Runner, Step, compile_known,
+    compile_quickly, lower,
 };
 use tilewright_runtime::Threads;
 use tilewright_tune::{Setting, Task};
@@ -551,6 +554,41 @@ fn layouts_are_those_that_are_cheapest_together() {
     check_near(&answer(&fused), &wanted, 1e-5);
     let fused = laid_out(1.0, -1.0);
     assert_eq!((fused.n_conversions(), layouts(&fused)), (0, layouts(&plain)));
+}
+
+/// Layouts are chosen once for the same model, machine and records: what is kept leads to the same steps, and
+/// new records lead to another choice.
+#[test]
+fn chosen_layouts_are_kept() {
+    let (_, graph) = network_of_images();
+    let target = host::target();
+    let plain = lower(&graph, false, &target).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::new(Some(&folder.path().join("cache"))).unwrap();
+    let n_kept = || {
+        let names = std::fs::read_dir(folder.path().join("cache")).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with("text-")).count()
+    };
+    let layouts = |records: &Records, threads: usize| -> Vec<String> {
+        let making = Making { cache: &cache, for_runs: false };
+        let compiled = compile_known(plain.clone(), &target, threads, records, making).unwrap();
+        compiled.fused.tasks().iter().map(|(workload, _)| workload.to_string()).collect()
+    };
+    let chosen = layouts(&Records::default(), 1);
+    assert_eq!(n_kept(), 1);
+    assert_eq!(layouts(&Records::default(), 1), chosen);
+    assert_eq!(n_kept(), 1);
+    layouts(&Records::default(), 2);
+    assert_eq!(n_kept(), 2, "other threads, another choice");
+
+    let database = Database::new(Some(&folder.path().join("records.db"))).unwrap();
+    let records = || database.records().unwrap();
+    assert_eq!(layouts(&records(), 1), chosen);
+    assert_eq!(n_kept(), 2, "no database is as good as no records");
+    let record = include_str!("../../tune/tests/data/records-v1.jsonl").lines().next().unwrap();
+    database.import(Cursor::new(record), "a record", &()).unwrap();
+    assert_eq!(layouts(&records(), 1), chosen, "a record of something else");
+    assert_eq!(n_kept(), 3, "records may say more");
 }
 
 /// A convolution that reads blocks and writes plain channels takes as much as the slower of those that do not

@@ -137,6 +137,11 @@ impl Cache {
         cache
     }
 
+    /// Whether what it is asked for is collected.
+    pub fn is_collecting(&self) -> bool {
+        self.used.is_some()
+    }
+
     /// Whether there is any use in asking for an entry.
     fn is_asked(&self) -> bool {
         self.folder.is_some() || self.used.is_some() || !self.given.is_empty()
@@ -224,6 +229,25 @@ impl Cache {
             }
             _ => Ok(program),
         }
+    }
+
+    /// Text that these texts determine, from the cache or from `make`.
+    ///
+    /// # Errors
+    /// Those of making it.
+    pub fn text<E>(
+        &self,
+        determined_by: &[&dyn Display],
+        make: impl FnOnce() -> Result<String, E>,
+    ) -> Result<String, E> {
+        if !self.is_asked() {
+            return make();
+        }
+        let name = name("text", determined_by);
+        if let Some(known) = self.get(&name).and_then(|bytes| String::from_utf8(bytes).ok()) {
+            return Ok(known);
+        }
+        make().inspect(|text| self.put(&name, text.as_bytes()))
     }
 
     /// Number that these texts determine, from the cache or from `make`; `None` if `make` has none.

@@ -1,7 +1,7 @@
 //! Choice of a kernel's configuration: the best recorded one, or a guess of the machine's model.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::cell::{OnceCell, RefCell};
+use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -158,7 +158,7 @@ impl Best {
     /// # Errors
     /// If the space has changed since it was recorded.
     pub fn choice(&self, workload: &Workload, target: &Target, threads: usize) -> Result<Choice, Error> {
-        let task = Task::new(setting(workload, target, threads), Some(&self.template)).map_err(Error::input)?;
+        let task = Task::declared(setting(workload, target, threads), Some(&self.template)).map_err(Error::input)?;
         let config = task.space.config_from_json(&self.config).map_err(|error| {
             Error::input(format!("{error} (the space has changed since it was recorded: tune {workload} again)"))
         })?;
@@ -177,6 +177,10 @@ pub struct Records {
     /// Command that starts workers, which check what others have tuned before its first use.
     worker: Option<WorkerCommand>,
     asked: RefCell<HashMap<Question, (Option<Best>, PassedOver)>>,
+    /// Names of workloads that the database may have records of; within, `None` where they are too many.
+    listed: OnceCell<Option<HashSet<String>>>,
+    /// Whether answers were given ahead of what is recorded.
+    has_answers: bool,
     /// Whether what others have tuned may be used, by workload and target.
     admitted: RefCell<HashMap<(String, String), bool>>,
 }
@@ -198,6 +202,9 @@ pub struct Answer {
     /// Median time of a run in nanoseconds.
     pub median_ns: f64,
 }
+
+/// Names of workloads up to which a database's are listed, so that those that are not there cost no query.
+const MOST_LISTED: usize = 10_000;
 
 /// A workload's text, a target's name, threads and a template.
 type Question = (String, String, usize, Option<String>);
@@ -266,18 +273,30 @@ impl Records {
         };
         let n_threads = threads_in_records(threads);
         let refuse = |error| database.refuse(error);
+        if self.listed.get().is_none() {
+            let _ = self.listed.set(store.workloads(MOST_LISTED).map_err(refuse)?);
+        }
+        let listed = self.listed.get().and_then(Option::as_ref);
+        if listed.is_some_and(HashSet::is_empty) {
+            return Ok((None, PassedOver::default()));
+        }
+        let text = workload.to_string();
+        let may_be_there = listed.is_none_or(|listed| listed.contains(&text));
         let faster = |a: Option<Best>, b: Option<Best>| {
             a.into_iter().chain(b).min_by(|a, b| a.median_ns.total_cmp(&b.median_ns))
         };
-        let (mut best, mut passed_over) = known_best(store, workload, target, n_threads, template).map_err(refuse)?;
+        let (mut best, mut passed_over) = match may_be_there {
+            true => known_best(store, workload, target, n_threads, template).map_err(refuse)?,
+            false => Default::default(),
+        };
         let representative = workload.representative();
         if representative != *workload {
             let (other, rejected) = self.local(&representative, target, threads, template)?;
             best = faster(best, other);
             passed_over += rejected;
         }
-        if best.is_none() {
-            for class in store.classes_of(&workload.to_string(), target, n_threads).map_err(refuse)? {
+        if best.is_none() && may_be_there {
+            for class in store.classes_of(&text, target, n_threads).map_err(refuse)? {
                 best = faster(best, known_best(store, workload, &class, n_threads, template).map_err(refuse)?.0);
             }
         }
@@ -293,13 +312,28 @@ impl Records {
     /// Has answers ahead of what is recorded. Those of other targets, or of configurations that a template no
     /// longer has, change nothing.
     #[must_use]
-    pub fn knowing(self, answers: &[Answer]) -> Records {
+    pub fn knowing(mut self, answers: &[Answer]) -> Records {
+        self.has_answers |= !answers.is_empty();
         for Answer { workload, target, threads, template, config, median_ns } in answers {
             let question = (workload.clone(), target.clone(), *threads, None);
             let best = Best::unnamed(template.clone(), config.clone(), *median_ns);
             self.asked.borrow_mut().insert(question, (Some(best), PassedOver::default()));
         }
         self
+    }
+
+    /// Text that changes with the answers there are, as far as it can be told without asking: not where a
+    /// store is shared, or answers were given ahead of what is recorded.
+    ///
+    /// # Errors
+    /// If the database cannot be read.
+    pub fn state(&self) -> Result<Option<String>, Error> {
+        let is_shared = self.database.as_ref().is_some_and(|database| database.shared().is_some());
+        match (&self.store, &self.database) {
+            _ if is_shared || self.has_answers => Ok(None),
+            (Some(store), Some(database)) => store.state().map(Some).map_err(|error| database.refuse(error)),
+            _ => Ok(Some(String::new())),
+        }
     }
 
     /// Answers that were given so far, in the order of their workloads.

@@ -1,6 +1,7 @@
 //! The store against real files: sharing, damage, limits and work.
 #![allow(missing_docs)]
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -327,6 +328,30 @@ fn recorded_spaces_are_listed_once_each() {
     store.insert(&[Record { threads: 2, ..record(3) }, record(4)], 0.0).unwrap();
     let task = |threads| TaskKey { workload: WORKLOAD.into(), target: TARGET.into(), template: "gemm".into(), threads };
     assert_eq!(store.tasks().unwrap(), [task(1), task(2)]);
+}
+
+/// Workloads that are not listed cost no query, and choices of one state are made anew in another.
+#[test]
+fn a_store_lists_its_workloads_and_tells_when_it_changes() {
+    let mut store = in_memory();
+    assert_eq!(store.workloads(1).unwrap(), Some(HashSet::new()));
+    let mut states = vec![store.state().unwrap()];
+    store.insert(&records(0..3), 0.0).unwrap();
+    states.push(store.state().unwrap());
+    store.insert(&records(0..3), 0.0).unwrap();
+    assert_eq!(store.state().unwrap(), states[1], "nothing is new");
+    for median_ns in [9.0, 8.0] {
+        store.set_winner(&winner(1, median_ns)).unwrap();
+        states.push(store.state().unwrap());
+    }
+    assert_eq!(states.iter().collect::<HashSet<_>>().len(), states.len(), "{states:?}");
+    let workload = record(0).workload;
+    assert!(store.workloads(1).unwrap().unwrap().contains(&workload));
+    assert_eq!(store.workloads(0).unwrap(), None);
+    // Under the name that an earlier version gave it, it is found by today's.
+    let earlier = Record { workload: format!("{workload},exact=1"), ..record(7) };
+    store.insert(&[earlier], 0.0).unwrap();
+    assert!(store.workloads(2).unwrap().unwrap().contains(&workload));
 }
 
 #[test]

@@ -375,7 +375,8 @@ fn template_facts(name: &str, validator: &Validator, records: &[Record]) -> Temp
     };
     // A template that this version does not have, or another machine's, says nothing of its parameters.
     let recorded = own.first().filter(|record| is_own(&record.workload)).and_then(|_| space_of(name, &own));
-    let Some(space) = validator.space().or(recorded.as_ref()) else { return facts };
+    let known = validator.space().filter(|space| space.enumerate().is_ok());
+    let Some(space) = known.or(recorded.as_ref()) else { return facts };
     let trials: Vec<_> = own.iter().filter_map(|record| record.trial(space).ok()).collect();
     if let Some(found) = importance(space, &trials, 0) {
         facts.r_squared = Some(found.r_squared);

@@ -16,6 +16,7 @@ mod tests;
 mod value;
 
 use std::collections::HashSet;
+use std::sync::OnceLock;
 
 use rand::{Rng, RngExt};
 use serde_json::{Map, Value as Json, json};
@@ -64,6 +65,13 @@ pub struct Space {
     constraints: Vec<Constraint>,
     /// Positions of the parameters that each constraint reads.
     reads: Vec<Vec<usize>>,
+    /// Numbers of the legal configurations, once they are enumerated.
+    numbering: OnceLock<Numbering>,
+}
+
+/// Numbers of the legal configurations of a space: of each component, the last one counting fastest.
+#[derive(Debug, Clone)]
+struct Numbering {
     components: Vec<Component>,
     size: u128,
 }
@@ -114,15 +122,60 @@ impl Space {
     /// follows a prefix of their combinations, once for prefixes that leave the same of all constraints; at
     /// most 2^26.
     pub fn new(name: &str, parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Result<Space, SpaceError> {
+        let space = Space::declare(name, parameters, constraints)?;
+        space.enumerate()?;
+        Ok(space)
+    }
+
+    /// The space of these parameters under these constraints, not enumerated yet: enough to read
+    /// configurations and their values. [`Space::enumerate`] does it, or the first call that needs it.
+    ///
+    /// # Errors
+    /// [`SpaceError`], the template's fault: names or values that occur twice, a parameter without values, or
+    /// a constraint that reads an unknown parameter.
+    ///
+    /// # Cost
+    /// O(values and constraints).
+    pub fn declare(name: &str, parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Result<Space, SpaceError> {
         let axes = axes(parameters)?;
         let reads = constraints.iter().map(|c| positions(&axes, c)).collect::<Result<Vec<_>, _>>()?;
-        let components = components(&axes, &constraints, &reads)?;
-        let product = |size: u128, component: &Component| size.checked_mul(component.len().into());
-        let size = components
-            .iter()
-            .try_fold(1u128, product)
-            .ok_or_else(|| SpaceError::TooLarge { parameters: axes.iter().map(|axis| axis.name.clone()).collect() })?;
-        Ok(Space { name: name.into(), axes, constraints, reads, components, size })
+        Ok(Space { name: name.into(), axes, constraints, reads, numbering: OnceLock::new() })
+    }
+
+    /// Enumerates the legal configurations, where that has not been done.
+    ///
+    /// # Errors
+    /// [`SpaceError`], the template's fault: no legal configuration, more than 2^128 configurations, or tied
+    /// parameters with too many combinations to enumerate. All other functions rely on there being none.
+    ///
+    /// # Cost
+    /// As for [`Space::new`].
+    pub fn enumerate(&self) -> Result<(), SpaceError> {
+        if self.numbering.get().is_none() {
+            let components = components(&self.axes, &self.constraints, &self.reads)?;
+            let product = |size: u128, component: &Component| size.checked_mul(component.len().into());
+            let size = components.iter().try_fold(1u128, product).ok_or_else(|| SpaceError::TooLarge {
+                parameters: self.axes.iter().map(|axis| axis.name.clone()).collect(),
+            })?;
+            let _ = self.numbering.set(Numbering { components, size });
+        }
+        Ok(())
+    }
+
+    /// Whether the legal configurations are enumerated.
+    pub fn is_enumerated(&self) -> bool {
+        self.numbering.get().is_some()
+    }
+
+    fn numbering(&self) -> &Numbering {
+        if let Err(error) = self.enumerate() {
+            panic!("invariant: space {} can be enumerated: {error}", self.name);
+        }
+        self.numbering.get().expect("invariant: it was enumerated")
+    }
+
+    fn components(&self) -> &[Component] {
+        &self.numbering().components
     }
 
     /// The part of the space in which a parameter has this rank; `None` if it is empty. Its configurations
@@ -191,8 +244,8 @@ impl Space {
             values.contains(&v.iter().map(|&value| value.clone()).collect::<Vec<_>>())
         });
         let diagram = Diagram::of_list(&listed, self.axes.len());
-        self.size = diagram.len.into();
-        self.components = vec![Component::Tied(diagram)];
+        let size = diagram.len.into();
+        self.numbering = Numbering { components: vec![Component::Tied(diagram)], size }.into();
         self.reads.push((0..self.axes.len()).collect());
         self.constraints.push(constraint);
         Ok(self)
@@ -205,7 +258,7 @@ impl Space {
 
     /// The exact number of legal configurations, at least 1.
     pub fn size(&self) -> u128 {
-        self.size
+        self.numbering().size
     }
 
     /// The number of combinations of values, constraints aside; `None` where it is beyond 2^128.
@@ -272,9 +325,9 @@ impl Space {
     /// # Panics
     /// If `index` is not below [`Space::size`].
     pub fn config_at(&self, mut index: u128) -> Config {
-        assert!(index < self.size, "invariant: index {index} below the space's size {}", self.size);
+        assert!(index < self.size(), "invariant: index {index} below the space's size {}", self.size());
         let mut ranks = vec![0; self.axes.len()].into_boxed_slice();
-        for component in self.components.iter().rev() {
+        for component in self.components().iter().rev() {
             let len = u128::from(component.len());
             component.write((index % len) as u64, &mut ranks);
             index /= len;
@@ -287,7 +340,7 @@ impl Space {
         if config.0.len() != self.axes.len() {
             return None;
         }
-        self.components.iter().try_fold(0, |index, component| {
+        self.components().iter().try_fold(0, |index, component| {
             Some(index * u128::from(component.len()) + u128::from(component.index_of(&config.0)?))
         })
     }
@@ -299,7 +352,7 @@ impl Space {
 
     /// A legal configuration, each with the same probability.
     pub fn sample(&self, rng: &mut (impl Rng + ?Sized)) -> Config {
-        self.config_at(rng.random_range(0..self.size))
+        self.config_at(rng.random_range(0..self.size()))
     }
 
     /// Finds the ranks that a parameter has in those legal configurations all of whose ranks are allowed;
@@ -317,7 +370,7 @@ impl Space {
             found
         };
         let mut possible = Vec::new();
-        for component in &self.components {
+        for component in self.components() {
             let axes = match component {
                 Component::Free { axis, .. } => std::slice::from_ref(axis),
                 Component::Tied(diagram) => &diagram.order,
@@ -339,7 +392,7 @@ impl Space {
     /// If a rank is not below [`Space::n_values`].
     pub fn nearest(&self, config: &Config) -> Config {
         let mut ranks = config.0.clone();
-        for component in &self.components {
+        for component in self.components() {
             match component {
                 Component::Free { axis, len } => assert!(ranks[*axis] < *len, "invariant: a feasible rank"),
                 Component::Tied(diagram) if diagram.index_of(&ranks).is_some() => {}
@@ -490,7 +543,7 @@ impl Space {
         object.insert("parameters".into(), self.axes.iter().map(Axis::describe).collect());
         object.insert("constraints".into(), self.constraints.iter().map(constraint).collect());
         let number = |n: u128| u64::try_from(n).map_or_else(|_| Json::from(n as f64), Json::from);
-        object.insert("size".into(), number(self.size));
+        object.insert("size".into(), number(self.size()));
         object.insert("combinations".into(), self.n_combinations().map_or(Json::Null, number));
         Json::Object(object)
     }
@@ -506,8 +559,7 @@ impl Product {
     /// # Errors
     /// As for [`Space::new`].
     pub fn new(name: &str, parameters: Vec<Parameter>) -> Result<Product, SpaceError> {
-        let (axes, components) = (axes(parameters)?, Vec::new());
-        Ok(Product(Space { name: name.into(), axes, constraints: Vec::new(), reads: Vec::new(), components, size: 1 }))
+        Ok(Product(Space::declare(name, parameters, Vec::new())?))
     }
 
     /// The rank of the value that this JSON stands for, if it is one of the parameter's.

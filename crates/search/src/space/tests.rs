@@ -1,4 +1,6 @@
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 use rand::SeedableRng;
@@ -22,6 +24,31 @@ fn small() -> Space {
     let constraints =
         vec![Constraint::new("registers", "mr * nr <= 256", &["nr", "mr"], |v| v[0].int() * v[1].int() <= 256)];
     Space::new("small", parameters, constraints).unwrap()
+}
+
+/// A space that is declared reads configurations as the whole one does, and asks a constraint about no other.
+#[test]
+fn declared_spaces_read_configurations_before_they_are_enumerated() {
+    let n_asked = Arc::new(AtomicU64::new(0));
+    let parameters = vec![Parameter::ordinal("a", 1..=1000), Parameter::ordinal("b", 1..=1000)];
+    let asked = Arc::clone(&n_asked);
+    let constraint = Constraint::new("sum", "a + b = 1000", &["a", "b"], move |v| {
+        asked.fetch_add(1, Ordering::Relaxed);
+        v[0].int() + v[1].int() == 1000
+    });
+    let space = Space::declare("lazy", parameters.clone(), vec![constraint]).unwrap();
+    let config = space.config_from_json(&json!({"a": 1, "b": 999})).unwrap();
+    assert!(space.config_from_json(&json!({"a": 1, "b": 998})).is_err());
+    assert_eq!(space.int(&config, "b"), 999);
+    assert!(!space.is_enumerated() && n_asked.load(Ordering::Relaxed) == 2);
+    assert!(space.contains(&config));
+    assert_eq!(space.size(), 999);
+    assert!(space.is_enumerated());
+
+    let never = Constraint::new("never", "a > 1000", &["a"], |v| v[0].int() > 1000);
+    let empty = Space::declare("empty", parameters, vec![never]).unwrap();
+    assert!(empty.config_from_json(&json!({"a": 1, "b": 1})).is_err());
+    assert!(matches!(empty.enumerate(), Err(SpaceError::NothingLegal { .. })));
 }
 
 fn check_size(parameters: Vec<Parameter>, expected: u128) {

@@ -125,6 +125,10 @@ const TRIALS: &str = "SELECT * FROM tasks JOIN trials ON trials.task = tasks.id"
 const TASKS: &str = "
 SELECT id, template FROM tasks WHERE workload IN (?1, ?5) AND target = ?2 AND threads = ?3 AND (?4 IS NULL OR template = ?4)";
 
+const STATE: &str = "
+SELECT format('%d %d %d %d %.17g', (SELECT max(id) FROM tasks), (SELECT max(id) FROM trials), count(*),
+    max(unix_time), total(median_ns)) FROM winners";
+
 const WINNERS: &str = "SELECT * FROM tasks JOIN winners ON winners.task = tasks.id";
 
 /// The trials of a space that are faster than `?2`, the fastest first.
@@ -409,6 +413,31 @@ impl Store {
             }
         }
         Ok(keys)
+    }
+
+    /// Names of workloads that records may be of, for all targets; `None` where they are more than `most`.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn workloads(&self, most: usize) -> Result<Option<HashSet<String>>, StoreError> {
+        let mut statement = self.connection.prepare("SELECT DISTINCT workload FROM tasks LIMIT ?1")?;
+        let names = statement.query_map([most as i64 + 1], |row| row.get(0))?;
+        let mut names: HashSet<String> = names.collect::<Result<_, _>>()?;
+        if names.len() > most {
+            return Ok(None);
+        }
+        let now: Vec<String> =
+            names.iter().filter_map(|name| name.strip_suffix(SAYS_NOTHING)).map(Into::into).collect();
+        names.extend(now);
+        Ok(Some(names))
+    }
+
+    /// Text that changes with every new task, trial and winner.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn state(&self) -> Result<String, StoreError> {
+        Ok(self.connection.query_row(STATE, [], |row| row.get(0))?)
     }
 
     /// The trials of a workload that can be true, of one template or of all, in the order in which they were

@@ -119,15 +119,14 @@ impl Validator {
     }
 
     /// The validator of records of a workload that name this target, threads and template; `machine` is the
-    /// target where it is known, as this machine is, and the space with it.
-    ///
-    /// # Cost
-    /// The time of making the space, where the machine is known.
+    /// target where it is known, as this machine is, and the space with it, which is not enumerated.
     pub fn new(workload: &Workload, target: &str, threads: u32, template: &str, machine: Option<Target>) -> Validator {
         let setting = machine.map(|target| Setting { workload: workload.clone(), target, n_threads: threads as usize });
         let space = match setting.filter(|_| (1..=MOST_THREADS).contains(&threads)) {
             None => Known::Nothing,
-            Some(setting) => Task::new(setting, Some(template)).map_or(Known::Absent, |task| Known::Space(task.space)),
+            Some(setting) => {
+                Task::declared(setting, Some(template)).map_or(Known::Absent, |task| Known::Space(task.space))
+            }
         };
         Validator { space, least_ns: least_ns(workload, target, threads.into()) }
     }
@@ -137,7 +136,7 @@ impl Validator {
         self.least_ns
     }
 
-    /// The space, where it is known.
+    /// The space, where it is known; it need not be enumerated.
     pub fn space(&self) -> Option<&Arc<Space>> {
         match &self.space {
             Known::Space(space) => Some(space),
@@ -228,6 +227,8 @@ mod tests {
             Task::new(Setting { workload: workload.clone(), target: target.clone(), n_threads: 1 }, None).unwrap();
         let config = task.space.config_to_json(&task.space.config_at(0));
         let mut passed_over = PassedOver::default();
+        let is_enumerated =
+            |validator: &Validator| matches!(&validator.space, Known::Space(space) if space.is_enumerated());
         for (validator, config, ns, expected) in [
             (&here, &config, Some(1e5), None),
             (&here, &config, None, None),
@@ -242,6 +243,7 @@ mod tests {
         ] {
             let found = validator.reject_reason(config, ns);
             assert_eq!(found, expected, "{config} {ns:?}");
+            assert!(!is_enumerated(validator), "to enumerate the space takes longer than all else of a look-up");
             found.into_iter().for_each(|reason| passed_over.count(reason));
         }
         assert_eq!(

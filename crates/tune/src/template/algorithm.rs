@@ -32,7 +32,7 @@ pub fn is_choice<P>(problem: &P, algorithms: &[Algorithm<P>]) -> bool {
 /// not have keep their first value; the others keep to its values.
 pub fn space<P>(name: &str, s: &Setting, problem: &P, algorithms: &[Algorithm<P>]) -> Result<Space, SpaceError> {
     let (parameters, constraints) = declarations(s, problem, algorithms);
-    Space::new(name, parameters, constraints)
+    Space::declare(name, parameters, constraints)
 }
 
 /// Parameters and constraints of such a space.

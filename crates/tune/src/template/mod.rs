@@ -27,7 +27,7 @@ pub struct Template {
     pub text: &'static str,
     /// Whether it has configurations for a workload on a machine.
     pub serves: fn(&Setting) -> bool,
-    /// The space for a task.
+    /// The space for a task, declared, not enumerated.
     pub space: fn(&Setting) -> Result<Space, SpaceError>,
     /// The schedule of a configuration of that space.
     pub steps: fn(&Setting, &Space, &Config) -> Vec<Step>,
@@ -175,7 +175,9 @@ fn too_large(template: &Template, setting: &Setting, error: SpaceError) -> TaskE
     }
     let would_do = |name: &&str| {
         let workload = workload.with_size(name, MODEST_SIZE);
-        workload.is_some_and(|workload| (template.space)(&Setting { workload, ..setting.clone() }).is_ok())
+        workload.is_some_and(|workload| {
+            (template.space)(&Setting { workload, ..setting.clone() }).and_then(|space| space.enumerate()).is_ok()
+        })
     };
     let mut names: Vec<&str> = large().filter(would_do).collect();
     let link = if names.is_empty() { " and " } else { " or " };
@@ -193,6 +195,16 @@ impl Task {
     /// # Errors
     /// [`TaskError`] if there is no such template for the operator, or its space cannot be built.
     pub fn new(setting: Setting, template: Option<&str>) -> Result<Task, TaskError> {
+        let task = Task::declared(setting, template)?;
+        task.space.enumerate().map_err(|error| too_large(task.template, &task.setting, error))?;
+        Ok(task)
+    }
+
+    /// The task as by [`Task::new`], whose space is not enumerated: enough for a configuration that is known.
+    ///
+    /// # Errors
+    /// [`TaskError`] if there is no such template for the operator.
+    pub fn declared(setting: Setting, template: Option<&str>) -> Result<Task, TaskError> {
         if setting.workload.is_family() && setting.target.gpu.is_some() {
             let (workload, target) = (setting.workload.label(), setting.target.name());
             return Err(TaskError::FamilyOnGpu { workload, target });
@@ -207,7 +219,7 @@ impl Task {
             workload: setting.workload.label(),
             known: serving.iter().map(|t| t.name).collect::<Vec<_>>().join(", "),
         })?;
-        let space = (template.space)(&setting).map_err(|error| too_large(template, &setting, error))?;
+        let space = (template.space)(&setting)?;
         Ok(Task { setting, template, space: Arc::new(space) })
     }
 

@@ -77,7 +77,7 @@ fn space(setting: &Setting) -> Result<Space, SpaceError> {
         let weights = format!("({k} // k[0]) * c[1] * r[1] * s[1]");
         constraints.push(gpu::shared_bytes(setting, &[input, weights], &parameters));
     }
-    Space::new("conv-4-4-4-2-2-2", parameters, constraints)
+    Space::declare("conv-4-4-4-2-2-2", parameters, constraints)
 }
 
 /// The schedule of a configuration on a GPU.

@@ -26,7 +26,7 @@ pub const GPU_NEST: Template = Template {
     space: |s| {
         let parameters = parameters(s);
         let constraints = constraints(&parameters);
-        Space::new("gpu-nest", parameters, constraints)
+        Space::declare("gpu-nest", parameters, constraints)
     },
     steps: |s, space, config| scheduled(s, &Choices::of(space, config)),
     estimate: Some(estimate),

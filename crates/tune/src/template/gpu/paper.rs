@@ -85,7 +85,7 @@ fn depthwise_space(s: &Setting) -> Result<Space, SpaceError> {
     let elements = [format!("{channels} * {rows} * {columns}"), format!("{channels} * {}", r * taps)];
     let mut constraints = threads(s, &["q[2]", "p[2]", "k[2]"], &parameters);
     constraints.push(shared_bytes(s, &elements, &parameters));
-    Space::new("depthwise-4-4-4", parameters, constraints)
+    Space::declare("depthwise-4-4-4", parameters, constraints)
 }
 
 fn depthwise_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
@@ -113,7 +113,7 @@ fn unshared_space(s: &Setting) -> Result<Space, SpaceError> {
     let all = format!("{each} and k[2] * p[2] * q[2] <= {MOST_ELEMENTS}");
     let mut constraints = threads(s, &["q[1]", "p[1]", "k[1]"], &parameters);
     constraints.push(super::constraint("elements", &all, &parameters));
-    Space::new("conv-3-3-3", parameters, constraints)
+    Space::declare("conv-3-3-3", parameters, constraints)
 }
 
 fn unshared_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {

@@ -75,7 +75,7 @@ fn space(name: &str, s: &Setting, k_parts: usize) -> Result<Space, SpaceError> {
         let elements = [("m", p.m), ("n", p.n)].map(|(f, n)| format!("({n} // {f}[0]) * {depth}{products}"));
         constraints.push(gpu::shared_bytes(s, &elements, &parameters));
     }
-    Space::new(name, parameters, constraints)
+    Space::declare(name, parameters, constraints)
 }
 
 /// The schedule of a configuration on a GPU.

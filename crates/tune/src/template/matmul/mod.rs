@@ -39,7 +39,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
     let p = Product::of(s);
     let (mut parameters, constraints) = algorithm::declarations(s, &p, ALGORITHMS);
     if !dot::applies_to_few_rows(&p) {
-        return Space::new("matmul", parameters, constraints);
+        return Space::declare("matmul", parameters, constraints);
     }
     if !algorithm::is_choice(&p, ALGORITHMS) {
         parameters.insert(0, Parameter::categorical(algorithm::CHOICE, &[blocked::BLOCKED.name]));
@@ -53,7 +53,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
     for parameter in parameters.iter_mut().filter(|p| of_blocked.iter().all(|b| b.name != p.name)) {
         parameter.optional = true;
     }
-    Space::new("matmul", parameters, constraints)
+    Space::declare("matmul", parameters, constraints)
 }
 
 /// Geometric mean of an estimate over the members that stand for a family; the estimate of another workload.

@@ -70,7 +70,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
             |v| v[1].text().starts_with(v[0].text()),
         ));
     }
-    Space::new("packed", parameters, constraints)
+    Space::declare("packed", parameters, constraints)
 }
 
 /// Estimated cycles of the busiest thread.

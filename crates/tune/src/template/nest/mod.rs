@@ -67,7 +67,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         parameters.push(Parameter::categorical("threads", shares));
         parameters.push(Parameter::ordinal("pieces", [1, 2, 4, 8]));
     }
-    Space::new("nest", parameters, Vec::new())
+    Space::declare("nest", parameters, Vec::new())
 }
 
 /// Cycles of the busiest thread.
