@@ -2,7 +2,8 @@
 
 use std::io::{BufRead, BufReader, Read};
 
-use tilewright_search::{RecordedSpace, SpaceError};
+use serde_json::Value as Json;
+use tilewright_search::SpaceError;
 
 use crate::format::{Description, FORMATS, Format, names_of_formats};
 use crate::json::{Fault, MOST_BYTES, Reader, unpacked};
@@ -93,6 +94,9 @@ pub enum ReadError {
         /// Oddities that may explain it.
         reasons: String,
     },
+    /// Winners without times, where times are wanted.
+    #[error("these are winners without times (`tune --transfer` begins with them, `predict train` learns from them)")]
+    NoTimes,
     /// Several tasks, where a single one is wanted.
     #[error("results of {n_tasks} tasks: {tasks} (choose one with --task, by its number or a part of its text)")]
     Tasks {
@@ -123,13 +127,13 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// The spaces of all tasks but one that have results, for [`carried_over`](crate::carried_over).
+    /// The best configurations of all tasks but one, for [`carried_over`](crate::carried_over).
     ///
     /// # Errors
-    /// As [`Results::space`].
-    pub fn others(&self, task: &Task) -> Result<Vec<RecordedSpace>, ReadError> {
-        let others = self.results.iter().filter(|results| results.task != *task && results.best().is_some());
-        others.map(|results| results.space("other")).collect()
+    /// As [`Results::best_config`].
+    pub fn others(&self, task: &Task) -> Result<Vec<Json>, ReadError> {
+        let others = self.results.iter().filter(|results| results.task != *task);
+        others.filter_map(|results| results.best_config().transpose()).collect()
     }
 
     /// Finds the results of a task by its number, counted from 1, by its text or by a part that only it has;
@@ -226,7 +230,11 @@ pub fn read(
 pub fn detect(file: &[u8]) -> Result<&'static Format, ReadError> {
     let mut found: Option<&'static Format> = None;
     let mut reader = Reader::new(file)?;
-    let sign = |sign: &str| FORMATS.iter().position(|format| format.signs.contains(&sign));
+    let sign = |sign: &str| {
+        let is_number = !sign.is_empty() && sign.bytes().all(|byte| byte.is_ascii_digit());
+        let sign = if is_number { Format::A_NUMBER } else { sign };
+        FORMATS.iter().position(|format| format.signs.contains(&sign))
+    };
     loop {
         match reader.peek() {
             Err(fault) => return Err(reader.error(fault)),

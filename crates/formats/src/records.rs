@@ -13,21 +13,22 @@ use crate::rows::Sheets;
 const UNKNOWN: &str = "unknown";
 
 /// The records of results that were read in this format. Those of our own tasks are as they were recorded;
-/// of others the workload is the name of the format with the task's text.
+/// of others the workload is the name of the format with the task's text. A winner whose time nobody recorded
+/// is no record.
 pub fn records<'a>(format: &'a str, results: &'a Results) -> impl Iterator<Item = Line> + 'a {
     let Task { kernel, device, .. } = &results.task;
     let text = |name| results.task.field(name).and_then(|value| value.as_str().map(str::to_owned));
     let threads = results.task.field(THREADS).and_then(|value| value.as_u64()).and_then(|n| u32::try_from(n).ok());
     let workload = text(WORKLOAD).unwrap_or_else(|| format!("{format}:{}", results.task.text()));
     let device = if device.is_empty() { UNKNOWN } else { device };
-    results.rows.iter().enumerate().map(move |(at, row)| {
+    results.rows.iter().enumerate().filter_map(move |(at, row)| {
         let record = Record {
             workload: without_controls(&workload),
             target: without_controls(device),
             template: without_controls(kernel),
             threads: threads.filter(|n| *n > 0).unwrap_or(1),
             config: results.config(row),
-            outcome: row.outcome.clone(),
+            outcome: row.outcome.clone()?,
             seconds: row.seconds,
             steps: String::new(),
             search: format.to_owned(),
@@ -41,7 +42,7 @@ pub fn records<'a>(format: &'a str, results: &'a Results) -> impl Iterator<Item 
             conditions: Conditions::default(),
             is_imported: false,
         };
-        Line { record, winner: None }
+        Some(Line { record, winner: None })
     })
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Map, Value as Json};
 use tilewright_search::space::Product;
 use tilewright_search::{Config, Domain, Outcome, Parameter, RecordedSpace, Seconds, Space, Trial};
 
+use crate::format::records::WORKLOAD;
 use crate::read::ReadError;
 
 /// Task of a tuner: a kernel for a problem on a device.
@@ -26,6 +27,16 @@ impl Task {
     pub fn field(&self, name: &str) -> Option<Json> {
         let (_, text) = self.problem.iter().find(|(known, _)| known == name)?;
         serde_json::from_str(text).ok()
+    }
+
+    /// Rows of the problem: its field `M`, or the size `m` of a workload of ours.
+    pub(crate) fn n_rows(&self) -> Option<u64> {
+        let of_workload = || {
+            let workload = self.field(WORKLOAD)?;
+            let (_, sizes) = workload.as_str()?.split_once(':')?;
+            sizes.split(',').find_map(|size| size.strip_prefix("m=")?.parse().ok())
+        };
+        self.field("M").and_then(|rows| rows.as_u64()).or_else(of_workload)
     }
 
     /// Adds a field to the problem.
@@ -122,12 +133,20 @@ pub struct Values {
 pub struct Row {
     /// Index of each parameter's value.
     pub places: Box<[u32]>,
-    /// Outcome; of several measurements the median of those that succeeded.
-    pub outcome: Outcome,
+    /// Outcome, of several measurements the median of those that succeeded; none of a winner whose time
+    /// nobody recorded.
+    pub outcome: Option<Outcome>,
     /// Seconds of building, running and checking, as far as they are known.
     pub seconds: Seconds,
     /// Time of the measurement, in seconds since 1970; 0 where that is unknown.
     pub unix_time: u64,
+}
+
+impl Row {
+    /// The outcome, in formats of times.
+    pub(crate) fn expect_outcome(&self) -> &Outcome {
+        self.outcome.as_ref().expect("invariant: winners without times were refused")
+    }
 }
 
 /// Results of a tuner for a task.
@@ -153,11 +172,17 @@ impl Results {
         Json::Object(values.collect::<Map<_, _>>())
     }
 
-    /// The fastest row; `None` where every one failed.
+    /// The row that is known as the winner, else the fastest; `None` where every one failed.
     pub fn best(&self) -> Option<&Row> {
-        let time_ns = |row: &Row| row.outcome.cost();
-        let best = self.rows.iter().min_by(|a, b| time_ns(a).total_cmp(&time_ns(b)))?;
-        best.outcome.timing().map(|_| best)
+        let winner = self.rows.iter().find(|row| row.outcome.is_none());
+        let time_ns = |row: &Row| row.outcome.as_ref().map_or(f64::INFINITY, Outcome::cost);
+        let fastest = || self.rows.iter().min_by(|a, b| time_ns(a).total_cmp(&time_ns(b)));
+        winner.or_else(|| fastest().filter(|row| time_ns(row).is_finite()))
+    }
+
+    /// Whether there is a time or a failure for each row, not only the news that it won.
+    pub fn has_outcomes(&self) -> bool {
+        self.rows.iter().all(|row| row.outcome.is_some())
     }
 
     /// Makes the recorded space of these results.
@@ -168,7 +193,7 @@ impl Results {
     /// all else categories.
     ///
     /// # Errors
-    /// If there is nothing to find, or the parameters make no space.
+    /// If there is nothing to find, nothing but winners without times, or the parameters make no space.
     pub fn space(&self, name: &str) -> Result<RecordedSpace, ReadError> {
         let reasons = || {
             if self.notes.is_empty() { String::new() } else { format!(" ({})", self.notes.join("; ")) }
@@ -179,6 +204,28 @@ impl Results {
         if self.best().is_none() {
             return Err(ReadError::NothingValid { n_rows: self.rows.len(), reasons: reasons() });
         }
+        let outcomes: Option<Vec<Outcome>> = self.rows.iter().map(|row| row.outcome.clone()).collect();
+        let outcomes = outcomes.ok_or(ReadError::NoTimes)?;
+        let (space, configs) = self.listed(name)?;
+        let trials = configs.into_iter().zip(outcomes).map(|(config, outcome)| Trial { config, outcome });
+        Ok(RecordedSpace::new(Arc::new(space), trials).with_notes(self.notes.clone()))
+    }
+
+    /// The best configuration with the parameters of [`Results::space`], to be [carried over](carried_over);
+    /// `None` where there is none.
+    ///
+    /// # Errors
+    /// If the parameters make no space.
+    pub fn best_config(&self) -> Result<Option<Json>, ReadError> {
+        let Some(best) = self.best() else { return Ok(None) };
+        let (task, parameters, rows) = (self.task.clone(), self.parameters.clone(), vec![best.clone()]);
+        let only = Results { task, parameters, rows, n_rows: 1, notes: Vec::new() };
+        let (space, configs) = only.listed("best")?;
+        Ok(configs.first().map(|config| space.config_to_json(config)))
+    }
+
+    /// The space of the rows' configurations, and the configuration of each row.
+    fn listed(&self, name: &str) -> Result<(Space, Vec<Config>), ReadError> {
         // A value that is listed but never occurs stays one of the parameter's.
         let mut axes = Vec::new();
         for (column, Values { name, values }) in self.parameters.iter().enumerate() {
@@ -209,29 +256,25 @@ impl Results {
         let product = Product::new(name, parameters.collect())?;
         let ranks: Vec<Vec<u64>> =
             axes.iter().enumerate().map(|(at, axis)| axis.feasible.ranks(&product, at)).collect();
-        let trial = |row: &Row| {
+        let config = |row: &Row| {
             let rank = |(axis, ranks): (&Axis, &Vec<u64>)| {
                 let place = row.places[axis.column] as usize;
                 ranks[axis.places.as_ref().map_or(place, |places| places[place])]
             };
             let config: Box<[u64]> = axes.iter().zip(&ranks).map(rank).collect();
-            Trial { config: Config::new(config), outcome: row.outcome.clone() }
+            Config::new(config)
         };
-        let trials: Vec<Trial> = self.rows.iter().map(trial).collect();
-        let space = product.only(trials.iter().map(|trial| &trial.config))?;
-        Ok(RecordedSpace::new(Arc::new(space), trials).with_notes(self.notes.clone()))
+        let configs: Vec<Config> = self.rows.iter().map(config).collect();
+        Ok((product.only(&configs)?, configs))
     }
 }
 
-/// The best configurations of other recorded spaces with the same parameters, carried over into this one, the
-/// nearest legal ones; each once.
-pub fn carried_over(into: &Space, others: &[RecordedSpace]) -> Vec<Config> {
+/// The best configurations of other results with the same parameters, carried over into a space, the nearest
+/// legal ones; each once.
+pub fn carried_over(into: &Space, others: &[Json]) -> Vec<Config> {
     let mut found: Vec<Config> = Vec::new();
     for other in others {
-        let outcomes = other.outcomes();
-        let best = outcomes.iter().filter(|(_, outcome)| outcome.timing().is_some());
-        let best = best.min_by(|(_, a), (_, b)| a.cost().total_cmp(&b.cost()));
-        let config = best.and_then(|(config, _)| into.nearest_to_json(&other.space().config_to_json(config)));
+        let config = into.nearest_to_json(other);
         found.extend(config.filter(|config| !found.contains(config)));
     }
     found

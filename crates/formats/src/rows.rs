@@ -170,7 +170,8 @@ pub(crate) struct Rows {
     parameters: Known,
     /// Index of the row of each configuration, by its values' indices.
     at_config: HashMap<Box<[u32]>, usize>,
-    /// Outcomes of each configuration, in order, and the circumstances of the first measurement.
+    /// Outcomes of each configuration, in order, none of a winner whose time is unknown, and the
+    /// circumstances of the first measurement.
     measured: Vec<(Vec<Outcome>, Circumstances)>,
     n_rows: u64,
     n_kept: usize,
@@ -258,6 +259,19 @@ impl Rows {
     /// # Errors
     /// If there are more rows or parameters than are read.
     pub(crate) fn add(&mut self, config: Config, reading: Reading, of: Circumstances) -> Result<(), ReadError> {
+        self.enter(config, Some(reading), of)
+    }
+
+    /// Adds the row at hand, of which nothing is known but that it won; or leaves it out where its
+    /// configuration is none.
+    ///
+    /// # Errors
+    /// As [`Rows::add`].
+    pub(crate) fn add_winner(&mut self, config: Config) -> Result<(), ReadError> {
+        self.enter(config, None, Circumstances::default())
+    }
+
+    fn enter(&mut self, config: Config, reading: Option<Reading>, of: Circumstances) -> Result<(), ReadError> {
         if config.is_empty() && (self.parameters != Known::All || self.columns.is_empty()) {
             self.leave_out("there are no parameters");
             return Ok(());
@@ -283,17 +297,18 @@ impl Rows {
         if self.n_kept > most {
             return Err(ReadError::TooMany { limit: most });
         }
-        if let Some((what, found)) = reading.oddity {
+        let (outcome, oddity) = reading.map_or((None, None), |reading| (Some(reading.outcome), reading.oddity));
+        if let Some((what, found)) = oddity {
             self.oddities.add(what, || format!("{place}: {}", brief(&found)));
         }
         match self.at_config.entry(config) {
             Entry::Vacant(entry) => {
                 entry.insert(self.measured.len());
-                self.measured.push((vec![reading.outcome], of));
+                self.measured.push((outcome.into_iter().collect(), of));
             }
             Entry::Occupied(entry) => {
                 self.oddities.add(MEASURED_AGAIN, || place);
-                self.measured[*entry.get()].0.push(reading.outcome);
+                self.measured[*entry.get()].0.extend(outcome);
             }
         }
         Ok(())
@@ -360,15 +375,16 @@ impl Rows {
     }
 }
 
-/// Combines several measurements of a configuration: the median of those that succeeded.
-fn of_repeated(mut outcomes: Vec<Outcome>) -> Outcome {
+/// Combines several measurements of a configuration: the median of those that succeeded. None of no
+/// measurement.
+fn of_repeated(outcomes: Vec<Outcome>) -> Option<Outcome> {
     if outcomes.len() > 1 {
         let medians: Vec<f64> = outcomes.iter().filter_map(|outcome| Some(outcome.timing()?.median_ns)).collect();
         if !medians.is_empty() {
-            return Outcome::Measured(Timing::of_samples(&medians, false));
+            return Some(Outcome::Measured(Timing::of_samples(&medians, false)));
         }
     }
-    outcomes.swap_remove(0)
+    outcomes.into_iter().next()
 }
 
 /// The rows of several tasks in one file.

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tilewright_formats::{
-    Description, FORMATS, Format, Recorded, Results, Task, check_writable, named, read, records, table, write,
+    Description, FORMATS, Format, Recorded, Results, Task, carried_over, check_writable, named, read, records, table,
+    write,
 };
-use tilewright_search::ErrorClass;
+use tilewright_search::{ErrorClass, Parameter, Space};
 
 fn corpus() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/corpus/foreign")
@@ -39,7 +40,10 @@ fn outcomes(all: &[Results]) -> BTreeMap<(String, String), (Option<ErrorClass>, 
             // What a row lacks is null where others have it.
             let mut config = results.config(row);
             config.as_object_mut().unwrap().retain(|_, value| !value.is_null());
-            ((results.task.text(), config.to_string()), (row.outcome.class(), row.outcome.cost()))
+            (
+                (results.task.text(), config.to_string()),
+                row.outcome.as_ref().map_or((None, f64::NAN), |outcome| (outcome.class(), outcome.cost())),
+            )
         };
         results.rows.iter().map(row).collect::<Vec<_>>()
     };
@@ -73,7 +77,7 @@ fn files_are_known_by_what_stands_in_them() {
         let rows = || recorded.results.iter().flat_map(|results| &results.rows);
         let found = (recorded.format.name, recorded.results.len(), rows().count());
         assert_eq!(found, (format, n_tasks, n_rows), "{name}: {:?}", recorded.notes);
-        assert_eq!(rows().filter(|row| row.outcome.timing().is_some()).count(), n_valid, "{name}");
+        assert_eq!(rows().filter(|row| row.outcome.as_ref().unwrap().timing().is_some()).count(), n_valid, "{name}");
         assert_eq!(recorded.notes, [""; 0], "{name}");
         recorded.results[0].space("space").unwrap_or_else(|e| panic!("{name}: {e}"));
     }
@@ -84,7 +88,7 @@ fn times_and_parameters_are_what_the_files_say() {
     let best = |name: &str| {
         let results = &read_file(name).results[0];
         let row = results.best().unwrap();
-        (results.task.to_string(), results.config(row), row.outcome.cost())
+        (results.task.to_string(), results.config(row), row.outcome.as_ref().unwrap().cost())
     };
     let (task, config, ns) = best("autotvm.log");
     assert_eq!(
@@ -125,7 +129,8 @@ fn errors_of_autotvm_are_our_classes() {
     };
     let text = (0..9).map(line).collect::<Vec<_>>().join("\n");
     let recorded = read("log", text.as_bytes(), None, None).unwrap();
-    let classes: Vec<Option<ErrorClass>> = recorded.results[0].rows.iter().map(|row| row.outcome.class()).collect();
+    let classes: Vec<Option<ErrorClass>> =
+        recorded.results[0].rows.iter().map(|row| row.outcome.as_ref().unwrap().class()).collect();
     assert_eq!(classes[0], None);
     assert_eq!(classes[1..], ErrorClass::ALL.map(Some));
     assert_eq!(recorded.results[0].notes, [""; 0]);
@@ -166,6 +171,12 @@ fn what_is_written_is_read_back() {
         let Ok(recorded) = read("space", &bytes, None, None) else { continue };
         for format in FORMATS.iter().filter(|format| format.is_written()) {
             if check_writable(format, &recorded.results).is_err() {
+                continue;
+            }
+            if WINNERS.contains(&format.name) {
+                let again = read("space", &written(format, &recorded.results), None, Some(format)).unwrap();
+                assert_eq!(winners(&again), winners(&recorded), "{name} as {}", format.name);
+                n_written += 1;
                 continue;
             }
             let text = written(format, &recorded.results);
@@ -220,13 +231,111 @@ fn what_is_not_written_is_refused() {
     let refused = |format: &str, results: &[Results]| {
         write(named(format).unwrap(), results, &mut Vec::new()).unwrap_err().to_string()
     };
-    assert_eq!(refused("ktt", &cache), "ktt is not written; there are kernel-tuner, t4, autotvm, triton, records");
+    assert_eq!(
+        refused("ktt", &cache),
+        "ktt is not written; there are kernel-tuner, t4, autotvm, triton, vllm, helion, records"
+    );
     let two = [cache.clone(), read_file("t4.json").results].concat();
     assert_eq!(
         refused("t4", &two),
         "t4 has one task in a file, and these are 2: scale,problem_size=4096 on cpu; t4 (choose one with --task)"
     );
     assert_eq!(refused("t4", &[]), "there are no results to write");
+}
+
+/// Formats of configurations that won, without their times.
+const WINNERS: &[&str] = &["vllm", "helion"];
+
+/// Best configurations of a file, in the order of their texts.
+fn winners(recorded: &Recorded) -> Vec<String> {
+    let best = |results: &Results| Some(results.config(results.best()?).to_string());
+    let mut found: Vec<String> = recorded.results.iter().filter_map(best).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn tables_of_winners_have_no_times() {
+    let name = "E=8,N=7168,device_name=Example_GPU,dtype=fp8_w8a8,block_shape=[128,128]";
+    let vllm = read(name, &file(&format!("{name}.json")), None, None).unwrap();
+    assert_eq!((vllm.format.name, vllm.results.len(), vllm.notes.len()), ("vllm", 4, 0));
+    let first = &vllm.results[0];
+    let task = r#"fused_moe,E=8,N=7168,dtype="fp8_w8a8",block_shape=[128,128],M=1 on Example_GPU"#;
+    assert_eq!(first.task.to_string(), task);
+    assert_eq!(first.best_config().unwrap().unwrap()["BLOCK_SIZE_K"], json!(128));
+
+    // What is learned from are the winners, and they begin a search; nothing else is known.
+    assert_eq!(table(&vllm.results, &[]).unwrap().n_rows, 4);
+    let parameters = |name: &str, values: &[i64]| Parameter::ordinal(name, values.iter().copied());
+    let space = Space::new(
+        "moe",
+        vec![
+            parameters("BLOCK_SIZE_M", &[16, 32, 64]),
+            parameters("BLOCK_SIZE_N", &[32, 64, 128]),
+            parameters("BLOCK_SIZE_K", &[64, 128]),
+            parameters("GROUP_SIZE_M", &[1, 16]),
+            parameters("num_warps", &[4, 8]),
+            parameters("num_stages", &[3, 4]),
+        ],
+        Vec::new(),
+    );
+    // The first task is the one at hand; of the last one the nearest configuration is taken.
+    assert_eq!(carried_over(&space.unwrap(), &vllm.others(&first.task).unwrap()).len(), 3);
+    assert!(first.space("moe").unwrap_err().to_string().starts_with("these are winners without times ("));
+    assert_eq!(records("vllm", first).count(), 0);
+    let refused = |format: &str, results: &[Results]| {
+        write(named(format).unwrap(), results, &mut Vec::new()).unwrap_err().to_string()
+    };
+    let no_times = "t4 has times, and these are winners without any; there are vllm, helion";
+    assert_eq!(refused("t4", &vllm.results), no_times);
+
+    // Which one of several tasks is the winner of so many rows is not guessed.
+    let two = [vllm.results.clone(), vllm.results.clone()].concat();
+    let why = "vllm has one configuration for each number of rows M, and there ";
+    assert!(refused("vllm", &two).starts_with(&format!("{why}are two of fused_moe,E=8,")));
+    let of_helion = read_file("helion.json").results;
+    assert_eq!(refused("vllm", &of_helion), format!("{why}is none of helion (choose one with --task)"));
+    assert!(refused("helion", &vllm.results).starts_with("helion has one task in a file, and these are 4: "));
+}
+
+/// `helion.Config.load` reads what stands in its own files, and the task of an entry of its cache is known.
+#[test]
+fn configurations_of_helion_are_read_from_both_of_its_files() {
+    let saved = read_file("helion.json");
+    let results = &saved.results[0];
+    let document: Json = serde_json::from_slice(&file("helion.json")).unwrap();
+    assert_eq!((saved.format.name, results.config(results.best().unwrap())), ("helion", document.clone()));
+    let text = written(named("helion").unwrap(), &saved.results);
+    assert_eq!(serde_json::from_slice::<Json>(&text).unwrap(), document);
+    let cached = read_file("helion.best_config");
+    let results = &cached.results[0];
+    let task = r#"helion,specialization_key="((torch.float16, 'cuda', (512, 512)),)" on Example GPU"#;
+    assert_eq!((cached.format.name, results.task.to_string().as_str()), ("helion", task));
+    assert_eq!(results.config(results.best().unwrap())["block_sizes"], json!([64, 64]));
+    for cut in [r#"{"block_sizes": [64,"#, r#"{"block_sizes": [64]"#] {
+        let why = read("cut", cut.as_bytes(), None, None).unwrap_err().to_string();
+        assert!(why.ends_with("the file ends within something"), "half a configuration is none: {why}");
+    }
+}
+
+/// Rows of our own products are their `m`, and the fastest of what was measured is the winner.
+#[test]
+fn winners_of_measured_results_are_written() {
+    let line = |m: u64, tile: u64, ns: f64| {
+        json!({
+            "workload": format!("matmul:m={m},n=64,k=64"), "target": "x86_64/a/512", "template": "matmul",
+            "threads": 1, "config": {"mr": tile},
+            "outcome": {"class": "no_error", "median_ns": ns, "min_ns": ns, "spread": 0.1, "n_samples": 3,
+                        "stopped_early": false},
+            "seconds": {"build": 0.1, "run": 0.2, "verify": 0.3}, "steps": "", "search": "random", "seed": 7,
+            "trial": 0, "version": "0.2.0", "toolchain": "none", "unix_time": 1_800_000_000,
+        })
+        .to_string()
+    };
+    let lines = [line(128, 4, 9.0), line(16, 2, 5.0), line(16, 8, 3.0)].join("\n");
+    let ours = read("records", lines.as_bytes(), None, None).unwrap();
+    let text = written(named("vllm").unwrap(), &ours.results);
+    assert_eq!(String::from_utf8(text).unwrap(), "{\n    \"16\": {\"mr\":8},\n    \"128\": {\"mr\":4}\n}\n");
 }
 
 /// `triton.Config(**config)` takes the arguments of the kernel apart from its own.
@@ -422,13 +531,14 @@ fn small_files() -> Vec<Vec<u8>> {
     static FILES: std::sync::OnceLock<Vec<Vec<u8>>> = std::sync::OnceLock::new();
     let small = || {
         let files = files().into_iter().map(|(_, bytes)| bytes).filter(|bytes| bytes.len() < 1500);
-        let written = FORMATS.iter().filter(|format| format.is_written());
-        let written = written.map(written_small);
+        let written = FORMATS.iter().filter_map(written_small);
         files.chain(written).collect()
     };
     FILES.get_or_init(small).clone()
 }
 
-fn written_small(format: &Format) -> Vec<u8> {
-    written(format, &read_file("kernel_tuner_cache.json").results)
+/// A small file of a format, where a cache of Kernel Tuner can be written as such.
+fn written_small(format: &Format) -> Option<Vec<u8>> {
+    let results = read_file("kernel_tuner_cache.json").results;
+    check_writable(format, &results).is_ok().then(|| written(format, &results))
 }

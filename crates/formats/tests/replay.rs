@@ -295,7 +295,8 @@ fn files_of_other_tuners_are_read_and_what_is_odd_is_told() {
     }
     let all_failed = "none of its 24 configurations was measured successfully";
     refused(&foreign("kt-all-failed"), all_failed);
-    let formats = "there are kernel-tuner, clblast, t4, ktt, autotvm, ansor, metaschedule, triton, records";
+    let formats =
+        "there are kernel-tuner, clblast, t4, ktt, autotvm, ansor, metaschedule, triton, vllm, helion, records";
     let no_json = "no JSON (tables and specifications of kernels are for `predict`)";
     refused(b"a,b\n1,2\n", &format!("{no_json}; {formats}"));
     refused(
@@ -401,7 +402,8 @@ fn files_that_end_anywhere_are_read_up_to_there() {
 #[test]
 fn bad_files_are_refused_with_the_place() {
     let refused_rows = |rows: Json, expected: &str| refused(t4(rows).to_string().as_bytes(), expected);
-    let formats = "there are kernel-tuner, clblast, t4, ktt, autotvm, ansor, metaschedule, triton, records";
+    let formats =
+        "there are kernel-tuner, clblast, t4, ktt, autotvm, ansor, metaschedule, triton, vllm, helion, records";
     refused(b"", &format!("an empty file; {formats}"));
     refused(b" \n", &format!("an empty file; {formats}"));
     refused(b"{}", &format!("JSON of an unknown kind; {formats}"));

@@ -6,7 +6,9 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::path::Path;
 
-use tilewright_formats::{Collection, Format, MOST_BYTES, Recorded, detect, is_foreign, name_of, named, read, records};
+use tilewright_formats::{
+    Collection, Format, MOST_BYTES, ReadError, Recorded, detect, is_foreign, name_of, named, read, records,
+};
 use tilewright_ir::op::{Workload, WorkloadError};
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_tune::record::{Exported, Imported, Line, RecordError, RejectReason, read_lines};
@@ -66,6 +68,9 @@ impl Database {
         }
         let lines = recorded.results.iter().flat_map(|results| records(recorded.format.name, results));
         let text: String = lines.map(|line| line.to_text() + "\n").collect();
+        if text.is_empty() {
+            return Err(Error::input(format!("{name}: {}", ReadError::NoTimes)));
+        }
         self.import_once(text.as_bytes(), name, observer)
     }
 

@@ -108,8 +108,8 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
             let is_split = value.as_array().is_some_and(|sizes| !sizes.is_empty() && sizes.iter().all(Json::is_i64));
             json!([name, if is_split { "sp" } else { "ot" }, value])
         });
-        let (costs, error) = match row.outcome.class() {
-            None => (row.outcome.cost() / UNIT_NS, 0),
+        let (costs, error) = match row.expect_outcome().class() {
+            None => (row.expect_outcome().cost() / UNIT_NS, 0),
             Some(class) => {
                 let at = ErrorClass::ALL.iter().position(|known| *known == class);
                 (FAILED_S, at.expect("invariant: all classes are listed") + 1)

@@ -149,13 +149,13 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
         let mut entry: Map<String, Json> =
             values.map(|(parameter, &at)| (parameter.name.clone(), parameter.values[at as usize].clone())).collect();
         let key = entry.values().map(in_python).collect::<Vec<_>>().join(",");
-        match row.outcome.timing() {
+        match row.expect_outcome().timing() {
             Some(timing) => {
                 let time = timing.median_ns / MILLISECONDS_NS;
                 entry.extend([(OBJECTIVE.into(), time.into()), ("times".into(), json!([time]))]);
             }
             None => {
-                let failure = row.outcome.class().map(failure_of);
+                let failure = row.expect_outcome().class().map(failure_of);
                 entry.extend([(ERROR.into(), failure.into())]);
             }
         }

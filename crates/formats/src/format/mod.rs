@@ -3,6 +3,7 @@
 mod ansor;
 mod autotvm;
 mod clblast;
+mod helion;
 mod kernel_tuner;
 mod ktt;
 mod metaschedule;
@@ -10,7 +11,9 @@ pub(crate) mod records;
 mod t1;
 mod t4;
 mod triton;
+mod vllm;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
 
@@ -21,6 +24,7 @@ use tilewright_search::RecordedSpace;
 
 pub use t1::Description;
 
+use crate::outcome::brief;
 use crate::read::{Found, Input, ReadError};
 use crate::results::{Results, Task};
 
@@ -39,7 +43,7 @@ pub struct Format {
     pub what: &'static str,
     /// Contents that are read, or other use of the files.
     pub read_for: &'static str,
-    /// Names of members that tell it, or [`Format::A_LIST`].
+    /// Names of members that tell it, [`Format::A_LIST`] or [`Format::A_NUMBER`].
     pub(crate) signs: &'static [&'static str],
     /// Whether what tells it may stand in files of a format further down as well.
     pub(crate) is_doubtful: bool,
@@ -55,7 +59,14 @@ enum Writer {
     Document(WriteTask),
     /// Lines of any tasks.
     Lines(WriteTask),
+    /// A file with the best configuration of a task.
+    Winner(WriteTask),
+    /// A file with the best configurations of tasks, each with its key.
+    Winners(WriteWinners),
 }
+
+/// Writes configurations, each with its number of rows.
+type WriteWinners = fn(&[(u64, Json)], &mut dyn Write) -> io::Result<()>;
 
 /// Writes what is recorded of a task.
 type WriteTask = fn(&Results, &mut dyn Write) -> io::Result<()>;
@@ -63,10 +74,17 @@ type WriteTask = fn(&Results, &mut dyn Write) -> io::Result<()>;
 impl Format {
     /// The sign of files that are a list.
     pub(crate) const A_LIST: &'static str = "[";
+    /// The sign of files whose members are called by numbers.
+    pub(crate) const A_NUMBER: &'static str = "0";
 
     /// Whether it is written.
     pub fn is_written(&self) -> bool {
         self.writer.is_some()
+    }
+
+    /// Whether what is written has configurations without times.
+    fn holds_winners(&self) -> bool {
+        matches!(self.writer, Some(Writer::Winner(_) | Writer::Winners(_)))
     }
 
     /// Whether files of it have results.
@@ -174,6 +192,26 @@ pub static FORMATS: &[Format] = &[
         writer: Some(Writer::Document(triton::write)),
     },
     Format {
+        name: "vllm",
+        what: "vLLM's and SGLang's tables of tuned kernels, as of `fused_moe`",
+        read_for: "winners, by number of rows",
+        signs: &["triton_version", Format::A_NUMBER],
+        is_doubtful: false,
+        takes_description: false,
+        read: vllm::read,
+        writer: Some(Writer::Winners(vllm::write)),
+    },
+    Format {
+        name: "helion",
+        what: "configurations of Helion, saved or `*.best_config`",
+        read_for: "winners",
+        signs: &["block_sizes", "flat_config"],
+        is_doubtful: false,
+        takes_description: false,
+        read: helion::read,
+        writer: Some(Writer::Winner(helion::write)),
+    },
+    Format {
         name: "records",
         what: "records of ours, as JSON lines",
         read_for: "everything",
@@ -214,6 +252,23 @@ pub enum WriteError {
         /// The first of them.
         tasks: String,
     },
+    /// Winners without times, in a format of times.
+    #[error(
+        "{name} has times, and these are winners without any; there are {}",
+        names_of_formats(Format::holds_winners)
+    )]
+    NoTimes {
+        /// The name of the format.
+        name: &'static str,
+    },
+    /// Tasks without a number of rows, or several of one, in a format that tells its tasks by it.
+    #[error("{name} has one configuration for each number of rows M, and {problem} (choose one with --task)")]
+    Key {
+        /// The name of the format.
+        name: &'static str,
+        /// Task in question, and what is wrong with it.
+        problem: String,
+    },
     /// No results.
     #[error("there are no results to write")]
     Nothing,
@@ -227,8 +282,13 @@ pub enum WriteError {
 /// # Errors
 /// [`WriteError`].
 pub fn write(format: &Format, results: &[Results], out: &mut dyn Write) -> Result<(), WriteError> {
-    let write = writer(format, results)?;
-    results.iter().try_for_each(|results| Ok(write(results, out)?))
+    check_writable(format, results)?;
+    match format.writer.as_ref().expect("invariant: it was checked") {
+        Writer::Document(write) | Writer::Lines(write) | Writer::Winner(write) => {
+            results.iter().try_for_each(|results| Ok(write(results, out)?))
+        }
+        Writer::Winners(write) => Ok(write(&keyed(format.name, results)?, out)?),
+    }
 }
 
 /// Checks that these results can be written in a format.
@@ -236,23 +296,41 @@ pub fn write(format: &Format, results: &[Results], out: &mut dyn Write) -> Resul
 /// # Errors
 /// [`WriteError`].
 pub fn check_writable(format: &Format, results: &[Results]) -> Result<(), WriteError> {
-    writer(format, results).map(drop)
-}
-
-fn writer(format: &Format, results: &[Results]) -> Result<WriteTask, WriteError> {
     let name = format.name;
     let writer = format.writer.as_ref().ok_or(WriteError::NotWritten { name })?;
-    if results.iter().all(|results| results.rows.is_empty()) {
+    let is_there = |results: &Results| match format.holds_winners() {
+        true => results.best().is_some(),
+        false => !results.rows.is_empty(),
+    };
+    if !results.iter().any(is_there) {
         return Err(WriteError::Nothing);
     }
+    if !format.holds_winners() && !results.iter().all(Results::has_outcomes) {
+        return Err(WriteError::NoTimes { name });
+    }
     match (writer, results) {
-        (Writer::Lines(write), _) | (Writer::Document(write), [_]) => Ok(*write),
-        (Writer::Document(_), several) => {
+        (Writer::Lines(_), _) | (Writer::Document(_) | Writer::Winner(_), [_]) => Ok(()),
+        (Writer::Winners(_), _) => keyed(name, results).map(drop),
+        (Writer::Document(_) | Writer::Winner(_), several) => {
             let tasks: Vec<String> = several.iter().take(4).map(|results| results.task.to_string()).collect();
             let more = if several.len() > 4 { "; …" } else { "" };
             Err(WriteError::Tasks { name, n_tasks: several.len(), tasks: tasks.join("; ") + more })
         }
     }
+}
+
+/// The best configurations of tasks by their numbers of rows, in ascending order.
+fn keyed(name: &'static str, results: &[Results]) -> Result<Vec<(u64, Json)>, WriteError> {
+    let mut found: BTreeMap<u64, Json> = BTreeMap::new();
+    for results in results {
+        let Some(best) = results.best() else { continue };
+        let refuse = |what: &str| WriteError::Key { name, problem: brief(&format!("{what} {}", results.task)) };
+        let key = results.task.n_rows().ok_or_else(|| refuse("there is none of"))?;
+        if found.insert(key, results.config(best)).is_some() {
+            return Err(refuse("there are two of"));
+        }
+    }
+    Ok(found.into_iter().collect())
 }
 
 /// Writes everything recorded of a space as T4 results, in its order, packed by gzip if asked for. `about`

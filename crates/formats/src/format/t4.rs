@@ -325,9 +325,9 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
     let mut about = vec![("kernel_name", task.kernel.as_str().into()), ("device_name", task.device.as_str().into())];
     about.extend(PROBLEM.iter().filter_map(|name| Some((*name, task.field(name)?))));
     let entries = results.rows.iter().map(|row| {
-        let Row { outcome, seconds, unix_time, .. } = row;
+        let Row { seconds, unix_time, .. } = row;
         let unix_time = Some(*unix_time).filter(|time| *time > 0);
-        Entry { config: results.config(row), outcome, seconds: *seconds, unix_time }
+        Entry { config: results.config(row), outcome: row.expect_outcome(), seconds: *seconds, unix_time }
     });
     write_entries(out, entries, &about)
 }

@@ -89,8 +89,10 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
         config.extend(options);
         // JSON has no infinity, but Python's has.
         let infinite = || "Infinity".to_owned();
-        let time =
-            row.outcome.timing().map_or_else(infinite, |t| Json::from(t.median_ns / MILLISECONDS_NS).to_string());
+        let time = row
+            .expect_outcome()
+            .timing()
+            .map_or_else(infinite, |t| Json::from(t.median_ns / MILLISECONDS_NS).to_string());
         let comma = if at == 0 { "" } else { "," };
         write!(out, "{comma}\n[{}, [{time}, {time}, {time}]]", Json::Object(config))?;
     }

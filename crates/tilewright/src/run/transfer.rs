@@ -139,8 +139,8 @@ pub(super) fn best_of_file(path: &Path, space: &Space, observer: &dyn Observer) 
         |reason: &dyn std::fmt::Display| Error::setting(Setting::Transfer, format!(": {}: {reason}", path.display()));
     let bytes = crate::file::read(path, "results of a tuner, such as a cache of Kernel Tuner's")?;
     let read = read(&name_of(path), &bytes, None, None).map_err(|error| refuse(&error))?;
-    let with_best = read.results.iter().filter(|results| results.best().is_some());
-    let others = with_best.map(|results| results.space("other")).collect::<Result<Vec<_>, _>>();
+    let others =
+        read.results.iter().filter_map(|results| results.best_config().transpose()).collect::<Result<Vec<_>, _>>();
     let configs = carried_over(space, &others.map_err(|error| refuse(&error))?);
     if configs.is_empty() {
         let names = space.names().collect::<Vec<_>>().join(", ");

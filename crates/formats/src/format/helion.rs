@@ -1,0 +1,59 @@
+//! Configurations of Helion: one saved by `helion.Config.save`, or an entry of its cache, `*.best_config`,
+//! which has the configuration as a text and the key that it was tuned for.
+//!
+//! # Source
+//! `helion/runtime/config.py` and `helion/autotuner/local_cache.py`.
+
+use std::io::{self, Write};
+
+use serde_json::{Map, Value as Json};
+
+use super::task_of;
+use crate::json::Reader;
+use crate::read::{Found, Input, ReadError};
+use crate::results::Results;
+use crate::rows::{Config, Rows, read_value};
+
+/// Name of the members of an entry that have the configuration and its key.
+const CONFIG: &str = "config";
+const KEY: &str = "key";
+/// Ending of the names of entries.
+const ENDING: &str = ".best_config";
+/// Fields of the key that say for what an entry was tuned: the device, and types and sizes of arguments.
+const DEVICE: &str = "hardware";
+const ARGUMENTS: &str = "specialization_key";
+
+/// Reads the one configuration that a file has.
+pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+    let mut members = Config::new();
+    let mut reader = Reader::new(input.file)?;
+    let read = reader.object(|reader, name| {
+        members.push((name, read_value(reader)?));
+        Ok(())
+    });
+    if let Err(fault) = read {
+        return Err(reader.error(fault));
+    }
+    let member = |name: &str| members.iter().rfind(|(known, _)| known == name)?.1.as_ref();
+    let fields = member(KEY).and_then(|key| key.get("fields"));
+    let kernel = input.name.strip_suffix(ENDING).unwrap_or(input.name);
+    let mut task = task_of(kernel, None, fields.and_then(|fields| fields.get(DEVICE)));
+    let arguments = fields.and_then(|fields| fields.get(ARGUMENTS));
+    task = arguments.into_iter().fold(task, |task, arguments| task.with(ARGUMENTS, arguments));
+    let entry: Option<Map<String, Json>> = member(CONFIG).and_then(Json::as_str).and_then(|text| {
+        let Ok(Json::Object(config)) = serde_json::from_str(text) else { return None };
+        Some(config)
+    });
+    let config = entry.map(|config| config.into_iter().map(|(name, value)| (name, Some(value))).collect());
+    let mut rows = Rows::new(task, None, Vec::new());
+    rows.begin("the configuration".to_owned());
+    rows.add_winner(config.unwrap_or(members))?;
+    Ok((vec![rows.results()], Vec::new()))
+}
+
+/// Writes the best configuration as `helion.Config.load` reads it.
+pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
+    let best = results.best().expect("invariant: there is one, which was checked");
+    serde_json::to_writer_pretty(&mut *out, &results.config(best))?;
+    writeln!(out)
+}
