@@ -27,9 +27,16 @@ const FAMILIES: [&str; 12] = [
     "heads_matmul:b=2,m=5,n=8,k=1..19,hb=1,hc=1",
 ];
 
-fn task(text: &str, target: &str, n_threads: usize) -> Task {
+/// Those of open columns that dot products along the reduction compute too.
+const FAMILIES_OF_DOTS: [&str; 3] = [
+    "batch_matmul:b=2,m=3,n=16..64/16,k=21,tb=1,epilogue=linear(0.125;0)",
+    "heads_matmul:b=2,m=1,n=4..28/4,k=19,tb=1,hb=1",
+    "dense:m=5,n=6..33/3,k=33",
+];
+
+fn task(text: &str, target: &str, n_threads: usize, template: Option<&str>) -> Task {
     let (workload, target) = (Workload::parse(text).unwrap(), Target::named(target).unwrap());
-    Task::new(Setting { workload, target, n_threads }, None).unwrap()
+    Task::new(Setting { workload, target, n_threads }, template).unwrap()
 }
 
 /// Rows that an argument has at a size: those of the member's buffer of the same name, in order.
@@ -90,8 +97,10 @@ fn sizes(workload: &Workload) -> Vec<Vec<i64>> {
 fn families_compute_what_their_members_do_at_every_size() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(31);
     let n_configs = std::env::var("TILEWRIGHT_CONFIGS").map_or(3, |n| n.parse().unwrap());
-    for (text, n_threads) in FAMILIES.into_iter().flat_map(|text| [(text, 1), (text, 2)]) {
-        let task = task(text, if n_threads == 1 { "x86-64-v4" } else { "x86-64-v3" }, n_threads);
+    let of_dots = FAMILIES_OF_DOTS.into_iter().map(|text| (text, Some("matmul-dot")));
+    let all = FAMILIES.into_iter().map(|text| (text, None)).chain(of_dots);
+    for ((text, template), n_threads) in all.flat_map(|family| [(family, 1), (family, 2)]) {
+        let task = task(text, if n_threads == 1 { "x86-64-v4" } else { "x86-64-v3" }, n_threads, template);
         let workload = &task.setting.workload;
         for _ in 0..n_configs {
             let config = task.space.sample(&mut rng);
@@ -122,7 +131,7 @@ fn families_compute_what_their_members_do_at_every_size() {
 fn tails_of_register_tiles_are_unrolled() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
     for text in ["dense:m=1..512,n=768,k=768,const=w,epilogue=bias", "matmul:m=1..300,n=100,k=60,const=b"] {
-        let task = task(text, "x86-64-v4", 1);
+        let task = task(text, "x86-64-v4", 1, None);
         for config in task.guesses(1).into_iter().take(4).chain((0..8).map(|_| task.space.sample(&mut rng))) {
             let lowered = lower(&task.program(&config).unwrap());
             let is_register = |b: &tilewright_ir::BufferId| lowered.buffer(*b).scope == tilewright_ir::Scope::Register;

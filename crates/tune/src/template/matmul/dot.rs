@@ -40,8 +40,17 @@ fn multiplies_as_read(p: &Product) -> bool {
 fn applies(p: &Product) -> bool {
     // A factor of one column or row lies along the reduction in any case.
     let lies_along = |is_k_last: bool, n: i64| is_k_last || n == 1;
-    let has_few = !p.is_family && p.m.min(p.n) <= MOST_OF_FEWER;
-    multiplies_as_read(p) && has_few && lies_along(p.a.is_k_last(), p.m) && lies_along(p.b.is_k_last(), p.n)
+    // Of open sizes, columns may be in whole tiles.
+    let (is_whole, n_few) = match p.open {
+        [None, None, None] => (true, p.m.min(p.n)),
+        [None, Some(_), None] => (true, p.m),
+        _ => (false, 0),
+    };
+    multiplies_as_read(p)
+        && is_whole
+        && n_few <= MOST_OF_FEWER
+        && lies_along(p.a.is_k_last(), p.m)
+        && lies_along(p.b.is_k_last(), p.n)
 }
 
 /// Whether it applies to some number of rows.
@@ -61,7 +70,7 @@ fn parallel_loops(p: &Product) -> &'static [&'static str] {
 fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     let mut parameters = vec![
         Parameter::ordinal("tile_m", tiles(p.m)),
-        Parameter::ordinal("tile_n", tiles(p.n)),
+        Parameter::ordinal("tile_n", tiles(p.n).filter(|tile| p.open[1].is_none_or(|step| step % tile == 0))),
         Parameter::categorical("tiles", &["jr-ir", "ir-jr"]),
         Parameter::ordinal("unroll_k", [1, 2, 4]),
     ];

@@ -84,10 +84,8 @@ struct Product {
     batch: Option<i64>,
     /// Rows; the most of them, where runs say how many.
     m: i64,
-    /// Whether runs say a size.
-    is_family: bool,
-    /// Whether runs say how many columns there are, and how many terms a sum has.
-    is_open: [bool; 2],
+    /// Distances of neighbouring numbers of rows, of columns and of terms of a sum, where runs say these.
+    open: [Option<i64>; 3],
     n: i64,
     k: i64,
     /// The factor of rows.
@@ -155,24 +153,8 @@ impl Product {
             _ => None,
         };
         let factor_bytes = copied.map_or(factor_bytes, |dtype| dtype.bytes() as i64);
-        let is_family = w.is_family();
-        let is_open = ["n", "k"].map(|size| w.open_sizes().any(|(name, _)| name == size));
-        Product {
-            loops: Contraction::LOOPS,
-            batch,
-            m,
-            is_family,
-            is_open,
-            n,
-            k,
-            a,
-            b,
-            sum,
-            has_epilogue,
-            factor_bytes,
-            dot,
-            copied,
-        }
+        let open = ["m", "n", "k"].map(|size| w.open_sizes().find(|(name, _)| *name == size).map(|(_, r)| r.step));
+        Product { loops: Contraction::LOOPS, batch, m, open, n, k, a, b, sum, has_epilogue, factor_bytes, dot, copied }
     }
 
     /// Steps of the sum that one multiply-add of vectors takes.
@@ -180,9 +162,14 @@ impl Product {
         self.dot.and_then(Tensor::dot_steps).unwrap_or(1)
     }
 
+    /// Whether runs say a size.
+    fn is_family(&self) -> bool {
+        self.open.iter().any(Option::is_some)
+    }
+
     /// Work that threads may share.
     fn work(&self) -> Work {
-        let (results, is_family) = (self.batch.unwrap_or(1), self.is_family);
+        let (results, is_family) = (self.batch.unwrap_or(1), self.is_family());
         Work { results, rows: self.m, columns: self.n, sum: self.k, is_family }
     }
 

@@ -102,7 +102,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     pack_b.extend((!p.b.is_k_last() && p.dot.is_none() && p.copied.is_none()).then_some("none"));
     pack_b.extend((p.batch.is_none() || p.b.is_constant).then_some("whole"));
     // Open columns and sums end where a run says, in a tail of each block.
-    let [has_open_columns, has_open_sum] = p.is_open;
+    let [_, has_open_columns, has_open_sum] = p.open.map(|step| step.is_some());
     let n_blocks_of_n: Vec<i64> = if has_open_columns { vec![1] } else { n_blocks(n, 4 * lanes).collect() };
     let mut unrolled = vec![1, 2, 4];
     let mut pack_a = PACK_A;
