@@ -446,6 +446,20 @@ fn guesses_insert_few_zeros() {
     }
 }
 
+/// First guesses of products that read weights from memory add each sum up in a block or two, and prefetch.
+#[test]
+fn guesses_stream_weights() {
+    for sizes in ["m=1,n=2048,k=768", "m=16,n=768,k=768", "m=128,n=8192,k=768", "m=128,n=768,k=2048"] {
+        let text = format!("matmul:{sizes},const=b");
+        let task = task(&text, "x86-64-v4", 1, serving(&text).next().unwrap());
+        let guess = task.first_guess(1).unwrap();
+        let [blocks, prefetched] = ["k_blocks", "prefetch_b"].map(|name| task.space.int(&guess, name));
+        let config = task.space.config_to_json(&guess);
+        let is_ahead = prefetched == 8 && task.space.text(&guess, "pack_b") == "whole";
+        assert!(blocks <= 2 && is_ahead, "{sizes}: {config}");
+    }
+}
+
 /// Results that are large enough to be shared out leave no choice.
 #[test]
 fn only_small_problems_leave_open_what_threads_share() {

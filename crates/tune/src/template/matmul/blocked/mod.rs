@@ -186,7 +186,8 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
 }
 
 /// Register tiles at the rate of their multiply-adds and loads, or of the panels that they read from
-/// whichever cache holds what the loops around return to; then packing.
+/// whichever cache holds what the loops around return to; then sums that later blocks of the reduction take
+/// up again, packing, and the first read of B, the more beside the rest the earlier it is prefetched.
 fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config: &Config) -> f64 {
     let (m, n, k) = (p.m, p.n, p.k);
     let lanes = s.target.lanes(s.workload.dtype);
@@ -199,6 +200,9 @@ fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config
     let (a_block, b_block) = (rows * depth * bytes, columns * depth * bytes);
     let rows_inside = text("inner") == "jr-ir";
     let cost = if p.dot == Some(Tensor::Dot4) { cost_of_dot4(s) } else { 1.0 };
+    // Each panel of B is read once for each tile of rows, the first time from where B lies.
+    let is_copied = text("pack_b") == "block";
+    let again = if is_copied { 1.0 } else { 1.0 - 1.0 / ceil_div(m, mr) as f64 };
     let mut cycles = 0.0;
     for (n_k, steps) in cuts(k, depth as i64) {
         let (steps, at_once) = (steps as f64, ceil_div(steps, p.steps_at_once()) as f64);
@@ -208,9 +212,10 @@ fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config
                 // The operand of the outer tile loop stays near; that of the inner one passes by in whole
                 // blocks.
                 let (a_from, b_from) = if rows_inside { (a_block + b, a + b) } else { (a + b, b_block + a) };
-                let read = a / bandwidth(s, a_from) + b / bandwidth(s, b_from);
+                let read = a / bandwidth(s, a_from) + again * b / bandwidth(s, b_from);
                 let vectors = ceil_div(columns, lanes);
-                let compute = at_once * cost * step_cycles(s, vectors, rows) + 20.0 + 3.0 * (rows * vectors) as f64;
+                let step = cost * step_cycles(s, vectors, rows) + 1.0 / int("unroll_k") as f64;
+                let compute = at_once * step + 20.0 + 3.0 * (rows * vectors) as f64;
                 cycles += n_k * n_m * n_n * (compute.max(read) + 0.2 * compute.min(read));
             }
         }
@@ -233,5 +238,18 @@ fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config
         "whole" if p.b.is_constant => 0.0,
         _ => 0.5 * b_elements * repeats("jc", blocks.rows, "ic"),
     };
+    let is_inside = |blocks: &str| order.iter().take_while(|l| *l != "pc").any(|l| l == blocks);
+    let sums = if is_inside("ic") { rows } else { m as f64 } * if is_inside("jc") { columns } else { n as f64 };
+    let sum_bytes = s.workload.dtype.bytes() as f64;
+    let n_again = (ceil_div(k, depth as i64) - 1) as f64;
+    cycles += n_again * 2.0 * (m * n) as f64 * sum_bytes / bandwidth(s, sums * sum_bytes);
+    if !is_copied {
+        let b_bytes = b_elements * bytes;
+        // Between two runs other kernels read theirs.
+        let from = if p.b.is_constant && b_bytes > 0.7 * s.target.l2_bytes as f64 { f64::INFINITY } else { b_bytes };
+        let first = b_bytes / bandwidth(s, from);
+        let in_the_way = 0.8 - 0.075 * int("prefetch_b") as f64;
+        cycles = cycles.max(first) + in_the_way * cycles.min(first);
+    }
     cycles * p.batch.unwrap_or(1) as f64
 }
