@@ -121,3 +121,24 @@ fn the_last_steps_are_dot_products_too() {
         assert!(!text.contains("vpmulld") && !text.contains("vpmaddwd"), "{text}");
     }
 }
+
+/// Elements behind the last step of pairs of bf16 numbers may be anything.
+#[test]
+fn nothing_comes_of_what_lies_behind_the_last_step() {
+    let text = "program \"pairs\"\nbuffer a: bf16[2, 2] global input\nbuffer b: bf16[2, 16, 2] global input\n\
+                buffer out: f32[16] global output\nloops i, t, k, l\nrun {\nvectorized i in 16 {\n out[i] = 0.0\n}\n\
+                for t in 2 {\ndot2 k in min(2, 3 - 2*t) {\nvectorized l in 16 {\n\
+                out[l] += a[t, k] * b[t, l, k] first never\n}\n}\n}\n}\n";
+    let program = lower::lower(&text::parse(text).unwrap());
+    let (one, infinite) = (0x3f80u16, 0x7f80u16);
+    let bytes = |numbers: &[u16]| numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let a = bytes(&[one, one, one, infinite]);
+    let b = bytes(&(0..64).map(|at| if at > 32 && at % 2 == 1 { infinite } else { one }).collect::<Vec<u16>>());
+    for target in all_targets() {
+        for kernel in kernels(&program, &target) {
+            let arguments = [a.clone(), b.clone(), vec![0xa5; 64]];
+            let got = run_bytes(&program, &kernel, &arguments, &Runtime::serial(), 1).pop().unwrap();
+            assert_eq!(got, 3f32.to_le_bytes().repeat(16), "{target}");
+        }
+    }
+}

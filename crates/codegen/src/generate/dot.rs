@@ -92,7 +92,7 @@ impl Generator<'_> {
         let dtypes = factors.map(|(buffer, ..)| self.program.buffer(buffer).dtype);
         let group = if dtypes[0].bytes() == 2 { 2 } else { STEPS };
         // What lies behind the last step of one factor is multiplied by zeros of the other: of the one that
-        // has fewer values, where that is known.
+        // has fewer values, where that is known. Numbers may be NaN or infinite there, in either factor.
         let is_one = |g: &Self, (buffer, index, _): (BufferId, &[Index], _)| {
             matches!(g.access(buffer, &steps.at(index, 0)), Access::Uniform(_))
         };
@@ -101,7 +101,7 @@ impl Generator<'_> {
         let with_zeros = usize::from(b_has_fewer && self.may_read_all(buffer_a, index_a, steps, group));
         let [a, b] = [0, 1].map(|at| {
             let (buffer, index, half) = factors[at];
-            let bytes = self.steps_of_factor(buffer, index, steps, group, at == with_zeros);
+            let bytes = self.steps_of_factor(buffer, index, steps, group, at == with_zeros || dtypes[at].is_float());
             match half {
                 None => bytes,
                 Some(half) => self.half_of_bytes(bytes, half),
