@@ -168,10 +168,21 @@ impl Job<'_> {
             let positions = self.try_input(9).unwrap_or_else(|| self.positions(past, [b, s]));
             let tables = [self.input(7)?, self.input(8)?];
             let angles = self.last_size(tables[0])? as usize;
-            for (x, n_heads) in [(&mut q, n_q), (&mut k, n_kv)] {
+            let turned = |job: &mut Self, x: ValueId, n_heads: i64| {
                 let rotary = op.rotary_of(n_heads as usize, angles, d as usize);
                 let rotary = rotary.ok_or(NoCode::Form("rotations without an attribute"))?;
-                *x = self.turned(&rotary, *x, tables, Some(positions))?;
+                job.turned(&rotary, x, tables, Some(positions))
+            };
+            if b * s == 1 {
+                // Heads of one row lie one behind the other, and turn together.
+                let both = self.step("both", Kind::Concat(2), &[q, k], &[1, 1, sizes[0] + sizes[1]]);
+                let both = turned(self, both, n_q + n_kv)?;
+                let mut part = |first: i64, n: i64| {
+                    self.step("part", Kind::Slice(vec![(0, 1), (0, 1), (first, 1)]), &[both], &[1, 1, n])
+                };
+                [q, k] = [part(0, sizes[0]), part(sizes[0], sizes[1])];
+            } else {
+                [q, k] = [turned(self, q, n_q)?, turned(self, k, n_kv)?];
             }
         }
         let [q, k, v] = [(q, n_q), (k, n_kv), (v, n_kv)].map(|(x, n)| self.heads(x, Some(n as usize)));

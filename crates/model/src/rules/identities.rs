@@ -1,8 +1,10 @@
-//! Maps and slices that give their input as it is.
+//! Maps and slices that give their input as it is, and joins that give a part of a tensor.
 
 use tilewright_ir::Expr;
 
-use crate::net::{Kind, Net};
+use super::strided::{Strided, strided, without_units};
+use super::{Links, replace_each};
+use crate::net::{Kind, Net, Node, ValueId};
 
 /// A map that gives its input as it is becomes a view.
 pub(super) fn drop_identities(net: &mut Net) -> usize {
@@ -22,4 +24,38 @@ pub(super) fn drop_identities(net: &mut Net) -> usize {
         }
     }
     n_dropped
+}
+
+/// Neighbouring parts of a tensor that are joined in their order are a part of it.
+pub(super) fn join_parts(net: &mut Net) -> usize {
+    replace_each(net, joined_part)
+}
+
+/// The nodes that take what a node joins as one part of a tensor.
+fn joined_part(net: &mut Net, links: &Links, node: &Node) -> Option<Vec<Node>> {
+    let Kind::Concat(axis) = node.kind else { return None };
+    let to = node.output();
+    net.shape(to)[..axis].iter().all(|&n| n == 1).then_some(())?;
+    // The tensor, and where in it the parts so far begin and end.
+    let mut found: Option<(ValueId, i64, i64)> = None;
+    for id in node.inputs.iter().flatten() {
+        let Strided { source, offset, dims } = strided(net, &links.producers, *id, None);
+        let n = net.value(*id).n_elements();
+        let (of, first, end) = found.unwrap_or((source, offset, offset));
+        let is_next = source != *id && source == of && offset == end && without_units(&dims) == [(n, 1)];
+        found = is_next.then_some((source, first, end + n));
+        found?;
+    }
+    let (source, first, end) = found?;
+    let (name, dtype) = (net.value(to).name.clone(), net.value(to).dtype);
+    let flat = net.add_value(&name, dtype, &[net.value(source).n_elements()]);
+    let part = net.add_value(&name, dtype, &[end - first]);
+    let step = |kind: Kind, from: ValueId, to: ValueId| Node {
+        kind,
+        inputs: vec![Some(from)],
+        outputs: vec![to],
+        origin: node.origin.clone(),
+    };
+    let cut = step(Kind::Slice(vec![(first, 1)]), flat, part);
+    Some(vec![step(Kind::View, source, flat), cut, step(Kind::View, part, to)])
 }

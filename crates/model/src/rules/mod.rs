@@ -42,6 +42,7 @@ const DROP_VIEWS: Rule = ("drop_views", views::drop_views);
 /// Rules that bring operations together.
 const JOINING: &[Rule] = &[
     ("drop_identities", identities::drop_identities),
+    ("join_parts", identities::join_parts),
     ("sink_views", views::sink_views),
     ("merge_maps", maps::merge_maps),
     ("fold_affine", affine::fold_affine),

@@ -40,8 +40,22 @@ fn is_for_heads(net: &Net, users: &[Vec<usize>], id: ValueId) -> bool {
         })
 }
 
-/// Products of one tensor with several known matrices, for heads all of them, become one product with the
-/// matrices next to each other, of which each is a part.
+/// Whether no map alone reads a value, which the product that gives it would compute too.
+fn is_finished(net: &Net, users: &[Vec<usize>], id: ValueId) -> bool {
+    let is_read = !users[id.0].is_empty() && !net.outputs.contains(&id);
+    is_read
+        && match users[id.0][..] {
+            [user] => match net.nodes[user].kind {
+                Kind::View => is_finished(net, users, net.nodes[user].output()),
+                Kind::Map(_) => false,
+                _ => true,
+            },
+            _ => true,
+        }
+}
+
+/// Products of one tensor with several known matrices, for heads all of them or of one row, become one
+/// product with the matrices next to each other, of which each is a part.
 pub(super) fn join_products(net: &mut Net) -> usize {
     let (mut at, mut users, mut producers) = (0, net.users(), net.producers());
     let mut n_joined = 0;
@@ -85,7 +99,9 @@ fn part(net: &Net, users: &[Vec<usize>], at: usize) -> Option<Part> {
         }
         _ => (vec![0.0; n], x),
     };
-    is_for_heads(net, users, to).then_some(Part { at, weights, bias, to })
+    // Parts of one row lie as if they were tensors of their own.
+    let may_be_part = is_for_heads(net, users, to) || out[0] == 1 && is_finished(net, users, to);
+    may_be_part.then_some(Part { at, weights, bias, to })
 }
 
 /// The products that may be joined with one, itself the first of them.
