@@ -50,11 +50,19 @@ fn every_rule_changes_something() {
         ("y", "Relu", &["back"], None),
     ];
     let same: &[Node] = &[("same", "Expand", &["x", "shape"], None), ("y", "Relu", &["same"], None)];
+    let parts: &[Node] = &[
+        ("a", "Slice", &["x", "none", "two"], None),
+        ("b", "Slice", &["x", "two", "five"], None),
+        ("joined", "Concat", &["a", "b"], Some(("axis", tilewright_graph::op::Attribute::Int(0)))),
+        ("y", "Relu", &["joined"], None),
+    ];
+    let places = [("none", 0), ("two", 2), ("five", 5)].map(|(name, at)| (name, whole(&[1], &[at])));
     let traces = [
         attention,
         one_hot,
         shufflenet(),
         of(&[6, 6], &[], square),
+        of(&[5, 8], &places, parts),
         of(&[4, 6], &[("w", weights(&[8, 4]))], moved),
         of(&[6, 8], &[("shape", whole(&[2], &[6, 8]))], same),
     ];
