@@ -27,7 +27,7 @@ const FAMILIES: [&str; 12] = [
     "heads_matmul:b=2,m=5,n=8,k=1..19,hb=1,hc=1",
 ];
 
-/// Those of open columns that dot products along the reduction compute too.
+/// Families of open columns that dot products along the reduction compute too.
 const FAMILIES_OF_DOTS: [&str; 3] = [
     "batch_matmul:b=2,m=3,n=16..64/16,k=21,tb=1,epilogue=linear(0.125;0)",
     "heads_matmul:b=2,m=1,n=4..28/4,k=19,tb=1,hb=1",
