@@ -240,8 +240,8 @@ impl InGroup<'_> {
     }
 }
 
-/// Loops over the elements of a group's last stage, by number: rows, others outside, the one across lanes of a
-/// tile, the one of lanes.
+/// Loops over the elements of a group's last stage, by number: rows, others outside, the one across lanes of
+/// a tile, the one of lanes.
 struct RootLoops {
     outside: Vec<usize>,
     /// Number of those outside that attached stages have as rows, too.
