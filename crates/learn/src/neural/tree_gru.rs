@@ -183,12 +183,12 @@ struct Forest {
     levels: Vec<Level>,
     /// The tree of each node.
     trees: Vec<usize>,
-    roots: Vec<Place>,
+    roots: Vec<NodePosition>,
 }
 
 /// Position of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct NodePosition {
     level: usize,
     row: usize,
 }
@@ -198,7 +198,7 @@ struct Place {
 struct Level {
     n_nodes: usize,
     /// Each child, and the row of its parent in this level.
-    children: Vec<(Place, usize)>,
+    children: Vec<(NodePosition, usize)>,
 }
 
 impl Forest {
@@ -226,10 +226,10 @@ impl Forest {
         let mut order: Vec<usize> = (0..nodes.len()).collect();
         order.sort_by_key(|&at| nodes[at].height);
         let mut levels = vec![Level::default(); order.last().map_or(0, |&at| nodes[at].height + 1)];
-        let mut places = vec![Place { level: 0, row: 0 }; nodes.len()];
+        let mut places = vec![NodePosition { level: 0, row: 0 }; nodes.len()];
         for &at in &order {
             let level = &mut levels[nodes[at].height];
-            places[at] = Place { level: nodes[at].height, row: level.n_nodes };
+            places[at] = NodePosition { level: nodes[at].height, row: level.n_nodes };
             level.n_nodes += 1;
         }
         for &at in &order {
@@ -261,7 +261,8 @@ impl Forest {
     /// levels of loop nests do, and all of chains of equal length. Nothing need be gathered then.
     fn continues(&self, level: usize) -> bool {
         let Level { n_nodes, children } = &self.levels[level];
-        let is_next = |(row, child): (usize, &(Place, usize))| *child == (Place { level: level - 1, row }, row);
+        let is_next =
+            |(row, child): (usize, &(NodePosition, usize))| *child == (NodePosition { level: level - 1, row }, row);
         children.len() == *n_nodes
             && self.levels[level - 1].n_nodes == *n_nodes
             && children.iter().enumerate().all(is_next)
@@ -279,7 +280,7 @@ impl Layers {
             }
             (None, states) => {
                 let roots = forest.roots.iter().zip(forest.trees_of_roots());
-                let term = |(root, to): (&Place, usize)| Term { from: states[root.level], row: root.row, to };
+                let term = |(root, to): (&NodePosition, usize)| Term { from: states[root.level], row: root.row, to };
                 let n_hidden = tape.value(states[0]).n_columns;
                 tape.sum(forest.n_trees, n_hidden, roots.map(term).collect())
             }
@@ -305,7 +306,8 @@ impl Layers {
                 let state = if forest.continues(at) {
                     below
                 } else {
-                    let term = |&(child, to): &(Place, usize)| Term { from: states[child.level], row: child.row, to };
+                    let term =
+                        |&(child, to): &(NodePosition, usize)| Term { from: states[child.level], row: child.row, to };
                     let n_hidden = tape.value(below).n_columns;
                     tape.sum(level.n_nodes, n_hidden, level.children.iter().map(term).collect())
                 };

@@ -107,7 +107,7 @@ impl<'c, 'a> Course<'c, 'a> {
         stop: &'c AtomicBool,
         observer: &'c mut dyn FnMut(Event) -> Result<(), BoxError>,
     ) -> Course<'c, 'a> {
-        let (start, n_before) = ((tuning.books.clock)(), tuning.books.n_trials);
+        let (start, n_before) = ((tuning.stats.clock)(), tuning.stats.n_trials);
         let batches = Batches::of(std::mem::take(&mut tuning.left_over));
         let works_ahead = measure.machine().works_ahead && tuning.search.looks_ahead();
         Course { tuning, measure, budget, stop, observer, batches, start, n_before, works_ahead }
@@ -142,7 +142,7 @@ impl<'c, 'a> Course<'c, 'a> {
             return Ok(Some(Ended::Time));
         };
         if batch.candidates.is_empty() {
-            let has_time = self.tuning.books.may_think(self.moment().left);
+            let has_time = self.tuning.stats.may_think(self.moment().left);
             return Ok(Some(if has_time { Ended::Exhausted } else { Ended::Time }));
         }
         let most = if begun.is_late() { 1 } else { self.budget.most_at_a_time(left) };
@@ -156,7 +156,7 @@ impl<'c, 'a> Course<'c, 'a> {
     }
 
     fn moment(&self) -> Moment {
-        let now = (self.tuning.books.clock)() - self.start;
+        let now = (self.tuning.stats.clock)() - self.start;
         let left = self.budget.time.map_or(Duration::MAX, |time| time.saturating_sub(now));
         Moment { now, left, is_stopped: self.stop.load(Ordering::Relaxed) }
     }
@@ -164,12 +164,12 @@ impl<'c, 'a> Course<'c, 'a> {
     /// Trials that are left of the budget.
     fn trials_left(&self) -> u64 {
         let most = self.budget.trials.map_or(u64::MAX, |trials| trials + self.n_before);
-        most.saturating_sub(self.tuning.books.n_trials)
+        most.saturating_sub(self.tuning.stats.n_trials)
     }
 
     /// The phase of a batch that begins now; why none does.
     fn begin(&self, moment: Moment, left: u64, is_first: bool) -> Result<Phase, Ended> {
-        let has_none = self.tuning.books.best.is_none();
+        let has_none = self.tuning.stats.best.is_none();
         match moment.is_late() {
             _ if moment.is_stopped => Err(Ended::Interrupted),
             _ if left == 0 => Err(Ended::Trials),
@@ -183,25 +183,25 @@ impl<'c, 'a> Course<'c, 'a> {
 
     /// Whether too little is expected of the next minute.
     fn gains_little(&self, moment: Moment) -> bool {
-        let books = &self.tuning.books;
-        let pace = (books.n_trials - self.n_before, moment.now);
+        let stats = &self.tuning.stats;
+        let pace = (stats.n_trials - self.n_before, moment.now);
         self.budget
             .stop_below
-            .is_some_and(|least| books.expected_gain(OUTLOOK_S, pace).is_some_and(|gain| gain < least))
+            .is_some_and(|least| stats.expected_gain(OUTLOOK_S, pace).is_some_and(|gain| gain < least))
     }
 
     /// Chooses a batch: guesses as long as there are any, and then what the search proposes; `None` where it
     /// has no time to think.
     fn choose(&mut self, moment: Moment, left: u64, is_first: bool) -> Option<Batch> {
-        let Tuning { search, subject, books, guesses, .. } = &mut *self.tuning;
+        let Tuning { search, subject, stats, guesses, .. } = &mut *self.tuning;
         let n = if is_first || moment.is_late() { 1 } else { self.budget.most_at_a_time(left) };
-        let guesses = books.guess(guesses, n);
+        let guesses = stats.guess(guesses, n);
         if !guesses.is_empty() {
             return Some(Batch::new(guesses, true, *subject));
         }
-        books.may_think(moment.left).then(|| {
-            let n = self.budget.at_a_time(books.n_known(), left);
-            Batch::new(books.propose(*search, subject.space, n), false, *subject)
+        stats.may_think(moment.left).then(|| {
+            let n = self.budget.at_a_time(stats.n_known(), left);
+            Batch::new(stats.propose(*search, subject.space, n), false, *subject)
         })
     }
 
@@ -212,14 +212,14 @@ impl<'c, 'a> Course<'c, 'a> {
         }
         if !self.batches.look_ahead() {
             let moment = self.moment();
-            let Tuning { search, subject, books, guesses, .. } = &mut *self.tuning;
-            let guesses = books.guess(guesses, self.budget.most_at_a_time(left));
+            let Tuning { search, subject, stats, guesses, .. } = &mut *self.tuning;
+            let guesses = stats.guess(guesses, self.budget.most_at_a_time(left));
             if !guesses.is_empty() {
                 self.batches.put_next(Batch::new(guesses, true, *subject));
-            } else if !batch.is_guess && books.may_think(moment.left) {
+            } else if !batch.is_guess && stats.may_think(moment.left) {
                 // One that does not know of the guesses yet could propose them again.
-                let n = self.budget.at_a_time(books.n_known() + batch.candidates.len() as u64, left);
-                self.batches.put_next(Batch::new(books.propose(*search, subject.space, n), false, *subject));
+                let n = self.budget.at_a_time(stats.n_known() + batch.candidates.len() as u64, left);
+                self.batches.put_next(Batch::new(stats.propose(*search, subject.space, n), false, *subject));
             }
         }
         self.batches.submit_next(self.measure);
@@ -227,7 +227,7 @@ impl<'c, 'a> Course<'c, 'a> {
 
     /// Waits for the results of the batch at hand, as long as its phase allows.
     fn wait_for(&mut self, batch: &mut Batch, phase: Phase) -> Result<Round, Error> {
-        let leading_ns = self.tuning.books.leading_ns();
+        let leading_ns = self.tuning.stats.leading_ns();
         let mut round = Round { phase, reports: Vec::new(), trials: Vec::new(), refused: None, broken: None };
         while round.reports.len() < batch.candidates.len() {
             let came = match batch.early.pop_front() {
@@ -252,7 +252,7 @@ impl<'c, 'a> Course<'c, 'a> {
                         self.batches.keep_early(number, measured);
                         continue;
                     };
-                    let report = self.tuning.books.enter(candidate, measured);
+                    let report = self.tuning.stats.enter(candidate, measured);
                     round.trials.push((number, report.trial.clone()));
                     round.refused = (self.observer)(Event::Trial(&report)).err();
                     round.reports.push(report);
@@ -304,9 +304,9 @@ impl<'c, 'a> Course<'c, 'a> {
 
     /// Tells the search of trials, on the search's clock.
     fn observe(&mut self, trials: &[Trial]) {
-        let Tuning { search, books, .. } = &mut *self.tuning;
+        let Tuning { search, stats, .. } = &mut *self.tuning;
         let told = if search.weighs_objectives() { Cow::Borrowed(trials) } else { joined(trials) };
-        books.search(|| search.observe(&told));
+        stats.search(|| search.observe(&told));
     }
 }
 

@@ -1,8 +1,8 @@
-//! The tuning loop: asks a search for candidates, has them measured, tells the search, and keeps the books.
+//! The tuning loop: asks a search for candidates, has them measured, tells the search, and keeps statistics.
 
 mod batches;
-mod books;
 mod course;
+mod run_stats;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use batches::Batch;
-use books::Books;
 use course::Course;
+use run_stats::RunStats;
 
 use crate::Error;
 use crate::measure::{BoxError, Conditions, Measure, Seconds, Subject};
@@ -164,7 +164,7 @@ pub fn tune(
 pub struct Tuning<'a> {
     search: &'a mut dyn Search,
     subject: Subject<'a>,
-    books: Books<'a>,
+    stats: RunStats<'a>,
     /// Guesses that are not measured yet.
     guesses: std::vec::IntoIter<Config>,
     /// Whether there is a valid trial, or the first guess has been tried.
@@ -192,13 +192,13 @@ impl<'a> Tuning<'a> {
         clock: Clock<'a>,
     ) -> Tuning<'a> {
         let HeadStart { prior, guesses } = head_start;
-        let books = Books::new(prior, clock);
+        let stats = RunStats::new(prior, clock);
         let guesses: Vec<Config> = guesses.iter().filter(|config| subject.space.contains(config)).cloned().collect();
-        let is_begun = books.best.is_some() || guesses.iter().all(|config| books.seen.contains(config));
+        let is_begun = stats.best.is_some() || guesses.iter().all(|config| stats.seen.contains(config));
         Tuning {
             search,
             subject,
-            books,
+            stats,
             guesses: guesses.into_iter(),
             is_begun,
             untold: prior.to_vec(),
@@ -209,19 +209,19 @@ impl<'a> Tuning<'a> {
 
     /// The best median so far in nanoseconds.
     pub fn best_ns(&self) -> Option<f64> {
-        self.books.best_ns()
+        self.stats.best_ns()
     }
 
     /// Summary so far of a run that last ended in this way.
     pub fn summary(&self, ended: Ended) -> Summary {
-        let books = &self.books;
+        let stats = &self.stats;
         Summary {
-            best: books.best.clone(),
-            n_trials: books.n_trials,
-            errors: books.errors.clone(),
-            cut_off: books.cut_off.clone(),
-            search_seconds: books.search_time.as_secs_f64(),
-            seconds: books.seconds,
+            best: stats.best.clone(),
+            n_trials: stats.n_trials,
+            errors: stats.errors.clone(),
+            cut_off: stats.cut_off.clone(),
+            search_seconds: stats.search_time.as_secs_f64(),
+            seconds: stats.seconds,
             wall_seconds: self.wall.as_secs_f64(),
             ended,
         }
@@ -255,7 +255,7 @@ impl<'a> Tuning<'a> {
         stop: &AtomicBool,
         observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
     ) -> Result<Ended, Error> {
-        let clock = self.books.clock.clone();
+        let clock = self.stats.clock.clone();
         let start = clock();
         let ended = Course::new(self, measure, budget, stop, observer).carry_out();
         self.wall += clock() - start;

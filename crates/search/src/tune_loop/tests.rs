@@ -131,7 +131,7 @@ fn an_interrupted_batch_keeps_what_was_measured() {
 
 #[test]
 fn one_lucky_trial_does_not_lead() {
-    let leading_ns = |known: &[Trial]| Books::new(known, Rc::new(|| Duration::ZERO)).leading_ns();
+    let leading_ns = |known: &[Trial]| RunStats::new(known, Rc::new(|| Duration::ZERO)).leading_ns();
     let trials: Vec<Trial> =
         run("grid", &[], Budget::default(), &AtomicBool::new(false)).1.into_iter().map(|r| r.trial).collect();
     let measured: Vec<Trial> = trials.into_iter().filter(|trial| trial.outcome.timing().is_some()).collect();

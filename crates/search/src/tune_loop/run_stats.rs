@@ -1,4 +1,4 @@
-//! The books of a run: what was measured, the best of it, and how long the search thought.
+//! Statistics of a run: what was measured, the best of it, and how long the search thought.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const MOST_LEADING: usize = 10;
 const ONE_LEADS_OF: usize = 10;
 
 /// Memory and counts of a run.
-pub(super) struct Books<'a> {
+pub(super) struct RunStats<'a> {
     pub(super) clock: Clock<'a>,
     /// Configurations that were measured or are being measured.
     pub(super) seen: HashSet<Config>,
@@ -37,9 +37,9 @@ pub(super) struct Books<'a> {
     last_thought: Duration,
 }
 
-impl<'a> Books<'a> {
-    pub(super) fn new(prior: &[Trial], clock: Clock<'a>) -> Books<'a> {
-        let mut books = Books {
+impl<'a> RunStats<'a> {
+    pub(super) fn new(prior: &[Trial], clock: Clock<'a>) -> RunStats<'a> {
+        let mut stats = RunStats {
             clock,
             seen: prior.iter().map(|trial| trial.config.clone()).collect(),
             best: None,
@@ -54,8 +54,8 @@ impl<'a> Books<'a> {
             search_time: Duration::ZERO,
             last_thought: Duration::ZERO,
         };
-        prior.iter().for_each(|trial| books.rank(trial));
-        books
+        prior.iter().for_each(|trial| stats.rank(trial));
+        stats
     }
 
     pub(super) fn n_known(&self) -> u64 {
