@@ -128,6 +128,11 @@ impl Graph {
         self.inputs.iter().chain(&self.defaults).map(|&id| self.value(id).name.as_str()).collect()
     }
 
+    /// The operators of all nodes, for changing graphs in them.
+    pub fn ops_mut(&mut self) -> impl Iterator<Item = &mut Op> {
+        self.nodes.iter_mut().map(|node| &mut node.op)
+    }
+
     /// A node.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0 as usize]

@@ -326,6 +326,10 @@ impl<'a> Importer<'a, '_> {
             }
             None => {}
         }
+        // What a loop captures stands behind its own inputs, of which two may be left out.
+        if node.op_type == "Loop" {
+            inputs.resize(inputs.len().max(2), None);
+        }
         let mut attributes = Vec::with_capacity(node.attributes.len());
         let mut bodies = Vec::new();
         for proto in &node.attributes {

@@ -24,6 +24,7 @@ mod pool;
 mod quantize;
 mod recurrent;
 mod reduce;
+mod repeat;
 mod resize;
 mod sample;
 mod select;
@@ -58,6 +59,7 @@ pub use pool::*;
 pub use quantize::*;
 pub use recurrent::*;
 pub use reduce::*;
+pub use repeat::*;
 pub use resize::*;
 pub use sample::*;
 pub use select::*;
@@ -114,6 +116,7 @@ pub const OPERATORS: &[&[Operator]] = &[
     quantize::ROWS,
     recurrent::ROWS,
     reduce::ROWS,
+    repeat::ROWS,
     resize::ROWS,
     sample::ROWS,
     select::ROWS,
@@ -294,6 +297,7 @@ ops! {
     InstanceNormalization: "Channels of each image normalised.",
     LayerNormalization: "The last dimensions normalised.",
     LpNormalization: "Divided by the norm along a dimension.",
+    Loop: "A graph that repeats.",
     Lrn: "Divided by the neighbouring channels' energy.",
     MatMul: "Products of matrices.",
     MatMulInteger: "Products of integer matrices with zero points.",
@@ -323,6 +327,7 @@ ops! {
     RotaryEmbedding: "Pairs turned by their position.",
     ScatterElements: "Elements replaced by index.",
     ScatterNd: "Slices replaced by index tuples.",
+    Scan: "A graph for each place of a dimension.",
     Select: "One of two tensors, by a truth.",
     Shape: "The dimensions of a tensor.",
     Size: "The number of elements.",

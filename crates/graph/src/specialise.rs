@@ -1,11 +1,13 @@
 //! Shapes and values: a model with its free dimensions bound, so that every tensor's type is exact.
 
+mod loops;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use crate::error::{Unbound, invalid};
 use crate::evaluate::check_types;
-use crate::op::{Body, Fact, If, Inputs, Op, Select, Texts};
+use crate::op::{Fact, If, Inputs, Op, Select, Texts};
 use crate::tensor::shape_text;
 use crate::{DType, Dim, Graph, Node, NodeId, OpError, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
@@ -105,7 +107,8 @@ pub struct Specialised {
 }
 
 /// Binds a graph's free dimensions and inputs, infers every tensor's type, folds constants, and replaces each
-/// `If` of known condition by the branch taken. Dead nodes are removed.
+/// `If` of known condition by the branch taken, each `Scan` by a `Loop`, and each short `Loop` of known
+/// length by its iterations. Dead nodes are removed.
 ///
 /// # Cost
 /// Linear in nodes, and what is folded is computed.
@@ -141,15 +144,16 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     Specialised { graph, problems: job.problems }
 }
 
-/// Puts both graphs of each `If` of a specialised graph in its place, with a [`Select`] of each output.
+/// Puts both graphs of each `If` of a specialised graph in its place, with a [`Select`] of each output; with
+/// `unrolls`, all iterations of loops of known length in theirs, as far as these are affordable.
 ///
 /// # Panics
 /// If the graph is not specialised.
-pub fn with_both_branches(graph: &Graph) -> Cow<'_, Graph> {
-    if !graph.nodes().any(|(_, node)| matches!(node.op, Op::If(_))) {
+pub fn with_both_branches(graph: &Graph, unrolls: bool) -> Cow<'_, Graph> {
+    if !graph.nodes().any(|(_, node)| matches!(node.op, Op::If(_) | Op::Loop(_))) {
         return Cow::Borrowed(graph);
     }
-    let mut job = Job { takes_both: true, ..Job::new(Bindings::default().fold_bytes) };
+    let mut job = Job { takes_both: true, unrolls, ..Job::new(Bindings::default().fold_bytes) };
     job.graph.name.clone_from(&graph.name);
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
     for &id in &graph.inputs {
@@ -257,12 +261,14 @@ struct Job {
     fold_bytes: usize,
     /// Both graphs of an `If` are put in its place where its condition is not known.
     takes_both: bool,
+    /// All iterations of loops are put in their place where that is affordable.
+    unrolls: bool,
 }
 
 impl Job {
     fn new(fold_bytes: usize) -> Job {
         let (graph, unbound) = (Graph::default(), Unbound::default());
-        Job { graph, problems: Vec::new(), unbound, fold_bytes, takes_both: false }
+        Job { graph, problems: Vec::new(), unbound, fold_bytes, takes_both: false, unrolls: false }
     }
 
     fn tell_unbound(&mut self) {
@@ -426,16 +432,35 @@ impl Job {
         if let (Op::If(choice), Some(Some(condition))) = (&node.op, facts.first()) {
             if let Some(condition) = condition.value {
                 let body = choice.branch(condition).map_err(refuse)?;
-                let outputs = self.inline(body, inputs);
-                for (output, new) in node.outputs.iter().zip(outputs) {
-                    output.iter().for_each(|id| map[id.0 as usize] = new);
-                }
+                let outputs = self.inline(&body.graph, &body.captured(inputs));
+                name_outputs(node, outputs, map);
                 return Ok(());
             }
             if self.takes_both {
                 self.both(old, choice, node, inputs, map);
                 return Ok(());
             }
+        }
+        match &node.op {
+            Op::Loop(op) => {
+                let outputs = self.repeated(old, op, node, inputs).map_err(about)?;
+                name_outputs(node, outputs, map);
+                return Ok(());
+            }
+            Op::Scan(op) => {
+                let graph = op.graph(&facts, &node.place).map_err(refuse)?;
+                let outputs = self.inline(&graph, inputs);
+                for (output, new) in node.outputs.iter().zip(&outputs) {
+                    if let (Some(output), Some(new)) = (output, new)
+                        && self.graph.value(*new).name.is_empty()
+                    {
+                        self.graph.value_mut(*new).name.clone_from(&old.value(*output).name);
+                    }
+                }
+                name_outputs(node, outputs, map);
+                return Ok(());
+            }
+            _ => {}
         }
         let operation = node.op.operation();
         let given = Inputs(&facts);
@@ -490,12 +515,11 @@ impl Job {
         Ok(())
     }
 
-    /// Puts a graph in the place of the node that has it: the graph's outputs.
-    fn inline(&mut self, body: &Body, inputs: &[Option<ValueId>]) -> Vec<Option<ValueId>> {
-        let graph = &body.graph;
+    /// Puts a graph in the place of the node that has it, given the graph's inputs: the graph's outputs.
+    fn inline(&mut self, graph: &Graph, inputs: &[Option<ValueId>]) -> Vec<Option<ValueId>> {
         let mut inner: Vec<Option<ValueId>> = vec![None; graph.values().len()];
-        for (&id, &at) in graph.inputs.iter().zip(&body.captures) {
-            inner[id.0 as usize] = inputs[at];
+        for (&id, &given) in graph.inputs.iter().zip(inputs) {
+            inner[id.0 as usize] = given;
         }
         self.walk(graph, &mut inner);
         graph.outputs.iter().map(|&id| self.mapped(graph, &mut inner, id)).collect()
@@ -504,7 +528,8 @@ impl Job {
     /// Puts both graphs of a node in its place, and selects their outputs. A graph that refuses the sizes of
     /// its inputs is left out.
     fn both(&mut self, old: &Graph, choice: &If, node: &Node, inputs: &[Option<ValueId>], map: &mut [Option<ValueId>]) {
-        let [mut then, mut otherwise] = [&choice.then, &choice.otherwise].map(|body| self.inline(body, inputs));
+        let [mut then, mut otherwise] =
+            [&choice.then, &choice.otherwise].map(|body| self.inline(&body.graph, &body.captured(inputs)));
         let is_refused = |outputs: &[Option<ValueId>]| outputs.contains(&None);
         let refused = is_refused(&then).then_some(true).or(is_refused(&otherwise).then_some(false));
         match refused {
@@ -544,6 +569,13 @@ impl Job {
             self.graph.add_node(Node { op: Op::identity(), place, inputs: vec![Some(id)], outputs: vec![Some(new)] });
         }
         new
+    }
+}
+
+/// Has readers of a node's outputs find what stands in their place.
+fn name_outputs(node: &Node, outputs: Vec<Option<ValueId>>, map: &mut [Option<ValueId>]) {
+    for (output, new) in node.outputs.iter().zip(outputs) {
+        output.iter().for_each(|id| map[id.0 as usize] = new);
     }
 }
 

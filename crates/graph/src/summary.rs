@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::op::{Blocks, Op, product_shape};
+use crate::op::{Blocks, Loop, Op, Scan, product_shape};
 use crate::tensor::shape_text;
 use crate::{Graph, Node, TensorType};
 
@@ -49,6 +49,9 @@ pub fn count_operators(graph: &Graph, counts: &mut BTreeMap<String, usize>) {
         if let Op::If(choice) = &node.op {
             count_operators(&choice.then.graph, counts);
             count_operators(&choice.otherwise.graph, counts);
+        }
+        if let Op::Loop(Loop { body, .. }) | Op::Scan(Scan { body, .. }) = &node.op {
+            count_operators(&body.graph, counts);
         }
     }
 }

@@ -122,7 +122,8 @@ impl Job<'_> {
             return;
         }
         let inputs: Vec<Option<ValueId>> = node.inputs.iter().map(|id| id.map(|id| self.wide(id))).collect();
-        let is_wide = has_half && self.computes(&node, &inputs);
+        // The graph of a loop is widened by itself.
+        let is_wide = has_half && !matches!(node.op, Op::Loop(_)) && self.computes(&node, &inputs);
         node.inputs = match is_wide {
             true => inputs,
             false => node.inputs.iter().map(|id| id.map(|id| self.plain(id))).collect(),

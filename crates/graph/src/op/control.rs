@@ -17,7 +17,7 @@ pub struct Body {
 
 impl Body {
     /// The node's inputs that the graph reads, in the order of the graph's last inputs.
-    fn captured<T: Copy>(&self, inputs: &[T]) -> Vec<T> {
+    pub(crate) fn captured<T: Copy>(&self, inputs: &[T]) -> Vec<T> {
         self.captures.iter().map(|&at| inputs[at]).collect()
     }
 }

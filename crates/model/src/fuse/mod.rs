@@ -226,7 +226,7 @@ impl Fused {
 /// As [`fuse`].
 pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, WorkloadError> {
     let mut trace = Trace::default();
-    let with_branches = with_both_branches(graph);
+    let with_branches = with_both_branches(graph, target.gpu.is_some());
     trace.graph_pass("both_branches", graph, &with_branches);
     let with_bytes = in_bytes(&with_branches, target);
     trace.graph_pass("in_bytes", &with_branches, &with_bytes);
