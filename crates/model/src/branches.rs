@@ -32,6 +32,18 @@ pub fn conditions(fused: &Fused, places: &Places) -> Vec<Vec<Condition>> {
     for (at, step) in fused.steps.iter().enumerate().rev() {
         let (reads, writes) = uses(step);
         let mut own = None;
+        if let Step::Again(round) = step {
+            // What the last iteration leaves is needed, and so is all that comes before it.
+            for id in round.values() {
+                if let Some(need) = &needs[root(id)] {
+                    join(&mut own, need);
+                }
+            }
+            let own = own.unwrap_or_default();
+            round.values().for_each(|id| needs[root(id)] = Some(own.clone()));
+            all[at] = own;
+            continue;
+        }
         for id in writes {
             if let Some(need) = &needs[root(id)] {
                 join(&mut own, need);
@@ -70,7 +82,9 @@ fn uses(step: &Step) -> (Vec<(ValueId, Option<Condition>)>, Vec<ValueId>) {
             (reads, node.outputs.clone())
         }
         Step::Host(node) => (always(node.inputs.iter().flatten().copied().collect()), node.outputs.clone()),
-        Step::Append { from, to, .. } => (always(vec![*from]), vec![*to]),
+        Step::Append { from, to, .. } | Step::Set { from, to } => (always(vec![*from]), vec![*to]),
+        Step::While(round) => (always(vec![round.truth]), round.carried.clone()),
+        Step::Again(round) => (always(vec![round.truth]), Vec::new()),
         Step::Part { .. } => (Vec::new(), Vec::new()),
         Step::Join { parts, whole } => (always(parts.clone()), vec![*whole]),
     }

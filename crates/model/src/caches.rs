@@ -63,7 +63,7 @@ impl Fused {
                         });
                     }
                 }
-                Step::Host(_) | Step::Append { .. } | Step::Part { .. } | Step::Join { .. } => {}
+                _ => {}
             }
         }
         let (l2, l3) = (target.l2_bytes, target.l3_bytes);

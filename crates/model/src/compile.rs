@@ -237,6 +237,8 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Me
             }
             Step::Host(node) => node.inputs.iter().flatten().chain(&node.outputs).for_each(|id| touch(*id, at)),
             Step::Append { from, .. } => touch(*from, at),
+            Step::Set { from, to } => [from, to].into_iter().for_each(|id| touch(*id, at)),
+            Step::While(round) | Step::Again(round) => round.carried.iter().for_each(|id| touch(*id, at)),
             Step::Part { .. } | Step::Join { .. } => {}
         }
     }
@@ -244,6 +246,23 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Me
         touch(copy.from, copy.before);
         if copy.before < fused.steps.len() {
             touch(copy.to, copy.before);
+        }
+    }
+    // What is there before or behind a loop, and in it, is there in all iterations.
+    let mut begun = Vec::new();
+    for (at, step) in fused.steps.iter().enumerate() {
+        match step {
+            Step::While(_) => begun.push(at),
+            Step::Again(_) => {
+                let first = begun.pop().expect("loops end where they have begun");
+                for (_, block) in &mut blocks {
+                    let is_within = first <= block.first && block.last <= at;
+                    if !is_within && block.first <= at && first <= block.last {
+                        (block.first, block.last) = (block.first.min(first), block.last.max(at));
+                    }
+                }
+            }
+            _ => {}
         }
     }
     let memory = plan_memory(&blocks.iter().map(|(_, block)| *block).collect::<Vec<_>>());
@@ -314,7 +333,7 @@ impl<'a> Job<'a> {
         self.numbers()?;
         let mut copies = self.places.copies.iter().peekable();
         let conditions = conditions(self.fused, self.places);
-        let mut origin = 0;
+        let (mut origin, mut begun) = (0, Vec::new());
         for (at, step) in self.fused.steps.iter().enumerate() {
             self.guard = None;
             while let Some(copy) = copies.next_if(|copy| copy.before == at) {
@@ -339,6 +358,23 @@ impl<'a> Job<'a> {
                     self.push(&node.origin, work, Some(origin));
                 }
                 Step::Append { from, to, axis } => self.append(*from, *to, *axis, origin)?,
+                Step::Set { from, to } => {
+                    let (from, to) = (self.slice(*from)?, self.slice(*to)?);
+                    self.copy(from, to, None);
+                }
+                Step::While(round) => {
+                    begun.push(self.plan.steps.len());
+                    let truth = self.slice(round.truth)?;
+                    self.push("while", Work::While { truth, end: 0 }, Some(origin));
+                }
+                Step::Again(_) => {
+                    let to = begun.pop().expect("loops end where they have begun");
+                    let here = self.plan.steps.len();
+                    if let Work::While { end, .. } = &mut self.plan.steps[to].work {
+                        *end = here;
+                    }
+                    self.push("again", Work::Again { to }, Some(origin));
+                }
                 Step::Part { .. } | Step::Join { .. } => {}
             }
             origin += 1;

@@ -1,6 +1,6 @@
 //! Layouts of images between kernels: plain, or with a block of channels next to each other.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write};
 
 use tilewright_ir::expr::Expr;
@@ -231,6 +231,8 @@ struct Images {
     /// Class of each value whose layout is open.
     classes: Vec<Option<usize>>,
     n_classes: usize,
+    /// Results of kernels of loops, which have no choice.
+    in_loops: HashSet<ValueId>,
 }
 
 /// Whether images of a type may lie in blocks.
@@ -258,8 +260,18 @@ impl Images {
         }
         let mut is_open = vec![false; net.values.len()];
         let mut closed: Vec<ValueId> = net.inputs.iter().chain(&net.outputs).copied().collect();
+        let (mut depth, mut in_loops) = (0, HashSet::new());
         for step in &fused.steps {
             match step {
+                Step::While(_) => depth += 1,
+                Step::Again(_) => depth -= 1,
+                // Iterations may be none, so that none of them converts what others read.
+                Step::Kernel(kernel) if depth > 0 => {
+                    in_loops.insert(kernel.output);
+                    closed.extend(kernel.inputs.iter().chain([&kernel.output]));
+                }
+                Step::Set { from, to } => closed.extend([*from, *to]),
+                Step::Part { of, part, .. } if depth > 0 => closed.extend([*of, *part]),
                 Step::Kernel(kernel) => is_open[kernel.output.0] = is_image(net, kernel.output, block),
                 Step::Sequence(steps) => {
                     closed.extend(steps.moving.iter().flat_map(|moving| moving.first.into_iter().chain([moving.of])));
@@ -313,7 +325,7 @@ impl Images {
             })
         });
         let classes = classes.collect();
-        let mut images = Images { block, classes, n_classes: numbers.len() };
+        let mut images = Images { block, classes, n_classes: numbers.len(), in_loops };
         // What a kernel makes that cannot write blocks is plain.
         let kernels = fused.steps.iter().filter_map(|step| match step {
             Step::Kernel(kernel) => Some(kernel),
@@ -333,6 +345,9 @@ impl Images {
     /// Sides of a kernel that may be blocked; `None` where it has no choice.
     fn freedom(&self, net: &Net, kernel: &Kernel) -> Option<Way> {
         let is_image = |id: ValueId| is_image(net, id, self.block);
+        if self.in_loops.contains(&kernel.output) {
+            return None;
+        }
         let output = self.classes[kernel.output.0].is_some();
         match kernel.workload.structure() {
             Structure::Window(window) => {

@@ -60,7 +60,7 @@ mod whole;
 
 pub use caches::CachesOfKernels;
 pub use compile::{CompileError, Compiled, Making, Schedule, compile, compile_as, compile_quickly, lay_out};
-pub use fuse::{Fused, Kernel, Moving, Step, Steps, fuse, lower};
+pub use fuse::{Fused, Kernel, Moving, Round, Step, Steps, fuse, lower};
 pub use halves::count_halves;
 pub use import::{NoCode, import};
 pub use inputs::{Given, all_inputs, feed, named_dims, read_model, weights_beside};

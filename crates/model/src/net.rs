@@ -177,6 +177,8 @@ pub enum Kind {
     Append(usize),
     /// A net for each step of a sequence.
     Sequence(Box<Sequence>),
+    /// A net that repeats.
+    Loop(Box<Repeat>),
     /// A function in C.
     Call(Box<HostCall>),
     /// An operator as the model has it, for which there is no code.
@@ -218,6 +220,22 @@ pub struct Sequence {
     pub writes: Vec<(usize, Track)>,
     /// Constants of the body that are those of the net around it.
     pub constants: Vec<(ValueId, ValueId)>,
+}
+
+/// A net that repeats while a condition holds, as often as is said at most. The node's inputs are that number
+/// and the first condition, where they are there, what is carried from iteration to iteration, and what the
+/// net captures; its outputs what is carried in the end, and tensors of one row of each iteration.
+#[derive(Debug, Clone)]
+pub struct Repeat {
+    /// Net of an iteration: its inputs are the number of the iteration, a condition that nobody reads, what
+    /// is carried, and what is captured; its outputs the next condition, what is carried on, and rows.
+    pub body: Net,
+    /// Number of carried values.
+    pub n_carried: usize,
+    /// Number of iterations, where it is known.
+    pub n: Option<i64>,
+    /// The operator.
+    pub op: Op,
 }
 
 /// Source of an input of a step.

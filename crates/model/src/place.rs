@@ -45,7 +45,8 @@ impl Places {
         for (step, _) in fused.each() {
             match step {
                 Step::Kernel(kernel) => is_computed[kernel.output.0] = true,
-                Step::Append { .. } => {}
+                // What an iteration leaves to the next one is in nobody else's memory.
+                Step::Append { .. } | Step::Set { .. } | Step::While(_) | Step::Again(_) => {}
                 Step::Sequence(_) => unreachable!("no sequence is within another"),
                 Step::Host(node) => node.outputs.iter().for_each(|id| is_computed[id.0] = true),
                 Step::Join { whole, .. } => is_computed[whole.0] = true,
@@ -59,6 +60,11 @@ impl Places {
             Step::Sequence(sequence) => Some(sequence),
             _ => None,
         });
+        for step in &fused.steps {
+            if let Step::While(round) = step {
+                round.carried.iter().for_each(|id| is_computed[id.0] = false);
+            }
+        }
         for moving in sequences.flat_map(|sequence| &sequence.moving) {
             is_computed[moving.of.0] |= is_computed[moving.value.0];
         }

@@ -111,7 +111,8 @@ impl Outline {
 pub struct ProfiledStep {
     /// The model's nodes that it comes from.
     pub name: String,
-    /// `kernel`, `host` of an operator without code, `append` to a state, or `copy`.
+    /// `kernel`, `host` of an operator without code, `append` to a state, `loop` where one begins or ends, or
+    /// `copy`.
     pub kind: &'static str,
     /// The workload of a kernel, the operator of another node.
     pub workload: String,
@@ -122,7 +123,8 @@ pub struct ProfiledStep {
     /// where 16 are next to each other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
-    /// Number of its calls in a run: one for each step of a sequence.
+    /// Number of its calls in a run: one for each step of a sequence, and for each iteration of a loop where
+    /// their number is known.
     #[serde(skip_serializing_if = "is_one")]
     pub times: usize,
     /// The median over runs, in microseconds, of all these times together; 0 where it was not measured.
@@ -149,18 +151,18 @@ impl Compiled {
 
     /// The steps that are listed, and which of them each step of the plan is.
     fn rows(&self) -> (Vec<ProfiledStep>, Vec<usize>) {
-        let each: Vec<&Step> = self.fused.each().map(|(step, _)| step).collect();
+        let each: Vec<(&Step, usize)> = self.fused.each().collect();
         let (mut rows, mut row_of): (Vec<ProfiledStep>, HashMap<usize, usize>) = (Vec::new(), HashMap::new());
         let mut row = |(step, origin): (&tilewright_runtime::Step, &Option<usize>)| {
             if let Some(&known) = origin.and_then(|at| row_of.get(&at)) {
-                rows[known].times += 1;
                 return known;
             }
-            let step_of = origin.map(|at| each[at]);
+            let (step_of, times) = origin.map_or((None, 1), |at| (Some(each[at].0), each[at].1));
             let (kind, workload, label) = match step_of {
                 Some(Step::Kernel(kernel)) => ("kernel", kernel.workload.to_string(), kernel.workload.label()),
                 Some(Step::Host(node)) => ("host", node.operator(), host_label(node)),
                 Some(Step::Append { .. }) => ("append", String::new(), "append".to_owned()),
+                Some(Step::While(_) | Step::Again(_)) => ("loop", String::new(), "loop".to_owned()),
                 _ => ("copy", String::new(), "copy".to_owned()),
             };
             let layout = match step_of {
@@ -168,7 +170,7 @@ impl Compiled {
                 _ => None,
             };
             let name = step.name.clone();
-            rows.push(ProfiledStep { name, kind, workload, label, layout, times: 1, us: 0.0, gflops: None });
+            rows.push(ProfiledStep { name, kind, workload, label, layout, times, us: 0.0, gflops: None });
             row_of.extend(origin.map(|at| (at, rows.len() - 1)));
             rows.len() - 1
         };
@@ -193,10 +195,12 @@ impl Compiled {
         for (row, ns) in rows.iter_mut().zip(&of_rows) {
             row.us = Timing::of_samples(ns, false).median_ns / 1e3;
         }
+        let are_uncounted = self.fused.are_uncounted();
         for (row, origin) in row_of_steps.iter().zip(&self.origins) {
-            // What a kernel with open sizes computes depends on the run.
+            // What a kernel with open sizes, or one of such a loop, computes depends on the run.
             if let Some(Step::Kernel(kernel)) = origin.map(|at| each[at])
                 && kernel.open.is_none()
+                && !origin.is_some_and(|at| are_uncounted[at])
             {
                 let flops = kernel.workload.flops() * rows[*row].times as f64;
                 rows[*row].gflops = (flops > 0.0).then(|| flops / (rows[*row].us * 1e3).max(1.0));

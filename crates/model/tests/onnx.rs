@@ -11,6 +11,9 @@ mod libraries;
 #[path = "onnx/language.rs"]
 mod language;
 
+#[path = "onnx/loops.rs"]
+mod loops;
+
 #[path = "onnx/halves.rs"]
 mod halves;
 
@@ -291,7 +294,7 @@ fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: &[i64], n_kernels
     let compiled = compiled(&specialise(&graph, &Bindings::default()).graph).unwrap_or_else(|e| panic!("{e}"));
     let of_step = |step: &Step| match step {
         Step::Kernel(_) => Some(true),
-        Step::Sequence(_) | Step::Host(_) => Some(false),
+        Step::Sequence(_) | Step::Host(_) | Step::Set { .. } | Step::While(_) | Step::Again(_) => Some(false),
         Step::Append { .. } | Step::Part { .. } | Step::Join { .. } => None,
     };
     let steps: Vec<bool> = compiled.fused.steps.iter().filter_map(of_step).collect();

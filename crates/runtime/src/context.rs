@@ -121,6 +121,8 @@ pub struct Context {
     size: i64,
     /// The kernels' open sizes in the next run, step by step.
     sizes: Vec<i64>,
+    /// Beginning of each step's addresses, and of its sizes.
+    starts: Vec<[usize; 2]>,
     /// Room for what functions of this process are called with; empty between calls.
     reads: Vec<&'static [u8]>,
     writes: Vec<&'static mut [u8]>,
@@ -173,7 +175,11 @@ impl Context {
             });
             pointers.push(pointer);
         };
+        let (mut starts, mut n_slices, mut n_sizes) = (Vec::with_capacity(model.plan().steps.len()), 0, 0);
         for step in &model.plan().steps {
+            starts.push([n_slices, n_sizes]);
+            n_slices += slices(&step.work).count();
+            n_sizes += n_sizes_of(&step.work);
             if let Work::Host { inputs, outputs, run: Host::Function(_) } = &step.work {
                 (most_reads, most_writes) = (most_reads.max(inputs.len()), most_writes.max(outputs.len()));
             }
@@ -183,12 +189,7 @@ impl Context {
         let first_truth = pointers.len() - model.plan().guards.len();
         let (reads, writes) = (Vec::with_capacity(most_reads), Vec::with_capacity(most_writes));
         let (model, threads) = (Arc::clone(model), threads.clone());
-        let n_sizes = model.plan().steps.iter().map(|step| match &step.work {
-            Work::Kernel { sizes, .. } => sizes.len(),
-            Work::Move { .. } => MOVED,
-            Work::Copy { .. } | Work::Host { .. } => 0,
-        });
-        let sizes = Vec::with_capacity(n_sizes.sum());
+        let sizes = Vec::with_capacity(n_sizes);
         let (size, _arena) = (0, arena);
         let mut context = Context {
             model,
@@ -202,6 +203,7 @@ impl Context {
             of_states,
             size,
             sizes,
+            starts,
             reads,
             writes,
         };
@@ -292,7 +294,7 @@ impl Context {
             match &step.work {
                 Work::Kernel { sizes, .. } => self.sizes.extend(sizes.iter().map(|open| open.at(size))),
                 Work::Move { rows, .. } => self.sizes.extend(moved(rows).map(|open| open.at(size))),
-                Work::Copy { .. } | Work::Host { .. } => {}
+                Work::Copy { .. } | Work::Host { .. } | Work::While { .. } | Work::Again { .. } => {}
             }
         }
     }
@@ -403,22 +405,27 @@ impl Context {
 
     fn steps(&mut self, on_all: &Runtime, mut step_ns: Option<&mut [u64]>) -> Result<(), RunError> {
         let on_one = Runtime::serial();
-        let (mut rest, mut rest_of_sizes) = (&self.pointers[..], &self.sizes[..]);
-        for (at, step) in self.model.plan().steps.iter().enumerate() {
+        let mut next = 0;
+        while let Some(step) = self.model.plan().steps.get(next) {
+            let at = next;
+            next += 1;
             let start = step_ns.is_some().then(Instant::now);
-            let (pointers, after) = rest.split_at(slices(&step.work).count());
-            rest = after;
-            let n_sizes = match &step.work {
-                Work::Kernel { sizes, .. } => sizes.len(),
-                Work::Move { .. } => MOVED,
-                Work::Copy { .. } | Work::Host { .. } => 0,
-            };
-            let (sizes, after) = rest_of_sizes.split_at(n_sizes);
-            rest_of_sizes = after;
-            if !self.is_needed(step.guard) {
+            let [first, first_size] = self.starts[at];
+            let pointers = &self.pointers[first..first + slices(&step.work).count()];
+            let sizes = &self.sizes[first_size..first_size + n_sizes_of(&step.work)];
+            let is_needed = self.is_needed(step.guard);
+            if let Work::While { end, .. } = step.work {
+                // SAFETY: the model has checked that it is a byte within what it is of.
+                if !is_needed || unsafe { *pointers[0] } == 0 {
+                    next = end + 1;
+                }
+            }
+            if !is_needed {
                 continue;
             }
             match &step.work {
+                Work::While { .. } => {}
+                Work::Again { to } => next = *to,
                 Work::Kernel { kernel, parts, all_threads, .. } => {
                     let runtime = if *all_threads { on_all } else { &on_one };
                     let kernel = self.model.codes()[*kernel].kernel();
@@ -483,6 +490,15 @@ impl Context {
 /// Number of sizes of a move.
 const MOVED: usize = 3;
 
+/// Number of open sizes of a step.
+fn n_sizes_of(work: &Work) -> usize {
+    match work {
+        Work::Kernel { sizes, .. } => sizes.len(),
+        Work::Move { .. } => MOVED,
+        Work::Copy { .. } | Work::Host { .. } | Work::While { .. } | Work::Again { .. } => 0,
+    }
+}
+
 /// Sizes of a move, in their order.
 fn moved(rows: &Rows) -> [Size; MOVED] {
     [rows.offsets[0], rows.offsets[1], rows.n_bytes]
@@ -494,6 +510,8 @@ fn slices(work: &Work) -> impl Iterator<Item = &Slice> {
         Work::Kernel { arguments, kept, .. } => (&arguments[..], &kept[..]),
         Work::Copy { from, to, .. } | Work::Move { from, to, .. } => (slice::from_ref(from), slice::from_ref(to)),
         Work::Host { inputs, outputs, .. } => (&inputs[..], &outputs[..]),
+        Work::While { truth, .. } => (slice::from_ref(truth), &[][..]),
+        Work::Again { .. } => (&[][..], &[][..]),
     };
     first.iter().chain(second)
 }

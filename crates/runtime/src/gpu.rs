@@ -145,6 +145,7 @@ impl<'m> Launches<'m> {
                 }
                 // Runs say no sizes on a GPU.
                 Work::Move { .. } | Work::Host { .. } => {}
+                Work::While { .. } | Work::Again { .. } => unreachable!("a GPU's plan has no loops"),
             }
             all.steps.push(start..all.launches.len());
         }

@@ -52,8 +52,10 @@ operators! {
     CROP: "crop", net_host_crop, "Regions of an image in another size.";
     CUMULATIVE: "cumulative", net_host_cumulative, "Running sums or products.";
     DET: "det", net_host_det, "Determinants of matrices.";
+    ITERATE: "iterate", net_host_iterate, "The number of an iteration, and whether it takes place.";
     MAX_POOL: "max_pool", net_host_max_pool, "The largest number of each window, and where it is.";
     MEL: "mel", net_host_mel, "Weights from frequencies to mel bands.";
+    PUT: "put", net_host_put, "A row of a tensor, whose others stay as they are.";
     ROI_ALIGN: "roi_align", net_host_roi_align, "Regions of images.";
     SCATTER: "scatter", net_host_scatter, "A tensor with updates at some places.";
     SELECT: "select", net_host_select, "One of two tensors.";

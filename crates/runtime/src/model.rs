@@ -292,6 +292,7 @@ impl Model {
         let (inputs, outputs) = checker.interface()?;
         plan.steps.iter().try_for_each(|step| checker.step(step))?;
         checker.guards()?;
+        checker.loops()?;
         let mut end = 0;
         let needed = needed_constants(&plan, &codes);
         let offsets = plan.constants.iter().enumerate().map(|(at, constant)| {
@@ -356,7 +357,7 @@ impl Model {
         let of_kernels = self.codes.iter().map(|code| code.kernel.scratch_bytes(n_threads));
         let of_host = self.plan.steps.iter().map(|step| match &step.work {
             Work::Host { run, .. } => run.scratch_bytes() as u64,
-            Work::Kernel { .. } | Work::Copy { .. } | Work::Move { .. } => 0,
+            _ => 0,
         });
         of_kernels.chain(of_host).max().unwrap_or(0)
     }
@@ -592,6 +593,8 @@ fn needed_constants(plan: &Plan, codes: &[Code]) -> HashSet<usize> {
             }
             Work::Copy { from, .. } | Work::Move { from, .. } => need(from),
             Work::Host { inputs, .. } => inputs.iter().for_each(&mut need),
+            Work::While { truth, .. } => need(truth),
+            Work::Again { .. } => {}
         }
     }
     plan.guards.iter().for_each(|guard| need(&guard.truth));
@@ -669,6 +672,26 @@ impl Checker<'_> {
         }
     }
 
+    /// Checks that loops begin and end in turn, one within another.
+    fn loops(&self) -> Result<(), PlanError> {
+        let mut begun: Vec<(usize, usize)> = Vec::new();
+        for (at, step) in self.plan.steps.iter().enumerate() {
+            let missing = |index| PlanError::Missing { step: step.name.clone(), what: "end of a loop", index };
+            match step.work {
+                Work::While { end, .. } => begun.push((at, end)),
+                Work::Again { to } if begun.pop() != Some((to, at)) => return Err(missing(at)),
+                _ => {}
+            }
+        }
+        match begun.pop() {
+            Some((at, index)) => {
+                let step = self.plan.steps[at].name.clone();
+                Err(PlanError::Missing { step, what: "end of a loop", index })
+            }
+            None => Ok(()),
+        }
+    }
+
     fn step(&self, step: &Step) -> Result<(), PlanError> {
         let name = || step.name.clone();
         match &step.work {
@@ -714,6 +737,14 @@ impl Checker<'_> {
                 }
                 self.written(step, to, &[])
             }
+            Work::While { truth, .. } => {
+                self.slice(step, truth)?;
+                match truth.n_bytes {
+                    1 => Ok(()),
+                    given => Err(PlanError::Size { step: name(), tensor: self.name(truth), expected: 1, given }),
+                }
+            }
+            Work::Again { .. } => Ok(()),
             Work::Host { inputs, outputs, .. } => {
                 let all = [&inputs[..], &outputs[..]].concat();
                 all.iter().try_for_each(|slice| self.slice(step, slice))?;

@@ -220,6 +220,18 @@ pub enum Work {
         /// The function.
         run: Host,
     },
+    /// Begins a loop: the steps behind it repeat up to its end, where that jumps back.
+    While {
+        /// Truth of one byte without which a run goes on behind the end.
+        truth: Slice,
+        /// Index of the step that ends it.
+        end: usize,
+    },
+    /// Ends a loop.
+    Again {
+        /// Index of the step that begins it.
+        to: usize,
+    },
 }
 
 /// Rows that are copied; what a run says of them is in bytes.
@@ -335,6 +347,8 @@ impl fmt::Debug for Step {
             Work::Kernel { kernel, .. } => format!("kernel {kernel}"),
             Work::Copy { .. } | Work::Move { .. } => "copy".to_owned(),
             Work::Host { .. } => "host".to_owned(),
+            Work::While { end, .. } => format!("while, up to {end}"),
+            Work::Again { to } => format!("again from {to}"),
         };
         write!(f, "{} ({what})", self.name)
     }

@@ -217,6 +217,12 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
         Ok(())
     };
     let mut first = 0;
+    // Each part of a kernel is a step.
+    let mut starts = Vec::with_capacity(model.plan().steps.len());
+    for step in &model.plan().steps {
+        let before = starts.last().map_or(0, |(at, n)| at + n);
+        starts.push((before, if let Work::Kernel { parts, .. } = &step.work { parts.len() } else { 1 }));
+    }
     for step in &model.plan().steps {
         let guard = step.guard.map_or(0, |at| at + 1);
         match &step.work {
@@ -269,6 +275,18 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
                 }
                 n_steps += 1;
                 first += inputs.len() + outputs.len();
+            }
+            Work::While { truth, end } => {
+                add(&mut std::iter::once((truth, true)), &step.name)?;
+                let (end, size) = (starts[*end].0, of_size(0));
+                writeln!(steps, "    {{NULL, NULL, NULL, {first}, NET_LOOP_BEGIN, {end}, {size}{guard}}},")?;
+                n_steps += 1;
+                first += 1;
+            }
+            Work::Again { to } => {
+                let (to, size) = (starts[*to].0, of_size(0));
+                writeln!(steps, "    {{NULL, NULL, NULL, {first}, NET_LOOP_END, {to}, {size}{guard}}},")?;
+                n_steps += 1;
             }
             Work::Host { run: Host::Function(_), .. } => unreachable!("such a plan is refused"),
         }

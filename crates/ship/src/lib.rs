@@ -342,7 +342,7 @@ fn parts_of(model: &Model, constants: &Constants, of: usize) -> Vec<Part> {
                 all.extend(parts);
                 all.extend(constants.makers.contains(&at).then_some(Part::Prepare));
             }
-            Work::Kernel { .. } | Work::Copy { .. } | Work::Move { .. } | Work::Host { .. } => {}
+            _ => {}
         }
     }
     all

@@ -63,6 +63,9 @@ typedef struct net_address {
     size_t offset;
 } net_address;
 
+/* Begins a loop, which goes on behind its end where the truth at its address is 0; ends it, and jumps back. */
+enum { NET_LOOP_BEGIN = 2, NET_LOOP_END };
+
 typedef struct net_step {
     /* Where both are null, the second address gets a copy of the first one's bytes; with parameters, of rows: their
      * number and the bytes between them here and there. */
@@ -72,8 +75,9 @@ typedef struct net_step {
     const int64_t *parameters;
     /* The step's addresses. */
     uint32_t first;
-    /* Whether all threads work on it. */
+    /* Whether all threads work on it; or NET_LOOP_BEGIN or NET_LOOP_END. */
     uint32_t all_threads;
+    /* Bytes of a copy; where a loop begins or ends, the step at its other end. */
     size_t copied_bytes;
 @DIM@    /* The first of the kernel's sizes; of a copy, the number of rows of so many bytes, counted from 1, or 0. */
 @DIM@    uint32_t size;
@@ -641,7 +645,16 @@ static int net_run_steps(net_context *context, const void *const *inputs, void *
         const net_step *step = &net_steps[i];
         void *const *addresses = &context->addresses[step->first];
         int code = NET_OK;
-        if (!net_is_needed(context, step->guard)) continue;
+        int is_needed = net_is_needed(context, step->guard);
+        if (step->all_threads == NET_LOOP_BEGIN) {
+            if (!is_needed || !*(const uint8_t *)addresses[0]) i = step->copied_bytes;
+            continue;
+        }
+        if (step->all_threads == NET_LOOP_END) {
+            i = step->copied_bytes - 1;
+            continue;
+        }
+        if (!is_needed) continue;
         if (step->kernel)
 @NODIM@            code = step->kernel(addresses, context->scratch, step->all_threads ? &together : &alone);
 @DIM@            code = step->kernel(addresses, context->scratch, step->all_threads ? &together : &alone,

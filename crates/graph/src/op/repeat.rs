@@ -307,8 +307,8 @@ impl Scan {
         Ok(draft.graph)
     }
 
-    /// Puts the loop for one sequence into a graph: its outputs. Of the facts about the graph's inputs, where
-    /// they are given, ranks of outputs follow, which other dimensions than the first need.
+    /// Puts the loop for one sequence into a graph: its outputs. Facts about the graph's inputs, where they
+    /// are given, tell the ranks of outputs, which other dimensions than the first need.
     fn one(
         &self,
         draft: &mut Draft<'_>,
@@ -317,7 +317,7 @@ impl Scan {
         shapes: &[&[usize]],
         facts: Option<&[Option<Fact<'_>>]>,
     ) -> Result<Vec<ValueId>, OpError> {
-        let (mut n, n_scanned) = (None, self.inputs.len());
+        let mut n = None;
         for (at, along) in self.inputs.iter().enumerate() {
             let shape = shapes[self.n_carried + at];
             let found = shape[axis(along.axis, shape.len())?];
@@ -332,9 +332,6 @@ impl Scan {
         let mut inputs = vec![Some(draft.number(n)), None];
         inputs.extend(carried.iter().chain(scanned).chain(&captured).map(|id| Some(*id)));
         let captures = (2 + self.n_carried..inputs.len()).collect();
-        // What is scanned is captured, and none of the loop's own inputs.
-        let own = 2 + self.n_carried + n_scanned + captured.len();
-        debug_assert_eq!(own, inputs.len(), "all inputs are there");
         let op = Loop { body: Body { graph: Box::new(body), captures }, n_carried: self.n_carried };
         let outputs: Vec<ValueId> =
             self.body.graph.outputs.iter().map(|_| draft.graph.add_value(Value::default())).collect();

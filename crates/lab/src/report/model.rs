@@ -379,7 +379,7 @@ fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<Gra
                             let from = maker(&picture, of);
                             picture.makers.extend(from.map(|node| (*part, node)));
                         }
-                        Step::Sequence(_) | Step::Host(_) | Step::Append { .. } | Step::Join { .. } => {}
+                        _ => {}
                     }
                 }
                 for moving in sequence.moving.iter().filter(|moving| moving.first.is_none()) {
@@ -393,7 +393,8 @@ fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<Gra
                 picture.makers.extend(operator.outputs.iter().map(|id| (*id, node)));
                 n_steps += 1;
             }
-            Step::Append { from, to, .. } => {
+            Step::While(_) | Step::Again(_) => n_steps += 1,
+            Step::Append { from, to, .. } | Step::Set { from, to } => {
                 let node = picture.add("step", &net.value(*to).name, Some(*to), Some(n_steps));
                 picture.connect(*from, node);
                 picture.makers.insert(*to, node);

@@ -70,7 +70,9 @@ pub(super) fn is_of_nest(net: &Net, node: &Node) -> bool {
         Kind::Gather { .. } => true,
         Kind::Slice(parts) => contiguous(net, node, parts).is_none(),
         Kind::Concat(axis) => !is_flat(net, node, *axis),
-        Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_) | Kind::Sequence(_) => false,
+        Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_) | Kind::Sequence(_) | Kind::Loop(_) => {
+            false
+        }
         Kind::Call(_) | Kind::Host(_) | Kind::Append(_) => false,
     }
 }

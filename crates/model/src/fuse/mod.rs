@@ -4,11 +4,13 @@
 mod absorb;
 mod groups;
 mod nest;
+mod repeat;
 mod workload;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
-use tilewright_graph::{Graph, with_both_branches};
+use tilewright_graph::{Graph, Op, with_both_branches};
 use tilewright_ir::Target;
 use tilewright_ir::op::{Range, Structure, Workload, WorkloadError};
 use tilewright_runtime::Size;
@@ -16,12 +18,14 @@ use tilewright_runtime::Size;
 use self::absorb::{absorb_maps, absorb_prologues};
 use self::groups::groups;
 pub(crate) use self::nest::{nest, open_nest};
+pub use self::repeat::Round;
+use self::repeat::steps_of_loop;
 pub(crate) use self::workload::convolution_of;
 use self::workload::{convolution, packed, product};
 use crate::epilogue::Operations;
 use crate::halves::widened;
-use crate::import::import;
-use crate::net::{Kind, Net, Node, Read, Sequence, Track, ValueId};
+use crate::import::{NoCode, import};
+use crate::net::{Evaluated, Kind, Net, Node, Read, Sequence, Track, ValueId};
 use crate::open::OpenNet;
 use crate::quantized::epilogue::opening;
 use crate::quantized::graph::{has_dots, in_bytes};
@@ -94,6 +98,17 @@ pub enum Step {
         /// The dimension.
         axis: usize,
     },
+    /// Copies a value to the memory of another one.
+    Set {
+        /// Source.
+        from: ValueId,
+        /// Destination, of as many bytes.
+        to: ValueId,
+    },
+    /// Begins a loop: the steps up to its end repeat while its truth holds.
+    While(Round),
+    /// Ends the loop that began last.
+    Again(Round),
     /// No work: `part` is a view into `of`, `offset` elements in.
     Part {
         /// The whole.
@@ -183,11 +198,42 @@ impl Fused {
     }
 
     /// Steps, each with the number of times that a run has it; of a sequence, the steps of its body.
+    /// A step of a loop whose number of iterations is not known counts as if there were one.
     pub fn each(&self) -> impl Iterator<Item = (&Step, usize)> {
-        self.steps.iter().flat_map(|step| match step {
-            Step::Sequence(sequence) => sequence.steps.iter().map(|step| (step, sequence.n_steps as usize)).collect(),
-            step => vec![(step, 1)],
+        let (mut n, mut outer) = (1_usize, Vec::new());
+        self.steps.iter().flat_map(move |step| {
+            match step {
+                Step::While(round) => {
+                    outer.push(n);
+                    n = n.saturating_mul(round.n.map_or(1, |n| n as usize));
+                }
+                Step::Again(_) => n = outer.pop().unwrap_or(1),
+                _ => {}
+            }
+            match step {
+                Step::Sequence(sequence) => {
+                    let times = n.saturating_mul(sequence.n_steps as usize);
+                    sequence.steps.iter().map(|step| (step, times)).collect()
+                }
+                step => vec![(step, n)],
+            }
         })
+    }
+
+    /// Tells of each of these steps whether it is in a loop whose number of iterations only a run tells.
+    pub fn are_uncounted(&self) -> Vec<bool> {
+        let (mut are, mut outer) = (Vec::new(), vec![false]);
+        for step in &self.steps {
+            let is_within = *outer.last().expect("all is within nothing");
+            match step {
+                Step::While(round) => outer.push(is_within || round.n.is_none()),
+                Step::Again(_) => drop(outer.pop()),
+                _ => {}
+            }
+            let n = if let Step::Sequence(sequence) = step { sequence.steps.len() } else { 1 };
+            are.extend(std::iter::repeat_n(is_within, n));
+        }
+        are
     }
 
     /// The workload of each kernel, to change what is asked of it.
@@ -232,7 +278,11 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, Workl
     trace.graph_pass("in_bytes", &with_branches, &with_bytes);
     let wide = widened(&with_bytes, exact);
     trace.graph_pass("widen", &with_bytes, &wide);
+    let wide = with_bodies(wide, &|body| widened(&in_bytes(body, target), exact).into_owned());
     let mut net = import(&wide, has_dots(target));
+    if target.gpu.is_some() {
+        net.nodes.iter_mut().for_each(evaluate_loop);
+    }
     trace.pass("import", wide.nodes().len(), net.nodes.len());
     trace.0.extend(simplify(&mut net).0);
     let mut fused = fuse(net)?;
@@ -240,6 +290,29 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, Workl
     fused.trace = trace;
     fused.workloads_mut().for_each(|workload| workload.exact |= exact);
     Ok(fused)
+}
+
+/// Rewrites the graphs of loops, and those within them.
+fn with_bodies<'a>(graph: Cow<'a, Graph>, rewrite: &dyn Fn(&Graph) -> Graph) -> Cow<'a, Graph> {
+    if !graph.nodes().any(|(_, node)| matches!(node.op, Op::Loop(_))) {
+        return graph;
+    }
+    let mut graph = graph.into_owned();
+    for op in graph.ops_mut() {
+        if let Op::Loop(op) = op {
+            let body = rewrite(&op.body.graph);
+            *op.body.graph = with_bodies(Cow::Owned(body), rewrite).into_owned();
+        }
+    }
+    Cow::Owned(graph)
+}
+
+/// Leaves a loop to the reference, since a GPU's launches have no jumps.
+fn evaluate_loop(node: &mut Node) {
+    if let Kind::Loop(repeat) = &node.kind {
+        let (op, reason) = (repeat.op.clone(), NoCode::Form("loops on a GPU whose end a run decides on"));
+        node.kind = Kind::Host(Box::new(Evaluated { op, reason }));
+    }
 }
 
 /// Fuses a simplified net.
@@ -263,6 +336,10 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
             }
             Kind::Packed(packing) => Step::Kernel(packed(&net, node, *packing, &epilogues[at])?),
             Kind::Sequence(sequence) => Step::Sequence(steps_of(&mut net, node, sequence, &mut trace)?),
+            Kind::Loop(repeat) => {
+                steps.extend(steps_of_loop(&mut net, node, repeat, &mut trace)?);
+                continue;
+            }
             Kind::Call(_) | Kind::Host(_) => Step::Host(node.clone()),
             Kind::Append(axis) => Step::Append { from: node.input(0), to: node.output(), axis: *axis },
             Kind::View if is_inside[at] => continue,
@@ -304,7 +381,7 @@ fn steps_of(net: &mut Net, node: &Node, sequence: &Sequence, trace: &mut Trace) 
             Step::Kernel(Kernel { inputs, output: outer(kernel.output), ..kernel })
         }
         Step::Part { of, part, offset } => Step::Part { of: outer(of), part: outer(part), offset },
-        Step::Sequence(_) | Step::Host(_) | Step::Append { .. } | Step::Join { .. } => {
+        _ => {
             unreachable!("a step of a sequence is made of maps, products and their parts")
         }
     };

@@ -19,6 +19,7 @@ mod product;
 mod quantize;
 mod recurrent;
 mod reduce;
+mod repeat;
 mod sample;
 mod scatter;
 mod softmax;
@@ -116,6 +117,8 @@ fn compiles(net: &Net, from: usize) -> Lowered {
     let check = |node: &Node| match &node.kind {
         Kind::View | Kind::Call(_) | Kind::Host(_) => Ok(()),
         Kind::Sequence(sequence) => compiles(&sequence.body, 0),
+        // Its nodes have been checked.
+        Kind::Loop(_) => Ok(()),
         Kind::Map(value) if has_power(value) => Err(NoCode::Build("powers")),
         _ if are(node, DType::F32) || are(node, DType::F64) => Ok(()),
         _ => Err(NoCode::Build("types besides f32 and f64")),
@@ -228,6 +231,7 @@ impl Job<'_> {
             Op::GroupQueryAttention(op) => self.grouped_attention(op),
             Op::RotaryEmbedding(op) => self.rotated(op),
             Op::Recurrent(op) => self.recurrent(op),
+            Op::Loop(op) => self.loop_of(op),
             Op::TreeEnsemble(op) => self.trees(op),
             Op::PairwiseCoupling(op) => self.coupled(op.n_classes),
             Op::Det(_) => self.determinants(),
@@ -247,6 +251,7 @@ impl Job<'_> {
                 | Op::Dropout(_)
                 | Op::DynamicQuantizeLinear(_)
                 | Op::LayerNormalization(_)
+                | Op::Loop(_)
                 | Op::Pool(_)
                 | Op::Recurrent(_)
                 | Op::SoftmaxCrossEntropyLoss(_)

@@ -363,6 +363,7 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
                 }
             }
             Kind::Sequence(_) => return refuse(&node.origin, "has steps of a sequence"),
+            Kind::Loop(_) => return refuse(&node.origin, "repeats"),
             Kind::Packed(_) => return refuse(&node.origin, "has packed weights, whose kernels know their rows"),
             Kind::Call(_) | Kind::Host(_) => {
                 return refuse(&node.origin, &format!("({}) has no code for a size that runs say", node.operator()));

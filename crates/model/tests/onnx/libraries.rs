@@ -12,7 +12,7 @@ use super::*;
 use crate::common::build::{Attr, declared, field, model, node};
 
 /// Expected results of a library, to be compared with the bytes of its outputs, one behind the other.
-struct Expected {
+pub(super) struct Expected {
     case: String,
     /// Outputs of the case.
     outputs: Vec<Tensor>,
@@ -54,7 +54,7 @@ static void *fill(FILE *file, size_t bytes) {
 
 /// Writes the library of a case into a folder, with its inputs; nothing where a run refuses the case, an
 /// error where the library alone does.
-fn write_case(case: &Case, name: &str, folder: &Path) -> Result<Option<Expected>, String> {
+pub(super) fn write_case(case: &Case, name: &str, folder: &Path) -> Result<Option<Expected>, String> {
     let Some((inputs, outputs)) = case.sets.first() else { return Ok(None) };
     let Some((compiled, given)) = compiled_case(case, inputs, &host::target())? else { return Ok(None) };
     let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).map_err(|e| e.to_string())?;
@@ -86,7 +86,7 @@ fn tensors(bytes: &[u8], types: &[&TensorType]) -> Vec<Tensor> {
 }
 
 /// Builds libraries in one program, runs that, and says what is wrong with their outputs.
-fn wrong_outputs(folder: &Path, expected: &[(String, Expected)]) -> Vec<String> {
+pub(super) fn wrong_outputs(folder: &Path, expected: &[(String, Expected)]) -> Vec<String> {
     let mut main = String::new();
     expected.iter().for_each(|(name, _)| writeln!(main, "#include \"{name}.h\"").unwrap());
     main += MAIN;

@@ -1,0 +1,197 @@
+//! Loops whose steps are there once and repeat, against the reference: in this process and as libraries.
+
+use tilewright_model::Step;
+
+use super::libraries::{write_case, wrong_outputs};
+use super::*;
+use crate::common::build::{Attr, declared, field, model, node};
+
+const F: DType = DType::F32;
+
+/// An input of a graph: name, type and dimensions.
+type In<'a> = (&'a str, DType, &'a [i64]);
+
+fn graph(nodes: &[Vec<u8>], inputs: &[In], outputs: &[&str]) -> Vec<u8> {
+    let inputs: Vec<u8> =
+        inputs.iter().flat_map(|(name, dtype, dims)| field(11, declared(name, *dtype, dims))).collect();
+    let outputs: Vec<u8> = outputs.iter().flat_map(|name| field(12, field(1, name))).collect();
+    [nodes.concat(), inputs, outputs].concat()
+}
+
+fn known(name: &str, tensor: Tensor) -> Vec<u8> {
+    node("Constant", &[], &[name], &[("value", Attr::Tensor(tensor))])
+}
+
+fn number(n: i64) -> Tensor {
+    Tensor::from_integers(DType::I64, [], &[n.into()])
+}
+
+fn floats(shape: &[usize], of: impl Fn(usize) -> f64) -> Tensor {
+    Tensor::from_floats(F, shape.to_vec(), &(0..shape.iter().product()).map(of).collect::<Vec<_>>())
+}
+
+/// A case whose outputs are what the reference says of the model as it is.
+fn case(name: &str, file: bytes::Bytes, sets: Vec<Vec<Tensor>>) -> Case {
+    let read = onnx::read(&file, &mut no_files).unwrap().graph;
+    let names: Vec<&str> = read.inputs.iter().map(|&id| read.value(id).name.as_str()).collect();
+    let set = |inputs: Vec<Tensor>| {
+        let given: Vec<(&str, Tensor)> = names.iter().copied().zip(inputs.iter().cloned()).collect();
+        let outputs = evaluate(&read, &given).unwrap();
+        (inputs, outputs)
+    };
+    Case { name: name.to_owned(), model: file.clone(), sets: sets.into_iter().map(set).collect() }
+}
+
+/// `h = tanh(x + h·W)` over 70 places of `x`, from the end, with all states side by side.
+fn scan() -> Case {
+    let body = graph(
+        &[
+            node("MatMul", &["h", "w"], &["hw"], &[]),
+            node("Add", &["x_t", "hw"], &["sum"], &[]),
+            node("Tanh", &["sum"], &["next"], &[]),
+            node("Identity", &["next"], &["row"], &[]),
+        ],
+        &[("h", F, &[2, 4]), ("x_t", F, &[2, 4])],
+        &["next", "row"],
+    );
+    let attributes = [
+        ("body", Attr::Graph(body)),
+        ("num_scan_inputs", Attr::Int(1)),
+        ("scan_input_axes", Attr::Ints(vec![1])),
+        ("scan_input_directions", Attr::Ints(vec![1])),
+        ("scan_output_axes", Attr::Ints(vec![1])),
+        ("scan_output_directions", Attr::Ints(vec![1])),
+    ];
+    let nodes = [
+        known("w", floats(&[4, 4], |i| (i as f64 * 0.7).sin())),
+        node("Scan", &["h0", "x"], &["y", "states"], &attributes),
+    ];
+    let file = model(16, graph(&nodes, &[("h0", F, &[2, 4]), ("x", F, &[2, 70, 4])], &["y", "states"]));
+    let set = vec![floats(&[2, 4], |i| i as f64 * 0.1), floats(&[2, 70, 4], |i| (i as f64 * 0.37).cos())];
+    case("scan", file, vec![set])
+}
+
+/// A greedy loop: `token` is looked up and decides on the next one, which may end it; `steps` counts, and two
+/// tensors change places each time.
+fn greedy() -> Case {
+    let body = graph(
+        &[
+            node("Gather", &["table", "token"], &["row"], &[("axis", Attr::Int(0))]),
+            node("Add", &["row", "a"], &["scores"], &[]),
+            node("ArgMax", &["scores"], &["best"], &[("axis", Attr::Int(0)), ("keepdims", Attr::Int(0))]),
+            node("Equal", &["best", "end"], &["is_end"], &[]),
+            node("Not", &["is_end"], &["on"], &[]),
+            node("Add", &["steps", "one"], &["counted"], &[]),
+            node("Neg", &["b"], &["negative"], &[]),
+        ],
+        &[
+            ("i", DType::I64, &[]),
+            ("c", DType::Bool, &[]),
+            ("token", DType::I64, &[]),
+            ("steps", DType::I64, &[]),
+            ("a", F, &[6]),
+            ("b", F, &[6]),
+        ],
+        &["on", "best", "counted", "negative", "a"],
+    );
+    let nodes = [
+        known("table", floats(&[6, 6], |i| ((i * i) as f64 * 0.61).sin())),
+        known("end", number(5)),
+        known("one", number(1)),
+        known("zero", number(0)),
+        node("Neg", &["x"], &["y"], &[]),
+        node(
+            "Loop",
+            &["most", "go", "first", "zero", "x", "y"],
+            &["last", "n", "p", "q"],
+            &[("body", Attr::Graph(body))],
+        ),
+    ];
+    let inputs: [In; 4] =
+        [("most", DType::I64, &[]), ("go", DType::Bool, &[]), ("first", DType::I64, &[]), ("x", F, &[6])];
+    let file = model(17, graph(&nodes, &inputs, &["last", "n", "p", "q"]));
+    let set = |most: i64, go: bool, first: i64, of: &dyn Fn(usize) -> f64| {
+        vec![number(most), Tensor::from_integers(DType::Bool, [], &[go.into()]), number(first), floats(&[6], of)]
+    };
+    let sets = vec![
+        set(20, true, 0, &|i| i as f64 * 0.2),
+        set(3, true, 1, &|i| -(i as f64)),
+        set(0, true, 2, &|i| i as f64),
+        set(9, false, 3, &|_| f64::INFINITY),
+        set(-4, true, 3, &|i| if i == 1 { f64::NAN } else { 1.0 }),
+        set(2, true, 4, &|i| if i == 1 { f64::NAN } else { f64::NEG_INFINITY }),
+    ];
+    case("greedy", file, sets)
+}
+
+/// A loop in a loop, an `If` of different sides in that, and a window of the last values that slides.
+fn nested() -> Case {
+    let then = graph(&[node("Mul", &["s", "half"], &["t"], &[])], &[], &["t"]);
+    let otherwise = graph(&[node("Add", &["s", "x"], &["m"], &[]), node("Relu", &["m"], &["u"], &[])], &[], &["u"]);
+    let inner = graph(
+        &[
+            node("ReduceSum", &["s"], &["total"], &[("keepdims", Attr::Int(0))]),
+            node("Less", &["limit", "total"], &["is_large"], &[]),
+            node(
+                "If",
+                &["is_large"],
+                &["v"],
+                &[("then_branch", Attr::Graph(then)), ("else_branch", Attr::Graph(otherwise))],
+            ),
+            node("Identity", &["d"], &["on"], &[]),
+        ],
+        &[("j", DType::I64, &[]), ("d", DType::Bool, &[]), ("s", F, &[3])],
+        &["on", "v"],
+    );
+    let body = graph(
+        &[
+            node("Loop", &["i", "", "z"], &["z2"], &[("body", Attr::Graph(inner))]),
+            node("Concat", &["window", "z2"], &["longer"], &[("axis", Attr::Int(0))]),
+            node("Slice", &["longer", "three", "nine"], &["next"], &[]),
+            node("ReduceMax", &["next"], &["row"], &[("keepdims", Attr::Int(0))]),
+            node("Less", &["row", "bound"], &["on"], &[]),
+        ],
+        &[("i", DType::I64, &[]), ("c", DType::Bool, &[]), ("z", F, &[3]), ("window", F, &[6])],
+        &["on", "z2", "next"],
+    );
+    let nodes = [
+        known("half", Tensor::from_floats(F, [], &[0.5])),
+        known("limit", Tensor::from_floats(F, [], &[4.0])),
+        known("three", Tensor::vector(&[3])),
+        known("nine", Tensor::vector(&[9])),
+        node("Abs", &["x0"], &["x"], &[]),
+        node("Loop", &["n", "", "x", "w0"], &["y", "last"], &[("body", Attr::Graph(body))]),
+    ];
+    let inputs: [In; 4] = [("n", DType::I64, &[]), ("x0", F, &[3]), ("w0", F, &[6]), ("bound", F, &[])];
+    let file = model(13, graph(&nodes, &inputs, &["y", "last"]));
+    let set = |n: i64, bound: f64| {
+        let bound = Tensor::from_floats(F, [], &[bound]);
+        vec![number(n), floats(&[3], |i| i as f64 * 0.4 - 0.3), floats(&[6], |i| i as f64), bound]
+    };
+    case("nested", file, vec![set(12, 100.0), set(1, 100.0), set(9, 1.5), set(0, 0.0)])
+}
+
+#[test]
+fn loops_repeat_steps_that_are_there_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut expected = Vec::new();
+    for (at, case) in [scan(), greedy(), nested()].into_iter().enumerate() {
+        let (compiled, _) = compiled_case(&case, &case.sets[0].0, &host::target()).unwrap().unwrap();
+        let n_loops = compiled.fused.steps.iter().filter(|step| matches!(step, Step::While(_))).count();
+        assert_eq!(n_loops, [1, 1, 2][at], "{}", case.name);
+        let n_host = check(&case, &host::target());
+        if tilewright_codegen::llvm_version().is_none() {
+            n_host.unwrap();
+            continue;
+        }
+        assert_eq!(n_host, Ok(Some(0)), "{}", case.name);
+        for (number, set) in case.sets.iter().enumerate() {
+            let name = format!("m{at}_{number}");
+            let one = Case { name: name.clone(), model: case.model.clone(), sets: vec![set.clone()] };
+            expected.push((name.clone(), write_case(&one, &name, folder.path()).unwrap().unwrap()));
+        }
+    }
+    if !expected.is_empty() {
+        assert_eq!(wrong_outputs(folder.path(), &expected), Vec::<String>::new());
+    }
+}
