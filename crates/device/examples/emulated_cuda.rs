@@ -29,21 +29,31 @@ macro_rules! exports {
 
 exports! {
     cuInit = init(flags: c_uint);
+    cuDriverGetVersion = version(to: *mut c_int);
     cuGetErrorName = error_name(answer: Answer, to: *mut *const c_char);
     cuDeviceGetCount = n_devices(to: *mut c_int);
     cuDeviceGet = device(to: *mut DeviceId, number: c_int);
+    cuDeviceGetName = device_name(to: *mut c_char, length: c_int, device: DeviceId);
     cuDeviceGetAttribute = device_attribute(to: *mut c_int, attribute: c_int, device: DeviceId);
     cuDevicePrimaryCtxRetain = retain_context(to: *mut Handle, device: DeviceId);
     cuDevicePrimaryCtxRelease_v2 = release_context(device: DeviceId);
+    cuCtxSetCurrent = set_context(context: Handle);
     cuCtxPushCurrent_v2 = set_context(context: Handle);
     cuModuleLoadData = load_module(to: *mut Handle, code: *const c_void);
     cuModuleUnload = unload_module(module: Handle);
     cuModuleGetFunction = function(to: *mut Handle, module: Handle, name: *const c_char);
+    cuModuleGetGlobal_v2 = variable(to: *mut Address, n_bytes: *mut usize, module: Handle, name: *const c_char);
+    cuFuncGetAttribute = function_attribute(to: *mut c_int, attribute: c_int, function: Handle);
     cuFuncSetAttribute = set_function_attribute(function: Handle, attribute: c_int, value: c_int);
     cuMemAlloc_v2 = allocate(to: *mut Address, n_bytes: usize);
     cuMemFree_v2 = free(address: Address);
     cuMemcpyHtoDAsync_v2 = to_device(to: Address, from: *const c_void, n_bytes: usize, stream: Handle);
     cuMemcpyDtoHAsync_v2 = from_device(to: *mut c_void, from: Address, n_bytes: usize, stream: Handle);
+    cuMemsetD8Async = fill(to: Address, value: u8, n_bytes: usize, stream: Handle);
+    cuEventCreate = create_event(to: *mut Handle, flags: c_uint);
+    cuEventDestroy_v2 = destroy_event(event: Handle);
+    cuEventRecordWithFlags = record_event(event: Handle, stream: Handle, flags: c_uint);
+    cuEventElapsedTime = elapsed_ms(to: *mut f32, first: Handle, last: Handle);
     cuStreamCreate = create_stream(to: *mut Handle, flags: c_uint);
     cuStreamDestroy_v2 = destroy_stream(stream: Handle);
     cuStreamSynchronize = synchronize(stream: Handle);

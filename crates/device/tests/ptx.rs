@@ -462,7 +462,9 @@ fn require_right(of: (&Workload, &Task, &Config), kernels: &GpuProgram, code: &s
 }
 
 /// Workloads of which both factors may be copied in boxes, each along the sum or across it.
-const OF_BOXES: [&str; 9] = [
+const OF_BOXES: [&str; 11] = [
+    "matmul:m=70,n=100,k=68,tf32=1,epilogue=bias+relu",
+    "batch_matmul:b=2,m=104,n=40,k=96,ta=1,tb=1,tf32=1",
     "batch_matmul:b=2,m=64,n=64,k=64,tb=1,tf32=1",
     "dense:m=130,n=64,k=192,tf32=1,epilogue=bias+gelu",
     "dense:m=64,n=96,k=320,tf32=1",
@@ -518,7 +520,8 @@ fn blocks_go_through_tiles() {
 }
 
 /// Workloads of more than three tiles.
-const OF_TILES: [&str; 6] = [
+const OF_TILES: [&str; 7] = [
+    "matmul:m=130,n=192,k=64,tf32=1,epilogue=bias+gelu",
     "batch_matmul:b=2,m=64,n=64,k=64,tb=1,tf32=1",
     "dense:m=130,n=64,k=192,tf32=1,epilogue=bias+gelu",
     "dense:m=200,n=100,k=72,dtype=bf16",
@@ -913,6 +916,45 @@ fn products_in_flight_are_waited_for() {
     }
 }
 
+/// Of TF32 numbers that lie across the sum, threads load the factor of rows from boxes into registers:
+/// without conflicts of banks, in the places where tensor cores look for them, and before the fence.
+#[test]
+fn threads_load_rows_that_lie_across_the_sum() {
+    for text in ["matmul:m=64,n=256,k=96,tf32=1", "batch_matmul:b=2,m=128,n=64,k=96,ta=1,tb=1,tf32=1"] {
+        let config = r#"{"block_m":128,"block_n":64,"block_k":32,"groups_m":2,"groups_n":1,"vector_a":1,
+            "vector_b":1,"order":"rows","precision":"tf32","ahead":2,"copies":"bulk","producer":1}"#;
+        let Original { kernels, code, given, right } = Original::of(text, config);
+        let traffic = emulator::traffic(&kernels, &code, &given).unwrap();
+        println!("{text}: {traffic:?}");
+        assert!(traffic.iter().all(|(_, count)| count.taken == count.least), "{text}: {traffic:?}");
+        assert!(traffic.keys().any(|opcode| opcode.starts_with("ld.shared")), "{text}: {traffic:?}");
+        // The registers of a product follow its sums.
+        let exchanged = |[a, b]: [usize; 2]| -> String {
+            let of_line = |line: &str| match line.split_once("}, {") {
+                Some((sums, rest)) if line.contains("wgmma.mma_async") => {
+                    let (rows, others) = rest.split_once('}').expect("the list ends");
+                    let mut rows: Vec<&str> = rows.split(", ").collect();
+                    rows.swap(a, b);
+                    format!("{sums}}}, {{{}}}{others}\n", rows.join(", "))
+                }
+                _ => format!("{line}\n"),
+            };
+            code.lines().map(of_line).collect()
+        };
+        for registers in [[0, 1], [0, 2], [1, 3]] {
+            let mutant = exchanged(registers);
+            assert_ne!(mutant, code);
+            let got = emulator::run(&kernels, &mutant, &given, Order::Ascending).unwrap();
+            assert_ne!(got, right, "{text}: registers {registers:?} exchanged go unnoticed");
+        }
+        for word in ["wgmma.fence", "wgmma.wait_group"] {
+            let without: Vec<&str> = code.lines().filter(|line| !line.contains(word)).collect();
+            let found = emulator::run(&kernels, &without.join("\n"), &given, Order::Ascending);
+            assert!(found.is_err(), "{text}: without {word}");
+        }
+    }
+}
+
 /// Faults that have other numbers multiplied or added.
 const OF_NUMBERS: [&str; 4] =
     ["another stride", "another row across", "rows along and across the sum", "sums do not begin anew"];
@@ -1037,6 +1079,9 @@ fn a_warp_that_copies_is_used_as_expected() {
         ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", "64,256,64,1", 0, 0, 1, 1 + 4, 255),
         ("dense:m=4096,n=4096,k=4096,tf32=1", "128,256,32,2", 1, 1, 2, 2, 224),
         ("matmul:m=4096,n=4096,k=4096,dtype=bf16", "128,256,64,2", 1, 1, 2, 1 + 4, 224),
+        // Threads load the factor of rows.
+        ("matmul:m=4096,n=4096,k=4096,tf32=1", "128,192,32,2", 0, 1, 1, 1 + 4, 168),
+        ("matmul:m=4096,n=4096,k=4096,tf32=1", "128,128,32,1", 0, 1, 1, 1 + 4, 224),
     ] {
         let [block_m, block_n, block_k, groups] =
             sizes.split(',').collect::<Vec<_>>().try_into().expect("four numbers");
@@ -1074,7 +1119,11 @@ fn a_warp_that_copies_is_used_as_expected() {
         assert_eq!((made.spilled_bytes, made.local_bytes), (0, 0), "{text}: {made:?}");
         assert!(made.registers <= most_registers, "{text}: {made:?}");
         let counts = ["HGMMA", "UTMALDG", "BAR"];
-        assert_eq!(counts.map(|word| n(products, word)), [4, 0, 0], "{text}: {products:?}");
+        let [rows, groups] = [block_m, groups].map(|n| n.parse::<usize>().expect("a number"));
+        let n_sets = rows / 64 / groups;
+        assert_eq!(counts.map(|word| n(products, word)), [4 * n_sets, 0, 0], "{text}: {products:?}");
+        let n_loaded = if text.starts_with("matmul") && text.contains("tf32") { 4 * 4 * n_sets } else { 0 };
+        assert_eq!(n(products, "LDS"), n_loaded, "{text}: {products:?}");
         assert_eq!(counts.map(|word| n(boxes, word)), [0, n_boxes, 0], "{text}: {boxes:?}");
         // Halves are stored 16 bytes at a time: 256 columns of two rows of a thread.
         let text_of = nvidia::disassembled(&nvdisasm, &cubin);

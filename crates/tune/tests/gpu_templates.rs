@@ -273,6 +273,9 @@ fn first_guesses_for_an_h100_take_tensor_cores() {
         let guess = guess(n, flags);
         assert_eq!(guess["algorithm"], "wgmma", "{n}{flags}: {guess}");
     }
+    // TMA copies both factors, whichever way they lie.
+    let across = guess(4096, ",tf32=1");
+    assert_eq!((&across["copies"], &across["producer"]), (&"bulk".into(), &1.into()), "{across}");
     let exact = guess(4096, ",exact=1");
     let of = |name: &str| &exact[name];
     assert_eq!((of("copies"), of("ahead"), of("thread_m")), (&"registers".into(), &2.into(), &8.into()), "{exact}");

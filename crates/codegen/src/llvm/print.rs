@@ -4,6 +4,7 @@
 //! function is for, [`Printer::kind`] what addresses there are, [`Printer::convert`] how numbers of 16 bits
 //! become others.
 
+use std::ops::Range;
 use std::ptr;
 
 use llvm_sys::core::*;
@@ -529,7 +530,10 @@ impl Printer<'_> {
             }
             Op::GroupFence => self.on_sums("wgmma.fence.sync.aligned;", Vec::new(), x),
             Op::GroupWait(n) => self.on_sums(&format!("wgmma.wait_group.sync.aligned {n};"), Vec::new(), x),
-            Op::GroupProduct { factors, across, begins } => self.group_product(*factors, *across, *begins, x),
+            Op::GroupProduct { factors, across, begins } => {
+                let sums = x.split_off(x.len() - result.map_or(0, |ty| ty.lanes));
+                self.group_product(*factors, *across, *begins, (x, sums))
+            }
             Op::LoadTiles { transposed } => self.load_tiles(x, *transposed, result.map_or(0, |ty| ty.lanes), ty),
             Op::Stack(bytes) => {
                 let memory = self.stack(LLVMArrayType2(self.kind(Kind::I8), *bytes as u64), *align);
@@ -713,11 +717,17 @@ impl Printer<'_> {
     }
 
     /// A product of tiles of four warps. LLVM has no function for it.
-    fn group_product(&self, factors: Kind, across: [bool; 2], begins: bool, mut x: Vec<LLVMValueRef>) -> LLVMValueRef {
-        let sums = x.split_off(2);
+    fn group_product(
+        &self,
+        factors: Kind,
+        across: [bool; 2],
+        begins: bool,
+        (described, sums): (Vec<LLVMValueRef>, Vec<LLVMValueRef>),
+    ) -> LLVMValueRef {
         let n = sums.len();
-        let list: Vec<String> = (0..n).map(|at| format!("${at}")).collect();
-        let (list, columns, last) = (list.join(", "), 2 * n, n + 1);
+        let registers = |all: Range<usize>| all.map(|at| format!("${at}")).collect::<Vec<_>>().join(", ");
+        let (list, columns, last) = (registers(0..n), 2 * n, n + described.len() - 1);
+        let rows = if last == n + 1 { format!("${n}") } else { format!("{{{}}}", registers(n..last)) };
         let (shape, name) = match factors {
             Kind::F16 => ("k16", "f16"),
             Kind::Bf16 => ("k16", "bf16"),
@@ -728,24 +738,25 @@ impl Printer<'_> {
         let [rows_across, columns_across] = across.map(u8::from);
         let how = if name == "tf32" { String::new() } else { format!(", {rows_across}, {columns_across}") };
         let text = format!(
-            "wgmma.mma_async.sync.aligned.m64n{columns}{shape}.f32.{name}.{name} {{{list}}}, ${n}, ${last}, {adds}, 1, 1{how};"
+            "wgmma.mma_async.sync.aligned.m64n{columns}{shape}.f32.{name}.{name} {{{list}}}, {rows}, ${last}, {adds}, 1, 1{how};"
         );
-        self.on_sums(&text, x, sums)
+        self.on_sums(&text, described, sums)
     }
 
-    /// Instructions that change sums of a thread where they are, and take addresses besides.
-    fn on_sums(&self, text: &str, addresses: Vec<LLVMValueRef>, sums: Vec<LLVMValueRef>) -> LLVMValueRef {
-        let (n, float) = (sums.len(), self.kind(Kind::F32));
-        let parts = (0..n).map(|_| "=f".to_owned()).chain(addresses.iter().map(|_| "l".to_owned()));
+    /// Instructions that change sums of a thread where they are, and take numbers of 32 and 64 bits besides.
+    fn on_sums(&self, text: &str, others: Vec<LLVMValueRef>, sums: Vec<LLVMValueRef>) -> LLVMValueRef {
+        let (n, float, short) = (sums.len(), self.kind(Kind::F32), self.kind(Kind::I32));
+        let mut types: Vec<LLVMTypeRef> = others.iter().map(|x| llvm!(LLVMTypeOf(*x))).collect();
+        let of = types.iter().map(|ty| if *ty == short { "r" } else { "l" }.to_owned());
+        let parts = (0..n).map(|_| "=f".to_owned()).chain(of);
         let parts: Vec<String> = parts.chain((0..n).map(|at| at.to_string())).chain(["~{memory}".to_owned()]).collect();
         let mut results = vec![float; n];
-        let mut types: Vec<LLVMTypeRef> = addresses.iter().map(|_| self.kind(Kind::I64)).collect();
         types.extend(&results);
         let ty = llvm! {{
             let all = LLVMStructTypeInContext(self.context, results.as_mut_ptr(), n as u32, 0);
             LLVMFunctionType(all, types.as_mut_ptr(), types.len() as u32, 0)
         }};
-        self.assembly(text, &parts.join(","), ty, [addresses, sums].concat())
+        self.assembly(text, &parts.join(","), ty, [others, sums].concat())
     }
 
     /// LLVM's function that says where in the grid a thread is.

@@ -540,10 +540,17 @@ impl Builder {
     }
 
     /// Begins a product of tiles that four warps compute together, of factors of rows and of columns that are
-    /// described so, each with whether its rows of 128 bytes lie across the sum; `begins`: the sums are zero.
-    pub fn group_product(&self, factors: Kind, described: [(Id, bool); 2], sums: &[Id], begins: bool) -> Id {
-        let operands = described.iter().map(|(factor, _)| *factor).chain(sums.iter().copied()).collect();
-        let across = described.map(|(_, across)| across);
+    /// described so, or rows in four registers. `across`: whether the rows of 128 bytes of each lie across
+    /// the sum; `begins`: the sums are zero.
+    pub fn group_product(
+        &self,
+        factors: Kind,
+        (rows, columns): (&[Id], Id),
+        across: [bool; 2],
+        sums: &[Id],
+        begins: bool,
+    ) -> Id {
+        let operands = rows.iter().copied().chain([columns]).chain(sums.iter().copied()).collect();
         self.give(Op::GroupProduct { factors, across, begins }, operands, Type::F32.vector(sums.len()), 0)
     }
 

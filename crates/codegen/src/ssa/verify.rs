@@ -160,8 +160,10 @@ impl Function {
             (Op::GroupFence | Op::GroupWait(_), sums, Some(to)) => {
                 sums.iter().all(|ty| *ty == Type::F32) && to == Type::F32.vector(sums.len())
             }
-            (Op::GroupProduct { factors, across, .. }, [rows, columns, sums @ ..], Some(to)) => {
-                (*rows, *columns) == (Type::I64, Type::I64)
+            (Op::GroupProduct { factors, across, .. }, all, Some(to)) if all.len() > to.lanes => {
+                let (described, sums) = all.split_at(all.len() - to.lanes);
+                let is_loaded = *described == [Type::I32, Type::I32, Type::I32, Type::I32, Type::I64];
+                (*described == [Type::I64; 2] || is_loaded && *factors == Kind::F32)
                     && (matches!(factors, Kind::F16 | Kind::Bf16) || *factors == Kind::F32 && *across == [false; 2])
                     && sums.iter().all(|ty| *ty == Type::F32)
                     && to == Type::F32.vector(sums.len())

@@ -1,7 +1,8 @@
 //! Products of tiles that four warps compute together, of factors in shared memory.
 //!
 //! What is read there must have been fenced by those who wrote it, and must stay as it is until the product
-//! is done; registers of sums are nobody else's from a fence on until all have waited.
+//! is done; registers of sums, and of a factor of rows, are nobody else's from a fence on until all have
+//! waited.
 
 use super::{Block, FENCED, Factor, Group, Instruction, Operand, Stop, Thread, list};
 use std::collections::{BTreeSet, VecDeque};
@@ -34,7 +35,11 @@ impl Products {
     /// Whether a product on its way reads some of the 16 bytes of a place.
     pub fn read(&self, place: usize) -> bool {
         let factors = self.sets.iter().flatten().flat_map(|product| &product.factors);
-        factors.into_iter().any(|(_, places, _)| places.binary_search(&place).is_ok())
+        let mut places = factors.filter_map(|factor| match factor {
+            Held::Shared(_, places, _) => Some(places),
+            Held::Loaded(_) => None,
+        });
+        places.any(|places| places.binary_search(&place).is_ok())
     }
 }
 
@@ -43,10 +48,20 @@ struct Product {
     text: String,
     factor: Factor,
     sums: Vec<usize>,
+    /// Registers of rows.
+    loaded: Vec<usize>,
     /// Whether it adds to what they were.
     adds: bool,
-    /// Factors: their descriptors, the positions in order, and the bytes there: rows and columns.
-    factors: [(Matrix, Vec<usize>, Vec<u8>); 2],
+    /// Factors of rows and columns.
+    factors: [Held; 2],
+}
+
+/// Factor of a product.
+enum Held {
+    /// In shared memory: its descriptor, the positions in order, and the bytes there.
+    Shared(Matrix, Vec<usize>, Vec<u8>),
+    /// In registers: what each row has of the steps.
+    Loaded(Vec<Vec<f64>>),
 }
 
 /// Descriptor of a factor in shared memory.
@@ -107,6 +122,20 @@ impl Matrix {
     }
 }
 
+/// Rows of a factor that the threads of four warps hold: the thread of number `32·w + 4·g + t` the steps `t`
+/// and `t + 4` of the rows `16·w + g` and `16·w + g + 8`, rows first.
+fn rows_of(threads: &[Thread], loaded: &[usize], factor: Factor) -> Vec<Vec<f64>> {
+    let mut rows = vec![vec![0.0; BYTES / 4]; ROWS];
+    for (number, t) in threads.iter().enumerate() {
+        let (warp, lane) = (number / 32, number % 32);
+        for (at, register) in loaded.iter().enumerate() {
+            let (row, step) = (16 * warp + lane / 4 + 8 * (at % 2), lane % 4 + 4 * (at / 2));
+            rows[row][step] = factor.numbers(t.registers[*register] as u32)[0];
+        }
+    }
+    rows
+}
+
 fn registers(operand: &Operand, visit: &mut dyn FnMut(usize)) {
     match operand {
         Operand::Register(at) => visit(*at),
@@ -165,7 +194,7 @@ impl Block<'_> {
             Group::Product { n_columns, factor } => {
                 let product = self.begin(number, threads, instruction, n_columns, factor).map_err(fail)?;
                 let group = &mut self.groups[number];
-                group.registers.extend(&product.sums);
+                group.registers.extend(product.sums.iter().chain(&product.loaded));
                 group.sets.back_mut().expect("a set is open").push(product);
             }
             Group::End => self.groups[number].sets.push_back(Vec::new()),
@@ -177,7 +206,8 @@ impl Block<'_> {
                     }
                 }
                 let group = &mut self.groups[number];
-                group.registers = group.sets.iter().flatten().flat_map(|p| p.sums.clone()).collect();
+                let all = group.sets.iter().flatten();
+                group.registers = all.flat_map(|p| p.sums.iter().chain(&p.loaded).copied()).collect();
             }
         }
         threads.iter_mut().for_each(|t| t.stop = None);
@@ -207,10 +237,17 @@ impl Block<'_> {
         if sums.len() != n_columns / 2 || sums.iter().collect::<BTreeSet<_>>().len() != sums.len() {
             return Err(format!("{} sums of a thread for {n_columns} columns", sums.len()));
         }
+        let mut loaded = Vec::new();
+        if let Operand::List(all) = rows {
+            all.iter().for_each(|operand| registers(operand, &mut |at| loaded.push(at)));
+            if loaded.len() != 4 || factor != Factor::Tf32 {
+                return Err("rows are four registers of TF32 numbers".into());
+            }
+        }
         for t in threads {
             let Some(fenced) = t.fenced else { return Err("no fence stands before".into()) };
-            if sums.iter().any(|at| t.touched[*at] > fenced) {
-                return Err(format!("thread {:?} has used a sum since its last fence", t.place));
+            if sums.iter().chain(&loaded).any(|at| t.touched[*at] > fenced) {
+                return Err(format!("thread {:?} has used a register since its last fence", t.place));
             }
         }
         let others = self.groups[number].sets.iter().flatten().filter(|p| p.sums != sums);
@@ -235,10 +272,14 @@ impl Block<'_> {
             }
             let mut places = matrix.places();
             places.sort_unstable();
-            Ok((matrix, places, self.read(matrix)))
+            Ok(Held::Shared(matrix, places, self.read(matrix)))
         };
-        let factors = [describe(rows, ROWS, across[0])?, describe(columns, n_columns, across[1])?];
-        Ok(Product { text: instruction.text.clone(), factor, sums, adds: *adds == 1, factors })
+        let rows = match rows {
+            Operand::List(_) => Held::Loaded(rows_of(threads, &loaded, factor)),
+            rows => describe(rows, ROWS, across[0])?,
+        };
+        let factors = [rows, describe(columns, n_columns, across[1])?];
+        Ok(Product { text: instruction.text.clone(), factor, sums, loaded, adds: *adds == 1, factors })
     }
 
     fn read(&self, matrix: Matrix) -> Vec<u8> {
@@ -248,11 +289,16 @@ impl Block<'_> {
     /// The thread of number `32·w + 4·g + t` has of the columns `8·n` and after what it has of a warp's
     /// product, of the rows `16·w` and after.
     fn finish(&self, threads: &mut [Thread], product: &Product) -> Result<(), String> {
-        let Product { text, factor, sums, adds, factors } = product;
-        if factors.iter().any(|(matrix, _, bytes)| self.read(*matrix) != *bytes) {
+        let Product { text, factor, sums, adds, factors, .. } = product;
+        let is_changed = |held: &Held| matches!(held, Held::Shared(matrix, _, bytes) if self.read(*matrix) != *bytes);
+        if factors.iter().any(is_changed) {
             return Err(format!("{text}: a factor changed while it was multiplied"));
         }
-        let [rows, columns] = factors.each_ref().map(|(matrix, _, bytes)| -> Vec<Vec<f64>> {
+        let [rows, columns] = factors.each_ref().map(|held| -> Vec<Vec<f64>> {
+            let (matrix, bytes) = match held {
+                Held::Shared(matrix, _, bytes) => (matrix, bytes),
+                Held::Loaded(rows) => return rows.clone(),
+            };
             let word = |word: &[u8]| factor.numbers(u32::from_le_bytes(word.try_into().expect("four bytes")));
             matrix.lines(bytes).iter().map(|line| line.chunks(4).flat_map(word).collect()).collect()
         });

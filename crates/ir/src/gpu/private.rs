@@ -4,6 +4,8 @@
 //! subscripts such as `[ty, tx, i, j]` or `[8*ty + i, tx + 16*j]`. Each thread touches its own elements,
 //! those with its number as a digit of a subscript; without that digit they are the thread's buffer.
 
+use std::collections::BTreeSet;
+
 use crate::gpu::map_threads::{Item, MapError, each_region, relocate};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
@@ -50,6 +52,7 @@ fn allocations(items: &[Item], out: &mut Vec<(BufferId, [bool; 3])>) {
 }
 
 /// An access to a private buffer.
+#[derive(Clone)]
 struct Use {
     index: Vec<Index>,
     ranges: Ranges,
@@ -94,8 +97,8 @@ struct Digit {
 }
 
 impl Digit {
-    /// The thread's digit in a subscript, the same in all uses.
-    fn of(thread: &Atom, dimension: usize, uses: &[Use]) -> Option<Digit> {
+    /// The thread's digit in a subscript, the same in all uses. `all`: all digits of its number.
+    fn of(thread: &Atom, all: &[Atom], dimension: usize, uses: &[Use]) -> Option<Digit> {
         let weight_in = |index: &Index| index.terms().iter().find(|(atom, _)| atom == thread).map_or(0, |(_, c)| *c);
         let mut weights = uses.iter().filter(|u| u.is_spread).map(|u| weight_in(&u.index[dimension]));
         let weight = weights.next().filter(|w| *w > 0)?;
@@ -109,17 +112,17 @@ impl Digit {
         let high = uses.iter().flat_map(others).map(|(_, c)| c.abs()).filter(|c| *c >= weight);
         let base = high.reduce(greatest_common_divisor);
         let digit = Digit { thread: thread.clone(), weight, base };
-        uses.iter().all(|u| digit.fits(&u.index[dimension], u)).then_some(digit)
+        uses.iter().all(|u| digit.fits(&u.index[dimension], u, all)).then_some(digit)
     }
 
-    fn fits(&self, subscript: &Index, of: &Use) -> bool {
+    fn fits(&self, subscript: &Index, of: &Use, all: &[Atom]) -> bool {
         let (_, low) = self.parts(subscript);
         let within = |e: &Index, most: i64| {
             of.ranges.lower(e).is_some_and(|least| least >= 0) && of.ranges.upper(e).is_some_and(|u| u < most)
         };
         let mut is_used_elsewhere = false;
         Index::atom(self.thread.clone()).for_each_var(&mut |var| {
-            is_used_elsewhere |= subscript.terms().iter().any(|(atom, _)| *atom != self.thread && atom.uses(var));
+            is_used_elsewhere |= subscript.terms().iter().any(|(atom, _)| !all.contains(atom) && atom.uses(var));
         });
         let thread = Index::atom(self.thread.clone()).scale(self.weight);
         let below_base = self.base.is_none_or(|base| {
@@ -196,24 +199,47 @@ fn slice(
     Ok(())
 }
 
-/// Finds the digits of a thread's number among the subscripts: in a single dimension, or quotient and
-/// remainder by some number in a dimension each, last dimension first.
+/// Finds the digits of a thread's number among the subscripts, each in a single dimension: the number itself,
+/// or quotients and remainders that together tell threads apart. Last dimension first; of several in one
+/// dimension, each stands in what those before leave of it.
 fn digits(var: LoopId, rank: usize, uses: &[Use]) -> Option<Vec<(usize, Digit)>> {
-    let find = |thread: &Atom| (0..rank).find_map(|d| Some((d, Digit::of(thread, d, uses)?)));
-    if let Some(whole) = find(&Atom::Var(var)) {
-        return Some(vec![whole]);
+    let whole = [Atom::Var(var)];
+    let find =
+        |atom: &Atom, all: &[Atom], uses: &[Use]| (0..rank).find_map(|d| Some((d, Digit::of(atom, all, d, uses)?)));
+    if let Some(digit) = find(&whole[0], &whole, uses) {
+        return Some(vec![digit]);
     }
-    let subscripts = uses.iter().flat_map(|u| &u.index);
-    let mut atoms = subscripts.flat_map(|subscript| subscript.terms()).map(|(atom, _)| atom);
-    atoms.find_map(|atom| {
-        let Atom::FloorDiv(x, by) = atom else { return None };
-        if **x != Index::from(var) {
-            return None;
+    let spread = || uses.iter().filter(|u| u.is_spread);
+    let mut atoms: Vec<Atom> = Vec::new();
+    for (atom, _) in spread().flat_map(|u| &u.index).flat_map(|subscript| subscript.terms()) {
+        if atom.uses(var) && !atoms.contains(atom) {
+            atoms.push(atom.clone());
         }
-        let mut both = vec![find(atom)?, find(&Atom::Mod(x.clone(), *by))?];
-        both.sort_by_key(|(dimension, _)| std::cmp::Reverse(*dimension));
-        Some(both)
-    })
+    }
+    if !tell_apart(&atoms, var, spread().next()?) {
+        return None;
+    }
+    let mut uses = uses.to_vec();
+    let mut digits = Vec::new();
+    for atom in &atoms {
+        let (dimension, digit) = find(atom, &atoms, &uses)?;
+        for place in uses.iter_mut().map(|u| &mut u.index[dimension]) {
+            *place = digit.without(place);
+        }
+        digits.push((dimension, digit));
+    }
+    digits.sort_by_key(|(dimension, _)| std::cmp::Reverse(*dimension));
+    Some(digits)
+}
+
+/// Whether each value of a variable gives these atoms other values than all others do.
+fn tell_apart(atoms: &[Atom], var: LoopId, of: &Use) -> bool {
+    let Some(last) = of.ranges.upper(&var.into()) else { return false };
+    let values = |n: i64| -> Option<Vec<i64>> {
+        atoms.iter().map(|atom| Index::atom(atom.clone()).substitute(var, &n.into()).as_const()).collect()
+    };
+    let mut seen = BTreeSet::new();
+    (0..=last).all(|n| values(n).is_some_and(|values| seen.insert(values)))
 }
 
 /// Takes a digit out of every use of a buffer.

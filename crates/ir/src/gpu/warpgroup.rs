@@ -23,8 +23,10 @@
 //! ```
 //!
 //! Each factor is a [`Matrix`] in shared memory, in rows of 128 bytes along the sum (K-major); f16 and bf16
-//! may also be MN-major. Of the factors of `wgmmax3`, shared memory holds the first 11 bits of each number,
-//! and behind all of them the remainders; a store to such a buffer writes both.
+//! may also be MN-major. The factor of rows of an f32 product that is not K-major reaches the tensor cores
+//! through registers, which threads load: its 64 rows may lie in any order. Of the factors of `wgmmax3`,
+//! shared memory holds the first 11 bits of each number, and behind all of them the remainders; a store to
+//! such a buffer writes both.
 
 use super::Kernel;
 use super::tensor::{self, TileProduct, WARP};
@@ -50,6 +52,40 @@ pub const SWIZZLED_BYTES: i64 = 8 * ROW_BYTES;
 pub struct GroupProduct {
     /// Fragments of each eight columns.
     pub tiles: Vec<TileProduct>,
+    /// Kind of the product.
+    how: Tensor,
+}
+
+/// Factors of a warpgroup's product.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Factors {
+    /// Factor of rows.
+    pub rows: Rows,
+    /// Factor of columns, in shared memory.
+    pub columns: Matrix,
+}
+
+/// Factor of rows of a warpgroup's product.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rows {
+    /// Matrix that tensor cores read from shared memory.
+    Shared(Matrix),
+    /// Numbers that threads load from a buffer into registers: positions of a thread's two rows, as functions
+    /// of the loop over the steps.
+    Loaded(BufferId, [Index; 2]),
+}
+
+impl Factors {
+    /// Buffers of the factors of rows and of columns.
+    pub fn buffers(&self) -> [BufferId; 2] {
+        let (Rows::Shared(Matrix { buffer, .. }) | Rows::Loaded(buffer, _)) = &self.rows;
+        [*buffer, self.columns.buffer]
+    }
+
+    /// Whether threads load the factor of rows.
+    pub fn are_rows_loaded(&self) -> bool {
+        matches!(self.rows, Rows::Loaded(..))
+    }
 }
 
 /// Layout of a factor in shared memory.
@@ -103,7 +139,7 @@ impl GroupProduct {
         if [tiles[0].rows.0, tiles[0].columns.0].iter().any(|b| !program.buffer(*b).scope.is_shared()) {
             return Err("four warps together multiply what is in shared memory (stage it as shared)");
         }
-        Ok(GroupProduct { tiles })
+        Ok(GroupProduct { tiles, how })
     }
 
     /// Columns of the tile.
@@ -111,106 +147,38 @@ impl GroupProduct {
         self.tiles.len() as i64 * COLUMNS
     }
 
-    /// Layouts of the factors of rows and of columns, given the positions of elements in buffers.
+    /// Factors of rows and of columns, given the positions of elements in buffers.
     ///
     /// # Errors
     /// In which way tensor cores cannot read them.
-    pub fn matrices(
+    pub fn factors(
         &self,
         program: &Program,
         groups: Groups,
         ranges: &Ranges,
         position: &dyn Fn(BufferId, &[Index]) -> Index,
-    ) -> Result<[Matrix; 2], &'static str> {
-        let Groups { axes: [x, y, z], n_warps } = groups;
-        let steps = self.tiles[0].var;
+    ) -> Result<Factors, &'static str> {
         let of = |buffer: BufferId, index: &[Index]| ranges.simplify(&position(buffer, index));
-        let at = |index: &Index, var: LoopId, n: i64| ranges.simplify(&index.substitute(var, &n.into()));
-        // In each group of warps, from one warp to another.
-        let from_first = |index: &Index, warp: i64, distance: i64| {
-            (0..n_warps / WARPS).all(|group| {
-                let [first, other] = [0, warp].map(|n| at(index, z, WARPS * group + n));
-                ranges.simplify(&other.sub(&first)).as_const() == Some(distance)
-            })
+        let lines_of = |buffer: BufferId| {
+            let dtype = program.buffer(buffer).dtype;
+            let in_row = ROW_BYTES / dtype.bytes() as i64;
+            let TileProduct { var: steps, steps: n_steps, .. } = self.tiles[0];
+            Lines { buffer, in_row, is_half: dtype.is_half(), groups, steps, n_steps, ranges }
         };
-        let along = |index: &Index, var: LoopId, n: i64, distance: &dyn Fn(i64) -> i64| {
-            let first = at(index, var, 0);
-            (1..n).all(|i| at(index, var, i).sub(&first).as_const() == Some(distance(i)))
-        };
-
-        let n_steps = self.tiles[0].steps;
-        let dtype_of = |buffer: BufferId| program.buffer(buffer).dtype;
-        let in_row = |buffer: BufferId| ROW_BYTES / dtype_of(buffer).bytes() as i64;
-        // Whether the steps of a line lie in rows of their own.
-        let is_across = |buffer: BufferId, line: &Index| {
-            dtype_of(buffer).is_half() && along(line, steps, n_steps, &|n| n * in_row(buffer))
-        };
-
         let (a, rows) = &self.tiles[0].rows;
-        let [row, other_row] = rows.each_ref().map(|index| of(*a, index));
-        let to_other = at(&other_row, z, 0).sub(&at(&row, z, 0)).as_const();
-        let to_other = to_other.ok_or("its rows are not a fixed distance apart")?;
-        let a_across = is_across(*a, &row);
-        let to_next = if a_across { 1 } else { in_row(*a) };
-        // What is divided by the elements of a row is known of each warp.
-        let are_of_warp = |warp: i64| {
-            let [own, other] = [&row, &other_row].map(|index| at(index, z, warp));
-            along(&own, x, WARP[0], &|_| 0)
-                && along(&own, y, WARP[1], &|n| n * to_next)
-                && other.sub(&own).as_const() == Some(to_other)
+        let rows = rows.each_ref().map(|index| of(*a, index));
+        let of_rows = lines_of(*a);
+        let rows = match self.how == Tensor::Wgmma && !of_rows.is_half && !of_rows.is_next(&rows[0]) {
+            true if rows.iter().all(|row| of_rows.along(row, groups.axes[0], WARP[0], &|_| 0)) => {
+                Rows::Loaded(*a, rows)
+            }
+            true => return Err("rows of a tile differ along thread.x"),
+            false => Rows::Shared(of_rows.rows(&rows)?),
         };
-        let are_rows = (0..n_warps).all(are_of_warp)
-            && (1..WARPS).all(|warp| from_first(&row, warp, 2 * warp * to_other))
-            && (!a_across || to_other == WARP[1]);
-        if !are_rows {
-            return Err("the rows of a tile do not lie one after the other, each of 128 bytes, 16 for each warp");
-        }
         let b = self.tiles[0].columns.0;
         let columns: Vec<[Index; 2]> =
             self.tiles.iter().map(|t| t.columns.1.each_ref().map(|index| of(b, index))).collect();
-        let column = &columns[0][0];
-        let b_across = is_across(b, column);
-        let to_next = if b_across { 1 } else { in_row(b) };
-        let from_column = |index: &Index| index.sub(column).as_const();
-        // Parts that lie next to each other, and the distance of what does not.
-        let together = if b_across { in_row(b) / COLUMNS } else { 1 };
-        let apart = columns.get(together as usize).map_or(Some(8 * in_row(b)), |[next, _]| from_column(next));
-        let apart = apart.ok_or("its columns are not a fixed distance apart")?;
-        let are_columns = columns.iter().zip(0..).all(|([first, second], part)| {
-            let at = part / together * apart + part % together * COLUMNS;
-            from_column(first) == Some(at) && from_column(second) == Some(at + to_next)
-        });
-        let are_columns = are_columns
-            && along(column, x, WARP[0], &|n| 2 * n * to_next)
-            && along(column, y, WARP[1], &|_| 0)
-            && (1..WARPS).all(|warp| from_first(column, warp, 0));
-        if !are_columns {
-            return Err("the columns of a tile do not lie one after the other, each of 128 bytes, for all warps");
-        }
-        let matrix = |buffer: BufferId, line: &Index, is_across: bool, apart: i64| {
-            let eight_rows = 8 * in_row(buffer);
-            let is_next = is_across || along(line, steps, n_steps, &|n| n);
-            if !is_next || apart <= 0 || apart % eight_rows != 0 {
-                return Err("the steps of a row do not lie next to each other, and eight rows in 1,024 bytes");
-            }
-            let line = [x, y, steps].iter().fold(line.clone(), |line, var| at(&line, *var, 0));
-            // The first of the four warps says where it begins.
-            let group = Index::from(z).floor_div(WARPS).scale(WARPS);
-            let first = ranges.simplify(&line.substitute(z, &group));
-            let (stride, across) = if is_across { (eight_rows, Some(apart)) } else { (apart, None) };
-            // What is divided by the elements of a row is known of each group.
-            let mut of_groups = (0..n_warps / WARPS).map(|group| at(&line, z, WARPS * group).residue(eight_rows));
-            let residue = of_groups.next().flatten();
-            match residue.filter(|residue| of_groups.all(|other| other == Some(*residue))) {
-                Some(0) => Ok(Matrix { buffer, first, stride, across }),
-                Some(at) if !is_across && at % n_steps == 0 && at + n_steps <= in_row(buffer) => {
-                    Ok(Matrix { buffer, first, stride, across })
-                }
-                _ => Err("a matrix does not begin at one of the parts of a row (unroll the loops over steps in it)"),
-            }
-        };
-        let of_rows = if a_across { 8 * in_row(*a) } else { to_other };
-        Ok([matrix(*a, &row, a_across, of_rows)?, matrix(b, column, b_across, apart)?])
+        Ok(Factors { rows, columns: lines_of(b).columns(&columns)? })
     }
 
     /// Whether groups of warps of a kernel may compute it together.
@@ -227,7 +195,7 @@ impl GroupProduct {
             index.iter().zip(&strides).fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(*stride)))
         };
         let in_parts = in_parts(program, kernel);
-        for Matrix { buffer, .. } in self.matrices(program, groups, ranges, &position)? {
+        for buffer in self.factors(program, groups, ranges, &position)?.buffers() {
             let is_whole = |bytes: u64| bytes.is_multiple_of(SWIZZLED_BYTES as u64);
             let before = kernel.shared_sizes(program).take_while(|(b, _)| *b != buffer);
             if !is_whole(before.map(|(_, bytes)| bytes.unwrap_or(0)).sum()) {
@@ -242,6 +210,124 @@ impl GroupProduct {
             return Err("what is in shared memory in two parts nothing reads but tensor cores");
         }
         Ok(())
+    }
+}
+
+/// Rows and columns of a factor in shared memory, as positions of their elements in terms of the threads and
+/// of the loop over steps.
+struct Lines<'r> {
+    buffer: BufferId,
+    /// Elements of a row of 128 bytes.
+    in_row: i64,
+    is_half: bool,
+    groups: Groups,
+    steps: LoopId,
+    n_steps: i64,
+    ranges: &'r Ranges,
+}
+
+impl Lines<'_> {
+    fn at(&self, index: &Index, var: LoopId, n: i64) -> Index {
+        self.ranges.simplify(&index.substitute(var, &n.into()))
+    }
+
+    /// Whether `n` values of a variable are these distances from the first one.
+    fn along(&self, index: &Index, var: LoopId, n: i64, distance: &dyn Fn(i64) -> i64) -> bool {
+        let first = self.at(index, var, 0);
+        (1..n).all(|i| self.at(index, var, i).sub(&first).as_const() == Some(distance(i)))
+    }
+
+    /// Whether in each group of warps another warp is this far from the first one.
+    fn from_first(&self, index: &Index, warp: i64, distance: i64) -> bool {
+        let Groups { axes: [_, _, z], n_warps } = self.groups;
+        (0..n_warps / WARPS).all(|group| {
+            let [first, other] = [0, warp].map(|n| self.at(index, z, WARPS * group + n));
+            self.ranges.simplify(&other.sub(&first)).as_const() == Some(distance)
+        })
+    }
+
+    /// Whether the steps of a line lie next to each other.
+    fn is_next(&self, line: &Index) -> bool {
+        self.along(line, self.steps, self.n_steps, &|n| n)
+    }
+
+    /// Whether the steps of a line lie in rows of their own.
+    fn is_across(&self, line: &Index) -> bool {
+        self.is_half && self.along(line, self.steps, self.n_steps, &|n| n * self.in_row)
+    }
+
+    /// Matrix of a tile's rows, of which a thread has two.
+    fn rows(&self, [row, other_row]: &[Index; 2]) -> Result<Matrix, &'static str> {
+        let Groups { axes: [x, y, z], n_warps } = self.groups;
+        let to_other = self.at(other_row, z, 0).sub(&self.at(row, z, 0)).as_const();
+        let to_other = to_other.ok_or("its rows are not a fixed distance apart")?;
+        let is_across = self.is_across(row);
+        let to_next = if is_across { 1 } else { self.in_row };
+        // What is divided by the elements of a row is known of each warp.
+        let are_of_warp = |warp: i64| {
+            let [own, other] = [row, other_row].map(|index| self.at(index, z, warp));
+            self.along(&own, x, WARP[0], &|_| 0)
+                && self.along(&own, y, WARP[1], &|n| n * to_next)
+                && other.sub(&own).as_const() == Some(to_other)
+        };
+        let are_rows = (0..n_warps).all(are_of_warp)
+            && (1..WARPS).all(|warp| self.from_first(row, warp, 2 * warp * to_other))
+            && (!is_across || to_other == WARP[1]);
+        if !are_rows {
+            return Err("the rows of a tile do not lie one after the other, each of 128 bytes, 16 for each warp");
+        }
+        self.matrix(row, is_across, if is_across { 8 * self.in_row } else { to_other })
+    }
+
+    /// Matrix of a tile's columns, of which a thread has two of each part.
+    fn columns(&self, columns: &[[Index; 2]]) -> Result<Matrix, &'static str> {
+        let [x, y, _] = self.groups.axes;
+        let column = &columns[0][0];
+        let is_across = self.is_across(column);
+        let to_next = if is_across { 1 } else { self.in_row };
+        let from_column = |index: &Index| index.sub(column).as_const();
+        // Parts that lie next to each other, and the distance of what does not.
+        let together = if is_across { self.in_row / COLUMNS } else { 1 };
+        let apart = columns.get(together as usize).map_or(Some(8 * self.in_row), |[next, _]| from_column(next));
+        let apart = apart.ok_or("its columns are not a fixed distance apart")?;
+        let are_columns = columns.iter().zip(0..).all(|([first, second], part)| {
+            let at = part / together * apart + part % together * COLUMNS;
+            from_column(first) == Some(at) && from_column(second) == Some(at + to_next)
+        });
+        let are_columns = are_columns
+            && self.along(column, x, WARP[0], &|n| 2 * n * to_next)
+            && self.along(column, y, WARP[1], &|_| 0)
+            && (1..WARPS).all(|warp| self.from_first(column, warp, 0));
+        if !are_columns {
+            return Err("the columns of a tile do not lie one after the other, each of 128 bytes, for all warps");
+        }
+        self.matrix(column, is_across, apart)
+    }
+
+    /// Matrix that begins with this line. `apart`: elements from eight lines to the next eight or, in an
+    /// MN-major factor, from a step's row to its next.
+    fn matrix(&self, line: &Index, is_across: bool, apart: i64) -> Result<Matrix, &'static str> {
+        let Groups { axes: [x, y, z], n_warps } = self.groups;
+        let (buffer, in_row, n_steps) = (self.buffer, self.in_row, self.n_steps);
+        let eight_rows = 8 * in_row;
+        if !(is_across || self.is_next(line)) || apart <= 0 || apart % eight_rows != 0 {
+            return Err("the steps of a row do not lie next to each other, and eight rows in 1,024 bytes");
+        }
+        let line = [x, y, self.steps].iter().fold(line.clone(), |line, var| self.at(&line, *var, 0));
+        // The first of the four warps says where it begins.
+        let group = Index::from(z).floor_div(WARPS).scale(WARPS);
+        let first = self.ranges.simplify(&line.substitute(z, &group));
+        let (stride, across) = if is_across { (eight_rows, Some(apart)) } else { (apart, None) };
+        // What is divided by the elements of a row is known of each group.
+        let mut of_groups = (0..n_warps / WARPS).map(|group| self.at(&line, z, WARPS * group).residue(eight_rows));
+        let residue = of_groups.next().flatten();
+        match residue.filter(|residue| of_groups.all(|other| other == Some(*residue))) {
+            Some(0) => Ok(Matrix { buffer, first, stride, across }),
+            Some(at) if !is_across && at % n_steps == 0 && at + n_steps <= in_row => {
+                Ok(Matrix { buffer, first, stride, across })
+            }
+            _ => Err("a matrix does not begin at one of the parts of a row (unroll the loops over steps in it)"),
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! Products of warpgroups in the tensor cores of NVIDIA's GPUs from sm_90a on (`wgmma`).
 //!
-//! Both factors are read from shared memory. An instruction takes a descriptor of each: its address, the
-//! distance between groups of eight rows, and that rows of 128 bytes are swizzled. Products are asynchronous;
+//! Factors are read from shared memory. An instruction takes a descriptor of each: its address, the distance
+//! between groups of eight rows, and that rows of 128 bytes are swizzled. Where threads load the factor of
+//! rows, it takes four registers instead, which hold what those of `mma.sync` do: the thread `x`, `y` has the
+//! steps `x` and `x + 4` of both of its rows. Products are asynchronous;
 //! the threads wait for those of one place in the program together or, in a loop, for those of the iteration
 //! before.
 //!
@@ -9,8 +11,9 @@
 //! wgmma.mma_async instructions", and 9.7.15.5.1.2, "Shared Memory Matrix Layout".
 
 use tilewright_ir::gpu::GroupProduct;
-use tilewright_ir::gpu::warpgroup::{Matrix, ROW_BYTES, SWIZZLED_BYTES};
-use tilewright_ir::{BufferId, Index, Loop, LoopKind, Stmt, Tensor};
+use tilewright_ir::gpu::tensor::WARP;
+use tilewright_ir::gpu::warpgroup::{Factors, Matrix, ROW_BYTES, Rows, SWIZZLED_BYTES};
+use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Stmt, Tensor};
 
 use crate::CompileError;
 use crate::generate::value::Operand;
@@ -33,8 +36,8 @@ const SWIZZLED: i64 = 1 << 62;
 
 /// The sums of a product: a buffer, and where in it each is.
 type Sums = (BufferId, Vec<Vec<Index>>);
-/// A product's set, by number, and its factors.
-type SetAndFactors = (usize, [Matrix; 2]);
+/// A product's set, by number, its loop over steps, and its factors.
+type SetAndFactors = (usize, LoopId, Factors);
 
 impl Generator<'_> {
     /// Writes the products of groups of warps that a block begins with, and the copies that follow, which are
@@ -54,20 +57,26 @@ impl Generator<'_> {
             let of = |place: &Vec<Index>| if begins_anew { undefined } else { self.load(*buffer, place).value };
             sums.push(places.iter().map(of).collect());
         }
+        // Registers that products read are written ahead of the fence.
+        let loaded: Vec<Option<[Id; 4]>> =
+            products.iter().map(|(_, steps, factors)| self.loaded_rows(*steps, &factors.rows)).collect();
         self.on_all(&mut sums, |g, sums| g.m.group_fence(sums));
         // Which parts are multiplied, the smallest first.
         let parts: &[[bool; 2]] =
             if begins_anew { &[[true, false], [false, true], [false, false]] } else { &[[false; 2]] };
         let mut is_begun = vec![!begins_anew; sets.len()];
         for are_rest in parts {
-            for (at, matrices) in &products {
-                let kind = self.element_type(matrices[0].buffer).kind;
-                let described = [0, 1].map(|of: usize| {
-                    let matrix = &matrices[of];
-                    (self.description(matrix, are_rest[of]), matrix.across.is_some())
-                });
+            for ((at, _, factors), loaded) in products.iter().zip(&loaded) {
+                let Factors { rows, columns } = factors;
+                let kind = self.element_type(columns.buffer).kind;
+                let (rows, rows_across) = match (rows, loaded) {
+                    (Rows::Shared(rows), _) => (vec![self.description(rows, are_rest[0])], rows.across.is_some()),
+                    (Rows::Loaded(..), loaded) => (loaded.iter().flatten().copied().collect(), false),
+                };
+                let across = [rows_across, columns.across.is_some()];
+                let columns = self.description(columns, are_rest[1]);
                 let begins = !std::mem::replace(&mut is_begun[*at], true);
-                let more = self.m.group_product(kind, described, &sums[*at], begins);
+                let more = self.m.group_product(kind, (&rows, columns), across, &sums[*at], begins);
                 sums[*at] = (0..sums[*at].len()).map(|lane| self.m.extract(more, lane)).collect();
             }
         }
@@ -116,11 +125,24 @@ impl Generator<'_> {
             self.f.ranges.push(l.var, l.extent.clone());
             let groups = self.f.groups.expect("threads were mapped to groups of warps");
             let position = |buffer: BufferId, index: &[Index]| plan::flat(self.program, buffer, index, &self.f.known);
-            let matrices = product.matrices(self.program, groups, &self.f.ranges, &position);
+            let factors = product.factors(self.program, groups, &self.f.ranges, &position);
             self.f.ranges.pop();
-            products.push((at, matrices.expect("tensor cores can read the factors")));
+            products.push((at, l.var, factors.expect("tensor cores can read the factors")));
         }
         (sets, products)
+    }
+
+    /// Loads the registers of a thread with its two rows' factors of a product's steps, where threads do.
+    fn loaded_rows(&mut self, steps: LoopId, rows: &Rows) -> Option<[Id; 4]> {
+        let Rows::Loaded(buffer, rows) = rows else { return None };
+        let [x, _] = self.f.warp.expect("threads were mapped to warps");
+        Some([0, 1, 2, 3].map(|at| {
+            let (row, half) = (&rows[at % 2], at as i64 / 2);
+            let step = Index::from(x).offset(half * WARP[0]);
+            let element = self.f.ranges.simplify(&row.substitute(steps, &step));
+            let number = self.element_at(*buffer, &element);
+            self.m.bitcast(number, Type::I32)
+        }))
     }
 
     /// Sums and sets of the products in a loop that waits for copies first.
@@ -139,7 +161,12 @@ impl Generator<'_> {
         let [Stmt::Wait(_), Stmt::Barrier, body @ ..] = l.body.as_slice() else { return false };
         let is_product = |stmt: &&Stmt| matches!(stmt, Stmt::For(Loop { kind: LoopKind::Tensor(Tensor::Wgmma), .. }));
         let n = body.iter().take_while(is_product).count();
-        if n == 0 || self.f.boxes.is_none() || self.only_copies() || self.sets_in(l).1.len() != n {
+        if n == 0 || self.f.boxes.is_none() || self.only_copies() {
+            return false;
+        }
+        // The next iteration loads registers anew that products may still read.
+        let found = self.sets_in(l).1;
+        if found.len() != n || found.iter().any(|(_, _, factors)| factors.are_rows_loaded()) {
             return false;
         }
         let (products, copies) = body.split_at(n);

@@ -74,7 +74,7 @@ impl Product {
         match w.structure() {
             // Shared memory and tensor cores are for numbers of one type.
             _ if w.has_integer_factors() => None,
-            Structure::Contraction(c) => Some(Product::of_contraction(w, &c)),
+            Structure::Contraction(c) => Some(Product::of_contraction(w, &c, false)),
             Structure::Window(window) if !window.depthwise && w.layout() == Layout::Nchw => {
                 let has_blocks = window.groups == 1 || (window.k / window.groups) % LEAST_BLOCK == 0;
                 has_blocks.then(|| Product::of_window(w, &window))
@@ -83,34 +83,62 @@ impl Product {
         }
     }
 
-    fn of_contraction(w: &Workload, c: &Contraction) -> Product {
-        let loops = Contraction::LOOPS;
+    /// Transposed product of a workload, `sum[b, j, i]`, whose rows are the columns of the workload's result;
+    /// `None` if it is no contraction.
+    pub fn transposed(w: &Workload) -> Option<Product> {
+        match w.structure() {
+            Structure::Contraction(c) if !w.has_integer_factors() => Some(Product::of_contraction(w, &c, true)),
+            _ => None,
+        }
+    }
+
+    fn of_contraction(w: &Workload, c: &Contraction, transposed: bool) -> Product {
+        let [products, mut i, mut j, k] = Contraction::LOOPS;
+        let [of_last, mut oi, mut oj] = Contraction::FINISH;
+        let [mut a, mut b] = [(&c.a, c.m), (&c.b, c.n)];
+        if transposed {
+            (i, j, oi, oj, a, b) = (j, i, oj, oi, b, a);
+        }
         let plain = w.is_plain();
         let last = match (plain, c.batch.is_some()) {
-            (false, _) => Contraction::FINISH,
+            (false, _) => [of_last, oi, oj],
             (true, true) => ["sum.0", "sum.1", "sum.2"],
             (true, false) => ["", "sum.0", "sum.1"],
         };
         let sum = c.sum(w);
+        let first = usize::from(c.batch.is_none());
+        let is_reordered = c.output_beside || transposed;
+        let loops = [products, i, j, k];
         let mut steps = Vec::new();
-        if c.output_beside {
-            steps.push(reorder(&loops));
+        if is_reordered {
+            steps.push(reorder(&loops[first..]));
         }
         steps.push(reindex(sum, sum, SUM));
         if !plain {
             steps.push(inline(sum));
         }
-        if c.output_beside && !plain {
-            steps.push(reorder(&last));
+        if is_reordered && !plain {
+            steps.push(reorder(&last[first..]));
         }
-        steps.extend([reindex(SUM, c.a.name, "A.x"), reindex(SUM, c.b.name, "B.x")]);
-        let factor = |factor: &op::Factor, outer: i64| Factor {
+        steps.extend([reindex(SUM, a.0.name, "A.x"), reindex(SUM, b.0.name, "B.x")]);
+        let factor = |(factor, outer): (&op::Factor, i64)| Factor {
             along_k: !factor.k_first,
             loads: loaded(w, if factor.k_first { outer } else { c.k }),
         };
-        let (a, b) = (factor(&c.a, c.m), factor(&c.b, c.n));
-        let (stores, is_among_others) = (aligned(c.n), false);
-        Product { steps, loops, last, batch: c.batch, m: c.m, n: c.n, k: c.k, a, b, stores, is_among_others }
+        let stores = if transposed { 1 } else { aligned(c.n) };
+        Product {
+            steps,
+            loops,
+            last,
+            batch: c.batch,
+            m: a.1,
+            n: b.1,
+            k: c.k,
+            a: factor(a),
+            b: factor(b),
+            stores,
+            is_among_others: false,
+        }
     }
 
     /// Products of Winograd's algorithm with tiles of `tile` rows and columns of results: rows are channels

@@ -249,7 +249,7 @@ const STORE: f64 = 1.5;
 /// Cycles in which warps store a tile: a lane stores 16 bytes of a row where threads exchange halves, else
 /// two elements, or one at a time of a tile that is not whole.
 pub(super) fn stores(p: &Product, [bm, bn]: [i64; 2], split: i64, is_exchanged: bool) -> f64 {
-    let is_whole = split > 1 || p.m % bm == 0 && p.n % bn == 0;
+    let is_whole = split > 1 || p.m % bm == 0 && p.n % bn == 0 && p.stores % 2 == 0;
     let each = match (is_exchanged, is_whole) {
         (true, _) => 8,
         (false, true) => 2,

@@ -4,7 +4,7 @@ use super::super::algorithm::{self, Algorithm};
 use super::super::step::{accumulate, exact, fuse, inline, reorder, shared, tensorize, unroll, vectorize};
 use super::super::{Setting, Template, ceil_div};
 use super::copies::{self, Copies};
-use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, product, split_k, sums_of_parts};
+use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, split_k, sums_of_parts};
 use super::model::{BARRIER, Blocks};
 use super::parts::{Copied, Threads};
 use super::product::{Factor, Order, Product, bind_blocks, bind_units};
@@ -51,6 +51,8 @@ pub(super) const WGMMA: Algorithm<Setting> = Algorithm {
 
 /// Most pipeline stages: small blocks need many, for one takes less time than a copy.
 const MOST_STAGES: i64 = 8;
+/// Divisor of the bytes of rows that are copied in boxes.
+const BOX_BYTES: i64 = 16;
 /// Columns of the least block.
 const LEAST_COLUMNS: i64 = 32;
 /// Elements of a load of steps of the sum that do not lie next to each other.
@@ -94,6 +96,26 @@ const ORDERS: [&str; 8] = [
 ];
 /// Divisor of an output's rows where the tiles that divide them begin at multiples of 16 bytes.
 const IN_LINES: i64 = 4;
+
+/// Product of a workload: transposed where threads may then load the factor of rows from boxes.
+fn product(s: &Setting) -> Product {
+    let transposed = || Product::transposed(&s.workload).filter(|p| is_loaded(s, p));
+    let own = super::matmul::product(s);
+    if is_loaded(s, &own) || are_boxes(s, &own) { own } else { transposed().unwrap_or(own) }
+}
+
+/// Whether threads may load the factor of rows, which lies across the sum, into registers from boxes, so that
+/// nobody transposes it. That of columns lies along the sum then.
+fn is_loaded(s: &Setting, p: &Product) -> bool {
+    let dtype = s.workload.dtype;
+    let is_whole = p.a.loads * dtype.bytes() as i64 == BOX_BYTES;
+    s.workload.takes_tf32() && is_turned(dtype, &p.a) && is_whole && is_box(dtype, &p.b) && copies::way(s).is_some()
+}
+
+/// Whether threads of a configuration do so.
+fn loads_rows(s: &Setting, p: &Product, copies: Copies) -> bool {
+    matches!(copies, Copies::Bulk(_)) && is_loaded(s, p)
+}
 
 /// Elements that a row of a factor in shared memory has.
 fn row(dtype: DType) -> i64 {
@@ -141,7 +163,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     let ways: &[&str] = match precisions(s) {
         // Parts of numbers are made on the way.
         ["tf32x3"] => &["registers"],
-        _ if is_box(dtype, &p.a) || is_box(dtype, &p.b) => &["registers", "async", "bulk"],
+        _ if is_loaded(s, p) || is_box(dtype, &p.a) || is_box(dtype, &p.b) => &["registers", "async", "bulk"],
         _ => &["registers", "async"],
     };
     let way = copies::way(s).map(|_| Parameter::categorical("copies", ways).optional());
@@ -160,7 +182,7 @@ fn may_exchange(s: &Setting, p: &Product) -> bool {
 /// Whether one thread may copy both factors in boxes.
 fn are_boxes(s: &Setting, p: &Product) -> bool {
     let is_box = |factor| is_box(s.workload.dtype, factor);
-    copies::way(s).is_some() && precisions(s) != ["tf32x3"] && is_box(&p.a) && is_box(&p.b)
+    is_loaded(s, p) || copies::way(s).is_some() && precisions(s) != ["tf32x3"] && is_box(&p.a) && is_box(&p.b)
 }
 
 /// Precisions in which numbers may be multiplied.
@@ -214,7 +236,7 @@ fn least_columns(dtype: DType, factor: &Factor) -> i64 {
 /// Whether one thread may copy boxes of a factor: rows as tensor cores want them, which begin at multiples of
 /// 16 bytes.
 fn is_box(dtype: DType, factor: &Factor) -> bool {
-    !is_turned(dtype, factor) && factor.loads * dtype.bytes() as i64 == 16
+    !is_turned(dtype, factor) && factor.loads * dtype.bytes() as i64 == BOX_BYTES
 }
 
 fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint> {
@@ -236,7 +258,12 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         true => format!("({BOX_REGISTERS} if copies == 'bulk' else {OTHER_REGISTERS})"),
         false => OTHER_REGISTERS.to_string(),
     };
-    let registers = format!("{tiles} * block_n * {twice} // (2 * groups_n) + {loaded} + {others}");
+    // Four registers for 8 steps of 64 rows.
+    let of_rows = match is_loaded(s, p) {
+        true => format!(" + ({tiles} * block_k // 2 if copies == 'bulk' else 0)"),
+        false => String::new(),
+    };
+    let registers = format!("{tiles} * block_n * {twice} // (2 * groups_n) + {loaded} + {others}{of_rows}");
     let columns = if p.b.along_k || is_turned(dtype, &p.b) { COLUMNS } else { row(dtype) };
     let mut constraints = vec![
         say(
@@ -285,7 +312,9 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         constraints.push(say("rounded", &format!("precision != 'tf32' or {way}")));
     }
     if are_boxes(s, p) {
-        constraints.push(say("in_flight", "in_flight == 0 or copies == 'bulk' and ahead >= 3"));
+        let most_in_flight =
+            if is_loaded(s, p) { "in_flight == 0" } else { "in_flight == 0 or copies == 'bulk' and ahead >= 3" };
+        constraints.push(say("in_flight", most_in_flight));
         // A box that is outside of its array is zero, which is no copy.
         let row = row(dtype);
         let mut reaches = vec![format!("ceil_div({0}, block_k * split_k) * block_k * split_k - {0} < {row}", p.k)];
@@ -306,8 +335,8 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         constraints.push(say("columns", "copies == 'bulk' or 256 % block_n == 0"));
         constraints.push(say("cluster", &format!("cluster == 1 or producer == 1 and {pairs}")));
     }
-    for (name, factor) in [("a", &p.a), ("b", &p.b)] {
-        if is_box(dtype, factor) && has_ways && precisions(s) != ["tf32x3"] {
+    for (name, factor, in_boxes) in [("a", &p.a, is_loaded(s, p)), ("b", &p.b, false)] {
+        if (in_boxes || is_box(dtype, factor)) && has_ways && precisions(s) != ["tf32x3"] {
             constraints.push(say(&format!("boxes_of_{name}"), &format!("vector_{name} == 1 or copies != 'bulk'")));
         }
         if is_turned(dtype, factor) {
@@ -318,20 +347,51 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
     constraints
 }
 
-/// Divides rows and columns of a block into groups of warps, tiles, and what threads have of these: loops
-/// `name.w`, which is one for both, and the others. `over`: what the names begin with.
-fn divide(over: &str, [rows, columns]: [&str; 2], groups_m: i64, group_n: i64) -> Vec<Step> {
+/// Division of rows and columns of a block into groups of warps, tiles, and what threads have of these.
+struct Divided {
+    steps: Vec<Step>,
+    /// Loops over threads, in order.
+    of_threads: Vec<String>,
+    /// Steps that then make three loops of them, `w`, `i.l` and `j.l`.
+    joined: Vec<Step>,
+}
+
+/// Divides rows and columns of a block. `over`: what the names of loops begin with; `is_loaded`: whether
+/// threads load the rows, of which eight of them then have two times four that lie next to each other in
+/// shared memory, in different banks for four steps.
+fn divide(over: &str, [rows, columns]: [&str; 2], groups_m: i64, group_n: i64, is_loaded: bool) -> Divided {
     let of = |name: &str| format!("{over}{name}");
     let [im, it, iw, iq, ih, il] = ["i.m", "i.t", "i.w", "i.q", "i.h", "i.l"].map(of);
     let [jw, jr, jm, jt, jl, je] = ["j.w", "j.r", "j.m", "j.t", "j.l", "j.e"].map(of);
-    vec![
-        exact(rows, ROWS * groups_m, &im, &it),
-        exact(&it, ROWS / WARPS, &iw, &iq),
-        exact(&iq, WARP[1], &ih, &il),
+    let mut steps = vec![exact(rows, ROWS * groups_m, &im, &it)];
+    let (mut of_threads, mut joined) = (vec![jw.clone()], Vec::new());
+    if is_loaded {
+        // Of 32 rows, a thread of 2 × 4 in each of two warps has two.
+        let [[wo, wi], [lo, li]] = [["i.w.o", "i.w.i"], ["i.l.o", "i.l.i"]].map(|names| names.map(of));
+        let [ir, ip] = ["i.r", "i.p"].map(of);
+        let half = WARP[1] / 2;
+        steps.extend([exact(&it, 8 * half, &wo, &ir), exact(&ir, 4 * half, &lo, &iq)]);
+        steps.extend([exact(&iq, 2 * half, &wi, &ip), exact(&ip, half, &ih, &li)]);
+        joined.extend([fuse(&wo, &wi, &iw), fuse(&lo, &li, &il)]);
+        of_threads.extend([wo, wi, lo, li]);
+    } else {
+        steps.extend([exact(&it, ROWS / WARPS, &iw, &iq), exact(&iq, WARP[1], &ih, &il)]);
+        of_threads.extend([iw.clone(), il]);
+    }
+    of_threads.push(jl.clone());
+    steps.extend([
         exact(columns, group_n, &jw, &jr),
         exact(&jr, COLUMNS, &jm, &jt),
         exact(&jt, COLUMNS / WARP[0], &jl, &je),
-    ]
+    ]);
+    joined.push(fuse(&jw, &iw, &of("w")));
+    Divided { steps, of_threads, joined }
+}
+
+/// Has loops over threads stand behind those `ahead` and around those `inner`.
+fn ordered(ahead: &[&str], of_threads: &[String], inner: &[&str]) -> Step {
+    let of_threads: Vec<&str> = of_threads.iter().map(String::as_str).collect();
+    reorder(&[ahead, &of_threads, inner].concat())
 }
 
 /// The device's compute units.
@@ -356,12 +416,13 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
     let (mut steps, [b, i, j, k]) = division.steps(p);
 
     // Tiles of groups of warps and their threads.
-    steps.extend(divide("", [&i, &j], groups_m, bn / groups_n));
+    let is_loaded = loads_rows(s, p, copies);
+    let Divided { steps: divided, of_threads, joined } = divide("", [&i, &j], groups_m, bn / groups_n, is_loaded);
+    steps.extend(divided);
     steps.extend([exact(&k, depth, "k.o", "k.s"), exact("k.s", tensor::steps(dtype), "k.n", "k.i")]);
-    let products: Vec<&str> = p.batch.map(|_| b.as_str()).into_iter().collect();
-    let loops = ["j.w", "i.w", "i.l", "j.l", "k.n", "i.m", "k.i", "j.m", "i.h", "j.e"];
-    steps.push(reorder(&[&["k.o"][..], &products, &loops].concat()));
-    steps.push(fuse("j.w", "i.w", "w"));
+    let ahead: Vec<&str> = ["k.o"].into_iter().chain(p.batch.map(|_| b.as_str())).collect();
+    steps.push(ordered(&ahead, &of_threads, &["k.n", "i.m", "k.i", "j.m", "i.h", "j.e"]));
+    steps.extend(joined);
     steps.push(accumulate(division.stage(), "j.b", "C.r"));
 
     // Factors in shared memory, in rows along the sum or, where they lie so, across it.
@@ -371,7 +432,7 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
         let [x, shared_name] = ["x", "s"].map(|part| format!("{name}.{part}"));
         let at = usize::from(p.batch.is_some());
         let mut axes = if p.batch.is_some() { vec![Whole(0)] } else { Vec::new() };
-        let turned = is_turned(dtype, factor);
+        let turned = is_turned(dtype, factor) && !is_loaded;
         let along_k = factor.along_k || turned;
         let ([along, other], of_rows) =
             if along_k { ([at + 1, at], [depth / row, size]) } else { ([at, at + 1], [size / row, depth]) };
@@ -383,7 +444,7 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
         let order: Vec<usize> = (0..at).chain(within).collect();
         let copied =
             Copied { name: &shared_name, extents: &extents, order: &order, vector, runs: false, across: turned };
-        if matches!(copies, Copies::Bulk(_)) && is_box(dtype, factor) {
+        if matches!(copies, Copies::Bulk(_)) && (is_loaded || is_box(dtype, factor)) {
             boxes.push(format!("{shared_name}.{at}"));
             copied_by.push((shared_name, i64::MAX));
             continue;
@@ -412,11 +473,13 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
         steps.extend(division.sums_of_parts(p));
         return steps;
     }
-    steps.extend(divide("o", ["oi.b", "oj.b"], groups_m, bn / groups_n));
+    let last = ["oi.b", "oj.b"];
+    let Divided { steps: divided, of_threads, joined } = divide("o", last, groups_m, bn / groups_n, is_loaded);
+    steps.extend(divided);
     // Parts of a row that are stored one after the other are exchanged.
-    let inner = if exchanges(space, config) { ["oi.h", "oj.m"] } else { ["oj.m", "oi.h"] };
-    steps.push(reorder(&[&["oj.w", "oi.w", "oi.l", "oj.l", "oi.m"][..], &inner, &["oj.e"]].concat()));
-    steps.push(fuse("oj.w", "oi.w", "ow"));
+    let [first, second] = if exchanges(space, config) { ["oi.h", "oj.m"] } else { ["oj.m", "oi.h"] };
+    steps.push(ordered(&[], &of_threads, &["oi.m", first, second, "oj.e"]));
+    steps.extend(joined);
     steps.extend(bind_warps("o"));
     let is_whole = p.m % bm == 0 && p.n % bn == 0 && p.stores % 2 == 0;
     steps.push(if is_whole { vectorize("oj.e") } else { unroll("oj.e") });
@@ -436,7 +499,9 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let threads = WARPS * i64::from(gpu.warp_size) * groups_m * groups_n;
     let has_producer = has_producer(space, config);
     let copies = Copies::of(space, config);
-    let loaded = copies.in_registers((bm + bn) * depth / threads) * bytes / 4;
+    let is_loaded = loads_rows(s, p, copies);
+    let of_rows = if is_loaded { bm / ROWS / groups_m * depth / 2 } else { 0 };
+    let loaded = copies.in_registers((bm + bn) * depth / threads) * bytes / 4 + of_rows;
     let padded = division.padded_sum(p) / split;
     // Tensor cores do eight times the multiply-adds of threads, of halves 16 times. Of numbers in two parts
     // there are three products, and threads make the parts.
@@ -455,7 +520,7 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
         let elements = (n * depth) as f64;
         let loads = elements / int(vector) as f64;
         match copies {
-            Copies::Bulk(_) if is_box(dtype, factor) => 0.0,
+            Copies::Bulk(_) if is_loaded || is_box(dtype, factor) => 0.0,
             Copies::Bulk(_) | Copies::Async(_) => ASYNC * loads,
             Copies::Registers(_) => each * elements + load * loads,
         }
