@@ -85,11 +85,23 @@ fn plans_that_do_not_fit_are_refused() {
     fn arguments(plan: &mut Plan, step: usize) -> &mut Vec<Slice> {
         match &mut plan.steps[step].work {
             Work::Kernel { arguments, .. } => arguments,
-            Work::Copy { .. } | Work::Move { .. } | Work::Host { .. } => panic!("a kernel"),
+            _ => panic!("a kernel"),
         }
     }
     let check = |change: fn(&mut Plan), expected: &str| assert_eq!(refused(change).to_string(), expected);
     check(|plan| plan.steps[0].work = kernel(7), "step `half 0` names kernel 7, which is not there");
+    // A loop that does not end, one that does not begin, and one whose truth is no byte.
+    check(
+        |plan| plan.steps[0].work = Work::While { truth: Slice { tensor: 0, offset: 0, n_bytes: 1 }, end: 1 },
+        "step `half 0` names end of a loop 1, which is not there",
+    );
+    check(|plan| plan.steps[1].work = Work::Again { to: 0 }, "step `half 1` names end of a loop 1, which is not there");
+    let of_four = |plan: &mut Plan| {
+        plan.steps[0].work = Work::While { truth: Slice { tensor: 0, offset: 0, n_bytes: 4 }, end: 1 };
+        plan.steps[1].work = Work::Again { to: 0 };
+    };
+    let error = refused(of_four).to_string();
+    assert!(error.starts_with("step `half 0`") && error.contains("4 bytes"), "{error}");
     check(|plan| arguments(plan, 0).truncate(2), "step `half 0` passes 2 arguments, its kernel takes 3");
     check(|plan| arguments(plan, 0)[0].tensor = 99, "step `half 0` names tensor 99, which is not there");
     check(|plan| arguments(plan, 1)[2].n_bytes -= 4, "step `half 1` passes 128 bytes of `halves` where 132 are taken");
