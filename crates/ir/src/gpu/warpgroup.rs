@@ -238,7 +238,7 @@ impl Lines<'_> {
     }
 
     /// Whether in each group of warps another warp is this far from the first one.
-    fn from_first(&self, index: &Index, warp: i64, distance: i64) -> bool {
+    fn is_warp_apart(&self, index: &Index, warp: i64, distance: i64) -> bool {
         let Groups { axes: [_, _, z], n_warps } = self.groups;
         (0..n_warps / WARPS).all(|group| {
             let [first, other] = [0, warp].map(|n| self.at(index, z, WARPS * group + n));
@@ -271,7 +271,7 @@ impl Lines<'_> {
                 && other.sub(&own).as_const() == Some(to_other)
         };
         let are_rows = (0..n_warps).all(are_of_warp)
-            && (1..WARPS).all(|warp| self.from_first(row, warp, 2 * warp * to_other))
+            && (1..WARPS).all(|warp| self.is_warp_apart(row, warp, 2 * warp * to_other))
             && (!is_across || to_other == WARP[1]);
         if !are_rows {
             return Err("the rows of a tile do not lie one after the other, each of 128 bytes, 16 for each warp");
@@ -297,7 +297,7 @@ impl Lines<'_> {
         let are_columns = are_columns
             && self.along(column, x, WARP[0], &|n| 2 * n * to_next)
             && self.along(column, y, WARP[1], &|_| 0)
-            && (1..WARPS).all(|warp| self.from_first(column, warp, 0));
+            && (1..WARPS).all(|warp| self.is_warp_apart(column, warp, 0));
         if !are_columns {
             return Err("the columns of a tile do not lie one after the other, each of 128 bytes, for all warps");
         }
