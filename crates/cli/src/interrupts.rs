@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tilewright::{Observer, Recording, Tuned, Workload};
-use tilewright_lab::{Caller, News};
+use tilewright_lab::{Caller, LabEvent};
 
 use crate::command::on_interrupt;
 use crate::error::describe;
@@ -52,26 +52,26 @@ impl Interrupts {
     pub fn listen<T>(&self, work: impl FnOnce(Caller) -> T) -> T {
         let shown: Mutex<Option<Shown>> = Mutex::new(None);
         let lock = || shown.lock().unwrap_or_else(PoisonError::into_inner);
-        let tell = |news: News| match news {
-            News::Begin(workload, search, seed) => {
+        let tell = |news: LabEvent| match news {
+            LabEvent::Begin(workload, search, seed) => {
                 *lock() = Some(Shown::new(workload, search, seed, self.concerned()));
             }
-            News::Together(workloads) => {
+            LabEvent::Together(workloads) => {
                 let names = workloads.iter().map(Workload::label).collect();
                 *lock() = Some(Shown::together(names, self.concerned()));
             }
-            News::Done => {
+            LabEvent::Done => {
                 if let Some(shown) = lock().take() {
                     shown.finish();
                 }
             }
-            News::Note(note) => {
+            LabEvent::Note(note) => {
                 if let Some(shown) = &*lock() {
                     shown.note(note);
                 }
             }
-            News::Tuned(tuned) => remark(tuned),
-            News::Message(line) => match &*lock() {
+            LabEvent::Tuned(tuned) => remark(tuned),
+            LabEvent::Message(line) => match &*lock() {
                 Some(shown) => shown.message(&line),
                 None => message(&line),
             },

@@ -198,7 +198,7 @@ impl<'a> Shown<'a> {
                     (self.concern)(Some(recording), progress);
                 }
             }
-            Note::Turned(turned) => phase(turn(turned, &self.together)),
+            Note::TurnEnd(turned) => phase(turn(turned, &self.together)),
             Note::Race(_) if !self.together.is_empty() => {
                 let label = &self.together[self.at.load(Ordering::Relaxed)];
                 phase(format!("measuring the best of {label} against each other"));

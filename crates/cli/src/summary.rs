@@ -2,7 +2,7 @@
 
 use tilewright::words::{count, digits, duration, errors_text, grouped, percent, table};
 use tilewright::{
-    Begin, Best, ParetoPoint, Race, Tuned, TunedMany, Turned, Untuned, WallSeconds, Workload, gflops, one_line,
+    Begin, Best, ParetoPoint, Race, Tuned, TunedMany, TurnEnd, Untuned, WallSeconds, Workload, gflops, one_line,
 };
 use tilewright_search::Ended;
 use tilewright_tune::TaskKey;
@@ -42,7 +42,7 @@ pub fn beginning(begin: &Begin, search: &str, seed: u64) -> Vec<String> {
 }
 
 /// Summarises all tasks after a turn, in a line; `labels` name the tasks.
-pub fn turn(turned: &Turned, labels: &[String]) -> String {
+pub fn turn(turned: &TurnEnd, labels: &[String]) -> String {
     let whole = match turned.whole_ns {
         Some(ns) => format!("together {}", duration(ns)),
         None => format!("{} of {} measured", turned.n_known, labels.len()),

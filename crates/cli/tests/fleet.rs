@@ -200,7 +200,7 @@ fn a_device_of_a_fleet_may_be_without_a_compiler() {
 #[test]
 fn a_gpu_is_a_device_of_a_fleet() {
     let Some(server) = nats_server() else { return };
-    let place = tilewright::Place { device: "opencl", target: tilewright::HOST, threads: 1 };
+    let place = tilewright::DeviceSpec { device: "opencl", target: tilewright::HOST, threads: 1 };
     let target = match place.runnable_target() {
         Ok(target) => target.name(),
         Err(why) => return println!("skipped: {why}"),

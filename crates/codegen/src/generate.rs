@@ -43,7 +43,7 @@ use crate::ssa::{BlockId, Buffer, Compare, Cpu, FunctionId, Id, Linkage, Module,
 use dot::DotSteps;
 use export::{Entry, Guard};
 use memory::LoadKey;
-use plan::{Chunk, Known, Piece, Place, Plan, Vectors};
+use plan::{Chunk, Known, Piece, Plan, TemporaryMemory, Vectors};
 use unit::{Segment, Units, Uses};
 
 /// Buffers are aligned to at least this many bytes, but for arguments where a caller says less.
@@ -319,7 +319,9 @@ impl Generator<'_> {
                 self.m.load(ptr, slot, 8, false)
             } else {
                 match self.plan.places.get(&buffer) {
-                    Some(Place::Scratch { offset, per_thread: false }) => self.bytes_from(scratch, *offset as i64),
+                    Some(TemporaryMemory::Scratch { offset, per_thread: false }) => {
+                        self.bytes_from(scratch, *offset as i64)
+                    }
                     Some(_) => continue,
                     None => return Err(self.never_allocated(buffer)),
                 }
@@ -618,14 +620,14 @@ impl Generator<'_> {
         let b = self.program.buffer(buffer);
         let element = self.element_type(buffer);
         let storage = match self.plan.places.get(&buffer) {
-            Some(Place::Scratch { .. }) => return Ok(()),
+            Some(TemporaryMemory::Scratch { .. }) => return Ok(()),
             None if b.scope.is_shared() && self.f.storage.contains_key(&buffer) => return Ok(()),
             None => return Err(self.never_allocated(buffer)),
-            Some(Place::Stack) => {
+            Some(TemporaryMemory::Stack) => {
                 let bytes = b.size_bytes().unwrap_or(0);
                 Storage::Pointer(self.hoisted(0, |g| g.m.stack(bytes, ARGUMENT_ALIGN as u32)))
             }
-            Some(Place::Chunks(chunks)) => {
+            Some(TemporaryMemory::Chunks(chunks)) => {
                 let slots = chunks.iter().map(|chunk| {
                     let ty = element.vector(plan::padded_width(self.target, chunk.n));
                     let slot = self.hoisted(0, |g| g.m.variable(ty, ARGUMENT_ALIGN as u32));
@@ -770,7 +772,7 @@ impl Generator<'_> {
             match (self.f.storage.get(&buffer), self.plan.places.get(&buffer)) {
                 (Some(Storage::Pointer(p)), _) => buffers.push((buffer, *p)),
                 (Some(Storage::Chunks(_)), _) => {}
-                (None, Some(Place::Scratch { offset, per_thread: true })) => own.push((buffer, *offset)),
+                (None, Some(TemporaryMemory::Scratch { offset, per_thread: true })) => own.push((buffer, *offset)),
                 (None, Some(_)) => {}
                 (None, None) => return Err(self.never_allocated(buffer)),
             }

@@ -32,7 +32,7 @@ const UNDISTURBED: usize = 20;
 const RENEWAL: usize = 128;
 
 /// The pace of the cores that a pool's threads run on.
-pub struct Pace {
+pub struct Interference {
     work: Work,
     /// Nanoseconds of the last looks, in a ring.
     looks_ns: Vec<f64>,
@@ -48,12 +48,12 @@ struct Work {
     times: Box<[AtomicU64]>,
 }
 
-impl Pace {
+impl Interference {
     /// Finds out how fast the cores can be.
-    pub fn new(pool: &mut Pool) -> Pace {
+    pub fn new(pool: &mut Pool) -> Interference {
         let numbers = (0..N_NUMBERS).map(|i| 1.0 + i as f32 / N_NUMBERS as f32).collect();
         let work = Work { numbers, times: (0..pool.n_threads()).map(|_| AtomicU64::new(0)).collect() };
-        let mut pace = Pace { work, looks_ns: Vec::new(), n_looks: 0, undisturbed_ns: 1.0 };
+        let mut pace = Interference { work, looks_ns: Vec::new(), n_looks: 0, undisturbed_ns: 1.0 };
         let start = Instant::now();
         // Once at least: on a busy machine this thread may be away for as long as that.
         loop {
@@ -94,7 +94,7 @@ impl Pace {
 }
 
 unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
-    // SAFETY: `Pace::now` passes work that outlives the call and that nobody writes to.
+    // SAFETY: `Interference::now` passes work that outlives the call and that nobody writes to.
     let work = unsafe { &*work.cast::<Work>() };
     let once = || {
         let start = Instant::now();
@@ -194,7 +194,7 @@ mod tests {
     fn most_looks_are_at_what_the_cores_can_do_or_slower() {
         for n_threads in [1, 2] {
             let mut pool = Pool::new(n_threads, &[]).unwrap();
-            let mut pace = Pace::new(&mut pool);
+            let mut pace = Interference::new(&mut pool);
             let mut paces: Vec<f64> = (0..1000).map(|_| pace.now(&mut pool)).collect();
             paces.sort_unstable_by(f64::total_cmp);
             assert!(paces[0] > 0.0 && paces[500] > 0.9, "{} {}", paces[0], paces[500]);

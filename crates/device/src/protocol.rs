@@ -6,7 +6,7 @@ use tilewright_search::{Conditions, ErrorClass};
 
 /// Thread of a worker. Each serves one request at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Lane {
+pub enum WorkerThread {
     /// The thread that builds.
     Build,
     /// The one that runs kernels.
@@ -49,11 +49,11 @@ pub enum Request {
 
 impl Request {
     /// Thread that serves the request.
-    pub fn lane(&self) -> Lane {
+    pub fn lane(&self) -> WorkerThread {
         match self {
             // In the order in which they are asked, so that what is dropped is there.
-            Request::Build { .. } | Request::Drop { .. } => Lane::Build,
-            Request::Check { .. } | Request::Run { .. } => Lane::Test,
+            Request::Build { .. } | Request::Drop { .. } => WorkerThread::Build,
+            Request::Check { .. } | Request::Run { .. } => WorkerThread::Test,
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::limits;
 use crate::memory::Fenced;
 use crate::objects::Objects;
 use crate::prepared::Cache;
-use crate::protocol::{Assignment, ClassName, Lane, Plan, Reply, Request};
+use crate::protocol::{Assignment, ClassName, Plan, Reply, Request, WorkerThread};
 use crate::sandbox::{self, Strictness};
 use builder::Builder;
 use std::io::Write;
@@ -90,7 +90,7 @@ pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     let test = move || {
         let _ends = EndsWithThis;
         for request in tests {
-            if reply(Lane::Test, &tester.answer(request)).is_err() {
+            if reply(WorkerThread::Test, &tester.answer(request)).is_err() {
                 return;
             }
         }
@@ -98,7 +98,7 @@ pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     let read = move || -> std::io::Result<()> {
         for line in std::io::stdin().lines() {
             let request: Request = serde_json::from_str(&line?)?;
-            let to = if request.lane() == Lane::Build { &to_build } else { &to_test };
+            let to = if request.lane() == WorkerThread::Build { &to_build } else { &to_test };
             if to.send(request).is_err() {
                 break;
             }
@@ -110,10 +110,10 @@ pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
         Ok(reader) => reader,
         Err(e) => return not_ready(format!("no thread: {e}{}", limits::advice(&e)).into()),
     };
-    reply(Lane::Build, &Reply::Ready)?;
+    reply(WorkerThread::Build, &Reply::Ready)?;
     for request in builds {
         if let Some(answer) = builder.answer(request) {
-            reply(Lane::Build, &answer)?;
+            reply(WorkerThread::Build, &answer)?;
         }
     }
     reader.join().map_err(|_| "the thread that reads requests panicked")??;
@@ -122,7 +122,7 @@ pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
 
 /// Tells the tuner that this worker is of no use, and why.
 fn not_ready(why: Box<dyn std::error::Error>) -> Result<(), Box<dyn std::error::Error>> {
-    reply(Lane::Build, &Reply::NotReady { reason: why.to_string() })?;
+    reply(WorkerThread::Build, &Reply::NotReady { reason: why.to_string() })?;
     Err(why)
 }
 
@@ -165,7 +165,7 @@ fn say_who_crashes() {
     }
 }
 
-fn reply(lane: Lane, reply: &Reply) -> std::io::Result<()> {
+fn reply(lane: WorkerThread, reply: &Reply) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(&(lane, reply))?;
     line.push(b'\n');
     let mut out = std::io::stdout().lock();
@@ -174,7 +174,7 @@ fn reply(lane: Lane, reply: &Reply) -> std::io::Result<()> {
 }
 
 /// Tells the tuner what is not the last answer to its request.
-fn tell(lane: Lane, early: &Reply) -> Result<(), Failure> {
+fn tell(lane: WorkerThread, early: &Reply) -> Result<(), Failure> {
     Ok(reply(lane, early).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))?)
 }
 
@@ -238,7 +238,7 @@ fn checked(
     let checked = Reply::Checked { id, seconds, run_seconds, relative_error, is_timed: to_time.is_some() };
     match to_time {
         Some(plan) => {
-            tell(Lane::Test, &checked)?;
+            tell(WorkerThread::Test, &checked)?;
             time(plan)
         }
         None => Ok(checked),
@@ -294,6 +294,6 @@ mod tests {
     #[test]
     fn what_a_crash_says_is_understood() {
         let line = std::str::from_utf8(CRASHED).unwrap();
-        assert!(matches!(serde_json::from_str(line).unwrap(), (Lane::Build, Reply::Crashed)));
+        assert!(matches!(serde_json::from_str(line).unwrap(), (WorkerThread::Build, Reply::Crashed)));
     }
 }

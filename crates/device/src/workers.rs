@@ -2,7 +2,7 @@
 
 use crate::child::{ChildProcess, describe};
 use crate::host;
-use crate::protocol::{Assignment, Lane, Reply, Request};
+use crate::protocol::{Assignment, Reply, Request, WorkerThread};
 use crate::stopwatch::time_of;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -20,7 +20,7 @@ pub struct WorkerCommand {
     pub arguments: Vec<String>,
 }
 
-const LANES: [Lane; 2] = [Lane::Build, Lane::Test];
+const LANES: [WorkerThread; 2] = [WorkerThread::Build, WorkerThread::Test];
 
 /// Timeout for the start of a worker.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -63,7 +63,7 @@ pub struct Workers {
 }
 
 /// A worker, its generation, and a thread's message; `None` if it has ended.
-type Heard = (usize, u64, Option<(Lane, Reply)>);
+type Heard = (usize, u64, Option<(WorkerThread, Reply)>);
 
 struct Slot {
     process: ChildProcess,
@@ -106,12 +106,12 @@ impl Deadline {
 impl Slot {
     /// The time that a thread of its process and its helpers have run together; `None` if the system does not
     /// say.
-    fn ran(&self, lane: Lane) -> Option<Duration> {
+    fn ran(&self, lane: WorkerThread) -> Option<Duration> {
         // The main thread builds.
         let main = format!("/proc/{0}/task/{0}/schedstat", self.process.id());
         let main_ns = std::fs::read_to_string(main).ok()?.split_whitespace().next()?.parse().ok()?;
         let build = Duration::from_nanos(main_ns);
-        if lane == Lane::Build {
+        if lane == WorkerThread::Build {
             return Some(build);
         }
         let mut clock = 0;
@@ -129,7 +129,7 @@ impl Slot {
     }
 
     /// Begins the timeout of a thread.
-    fn begin(&mut self, lane: Lane, timeout: Duration) {
+    fn begin(&mut self, lane: WorkerThread, timeout: Duration) {
         let (start, ran) = (pause::now(), self.ran(lane));
         self.deadlines[lane as usize] = Some(Deadline { at: start + timeout, start, timeout, ran });
     }
@@ -176,7 +176,7 @@ impl Workers {
     }
 
     /// Whether a thread of a worker is ready and waits for a request.
-    pub fn is_idle(&self, at: usize, lane: Lane) -> bool {
+    pub fn is_idle(&self, at: usize, lane: WorkerThread) -> bool {
         self.slots[at].deadlines[lane as usize].is_none()
     }
 
@@ -198,7 +198,7 @@ impl Workers {
     }
 
     /// Extends the timeout of a thread that is not done.
-    pub fn go_on(&mut self, at: usize, lane: Lane, timeout: Duration) {
+    pub fn go_on(&mut self, at: usize, lane: WorkerThread, timeout: Duration) {
         self.slots[at].begin(lane, timeout);
     }
 
@@ -251,7 +251,7 @@ impl Workers {
     ///
     /// # Panics
     /// If all workers are idle.
-    pub fn next_answer(&mut self, until: Option<Instant>) -> io::Result<Option<(usize, Lane, Answer)>> {
+    pub fn next_answer(&mut self, until: Option<Instant>) -> io::Result<Option<(usize, WorkerThread, Answer)>> {
         loop {
             let lanes = self.slots.iter().enumerate().flat_map(|(at, s)| LANES.map(|lane| (at, lane, s)));
             let (late, late_lane, deadline) = lanes
@@ -283,9 +283,13 @@ impl Workers {
                         continue;
                     }
                     // What is tested is what crashes, unless it is known better.
-                    let is_test = !self.slots[at].is_build_crash && !self.is_idle(at, Lane::Test);
+                    let is_test = !self.slots[at].is_build_crash && !self.is_idle(at, WorkerThread::Test);
                     self.give_up(at)?;
-                    return Ok(Some((at, if is_test { Lane::Test } else { Lane::Build }, Answer::Died(status))));
+                    return Ok(Some((
+                        at,
+                        if is_test { WorkerThread::Test } else { WorkerThread::Build },
+                        Answer::Died(status),
+                    )));
                 }
                 // Not yet: this process was stopped meanwhile.
                 Err(RecvTimeoutError::Timeout) if pause::now() < wake => {}
@@ -384,7 +388,7 @@ mod tests {
     }
 
     /// Answer of a worker to several requests, with the thread that sends it.
-    fn answer_of(work: &str, requests: &[Request], timeout: Duration) -> (Lane, Answer) {
+    fn answer_of(work: &str, requests: &[Request], timeout: Duration) -> (WorkerThread, Answer) {
         let script = format!(
             "read -r assignment; echo '[\"Build\",\"Ready\"]'; read -r request; {work}; echo '[\"Build\",\"Ready\"]'"
         );
@@ -436,9 +440,9 @@ mod tests {
     fn a_crash_is_of_what_is_tested_unless_the_builder_says_otherwise() {
         let both = [Request::Drop { id: 0 }, Request::Check { id: 1, plan: None }];
         for (requests, last_words, expected) in [
-            (&both[..], "", Lane::Test),
-            (&both[..], "echo '[\"Build\",\"Crashed\"]'; ", Lane::Build),
-            (&both[..1], "", Lane::Build),
+            (&both[..], "", WorkerThread::Test),
+            (&both[..], "echo '[\"Build\",\"Crashed\"]'; ", WorkerThread::Build),
+            (&both[..1], "", WorkerThread::Build),
         ] {
             let (lane, answer) = answer_of(&format!("{last_words}exit 3"), requests, Duration::from_secs(60));
             assert!(lane == expected && matches!(answer, Answer::Died(_)), "{last_words}");
@@ -449,7 +453,7 @@ mod tests {
     fn threads_of_a_worker_have_deadlines_of_their_own() {
         let both = [Request::Drop { id: 0 }, Request::Check { id: 1, plan: None }];
         let (lane, answer) = answer_of("echo '[\"Test\",\"Ready\"]'; exec sleep 60", &both, Duration::from_secs(60));
-        assert!(lane == Lane::Test && matches!(answer, Answer::Reply(_)));
+        assert!(lane == WorkerThread::Test && matches!(answer, Answer::Reply(_)));
     }
 
     #[test]

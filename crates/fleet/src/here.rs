@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fnv::FnvHasher;
 use rustix::fs::{FlockOperation, flock};
-use tilewright::{Database, HOST, OnRunner, Place, Request};
+use tilewright::{Database, DeviceSpec, HOST, OnRunner, Request};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::runner::Hello;
 use tilewright_device::{Device, host, peak};
@@ -129,7 +129,7 @@ fn found<'a>(measures: Measures<'a>, fleet: &Fleet) -> Result<On<'a>, tilewright
     match measures {
         Measures::Cpus => Ok(On::Cpus),
         Measures::Gpu(device) => {
-            let place = Place { device, target: HOST, threads: 1 };
+            let place = DeviceSpec { device, target: HOST, threads: 1 };
             let target = place.runnable_target()?;
             check_class("--device", "a GPU")?;
             Ok(On::Gpu { target, version: place.code_version()? })

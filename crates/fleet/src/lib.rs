@@ -23,7 +23,7 @@ use std::time::Duration;
 pub use error::Error;
 pub use here::{Measures, serve_here};
 pub use nats::Servers;
-pub use remote::{Books, Remote, strays};
+pub use remote::{Remote, RunRecords, strays};
 pub use serve::{Here, serve};
 pub use tune::{assignment, in_equal_parts, tune, tune_many};
 

@@ -199,7 +199,7 @@ pub enum Finding {
         conditions: Conditions,
     },
     /// Result of a race.
-    Race(Vec<Place>),
+    Race(Vec<Finalist>),
     /// Reason why nothing can be measured there.
     Broken(String),
 }
@@ -219,21 +219,21 @@ impl Finding {
 
 /// A candidate after a race. One that failed has no quartile, which is infinite then.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Place {
+pub struct Finalist {
     at: usize,
     outcome: Outcome,
     quartile_ns: Option<f64>,
     relative_error: Option<f64>,
 }
 
-impl From<Standing> for Place {
-    fn from(Standing { at, outcome, quartile_ns, relative_error }: Standing) -> Place {
-        Place { at, outcome, quartile_ns: Some(quartile_ns).filter(|ns| ns.is_finite()), relative_error }
+impl From<Standing> for Finalist {
+    fn from(Standing { at, outcome, quartile_ns, relative_error }: Standing) -> Finalist {
+        Finalist { at, outcome, quartile_ns: Some(quartile_ns).filter(|ns| ns.is_finite()), relative_error }
     }
 }
 
-impl From<Place> for Standing {
-    fn from(Place { at, outcome, quartile_ns, relative_error }: Place) -> Standing {
+impl From<Finalist> for Standing {
+    fn from(Finalist { at, outcome, quartile_ns, relative_error }: Finalist) -> Standing {
         Standing { at, outcome, quartile_ns: quartile_ns.unwrap_or(f64::INFINITY), relative_error }
     }
 }
@@ -299,7 +299,7 @@ mod tests {
     fn what_failed_in_a_race_comes_over() {
         let outcome = Outcome::Failed { class: tilewright_search::ErrorClass::RuntimeError, message: "x".into() };
         let standing = Standing { at: 3, outcome, quartile_ns: f64::INFINITY, relative_error: None };
-        let text = serde_json::to_string(&Place::from(standing.clone())).unwrap();
-        assert_eq!(Standing::from(serde_json::from_str::<Place>(&text).unwrap()), standing);
+        let text = serde_json::to_string(&Finalist::from(standing.clone())).unwrap();
+        assert_eq!(Standing::from(serde_json::from_str::<Finalist>(&text).unwrap()), standing);
     }
 }

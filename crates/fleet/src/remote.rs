@@ -109,7 +109,7 @@ struct Race {
 }
 
 /// Interface to a run's records beyond this process.
-pub struct Books<'a> {
+pub struct RunRecords<'a> {
     /// Records the configuration of a candidate that ran while a machine vanished, and returns how often that
     /// was.
     pub strike: Box<dyn FnMut(&str) -> u64 + Send + 'a>,
@@ -122,7 +122,7 @@ pub struct Remote<'a> {
     fleet: Fleet,
     assignment: Assignment,
     run: String,
-    books: Books<'a>,
+    books: RunRecords<'a>,
     /// Connection; `None` while there is none.
     client: Option<Client>,
     /// The largest message that the server takes, or took.
@@ -162,7 +162,7 @@ impl<'a> Remote<'a> {
         run: &str,
         assignment: Assignment,
         n_devices: usize,
-        books: Books<'a>,
+        books: RunRecords<'a>,
     ) -> Result<Remote<'a>, Error> {
         let now = Instant::now();
         let mut remote = Remote {

@@ -13,8 +13,8 @@ use crate::error::Error;
 use crate::jetstream::{is_kept, n_deliveries, pull};
 use crate::nats::{Client, Event, Link, Message, Retry};
 use crate::protocol::{
-    Ask, Assignment, Cancel, Done, Finding, Place, Rest, Started, TASKS, Task, VERSION, cancel_subject, class_consumer,
-    device_consumer, device_subject, rest_subject, result_subject, started_subject,
+    Ask, Assignment, Cancel, Done, Finalist, Finding, Rest, Started, TASKS, Task, VERSION, cancel_subject,
+    class_consumer, device_consumer, device_subject, rest_subject, result_subject, started_subject,
 };
 use crate::remote::to_json;
 
@@ -682,7 +682,7 @@ impl Server<'_, '_> {
         held.waiting.clear();
         match raced {
             Ok(standings) => {
-                let places = standings.into_iter().map(|standing: Standing| Place::from(standing)).collect();
+                let places = standings.into_iter().map(|standing: Standing| Finalist::from(standing)).collect();
                 let device = self.device().to_owned();
                 self.report(&run, Done { task: number, index: 0, device, what: Finding::Race(places) });
                 self.held.push_front(held);

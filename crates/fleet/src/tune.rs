@@ -18,7 +18,7 @@ use crate::jetstream::{forget_run, make_streams, pull, purge_tasks};
 use crate::nats::{Client, Event as Heard};
 use crate::nkey::random_name;
 use crate::protocol::{Ask, Assignment, Cancel, Done, Finding, RESULTS, cancel_subject, rest_subject};
-use crate::remote::{Books, Remote, to_json};
+use crate::remote::{Remote, RunRecords, to_json};
 
 /// Timeout of the wait for a device of the class.
 const FIRST_DEVICE: Duration = Duration::from_secs(5);
@@ -229,7 +229,7 @@ fn tune_on(
             let _ = &turn;
             observer.note(Note::Message(text));
         };
-        let books = Books { strike: Box::new(strike), tell: Box::new(tell) };
+        let books = RunRecords { strike: Box::new(strike), tell: Box::new(tell) };
         let remote = Remote::start(fleet, &run, assignment(&task, settings), turns.n_devices, books)?;
         Ok(Box::new(remote.without(devices.aside.iter().cloned())))
     };

@@ -44,9 +44,9 @@ pub const MAX_ELEMENTS: u64 = 1 << 28;
 
 /// The values of the loop variables around a point of the program, outermost first.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Place(pub Vec<(String, i64)>);
+pub struct IterationPoint(pub Vec<(String, i64)>);
 
-impl fmt::Display for Place {
+impl fmt::Display for IterationPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str("outside all loops");
@@ -78,7 +78,7 @@ pub enum Fault {
         /// The buffer's extents.
         shape: Vec<i64>,
         /// Place in the program.
-        place: Place,
+        place: IterationPoint,
     },
     /// A read of an element that was not written since its buffer came to be.
     #[error("{buffer}[{}] is read before it is written {place}", list(subscripts))]
@@ -88,7 +88,7 @@ pub enum Fault {
         /// The subscripts of the read.
         subscripts: Vec<i64>,
         /// Place in the program.
-        place: Place,
+        place: IterationPoint,
     },
     /// An access to a temporary outside its life.
     #[error("{buffer} is used where it is not allocated {place}")]
@@ -96,7 +96,7 @@ pub enum Fault {
         /// The buffer's name.
         buffer: String,
         /// Place in the program.
-        place: Place,
+        place: IterationPoint,
     },
     /// An element of an output that the program left unwritten.
     #[error("{buffer}[{}] is never written", list(subscripts))]
@@ -112,7 +112,7 @@ pub enum Fault {
         /// The index.
         index: String,
         /// Place in the program.
-        place: Place,
+        place: IterationPoint,
     },
     /// An index that does not fit 64 bits.
     #[error("{index} overflows {place}")]
@@ -120,7 +120,7 @@ pub enum Fault {
         /// The index.
         index: String,
         /// Place in the program.
-        place: Place,
+        place: IterationPoint,
     },
     /// End by the observer of an evaluation.
     #[error("the evaluation was given up")]
@@ -1192,8 +1192,10 @@ impl<'a, M: Memory> Machine<'a, M> {
         }
     }
 
-    fn place(&self) -> Place {
-        Place(self.active.iter().map(|v| (self.program.loops[*v as usize].clone(), self.vars[*v as usize])).collect())
+    fn place(&self) -> IterationPoint {
+        IterationPoint(
+            self.active.iter().map(|v| (self.program.loops[*v as usize].clone(), self.vars[*v as usize])).collect(),
+        )
     }
 
     /// Keeps the first fault of a statement.

@@ -27,7 +27,7 @@ use crate::dependence::{Race, find_race};
 use crate::expr::{Cond, Expr, Subscript};
 use crate::gpu::tensor;
 use crate::index::{Atom, Index, Ranges};
-use crate::interp::{Place, list};
+use crate::interp::{IterationPoint, list};
 use crate::program::{BufferId, Loop, LoopKind, OpenSize, Part, Program, Role, Stmt};
 use crate::text::{index_to_string, is_name, loop_name};
 use thiserror::Error;
@@ -121,7 +121,7 @@ pub enum VerifyError {
         /// The buffer's extents.
         shape: Vec<i64>,
         /// The counterexample.
-        place: Place,
+        place: IterationPoint,
     },
     /// Rule 6.
     #[error("{buffer} is {} and cannot be allocated", role_name(*role))]
@@ -694,7 +694,7 @@ fn bad_divisor(e: &Index) -> Option<i64> {
 /// Result of trying iterations of the loops around an access.
 enum Tried {
     /// The subscripts are out of bounds there.
-    Counterexample(Vec<i64>, Place),
+    Counterexample(Vec<i64>, IterationPoint),
     /// Every iteration was tried.
     AllFine,
     SomeFine,
@@ -735,7 +735,13 @@ impl<'a> Search<'a> {
 
     /// Tries what is inside the first `depth` of the things around; `certain` while no condition on
     /// values was passed.
-    fn descend(&mut self, depth: usize, certain: bool, index: &[Index], shape: &[i64]) -> Option<(Vec<i64>, Place)> {
+    fn descend(
+        &mut self,
+        depth: usize,
+        certain: bool,
+        index: &[Index],
+        shape: &[i64],
+    ) -> Option<(Vec<i64>, IterationPoint)> {
         if self.left == 0 {
             return None;
         }
@@ -755,7 +761,7 @@ impl<'a> Search<'a> {
                     Around::Loop(l) => Some((loop_name(self.program, l.var), self.values[l.var.0 as usize])),
                     Around::Cond(..) => None,
                 });
-                Some((subscripts, Place(place.collect())))
+                Some((subscripts, IterationPoint(place.collect())))
             }
             Some(Around::Cond(cond, holds)) => {
                 let now = self.cond(cond);

@@ -3,11 +3,11 @@
 mod common;
 
 use common::{Conv, arguments, conv2d, matmul, program, softmax};
-use tilewright_ir::interp::{Fault, Place, run, run_limited};
+use tilewright_ir::interp::{Fault, IterationPoint, run, run_limited};
 use tilewright_ir::{Program, Stmt};
 
-fn place(values: &[(&str, i64)]) -> Place {
-    Place(values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect())
+fn place(values: &[(&str, i64)]) -> IterationPoint {
+    IterationPoint(values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect())
 }
 
 #[test]

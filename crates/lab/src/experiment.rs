@@ -95,7 +95,7 @@ impl Plan {
         self.elsewhere = Machine::read_all(beside, &self)?;
         elsewhere::check_distinct(&self.elsewhere, &self)?;
         caller.say(self.extent());
-        let mut pace = Pace::default();
+        let mut pace = TimeRatio::default();
         for (at, planned) in self.runs.iter().enumerate() {
             if caller.is_stopped() {
                 break;
@@ -245,13 +245,13 @@ fn minutes(seconds: f64) -> String {
 
 /// Ratio of the time that runs took to the most that they might have taken.
 #[derive(Default)]
-struct Pace {
+struct TimeRatio {
     /// Seconds that complete runs took, and the most that they might have taken.
     took: f64,
     most: f64,
 }
 
-impl Pace {
+impl TimeRatio {
     fn note(&mut self, took: f64, most: f64) {
         self.took += took;
         self.most += most;

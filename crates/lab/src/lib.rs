@@ -31,18 +31,18 @@ pub struct Caller<'a> {
     /// Whether to stop.
     pub stop: &'a AtomicBool,
     /// Receives news, from any thread.
-    pub tell: &'a (dyn Fn(News) + Sync),
+    pub tell: &'a (dyn Fn(LabEvent) + Sync),
 }
 
 /// News of the lab's work.
 #[non_exhaustive]
-pub enum News<'a> {
+pub enum LabEvent<'a> {
     /// A line.
     Message(String),
     /// A device starts for a workload, without a search, or a run of a search with a seed: notes follow until
-    /// [`News::Done`].
+    /// [`LabEvent::Done`].
     Begin(&'a Workload, Option<&'a str>, u64),
-    /// Workloads that are tuned together: notes follow until [`News::Done`].
+    /// Workloads that are tuned together: notes follow until [`LabEvent::Done`].
     Together(&'a [Workload]),
     /// Note on the progress.
     Note(Note<'a>),
@@ -55,7 +55,7 @@ pub enum News<'a> {
 impl Caller<'_> {
     /// Tells a line.
     fn say(&self, line: impl Into<String>) {
-        (self.tell)(News::Message(line.into()));
+        (self.tell)(LabEvent::Message(line.into()));
     }
 
     /// Whether to stop.
@@ -71,9 +71,9 @@ impl Caller<'_> {
         seed: u64,
         work: impl FnOnce(&dyn Observer) -> T,
     ) -> T {
-        (self.tell)(News::Begin(workload, search, seed));
+        (self.tell)(LabEvent::Begin(workload, search, seed));
         let done = work(self);
-        (self.tell)(News::Done);
+        (self.tell)(LabEvent::Done);
         done
     }
 
@@ -96,7 +96,7 @@ impl Caller<'_> {
 /// Notes are news.
 impl Observer for Caller<'_> {
     fn note(&self, note: Note) {
-        (self.tell)(News::Note(note));
+        (self.tell)(LabEvent::Note(note));
     }
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tilewright::bench::OURS;
 use tilewright::version::BUILD;
 use tilewright::words::{digits, duration, percent, table};
-use tilewright::{Cache, Error, Place, one_line, since_1970};
+use tilewright::{Cache, DeviceSpec, Error, one_line, since_1970};
 use tilewright_device::device::Round;
 use tilewright_device::host;
 use tilewright_graph::{Agreement, Graph, Tensor, Value, evaluate, summarise};
@@ -98,7 +98,7 @@ pub struct ModelBenchRow {
 
 impl ModelBench {
     /// Formats the result as a table, for the model in this file, at this place.
-    pub fn text(&self, path: &Path, place: &Place) -> String {
+    pub fn text(&self, path: &Path, place: &DeviceSpec) -> String {
         let mut cells =
             vec![["impl", "time", "best", "spread", "GFLOP/s", "ours/impl", "error"].map(str::to_owned).to_vec()];
         for row in &self.rows {

@@ -6,7 +6,7 @@
 //! ([`NoCode`]), is in [`Fused::without_code`]: it runs as the reference evaluates it.
 //!
 //! ```no_run
-//! use tilewright::{CPU, Database, HOST, Place};
+//! use tilewright::{CPU, Database, HOST, DeviceSpec};
 //! use tilewright_graph::{Bindings, DType, Tensor, specialise};
 //! use tilewright_model::{Making, Runner, compile_known, lower, read_model};
 //! use tilewright_runtime::Threads;
@@ -19,7 +19,7 @@
 //! assert!(special.problems.is_empty(), "{:?}", special.problems);
 //!
 //! // With the best kernels on record, and the first guesses of others.
-//! let target = Place { device: CPU, target: HOST, threads: 1 }.runnable_target()?;
+//! let target = DeviceSpec { device: CPU, target: HOST, threads: 1 }.runnable_target()?;
 //! let fused = lower(&special.graph, false, &target)?;
 //! let records = Database::new(None)?.records()?;
 //! let compiled = compile_known(fused, &target, 1, &records, Making::default())?;

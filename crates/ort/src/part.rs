@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tilewright::{Answer, CPU, Cache, Database, HOST, Place, Records, SharedStore};
+use tilewright::{Answer, CPU, Cache, Database, DeviceSpec, HOST, Records, SharedStore};
 use tilewright_graph::{Bindings, DType, Tensor, TensorType, specialise};
 use tilewright_ir::Target;
 use tilewright_model::{Fused, Making, OpenError, compile_known, lower, open};
@@ -58,7 +58,7 @@ impl Session {
     /// If there is no code for this machine, or an option names a folder that cannot be.
     pub fn new(api: Api, log: Log, options: Options, wish: Option<Wish>) -> Result<Session, String> {
         let threads = options.threads.unwrap_or_else(cpus);
-        let place = Place { device: CPU, target: HOST, threads: threads.min(cpus()) };
+        let place = DeviceSpec { device: CPU, target: HOST, threads: threads.min(cpus()) };
         let mut target = place.runnable_target().map_err(|error| error.to_string())?;
         if let Some(cpu) = &options.cpu {
             target.cpu.clone_from(cpu);

@@ -249,7 +249,7 @@ unsafe fn tensor_at(dtype: DType, dims: Vec<i64>, data: *const c_void) -> Result
 
 /// Position of a tensor in an [`Area`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct StoredTensor {
     pub(super) name: String,
     /// The element type's number in ONNX.
     dtype: i32,
@@ -257,7 +257,7 @@ pub(super) struct Place {
     at: u64,
 }
 
-impl Place {
+impl StoredTensor {
     /// Offset at which the next tensor may begin.
     fn end(&self, n_bytes: usize) -> u64 {
         (self.at + n_bytes as u64).next_multiple_of(64)
@@ -274,11 +274,11 @@ impl Area {
     }
 
     /// Writes tensors one behind the other.
-    pub(super) fn put_all(&self, mut at: u64, tensors: &[(String, Tensor)]) -> io::Result<Vec<Place>> {
+    pub(super) fn put_all(&self, mut at: u64, tensors: &[(String, Tensor)]) -> io::Result<Vec<StoredTensor>> {
         let put = |(name, tensor): &(String, Tensor)| {
             self.0.write_all_at(tensor.bytes(), at)?;
             let (dtype, shape) = (tensor.dtype().to_onnx(), tensor.shape().to_vec());
-            let place = Place { name: name.clone(), dtype, shape, at };
+            let place = StoredTensor { name: name.clone(), dtype, shape, at };
             at = place.end(tensor.bytes().len());
             Ok(place)
         };
@@ -286,7 +286,7 @@ impl Area {
     }
 
     /// Reads a tensor.
-    pub(super) fn get(&self, place: &Place) -> io::Result<Tensor> {
+    pub(super) fn get(&self, place: &StoredTensor) -> io::Result<Tensor> {
         let dtype =
             DType::from_onnx(place.dtype.into()).map_err(|name| io::Error::other(format!("elements {name}")))?;
         let ty = TensorType::new(dtype, place.shape.clone());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::Unavailable;
-use super::model::Place;
+use super::model::StoredTensor;
 
 /// Parent to child, on standard input. Exactly one [`Reply`] answers each.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,10 +38,10 @@ pub(super) enum Request {
         gpu: Option<u32>,
         /// Descriptor, inherited, of the memory that tensors lie in.
         data_fd: i32,
-        inputs: Vec<Place>,
+        inputs: Vec<StoredTensor>,
     },
     /// Run the model on these inputs, which later rounds have as well.
-    Run { inputs: Vec<Place> },
+    Run { inputs: Vec<StoredTensor> },
     /// Run once to warm up, then take samples until both limits are reached.
     Round { min_time_ns: u64, min_samples: u32 },
     /// Run once and compare with the reference.
@@ -61,7 +61,7 @@ pub(super) enum Reply {
     /// Answer to `Check`: passed.
     Checked { relative_error: f64 },
     /// Answer to `Run`.
-    Outputs { outputs: Vec<Place> },
+    Outputs { outputs: Vec<StoredTensor> },
     /// Answer to any request that cannot be served.
     Unavailable(Unavailable),
 }

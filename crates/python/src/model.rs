@@ -7,7 +7,7 @@ use std::time::Duration;
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use tilewright::{CPU, Cache, Database, Error, HOST, Place, SharedStore, one_line};
+use tilewright::{CPU, Cache, Database, DeviceSpec, Error, HOST, SharedStore, one_line};
 use tilewright_graph::{Bindings, Problem, Reason, problems_text, specialise};
 use tilewright_model::{Making, ValueId, compile_known, lower, read_model};
 use tilewright_runtime::AnyModel;
@@ -48,7 +48,7 @@ impl Request {
             [] => {}
             problems => return Err(input(&told(problems))),
         }
-        let target = Place { device: CPU, target: HOST, threads: self.threads }.runnable_target()?;
+        let target = DeviceSpec { device: CPU, target: HOST, threads: self.threads }.runnable_target()?;
         let mut fused = lower(&special.graph, self.exact, &target).map_err(|error| input(&error))?;
         drop(special);
         fused.workloads_mut().for_each(|workload| workload.exact |= self.exact);
@@ -57,8 +57,7 @@ impl Request {
         let failed = |what: &dyn std::fmt::Display| Error::failed(format!("{}: {what}", self.file.display()));
         let cache = Cache::new(None)?;
         let making = Making { cache: &cache, for_runs: true };
-        let compiled =
-            compile_known(fused, &target, self.threads, &records, making).map_err(|error| failed(&error))?;
+        let compiled = compile_known(fused, &target, self.threads, &records, making).map_err(|error| failed(&error))?;
         let AnyModel::Cpu(model) = &compiled.model else { unreachable!("it is for this machine's CPU") };
         let net = &compiled.fused.net;
         let argument = |id: &ValueId| {

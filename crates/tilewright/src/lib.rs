@@ -180,12 +180,12 @@ pub use kernel::{Argument, Kernel};
 #[cfg(feature = "peers")]
 pub use machine::Machine;
 pub use observer::{Begin, Note, Observer, Plan};
-pub use place::{CPU, HOST, Place, target_here, target_names};
+pub use place::{CPU, DeviceSpec, HOST, target_here, target_names};
 pub use request::{DEFAULT_SEARCH, DEFAULT_TIME, Job, OnRunner, Request, Settings};
 pub use run::earlier::{Earlier, earlier, errors_of};
 pub use run::finals::{Contenders, EndLimits, Leader, Untuned, rank};
 pub use run::recorder::{Recorder, Recording, toolchain};
-pub use run::together::{TunedMany, TunedTask, Turned};
+pub use run::together::{TunedMany, TunedTask, TurnEnd};
 pub use run::transfer::Transfer;
 pub use searches::searches;
 pub use session::{Session, serve, serve_if_worker, worker_of_library};

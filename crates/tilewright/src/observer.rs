@@ -8,7 +8,7 @@ use tilewright_tune::TaskKey;
 
 use crate::run::finals::EndLimits;
 use crate::run::recorder::Recording;
-use crate::run::together::Turned;
+use crate::run::together::TurnEnd;
 use crate::words::count;
 
 /// Observer of a run, told of its progress by any of its threads. Each method does nothing unless it is
@@ -24,7 +24,7 @@ pub trait Observer: Sync {
             Note::Plan(plan) => self.plan(plan),
             Note::Trial(report) => self.trial(report),
             Note::Race(n_leaders) => self.race(n_leaders),
-            Note::Turned(turned) => self.turned(turned),
+            Note::TurnEnd(turned) => self.turned(turned),
             _ => {}
         }
     }
@@ -45,7 +45,7 @@ pub trait Observer: Sync {
     fn race(&self, _n_leaders: usize) {}
 
     /// The turn of one of several tasks has ended.
-    fn turned(&self, _turned: &Turned) {}
+    fn turned(&self, _turned: &TurnEnd) {}
 }
 
 impl Observer for () {
@@ -90,7 +90,7 @@ pub enum Note<'a> {
     /// recording.
     Turn(usize, &'a Recording),
     /// A turn has ended.
-    Turned(&'a Turned),
+    TurnEnd(&'a TurnEnd),
 }
 
 /// Subject of a run.

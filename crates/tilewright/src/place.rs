@@ -19,7 +19,7 @@ pub const HOST: &str = "host";
 
 /// A machine as options name it.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct DeviceSpec<'a> {
     /// Device that runs kernels: [`CPU`], or `opencl`, `opencl:N`, `cuda` or `cuda:N`.
     pub device: &'a str,
     /// The target to generate code for on a CPU: [`HOST`], or one known by name.
@@ -34,7 +34,7 @@ pub fn target_names() -> String {
 }
 
 /// Formats the place as threads of the CPU, or as a device.
-impl fmt::Display for Place<'_> {
+impl fmt::Display for DeviceSpec<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&if self.device == CPU { count(self.threads as u64, "thread") } else { self.device.to_owned() })
     }
@@ -52,7 +52,7 @@ fn not_possible(threads: usize, place: &str, most: usize) -> Error {
     Error::setting(Setting::Threads, format!(" {threads} is not possible{place} (give 1 to {most})"))
 }
 
-impl Place<'_> {
+impl DeviceSpec<'_> {
     /// Error of threads for a device that is no CPU.
     fn no_threads(&self, device: &str) -> Error {
         Error::setting(Setting::Threads, format!(" is for CPUs (leave it out for {device})"))
@@ -143,7 +143,7 @@ impl Place<'_> {
     ///
     /// # Errors
     /// Bad input where the command starts no runner, or code for the target does not run there; and as
-    /// [`Place::runnable_target`].
+    /// [`DeviceSpec::runnable_target`].
     pub fn with_runner(&self, command: Option<&str>) -> Result<(Target, Option<OnRunner>), Error> {
         let Some(command) = command else { return Ok((self.runnable_target()?, None)) };
         let (target, hello) = self.of_runner(command)?;
@@ -157,7 +157,7 @@ impl Place<'_> {
     /// The target on the device of a runner, and what that says.
     ///
     /// # Errors
-    /// As [`Place::with_runner`].
+    /// As [`DeviceSpec::with_runner`].
     pub fn of_runner(&self, command: &str) -> Result<(Target, Hello), Error> {
         let refuse = |why: &dyn fmt::Display| Error::setting(Setting::Runner, format!(": {why}"));
         if self.device != CPU {
@@ -177,7 +177,7 @@ impl Place<'_> {
     /// The target, for code that is to run on this machine's CPU.
     ///
     /// # Errors
-    /// As [`Place::runnable_target`], and bad input where a device is asked for.
+    /// As [`DeviceSpec::runnable_target`], and bad input where a device is asked for.
     pub fn cpu_target(&self) -> Result<Target, Error> {
         if self.device != CPU {
             let device = self.device.to_owned();

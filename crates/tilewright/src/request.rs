@@ -14,7 +14,7 @@ use tilewright_search::{Config, Space};
 use tilewright_tune::{Setting, Task};
 
 use crate::error::Error;
-use crate::place::{CPU, HOST, Place};
+use crate::place::{CPU, DeviceSpec, HOST};
 use crate::run::transfer::Transfer;
 use crate::subject::command::Command;
 use crate::subject::kernel::KernelFile;
@@ -284,7 +284,7 @@ impl Request {
         match &self.settings.target {
             TargetRef::Host => Ok(host::target()),
             TargetRef::Device(device) => {
-                Place { device, target: HOST, threads: self.settings.threads }.runnable_target()
+                DeviceSpec { device, target: HOST, threads: self.settings.threads }.runnable_target()
             }
             TargetRef::Target(target) => Ok(Target::clone(target)),
         }

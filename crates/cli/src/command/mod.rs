@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use tilewright::{CPU, Cache, Caches, HOST, NO_CACHE, Place, target_names};
+use tilewright::{CPU, Cache, Caches, DeviceSpec, HOST, NO_CACHE, target_names};
 use tilewright_codegen::Interface;
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::limits::{self, Allowed};
@@ -191,8 +191,8 @@ fn target_help() -> String {
 
 impl MachineArgs {
     /// The arguments as a place, which gives the target and checks the threads.
-    pub fn place(&self) -> Place<'_> {
-        Place { device: &self.device, target: &self.target, threads: self.threads }
+    pub fn place(&self) -> DeviceSpec<'_> {
+        DeviceSpec { device: &self.device, target: &self.target, threads: self.threads }
     }
 
     /// Warns of limits of the system, besides those that are refused, that distort times or runs.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, Subcommand};
 use tilewright_lab::predict::{Choice, RANDOM, Table};
-use tilewright_lab::{Caller, News};
+use tilewright_lab::{Caller, LabEvent};
 use tilewright_learn::sequence::{ARCHITECTURES, Architecture, Training};
 
 use super::on_interrupt;
@@ -131,8 +131,8 @@ fn listen<T>(work: impl FnOnce(Caller) -> Result<T, tilewright::Error>) -> anyho
 }
 
 /// Shows what the lab tells.
-fn show(news: News) {
-    if let News::Message(line) = news {
+fn show(news: LabEvent) {
+    if let LabEvent::Message(line) = news {
         message(&line);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use tilewright::{CPU, Database, HOST, Note, Place, Records, STORE_VARIABLE, Session, SharedStore, target_name};
+use tilewright::{CPU, Database, DeviceSpec, HOST, Note, Records, STORE_VARIABLE, Session, SharedStore, target_name};
 
 use super::records::show_imported;
 use super::{DatabaseArgs, count, worker_command};
@@ -129,7 +129,7 @@ fn push(store: &SharedStore, winners: Vec<tilewright::Entry>, of: &str, as_json:
 
 fn pull(store: &SharedStore, all: bool, records: &DatabaseArgs, as_json: bool) -> anyhow::Result<()> {
     let database = records.database()?;
-    let here = Place { device: CPU, target: HOST, threads: 1 }.target()?;
+    let here = DeviceSpec { device: CPU, target: HOST, threads: 1 }.target()?;
     let machine = target_name(&here, tilewright::Caches::Warm);
     let tell = |note: Note| {
         if let Note::Message(line) = note {

@@ -160,7 +160,7 @@ pub struct Chunk {
 
 /// Memory of a temporary.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Place {
+pub enum TemporaryMemory {
     /// Registers, each with some neighbouring elements, sorted.
     Chunks(Vec<Chunk>),
     /// Stack of the function that allocates it.
@@ -195,7 +195,7 @@ impl ScratchLayout {
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// Memory, by temporary.
-    pub places: Map<BufferId, Place>,
+    pub places: Map<BufferId, TemporaryMemory>,
     /// The scratch memory's sizes.
     pub scratch: ScratchLayout,
 }
@@ -228,7 +228,7 @@ pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
                 let end = if in_parallel { &mut layout.per_thread_bytes } else { &mut layout.shared_bytes };
                 let offset = *end;
                 *end += bytes.next_multiple_of(SCRATCH_ALIGN);
-                Place::Scratch { offset, per_thread: in_parallel }
+                TemporaryMemory::Scratch { offset, per_thread: in_parallel }
             });
             plan.places.insert(buffer, place);
         }
@@ -246,21 +246,21 @@ pub fn kernel(program: &Program, body: &[Stmt], target: &Target) -> Result<Plan,
     for buffer in walk.allocated.into_keys().filter(|b| !program.buffer(*b).scope.is_shared()) {
         let b = program.buffer(buffer);
         let bytes = b.size_bytes().ok_or_else(|| CompileError::TooLarge { buffer: b.name.clone() })?;
-        let place = register_place(walk.accesses.get(&buffer), bytes).unwrap_or(Place::Stack);
+        let place = register_place(walk.accesses.get(&buffer), bytes).unwrap_or(TemporaryMemory::Stack);
         plan.places.insert(buffer, place);
     }
     Ok(plan)
 }
 
 /// Registers, else the stack where it is small.
-fn register_place(accesses: Option<&Accesses>, bytes: u64) -> Option<Place> {
+fn register_place(accesses: Option<&Accesses>, bytes: u64) -> Option<TemporaryMemory> {
     match accesses {
-        None => Some(Place::Chunks(Vec::new())),
+        None => Some(TemporaryMemory::Chunks(Vec::new())),
         Some(Accesses::Constant(all)) => match chunks(all) {
-            Some(chunks) => Some(Place::Chunks(chunks)),
-            None => (bytes <= MAX_STACK_BYTES).then_some(Place::Stack),
+            Some(chunks) => Some(TemporaryMemory::Chunks(chunks)),
+            None => (bytes <= MAX_STACK_BYTES).then_some(TemporaryMemory::Stack),
         },
-        Some(Accesses::Varying) => (bytes <= MAX_STACK_BYTES).then_some(Place::Stack),
+        Some(Accesses::Varying) => (bytes <= MAX_STACK_BYTES).then_some(TemporaryMemory::Stack),
     }
 }
 

@@ -15,7 +15,7 @@ use tilewright_ir::lower::leaves;
 use tilewright_ir::text::{index_to_string, stmt_to_string};
 use tilewright_ir::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
 
-use super::plan::{self, Known, Place};
+use super::plan::{self, Known, TemporaryMemory};
 use super::{Generator, Storage};
 use crate::CompileError;
 use crate::loader::Code;
@@ -188,7 +188,7 @@ impl Generator<'_> {
         }
         let mut buffers = Vec::new();
         for buffer in &used {
-            if own.contains(buffer) && !matches!(self.plan.places.get(buffer), Some(Place::Scratch { .. })) {
+            if own.contains(buffer) && !matches!(self.plan.places.get(buffer), Some(TemporaryMemory::Scratch { .. })) {
                 continue;
             }
             match self.f.storage.get(buffer) {

@@ -11,7 +11,7 @@ use super::encode::{
 };
 use super::inst::{self, Callee, Class, Function, Inst, Memory, NONE, Op, Reg, Virtual};
 use super::opcodes::*;
-use super::regalloc::{INTEGER_SCRATCH, MASK_SCRATCH, Place, Registers};
+use super::regalloc::{INTEGER_SCRATCH, Location, MASK_SCRATCH, Registers};
 
 /// Registers of the first integer arguments.
 const ARGUMENTS: [u8; 6] = [RDI, RSI, RDX, RCX, 8, 9];
@@ -19,7 +19,14 @@ const ARGUMENTS: [u8; 6] = [RDI, RSI, RDX, RCX, 8, 9];
 const CALLEE_SAVED: [u8; 5] = [RBX, 12, 13, 14, 15];
 
 /// Writes a function.
-pub fn emit(asm: &mut Assembler, f: &Function, places: &[Place], registers: &Registers, has_masks: bool, pool: &[u8]) {
+pub fn emit(
+    asm: &mut Assembler,
+    f: &Function,
+    places: &[Location],
+    registers: &Registers,
+    has_masks: bool,
+    pool: &[u8],
+) {
     let mut e = Emitter {
         asm,
         f,
@@ -38,7 +45,7 @@ pub fn emit(asm: &mut Assembler, f: &Function, places: &[Place], registers: &Reg
 struct Emitter<'f> {
     asm: &'f mut Assembler,
     f: &'f Function,
-    places: &'f [Place],
+    places: &'f [Location],
     registers: &'f Registers,
     has_masks: bool,
     pool: &'f [u8],
@@ -59,7 +66,7 @@ impl Emitter<'_> {
         // The widest first, so that all are aligned.
         let mut widest: HashMap<Reg, usize> = HashMap::new();
         for (v, place) in self.places.iter().enumerate() {
-            if let Place::Memory(slot) = place
+            if let Location::Memory(slot) = place
                 && self.f.virtuals[v].pool.is_none()
             {
                 let bytes = widest.entry(*slot).or_insert(8);
@@ -75,7 +82,10 @@ impl Emitter<'_> {
         // What is read of a short value may be longer than it.
         frame += if self.slots.is_empty() { 0 } else { 64 };
         let integer = |r: u8| {
-            self.places.iter().zip(&self.f.virtuals).any(|(p, v)| *p == Place::Register(r) && v.class == Class::Integer)
+            self.places
+                .iter()
+                .zip(&self.f.virtuals)
+                .any(|(p, v)| *p == Location::Register(r) && v.class == Class::Integer)
         };
         self.saved = CALLEE_SAVED.into_iter().filter(|r| integer(*r)).collect();
         self.asm.push(RBP);
@@ -146,7 +156,7 @@ impl Emitter<'_> {
 
     // Places.
 
-    fn place(&self, v: Reg) -> Place {
+    fn place(&self, v: Reg) -> Location {
         self.places[v.at()]
     }
 
@@ -155,14 +165,14 @@ impl Emitter<'_> {
         if let Some(at) = self.f.virtuals[v.at()].pool {
             return Address { base: Base::Pool, index: None, disp: at };
         }
-        let Place::Memory(slot) = self.place(v) else { unreachable!("it has no register") };
+        let Location::Memory(slot) = self.place(v) else { unreachable!("it has no register") };
         Address { base: Base::Register(RSP), index: None, disp: self.slots[&slot] }
     }
 
     /// The register of an integer, loaded into a scratch register where it has none.
     fn integer(&mut self, v: Reg, scratch: usize) -> u8 {
         match self.place(v) {
-            Place::Register(r) => r,
+            Location::Register(r) => r,
             _ => {
                 let from = self.slot(v);
                 self.asm.load(INTEGER_SCRATCH[scratch], from);
@@ -173,7 +183,7 @@ impl Emitter<'_> {
 
     fn integer_rm(&self, v: Reg) -> Rm {
         match self.place(v) {
-            Place::Register(r) => Rm::Register(r),
+            Location::Register(r) => Rm::Register(r),
             _ => Rm::Memory(self.slot(v)),
         }
     }
@@ -181,17 +191,17 @@ impl Emitter<'_> {
     /// The register that an instruction writes.
     fn destination(&self, v: Reg) -> u8 {
         match (self.place(v), self.f.virtuals[v.at()].class) {
-            (Place::Register(r), _) => r,
-            (Place::Memory(_), Class::Integer) => INTEGER_SCRATCH[0],
-            (Place::Memory(_), Class::Vector) => self.registers.vector_scratch()[0],
-            (Place::Memory(_), Class::Mask) => MASK_SCRATCH[0],
-            (Place::Nowhere, _) => unreachable!("what is written has a place"),
+            (Location::Register(r), _) => r,
+            (Location::Memory(_), Class::Integer) => INTEGER_SCRATCH[0],
+            (Location::Memory(_), Class::Vector) => self.registers.vector_scratch()[0],
+            (Location::Memory(_), Class::Mask) => MASK_SCRATCH[0],
+            (Location::Nowhere, _) => unreachable!("what is written has a place"),
         }
     }
 
     /// Stores what was written to a scratch register.
     fn written(&mut self, v: Reg) {
-        if !matches!(self.place(v), Place::Memory(_)) {
+        if !matches!(self.place(v), Location::Memory(_)) {
             return;
         }
         let (to, from) = (self.slot(v), self.destination(v));
@@ -250,7 +260,7 @@ impl Emitter<'_> {
     /// A vector's register, loaded into a scratch register where it has none.
     fn vector(&mut self, v: Reg, scratch: usize) -> u8 {
         match self.place(v) {
-            Place::Register(r) => r,
+            Location::Register(r) => r,
             _ => {
                 let (from, bytes) = (self.slot(v), self.f.virtuals[v.at()].bytes);
                 let to = self.registers.vector_scratch()[scratch];
@@ -262,7 +272,7 @@ impl Emitter<'_> {
 
     fn vector_rm(&self, v: Reg) -> Rm {
         match self.place(v) {
-            Place::Register(r) => Rm::Register(r),
+            Location::Register(r) => Rm::Register(r),
             _ => Rm::Memory(self.slot(v)),
         }
     }
@@ -280,7 +290,7 @@ impl Emitter<'_> {
 
     fn mask(&mut self, v: Reg, scratch: usize) -> u8 {
         match self.place(v) {
-            Place::Register(r) => r,
+            Location::Register(r) => r,
             _ => {
                 let from = self.slot(v);
                 let to = MASK_SCRATCH[scratch];
@@ -300,7 +310,7 @@ impl Emitter<'_> {
                 if self.f.virtuals[v.at()].class == Class::Integer {
                     // Of the two scratch registers the address keeps one.
                     let mut to = self.address(operand.memory);
-                    if to.index.is_some() && matches!(self.place(v), Place::Memory(_)) {
+                    if to.index.is_some() && matches!(self.place(v), Location::Memory(_)) {
                         self.asm.lea(INTEGER_SCRATCH[0], to);
                         to = Address { base: Base::Register(INTEGER_SCRATCH[0]), index: None, disp: 0 };
                     }
@@ -528,7 +538,7 @@ impl Emitter<'_> {
     /// Brings a vector to a register.
     fn bring(&mut self, to: u8, v: Reg, bytes: usize) {
         match self.place(v) {
-            Place::Register(r) => self.move_vector(to, r, bytes),
+            Location::Register(r) => self.move_vector(to, r, bytes),
             _ => {
                 let (from, bytes) = (self.slot(v), self.f.virtuals[v.at()].bytes);
                 self.load_vector(to, from, bytes);
@@ -554,11 +564,11 @@ impl Emitter<'_> {
         }
         match (class, self.place(inst.def), self.place(from)) {
             // Stored from where it is.
-            (Class::Vector, Place::Memory(_), Place::Register(r)) => {
+            (Class::Vector, Location::Memory(_), Location::Register(r)) => {
                 let (to, bytes) = (self.slot(inst.def), self.f.virtuals[inst.def.at()].bytes);
                 self.store_vector(to, r, bytes);
             }
-            (Class::Integer, Place::Memory(_), Place::Register(r)) => {
+            (Class::Integer, Location::Memory(_), Location::Register(r)) => {
                 let to = self.slot(inst.def);
                 self.asm.store(to, r, 8);
             }
@@ -566,7 +576,7 @@ impl Emitter<'_> {
                 self.bring(d, from, inst.bytes);
                 self.written(inst.def);
             }
-            (Class::Integer, _, Place::Register(r)) => self.asm.move_register(d, r),
+            (Class::Integer, _, Location::Register(r)) => self.asm.move_register(d, r),
             (Class::Integer, ..) => {
                 let from = self.slot(from);
                 self.asm.load(d, from);
@@ -584,8 +594,8 @@ impl Emitter<'_> {
         let Virtual { class, bytes, pool } = self.f.virtuals[inst.def.at()];
         match (pool, self.place(inst.def)) {
             // Read from the pool where it is used.
-            (Some(_), Place::Memory(_) | Place::Nowhere) => return,
-            (Some(at), Place::Register(d)) => {
+            (Some(_), Location::Memory(_) | Location::Nowhere) => return,
+            (Some(at), Location::Register(d)) => {
                 let from = Address { base: Base::Pool, index: None, disp: at };
                 if class == Class::Mask {
                     self.asm.vector(MASK_LOAD, mask_operands(d, 0, Rm::Memory(from), 16));
@@ -632,7 +642,7 @@ impl Emitter<'_> {
         let [form132, form213, form231] = [FORM_132, FORM_213, FORM_231].map(op);
         let d = self.destination(inst.def);
         let [a, b, c] = inst.uses;
-        let is_in = |e: &Self, v: Reg| v != NONE && e.place(v) == Place::Register(d);
+        let is_in = |e: &Self, v: Reg| v != NONE && e.place(v) == Location::Register(d);
         let (form, vvvv, rm, extra) = if inst.operand.is_some() && addend {
             let (first, second) = if is_in(self, b) { (b, a) } else { (a, b) };
             self.bring(d, first, inst.bytes);
@@ -651,7 +661,7 @@ impl Emitter<'_> {
                 (form231, a, rm, extra)
             }
         } else {
-            let in_register = |e: &Self, v: Reg| matches!(e.place(v), Place::Register(_));
+            let in_register = |e: &Self, v: Reg| matches!(e.place(v), Location::Register(_));
             if !is_in(self, c) && (is_in(self, a) || is_in(self, b)) {
                 let other = if is_in(self, a) { b } else { a };
                 if in_register(self, c) && !in_register(self, other) {
@@ -776,7 +786,7 @@ impl Emitter<'_> {
 
     fn bring_integer(&mut self, to: u8, v: Reg) {
         match self.place(v) {
-            Place::Register(r) => self.asm.move_register(to, r),
+            Location::Register(r) => self.asm.move_register(to, r),
             _ => {
                 let from = self.slot(v);
                 self.asm.load(to, from);
@@ -802,7 +812,7 @@ impl Emitter<'_> {
         }
         for (v, to) in targets {
             match self.place(v) {
-                Place::Register(r) => moves.push((r, to)),
+                Location::Register(r) => moves.push((r, to)),
                 _ => loads.push((self.slot(v), to)),
             }
         }
@@ -826,7 +836,7 @@ impl Emitter<'_> {
         }
         if inst.def != NONE {
             match self.place(inst.def) {
-                Place::Register(d) => self.move_vector(d, 0, 16),
+                Location::Register(d) => self.move_vector(d, 0, 16),
                 _ => {
                     let (to, bytes) = (self.slot(inst.def), self.f.virtuals[inst.def.at()].bytes);
                     self.store_vector(to, 0, bytes);
@@ -866,12 +876,12 @@ impl Emitter<'_> {
         let mut moves = Vec::new();
         for (v, from) in f.parameters.iter().zip(ARGUMENTS) {
             match self.place(*v) {
-                Place::Register(to) => moves.push((from, to)),
-                Place::Memory(_) => {
+                Location::Register(to) => moves.push((from, to)),
+                Location::Memory(_) => {
                     let to = self.slot(*v);
                     self.asm.store(to, from, 8);
                 }
-                Place::Nowhere => {}
+                Location::Nowhere => {}
             }
         }
         self.move_all(moves);
@@ -879,13 +889,13 @@ impl Emitter<'_> {
             let disp = 16 + (at - ARGUMENTS.len()) as i32 * 8;
             let from = Address { base: Base::Register(RBP), index: None, disp };
             match self.place(*v) {
-                Place::Register(to) => self.asm.load(to, from),
-                Place::Memory(_) => {
+                Location::Register(to) => self.asm.load(to, from),
+                Location::Memory(_) => {
                     self.asm.load(INTEGER_SCRATCH[1], from);
                     let to = self.slot(*v);
                     self.asm.store(to, INTEGER_SCRATCH[1], 8);
                 }
-                Place::Nowhere => {}
+                Location::Nowhere => {}
             }
         }
     }

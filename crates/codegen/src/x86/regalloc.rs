@@ -19,7 +19,7 @@ type Segment = (u32, u32);
 
 /// Location of a virtual register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     Register(u8),
     /// Memory, by number of the register that it shares its slot with.
     Memory(Reg),
@@ -124,13 +124,13 @@ fn merge(a: &[Segment], b: &[Segment]) -> Vec<Segment> {
 }
 
 /// Gives every virtual register of a function a place.
-pub fn allocate(f: &Function, registers: &Registers) -> Result<Vec<Place>, String> {
+pub fn allocate(f: &Function, registers: &Registers) -> Result<Vec<Location>, String> {
     let live = liveness(f)?;
     let mut leaders: Vec<Reg> = (0..f.virtuals.len()).map(Reg::new).collect();
     let mut ranges = ranges(f, &live);
     coalesce(f, &mut leaders, &mut ranges);
     let fixed = clobbers(f);
-    let mut places = vec![Place::Nowhere; f.virtuals.len()];
+    let mut places = vec![Location::Nowhere; f.virtuals.len()];
     for class in [Class::Integer, Class::Vector, Class::Mask] {
         let mut order: Vec<Reg> = (0..f.virtuals.len())
             .map(Reg::new)
@@ -171,7 +171,7 @@ fn scan(
     order: &[Reg],
     ranges: &[Range],
     fixed: &[Vec<Segment>; 64],
-    places: &mut [Place],
+    places: &mut [Location],
 ) -> bool {
     let mut assigned: Vec<Vec<Reg>> = vec![Vec::new(); names.len()];
     let mut in_memory = Vec::new();
@@ -183,7 +183,7 @@ fn scan(
         };
         if let Some(at) = (0..names.len()).find(|at| is_free(*at, &assigned)) {
             assigned[at].push(v);
-            places[v.at()] = Place::Register(names[at]);
+            places[v.at()] = Location::Register(names[at]);
             continue;
         }
         // Whose owners at this time are worth least together.
@@ -204,7 +204,7 @@ fn scan(
                     assigned[at].iter().partition(|o| overlap(&ranges[o.at()].segments, &range.segments));
                 assigned[at] = stay;
                 assigned[at].push(v);
-                places[v.at()] = Place::Register(names[at]);
+                places[v.at()] = Location::Register(names[at]);
                 in_memory.extend(out);
             }
             _ => in_memory.push(v),
@@ -222,10 +222,10 @@ fn scan(
         match free {
             Some(at) => {
                 assigned[at].push(v);
-                places[v.at()] = Place::Register(names[at]);
+                places[v.at()] = Location::Register(names[at]);
             }
             None => {
-                places[v.at()] = Place::Memory(v);
+                places[v.at()] = Location::Memory(v);
                 all_fit = false;
             }
         }
@@ -434,19 +434,21 @@ mod tests {
     ///
     /// Source: the checker of regalloc2 (Fallin, 2021), which follows moves too; here each virtual register
     /// has one place.
-    fn check(f: &Function, places: &[Place], registers: &Registers) -> Result<(), String> {
+    fn check(f: &Function, places: &[Location], registers: &Registers) -> Result<(), String> {
         let at = |v: Reg| {
             let place = match places[v.at()] {
-                Place::Register(r) => u64::from(r),
-                Place::Memory(slot) => 1 << 32 | slot.at() as u64,
-                Place::Nowhere => return None,
+                Location::Register(r) => u64::from(r),
+                Location::Memory(slot) => 1 << 32 | slot.at() as u64,
+                Location::Nowhere => return None,
             };
             Some((f.virtuals[v.at()].class as u8, place))
         };
         for class in [Class::Integer, Class::Vector, Class::Mask] {
             let all = || f.virtuals.iter().zip(places).filter(|(v, _)| v.class == class).map(|(_, place)| *place);
-            let allowed = registers.of(class, all().any(|place| matches!(place, Place::Memory(_))));
-            if let Some(Place::Register(r)) = all().find(|p| matches!(p, Place::Register(r) if !allowed.contains(r))) {
+            let allowed = registers.of(class, all().any(|place| matches!(place, Location::Memory(_))));
+            if let Some(Location::Register(r)) =
+                all().find(|p| matches!(p, Location::Register(r) if !allowed.contains(r)))
+            {
                 return Err(format!("register {r} of {class:?} is not to be had"));
             }
         }

@@ -4,7 +4,7 @@ use super::scheduler::{Goal, Kept, MOST_RETRIES, Round};
 use super::{Device, LOOK};
 use crate::child::describe;
 use crate::limits::Allowed;
-use crate::protocol::{Lane, Request, Source};
+use crate::protocol::{Request, Source, WorkerThread};
 use crate::workers::{Answer, is_from_outside};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -205,14 +205,14 @@ impl Device {
             let request = Request::Run { id: kept.kernel.id, plan };
             self.workers.ask(kept.kernel.worker, &request, timeout);
             let answer = loop {
-                let Some((worker, Lane::Test, answer)) = self.workers.next_answer(None)? else { continue };
+                let Some((worker, WorkerThread::Test, answer)) = self.workers.next_answer(None)? else { continue };
                 if worker != kept.kernel.worker {
                     continue;
                 }
                 match answer {
                     // What it was at when that was forgotten comes first.
                     Answer::Reply(reply) if reply.id().is_some_and(|id| id != kept.kernel.id) => {
-                        self.workers.go_on(worker, Lane::Test, timeout);
+                        self.workers.go_on(worker, WorkerThread::Test, timeout);
                     }
                     answer => break answer,
                 }

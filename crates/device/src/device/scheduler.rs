@@ -5,7 +5,7 @@
 //! idle, and says what is to be done; [`Device`](super::Device) does it.
 
 use crate::child::describe;
-use crate::protocol::{Caches, Lane, Plan, Reply, Request, Source};
+use crate::protocol::{Caches, Plan, Reply, Request, Source, WorkerThread};
 use crate::timing::MOST_FLUSHING;
 use crate::workers::{Answer, Lanes, is_from_outside};
 use std::io;
@@ -83,7 +83,7 @@ pub(super) enum Command {
     /// Send a request to a worker that it does not answer, or not before others.
     Tell { worker: usize, request: Request },
     /// Extend the timeout of a worker's thread that is not done.
-    GoOn { worker: usize, lane: Lane, timeout: Duration },
+    GoOn { worker: usize, lane: WorkerThread, timeout: Duration },
     /// Have a worker build only beside the cores on which kernels are timed, or on all.
     Pin { worker: usize, is_beside: bool },
     /// Have this process stay off the cores on which kernels are timed, or not.
@@ -175,10 +175,10 @@ impl State {
     }
 
     /// Thread of its worker that works on it.
-    fn lane(&self) -> Option<Lane> {
+    fn lane(&self) -> Option<WorkerThread> {
         match self {
-            State::Building(_) => Some(Lane::Build),
-            State::Preparing { .. } | State::Running { .. } | State::Timing(_) => Some(Lane::Test),
+            State::Building(_) => Some(WorkerThread::Build),
+            State::Preparing { .. } | State::Running { .. } | State::Timing(_) => Some(WorkerThread::Test),
             State::Waiting | State::Built(_) | State::Queued { .. } | State::Checked(_) | State::Done(_) => None,
         }
     }
@@ -194,7 +194,7 @@ impl State {
 
     /// Whether it runs, or is about to.
     fn is_in_test(&self) -> bool {
-        self.lane() == Some(Lane::Test)
+        self.lane() == Some(WorkerThread::Test)
     }
 }
 
@@ -374,7 +374,13 @@ impl Scheduler {
     ///
     /// # Errors
     /// If workers were ended from outside with the same candidate too often.
-    pub fn heard(&mut self, now: Instant, worker: usize, lane: Lane, answer: Answer) -> io::Result<Vec<Command>> {
+    pub fn heard(
+        &mut self,
+        now: Instant,
+        worker: usize,
+        lane: WorkerThread,
+        answer: Answer,
+    ) -> io::Result<Vec<Command>> {
         let is_gone = !matches!(answer, Answer::Reply(_));
         let is_there = |c: &Candidate| c.state.lane() == Some(lane) && c.state.is_of(worker);
         // What was forgotten is none of them any more, even where another one has been asked for meanwhile.
@@ -408,7 +414,7 @@ impl Scheduler {
         }
         if is_gone {
             self.forget_worker(worker);
-        } else if lane == Lane::Test && !self.candidates.iter().any(is_there) {
+        } else if lane == WorkerThread::Test && !self.candidates.iter().any(is_there) {
             self.take_queued(worker);
         }
         Ok(std::mem::take(&mut self.commands))
@@ -451,7 +457,7 @@ impl Scheduler {
         }
     }
 
-    fn is_idle(&self, worker: usize, lane: Lane) -> bool {
+    fn is_idle(&self, worker: usize, lane: WorkerThread) -> bool {
         self.idle[worker][lane as usize]
     }
 
@@ -462,14 +468,14 @@ impl Scheduler {
     }
 
     fn go_on(&mut self, worker: usize, timeout: Duration) {
-        self.commands.push(Command::GoOn { worker, lane: Lane::Test, timeout });
+        self.commands.push(Command::GoOn { worker, lane: WorkerThread::Test, timeout });
     }
 
     /// Starts to time what was found right, and to check what is built, where their workers are idle: one
     /// after the other, but for those that are slow; or all side by side where they are not timed.
     fn start_tests(&mut self, now: Instant) {
         let waits = |c: &Candidate| match c.state {
-            State::Checked(kept) => self.is_idle(kept.kernel.worker, Lane::Test),
+            State::Checked(kept) => self.is_idle(kept.kernel.worker, WorkerThread::Test),
             _ => false,
         };
         if self.goal == Goal::Trial
@@ -485,7 +491,7 @@ impl Scheduler {
         places.sort_by_key(|&place| self.candidates[place].precedence());
         for &place in &places {
             let Candidate { state: State::Built(kernel), .. } = self.candidates[place] else { continue };
-            if !self.is_idle(kernel.worker, Lane::Test) || !self.may_check(now) {
+            if !self.is_idle(kernel.worker, WorkerThread::Test) || !self.may_check(now) {
                 continue;
             }
             let mut is_alone = self.goal == Goal::Trial && self.policy.caches == Caches::Warm;
@@ -552,7 +558,7 @@ impl Scheduler {
 
     /// Moves what is built away from the cores on which a kernel is timed.
     fn make_room(&mut self) {
-        for worker in (0..self.policy.n_workers).filter(|&worker| !self.idle[worker][Lane::Build as usize]) {
+        for worker in (0..self.policy.n_workers).filter(|&worker| !self.idle[worker][WorkerThread::Build as usize]) {
             self.commands.push(Command::Pin { worker, is_beside: true });
         }
     }
@@ -572,8 +578,8 @@ impl Scheduler {
         };
         let all = 0..self.policy.n_workers;
         let n_busy = |lane| all.clone().filter(|&worker| !self.is_idle(worker, lane)).count();
-        let n_free = all.len().saturating_sub(n_busy(Lane::Build) + n_busy(Lane::Test));
-        let mut idle: Vec<usize> = all.filter(|&worker| self.is_idle(worker, Lane::Build)).collect();
+        let n_free = all.len().saturating_sub(n_busy(WorkerThread::Build) + n_busy(WorkerThread::Test));
+        let mut idle: Vec<usize> = all.filter(|&worker| self.is_idle(worker, WorkerThread::Build)).collect();
         idle.sort_by_key(is_slow);
         idle.truncate(n_free);
         idle
@@ -841,8 +847,8 @@ fn failed(class: ErrorClass, message: String, seconds: Seconds, limit: Option<Li
 mod tests {
     use super::*;
 
-    const BUILD: usize = Lane::Build as usize;
-    const TEST: usize = Lane::Test as usize;
+    const BUILD: usize = WorkerThread::Build as usize;
+    const TEST: usize = WorkerThread::Test as usize;
 
     /// A scheduler with what it is told of workers: none of them runs, and time passes as the test says.
     struct Trace {
@@ -909,7 +915,7 @@ mod tests {
                 // It is started anew.
                 Answer::Died(_) | Answer::TimedOut => [false; 2],
             };
-            let lane = if lane == BUILD { Lane::Build } else { Lane::Test };
+            let lane = if lane == BUILD { WorkerThread::Build } else { WorkerThread::Test };
             let commands = self.scheduler.heard(self.now, worker, lane, answer).unwrap();
             self.note(commands);
             self.act();
@@ -1059,7 +1065,7 @@ mod tests {
             t.ready(0);
         }
         t.built(0, u64::from(MOST_RETRIES));
-        let killed = t.scheduler.heard(t.now, 0, Lane::Test, signal(libc::SIGKILL));
+        let killed = t.scheduler.heard(t.now, 0, WorkerThread::Test, signal(libc::SIGKILL));
         assert!(killed.unwrap_err().to_string().contains("nothing is recorded"));
     }
 
@@ -1102,9 +1108,9 @@ mod tests {
         t.built(0, 0);
         t.prepared(0, 0);
         let ran = Answer::Reply(Reply::Ran { id: 0 });
-        let commands = t.scheduler.heard(t.now, 0, Lane::Test, ran).unwrap();
+        let commands = t.scheduler.heard(t.now, 0, WorkerThread::Test, ran).unwrap();
         let timeouts = commands.iter().filter_map(|command| match command {
-            Command::GoOn { worker: 0, lane: Lane::Test, timeout } => Some(*timeout),
+            Command::GoOn { worker: 0, lane: WorkerThread::Test, timeout } => Some(*timeout),
             _ => None,
         });
         assert_eq!(timeouts.collect::<Vec<_>>(), [t.scheduler.policy.run_timeout]);

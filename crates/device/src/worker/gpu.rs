@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::gpu::{Cuda, Driver, Memory, OpenCl, Shape, Span, fits, keep_compiled_in, of_device};
 use crate::memory::Fenced;
 use crate::pace::Variation;
-use crate::protocol::{Assignment, Caches, Lane, Plan, Reply, Request, Source};
+use crate::protocol::{Assignment, Caches, Plan, Reply, Request, Source, WorkerThread};
 use crate::timing::{self, First, Size, Subject};
 use comparison::Comparison;
 use std::collections::HashMap;
@@ -232,7 +232,7 @@ impl<D: Driver> Test for Tester<D> {
         // What others left there must not pass for its own.
         built.own.iter().try_for_each(|memory| memory.fill(POISON)).map_err(of_device::<D>)?;
         self.launch(&built.prepare, 1)?;
-        tell(Lane::Test, &Reply::Prepared { id })?;
+        tell(WorkerThread::Test, &Reply::Prepared { id })?;
         let start_of_run = Instant::now();
         for (memory, argument) in self.memories.iter().zip(&self.arguments) {
             if let Argument::Output { .. } = argument {
@@ -315,7 +315,7 @@ impl<D: Driver> Tester<D> {
         {
             return Ok(relative_error);
         }
-        tell(Lane::Test, &Reply::Ran { id })?;
+        tell(WorkerThread::Test, &Reply::Ran { id })?;
         for (memory, argument) in self.memories.iter().zip(&mut self.arguments) {
             if let Argument::Output { buffer, .. } = argument {
                 memory.read(0, buffer.bytes_mut()).map_err(of_device::<D>)?;

@@ -7,7 +7,7 @@ use super::{Build, Failure, Test, Threads, checked, compare, limit_memory, tell}
 use crate::data::Argument;
 use crate::device::BETWEEN_LOOKS;
 use crate::pace::Variation;
-use crate::protocol::{Assignment, Caches, Lane, Plan, Reply, Request, RunnerOf, Source};
+use crate::protocol::{Assignment, Caches, Plan, Reply, Request, RunnerOf, Source, WorkerThread};
 use crate::runner::{ANSWER, Ask, Runner, RunnerError, conditions};
 use crate::timing::{self, First, Size, Subject};
 use std::collections::VecDeque;
@@ -314,7 +314,7 @@ impl Test for Tester {
         let kernels = Arc::clone(&self.kernels);
         let built = kernels.get(id)?;
         self.load(id, &built)?;
-        tell(Lane::Test, &Reply::Prepared { id })?;
+        tell(WorkerThread::Test, &Reply::Prepared { id })?;
         let start_of_run = Instant::now();
         let outputs: Vec<u32> = (0..)
             .zip(&self.arguments)

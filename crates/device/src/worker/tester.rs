@@ -7,9 +7,9 @@ use crate::data::Argument;
 use crate::host;
 use crate::limits;
 use crate::memory::{Fenced, Pages};
-use crate::pace::{Pace, Variation};
+use crate::pace::{Interference, Variation};
 use crate::prepared::Prepared;
-use crate::protocol::{Caches, Lane, Plan, Reply};
+use crate::protocol::{Caches, Plan, Reply, WorkerThread};
 use crate::stopwatch::{self, MOST_TRIES};
 use crate::timing::{self, First, Size, Subject};
 use std::cell::RefCell;
@@ -73,14 +73,14 @@ impl Member {
 /// Threads, and how fast their cores run.
 struct Crew {
     pool: Pool,
-    pace: Pace,
+    pace: Interference,
 }
 
 impl Crew {
     fn new(n_threads: usize, cpus: &[usize]) -> std::io::Result<Crew> {
         let mut pool = Pool::new(n_threads, cpus)
             .map_err(|e| std::io::Error::other(format!("no {n_threads} threads: {e}{}", limits::advice(&e))))?;
-        let pace = Pace::new(&mut pool);
+        let pace = Interference::new(&mut pool);
         Ok(Crew { pool, pace })
     }
 
@@ -265,7 +265,7 @@ impl Tester {
         }
         let pointers = self.prepare(&built, true)?;
         // What is prepared serves other candidates too: its time says nothing about this one.
-        super::tell(Lane::Test, &Reply::Prepared { id })?;
+        super::tell(WorkerThread::Test, &Reply::Prepared { id })?;
         let start_of_run = Instant::now();
         let (mut relative_error, mut log_ns, mut pace, mut is_whole) = (0.0, 0.0, 0.0, true);
         for at in 0..self.members.len() {

@@ -14,7 +14,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright::{Database, Workload};
 use tilewright_device::host;
 use tilewright_fleet::nats::{Client, Servers};
-use tilewright_fleet::{Books, LEASE, Remote};
+use tilewright_fleet::{LEASE, Remote, RunRecords};
 use tilewright_search::{Measure, Next, Outcome, Subject};
 use tilewright_tune::{Record, Validator};
 
@@ -364,7 +364,7 @@ fn what_takes_machines_along_is_one_failure() {
         *n += 1;
         *n
     };
-    let books = Books { strike: Box::new(strike), tell: Box::new(|text| eprintln!("{text}")) };
+    let books = RunRecords { strike: Box::new(strike), tell: Box::new(|text| eprintln!("{text}")) };
     let mut remote = Remote::start(&fleet, "poison", assignment(), 2, books).unwrap();
     let space = space();
     let subject = Subject::described(&space, &describe);

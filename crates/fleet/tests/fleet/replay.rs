@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tilewright_device::host;
 use tilewright_fleet::devices::Description;
 use tilewright_fleet::protocol::Assignment;
-use tilewright_fleet::{Books, Fleet, Here, Remote, serve};
+use tilewright_fleet::{Fleet, Here, Remote, RunRecords, serve};
 use tilewright_search::{
     BoxError, Budget, Candidate, Config, ErrorClass, Event, HeadStart, Machine, Measure, Measured, Next, Outcome,
     Parameter, RaceLimits, Space, Standing, Subject, Timing, Trial, build, tune,
@@ -187,7 +187,7 @@ pub fn assignment() -> Assignment {
 /// The fleet as something that measures, for a run of this name.
 pub fn remote(fleet: &Fleet, run: &str, n_devices: usize) -> Remote<'static> {
     // Nothing takes a machine along here, whatever a test does to machines.
-    let books = Books { strike: Box::new(|_| 1), tell: Box::new(|text| eprintln!("{text}")) };
+    let books = RunRecords { strike: Box::new(|_| 1), tell: Box::new(|text| eprintln!("{text}")) };
     Remote::start(fleet, run, assignment(), n_devices, books).unwrap()
 }
 

@@ -6,7 +6,9 @@ use super::work::{Counter, Work};
 use crate::dtype::DType;
 use crate::expr::{self, BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::{Atom, Index, Ranges};
-use crate::interp::{Fault, Place, apply_binary, apply_unary, defined, floor_div, is_undefined, rounds_to_single};
+use crate::interp::{
+    Fault, IterationPoint, apply_binary, apply_unary, defined, floor_div, is_undefined, rounds_to_single,
+};
 use crate::program::{Buffer, BufferId, LoopId, Program, Stmt};
 use product::Product;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -1087,7 +1089,7 @@ impl Worker<'_> {
         Ok(sum)
     }
 
-    fn place(&self, column: usize) -> Place {
+    fn place(&self, column: usize) -> IterationPoint {
         let mut named: Vec<(LoopId, i64)> = Vec::new();
         for (i, (axis, value)) in self.nest.axes.iter().zip(&self.values).enumerate() {
             let value = if i == self.nest.row { column as i64 } else { *value };
@@ -1097,7 +1099,7 @@ impl Worker<'_> {
                 None => named.push((var, by * value)),
             }
         }
-        Place(named.into_iter().map(|(v, value)| (self.nest.program.loop_name(v).to_owned(), value)).collect())
+        IterationPoint(named.into_iter().map(|(v, value)| (self.nest.program.loop_name(v).to_owned(), value)).collect())
     }
 
     /// The written element was to be combined with what was there.

@@ -1,7 +1,7 @@
 //! Machine that an experiment's kernels run on.
 
 use tilewright::words::count;
-use tilewright::{CPU, Error, HOST, Place};
+use tilewright::{CPU, DeviceSpec, Error, HOST};
 use tilewright_device::host;
 use tilewright_ir::Target;
 
@@ -29,7 +29,7 @@ impl Hardware {
     /// # Errors
     /// Bad input where there is no such device, or it has no such threads.
     pub fn find(device: &str, threads: usize) -> Result<Hardware, Error> {
-        let place = Place { device, target: HOST, threads };
+        let place = DeviceSpec { device, target: HOST, threads };
         let (target, name) = (place.runnable_target()?, place.hardware_name()?);
         Ok(Hardware { device: device.to_owned(), threads, target, name })
     }

@@ -27,7 +27,7 @@ use crate::clock::utc;
 use crate::history::MedianCurve;
 use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};
 use crate::stats::geometric_mean;
-use crate::{Caller, News, OrFailed};
+use crate::{Caller, LabEvent, OrFailed};
 
 /// Name on the command line.
 pub const NAME: &str = "autotvm-end-to-end";
@@ -169,9 +169,9 @@ fn measure(
         time.as_secs_f64()
     ));
     let session = Session::new(Database::new(Some(database))?, worker.clone());
-    (caller.tell)(News::Together(&workloads));
+    (caller.tell)(LabEvent::Together(&workloads));
     let tuned = session.run_together(&tasks, time, caller.stop, &caller);
-    (caller.tell)(News::Done);
+    (caller.tell)(LabEvent::Done);
     let mut tuned = tuned?;
     if let Some(lost) = tuned.workloads.iter_mut().find_map(|task| task.tuned.lost.take()) {
         return Err(lost);

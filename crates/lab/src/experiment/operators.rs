@@ -21,7 +21,7 @@ use super::{Cost, Held, data, folder};
 use crate::clock::utc;
 use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};
 use crate::stats::geometric_mean;
-use crate::{Caller, News, OrFailed};
+use crate::{Caller, LabEvent, OrFailed};
 
 /// The name on the command line.
 pub const NAME: &str = "autotvm-operators";
@@ -126,7 +126,7 @@ fn measure(
     let search = tuning.settings().search.as_str();
     let mut tuned =
         caller.watch(workload, Some(search), seed, |observer| session.run(&tuning, caller.stop, observer))?;
-    (caller.tell)(News::Tuned(&tuned));
+    (caller.tell)(LabEvent::Tuned(&tuned));
     if let Some(lost) = tuned.lost.take() {
         return Err(lost);
     }
@@ -143,11 +143,11 @@ fn measure(
     let left_out = std::sync::Mutex::new(Vec::new());
     let note = |note: Note| match note {
         Note::LeftOut(reason) => left_out.lock().expect("nobody panics").push(reason),
-        note => (caller.tell)(News::Note(note)),
+        note => (caller.tell)(LabEvent::Note(note)),
     };
-    (caller.tell)(News::Begin(workload, None, seed));
+    (caller.tell)(LabEvent::Begin(workload, None, seed));
     let measured = session.bench(&bench, &note);
-    (caller.tell)(News::Done);
+    (caller.tell)(LabEvent::Done);
     let Bench::Measured(rows) = measured? else {
         return Err(Error::failed(format!(
             "{}: no candidate was valid within {} s",

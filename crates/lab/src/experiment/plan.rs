@@ -23,7 +23,7 @@ use super::hardware::Hardware;
 use super::table::{Arm, Experiment, Length, Moment, Problem, Transferred, Trials, View};
 use crate::clock::utc;
 use crate::history::Run;
-use crate::{Caller, News, OrFailed};
+use crate::{Caller, LabEvent, OrFailed};
 
 /// An experiment with its sizes.
 pub struct Plan {
@@ -439,7 +439,7 @@ impl Plan {
         let (workload, search) = (request.workload()?, request.settings().search.as_str());
         let mut tuned = caller
             .watch(workload, Some(search), planned.seed, |observer| session.run(&request, caller.stop, observer))?;
-        (caller.tell)(News::Tuned(&tuned));
+        (caller.tell)(LabEvent::Tuned(&tuned));
         if let Some(lost) = tuned.lost.take() {
             return Err(lost);
         }

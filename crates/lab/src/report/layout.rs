@@ -49,7 +49,7 @@ pub struct End {
 }
 
 /// Item of a layer: a node, or an edge that passes.
-struct Place {
+struct LayerItem {
     layer: usize,
     width: f64,
     is_node: bool,
@@ -63,14 +63,14 @@ struct Place {
 /// If an edge goes to an earlier node.
 pub fn layout(widths: &[f64], edges: &[(usize, usize)]) -> Layout {
     let layers = layers(widths.len(), edges);
-    let node = |(at, &width): (usize, &f64)| Place {
+    let node = |(at, &width): (usize, &f64)| LayerItem {
         layer: layers[at],
         width,
         is_node: true,
         above: Vec::new(),
         below: Vec::new(),
     };
-    let mut places: Vec<Place> = widths.iter().enumerate().map(node).collect();
+    let mut places: Vec<LayerItem> = widths.iter().enumerate().map(node).collect();
     let mut pieces: Vec<(usize, usize, usize)> = Vec::new();
     for source in 0..widths.len() {
         let targets: Vec<usize> = edges.iter().filter(|edge| edge.0 == source).map(|edge| edge.1).collect();
@@ -78,7 +78,7 @@ pub fn layout(widths: &[f64], edges: &[(usize, usize)]) -> Layout {
         // Where the edge is in each layer from its node on.
         let mut passes = vec![source];
         for layer in layers[source] + 1..last {
-            places.push(Place { layer, width: 0.0, is_node: false, above: Vec::new(), below: Vec::new() });
+            places.push(LayerItem { layer, width: 0.0, is_node: false, above: Vec::new(), below: Vec::new() });
             pieces.push((source, passes[passes.len() - 1], places.len() - 1));
             passes.push(places.len() - 1);
         }
@@ -121,7 +121,7 @@ fn layers(n: usize, edges: &[(usize, usize)]) -> Vec<usize> {
 }
 
 /// Orders layers so that few pieces cross: by the barycentres of neighbours, the best order of many sweeps.
-fn order(places: &[Place], rows: &mut Vec<Vec<usize>>) {
+fn order(places: &[LayerItem], rows: &mut Vec<Vec<usize>>) {
     let mut position = vec![0.0; places.len()];
     let mut best: Option<(usize, Vec<Vec<usize>>)> = None;
     for sweep in 0..SWEEPS {
@@ -153,7 +153,7 @@ fn order(places: &[Place], rows: &mut Vec<Vec<usize>>) {
 }
 
 /// Number of crossing pairs.
-fn crossings(places: &[Place], rows: &[Vec<usize>], position: &[f64]) -> usize {
+fn crossings(places: &[LayerItem], rows: &[Vec<usize>], position: &[f64]) -> usize {
     let of_row = |row: &Vec<usize>| {
         let ends = row.iter().flat_map(|&at| places[at].below.iter().map(move |&to| (position[at], position[to])));
         let ends: Vec<(f64, f64)> = ends.collect();
@@ -165,7 +165,7 @@ fn crossings(places: &[Place], rows: &[Vec<usize>], position: &[f64]) -> usize {
 }
 
 /// Places within layers: near neighbours, passing edges straight above all; and the width of the whole.
-fn middles(places: &[Place], rows: &[Vec<usize>]) -> (Vec<f64>, f64) {
+fn middles(places: &[LayerItem], rows: &[Vec<usize>]) -> (Vec<f64>, f64) {
     let distance = |a: usize, b: usize| {
         let gap = if places[a].is_node && places[b].is_node { GAP } else { GAP_OF_EDGES };
         (places[a].width + places[b].width) / 2.0 + gap

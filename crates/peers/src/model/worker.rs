@@ -8,7 +8,7 @@ use tilewright_device::host;
 use tilewright_graph::Tensor;
 
 use super::onnxruntime::Provider;
-use super::{Area, Engine, Place, onnxruntime, openvino};
+use super::{Area, Engine, StoredTensor, onnxruntime, openvino};
 use crate::Unavailable;
 use crate::library::Means;
 use crate::protocol::{Reply, Request};
@@ -44,7 +44,7 @@ pub(crate) fn serve(
     peer: &str,
     wanted: &Wanted,
     area: &Area,
-    inputs: &[Place],
+    inputs: &[StoredTensor],
     input: &mut impl Iterator<Item = io::Result<String>>,
     output: &mut impl Write,
 ) -> io::Result<()> {
@@ -84,13 +84,13 @@ pub(crate) fn serve(
     Ok(())
 }
 
-fn tensors(area: &Area, places: &[Place]) -> Result<Vec<(String, Tensor)>, Unavailable> {
-    let get = |place: &Place| Ok((place.name.clone(), area.get(place).map_err(super::broken)?));
+fn tensors(area: &Area, places: &[StoredTensor]) -> Result<Vec<(String, Tensor)>, Unavailable> {
+    let get = |place: &StoredTensor| Ok((place.name.clone(), area.get(place).map_err(super::broken)?));
     places.iter().map(get).collect()
 }
 
 /// Runs once; the outputs come behind the inputs.
-fn run(session: &mut dyn Session, area: &Area, inputs: &[Place]) -> Result<Reply, Unavailable> {
+fn run(session: &mut dyn Session, area: &Area, inputs: &[StoredTensor]) -> Result<Reply, Unavailable> {
     let inputs_given = tensors(area, inputs)?;
     session.give(&inputs_given)?;
     session.run()?;

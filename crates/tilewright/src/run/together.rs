@@ -48,7 +48,7 @@ const PART_OF_MEMORY: u64 = 4;
 
 /// A turn that has ended, of several tasks that share time.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Turned {
+pub struct TurnEnd {
     /// Index of the task among those given.
     pub at: usize,
     /// The median of its best so far in nanoseconds.
@@ -231,7 +231,7 @@ impl Game<'_> {
         let (whole_ns, elapsed) = (self.whole_ns(), self.elapsed());
         let changed = whole_ns.map(|ns| ns / 1e6).filter(|ms| self.curve.last().is_none_or(|(_, last)| last != ms));
         self.curve.extend(changed.map(|ms| (elapsed.as_secs_f64(), ms)));
-        self.observer.note(Note::Turned(&Turned {
+        self.observer.note(Note::TurnEnd(&TurnEnd {
             at,
             best_ns: self.players[at].history.best_ns(),
             whole_ns,

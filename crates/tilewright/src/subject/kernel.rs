@@ -25,7 +25,7 @@ use super::command::space_of;
 use super::files::Files;
 use super::own::OwnRun;
 use crate::error::{Error, ErrorKind};
-use crate::place::{CPU, HOST, Place};
+use crate::place::{CPU, DeviceSpec, HOST};
 use crate::request::Request;
 
 /// Prefix of kernels' workloads in records, and name of their template.
@@ -156,7 +156,7 @@ impl KernelFile {
         let Some(api) = self.language()?.api() else { return Ok(host::target()) };
         let (word, language) = if api == GpuApi::Cuda { ("cuda", "CUDA") } else { ("opencl", "OpenCL C") };
         let device = if device == CPU { word } else { device };
-        let target = Place { device, target: HOST, threads }.target()?;
+        let target = DeviceSpec { device, target: HOST, threads }.target()?;
         if target.arch == Arch::Gpu(api) {
             return Ok(target);
         }
