@@ -262,7 +262,7 @@ impl Scan {
         Ok(Scan { body, n_carried, inputs, outputs, by_batch })
     }
 
-    /// A graph with a [`Loop`] that does the same for inputs of these types. Its inputs are all of the node's.
+    /// A graph with a [`Loop`] that does the same for inputs of these types: all of the node's.
     ///
     /// # Errors
     /// If dimensions do not fit.
