@@ -324,8 +324,9 @@ pub enum Op {
     /// Orders the thread's registers ahead of the warpgroup products that follow (`wgmma.fence`).
     GroupFence,
     /// Begins a warpgroup's product of 64 rows by twice as many columns as there are sums. Operands are the
-    /// descriptors of both factors in shared memory, in place of that of rows perhaps the four registers of an
-    /// f32 factor, then the sums of the thread, to which it adds. The result is pending until the thread has waited for it.
+    /// descriptors of both factors in shared memory, in place of that of rows perhaps the four registers of
+    /// an f32 factor, then the sums of the thread, to which it adds. The result is pending until the thread
+    /// has waited for it.
     GroupProduct {
         /// Kind of the factors: 8 steps in f32, 16 of 16-bit numbers.
         factors: Kind,
