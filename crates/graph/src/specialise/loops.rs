@@ -1,4 +1,4 @@
-//! Loops: folded where all is known, written out where they are short or have to be, else kept with a graph
+//! Loops: folded where all is known, unrolled where they are short or have to be, else kept with a graph
 //! of exact types.
 
 use bytes::Bytes;
@@ -9,11 +9,11 @@ use crate::evaluate::check_types;
 use crate::op::{Body, Fact, Inputs, Loop, Operation, stacking};
 use crate::{DType, Graph, Node, OpError, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
-/// Iterations that are written out in any case.
+/// Iterations that are unrolled in any case.
 const SHORT: i64 = 8;
-/// Nodes of a loop that is written out though it is longer.
+/// Nodes of a loop that is unrolled though it is longer.
 const FEW_NODES: usize = 256;
-/// Nodes of a loop that has to be written out, and its iterations, at most.
+/// Nodes of a loop that has to be unrolled, and its iterations, at most.
 const MOST_NODES: usize = 1 << 14;
 
 /// A loop's graph with exact types, which are those of each iteration.
@@ -85,14 +85,14 @@ impl Job {
         let may_end = begins == Some(true) && (most.flatten().is_some() || (most.is_some() && goes_on.is_none()));
         if may_end {
             let must = fixed.is_err() || self.unrolls || n.is_none() && collects;
-            if let Some(outputs) = self.written_out(op, inputs, most.flatten(), must)? {
+            if let Some(outputs) = self.unrolled(op, inputs, most.flatten(), must)? {
                 return Ok(outputs);
             }
         }
         let fixed = fixed.map_err(|error| {
-            let written_out = format!("iterations that differ are written out, {MOST_NODES} nodes at most");
+            let unrolled = format!("iterations that differ are unrolled, {MOST_NODES} nodes at most");
             let mend = "let all have the same shapes, or end it after a known number";
-            unsupported!("{error}; {written_out}, and it is not known how many these are, or too many ({mend})")
+            unsupported!("{error}; {unrolled}, and it is not known how many these are, or too many ({mend})")
         })?;
         if n.is_none() && collects {
             let error = unsupported!(
@@ -201,7 +201,7 @@ impl Job {
 
     /// Puts the iterations of a loop in its place, while it is known that it goes on. `None` where that is
     /// not known, or there are too many of them; with `must`, more are affordable.
-    fn written_out(
+    fn unrolled(
         &mut self,
         op: &Loop,
         inputs: &[Option<ValueId>],
@@ -259,7 +259,7 @@ impl Job {
         Ok(Some(carried))
     }
 
-    /// Whether a loop that need not be written out has too many nodes for that, given those of an iteration.
+    /// Whether a loop that need not be unrolled has too many nodes for that, given those of an iteration.
     fn is_too_long(&self, n_nodes: usize, most: Option<i64>) -> bool {
         most.is_some_and(|most| most > SHORT && n_nodes.saturating_mul(most as usize) > FEW_NODES)
     }

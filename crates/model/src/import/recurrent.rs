@@ -12,7 +12,7 @@ use crate::scalar::{self, add, choose, clip, input, mul, number, sub, where_less
 
 /// Steps of all directions, at most; of more there is no code.
 const MOST_STEPS: i64 = 1 << 14;
-/// Steps of each direction that are written out one by one.
+/// Steps of each direction that are unrolled.
 const WRITTEN_OUT: i64 = 2;
 
 /// A direction's weights and sizes.

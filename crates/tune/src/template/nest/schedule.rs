@@ -15,7 +15,7 @@ use tilewright_search::{Config, Space};
 pub struct Choices {
     /// Vectors that a loop over lanes takes at a time.
     pub vectors: i64,
-    /// Iterations of a reduction that are written out.
+    /// Iterations of a reduction that are unrolled.
     pub unroll: i64,
     /// Direction of lanes, where both are possible.
     pub lanes: Option<Way>,
