@@ -94,6 +94,9 @@ pub enum RunError {
     },
 }
 
+/// Iterations of all loops of a run, at most: a condition that never ends its loop ends the run with an error.
+const MOST_ITERATIONS: u64 = 1 << 24;
+
 /// An address in a step's list that depends on what a run is passed.
 struct Passed {
     at: usize,
@@ -405,7 +408,7 @@ impl Context {
 
     fn steps(&mut self, on_all: &Runtime, mut step_ns: Option<&mut [u64]>) -> Result<(), RunError> {
         let on_one = Runtime::serial();
-        let mut next = 0;
+        let (mut next, mut n_again) = (0, 0);
         while let Some(step) = self.model.plan().steps.get(next) {
             let at = next;
             next += 1;
@@ -425,7 +428,16 @@ impl Context {
             }
             match &step.work {
                 Work::While { .. } => {}
-                Work::Again { to } => next = *to,
+                Work::Again { to } => {
+                    n_again += 1;
+                    if n_again >= MOST_ITERATIONS {
+                        let why = format!(
+                            "no end after {MOST_ITERATIONS} iterations (give inputs with which its condition ends it)"
+                        );
+                        return Err(RunError::Host { step: step.name.clone(), why });
+                    }
+                    next = *to;
+                }
                 Work::Kernel { kernel, parts, all_threads, .. } => {
                     let runtime = if *all_threads { on_all } else { &on_one };
                     let kernel = self.model.codes()[*kernel].kernel();

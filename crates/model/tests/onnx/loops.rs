@@ -195,3 +195,21 @@ fn loops_repeat_steps_that_are_there_once() {
         assert_eq!(wrong_outputs(folder.path(), &expected), Vec::<String>::new());
     }
 }
+
+#[test]
+fn a_loop_without_end_ends_the_run() {
+    let body = graph(
+        &[node("Less", &["s", "bound"], &["on"], &[]), node("Abs", &["s"], &["next"], &[])],
+        &[("i", DType::I64, &[]), ("c", DType::Bool, &[]), ("s", F, &[])],
+        &["on", "next"],
+    );
+    let nodes = [node("Loop", &["", "", "x"], &["y"], &[("body", Attr::Graph(body))])];
+    let file = model(16, graph(&nodes, &[("x", F, &[]), ("bound", F, &[])], &["y"]));
+    let case = Case { name: "endless".to_owned(), model: file, sets: vec![] };
+    let inputs = [0.0, 1.0].map(|x| Tensor::from_floats(F, [], &[x]));
+    let (compiled, given) = compiled_case(&case, &inputs, &host::target()).unwrap().unwrap();
+    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+    let error = runner.run().map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("no end after 16777216 iterations (give inputs"), "{error}");
+}
