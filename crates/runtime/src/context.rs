@@ -94,7 +94,7 @@ pub enum RunError {
     },
 }
 
-/// Iterations of all loops of a run, at most: a condition that never ends its loop ends the run with an error.
+/// Iterations of all loops of a run, at most: a condition that never ends its loop fails the run.
 const MOST_ITERATIONS: u64 = 1 << 24;
 
 /// An address in a step's list that depends on what a run is passed.
