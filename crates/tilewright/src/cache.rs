@@ -205,7 +205,7 @@ impl Cache {
     /// The program that these texts determine, in the order in which they come.
     ///
     /// # Errors
-    /// Those of making it.
+    /// Errors of `make`.
     pub fn program<E>(
         &self,
         determined_by: &[&dyn Display],
@@ -234,7 +234,7 @@ impl Cache {
     /// Text that these texts determine, from the cache or from `make`.
     ///
     /// # Errors
-    /// Those of making it.
+    /// Errors of `make`.
     pub fn text<E>(
         &self,
         determined_by: &[&dyn Display],

@@ -1,7 +1,7 @@
 //! Tables of tuned kernels, as vLLM and SGLang keep them beside their kernels: for each number of rows the
 //! configuration that won, without its time.
 //!
-//! What was tuned stands in the name of the file:
+//! The name of the file says which kernel was tuned, and on which device:
 //! `E=8,N=14336,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128,128].json`.
 //!
 //! # Source

@@ -165,7 +165,7 @@ impl Constraint {
     /// configurations, then is the same at all sizes.
     ///
     /// # Errors
-    /// Those of [`Constraint::parse`].
+    /// If the text is no expression over these parameters.
     pub fn parse_over(name: &str, text: &str, parameters: &[Parameter]) -> Result<Constraint, ExpressionError> {
         let (code, readings) = compiled(text, parameters)?;
         Ok(Constraint {
