@@ -279,6 +279,19 @@ const DECODER: Decoder = Decoder { vocabulary: 37, hidden: 24, depth: 6, inner: 
 const LAYERS: usize = 2;
 const HEADS: [usize; 2] = [4, 2];
 
+/// Lines of a decoder that compute the places of its new tokens, `rows`, of the length of its past.
+const PLACES: &str = "two = numbers[2]
+    first = numbers[0]
+    unit = integer[1]
+    new = Shape(input_ids)
+    n_new = Gather(new, unit)
+    of_past = Shape(past_key_values.0.key)
+    n_past1 = Gather(of_past, two)
+    n_past = Squeeze(n_past1)
+    n_all = Add(n_past, n_new)
+    rows = Range(n_past, n_all, unit)
+";
+
 /// The form that a decoder is written in: ONNX Runtime's operators, ONNX's `Attention`, or its older
 /// operators alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -317,37 +330,16 @@ impl Decoder {
                 long = Gather(shape, second)
                 length = Cast[to=6](long)\n"
                 .to_owned(),
-            Written::Standard => "two = numbers[2]
-                first = numbers[0]
-                unit = integer[1]
-                new = Shape(input_ids)
-                n_new = Gather(new, unit)
-                of_past = Shape(past_key_values.0.key)
-                n_past1 = Gather(of_past, two)
-                n_past = Squeeze(n_past1)
-                n_all = Add(n_past, n_new)
-                rows = Range(n_past, n_all, unit)
-                ids = Unsqueeze(rows, first)\n"
-                .to_owned(),
+            Written::Standard => format!("{PLACES}ids = Unsqueeze(rows, first)\n"),
             Written::Plain => format!(
-                "two = numbers[2]
-                unit1 = numbers[1]
+                "{PLACES}unit1 = numbers[1]
                 none = integer[0]
-                unit = integer[1]
                 minus = number[-1e9]
                 zero = number[0.0]
-                first = numbers[0]
                 middle = numbers[{0}]
                 end = numbers[{depth}]
                 axis3 = numbers[3]
                 axis2 = numbers[2]
-                new = Shape(input_ids)
-                n_new = Gather(new, unit)
-                of_past = Shape(past_key_values.0.key)
-                n_past1 = Gather(of_past, two)
-                n_past = Squeeze(n_past1)
-                n_all = Add(n_past, n_new)
-                rows = Range(n_past, n_all, unit)
                 c = Gather(cos, rows)
                 s = Gather(sin, rows)
                 columns = Range(none, n_all, unit)
