@@ -346,6 +346,8 @@ pub enum Op {
     Select,
     /// The low bits of an integer.
     Truncate,
+    /// The nearest integer without sign of fewer bits, of one without sign.
+    TruncateSaturated,
     /// A signed integer in more bits.
     ExtendSigned,
     /// An integer without sign in more bits.
@@ -356,6 +358,12 @@ pub enum Op {
     ToInteger,
     /// A number as a signed integer, towards zero, where the type holds it; else it may be any integer.
     ToIntegerInRange,
+    /// f32 numbers in a vector register as 32-bit integers, the least one where no such integer is near or the
+    /// number is NaN: what x86-64 has.
+    ToIntegerOrLeast {
+        /// Whether it rounds to the nearest, of two to the even one, instead of towards zero.
+        nearest: bool,
+    },
     /// A number in another width.
     Convert,
     /// Reinterprets the bits as another type.

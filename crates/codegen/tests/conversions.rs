@@ -148,3 +148,45 @@ fn numbers_between_bounds_become_integers_and_nan_zero() {
         }
     }
 }
+
+/// Rounded numbers with an integer added are kept between the ends of a type: what saturates, NaN and halves
+/// between an even and an odd number included.
+#[test]
+fn quantized_numbers_saturate_and_round_to_even() {
+    let halves = (-601..=601).map(|n| f64::from(n) / 2.0);
+    let near = (-4..=4).flat_map(|n| [f64::from(n) + 65535.5, f64::from(n) - 65535.5]);
+    let x: Vec<f64> = numbers(DType::F32).into_iter().chain(halves).chain(near).collect();
+    for (to, ends) in [(DType::U8, [0.0, 255.0]), (DType::U16, [0.0, 65535.0]), (DType::I8, [-128.0, 127.0])] {
+        // A point that is no integer of the type is cut to one.
+        for point in [0.0, 1.0, 100.0, 101.5, 127.0, ends[1], -1.0, f64::NAN] {
+            let mut p = program(&format!("quantized to {to:?}, {point}"));
+            let n = x.len() as i64;
+            let (a, b) = (input(&mut p, "A", DType::F32, &[n]), output(&mut p, "B", to, &[n]));
+            let z = input(&mut p, "Z", DType::F32, &[1]);
+            let i = p.add_loop("i");
+            let at = Index::from(i);
+            let zero = Expr::cast(DType::F32, Expr::cast(to, load(z, &[Index::from(0)])));
+            let moved = bin(BinaryOp::Add, un(UnaryOp::Round, load(a, from_ref(&at))), zero);
+            let inside = bin(BinaryOp::Max, Expr::cast(DType::F32, moved), Expr::Const(ends[0]));
+            let inside = bin(BinaryOp::Min, inside, Expr::Const(ends[1]));
+            let value = Expr::cast(to, Expr::cast(DType::F32, inside));
+            p.body = vec![vector(i, n, vec![store(b, from_ref(&at), value)])];
+            let shift = to.wrap((point as i32).into()) as f32;
+            let of = |x: f64| {
+                let moved = f64::from((x as f32).round_ties_even() + shift);
+                converted(if moved.is_nan() { 0.0 } else { moved.clamp(ends[0], ends[1]) }, to)
+            };
+            let expected: Vec<u8> = x.iter().flat_map(|x| of(*x)).collect();
+            for target in targets() {
+                for kernel in kernels(&p, &target) {
+                    let mut given = [Vec::new(), vec![0xa5; expected.len()], Vec::new()];
+                    (given[0], given[2]) = (in_memory(DType::F32, &x), in_memory(DType::F32, &[point]));
+                    let after = run_bytes(&p, &kernel, &given, &Runtime::serial(), 1);
+                    let at = after[1].iter().zip(&expected).position(|(got, expected)| got != expected);
+                    let at = at.map(|at| x[at / to.bytes() as usize]);
+                    assert_eq!(at, None, "{} on {target}", p.name);
+                }
+            }
+        }
+    }
+}

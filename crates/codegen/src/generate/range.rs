@@ -66,6 +66,11 @@ fn range_where(e: &Expr, larger: Option<(&Expr, f64)>) -> Option<[f64; 2]> {
             Some([a[0].min(b[0]), a[1].max(b[1])])
         }
         Expr::Cast(DType::F32 | DType::F64, x) => of(x),
+        Expr::Cast(to @ (DType::I8 | DType::U8 | DType::I16 | DType::U16), _) => {
+            let (bits, is_unsigned) = (8 * to.bytes() as i32, to.is_unsigned());
+            let n = 2f64.powi(bits);
+            Some(if is_unsigned { [0.0, n - 1.0] } else { [-n / 2.0, n / 2.0 - 1.0] })
+        }
         _ => None,
     }
 }

@@ -6,12 +6,15 @@ use std::collections::BTreeSet;
 
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use tilewright_ir::target::Arch;
-use tilewright_ir::{BufferId, DType, Index, Scope};
+use tilewright_ir::{BufferId, DType, Index, LoopId, Scope};
 
 use super::memory::LoadKey;
 use super::{Generator, Lanes, plan, range};
 use crate::map::Map;
 use crate::ssa::{Compare, Id, Kind, Linkage, Op, Rounding, Type};
+
+/// Fewest lanes of a vector of integers that is narrowed with saturation.
+const LEAST_SATURATED: usize = 4;
 
 /// A value with its number of lanes; 0 for a scalar, which stands for itself in every lane.
 #[derive(Clone, Copy)]
@@ -53,6 +56,17 @@ fn clip_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
     };
     let is_narrow = matches!(to, DType::I8 | DType::U8 | DType::I16 | DType::U16);
     (is_narrow && low == 0.0 && high > 0.0).then(|| (*from, without_cast(x, *from), high))
+}
+
+/// The numbers that are rounded and the integer, the same in all lanes and between two ends, that is added to
+/// them.
+fn rounded_and_shifted(x: &Expr, ends: [f64; 2], lane: Option<LoopId>) -> Option<(&Expr, &Expr)> {
+    let Expr::Binary(BinaryOp::Add, x, shift) = x else { return None };
+    let Expr::Unary(UnaryOp::Round, x) = without_cast(x, DType::F32) else { return None };
+    let shift = without_cast(shift, DType::F32);
+    let is_within = range::range(shift).is_some_and(|[low, high]| ends[0] <= low && high <= ends[1]);
+    let is_integer = matches!(shift, Expr::Cast(to, _) if !to.is_float());
+    (is_within && is_integer && lane.is_none_or(|lane| !shift.uses(lane))).then(|| (without_cast(x, DType::F32), shift))
 }
 
 /// A value without a cast to the type that it is computed in.
@@ -710,9 +724,48 @@ impl Generator<'_> {
     /// The element of a buffer that is stored of a value.
     pub(super) fn stored(&mut self, buffer: BufferId, value: &Expr) -> Operand {
         let dtype = self.program.buffer(buffer).dtype;
+        if let Some(saturated) = self.stored_saturated(dtype, value) {
+            return saturated;
+        }
         let moves = dtype.is_half() && self.is_move(value, dtype);
         let value = self.eval(value, if moves { dtype } else { dtype.arithmetic() });
         self.as_element(buffer, value)
+    }
+
+    /// The element that is stored of f32 numbers kept between the ends of a type without sign: what is too
+    /// large for an integer of 32 bits is one without sign that is too large for the element, and the
+    /// instruction that narrows it saturates. Where an integer of the type is added to rounded numbers, they
+    /// are rounded on their way to integers, which it is added to.
+    fn stored_saturated(&mut self, dtype: DType, value: &Expr) -> Option<Operand> {
+        let Expr::Cast(to, inside) = value else { return None };
+        let width = self.f.lanes.map_or(0, |l| l.piece.width);
+        let is_served = (LEAST_SATURATED..=self.target.vector_bits as usize / 32).contains(&width);
+        let (from, x, high) = clip_within(inside, *to)?;
+        let ends = [0.0, if dtype == DType::U8 { 255.0 } else { 65535.0 }];
+        let is_whole_type = *to == dtype && dtype.is_unsigned() && high == ends[1];
+        if !is_served || !is_whole_type || from != DType::F32 || !plan::has_masks(self.target) {
+            return None;
+        }
+        let shifted = rounded_and_shifted(x, ends, self.f.lanes.map(|l| l.var));
+        let (x, shift) = match shifted {
+            Some((x, shift)) => (x, Some(self.eval(shift, DType::I32))),
+            None => (x, None),
+        };
+        let x = self.eval(x, from);
+        let x = self.widen(x, width);
+        let low = match shift {
+            Some(shift) => self.m.unary(Op::FNeg, self.m.int_to_real(shift.value, Type::F32)),
+            None => self.number(from, 0.0),
+        };
+        let low = self.widen(Operand::scalar(low), width);
+        let at_least = self.m.select(self.m.fless(low, x), x, low);
+        let mut whole = self.m.real_to_int_or_least(at_least, shift.is_some());
+        if let Some(shift) = shift {
+            let shift = self.widen(shift, width);
+            whole = self.m.binary(Op::AddWrapping, whole, shift);
+        }
+        let element = if dtype == DType::U8 { Type::I8 } else { Type::I16 };
+        Some(Operand { value: self.m.truncate_saturated(whole, element.vector(width)), lanes: width })
     }
 
     /// Whether a value is an element of a type, or zero, and nothing is computed of it.

@@ -574,7 +574,13 @@ impl Printer<'_> {
             Op::ExtendSigned => LLVMBuildSExt(b, x[0], ty, UNNAMED),
             Op::ExtendUnsigned => LLVMBuildZExt(b, x[0], ty, UNNAMED),
             Op::ToReal => LLVMBuildSIToFP(b, x[0], ty, UNNAMED),
+            Op::TruncateSaturated => {
+                let most = self.constant_lanes(of(0), result.expect("it gives an integer").kind);
+                let least = self.intrinsic("llvm.umin", vec![LLVMTypeOf(x[0])], vec![x[0], most]);
+                LLVMBuildTrunc(b, least, ty, UNNAMED)
+            }
             Op::ToIntegerInRange => LLVMBuildFPToSI(b, x[0], ty, UNNAMED),
+            Op::ToIntegerOrLeast { nearest } => self.integer_or_least(*nearest, x[0], of(0).lanes),
             Op::Convert => self.convert(x[0], of(0), result.expect("it gives a number")),
             Op::Bitcast => LLVMBuildBitCast(b, x[0], ty, UNNAMED),
             Op::Address => LLVMBuildPtrToInt(b, x[0], ty, UNNAMED),
@@ -665,6 +671,28 @@ impl Printer<'_> {
         };
         let products = self.of_bits(&format!("llvm.x86.{name}"), Vec::new(), x[1..].to_vec());
         llvm!(LLVMBuildAdd(self.builder, x[0], products, UNNAMED))
+    }
+
+    /// f32 numbers as 32-bit integers, on x86-64.
+    fn integer_or_least(&self, nearest: bool, x: LLVMValueRef, lanes: usize) -> LLVMValueRef {
+        let how = if nearest { "" } else { "t" };
+        match lanes {
+            16 => {
+                let other = llvm!(LLVMConstNull(LLVMVectorType(self.kind(Kind::I32), 16)));
+                let [all, rounding] = [(Kind::I16, 0xffff), (Kind::I32, 4)].map(|(kind, n)| self.scalar(kind, n));
+                let name = format!("llvm.x86.avx512.mask.cvt{how}ps2dq.512");
+                self.of_bits(&name, Vec::new(), vec![x, other, all, rounding])
+            }
+            8 => self.of_bits(&format!("llvm.x86.avx.cvt{how}.ps2dq.256"), Vec::new(), vec![x]),
+            _ => self.of_bits(&format!("llvm.x86.sse2.cvt{how}ps2dq"), Vec::new(), vec![x]),
+        }
+    }
+
+    /// The largest integer without sign of a kind, in the lanes of a type.
+    fn constant_lanes(&self, ty: Type, kind: Kind) -> LLVMValueRef {
+        let most = self.scalar(ty.kind, u64::MAX >> (64 - 8 * kind.bytes()));
+        let mut all = vec![most; ty.lanes];
+        if ty.lanes == 1 { most } else { llvm!(LLVMConstVector(all.as_mut_ptr(), ty.lanes as u32)) }
     }
 
     /// Bytes of two vectors of 64, on x86-64 with AVX-512 VBMI.

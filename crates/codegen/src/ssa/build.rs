@@ -603,6 +603,16 @@ impl Builder {
         self.compute(Op::ToIntegerInRange, smallvec![x], ty)
     }
 
+    /// f32 numbers as 32-bit integers: see [`Op::ToIntegerOrLeast`].
+    pub fn real_to_int_or_least(&self, x: Id, nearest: bool) -> Id {
+        self.compute(Op::ToIntegerOrLeast { nearest }, smallvec![x], Type::I32.vector(self.type_of(x).lanes))
+    }
+
+    /// An integer without sign in fewer bits: see [`Op::TruncateSaturated`].
+    pub fn truncate_saturated(&self, x: Id, ty: Type) -> Id {
+        self.compute(Op::TruncateSaturated, smallvec![x], ty)
+    }
+
     /// An integer in more bits.
     pub fn extend(&self, x: Id, ty: Type, is_signed: bool) -> Id {
         self.compute(if is_signed { Op::ExtendSigned } else { Op::ExtendUnsigned }, smallvec![x], ty)

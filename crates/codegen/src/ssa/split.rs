@@ -56,7 +56,8 @@ impl Function {
             Op::FAdd | Op::FSub | Op::FMul | Op::FDiv | Op::FNeg | Op::FAbs | Op::Sqrt | Op::Round(_) => true,
             Op::CopySign | Op::FMin | Op::FMax | Op::Fma => true,
             Op::Truncate | Op::ExtendSigned | Op::ExtendUnsigned | Op::ToReal | Op::Convert => true,
-            Op::ToInteger | Op::ToIntegerInRange | Op::Splat => true,
+            Op::ToInteger | Op::ToIntegerInRange | Op::ToIntegerOrLeast { .. } => true,
+            Op::TruncateSaturated | Op::Splat => true,
             Op::MaskedLoad | Op::MaskedStore | Op::Phi(_) | Op::Insert(_) | Op::Extract(_) => true,
             _ => false,
         };

@@ -169,7 +169,10 @@ impl Function {
                     && to == Type::F32.vector(sums.len())
             }
             (Op::Select, [cond, a, b], Some(to)) => (*cond == Type::I1 || masks(*cond, to)) && *a == to && *b == to,
-            (Op::Truncate, [a], Some(to)) => is_integer(*a) && is_integer(to) && a.lanes == to.lanes,
+            (Op::ToIntegerOrLeast { .. }, [a], Some(to)) => a.kind == Kind::F32 && to == Type::I32.vector(a.lanes),
+            (Op::Truncate | Op::TruncateSaturated, [a], Some(to)) => {
+                is_integer(*a) && is_integer(to) && a.lanes == to.lanes
+            }
             (Op::ExtendSigned | Op::ExtendUnsigned, [a], Some(to)) => {
                 is_integer(*a) && is_integer(to) && a.lanes == to.lanes && a.kind.bytes() < to.kind.bytes()
             }

@@ -163,6 +163,12 @@ pub const fn narrow(from: usize, to: usize) -> Opcode {
     evex(2, 2, code, false).of(Unit::Part((from / to) as u8))
 }
 
+/// `vpmovusdb` and those of other widths
+pub const fn narrow_saturated(from: usize, to: usize) -> Opcode {
+    let Opcode { opcode, .. } = narrow(from, to);
+    Opcode { opcode: opcode - 0x20, ..narrow(from, to) }
+}
+
 /// `vpaddd`, `vpaddq`
 pub const fn add_integers(wide: bool) -> Opcode {
     opcode(1, 1, if wide { 0xd4 } else { 0xfe }, wide)
@@ -232,6 +238,8 @@ pub const SHORT_TO_SINGLE: Opcode = opcode(1, 0, 0x5b, false).of(Unit::Other);
 pub const SHORT_TO_DOUBLE: Opcode = opcode(1, 2, 0xe6, false).of(Unit::Other);
 /// `vcvttps2dq`
 pub const SINGLE_TO_SHORT: Opcode = opcode(1, 2, 0x5b, false);
+/// `vcvtps2dq`
+pub const SINGLE_TO_NEAREST: Opcode = opcode(1, 1, 0x5b, false);
 // `vcvttpd2dq`, `vcvttps2qq`, `vcvttpd2qq`
 pub const DOUBLE_TO_SHORT: Opcode = opcode(1, 1, 0xe6, true).of(Unit::Other);
 pub const SINGLE_TO_LONG: Opcode = evex(1, 1, 0x7a, false).of(Unit::Other);

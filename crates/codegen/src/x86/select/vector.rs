@@ -105,6 +105,17 @@ impl Selector<'_> {
                 });
             }
             Ssa::ToIntegerInRange => self.whole_into(d, operand(0), ty)?,
+            Ssa::ToIntegerOrLeast { nearest } => {
+                let x = self.reg(operand(0))?;
+                let op = if *nearest { SINGLE_TO_NEAREST } else { SINGLE_TO_SHORT };
+                self.emit(Inst::new(Op::Unary(op), d, &[x], w));
+            }
+            Ssa::TruncateSaturated if self.has_masks => {
+                let from = self.ty(operand(0));
+                let x = self.reg(operand(0))?;
+                let op = narrow_saturated(from.kind.bytes(), ty.kind.bytes());
+                self.emit(Inst::new(Op::Narrow(op), d, &[x], width(from)));
+            }
             Ssa::ExtendSigned | Ssa::ExtendUnsigned => self.widen_into(d, inst, ty)?,
             Ssa::Truncate => {
                 let x = self.reg(operand(0))?;
