@@ -375,7 +375,12 @@ impl PeerSpec {
             let reason = format!("{} computes {}, not {}", self.name, known.join(" and "), class.text());
             return Err(Unavailable::Unsupported { reason });
         }
-        if problem.dtype.is_half() && self.variant != Variant::Cublas(Precision::Full) {
+        let has_halves = match self.variant {
+            Variant::Cublas(precision) => precision == Precision::Full,
+            Variant::OneDnn => problem.dtype == DType::Bf16,
+            _ => false,
+        };
+        if problem.dtype.is_half() && !has_halves {
             let reason = "it is not measured on numbers of 16 bits".to_owned();
             return Err(Unavailable::Unsupported { reason });
         }

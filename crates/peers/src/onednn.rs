@@ -8,7 +8,7 @@
 //! takes the addend's place: it saves a pass over memory, and it means that runs without a load between them
 //! add up.
 //!
-//! f32, and products of 8-bit integers with 32-bit sums: these primitives have no f64 on CPUs.
+//! f32, bf16, and products of 8-bit integers with 32-bit sums: these primitives have no f64 on CPUs.
 //!
 //! # Source
 //!
@@ -37,6 +37,7 @@ pub(super) enum Algorithm {
 }
 
 const DNNL_CPU: c_int = 1;
+const DNNL_BF16: c_int = 2;
 const DNNL_F32: c_int = 3;
 const DNNL_S32: c_int = 4;
 const DNNL_S8: c_int = 5;
@@ -223,6 +224,7 @@ enum Operation {
 fn data_type(dtype: DType) -> Option<c_int> {
     match dtype {
         DType::F32 => Some(DNNL_F32),
+        DType::Bf16 => Some(DNNL_BF16),
         DType::I32 => Some(DNNL_S32),
         DType::I8 => Some(DNNL_S8),
         DType::U8 => Some(DNNL_U8),
@@ -307,6 +309,9 @@ impl Tensors {
     /// The tensors with the element types of a problem, all of which the library has.
     fn of_types(mut self, problem: &Problem) -> Option<Tensors> {
         self.dst.data_type = data_type(problem.dtype)?;
+        if problem.dtype.is_half() {
+            self.bias.data_type = self.dst.data_type;
+        }
         [self.src.data_type, self.weights.data_type] = [data_type(problem.factors[0])?, data_type(problem.factors[1])?];
         Some(self)
     }
@@ -639,7 +644,7 @@ impl Api {
                 (Function::Bias, _) if is_first && before.iter().all(|b| b.function() == Function::Add) => continue,
                 // The destination holds one addend.
                 (Function::Add, _) if is_first => {
-                    self.append_sum(post_ops)?;
+                    self.append_sum(post_ops, data_type(problem.dtype).expect("it is known"))?;
                     continue;
                 }
                 (Function::Relu, _) => (RELU, [0.0, 0.0]),
@@ -667,12 +672,12 @@ impl Api {
         Ok(attributes)
     }
 
-    fn append_sum(&self, post_ops: Handle) -> Result<(), Unavailable> {
+    fn append_sum(&self, post_ops: Handle, of: c_int) -> Result<(), Unavailable> {
         // SAFETY: the handle is the library's.
         let status = unsafe {
             match self.versioned {
                 Versioned::V2 { append_sum, .. } => append_sum(post_ops, 1.0),
-                Versioned::V3 { append_sum, .. } => append_sum(post_ops, 1.0, 0, DNNL_F32),
+                Versioned::V3 { append_sum, .. } => append_sum(post_ops, 1.0, 0, of),
             }
         };
         succeeded("dnnl_post_ops_append_sum", status)

@@ -254,6 +254,7 @@ fn prepare_halves<T: Number>(
 ) -> Result<Prepared<T>, Unavailable> {
     match spec.variant {
         Variant::Cublas(precision) => cublas::prepare(operands, means, precision),
+        Variant::OneDnn => onednn::prepare(operands, means, spec.layouts(&operands.problem), onednn::Algorithm::Direct),
         _ => panic!("a library without such numbers is not asked for them"),
     }
 }
@@ -404,6 +405,10 @@ pub(super) mod tests {
         "matmul:m=1,n=33,k=65,const=b",
         "matmul:m=17,n=33,k=66,dtype=u8i8",
         "dense:m=5,n=19,k=31,const=w,dtype=i8i8",
+        "matmul:m=17,n=33,k=66,dtype=bf16",
+        "dense:m=5,n=19,k=31,const=w,dtype=bf16,epilogue=bias+relu",
+        "conv2d:c=32,h=9,w=7,k=32,r=3,s=3,pad=1,const=w,layout=blocked,dtype=bf16",
+        "conv2d:n=2,c=5,h=9,w=7,k=6,r=3,s=3,pad=1,dtype=bf16,epilogue=bias+add+relu",
         "dense:m=5,n=19,k=31,const=w",
         "batch_matmul:b=3,m=7,n=9,k=11",
         "batch_matmul:b=3,m=7,n=9,k=11,ta=1",
@@ -492,6 +497,7 @@ pub(super) mod tests {
                         DType::F32 => checked::<f32>(spec, &workload, &data, threads, prepare),
                         DType::F64 => checked::<f64>(spec, &workload, &data, threads, prepare),
                         DType::I32 => checked::<i32>(spec, &workload, &data, threads, prepare_integers),
+                        DType::Bf16 => checked::<Bf16>(spec, &workload, &data, threads, prepare_halves),
                         other => panic!("{text}: no library is measured on {}", other.name()),
                     };
                     match checked {
