@@ -1,8 +1,8 @@
 //! Value expressions: what one element of a tensor is computed from.
 
 use crate::dtype::DType;
+use crate::ids::{BufferId, LoopId};
 use crate::index::Index;
-use crate::program::{BufferId, LoopId};
 
 /// A scalar expression.
 ///

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::program::LoopId;
+use crate::ids::LoopId;
 
 /// `constant + Σ coefficient · atom`, atoms sorted and distinct, coefficients non-zero.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -12,6 +12,7 @@ pub mod dot;
 pub mod dtype;
 pub mod expr;
 pub mod gpu;
+mod ids;
 pub mod index;
 pub mod interp;
 pub mod lower;

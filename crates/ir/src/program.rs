@@ -2,15 +2,8 @@
 
 use crate::dtype::DType;
 use crate::expr::{Cond, Expr, Node, ReduceOp};
+pub use crate::ids::{BufferId, LoopId};
 use crate::index::{Index, Ranges};
-
-/// A loop variable. Clones of a loop in disjoint places share it; nested loops never do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LoopId(pub u32);
-
-/// A buffer of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BufferId(pub u32);
 
 /// Memory that a buffer lives in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -21,11 +21,11 @@
 //! 10. Iterations of parallel, vectorized, block and thread loops do not touch each other's data: where one
 //!     iteration writes an element of a buffer that lives beyond the iteration, no other writes or reads it.
 //!     See [`find_race`].
-//! 11. A tensor core's loop is a product that one computes so: [`tensor::check`].
+//! 11. A tensor core's loop is a product that one computes so: [`products::check`].
 
 use crate::dependence::{Race, find_race};
 use crate::expr::{Cond, Expr, Subscript};
-use crate::gpu::tensor;
+use crate::gpu::products;
 use crate::index::{Atom, Index, Ranges};
 use crate::interp::{IterationPoint, list};
 use crate::program::{BufferId, Loop, LoopKind, OpenSize, Part, Program, Role, Stmt};
@@ -488,7 +488,7 @@ impl<'a> Checker<'a> {
                 }
             }
             LoopKind::Tensor(how) => {
-                tensor::check(self.program, l, how, &self.known.ranges)
+                products::check(self.program, l, how, &self.known.ranges)
                     .map_err(|why| VerifyError::TileProduct { var: name(), why })?;
             }
             LoopKind::Serial | LoopKind::Parallel | LoopKind::Unrolled => {}

@@ -9,87 +9,17 @@
 //! barrier between any two of them; here one stands only where accesses may meet.
 
 use crate::dependence::are_disjoint;
-use crate::expr::{Cond, Expr};
+use crate::expr::Cond;
+use crate::gpu::item::{Item, Region, each_region, relocate};
+use crate::gpu::map_error::MapError;
 use crate::gpu::private::separate;
-use crate::gpu::tensor::require_warps;
+use crate::gpu::products::require_warps;
 use crate::gpu::{GpuProgram, Kernel};
 use crate::index::{Atom, Index, Ranges};
 use crate::lower::{promote_registers, simplify_block, unroll_block};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::{cond_to_string, index_to_string};
 use std::collections::BTreeSet;
-use thiserror::Error;
-
-/// Reason why a program cannot become kernels. The fault of its schedule.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum MapError {
-    /// A block loop inside another loop or beside other statements.
-    #[error("block loop `{name}` stands inside `{around}`: block loops must be outermost, one directly in the other")]
-    BlockInside {
-        /// The loop.
-        name: String,
-        /// Kind of the loop around.
-        around: String,
-    },
-    /// A block loop of varying extent, or a thread loop without a constant bound.
-    #[error("loop `{name}` is bound to {axis}, but its extent {extent} has no constant bound (split it by a constant)")]
-    Extent {
-        /// The loop.
-        name: String,
-        /// The axis.
-        axis: &'static str,
-        /// Extent of the loop.
-        extent: String,
-    },
-    /// A loop with thread loops inside that some threads leave before others.
-    #[error(
-        "loop `{name}` has thread loops inside, but runs {extent} times, which differs from thread to thread \
-         (move it outside of the thread loop around it)"
-    )]
-    UnevenLoop {
-        /// The loop.
-        name: String,
-        /// Extent of the loop.
-        extent: String,
-    },
-    /// A condition with thread loops inside that is not about indices.
-    #[error("thread loops stand under `if {cond}`, which depends on values (move the condition into the thread loops)")]
-    ValueCondition {
-        /// The condition.
-        cond: String,
-    },
-    /// A private buffer that several threads use.
-    #[error(
-        "threads share `{buffer}`, which is in {scope} memory: {subscripts} do not keep those of {axis} apart \
-         (stage it as shared, or lay it out by thread)"
-    )]
-    NotSeparable {
-        /// The buffer.
-        buffer: String,
-        /// Scope of the buffer.
-        scope: &'static str,
-        /// Subscripts of accesses.
-        subscripts: String,
-        /// The axis.
-        axis: &'static str,
-    },
-    /// A product of tiles that no warp computes together.
-    #[error("warps cannot compute the product of tiles over loop `{name}`: {why} (bind and divide loops as tiles ask)")]
-    TileProduct {
-        /// The loop over the steps of its sum.
-        name: String,
-        /// Reason why it is not such a product.
-        why: &'static str,
-    },
-    /// A shared buffer that each thread has one of.
-    #[error("`{buffer}` is shared by a block, but is allocated inside thread loop `{name}` (stage it further out)")]
-    SharedInThread {
-        /// The buffer.
-        buffer: String,
-        /// The loop.
-        name: String,
-    },
-}
 
 /// Makes kernels of a scheduled program, ready for code to be printed: loops that are to be unrolled are,
 /// with guards where their extents vary, and small private buffers are registers.
@@ -131,26 +61,6 @@ struct Inside {
     region: usize,
     /// The innermost thread loop's name.
     name: String,
-}
-
-/// Statements that a thread runs between two synchronization points.
-pub(super) struct Region {
-    /// The thread axes that it is spread over; of others the first thread runs it.
-    pub axes: [bool; 3],
-    guards: Vec<Cond>,
-    /// Entry of a thread loop that it belongs to.
-    region: usize,
-    pub stmts: Vec<Stmt>,
-}
-
-/// A kernel's body, in terms of what all threads do alike.
-pub(super) enum Item {
-    Loop { head: Loop, body: Vec<Item> },
-    If { cond: Cond, then: Vec<Item>, otherwise: Vec<Item> },
-    Alloc(BufferId, [bool; 3]),
-    Region(Region),
-    Barrier,
-    Wait(u8),
 }
 
 struct Mapper {
@@ -306,29 +216,6 @@ impl Mapper {
 /// The name with a number behind it that makes it free.
 fn new_name(name: &str, free: impl Fn(&str) -> bool) -> String {
     (1..).map(|n| format!("{name}.{n}")).find(|name| free(name)).expect("some number is free")
-}
-
-/// Every access to a buffer, allocation included, with another buffer and other subscripts.
-pub(crate) fn relocate(
-    stmt: Stmt,
-    from: BufferId,
-    to: BufferId,
-    place: &mut dyn FnMut(&[Index]) -> Vec<Index>,
-) -> Stmt {
-    let mut stmt = match stmt {
-        Stmt::Alloc(b) if b == from => Stmt::Alloc(to),
-        other => other.map_own_loads(&mut |b, index| (b == from).then(|| Expr::Load(to, place(index)))),
-    };
-    if let Stmt::Store { buffer, index, .. } | Stmt::Update { buffer, index, .. } | Stmt::Prefetch { buffer, index, .. } =
-        &mut stmt
-        && *buffer == from
-    {
-        (*buffer, *index) = (to, place(index));
-    }
-    for block in stmt.blocks_mut() {
-        *block = std::mem::take(block).into_iter().map(|s| relocate(s, from, to, place)).collect();
-    }
-    stmt
 }
 
 /// State of mapping one loop nest to a kernel.
@@ -721,24 +608,6 @@ fn add(accesses: &mut Vec<Access>, access: Access) {
     if !accesses.contains(&access) {
         accesses.push(access);
     }
-}
-
-/// Calls `visit` for every region, with the loops around it.
-pub(super) fn each_region(items: &mut [Item], visit: &mut dyn FnMut(&mut Region, &Ranges)) {
-    fn walk(items: &mut [Item], ranges: &mut Ranges, visit: &mut dyn FnMut(&mut Region, &Ranges)) {
-        for item in items {
-            match item {
-                Item::Loop { head, body } => ranges.inside(head.var, &head.extent, |ranges| walk(body, ranges, visit)),
-                Item::If { then, otherwise, .. } => {
-                    walk(then, ranges, visit);
-                    walk(otherwise, ranges, visit);
-                }
-                Item::Region(region) => visit(region, ranges),
-                Item::Alloc(..) | Item::Barrier | Item::Wait(_) => {}
-            }
-        }
-    }
-    walk(items, &mut Ranges::default(), visit);
 }
 
 /// The statements of a kernel.

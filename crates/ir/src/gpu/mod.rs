@@ -23,15 +23,19 @@ mod abi;
 pub mod bulk;
 pub mod cluster;
 pub mod copier;
+mod item;
+mod map_error;
 mod map_threads;
 mod private;
+pub mod products;
 pub mod simt;
 pub mod tensor;
 pub mod warpgroup;
 
 pub use abi::Abi;
-pub(crate) use map_threads::relocate;
-pub use map_threads::{MapError, lower_gpu};
+pub(crate) use item::relocate;
+pub use map_error::MapError;
+pub use map_threads::lower_gpu;
 pub use tensor::TileProduct;
 pub use warpgroup::GroupProduct;
 

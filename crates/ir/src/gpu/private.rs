@@ -6,7 +6,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::gpu::map_threads::{Item, MapError, each_region, relocate};
+use crate::gpu::item::{Item, each_region, relocate};
+use crate::gpu::map_error::MapError;
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
 use crate::text::index_to_string;

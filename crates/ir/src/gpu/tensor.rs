@@ -20,12 +20,10 @@
 //! That is what each thread would compute by itself, and all that a program says. Which factors a thread
 //! loads for the others of its warp is the code generator's affair.
 
-use super::{GroupProduct, Kernel};
-use crate::dot;
 use crate::dtype::DType;
-use crate::expr::{BinaryOp, Cond, Expr, Node, ReduceOp};
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt, Tensor};
+use crate::program::{BufferId, Loop, LoopId, Program, Stmt, Tensor};
 
 /// Bytes that a tile has along the sum.
 const STEP_BYTES: i64 = 32;
@@ -96,7 +94,13 @@ impl TileProduct {
     }
 
     /// Whether the threads of a warp may compute it together, each its part.
-    fn require_warp(&self, x: LoopId, y: LoopId, program: &Program, ranges: &Ranges) -> Result<(), &'static str> {
+    pub(super) fn require_warp(
+        &self,
+        x: LoopId,
+        y: LoopId,
+        program: &Program,
+        ranges: &Ranges,
+    ) -> Result<(), &'static str> {
         let uses = |index: &[Index], var: LoopId| index.iter().any(|i| ranges.simplify(i).uses(var));
         if self.rows.1.iter().any(|index| uses(index, x)) {
             return Err("factors of rows differ along thread.x");
@@ -113,18 +117,6 @@ impl TileProduct {
             Some(_) => Ok(()),
             None => Err("a thread's two columns are not a fixed distance apart"),
         }
-    }
-}
-
-/// Checks that a loop is a product of this kind.
-///
-/// # Errors
-/// The reason why the loop is no such product.
-pub fn check(program: &Program, l: &Loop, how: Tensor, ranges: &Ranges) -> Result<(), &'static str> {
-    match how {
-        Tensor::Dot4 | Tensor::Dot2 => dot::check(program, l, how, &mut ranges.clone()),
-        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves => TileProduct::of(program, l, how).map(drop),
-        Tensor::Wgmma | Tensor::Wgmmax3 => GroupProduct::of(program, l, how).map(drop),
     }
 }
 
@@ -212,78 +204,10 @@ fn repeat(block: &[Stmt], most: i64, out: &mut Vec<Update>) -> Result<(), &'stat
     Ok(())
 }
 
-/// Whether warps compute the products of tiles in a kernel, all threads of each together.
-///
-/// # Errors
-/// The loop of one that they do not, and why.
-pub(super) fn require_warps(program: &Program, kernel: &Kernel) -> Result<(), (LoopId, &'static str)> {
-    in_block(program, kernel, &kernel.body, [true; 2], &mut kernel.ranges())
-}
-
 /// The variables of a warp's threads along x and y, where the threads of a block are in warps so.
 pub fn warp(threads: &[Option<(LoopId, i64)>; 3]) -> Option<[LoopId; 2]> {
     match threads {
         [Some((x, nx)), Some((y, ny)), _] if [*nx, *ny] == WARP => Some([*x, *y]),
         _ => None,
     }
-}
-
-/// Checks the products of a block; `together`: whether all threads of a warp, and all of a warpgroup, reach
-/// it.
-fn in_block(
-    program: &Program,
-    kernel: &Kernel,
-    block: &[Stmt],
-    together: [bool; 2],
-    ranges: &mut Ranges,
-) -> Result<(), (LoopId, &'static str)> {
-    let axes = kernel.threads.map(|axis| axis.map(|(var, _)| var));
-    let parts = |uses: &dyn Fn(LoopId) -> bool| {
-        let [x, y, z] = axes.map(|var| var.is_some_and(uses));
-        [x || y, x || y || z]
-    };
-    for stmt in block {
-        let mut together = together;
-        if let Stmt::For(l) = stmt {
-            if let LoopKind::Tensor(how) = l.kind
-                && how.dot_steps().is_none()
-            {
-                let fail = |why| (l.var, why);
-                let [of_warp, of_group] = together;
-                if !if how.is_of_groups() { of_group } else { of_warp } {
-                    return Err(fail(
-                        "it stands under a condition that divides a warp, or warps that multiply together",
-                    ));
-                }
-                let [x, y] =
-                    warp(&kernel.threads).ok_or(fail("a warp has 4 threads along thread.x and 8 along thread.y"))?;
-                let require = |ranges: &mut Ranges| match how {
-                    Tensor::Wgmma | Tensor::Wgmmax3 => {
-                        GroupProduct::of(program, l, how)?.require_group(program, kernel, ranges)
-                    }
-                    Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves | Tensor::Dot4 | Tensor::Dot2 => {
-                        TileProduct::of(program, l, how)?.require_warp(x, y, program, ranges)
-                    }
-                };
-                ranges.inside(l.var, &l.extent, require).map_err(fail)?;
-                continue;
-            }
-            let parted = parts(&|var| l.extent.uses(var));
-            together = [0, 1].map(|of| together[of] && !parted[of]);
-        }
-        if let Stmt::If { cond, .. } = stmt {
-            let mut on_values = false;
-            Node::Cond(cond).walk(&mut |node| on_values |= matches!(node, Node::Cond(Cond::Less(..))));
-            let parted = parts(&|var| cond.uses(var));
-            together = [0, 1].map(|of| together[of] && !on_values && !parted[of]);
-        }
-        let mut done = Ok(());
-        stmt.each_block(ranges, |block, ranges| {
-            if done.is_ok() {
-                done = in_block(program, kernel, block, together, ranges);
-            }
-        });
-        done?;
-    }
-    Ok(())
 }

@@ -3,7 +3,7 @@
 use super::Illegal;
 use super::dependence::require_independent;
 use super::tree::{edit_loops, loop_id, loops_around, require_serial};
-use crate::gpu::tensor;
+use crate::gpu::products;
 use crate::index::Ranges;
 use crate::program::{Loop, LoopKind, Program, Stmt, Tensor};
 use crate::text::index_to_string;
@@ -51,7 +51,7 @@ pub fn bind(program: &mut Program, target: &str, axis: LoopKind) -> Result<(), I
 pub fn tensorize(program: &mut Program, target: &str, how: Tensor) -> Result<(), Illegal> {
     set_kind(program, target, LoopKind::Tensor(how), &|names, l, ranges| {
         let no_product = |why: &str| Illegal::Body { target: target.to_owned(), why: why.to_owned() };
-        tensor::check(names, l, how, ranges).map_err(no_product)
+        products::check(names, l, how, ranges).map_err(no_product)
     })
 }
 

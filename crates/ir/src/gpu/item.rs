@@ -1,0 +1,69 @@
+//! Kernel bodies while threads are mapped: loops and conditions that all threads of a block share, and the
+//! regions between two places where threads may have to wait for each other.
+
+use crate::expr::{Cond, Expr};
+use crate::index::{Index, Ranges};
+use crate::program::{BufferId, Loop, Stmt};
+
+/// Statements that a thread runs between two synchronization points.
+pub(super) struct Region {
+    /// The thread axes that it is spread over; of others the first thread runs it.
+    pub axes: [bool; 3],
+    /// Conditions under which a thread runs it.
+    pub guards: Vec<Cond>,
+    /// Entry of a thread loop that it belongs to.
+    pub region: usize,
+    /// The statements.
+    pub stmts: Vec<Stmt>,
+}
+
+/// A kernel's body, in terms of what all threads do alike.
+pub(super) enum Item {
+    Loop { head: Loop, body: Vec<Item> },
+    If { cond: Cond, then: Vec<Item>, otherwise: Vec<Item> },
+    Alloc(BufferId, [bool; 3]),
+    Region(Region),
+    Barrier,
+    Wait(u8),
+}
+
+/// Calls `visit` for every region, with the loops around it.
+pub(super) fn each_region(items: &mut [Item], visit: &mut dyn FnMut(&mut Region, &Ranges)) {
+    fn walk(items: &mut [Item], ranges: &mut Ranges, visit: &mut dyn FnMut(&mut Region, &Ranges)) {
+        for item in items {
+            match item {
+                Item::Loop { head, body } => ranges.inside(head.var, &head.extent, |ranges| walk(body, ranges, visit)),
+                Item::If { then, otherwise, .. } => {
+                    walk(then, ranges, visit);
+                    walk(otherwise, ranges, visit);
+                }
+                Item::Region(region) => visit(region, ranges),
+                Item::Alloc(..) | Item::Barrier | Item::Wait(_) => {}
+            }
+        }
+    }
+    walk(items, &mut Ranges::default(), visit);
+}
+
+/// Rewrites every access to a buffer, allocation included, to another buffer and other subscripts.
+pub(crate) fn relocate(
+    stmt: Stmt,
+    from: BufferId,
+    to: BufferId,
+    place: &mut dyn FnMut(&[Index]) -> Vec<Index>,
+) -> Stmt {
+    let mut stmt = match stmt {
+        Stmt::Alloc(b) if b == from => Stmt::Alloc(to),
+        other => other.map_own_loads(&mut |b, index| (b == from).then(|| Expr::Load(to, place(index)))),
+    };
+    if let Stmt::Store { buffer, index, .. } | Stmt::Update { buffer, index, .. } | Stmt::Prefetch { buffer, index, .. } =
+        &mut stmt
+        && *buffer == from
+    {
+        (*buffer, *index) = (to, place(index));
+    }
+    for block in stmt.blocks_mut() {
+        *block = std::mem::take(block).into_iter().map(|s| relocate(s, from, to, place)).collect();
+    }
+    stmt
+}
