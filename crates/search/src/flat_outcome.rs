@@ -1,8 +1,8 @@
 //! Outcomes as tables and files keep them.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::objectives::OtherCosts;
+use crate::other_costs::OtherCosts;
 use crate::trial::{ErrorClass, Outcome, Timing};
 
 /// An [`Outcome`] as one flat set of optional fields, the form that JSON and SQL share.
@@ -74,5 +74,17 @@ impl TryFrom<FlatOutcome> for Outcome {
             stopped_early: flat.stopped_early.unwrap_or(false),
             others: OtherCosts::new(&flat.other_costs).map_err(|error| format!("other_costs: {error}"))?,
         }))
+    }
+}
+
+impl Serialize for Outcome {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        FlatOutcome::from(self.clone()).serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Outcome {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Outcome, D::Error> {
+        Outcome::try_from(FlatOutcome::deserialize(from)?).map_err(de::Error::custom)
     }
 }

@@ -51,6 +51,7 @@ mod flat_outcome;
 mod importance;
 mod measure;
 mod objectives;
+mod other_costs;
 mod outlook;
 pub mod pause;
 mod replay;
@@ -67,7 +68,8 @@ pub use measure::{
     BoxError, Candidate, Conditions, Describe, Machine, Measure, Measured, Next, Queue, RaceLimits, Seconds, Standing,
     Subject,
 };
-pub use objectives::{Chebyshev, CostError, OtherCosts, pareto_set};
+pub use objectives::{Chebyshev, pareto_set};
+pub use other_costs::{CostError, OtherCosts};
 pub use outlook::expected_gain;
 pub use replay::{AtBudget, RecordedSpace, Replay, ReplayPlan};
 pub use search::{

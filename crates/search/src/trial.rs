@@ -4,8 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::flat_outcome::FlatOutcome;
-use crate::objectives::OtherCosts;
+use crate::other_costs::OtherCosts;
 use crate::space::Config;
 
 /// Classes of failures of a trial. With "no error", which is [`Outcome::Measured`], these are the nine
@@ -175,8 +174,7 @@ pub fn quantile(sorted: &[f64], q: f64) -> f64 {
 }
 
 /// Outcome of a trial.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(into = "FlatOutcome", try_from = "FlatOutcome")]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// A success: it compiled, ran, gave the right answer and was timed.
     Measured(Timing),
