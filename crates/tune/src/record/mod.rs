@@ -3,15 +3,19 @@
 mod fleet;
 mod lines;
 mod store;
+mod store_error;
 mod validator;
+mod winner;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tilewright_search::{Conditions, ConfigError, Limit, Outcome, Seconds, Space, Trial};
 
 pub use lines::{Line, RecordError, read_lines};
-pub use store::{Best, Exported, Imported, Store, StoreError, Validators, Winner};
+pub use store::{Best, Exported, Imported, Store, Validators};
+pub use store_error::StoreError;
 pub use validator::{PassedOver, RejectReason, Validator, least_ns};
+pub use winner::Winner;
 
 /// Key of the trials of one space on one machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -4,14 +4,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, BufRead, Write};
 use std::time::{Duration, Instant};
 
-use rusqlite::{
-    Connection, ErrorCode, MAIN_DB, OptionalExtension, Row, Transaction, TransactionBehavior, named_params, params,
-};
-use serde::{Deserialize, Serialize};
+use rusqlite::{Connection, MAIN_DB, OptionalExtension, Row, Transaction, TransactionBehavior, named_params, params};
 use serde_json::Value as Json;
 use tilewright_ir::op::Workload;
 use tilewright_search::{Conditions, FlatOutcome, Limit, Outcome, Seconds};
 
+use super::store_error::{BUSY_TIMEOUT, StoreError};
+use super::winner::Winner;
 use super::{Line, PassedOver, Record, RejectReason, RunTime, TaskKey, Validator, read_lines};
 use crate::Error;
 
@@ -19,8 +18,6 @@ use crate::Error;
 const APPLICATION_ID: i32 = 0x544c_5752;
 /// The version of the schema below.
 const SCHEMA_VERSION: i32 = 1;
-/// Timeout of the wait for another process that is writing.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Texts that are the same for all trials of a run are kept once, in `tasks`. Failures have no median, and so
 /// no place in the index that answers which trial is best.
@@ -150,136 +147,6 @@ INSERT OR REPLACE INTO winners
     (task, config, median_ns, margin, runner_up, gflops, verified, version, toolchain, unix_time, imported, spread,
     last_trial)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, (SELECT coalesce(max(id), 0) FROM trials WHERE task = ?1))";
-
-/// Reason why a store cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The file is something else.
-    #[error("not a database")]
-    NotADatabase,
-    /// The file is a database of another program.
-    #[error("a database of another program (application id {application_id:#x})")]
-    Foreign {
-        /// The mark of that program; 0 where it sets none.
-        application_id: i32,
-    },
-    /// A file that a later version wrote.
-    #[error("schema version {found}; this version knows up to {known}")]
-    NewerSchema {
-        /// The version of the file.
-        found: i32,
-        /// The latest version known.
-        known: i32,
-    },
-    /// The file, its folder or the connection does not allow writing.
-    #[error("not writable")]
-    ReadOnly,
-    /// No space is left.
-    #[error("disk or database full")]
-    Full,
-    /// Another process held the file for longer than we wait.
-    #[error("locked by another process for {} s", .waited.as_secs())]
-    Busy {
-        /// Time that was waited.
-        waited: Duration,
-    },
-    /// The file is damaged.
-    #[error("damaged: {0}")]
-    Damaged(String),
-    /// The file is no longer where it was opened: what is written to it is lost.
-    #[error("deleted, moved or replaced while it was in use: what was recorded since is not in it")]
-    Gone,
-    /// The records could not be written out.
-    #[error("cannot write: {0}")]
-    Write(#[source] io::Error),
-    /// Any other failure of the database.
-    #[error("{0}")]
-    Sqlite(#[source] rusqlite::Error),
-}
-
-impl From<rusqlite::Error> for StoreError {
-    fn from(error: rusqlite::Error) -> StoreError {
-        match error.sqlite_error_code() {
-            Some(ErrorCode::NotADatabase) => StoreError::NotADatabase,
-            Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => StoreError::ReadOnly,
-            Some(ErrorCode::DiskFull) => StoreError::Full,
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Busy { waited: BUSY_TIMEOUT },
-            Some(ErrorCode::DatabaseCorrupt) => StoreError::Damaged(error.to_string()),
-            _ => StoreError::Sqlite(error),
-        }
-    }
-}
-
-/// The configuration that a run confirmed at its end by measuring the leading candidates against each other.
-/// As JSON it goes with the record of its trial, without what that says already.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Winner {
-    /// Workload, as in [`Record`].
-    #[serde(skip)]
-    pub workload: String,
-    /// Target, as in [`Record`].
-    #[serde(skip)]
-    pub target: String,
-    /// Template, as in [`Record`].
-    #[serde(skip)]
-    pub template: String,
-    /// Threads, as in [`Record`].
-    #[serde(skip)]
-    pub threads: u32,
-    /// Configuration, as in [`Record`].
-    #[serde(skip)]
-    pub config: Json,
-    /// Median of the race's measurements, in nanoseconds.
-    pub median_ns: f64,
-    /// Margin to the runner-up, as a share of the own median; `None` where there was no other candidate.
-    pub margin: Option<f64>,
-    /// Spread of the rounds of it and of the runner-up, relative to their medians, where it is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spread: Option<f64>,
-    /// The configuration of the runner-up.
-    pub runner_up: Option<Json>,
-    /// Throughput at the median, in 10^9 floating-point operations a second.
-    pub gflops: f64,
-    /// Whether its output was compared with the reference when it was measured again.
-    pub verified: bool,
-    /// Version, as in [`Record`].
-    pub version: String,
-    /// Toolchain, as in [`Record`].
-    pub toolchain: String,
-    /// Time of the measurement, as in [`Record`].
-    pub unix_time: u64,
-    /// Whether it was imported, as in [`Record`].
-    #[serde(skip)]
-    pub is_imported: bool,
-}
-
-impl Winner {
-    /// Refuses winners that no version writes, and numbers that JSON cannot express.
-    ///
-    /// # Errors
-    /// What it is, in one line.
-    pub(super) fn check(&self) -> Result<(), String> {
-        if !(self.median_ns > 0.0 && self.median_ns.is_finite()) {
-            return Err(format!("winner: median_ns {} is not a positive number", self.median_ns));
-        }
-        // Nobody counts the operations of a command.
-        if !(self.gflops >= 0.0 && self.gflops.is_finite()) {
-            return Err(format!("winner: gflops {} is not a number of at least 0", self.gflops));
-        }
-        for (name, number) in [("margin", self.margin), ("spread", self.spread)] {
-            if let Some(number) = number.filter(|number| !number.is_finite()) {
-                return Err(format!("winner: {name} {number} is not a number"));
-            }
-        }
-        Ok(())
-    }
-
-    /// The winner as the configuration of this record.
-    pub(crate) fn of(self, record: &Record) -> Winner {
-        let Record { workload, target, template, threads, config, .. } = record.clone();
-        Winner { workload, target, template, threads, config, ..self }
-    }
-}
 
 /// The best that is known of a workload on a target with some number of threads.
 #[derive(Debug, Clone, PartialEq)]
