@@ -8,7 +8,8 @@ use fnv::FnvHasher;
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Buffer, DType, OpenSize, Part, Program, Role, Target};
 
-use crate::generate::{ARGUMENT_ALIGN, cpu, plan};
+use crate::align::ARGUMENT_ALIGN;
+use crate::generate::{cpu, plan};
 use crate::{CompileError, ScratchLayout, scratch_layout};
 
 /// Result of exported functions on success.

@@ -37,6 +37,7 @@ use tilewright_ir::{
 };
 
 use crate::CompileError;
+use crate::align::{ARGUMENT_ALIGN, ArgumentAlign};
 use crate::map::Map;
 use crate::ssa::build::Builder;
 use crate::ssa::{BlockId, Buffer, Compare, Cpu, FunctionId, Id, Linkage, Module, Op, Type};
@@ -45,19 +46,6 @@ use export::{Entry, Guard};
 use memory::LoadKey;
 use plan::{Chunk, Known, Piece, Plan, TemporaryMemory, Vectors};
 use unit::{Segment, Units, Uses};
-
-/// Buffers are aligned to at least this many bytes, but for arguments where a caller says less.
-pub const ARGUMENT_ALIGN: u64 = 64;
-
-/// Alignment of the arguments of a kernel. Kept buffers and scratch memory are always aligned to 64 bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ArgumentAlign {
-    /// 64 bytes, a cache line.
-    #[default]
-    Lines,
-    /// The size of an element, as for a part of a tensor, or for memory of other programs.
-    Elements,
-}
 
 /// Stores to memory after which a basic block ends, where a statement does.
 ///

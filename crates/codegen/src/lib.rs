@@ -25,6 +25,7 @@
 //! [`export`] makes an object for programs of others: its functions have names of their own, check what they
 //! are given, and return a code; an [`Interface`] says all about them, as a C header too.
 
+mod align;
 #[cfg(all(target_arch = "x86_64", any(test, not(feature = "llvm"))))]
 mod cpu_name;
 mod elsewhere;
@@ -55,10 +56,10 @@ use generate::Options;
 use generate::plan::{self, Plan};
 use generate::unit::{Units, Uses};
 
+pub use align::{ARGUMENT_ALIGN, ArgumentAlign};
 pub use elsewhere::{Address, Image, Object};
 pub use export::{Argument, Interface, dlpack};
 pub use generate::plan::{SCRATCH_ALIGN, ScratchLayout};
-pub use generate::{ARGUMENT_ALIGN, ArgumentAlign};
 pub use gpu::{GpuModule, compile_gpu, emit_gpu};
 pub use llvm::{host_cpu, llvm_version};
 pub use opencl::opencl_c;

@@ -12,7 +12,7 @@ use object::{Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTar
 use tilewright_ir::target::Arch;
 
 use crate::CompileError;
-use crate::x86::Image;
+use crate::x86::{Image, PAGE};
 
 /// Machine code that can be called.
 pub struct Code {
@@ -86,9 +86,6 @@ pub fn external(name: &str) -> Option<usize> {
         _ => return None,
     })
 }
-
-/// Code and constants are laid out in pages of their own.
-pub const PAGE: usize = 4096;
 
 /// A jump to an external function, with its address behind.
 const STUB_BYTES: usize = 24;

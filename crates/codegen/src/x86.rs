@@ -17,11 +17,13 @@ mod tests;
 use tilewright_ir::Target;
 use tilewright_ir::target::Arch;
 
-use crate::loader::PAGE;
 use crate::ssa::{self, Linkage, Module};
 use encode::{Assembler, Target as Field};
 use regalloc::Registers;
 use select::Pool;
+
+/// Size of the pages in which code and constants are laid out, in bytes.
+pub const PAGE: usize = 4096;
 
 /// Code and constants of a module, before they have an address: the same in every process.
 #[derive(Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use crate::generate::ARGUMENT_ALIGN;
+use crate::align::ARGUMENT_ALIGN;
 
 use super::{
     Buffer, Constant, Def, Function, Global, Id, Instruction, Kind, Linkage, Module, Op, Parameter, Space, Type,
