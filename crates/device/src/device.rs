@@ -30,9 +30,9 @@ use tilewright_search::{
     BoxError, Candidate, Conditions, Limits, Machine, Measure, Measured, Next, RaceLimits, Standing, pause,
 };
 
+pub use crate::timing::Round;
 pub use crate::workers::WorkerCommand;
 pub use race::Racer;
-pub use scheduler::Round;
 
 /// Samples that a trial has at least: a disturbance outlasts a second one, and another candidate tells more.
 const SAMPLES_OF_TRIAL: u32 = 1;

@@ -6,10 +6,20 @@
 //! than [`LONG_NS`] tell that early, and from them the time is taken off that cold caches
 //! ([`COLD_NS_A_BYTE`]) and waiting for a core ([`WAIT_NS`]) may have cost.
 
-use crate::device::Round;
+use std::time::Duration;
+
 use crate::pace::Variation;
 use crate::protocol::{Caches, Plan};
 use crate::stopwatch::{MOST_TRIES, time_ns};
+
+/// Least extent of a candidate's runs in a round of a race.
+#[derive(Debug, Clone, Copy)]
+pub struct Round {
+    /// Time of the runs together.
+    pub time: Duration,
+    /// Samples of a long kernel, after a run that warms up; that may itself be the sample where one will do.
+    pub min_samples: u32,
+}
 
 /// A shorter sample averages several runs, so that reading the clock and looking at the pace do not count.
 const MIN_SAMPLE_NS: f64 = 100_000.0;

@@ -3,7 +3,7 @@
 use regex_lite::{Regex, RegexBuilder};
 use tilewright_search::{ErrorClass, OtherCosts, Timing};
 
-use super::process::Run;
+use super::program_run::ProgramRun;
 use crate::kernel::Answer;
 
 /// Metric of a command. Searches minimise: of a number to be maximised they see the reciprocal.
@@ -126,7 +126,7 @@ impl Objectives {
     ///
     /// # Errors
     /// If it says none of one.
-    pub(super) fn samples(&self, run: &Run) -> Result<Vec<Vec<f64>>, (ErrorClass, String)> {
+    pub(super) fn samples(&self, run: &ProgramRun) -> Result<Vec<Vec<f64>>, (ErrorClass, String)> {
         let samples = |(at, of): (usize, &Objective)| {
             let named = |(class, message)| match self.is_several() {
                 true => (class, format!("{}: {message}", of.name)),
@@ -244,7 +244,7 @@ impl Metric {
     ///
     /// # Errors
     /// If it says none.
-    pub(super) fn samples_ns(&self, run: &Run, at: usize) -> Result<Vec<f64>, (ErrorClass, String)> {
+    pub(super) fn samples_ns(&self, run: &ProgramRun, at: usize) -> Result<Vec<f64>, (ErrorClass, String)> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         match self {
             Metric::Wall => Ok(vec![run.wall_s * 1e9]),

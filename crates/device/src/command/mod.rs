@@ -8,6 +8,7 @@
 mod keeper;
 mod metric;
 mod process;
+mod program_run;
 mod template;
 
 use std::collections::{HashMap, VecDeque};
@@ -28,7 +29,8 @@ use tilewright_search::{
 use crate::folder::Folder;
 use crate::{host, kernel};
 pub use metric::{Metric, MetricError, Objective, Objectives};
-use process::{End, Helper, MOST_OUTPUT, Run, Setting};
+use process::{Helper, MOST_OUTPUT, Setting};
+use program_run::{ProgramEnd, ProgramRun};
 pub use template::{Invocation, Template, TemplateError};
 
 /// The name of the place for the folder of a build.
@@ -205,7 +207,7 @@ pub fn sample(
     };
     let run = process::run(invocation, &setting);
     match run.end {
-        End::GivenUp => Ok(None),
+        ProgramEnd::GivenUp => Ok(None),
         _ if !run.is_success() => Err(run.complaint(what)),
         _ => match metric.samples_ns(&run, 0) {
             Ok(samples) => Ok(samples.first().copied()),
@@ -328,7 +330,7 @@ impl Shared {
     }
 
     /// Runs a program, or has a process of ours do its work that stays for more.
-    fn run(&self, invocation: &Invocation, setting: &Setting) -> Run {
+    fn run(&self, invocation: &Invocation, setting: &Setting) -> ProgramRun {
         let Some(n_words) = invocation.stays_after else { return process::run(invocation, setting) };
         let (words, request) = invocation.words.split_at(n_words);
         let known = {
@@ -339,7 +341,8 @@ impl Shared {
         let take = |helper: Helper| {
             let work = helper.take(request, setting);
             // What others have left in a process is no fault of this one.
-            let is_doubtful = work.is_doubtful && !work.run.is_success() && matches!(work.run.end, End::Ended(_));
+            let is_doubtful =
+                work.is_doubtful && !work.run.is_success() && matches!(work.run.end, ProgramEnd::Ended(_));
             if !is_doubtful {
                 let helper = work.helper.map(|helper| (words.to_vec(), setting.cpus.to_vec(), helper));
                 self.helpers().extend(helper);
@@ -350,7 +353,7 @@ impl Shared {
             Some((run, false)) => run,
             _ => match Helper::start(words, setting) {
                 Ok(helper) => take(helper).0,
-                Err(error) => Run::not_started(words, error),
+                Err(error) => ProgramRun::not_started(words, error),
             },
         }
     }
@@ -412,16 +415,17 @@ impl Shared {
             return Ok(());
         }
         let message = run.complaint(&format!("the build, {},", invocation.words[0]));
-        let said = self.options.objectives.leading().failure(&run.output).filter(|_| matches!(run.end, End::Ended(_)));
+        let said =
+            self.options.objectives.leading().failure(&run.output).filter(|_| matches!(run.end, ProgramEnd::Ended(_)));
         if let Some((class, message)) = said {
             return Err(Failure::new(class, message));
         }
         Err(match run.end {
-            End::TimedOut => Failure {
+            ProgramEnd::TimedOut => Failure {
                 limit: Some(Limit::BuildS(timeout.as_secs_f64())),
                 ..Failure::new(ErrorClass::BuildTimeout, message)
             },
-            End::NotStarted(..) => Failure::new(ErrorClass::InstantiationError, message),
+            ProgramEnd::NotStarted(..) => Failure::new(ErrorClass::InstantiationError, message),
             _ => Failure::new(ErrorClass::CompileErrorHost, message),
         })
     }
@@ -603,24 +607,24 @@ impl Shared {
     }
 
     /// Whether a run came to its end as it should.
-    fn judge(&self, run: &Run, timeout: Duration) -> Result<(), Failure> {
+    fn judge(&self, run: &ProgramRun, timeout: Duration) -> Result<(), Failure> {
         let message = || run.complaint("the command");
         match &run.end {
-            End::Ended(status) if status.success() => Ok(()),
-            End::Ended(_) => Err(match self.options.objectives.leading().failure(&run.output) {
+            ProgramEnd::Ended(status) if status.success() => Ok(()),
+            ProgramEnd::Ended(_) => Err(match self.options.objectives.leading().failure(&run.output) {
                 Some((class, message)) => Failure::new(class, message),
                 None => Failure::new(ErrorClass::RuntimeError, message()),
             }),
-            End::TimedOut if timeout < self.options.run_timeout => Err(Failure::new(
+            ProgramEnd::TimedOut if timeout < self.options.run_timeout => Err(Failure::new(
                 ErrorClass::RunTimeout,
                 format!("hopeless: ended after {:.3} s, {HOPELESS} times what the leading ones take", run.wall_s),
             )),
-            End::TimedOut => Err(Failure {
+            ProgramEnd::TimedOut => Err(Failure {
                 limit: Some(Limit::RunS(timeout.as_secs_f64())),
                 ..Failure::new(ErrorClass::RunTimeout, message())
             }),
-            End::NotStarted(..) => Err(Failure::new(ErrorClass::InstantiationError, message())),
-            End::GivenUp => Err(Failure::new(ErrorClass::Unknown, message())),
+            ProgramEnd::NotStarted(..) => Err(Failure::new(ErrorClass::InstantiationError, message())),
+            ProgramEnd::GivenUp => Err(Failure::new(ErrorClass::Unknown, message())),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Programs of others: each under a keeper of its own, on chosen CPUs, with limits of time and memory.
 
-use crate::child::describe;
 use crate::command::keeper::{now_ns, stand_between, tell_time};
 use crate::command::metric::Metric;
+use crate::command::program_run::{ProgramEnd, ProgramRun};
 use crate::command::template::Invocation;
 use crate::kernel::Done;
 use std::fs::File;
@@ -35,86 +35,8 @@ pub struct Setting<'a> {
     pub is_over: &'a dyn Fn() -> bool,
 }
 
-/// End of a run.
-#[derive(Debug)]
-pub enum End {
-    /// Exit of its own, or by a signal.
-    Ended(ExitStatus),
-    /// Timeout.
-    TimedOut,
-    /// Cancelled.
-    GivenUp,
-    /// The system did not start this program.
-    NotStarted(String, io::Error),
-}
-
-/// A run.
-#[derive(Debug)]
-pub struct Run {
-    /// End of the run.
-    pub end: End,
-    /// Seconds by the clock, from when the system is asked to begin the program.
-    pub wall_s: f64,
-    /// Seconds of CPU time, of all its processes that were waited for.
-    pub cpu_s: f64,
-    /// End of the standard output.
-    pub output: Vec<u8>,
-    /// End of the standard error.
-    pub errors: Vec<u8>,
-    /// Matches of the metrics in earlier output than is kept, in the order of the two pipes; none where all
-    /// is kept.
-    pub found_before: [Vec<Option<String>>; 2],
-}
-
-impl Run {
-    /// A run of these words that the system did not start.
-    pub fn not_started(words: &[String], error: io::Error) -> Run {
-        Run {
-            end: End::NotStarted(words[0].clone(), error),
-            wall_s: 0.0,
-            cpu_s: 0.0,
-            output: Vec::new(),
-            errors: Vec::new(),
-            found_before: [Vec::new(), Vec::new()],
-        }
-    }
-
-    /// Describes a failure: how the process ended, and the last line that it wrote.
-    pub fn complaint(&self, program: &str) -> String {
-        let how = match &self.end {
-            End::Ended(status) => match status.code() {
-                // A shell says so of what a signal ended.
-                Some(code @ 129..160) => {
-                    format!("{program} ended with exit code {code}, {}", describe(ExitStatus::from_raw(code - 128)))
-                }
-                Some(code) => format!("{program} ended with exit code {code}"),
-                None => format!("{program}: {}", describe(*status)),
-            },
-            End::TimedOut => format!("{program} had not ended after {:.3} s", self.wall_s),
-            End::GivenUp => format!("{program} was given up"),
-            End::NotStarted(name, error) if error.kind() == io::ErrorKind::NotFound => {
-                format!("{program} cannot be started: there is no program {name} (install it, or give its path)")
-            }
-            End::NotStarted(name, error) => format!("{program} cannot be started, {name}: {error}"),
-        };
-        let last = [&self.errors, &self.output].into_iter().find_map(|text| {
-            let text = String::from_utf8_lossy(text);
-            // Compilers say what is wrong first and count at the end.
-            let wrong = text.lines().find(|line| line.contains("error:"));
-            let last = wrong.or_else(|| text.lines().rev().find(|line| !line.trim().is_empty()));
-            last.map(|line| line.trim().chars().filter(|c| !c.is_control()).take(300).collect::<String>())
-        });
-        last.map_or(how.clone(), |last| format!("{how}: {last}"))
-    }
-
-    /// Whether it ended by itself and said that all is well.
-    pub fn is_success(&self) -> bool {
-        matches!(&self.end, End::Ended(status) if status.success())
-    }
-}
-
 /// Runs a program to its end, and ends processes that it leaves behind.
-pub fn run(invocation: &Invocation, setting: &Setting) -> Run {
+pub fn run(invocation: &Invocation, setting: &Setting) -> ProgramRun {
     let started = setting.input.map(input_file).transpose();
     let started = started.map(|file| file.map_or_else(Stdio::null, Stdio::from));
     match started.and_then(|input| Process::start(&invocation.words, &invocation.variables, input, setting)) {
@@ -122,7 +44,7 @@ pub fn run(invocation: &Invocation, setting: &Setting) -> Run {
             let given_up = process.until(setting, &mut |_| false);
             process.end(given_up)
         }
-        Err(error) => Run::not_started(&invocation.words, error),
+        Err(error) => ProgramRun::not_started(&invocation.words, error),
     }
 }
 
@@ -179,13 +101,13 @@ impl Process {
     }
 
     /// Waits until it ends, or has written enough; why it is not worth waiting longer, where that is so.
-    fn until(&mut self, setting: &Setting, is_enough: &mut dyn FnMut(&[u8]) -> bool) -> Option<End> {
+    fn until(&mut self, setting: &Setting, is_enough: &mut dyn FnMut(&[u8]) -> bool) -> Option<ProgramEnd> {
         loop {
             let left = setting.timeout.saturating_sub(self.elapsed());
             if left.is_zero() {
-                return Some(End::TimedOut);
+                return Some(ProgramEnd::TimedOut);
             } else if (setting.is_over)() {
-                return Some(End::GivenUp);
+                return Some(ProgramEnd::GivenUp);
             }
             let has_ended = wait(&mut self.pipes, &self.told, left.min(LOOK));
             if is_enough(&self.pipes[0].text) || has_ended {
@@ -199,7 +121,7 @@ impl Process {
     }
 
     /// Ends the run; `given_up` is its end where it was stopped early.
-    fn end(mut self, given_up: Option<End>) -> Run {
+    fn end(mut self, given_up: Option<ProgramEnd>) -> ProgramRun {
         let mut wall_s = self.elapsed().as_secs_f64();
         let (status, cpu_s) = self.stop();
         // What it left behind took time to end, too.
@@ -211,7 +133,7 @@ impl Process {
         self.pipes.iter_mut().for_each(Pipe::drain);
         let [output, errors] = self.pipes.each_mut().map(|pipe| std::mem::take(&mut pipe.text));
         let found_before = self.pipes.each_mut().map(|pipe| std::mem::take(&mut pipe.found_before));
-        Run { end: given_up.unwrap_or(End::Ended(status)), wall_s, cpu_s, output, errors, found_before }
+        ProgramRun { end: given_up.unwrap_or(ProgramEnd::Ended(status)), wall_s, cpu_s, output, errors, found_before }
     }
 
     /// Ends it, and what it has started.
@@ -244,7 +166,7 @@ pub struct Helper {
 /// Result of a piece of work that a [`Helper`] did.
 pub struct Work {
     /// Run of the piece of work, as of a process of its own.
-    pub run: Run,
+    pub run: ProgramRun,
     /// Whether an earlier piece of work may have caused a failure.
     pub is_doubtful: bool,
     /// The process, where it can take more.
@@ -285,8 +207,8 @@ impl Helper {
         self.process.pipes[1].drain();
         let [mut output, errors] = self.process.pipes.each_mut().map(|pipe| std::mem::take(&mut pipe.text));
         output.truncate(at);
-        let end = End::Ended(ExitStatus::from_raw(done.status));
-        let run = Run { end, wall_s, cpu_s: 0.0, output, errors, found_before: [Vec::new(), Vec::new()] };
+        let end = ProgramEnd::Ended(ExitStatus::from_raw(done.status));
+        let run = ProgramRun { end, wall_s, cpu_s: 0.0, output, errors, found_before: [Vec::new(), Vec::new()] };
         self.n_taken += 1;
         Work { run, is_doubtful: done.is_doubtful, helper: done.stays.then_some(self) }
     }

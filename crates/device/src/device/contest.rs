@@ -12,8 +12,8 @@
 
 use super::Device;
 use super::race::Racer;
-use super::scheduler::Round;
 use crate::protocol::Source;
+use crate::timing::Round;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -1,10 +1,11 @@
 //! Candidates timed against each other, round by round.
 
-use super::scheduler::{Goal, Kept, MOST_RETRIES, Round};
+use super::scheduler::{Goal, Kept, MOST_RETRIES};
 use super::{Device, LOOK};
 use crate::child::describe;
 use crate::limits::Allowed;
 use crate::protocol::{Request, Source, WorkerThread};
+use crate::timing::Round;
 use crate::workers::{Answer, is_from_outside};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;

@@ -6,7 +6,7 @@
 
 use crate::child::describe;
 use crate::protocol::{Caches, Plan, Reply, Request, Source, WorkerThread};
-use crate::timing::MOST_FLUSHING;
+use crate::timing::{MOST_FLUSHING, Round};
 use crate::workers::{Answer, Lanes, is_from_outside};
 use std::io;
 use std::ops::Range;
@@ -37,15 +37,6 @@ pub(super) const MOST_RETRIES: u32 = 3;
 /// The kernels that a worker goes on with by itself are so many at most: enough for as long as a search
 /// thinks, and few enough that other workers, too, test what they have built.
 const MOST_QUEUED: usize = 4;
-
-/// Least extent of a candidate's runs in a round of a race.
-#[derive(Debug, Clone, Copy)]
-pub struct Round {
-    /// Time of the runs together.
-    pub time: Duration,
-    /// Samples of a long kernel, after a run that warms up; that may itself be the sample where one will do.
-    pub min_samples: u32,
-}
 
 /// Settings that stay the same while candidates are measured.
 #[derive(Debug, Clone)]
