@@ -22,8 +22,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 #[cfg(feature = "fleet")]
 use command::fleet;
 use command::{
-    bench, best, check, compile, experiment, formats, network, predict, race, record_space, records, replay, report,
-    run as run_model, show, space, store, tune,
+    bench, bench_args, best, check, compile, experiment, formats, network, predict, race, record_space, records,
+    replay, report, run as run_model, show, space, store, tune, tune_args,
 };
 use output::message;
 
@@ -42,11 +42,11 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Search for the fastest kernel of a workload; running it again resumes
-    Tune(Box<tune::TuneArgs>),
+    Tune(Box<tune_args::TuneArgs>),
     /// Show the best recorded configuration
     Best(best::BestArgs),
     /// Measure the best recorded kernel and other libraries side by side
-    Bench(bench::BenchArgs),
+    Bench(bench_args::BenchArgs),
     /// Run commands against each other in turns: which is the fastest, or whether one became slower
     Race(race::RaceArgs),
     /// Show parameters, constraints and size of a search space

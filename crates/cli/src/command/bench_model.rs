@@ -12,17 +12,11 @@ use tilewright_model::bench::{ModelBenchRequest, bench_model};
 use tilewright_peers::{MODEL_PEERS, ModelPeerSpec};
 use tilewright_runtime::Dim;
 
-use super::bench::{self, BenchArgs};
+use super::bench_args::{self, BenchArgs};
 use super::model::ModelArgs;
 use super::worker_command;
 use crate::error::{bad_input, one_line};
 use crate::output::{message, write_result};
-
-/// The runtimes, for the help text.
-pub fn peers_help() -> String {
-    let lines = MODEL_PEERS.iter().map(|spec| format!("  {:18} {}\n", spec.name, spec.text));
-    format!("Peers for a model:\n{}", lines.collect::<String>())
-}
 
 /// Measures a model.
 ///
@@ -30,8 +24,9 @@ pub fn peers_help() -> String {
 /// Bad input if the model or a peer is none; failure if no implementation runs it.
 pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let threads = args.machine.threads;
-    let named =
-        bench::chosen(MODEL_PEERS, args.against.as_deref(), "no peer for models", |spec| [spec.name, spec.library])?;
+    let named = bench_args::chosen(MODEL_PEERS, args.against.as_deref(), "no peer for models", |spec| {
+        [spec.name, spec.library]
+    })?;
     let file = ModelArgs::new(&path.display().to_string(), &args.bindings);
     let target = args.machine.place().runnable_target()?;
     let peers: Vec<_> = match named {
@@ -47,7 +42,7 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     file.refuse_defaults(&model.graph, &given)?;
     let (file, given) = file.fed(&mut model, given)?;
     let inputs = file.inputs(&model, &given)?;
-    bench::prepare(args)?;
+    bench_args::prepare(args)?;
     let special = file.specialise(&model, usize::MAX)?;
     drop(model);
     let database = args.records.database()?;
@@ -99,7 +94,7 @@ fn run_open(
     if !args.inputs.is_empty() {
         return Err(bad_input("--input is for a model of one size (give --dim a number, or leave it out)"));
     }
-    bench::prepare(args)?;
+    bench_args::prepare(args)?;
     let model = file.read()?;
     let database = args.records.database()?;
     let records = database.records()?;

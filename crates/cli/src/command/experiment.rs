@@ -12,12 +12,12 @@ use tilewright_lab::experiment::{
     self, BesideRequest, EXPERIMENTS, Hardware, Held, Plan, Request, networks, operators,
 };
 
-use super::bench::check_peer_path;
-use super::tune::seconds;
+use super::bench_args::check_peer_path;
 use super::{count, worker_command};
 use crate::error::bad_input;
 use crate::interrupts::Interrupts;
 use crate::output::write_result;
+use tilewright::words::seconds;
 
 /// Arguments of `experiment`.
 #[derive(Args, Debug)]
@@ -218,7 +218,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::command::tune::TuneArgs;
+    use crate::command::tune_args::TuneArgs;
 
     /// The arguments of `tune` as words of a command line.
     #[derive(Parser)]

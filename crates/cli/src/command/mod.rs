@@ -1,15 +1,18 @@
 //! The subcommands, and what several of them take.
 
 pub mod bench;
+pub mod bench_args;
 pub mod bench_model;
 pub mod best;
 pub mod check;
 pub mod compile;
 pub mod experiment;
 pub mod fleet;
+pub mod fleet_args;
 pub mod formats;
 pub mod model;
 pub mod network;
+mod own_args;
 pub mod predict;
 pub mod race;
 pub mod record_space;
@@ -21,7 +24,9 @@ pub mod show;
 pub mod space;
 pub mod store;
 pub mod tune;
-mod tune_command;
+pub mod tune_args;
+mod tune_own;
+pub mod tune_report;
 
 use std::path::{Path, PathBuf};
 

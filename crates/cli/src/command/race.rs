@@ -13,9 +13,9 @@ use tilewright_device::command::Metric;
 use tilewright_lab::plot::{Axis, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
 
 use super::on_interrupt;
-use super::tune::seconds;
 use crate::error::one_line;
 use crate::output::{Destination, digits, duration, message, table, writable, write_result};
+use tilewright::words::seconds;
 use tilewright::words::{count, percent};
 
 /// Interval of the reports on a race under way.

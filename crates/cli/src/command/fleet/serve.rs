@@ -10,7 +10,7 @@ use tilewright::CPU;
 use tilewright_fleet::keys::{KeysRequest, write_keys};
 use tilewright_fleet::{Measures, devices};
 
-use super::FleetArgs;
+use crate::command::fleet_args::FleetArgs;
 use crate::command::{on_interrupt, worker_command};
 use crate::output::{message, table, write_result};
 

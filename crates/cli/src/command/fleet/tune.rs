@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tilewright::{Note, Request, Session};
 
-use crate::command::tune::{Report, TuneArgs, write_set};
+use crate::command::tune_args::TuneArgs;
+use crate::command::tune_report::{Report, write_set};
 use crate::command::worker_command;
 use crate::interrupts::Interrupts;
 use crate::output::{message, write_result};

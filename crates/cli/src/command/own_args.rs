@@ -1,18 +1,13 @@
-//! `tune --command`, `tune --kernel`: programs and kernels of the user's.
+//! Options of `tune` for programs and kernels of the user's.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tilewright::{Command, Direction, KernelFile, Request, Session, Tuned, one_line};
+use tilewright::words::seconds;
+use tilewright::{Command, Direction, one_line};
 
-use super::tune::{TuneArgs, seconds};
-use super::worker_command;
 use crate::error::bad_input;
-use crate::interrupts::{Interrupts, remark};
-use crate::output::{digits, duration, write_result};
-use crate::progress::Shown;
-use crate::summary;
 
 /// Arguments of `tune` for programs and kernels of the user's.
 #[derive(Args, Debug)]
@@ -65,7 +60,7 @@ pub struct OwnArgs {
     shell: bool,
     /// Longest that a run of the command may take [default: 60]
     #[arg(long, value_name = "SECONDS", requires = "command", conflicts_with = "run_timeout", value_parser = seconds)]
-    timeout: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// Samples of a trial [default: 3 of a time, after a run that warms up, and 1 of another number]
     #[arg(long, value_name = "N", requires = "command", value_parser = clap::value_parser!(u32).range(1..=1000))]
     samples: Option<u32>,
@@ -122,7 +117,7 @@ impl OwnArgs {
     ///
     /// # Errors
     /// Bad input if metrics have no names, or `--maximize` names none of them.
-    fn command(&self, text: &str) -> anyhow::Result<Command> {
+    pub fn command(&self, text: &str) -> anyhow::Result<Command> {
         let command = self.with_metrics(Command::new(text))?;
         let command = command.shell(self.shell).samples(self.samples.map(|n| n as usize));
         let command = self.parameters.iter().fold(command, |command, (name, values)| command.parameter(name, values));
@@ -138,46 +133,4 @@ impl OwnArgs {
             None => command,
         }))
     }
-}
-
-/// Makes the request for a command, or for a kernel of the user's.
-fn request(args: &TuneArgs) -> anyhow::Result<Request> {
-    let own = &args.own;
-    if let Some(command) = &own.command {
-        let request = args.request(own.command(command)?).threads(args.own_threads()?);
-        return Ok(request.run_timeout(own.timeout.or(args.run_timeout)));
-    }
-    let path = own.kernel.as_ref().ok_or_else(|| bad_input("neither --command nor --kernel is given"))?;
-    let kernel = KernelFile::read(path)?;
-    let (threads, device) = args.own_place(kernel.is_for_gpu())?;
-    Ok(args.request(kernel).threads(threads).device(device))
-}
-
-/// Tunes a command, or a kernel of the user's.
-///
-/// # Errors
-/// Bad input if an argument does not fit; failure if no candidate did right or records are lost.
-pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
-    let session = Session::new(args.records.database()?, worker_command()?);
-    let interrupts = Interrupts::watch()?;
-    let request = request(args)?;
-    let objectives = request.objectives()?;
-    let (metric, is_one) = (objectives.leading().clone(), !objectives.is_several());
-    let show = move |ns: f64| if metric.is_time() { duration(ns) } else { digits(metric.value(ns)) };
-    let shown = Shown::of_own(show.clone(), &args.search, args.seed, interrupts.concerned());
-    let tuned = session.run(&request, &interrupts.stop, &shown);
-    shown.finish();
-    tell(tuned?, &show, !args.no_race && is_one, as_json)
-}
-
-/// Prints what a run came to.
-fn tell(mut tuned: Tuned, show: &dyn Fn(f64) -> String, may_race: bool, as_json: bool) -> anyhow::Result<()> {
-    remark(&tuned);
-    let lost = tuned.lost.take().map(anyhow::Error::from);
-    let failure = tuned.failure().map(anyhow::Error::from);
-    if failure.is_none() || as_json {
-        let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
-        write_result(as_json, &json, &summary::own(&tuned, show, may_race))?;
-    }
-    lost.or(failure).map_or(Ok(()), Err)
 }
