@@ -327,9 +327,9 @@ fn convolution(rng: &mut Xoshiro256PlusPlus) -> Workload {
         let epilogues = if is_integer { of_integers } else { plain };
         if is_integer {
             text += if rng.random_bool(0.5) { ",dtype=u8i8" } else { ",dtype=i8i8" };
-            // Refused where nothing is padded, and then left out.
+            // Refused where nothing is padded, and then left out. Padding of zeros may be skipped.
             let padded = format!("{text},x_zero=1");
-            text = if Workload::parse(&padded).is_ok() { padded } else { text };
+            text = if rng.random_bool(0.5) && Workload::parse(&padded).is_ok() { padded } else { text };
         }
         match *epilogues.choose(rng).expect("some") {
             "" => {}

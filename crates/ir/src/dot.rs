@@ -14,7 +14,8 @@
 //! A program says what a plain loop computes and no more: sums are modulo 2^32 in any order. Of each factor
 //! the four are neighbours in memory, which is fastest, or lie at one distance from each other, as the rows
 //! do that a depthwise convolution sums over. The loop may have fewer iterations where the sum is no
-//! multiple.
+//! multiple. A factor may be an element where a condition on indices holds and zero elsewhere, as padding is:
+//! lowering skips what adds nothing.
 //!
 //! A loop marked `dot2` goes over two bf16 numbers likewise and adds to f32 sums, as `vdpbf16ps` does: the
 //! second product first, each of the two additions rounded once, to the nearest. Factors and sums below the
@@ -23,7 +24,7 @@
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Loop, LoopId, Program, Stmt, Tensor};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt, Tensor};
 
 /// Steps of the sum that an instruction for 8-bit integers computes.
 pub const STEPS: i64 = 4;
@@ -110,25 +111,40 @@ pub fn check(program: &Program, l: &Loop, how: Tensor, ranges: &mut Ranges) -> R
     if ranges.upper(&l.extent).is_none_or(|n| n > kind.steps) {
         return Err(kind.too_many_steps);
     }
-    ranges.inside(l.var, &l.extent, |ranges| block(program, &l.body, kind, l.var, ranges))
+    ranges.inside(l.var, &l.extent, |ranges| block(program, &l.body, kind, &mut vec![l.var], ranges))
 }
 
+/// A factor without the conditions on indices under which it is no zero, which none of some loops may decide.
+fn unpadded<'a>(value: &'a Expr, fixed: &[LoopId]) -> Option<&'a Expr> {
+    let Expr::Select(cond, x, zero) = value else { return Some(value) };
+    let is_fixed = cond.is_on_indices() && !fixed.iter().any(|var| cond.uses(*var));
+    if is_fixed && **zero == Expr::Const(0.0) { unpadded(x, fixed) } else { None }
+}
+
+/// Checks statements; conditions on factors may use no variable of `fixed`: that of the steps, then those of lanes.
 fn block(
     program: &Program,
     stmts: &[Stmt],
     kind: Kind,
-    steps: LoopId,
+    fixed: &mut Vec<LoopId>,
     ranges: &mut Ranges,
 ) -> Result<(), &'static str> {
+    let steps = fixed[0];
     for stmt in stmts {
         match stmt {
-            Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| block(program, &l.body, kind, steps, ranges))?,
+            Stmt::For(l) => {
+                let n_fixed = fixed.len();
+                fixed.extend((l.kind == LoopKind::Vectorized).then_some(l.var));
+                ranges.inside(l.var, &l.extent, |ranges| block(program, &l.body, kind, fixed, ranges))?;
+                fixed.truncate(n_fixed);
+            }
             Stmt::If { cond, then, otherwise } if !cond.uses(steps) => {
-                block(program, then, kind, steps, ranges)?;
-                block(program, otherwise, kind, steps, ranges)?;
+                block(program, then, kind, fixed, ranges)?;
+                block(program, otherwise, kind, fixed, ranges)?;
             }
             Stmt::Update { buffer, index, op: ReduceOp::Sum, value: Expr::Binary(BinaryOp::Mul, a, b), first } => {
-                let (Some((a, of_a, _)), Some((b, of_b, _))) = (factor(a), factor(b)) else {
+                let [a, b] = [a, b].map(|x| unpadded(x, fixed).and_then(factor));
+                let (Some((a, of_a, _)), Some((b, of_b, _))) = (a, b) else {
                     return Err(kind.no_product);
                 };
                 let dtype = |b: &BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);

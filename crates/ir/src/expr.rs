@@ -206,6 +206,16 @@ pub enum Cond {
 }
 
 impl Cond {
+    /// Whether it holds or not regardless of any values, which statements in between may write.
+    pub fn is_on_indices(&self) -> bool {
+        match self {
+            Cond::True | Cond::Lt(..) | Cond::Eq(..) => true,
+            Cond::Less(..) => false,
+            Cond::And(a, b) => a.is_on_indices() && b.is_on_indices(),
+            Cond::Not(c) => c.is_on_indices(),
+        }
+    }
+
     /// Both hold.
     pub fn and(self, other: Cond) -> Cond {
         match (self, other) {

@@ -47,7 +47,7 @@ fn guard(stmt: Stmt) -> Vec<Guarded> {
             let then = guard_block(then);
             // A block with allocations stays one.
             let allocates = then.iter().any(|g| matches!(g.stmt, Stmt::Alloc(_)));
-            if allocates || !otherwise.is_empty() || !is_on_indices(&cond) {
+            if allocates || !otherwise.is_empty() || !cond.is_on_indices() {
                 return vec![Guarded::always(Stmt::If { cond, then: close(then), otherwise: skip_zeros(otherwise) })];
             }
             let mut parts = Vec::new();
@@ -117,7 +117,7 @@ fn guard_update(stmt: Stmt, lane: Option<LoopId>) -> Guarded {
     match stmt {
         Stmt::Update { buffer, index, op, value, first } if first == never() => {
             let mut conds = Vec::new();
-            let is_tested = |c: &Cond| is_on_indices(c) && lane.is_none_or(|lane| !c.uses(lane));
+            let is_tested = |c: &Cond| c.is_on_indices() && lane.is_none_or(|lane| !c.uses(lane));
             let value = without(value, op.identity(), &is_tested, &mut conds);
             Guarded { conds, stmt: Stmt::Update { buffer, index, op, value, first } }
         }
@@ -149,6 +149,10 @@ fn without(value: Expr, neutral: f64, is_tested: &dyn Fn(&Cond) -> bool, conds: 
                 Some(cond) => Expr::Select(Box::new(cond), Box::new(kept), Box::new(Expr::Const(neutral))),
             }
         }
+        Expr::Const(x) if x == neutral => {
+            conds.push(never());
+            value
+        }
         other => other,
     }
 }
@@ -162,16 +166,6 @@ fn conjuncts(cond: Cond, parts: &mut Vec<Cond>) {
         }
         other if parts.contains(&other) => {}
         other => parts.push(other),
-    }
-}
-
-/// Whether it holds or not regardless of any values, which statements in between may write.
-fn is_on_indices(cond: &Cond) -> bool {
-    match cond {
-        Cond::True | Cond::Lt(..) | Cond::Eq(..) => true,
-        Cond::Less(..) => false,
-        Cond::And(a, b) => is_on_indices(a) && is_on_indices(b),
-        Cond::Not(c) => is_on_indices(c),
     }
 }
 

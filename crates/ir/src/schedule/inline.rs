@@ -5,6 +5,7 @@ use super::compute_at::{Taken, take_nest};
 use super::region::reads;
 use super::tree::{buffer_id, simplify_block, substituted};
 use crate::dependence::writes_are_disjoint;
+use crate::dtype::DType;
 use crate::expr::{Expr, Node};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, Program, Stmt};
@@ -27,7 +28,8 @@ pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     }
     let dtype = program.buffer(id).dtype;
     let is_of_one_type = dtype.arithmetic() == dtype && program.buffers.iter().all(|b| b.dtype == dtype);
-    let as_element = Expr::cast(dtype, value.clone());
+    let is_element = !dtype.is_float() && is_element(program, &value, dtype);
+    let as_element = if is_element { value.clone() } else { Expr::cast(dtype, value.clone()) };
     // Where nothing is of another type, a value is what the element would be.
     let value_for = |s: &Stmt| {
         let mut is_plain = is_of_one_type;
@@ -50,6 +52,16 @@ pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     match unlike {
         false => Ok(()),
         true => Err(fail("it is read at subscripts of another form than it is written at")),
+    }
+}
+
+/// Whether a value is an integer of a type, or zero, as it stands.
+fn is_element(program: &Program, value: &Expr, dtype: DType) -> bool {
+    match value {
+        Expr::Load(buffer, _) => program.buffer(*buffer).dtype == dtype,
+        Expr::Const(x) => x.to_bits() == 0,
+        Expr::Select(_, a, b) => is_element(program, a, dtype) && is_element(program, b, dtype),
+        _ => false,
     }
 }
 

@@ -96,6 +96,8 @@ struct Shape {
     stride: [i64; 2],
     /// Whether the input is read through a stage, which pads it or does to it what a prologue says.
     padded: bool,
+    /// Whether it is padded with a zero point, which adds to sums, instead of zeros.
+    zero_point: bool,
     /// Whether there is a prologue, which is not to be repeated for every product that an element enters.
     has_prologue: bool,
     /// Whether elements are 8-bit integers.
@@ -127,7 +129,7 @@ struct Shape {
 impl Shape {
     fn of(w: &Workload) -> Shape {
         let Structure::Window(window) = w.structure() else { panic!("{w} is no convolution") };
-        let Window { n, k, groups, interleaved, depthwise, transposed, axes, .. } = window;
+        let Window { n, k, groups, interleaved, depthwise, transposed, axes, zero_point, .. } = window;
         let [p, q] = window.program_axes().map(|axis| axis.output);
         let [r, s] = axes.map(|axis| axis.filter);
         Shape {
@@ -140,6 +142,7 @@ impl Shape {
             s,
             stride: if transposed { [1, 1] } else { axes.map(|axis| axis.stride) },
             padded: window.has_pad(w),
+            zero_point,
             has_prologue: !w.prologue().is_empty(),
             has_integers: w.has_integer_factors(),
             rounds: w.takes_bf16(),

@@ -127,7 +127,7 @@ fn of_lanes(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Constra
 fn of_code(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Constraint> {
     let registers = i64::from(s.target.n_vector_registers);
     let Shape { p, q, r, s: columns, .. } = *shape;
-    let decides_padding = decides_padding(s, shape);
+    let (decides_padding, is_dot) = (decides_padding(s, shape), dot(s, shape).is_some());
     // Tiles at either border of the image, those between and a smaller last one have code of their own.
     let versions = |n: i64, tile: &str| {
         format!("(min(ceil_div({n}, {tile}), 3) + (1 if {n} % {tile} != 0 and {n} > 3 * {tile} else 0))")
@@ -135,7 +135,8 @@ fn of_code(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Constrai
     let products = if decides_padding && has_value(parameters, "input", "plain") {
         let [_, q_tile] = elements(s.target.lanes(s.workload.dtype));
         let rows = format!("({r} * {} if p_tile > 1 else 1)", versions(p, "p_tile"));
-        let taps = format!("({columns} if unroll_s else 1) * {} * {rows}", versions(q, &q_tile));
+        let columns = if is_dot { columns.to_string() } else { format!("({columns} if unroll_s else 1)") };
+        let taps = format!("{columns} * {} * {rows}", versions(q, &q_tile));
         let is_choice = has_value(parameters, "input", "packed");
         format!("unroll_c * {}", if is_choice { format!("({taps} if input == 'plain' else 1)") } else { taps })
     } else {
@@ -146,7 +147,11 @@ fn of_code(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Constrai
     let size = format!("{TILE} * {products} <= {most}");
     let within = format!("c_block % (unroll_c * {}) == 0", steps_at_once(s, shape));
     let read = ["lanes", "k_tile", "p_tile", "q_tile", "unroll_c", "input", "unroll_s"];
-    let n_read = if decides_padding { read.len() } else { read.len() - 2 };
+    let n_read = match (decides_padding, is_dot) {
+        (true, false) => read.len(),
+        (true, true) => read.len() - 1,
+        (false, _) => read.len() - 2,
+    };
     vec![
         over("code_size", &read[..n_read], &size, parameters),
         over("unrolled_within_block", &["unroll_c", "c_block"], &within, parameters),

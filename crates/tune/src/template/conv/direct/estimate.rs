@@ -4,8 +4,9 @@ use super::super::super::Setting;
 use super::super::super::model::{bandwidth, cost_of_dot4, cuts, step_cycles, write_back};
 use super::super::super::share::Share;
 use super::super::{Shape, ceil_div, in_blocks};
-use super::{columns_read, copied, dot, elements, in_rows, pads_by_tile, steps_at_once};
+use super::{columns_read, copied, dot, elements, in_rows, pads_by_tile, skips_padding, steps_at_once};
 use tilewright_ir::dot::STEPS;
+use tilewright_ir::op::Axis;
 use tilewright_search::{Config, Space};
 
 /// Slowdown of pixels as lanes: rows seldom begin and end where vectors do.
@@ -45,6 +46,13 @@ pub(super) fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Confi
     let n_tiles = n * ["k", "p", "q"].map(count).iter().product::<i64>();
     let n_iterations = n * count(&model.order[0]);
     shape.work().of_busiest_thread(s, Share::of(s, space, config), cycles, n_iterations, n_tiles)
+}
+
+/// Share of the taps of an axis that lie in the input.
+fn inside(axis: &Axis) -> f64 {
+    let taps = |at: i64| (0..axis.filter).map(move |tap| at * axis.stride - axis.before + tap * axis.dilation);
+    let n = (0..axis.output).flat_map(taps).filter(|at| (0..axis.input).contains(at)).count();
+    n as f64 / (axis.output * axis.filter) as f64
 }
 
 /// Facts of a configuration that its cycles depend on.
@@ -113,7 +121,11 @@ impl<'a> Model<'a> {
                 (false, false) if stride[1] > 1 && !is_packed => APART,
                 _ => 0.0,
             },
-            met: if is_known { 1.0 / strides } else { 1.0 },
+            met: match is_known {
+                true => 1.0 / strides,
+                false if !is_packed && skips_padding(s, shape) => shape.axes.iter().map(inside).product(),
+                false => 1.0,
+            },
         }
     }
 

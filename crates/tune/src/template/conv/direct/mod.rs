@@ -97,7 +97,15 @@ fn divides_groups(shape: &Shape, block: i64) -> bool {
 
 /// Whether the code of tiles decides which taps are padding: where the input is read as it is.
 fn decides_padding(s: &Setting, shape: &Shape) -> bool {
-    shape.padded && !shape.has_prologue && dot(s, shape).is_none() && !in_rows(s, shape)
+    let may_skip = dot(s, shape).is_none() || skips_padding(s, shape);
+    shape.padded && !shape.has_prologue && may_skip && !in_rows(s, shape)
+}
+
+/// Whether dot products of integers may leave out taps in the padding, of blocks of channels that are read as they are.
+/// They always do so tap by tap, so that no dot product waits for a condition.
+fn skips_padding(s: &Setting, shape: &Shape) -> bool {
+    let is_plain = shape.has_integers && dot(s, shape).is_some() && in_blocks(s)[0] && copied(s, shape).is_none();
+    is_plain && shape.padded && !shape.has_prologue && !shape.zero_point && !shape.transposed
 }
 
 fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
@@ -114,7 +122,8 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     // Blocks of two are for what has no more channels.
     let smallest = if least == 2 && c.is_some_and(|c| c <= 2) { 2 } else { 1 };
     let channel_blocks = [smallest, 4, 8, 16, 32, 64, 128].into_iter().filter(is_block);
-    let is_packed = has_prologue || copied(s, shape).is_some() || fours && (padded || !takes_blocks) || rows && padded;
+    let copies_dots = fours && (padded && !skips_padding(s, shape) || !takes_blocks);
+    let is_packed = has_prologue || copied(s, shape).is_some() || copies_dots || rows && padded;
     let inputs: &[&str] = match (is_packed, padded || !takes_blocks) {
         (true, _) => &["packed"],
         (false, true) => &["plain", "packed"],
@@ -131,7 +140,7 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
         Parameter::categorical("input", inputs),
         Parameter::categorical("write", if gives_blocks { &["tile"] } else { &["tile", "scatter", "row"] }),
     ];
-    if decides_padding(s, shape) {
+    if decides_padding(s, shape) && !fours {
         parameters.push(Parameter::boolean("unroll_s"));
     }
     parameters.extend(shape.work().parameter(s, cut_sum(s, shape).is_some()));

@@ -8,7 +8,7 @@ use super::super::super::step::{
 };
 use super::super::{Shape, in_blocks, is_blocked};
 use super::pack::{copy_blocks, has_whole_blocks, pack, pack_padded, pad_blocks};
-use super::{copied, cut_sum, dot, elements, in_rows, loops, pads_by_tile, steps_at_once};
+use super::{copied, cut_sum, dot, elements, in_rows, loops, pads_by_tile, skips_padding, steps_at_once};
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
@@ -91,7 +91,10 @@ impl<'a> Plan<'a> {
             q_tile: elements(int("q_tile"), !by_channels, lanes),
             c_block: int("c_block"),
             unroll_c: int("unroll_c"),
-            unrolls_columns: space.has("unroll_s") && space.flag(config, "unroll_s"),
+            unrolls_columns: match dot(s, shape) {
+                Some(_) => skips_padding(s, shape),
+                None => space.has("unroll_s") && space.flag(config, "unroll_s"),
+            },
             order: space.order(config, "order"),
             write: text("write"),
             is_packed: text("input") == "packed",
