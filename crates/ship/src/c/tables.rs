@@ -1,0 +1,341 @@
+//! Tables that the template of libraries for CPUs reads.
+
+use std::fmt::{self, Write};
+
+use tilewright_codegen::dlpack;
+use tilewright_ir::Part;
+use tilewright_runtime::host::HOST_HEADER;
+use tilewright_runtime::{Address, Base, Dim, Host, HostOperator, Model, Size, Slice, Step, Tensor, Work};
+
+use crate::constants::{Constants, Home, Widened};
+
+use super::{data, function, kernel_prefix, literal, quoted};
+
+/// Result of writing a part of a table.
+type Written = Result<(), fmt::Error>;
+
+/// Tables of a library under construction.
+struct Tables<'m> {
+    name: &'m str,
+    model: &'m Model,
+    constants: &'m Constants,
+    /// Kernels that are called, as often as they are.
+    kernels: Vec<usize>,
+    addresses: String,
+    n_addresses: usize,
+    /// Numbers of the addresses that are different in each run.
+    passed: Vec<String>,
+    steps: String,
+    n_steps: usize,
+    /// Number of the first row of each step of the plan: each part of a kernel has one.
+    starts: Vec<usize>,
+    operators: Vec<HostOperator>,
+    /// Parameters of the calls of host operators.
+    parameters: String,
+    /// Pitches of moved rows.
+    all_rows: String,
+    /// Sizes that depend on the open dimension.
+    open_sizes: Vec<Size>,
+    makers: String,
+    guards: String,
+}
+
+/// Formats the tables of a model's library.
+///
+/// # Errors
+/// Never; the text is in memory.
+pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize) -> Result<String, fmt::Error> {
+    let mut tables = Tables::new(name, model, constants);
+    for step in &model.plan().steps {
+        tables.add_step(step)?;
+    }
+    for &maker in &constants.makers {
+        tables.add_maker(&model.plan().steps[maker])?;
+    }
+    tables.add_guards()?;
+    tables.kernels.sort_unstable();
+    tables.kernels.dedup();
+    tables.text(n_threads)
+}
+
+impl<'m> Tables<'m> {
+    fn new(name: &'m str, model: &'m Model, constants: &'m Constants) -> Tables<'m> {
+        let n_rows = |step: &Step| if let Work::Kernel { parts, .. } = &step.work { parts.len() } else { 1 };
+        let add_up = |end: &mut usize, step: &Step| Some(std::mem::replace(end, *end + n_rows(step)));
+        Tables {
+            name,
+            model,
+            constants,
+            kernels: Vec::new(),
+            addresses: String::new(),
+            n_addresses: 0,
+            passed: Vec::new(),
+            steps: String::new(),
+            n_steps: 0,
+            starts: model.plan().steps.iter().scan(0, add_up).collect(),
+            operators: Vec::new(),
+            parameters: String::new(),
+            all_rows: String::new(),
+            open_sizes: Vec::new(),
+            makers: String::new(),
+            guards: String::new(),
+        }
+    }
+
+    /// Number of a size and a comma, in libraries that have sizes.
+    fn of_size(&self, at: usize) -> String {
+        if self.model.plan().dim.is_some() { format!("{at}, ") } else { String::new() }
+    }
+
+    /// Base, number and offset of a slice; `None` for what the library never touches.
+    fn home(&self, slice: &Slice) -> Option<(&'static str, usize, usize)> {
+        match self.constants.home(self.model, slice) {
+            Some(Home::File(offset)) => return Some(("NET_IN_CONSTANTS", 0, offset)),
+            Some(Home::Made(offset)) => return Some(("NET_IN_MADE", 0, offset)),
+            None => {}
+        }
+        match self.model.address(slice)? {
+            Address { base: Base::Arena, offset } => Some(("NET_IN_ARENA", 0, offset)),
+            Address { base: Base::State(at), offset } => Some(("NET_IN_STATE", at, offset)),
+            Address { base: Base::Input(at), offset } => Some(("NET_IN_INPUT", at, offset)),
+            Address { base: Base::Output(at), offset } => Some(("NET_IN_OUTPUT", at, offset)),
+            Address { base: Base::Constants, .. } => None,
+        }
+    }
+
+    /// Adds the addresses of slices, and whether each is used. Returns the number of the first.
+    fn add_addresses<'s>(
+        &mut self,
+        slices: impl Iterator<Item = (&'s Slice, bool)>,
+        step: &str,
+    ) -> Result<usize, fmt::Error> {
+        let first = self.n_addresses;
+        writeln!(self.addresses, "    /* {} */", step.replace("*/", "* /"))?;
+        for (slice, is_used) in slices {
+            let found = if is_used { self.home(slice) } else { None };
+            let (base, index, offset) = found.unwrap_or(("NET_UNUSED", 0, 0));
+            if base == "NET_IN_INPUT" || base == "NET_IN_OUTPUT" {
+                self.passed.push(self.n_addresses.to_string());
+            }
+            writeln!(self.addresses, "    {{{base}, {index}, {offset}}},")?;
+            self.n_addresses += 1;
+        }
+        Ok(first)
+    }
+
+    /// Adds a row of a step.
+    fn add_row(&mut self, row: fmt::Arguments) -> Written {
+        self.n_steps += 1;
+        writeln!(self.steps, "    {{{row}}},")
+    }
+
+    fn add_step(&mut self, step: &Step) -> Written {
+        let guard = step.guard.map_or(0, |at| at + 1);
+        let no_size = self.of_size(0);
+        match &step.work {
+            Work::Kernel { .. } => self.add_kernel(step, guard),
+            Work::Copy { from, to, rows } => {
+                let first = self.add_addresses([(from, true), (to, true)].into_iter(), &step.name)?;
+                self.open_sizes.extend(rows.map(|(rows, _)| rows));
+                let size = self.of_size(rows.map_or(0, |_| self.open_sizes.len()));
+                let n_bytes = rows.map_or(from.n_bytes, |(_, row)| row);
+                self.add_row(format_args!("NULL, NULL, NULL, {first}, 0, {n_bytes}, {size}{guard}"))
+            }
+            Work::Move { from, to, rows } => {
+                let first = self.add_addresses([(from, true), (to, true)].into_iter(), &step.name)?;
+                let (size, name) = (self.open_sizes.len(), format!("net_rows_{}", self.n_steps));
+                self.open_sizes.extend([rows.offsets[0], rows.offsets[1], rows.n_bytes]);
+                let [from, to] = rows.pitches;
+                writeln!(self.all_rows, "static const int64_t {name}[] = {{{}, {from}, {to}}};", rows.n)?;
+                self.add_row(format_args!("NULL, NULL, {name}, {first}, 0, 0, {size}, {guard}"))
+            }
+            Work::Host { inputs, outputs, run: Host::Call(call) } => {
+                let slices = inputs.iter().chain(outputs).map(|slice| (slice, true));
+                let first = self.add_addresses(slices, &step.name)?;
+                let (operator, name) = (call.operator, format!("net_parameters_{}", self.n_steps));
+                let numbers: Vec<String> = call.parameters.iter().map(|&x| literal(x)).collect();
+                writeln!(self.parameters, "static const int64_t {name}[] = {{{}}};", numbers.join(", "))?;
+                if !self.operators.iter().any(|known| known.name == operator.name) {
+                    self.operators.push(operator);
+                }
+                let operator = operator.name;
+                self.add_row(format_args!("NULL, net_host_{operator}, {name}, {first}, 0, 0, {no_size}{guard}"))
+            }
+            Work::While { truth, end } => {
+                let first = self.add_addresses(std::iter::once((truth, true)), &step.name)?;
+                let end = self.starts[*end];
+                self.add_row(format_args!("NULL, NULL, NULL, {first}, NET_LOOP_BEGIN, {end}, {no_size}{guard}"))
+            }
+            Work::Again { to } => {
+                let (first, to) = (self.n_addresses, self.starts[*to]);
+                self.add_row(format_args!("NULL, NULL, NULL, {first}, NET_LOOP_END, {to}, {no_size}{guard}"))
+            }
+            Work::Host { run: Host::Function(_), .. } => unreachable!("such a plan is refused"),
+        }
+    }
+
+    /// Adds a row for each part of a kernel.
+    fn add_kernel(&mut self, step: &Step, guard: usize) -> Written {
+        let Work::Kernel { kernel, arguments, kept, parts, all_threads, sizes } = &step.work else { return Ok(()) };
+        self.kernels.push(*kernel);
+        let size = self.of_size(self.open_sizes.len());
+        self.open_sizes.extend(sizes);
+        let model = self.model;
+        let used = |(slice, at)| (slice, model.is_used(*kernel, at, parts));
+        let first = self.add_addresses(arguments.iter().chain(kept).zip(0..).map(used), &step.name)?;
+        for part in parts {
+            let (function, all_threads) = (function(self.name, *kernel, *part), u8::from(*all_threads));
+            self.add_row(format_args!("{function}, NULL, NULL, {first}, {all_threads}, 0, {size}{guard}"))?;
+        }
+        Ok(())
+    }
+
+    /// Adds the step that makes something of constants once.
+    fn add_maker(&mut self, step: &Step) -> Written {
+        let Work::Kernel { kernel, arguments, kept, .. } = &step.work else { return Ok(()) };
+        let model = self.model;
+        let used = |(slice, at)| (slice, model.is_used(*kernel, at, &[Part::Prepare]));
+        let first = self.add_addresses(arguments.iter().chain(kept).zip(0..).map(used), &step.name)?;
+        let (function, size) = (function(self.name, *kernel, Part::Prepare), self.of_size(0));
+        writeln!(self.makers, "    {{{function}, NULL, NULL, {first}, 1, 0, {size}0}},")
+    }
+
+    fn add_guards(&mut self) -> Written {
+        for guard in &self.model.plan().guards {
+            let first = self.add_addresses(std::iter::once((&guard.truth, true)), "guard")?;
+            let outer = guard.outer.map_or(0, |at| at + 1);
+            writeln!(self.guards, "    {{{first}, {}, {outer}}},", u8::from(guard.holds))?;
+        }
+        Ok(())
+    }
+
+    /// Formats all tables, in the order in which the template needs them.
+    fn text(&self, n_threads: usize) -> Result<String, fmt::Error> {
+        let (model, constants) = (self.model, self.constants);
+        let mut out = String::new();
+        writeln!(out, "/* Bytes of the tensors in between, and of what kernels use for themselves. */")?;
+        writeln!(out, "#define NET_TENSOR_BYTES {}u", model.plan().arena_bytes())?;
+        writeln!(out, "#define NET_SCRATCH_BYTES {}u\n", model.scratch_bytes(n_threads))?;
+        out += &data(constants.n_bytes)?;
+        self.declarations(&mut out)?;
+        out += &host_operators(&self.operators, &self.parameters);
+        out += &self.all_rows;
+        self.address_tables(&mut out)?;
+        if let Some(dim) = &model.plan().dim {
+            self.size_tables(dim, &mut out)?;
+        }
+        if model.plan().appends > 0 {
+            out += &states(model)?;
+        }
+        self.step_tables(&mut out)?;
+        Ok(out)
+    }
+
+    /// Writes the declarations of the kernels' functions.
+    fn declarations(&self, out: &mut String) -> Written {
+        let sizes = if self.model.plan().dim.is_some() { ", const int64_t *sizes" } else { "" };
+        for kernel in &self.kernels {
+            writeln!(out, "int {}_supported(void);", kernel_prefix(self.name, *kernel))?;
+            for (part, _) in Part::ALL {
+                let function = function(self.name, *kernel, part);
+                writeln!(
+                    out,
+                    "int {function}(void *const *buffers, void *scratch, const net_runtime *runtime{sizes});"
+                )?;
+            }
+        }
+        // All kernels are for the same CPU.
+        let supported = |kernel: &usize| format!("{}_supported()", kernel_prefix(self.name, *kernel));
+        let supported = self.kernels.first().map_or("1".to_owned(), supported);
+        writeln!(out, "static int net_supported(void) {{ return {supported}; }}\n")
+    }
+
+    fn address_tables(&self, out: &mut String) -> Written {
+        writeln!(out, "#define NET_ADDRESSES {}u", self.n_addresses)?;
+        writeln!(out, "static const net_address net_addresses[NET_ADDRESSES + 1] = {{")?;
+        writeln!(out, "{}    {{NET_UNUSED, 0, 0}}\n}};\n", self.addresses)?;
+        let n_passed = self.passed.len();
+        writeln!(out, "/* The addresses that are different in each run. */\n#define NET_PASSED {n_passed}u")?;
+        let passed: Vec<&str> = self.passed.iter().map(String::as_str).chain(["0"]).collect();
+        writeln!(out, "static const uint32_t net_passed[NET_PASSED + 1] = {{{}}};\n", passed.join(", "))?;
+        writeln!(out, "/* Conditions of steps, numbered from 1 on. */")?;
+        writeln!(out, "static const net_guard net_guards[] = {{\n{}    {{0, 0, 0}}\n}};\n", self.guards)
+    }
+
+    /// Writes the open dimension, and what depends on it.
+    fn size_tables(&self, dim: &Dim, out: &mut String) -> Written {
+        let Dim { name, least, most, step } = dim;
+        let numbers = [least, most, step].map(|n| literal(*n)).join(", ");
+        writeln!(out, "static const net_dimension net_the_dimension = {{{}, {numbers}}};", quoted(name))?;
+        writeln!(out, "#define NET_SIZES {}u", self.open_sizes.len())?;
+        let [inputs, outputs] = crate::tensors(self.model.plan());
+        let of = |tensors: Vec<Tensor>| tensors.into_iter().map(|tensor| tensor.open.map(|(_, size)| size)).collect();
+        let tables: [(&str, Vec<Option<Size>>); 3] = [
+            ("net_sizes", self.open_sizes.iter().copied().map(Some).collect()),
+            ("net_input_sizes", of(inputs)),
+            ("net_output_sizes", of(outputs)),
+        ];
+        for (table, sizes) in tables {
+            writeln!(out, "static const net_size {table}[] = {{")?;
+            for size in sizes {
+                let [factor, term, multiple] =
+                    size.map_or([0, 0, 1], |Size { factor, term, multiple }| [factor, term, multiple]).map(literal);
+                writeln!(out, "    {{{factor}, {term}, {multiple}}},")?;
+            }
+            writeln!(out, "    {{0, 0, 1}}\n}};")?;
+        }
+        writeln!(out)
+    }
+
+    fn step_tables(&self, out: &mut String) -> Written {
+        let none = format!("NULL, NULL, NULL, 0, 0, 0, {}0", self.of_size(0));
+        let constants = self.constants;
+        writeln!(out, "#define NET_STEPS {}u", self.n_steps)?;
+        writeln!(out, "static const net_step net_steps[NET_STEPS + 1] = {{\n{}    {{{none}}}\n}};\n", self.steps)?;
+        writeln!(out, "/* Bytes of what the first context makes of constants, and the steps that do so. */")?;
+        writeln!(out, "#define NET_MADE_BYTES ((size_t){}u)", constants.made_bytes)?;
+        writeln!(out, "/* The first of these bytes, which runs read. */")?;
+        writeln!(out, "#define NET_KEPT_BYTES ((size_t){}u)", constants.kept_bytes)?;
+        writeln!(out, "static const net_widened net_all_widened[] = {{")?;
+        for Widened { from, to, n, is_bf16 } in &constants.widened {
+            writeln!(out, "    {{{from}, {to}, {n}, {}}},", u8::from(*is_bf16))?;
+        }
+        writeln!(out, "    {{0, 0, 0, 0}}\n}};\n")?;
+        writeln!(out, "static const net_step net_makers[] = {{\n{}    {{{none}}}\n}};", self.makers)
+    }
+}
+
+/// The text of the host operators that a library calls, and the parameters of the calls.
+fn host_operators(operators: &[HostOperator], parameters: &str) -> String {
+    if operators.is_empty() {
+        return String::new();
+    }
+    let sources = operators.iter().map(|operator| operator.source);
+    let parts = ["#include <math.h>\n\n#define NET_HOST static", HOST_HEADER].into_iter().chain(sources);
+    let parts: Vec<&str> = parts.chain([parameters]).map(str::trim_end).collect();
+    parts.join("\n\n") + "\n\n"
+}
+
+/// Tables of the states.
+fn states(model: &Model) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let (mut table, mut places, mut n_bytes) = (String::new(), String::new(), 0);
+    for (at, tensor) in model.plan().states().enumerate() {
+        let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
+        writeln!(out, "static const int64_t net_state_{at}_shape[] = {{{}}};", shape.join(", "))?;
+        let (code, bits) = dlpack(tensor.dtype);
+        let (name, rank) = (quoted(&tensor.name), tensor.shape.len());
+        writeln!(table, "    {{{name}, {code}, {bits}, 0, {rank}, net_state_{at}_shape, {}}},", tensor.n_bytes())?;
+        writeln!(places, "    {n_bytes},")?;
+        n_bytes += tensor.n_bytes().next_multiple_of(128);
+    }
+    let n = model.plan().states().count();
+    writeln!(out, "#define NET_STATES {n}u")?;
+    writeln!(out, "static const net_tensor net_state_table[NET_STATES + 1] = {{")?;
+    writeln!(out, "{table}    {{NULL, 0, 0, 0, 0, NULL, 0}}\n}};")?;
+    writeln!(out, "/* Where each state begins, in bytes, and where the last one ends. */")?;
+    writeln!(out, "static const size_t net_state_places[NET_STATES + 1] = {{\n{places}    {n_bytes}\n}};")?;
+    writeln!(out, "/* What a run adds to the length of states. */")?;
+    writeln!(out, "#define NET_APPENDS {}\n", literal(model.plan().appends))?;
+    Ok(out)
+}
