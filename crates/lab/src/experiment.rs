@@ -10,10 +10,12 @@ mod elsewhere;
 mod finished;
 mod folder;
 mod hardware;
+mod machine;
 pub mod networks;
 pub mod operators;
 pub mod pictures;
 mod plan;
+mod planned;
 mod results;
 pub mod sequence;
 mod table;
@@ -30,12 +32,12 @@ use tilewright_device::device::WorkerCommand;
 
 use crate::Caller;
 pub use beside::BesideRequest;
-use elsewhere::Machine;
 use finished::n_complete;
 pub use hardware::Hardware;
 use pictures::PICTURES;
-pub use plan::{Plan, Planned};
+pub use plan::Plan;
 use plan::{beside_search, n_trials};
+pub use planned::Planned;
 pub use table::{
     Arm, Arms, Centre, EXPERIMENTS, Experiment, Length, Measure, Moment, Problem, Transferred, Trials, View,
 };
@@ -92,7 +94,7 @@ impl Plan {
     /// workers do not start or files cannot be written.
     pub fn carry_out(mut self, beside: &[PathBuf], worker: &WorkerCommand, caller: Caller) -> Result<Held, Error> {
         let _claim = self.claim_folder()?;
-        self.elsewhere = Machine::read_all(beside, &self)?;
+        self.elsewhere = elsewhere::read_all(beside, &self)?;
         elsewhere::check_distinct(&self.elsewhere, &self)?;
         caller.say(self.extent());
         let mut pace = TimeRatio::default();

@@ -6,32 +6,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tilewright::Error;
 use tilewright::version::BUILD;
 
 use super::data;
 use super::finished::{Finished, Summary};
+use super::machine::{MachineResults, RunElsewhere};
 use super::plan::Plan;
-
-/// Machine of a `data.json`, with its runs.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Machine {
-    pub cpu: String,
-    pub target: String,
-    pub version: String,
-    #[serde(skip_serializing)]
-    runs: Vec<Run>,
-}
-
-/// A run on it.
-#[derive(Debug, Clone, Deserialize)]
-struct Run {
-    problem: String,
-    arm: String,
-    #[serde(flatten)]
-    summary: Summary,
-}
 
 /// Contents of a `data.json`: the facts that comparable experiments share, and the machine.
 #[derive(Deserialize)]
@@ -40,74 +22,58 @@ struct Data {
     budget: f64,
     threads: usize,
     #[serde(flatten)]
-    machine: Machine,
+    machine: MachineResults,
 }
 
-impl Machine {
-    /// Reads the results in folders that `experiment` wrote.
-    ///
-    /// # Errors
-    /// Bad input where there are none, or they are of another experiment, budget or number of threads.
-    pub fn read_all(folders: &[PathBuf], plan: &Plan) -> Result<Vec<Machine>, Error> {
-        folders.iter().map(|folder| Machine::read(folder, plan)).collect()
-    }
+/// Reads the results in folders that `experiment` wrote.
+///
+/// # Errors
+/// Bad input where there are none, or they are of another experiment, budget or number of threads.
+pub fn read_all(folders: &[PathBuf], plan: &Plan) -> Result<Vec<MachineResults>, Error> {
+    folders.iter().map(|folder| read(folder, plan)).collect()
+}
 
-    fn read(folder: &Path, plan: &Plan) -> Result<Machine, Error> {
-        let path = data::path(folder);
-        let cannot = |reason: String| {
-            Error::input(format!(
-                "--beside {}: {reason} (give a folder of results of `{}`)",
-                folder.display(),
-                plan.command()
-            ))
-        };
-        if fs::canonicalize(folder).is_ok_and(|there| fs::canonicalize(&plan.folder).is_ok_and(|own| own == there)) {
-            return Err(cannot("it is the experiment's own folder".into()));
-        }
-        let bytes = data::read(folder).map_err(|error| cannot(format!("cannot read {}: {error}", path.display())))?;
-        let data: Data = serde_json::from_slice(&bytes)
-            .map_err(|error| cannot(format!("{} is not one: {error}", path.display())))?;
-        let Data { experiment, budget, threads, mut machine } = data;
-        if (&*experiment, budget, threads) != (plan.experiment.name, plan.budget, plan.hardware.threads) {
-            return Err(cannot(format!("its results are of {experiment} at budget {budget} with --threads {threads}")));
-        }
-        // Runs that were broken off, or whose races were, do not compare yet; nor does what other arms found.
-        let n_moments = plan.moments().len();
-        machine.runs.retain(|run| {
-            run.summary.is_timed()
-                && run.summary.found.len() == n_moments
-                && plan.arms.iter().any(|arm| arm.label == run.arm)
-        });
-        Ok(machine)
+fn read(folder: &Path, plan: &Plan) -> Result<MachineResults, Error> {
+    let path = data::path(folder);
+    let cannot = |reason: String| {
+        Error::input(format!(
+            "--beside {}: {reason} (give a folder of results of `{}`)",
+            folder.display(),
+            plan.command()
+        ))
+    };
+    if fs::canonicalize(folder).is_ok_and(|there| fs::canonicalize(&plan.folder).is_ok_and(|own| own == there)) {
+        return Err(cannot("it is the experiment's own folder".into()));
     }
-
-    /// This machine.
-    pub fn here(plan: &Plan, finished: &[Finished]) -> Machine {
-        let runs = finished.iter().filter(|f| f.summary.is_timed()).map(|f| Run {
-            problem: f.planned.problem.label.to_owned(),
-            arm: f.planned.arm.label.to_owned(),
-            summary: f.summary.clone(),
-        });
-        Machine {
-            cpu: plan.hardware.name.clone(),
-            target: plan.hardware.target.name(),
-            version: BUILD.to_owned(),
-            runs: runs.collect(),
-        }
+    let bytes = data::read(folder).map_err(|error| cannot(format!("cannot read {}: {error}", path.display())))?;
+    let data: Data =
+        serde_json::from_slice(&bytes).map_err(|error| cannot(format!("{} is not one: {error}", path.display())))?;
+    let Data { experiment, budget, threads, mut machine } = data;
+    if (&*experiment, budget, threads) != (plan.experiment.name, plan.budget, plan.hardware.threads) {
+        return Err(cannot(format!("its results are of {experiment} at budget {budget} with --threads {threads}")));
     }
+    // Runs that were broken off, or whose races were, do not compare yet; nor does what other arms found.
+    let n_moments = plan.moments().len();
+    machine.runs.retain(|run| {
+        run.summary.is_timed()
+            && run.summary.found.len() == n_moments
+            && plan.arms.iter().any(|arm| arm.label == run.arm)
+    });
+    Ok(machine)
+}
 
-    pub fn n_runs(&self) -> usize {
-        self.runs.len()
-    }
-
-    /// The share of the best known on this machine that each run of an arm on a problem had at one of the
-    /// plan's moments; 0 if it had found nothing.
-    pub fn shares(&self, problem: &str, arm: &str, moment: usize) -> Vec<f64> {
-        let of_problem = || self.runs.iter().filter(|run| run.problem == problem);
-        let found = of_problem().flat_map(|run| &run.summary.found).flatten();
-        let best = found.filter_map(|found| found.ns).min_by(f64::total_cmp);
-        let share = |run: &Run| Some(best? / run.summary.found[moment].as_ref()?.ns?);
-        of_problem().filter(|run| run.arm == arm).map(|run| share(run).unwrap_or(0.0)).collect()
+/// Makes the results of this machine.
+pub fn here(plan: &Plan, finished: &[Finished]) -> MachineResults {
+    let runs = finished.iter().filter(|f| f.summary.is_timed()).map(|f| RunElsewhere {
+        problem: f.planned.problem.label.to_owned(),
+        arm: f.planned.arm.label.to_owned(),
+        summary: f.summary.clone(),
+    });
+    MachineResults {
+        cpu: plan.hardware.name.clone(),
+        target: plan.hardware.target.name(),
+        version: BUILD.to_owned(),
+        runs: runs.collect(),
     }
 }
 
@@ -115,7 +81,7 @@ impl Machine {
 ///
 /// # Errors
 /// Bad input where one does.
-pub fn check_distinct(machines: &[Machine], plan: &Plan) -> Result<(), Error> {
+pub fn check_distinct(machines: &[MachineResults], plan: &Plan) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
     let elsewhere = machines.iter().flat_map(|machine| &machine.runs).map(|run| &run.summary);
     let mut summaries = elsewhere.chain(plan.known.values());

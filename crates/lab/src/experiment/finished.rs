@@ -9,7 +9,7 @@ use tilewright_ir::op::Workload;
 use tilewright_search::{Outcome, Seconds};
 use tilewright_tune::Record;
 
-use super::plan::Planned;
+use super::planned::Planned;
 use super::table::Moment;
 use crate::history::{Curve, Run, runs};
 

@@ -8,10 +8,17 @@ use serde_json::Value as Json;
 use tilewright::Error;
 use tilewright::file::{open_lock, write_whole};
 
-use super::{data, results};
+use super::data;
 
 /// The folder of the runs within that of the experiment.
 pub const RUNS: &str = "runs";
+
+/// The file of all trials.
+pub const TRIALS: &str = "trials.csv";
+/// The page.
+pub const PAGE: &str = "README.md";
+/// Files that an experiment writes into its folder, besides plots.
+pub const FILES: [&str; 4] = [data::PLAIN, data::PACKED, TRIALS, PAGE];
 
 /// Makes the folder of an experiment, or checks that it holds a part of the one that `own` identifies.
 /// Returns a lock, which keeps other processes out until it is closed, and the contents of `data.json`, null
@@ -24,7 +31,7 @@ pub fn claim(folder: &Path, own: &Json) -> Result<(File, Json), Error> {
     let cannot = |error: io::Error| Error::input(format!("cannot write to {name}: {error} (give another -o)"));
     let path = folder.join("plan.json");
     let data = || -> Option<Json> { serde_json::from_slice(&data::read(folder).ok()?).ok() };
-    let mut written = results::FILES.iter().map(|name| folder.join(name));
+    let mut written = FILES.iter().map(|name| folder.join(name));
     if !path.exists()
         && data().is_none()
         && let Some(foreign) = written.find(|path| path.exists())

@@ -11,17 +11,21 @@ use tilewright::bench::OURS;
 use tilewright::file::write_whole;
 use tilewright::version::BUILD;
 use tilewright::words::{count, digits, duration, percent, shell_quoted};
-use tilewright::{Database, Error, NO_CACHE, Request, Session, Workload, since_1970, with_suffix};
+use tilewright::{Database, Error, NO_CACHE, Request, Session, TunedMany, Workload, since_1970, with_suffix};
 use tilewright_device::device::WorkerCommand;
 use tilewright_graph::networks::{NETWORKS, Network};
-use tilewright_graph::{Bindings, onnx, specialise};
-use tilewright_model::bench::{ModelBench, ModelBenchRequest, bench_model};
-use tilewright_model::{Layouts, Making, all_inputs, compile_guessed, compile_known, laid_out, lower, read_model};
+use tilewright_graph::{Bindings, Specialised, Tensor, Value, onnx, specialise};
+use tilewright_ir::Target;
+use tilewright_model::bench::{ModelBench, ModelBenchRequest, ModelBenchRow, bench_model};
+use tilewright_model::{
+    Fused, Layouts, Making, all_inputs, compile_guessed, compile_known, laid_out, lower, read_model,
+};
 use tilewright_peers::{MODEL_PEERS, ModelPeerSpec};
 
 use super::beside::{self, BesideRequest};
+use super::folder::PAGE;
 use super::plan::only;
-use super::results::{PAGE, markdown};
+use super::results::markdown;
 use super::{Cost, Hardware, Held, data, folder};
 use crate::clock::utc;
 use crate::history::MedianCurve;
@@ -122,17 +126,19 @@ pub fn carry_out(request: &BesideRequest, worker: &WorkerCommand, caller: Caller
     Ok(Held { data: page.write(own)?, n_runs: networks.len(), n_complete, folder })
 }
 
-/// Tunes a network and measures it beside the others; none where it was stopped.
-fn measure(
-    request: &BesideRequest,
-    network: &Network,
-    [path, database]: [&Path; 2],
-    worker: &WorkerCommand,
-    caller: Caller,
-) -> Result<Option<Outcome>, Error> {
-    let BesideRequest { time, seed, ref hardware, ref peer_path, .. } = *request;
-    let (target, threads) = (&hardware.target, hardware.threads);
-    let (started, start) = (since_1970().as_secs(), Instant::now());
+/// A network, written to a file and ready for code.
+struct Prepared {
+    bindings: Bindings,
+    inputs: Vec<(Value, Tensor)>,
+    special: Specialised,
+    fused: Fused,
+}
+
+/// Writes a network to `path` and lowers it.
+///
+/// # Errors
+/// If it cannot be written, or there is no code for it.
+fn prepare(network: &Network, seed: u64, path: &Path, target: &Target) -> Result<Prepared, Error> {
     let file = onnx::write(&network.build(seed));
     write_whole(path, |to| to.write_all(&file)).or_failed(path.display())?;
     let model = read_model(path)?;
@@ -146,21 +152,34 @@ fn measure(
         return Err(Error::failed(format!("{}: {problem}", network.name)));
     }
     let fused = lower(&special.graph, false, target).or_failed(network.name)?;
+    Ok(Prepared { bindings, inputs, special, fused })
+}
 
-    // From its beginning, if an earlier one was broken off.
-    for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
-        if path.exists() {
-            fs::remove_file(&path).or_failed(path.display())?;
-        }
-    }
-    let failed = |error: tilewright_model::CompileError| Error::failed(&error).because(error);
-    let own = laid_out(fused.clone(), target, threads, Layouts::Guess).map_err(failed)?;
+/// Runs that tuned a network.
+struct TunedNetwork {
+    session: Session,
+    /// Kernels of the network, each as often as it is run.
+    n_kernels: usize,
+    together: TunedMany,
+}
+
+/// Tunes the kernels of a network together, from the beginning if an earlier run was broken off.
+fn tune(
+    request: &BesideRequest,
+    network: &Network,
+    own: &Fused,
+    session: Session,
+    caller: Caller,
+) -> Result<TunedNetwork, Error> {
+    let BesideRequest { time, seed, ref hardware, .. } = *request;
+    let (target, threads) = (&hardware.target, hardware.threads);
     let caches = own.caches(target);
     let request = |(workload, n): (Workload, usize)| {
         let caches = caches.of(&workload);
         (Request::new(workload).threads(threads).target(target.clone()).seed(seed).caches(caches), n as f64)
     };
     let workloads: Vec<Workload> = own.tasks().into_iter().map(|(workload, _)| workload).collect();
+    let n_kernels = own.tasks().iter().map(|(_, n)| *n).sum();
     let tasks: Vec<(Request, f64)> = own.tasks().into_iter().map(request).collect();
     caller.say(format!(
         "{}: tuning {} together for {} s",
@@ -168,23 +187,60 @@ fn measure(
         count(workloads.len() as u64, "kernel"),
         time.as_secs_f64()
     ));
-    let session = Session::new(Database::new(Some(database))?, worker.clone());
     (caller.tell)(LabEvent::Together(&workloads));
     let tuned = session.run_together(&tasks, time, caller.stop, &caller);
     (caller.tell)(LabEvent::Done);
-    let mut tuned = tuned?;
-    if let Some(lost) = tuned.workloads.iter_mut().find_map(|task| task.tuned.lost.take()) {
-        return Err(lost);
+    let mut together = tuned?;
+    match together.workloads.iter_mut().find_map(|task| task.tuned.lost.take()) {
+        Some(lost) => Err(lost),
+        None => Ok(TunedNetwork { session, n_kernels, together }),
     }
+}
+
+/// Measures a network, and says of which runtimes it did not.
+///
+/// It stays on the CPUs that it measures on: in a thread of its own, the next network is tuned on all.
+fn compare(bench: &ModelBenchRequest) -> (Result<ModelBench, Error>, Vec<String>) {
+    std::thread::scope(|scope| {
+        let bench = || {
+            let left_out = std::sync::Mutex::new(Vec::new());
+            let measured = bench_model(bench, &|line| left_out.lock().expect("nobody panics").push(line.to_owned()));
+            (measured, left_out.into_inner().expect("nobody panics"))
+        };
+        scope.spawn(bench).join().expect("invariant: a comparison gives an error where it fails")
+    })
+}
+
+/// Tunes a network and measures it beside the others; none where it was stopped.
+fn measure(
+    request: &BesideRequest,
+    network: &Network,
+    [path, database]: [&Path; 2],
+    worker: &WorkerCommand,
+    caller: Caller,
+) -> Result<Option<Outcome>, Error> {
+    let BesideRequest { time, seed, ref hardware, .. } = *request;
+    let (target, threads) = (&hardware.target, hardware.threads);
+    let (started, start) = (since_1970().as_secs(), Instant::now());
+    let Prepared { bindings, inputs, special, fused } = prepare(network, seed, path, target)?;
+    for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
+        if path.exists() {
+            fs::remove_file(&path).or_failed(path.display())?;
+        }
+    }
+    let failed = |error: tilewright_model::CompileError| Error::failed(&error).because(error);
+    let own = laid_out(fused.clone(), target, threads, Layouts::Guess).map_err(failed)?;
+    let session = Session::new(Database::new(Some(database))?, worker.clone());
+    let tuned = tune(request, network, &own, session, caller)?;
     if caller.is_stopped() {
         return Ok(None);
     }
 
     caller.say(format!("{}: measuring it beside other runtimes", network.name));
     let untuned = compile_guessed(fused.clone(), target, threads).map_err(failed)?;
-    let best =
-        compile_known(fused, target, threads, &session.database().records()?, Making::default()).map_err(failed)?;
-    let bench = ModelBenchRequest {
+    let records = tuned.session.database().records()?;
+    let best = compile_known(fused, target, threads, &records, Making::default()).map_err(failed)?;
+    let (measured, left_out) = compare(&ModelBenchRequest {
         path,
         graph: &special.graph,
         ours: vec![(OURS, &best), (UNTUNED, &untuned)],
@@ -193,53 +249,44 @@ fn measure(
         threads,
         peers: runtimes(hardware).collect(),
         gpu: target.gpu.map(|gpu| gpu.number),
-        peer_path: peer_path.clone(),
+        peer_path: request.peer_path.clone(),
         rounds: ROUNDS,
-    };
-    // It stays on the CPUs that it measures on: in a thread of its own, the next network is tuned on all.
-    let (measured, left_out) = std::thread::scope(|scope| {
-        let bench = || {
-            let left_out = std::sync::Mutex::new(Vec::new());
-            let measured = bench_model(&bench, &|line| left_out.lock().expect("nobody panics").push(line.to_owned()));
-            (measured, left_out.into_inner().expect("nobody panics"))
-        };
-        scope.spawn(bench).join().expect("invariant: a comparison gives an error where it fails")
     });
     left_out.iter().for_each(|line| caller.say(line));
     let ModelBench { flops, rows, .. } = measured?;
     let options: String = bindings.dims.iter().map(|(name, size)| format!(" --dim {name}={size}")).collect();
-    let file = shell_quoted(&format!("{}.onnx", network.name));
+    let (file, time) = (shell_quoted(&format!("{}.onnx", network.name)), time.as_secs_f64());
+    let hardware_option = hardware.option().join(" ");
     Ok(Some(Outcome {
         network: network.name.to_owned(),
-        command: format!(
-            "tilewright tune {file}{options} --time {} --seed {seed} {}",
-            time.as_secs_f64(),
-            hardware.option().join(" ")
-        ),
+        command: format!("tilewright tune {file}{options} --time {time} --seed {seed} {hardware_option}"),
         started: utc(started),
         version: BUILD.to_owned(),
         cpu: hardware.name.clone(),
         seconds: start.elapsed().as_secs_f64(),
         gflop: flops / 1e9,
-        kernels: tasks.iter().map(|(_, n)| *n as usize).sum(),
-        workloads: tasks.len(),
-        trials: tuned.workloads.iter().map(|task| task.tuned.new_trials).sum(),
-        curve: tuned.curve,
-        implementations: rows
-            .into_iter()
-            .map(|row| Measured {
-                name: row.implementation.to_owned(),
-                ms_median: row.ms_median,
-                ms_best: row.ms_best,
-                spread: row.spread,
-                gflops: row.gflops_median,
-                rounds: row.rounds,
-                max_error: row.max_error,
-                version: row.version,
-            })
-            .collect(),
+        kernels: tuned.n_kernels,
+        workloads: tuned.together.workloads.len(),
+        trials: tuned.together.workloads.iter().map(|task| task.tuned.new_trials).sum(),
+        curve: tuned.together.curve,
+        implementations: rows.into_iter().map(Measured::from).collect(),
         left_out,
     }))
+}
+
+impl From<ModelBenchRow> for Measured {
+    fn from(row: ModelBenchRow) -> Measured {
+        Measured {
+            name: row.implementation.to_owned(),
+            ms_median: row.ms_median,
+            ms_best: row.ms_best,
+            spread: row.spread,
+            gflops: row.gflops_median,
+            rounds: row.rounds,
+            max_error: row.max_error,
+            version: row.version,
+        }
+    }
 }
 
 /// Runtimes that are measured on a machine.

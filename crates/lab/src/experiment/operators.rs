@@ -14,8 +14,9 @@ use tilewright::{Database, Error, Note, Request, Session, since_1970, with_suffi
 use tilewright_device::device::WorkerCommand;
 
 use super::beside::{self, BesideRequest};
+use super::folder::PAGE;
 use super::plan::only;
-use super::results::{PAGE, markdown};
+use super::results::markdown;
 use super::table::{Problem, RESNET_AND_MATMUL};
 use super::{Cost, Held, data, folder};
 use crate::clock::utc;

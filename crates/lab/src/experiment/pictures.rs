@@ -13,8 +13,9 @@ use tilewright::file::write_whole;
 use tilewright::version::BUILD;
 use tilewright_search::{Config, Outcome, Parameter, Space, Timing, Trial, build};
 
+use super::folder::PAGE;
 use super::folder::claim;
-use super::results::{PAGE, markdown};
+use super::results::markdown;
 use super::{Held, data};
 use crate::OrFailed;
 use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};

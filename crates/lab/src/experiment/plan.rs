@@ -3,23 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tilewright::file::write_whole;
 use tilewright::version::{RELEASE, release_of};
 use tilewright::words::{count, grouped, shell_quoted};
-use tilewright::{Database, Error, Session, Transfer, since_1970, trials_of, with_suffix};
+use tilewright::{Database, Error, Session, since_1970, trials_of, with_suffix};
 use tilewright_device::device::WorkerCommand;
 use tilewright_ir::op::Workload;
 use tilewright_tune::{PassedOver, Record, Setting, Task, Validator};
 
 use super::Request;
-use super::elsewhere::Machine;
 use super::finished::{Finished, Summary, only_run};
 use super::folder::{self, RUNS};
 use super::hardware::Hardware;
+use super::machine::MachineResults;
+use super::planned::Planned;
 use super::table::{Arm, Experiment, Length, Moment, Problem, Transferred, Trials, View};
 use crate::clock::utc;
 use crate::history::Run;
@@ -39,36 +40,7 @@ pub struct Plan {
     /// Summaries of runs in `data.json`, by their commands.
     pub(super) known: BTreeMap<String, Summary>,
     /// Results of other machines.
-    pub(super) elsewhere: Vec<Machine>,
-}
-
-/// A run of `tune`.
-pub struct Planned {
-    pub(super) arm: Arm,
-    pub(super) problem: Problem,
-    pub(super) seed: u64,
-    /// The most trials that it may have; `None` if only time limits it.
-    pub(super) n_trials: Option<u64>,
-    /// The longest that it may search, in seconds.
-    pub(super) seconds: f64,
-    /// Machine that kernels run on.
-    hardware: Hardware,
-    /// Whether what a GPU's limits rule out is in the space.
-    beyond_limits: bool,
-    /// Whether it begins with the guesses of the template.
-    has_guesses: bool,
-    /// Whether its leaders race at the end.
-    is_raced: bool,
-    /// Whether hopeless candidates are run to the end.
-    to_the_end: bool,
-    /// The name of the file that says what it came to.
-    pub(super) stem: String,
-    /// The name of its database, which is its own but for sources.
-    database: String,
-    /// Whether it is there only for others to learn from.
-    pub(super) is_source: bool,
-    /// The name of the database that it learns from.
-    teacher: Option<String>,
+    pub(super) elsewhere: Vec<MachineResults>,
 }
 
 /// Seconds that a run which counts trials has at least. A dozen slow candidates on a busy machine may take
@@ -152,77 +124,6 @@ fn stem(problem: &str, arm: &str, seed: u64) -> String {
 /// The database of a run.
 fn database_of(problem: &str, arm: &str, seed: u64) -> String {
     format!("{}.db", stem(problem, arm, seed))
-}
-
-impl Planned {
-    /// The name of its files, which no other run has.
-    pub fn stem(&self) -> &str {
-        &self.stem
-    }
-
-    /// The arguments of `tune` that mean the same as [`Planned::request`], without the database. Paths of
-    /// sources are relative to the experiment's folder, which may be moved.
-    pub fn words(&self) -> Vec<String> {
-        let mut words = vec![self.problem.workload.to_owned()];
-        let mut option =
-            |name: &str, value: Option<String>| words.extend(value.into_iter().flat_map(|v| [name.to_owned(), v]));
-        option("--search", Some(self.arm.search.to_owned()));
-        option("--template", self.problem.template.map(str::to_owned));
-        option("--seed", Some(self.seed.to_string()));
-        option("--trials", self.n_trials.map(|n| n.to_string()));
-        option("--time", Some(self.seconds.to_string()));
-        words.extend(self.hardware.option());
-        let flags = [
-            ("--no-guesses", !self.has_guesses),
-            ("--no-race", !self.is_raced),
-            ("--to-the-end", self.to_the_end),
-            ("--beyond-limits", self.beyond_limits),
-        ];
-        words.extend(flags.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name.to_owned()));
-        if let Some(teacher) = self.teacher() {
-            words.extend(["--transfer".to_owned(), teacher]);
-        }
-        words
-    }
-
-    /// Makes the request of the run; sources lie in this folder.
-    ///
-    /// # Errors
-    /// Bad input where the workload does not exist.
-    pub fn request(&self, folder: &Path) -> Result<tilewright::Request, Error> {
-        let transfer = self.teacher().map(|teacher| {
-            let mut transfer = Transfer::parse(&teacher).map_err(Error::input)?;
-            transfer.path = folder.join(&transfer.path);
-            Ok::<_, Error>(transfer)
-        });
-        let request = tilewright::Request::parse(self.problem.workload)?
-            .threads(self.hardware.threads)
-            .target(self.hardware.target.clone())
-            .search(self.arm.search)
-            .trials(self.n_trials)
-            .time(Duration::from_secs_f64(self.seconds))
-            .seed(self.seed)
-            .guesses(self.has_guesses)
-            .race(self.is_raced)
-            .to_the_end(self.to_the_end)
-            .beyond_limits(self.beyond_limits)
-            .transfer(transfer.transpose()?);
-        Ok(match self.problem.template {
-            Some(template) => request.template(template),
-            None => request,
-        })
-    }
-
-    /// The database within the experiment's folder that it learns from.
-    fn teacher(&self) -> Option<String> {
-        self.teacher.as_ref().map(|database| format!("{RUNS}/{database}"))
-    }
-
-    /// How a user repeats it.
-    pub(super) fn command(&self) -> String {
-        let words: Vec<String> = self.words().iter().map(|word| shell_quoted(word)).collect();
-        format!("tilewright tune {}", words.join(" "))
-    }
 }
 
 impl Plan {

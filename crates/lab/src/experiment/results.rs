@@ -13,21 +13,16 @@ use tilewright::words::{count, digits, grouped};
 use tilewright_search::{ErrorClass, Outcome, Seconds};
 
 use super::data;
-use super::elsewhere::Machine;
+use super::elsewhere;
 use super::finished::{Finished, Summary, n_complete};
+use super::folder::{PAGE, TRIALS};
+use super::machine::MachineResults;
 use super::plan::Plan;
 use super::table::{Arm, Centre, Measure, Moment, Problem, View};
 use crate::OrFailed;
 use crate::history::{Curve, MedianCurve, mean_curve, median_curve};
 use crate::plot::{Axis, Bar, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
 use crate::stats::{MeanStd, Quartiles, geometric_mean, median};
-
-/// The file of all trials.
-const TRIALS: &str = "trials.csv";
-/// The page.
-pub const PAGE: &str = "README.md";
-/// Files that an experiment writes into its folder, besides plots.
-pub const FILES: [&str; 4] = [data::PLAIN, data::PACKED, TRIALS, PAGE];
 
 /// A part of a run's time, in seconds.
 type PartOf = fn(&Finished) -> f64;
@@ -105,12 +100,12 @@ struct Results<'a> {
     plan: &'a Plan,
     finished: &'a [Finished<'a>],
     /// Results of this machine and the others, where results of others are shown beside its own.
-    machines: Vec<Machine>,
+    machines: Vec<MachineResults>,
 }
 
 impl<'a> Results<'a> {
     fn of_all(plan: &'a Plan, finished: &'a [Finished<'a>]) -> Results<'a> {
-        let here = plan.elsewhere.iter().take(1).map(|_| Machine::here(plan, finished));
+        let here = plan.elsewhere.iter().take(1).map(|_| elsewhere::here(plan, finished));
         Results { plan, finished, machines: here.chain(plan.elsewhere.iter().cloned()).collect() }
     }
 
@@ -390,7 +385,7 @@ impl<'a> Results<'a> {
     fn everywhere(&self) -> String {
         let mut out = "\n## On all machines\n\n".to_owned();
         for machine in &self.machines {
-            let Machine { cpu, target, version, .. } = machine;
+            let MachineResults { cpu, target, version, .. } = machine;
             let _ = writeln!(out, "- {cpu}, {target}: {}, version {version}", count(machine.n_runs() as u64, "run"));
         }
         let arms = &self.plan.arms;

@@ -11,9 +11,9 @@ use tilewright::version::{BUILD, RELEASE};
 use tilewright::words::{count, shell_quoted};
 use tilewright_learn::sequence::{ARCHITECTURES, Architecture, Epoch, Training};
 
-use super::folder::{self, RUNS};
+use super::folder::{self, PAGE, RUNS};
 use super::plan::only;
-use super::results::{PAGE, markdown};
+use super::results::markdown;
 use super::{Cost, Held, data};
 use crate::history::MedianCurve;
 use crate::plot::{Axis, Layer, Marks, Plot, Scale, colours, sheet};
