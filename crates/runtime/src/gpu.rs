@@ -10,7 +10,7 @@ use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::text::parse;
 use tilewright_ir::{Buffer, BufferId, DType, Part, Role, Target};
 
-use crate::model::plan_of_kernel;
+use crate::kernel_plan::plan_of_kernel;
 use crate::plan::{Place, Plan, Slice, Work};
 
 /// Alignment, in bytes, that suffices for parts of memory on every known GPU; tensors in the arena have it.

@@ -10,6 +10,7 @@ mod context;
 mod cores;
 pub mod gpu;
 pub mod host;
+mod kernel_plan;
 mod memory;
 mod model;
 mod pin;
