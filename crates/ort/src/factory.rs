@@ -10,7 +10,8 @@ use crate::context::Wish;
 use crate::log::Log;
 use crate::options::Options;
 use crate::part::Session;
-use crate::provider::{NAME, Provider};
+use crate::name::NAME;
+use crate::provider::Provider;
 
 /// Beginning of the names that ONNX Runtime gives a provider's options: `ep.`, its name, a point.
 const PREFIX: &str = "ep.tilewrightexecutionprovider.";

@@ -13,7 +13,7 @@ use tilewright_graph::{DType, Declared, Dim, Tensor, TensorType};
 use crate::api::{self, Api, Failure, Graph, Node, TENSOR, TEXT, TensorInfo, ValueInfo, got, text};
 use crate::context::{DOMAIN, OPERATOR};
 use crate::draft::{Draft, DraftNode, DraftValue, NodeAt, Value};
-use crate::provider::NAME;
+use crate::name::NAME;
 
 /// Elements of a constant that ONNX Runtime holds. All of its constants share a mark, which tells whether any
 /// of them is still in use.

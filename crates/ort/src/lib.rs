@@ -18,6 +18,7 @@ mod draft;
 mod factory;
 mod graph;
 mod log;
+mod name;
 mod options;
 mod part;
 mod provider;

@@ -1,6 +1,6 @@
 //! Provider of a session.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +13,9 @@ use crate::claim::claim;
 use crate::context::{DOMAIN, OPERATOR, PartContext, Wish, draft_of, read_beside};
 use crate::draft::{Draft, NodeAt};
 use crate::graph::{ContextNode, Read, ports_of, read, without_end};
+use crate::name::NAME;
 use crate::options::FreeSizes;
 use crate::part::{Part, Positions, Session};
-
-/// Name by which sessions ask for the provider.
-pub const NAME: &CStr = c"TilewrightExecutionProvider";
 
 /// Provider of a session.
 #[repr(C)]
