@@ -19,6 +19,7 @@ mod halves;
 mod interleave;
 mod math;
 mod memory;
+mod operand;
 pub mod plan;
 mod range;
 mod table;

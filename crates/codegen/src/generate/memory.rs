@@ -4,11 +4,13 @@
 use tilewright_ir::expr::Subscript;
 use tilewright_ir::{Atom, BufferId, DType, Index, LoopId};
 
-use super::gpu::warpgroup::PART_BYTES;
+use super::operand::Operand;
 use super::plan::{self, Chunk, Piece};
-use super::value::Operand;
 use super::{ARGUMENT_ALIGN, Generator, Lanes, Storage};
 use crate::ssa::{Id, Type};
+
+/// Bytes of the parts of a row that are swizzled where warpgroups multiply.
+pub const PART_BYTES: i64 = 16;
 
 /// Places of a vector's lanes in a buffer.
 #[derive(Clone, PartialEq, Eq, Hash)]

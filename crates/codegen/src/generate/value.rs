@@ -9,26 +9,13 @@ use tilewright_ir::target::Arch;
 use tilewright_ir::{BufferId, DType, Index, LoopId, Scope};
 
 use super::memory::LoadKey;
+pub(super) use super::operand::Operand;
 use super::{Generator, Lanes, plan, range};
 use crate::map::Map;
 use crate::ssa::{Compare, Id, Kind, Linkage, Op, Rounding, Type};
 
 /// Fewest lanes of a vector of integers that is narrowed with saturation.
 const LEAST_SATURATED: usize = 4;
-
-/// A value with its number of lanes; 0 for a scalar, which stands for itself in every lane.
-#[derive(Clone, Copy)]
-pub(super) struct Operand {
-    pub value: Id,
-    pub lanes: usize,
-}
-
-impl Operand {
-    /// A value that is the same in all lanes.
-    pub fn scalar(value: Id) -> Operand {
-        Operand { value, lanes: 0 }
-    }
-}
 
 /// A number that a cast to an integer type is of, with the type it is computed in, where the type is known to
 /// hold it.

@@ -16,12 +16,11 @@ use tilewright_ir::gpu::warpgroup::{Factors, Matrix, ROW_BYTES, Rows, SWIZZLED_B
 use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Stmt, Tensor};
 
 use crate::CompileError;
+use crate::generate::memory::PART_BYTES;
 use crate::generate::value::Operand;
 use crate::generate::{Generator, plan};
 use crate::ssa::{Id, Op, Type};
 
-/// Bytes of the parts of a row that are swizzled.
-pub const PART_BYTES: i64 = 16;
 /// Bits of the unit of a matrix descriptor, 16 bytes.
 const UNIT_BITS: i64 = 4;
 /// Bits of an address in shared memory that a matrix descriptor has.
