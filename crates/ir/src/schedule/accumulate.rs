@@ -6,7 +6,7 @@ use super::tree::{
     at_start, buffer_id, drop_decided, edit_loops, nest, new_buffer, require_open, simplify_block, single_loop,
 };
 use crate::dependence::writes_are_disjoint;
-use crate::expr::{Cond, Expr};
+use crate::expr::{Cond, Expr, ReduceOp};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
@@ -30,74 +30,25 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
         let fail = |why: &str| Illegal::Body { target: at.to_owned(), why: format!("{why} `{buffer}`") };
         let mut ranges = ranges.clone();
         ranges.push(l.var, l.extent.clone());
-        // The statement that holds the reduction; copies staged before it stay before it.
-        let holds = |s: &Stmt| {
-            let mut found = false;
-            s.walk(&mut |s| found |= matches!(s, Stmt::Update { buffer, .. } if *buffer == result));
-            found
-        };
+        // Copies staged before the statement that holds the reduction stay before it.
+        let holds = |s: &Stmt| reduces_into(s, result);
         let places: Vec<usize> = (0..l.body.len()).filter(|&i| holds(&l.body[i])).collect();
         let [place] = places.as_slice() else {
             return Err(fail("its body must hold exactly one statement with a reduction into"));
         };
         let reduction = l.body.remove(*place);
-        let (mut loops, mut stmt) = (Vec::new(), &reduction);
-        let (index, first) = loop {
-            match stmt {
-                Stmt::For(inner) => {
-                    loops.push((inner.var, inner.extent.clone(), inner.kind));
-                    // Copies staged inside the nest precede the one statement that goes on inwards.
-                    let mut inside = inner.body.iter().filter(|s| holds(s));
-                    let (Some(only), None) = (inside.next(), inside.next()) else {
-                        return Err(fail("a single statement must reduce into"));
-                    };
-                    stmt = only;
-                }
-                Stmt::Update { index, first, .. } => break (index.clone(), first.clone()),
-                _ => return Err(fail("a condition stands before the reduction into")),
-            }
-        };
-        if n_uses(&reduction, result) > 2 {
-            return Err(fail("inside, something besides the reduction uses"));
-        }
-        let is_spatial = |v: LoopId| index.iter().any(|i| i.uses(v));
-        // A rest that the reduction ends with may leave elements out; there is one of each from
-        // its beginning on.
-        let begin = |i: &Index| at_start(i, loops.iter().map(|l| l.0).filter(|&v| !is_spatial(v)));
-        let mut around = ranges.clone();
-        loops.iter().for_each(|(v, extent, _)| around.push(*v, extent.clone()));
-        let mut spatial: Vec<(LoopId, Index, LoopKind)> = Vec::new();
-        for (v, extent, kind) in loops.iter().filter(|l| is_spatial(l.0)) {
-            let at_first = match begin(extent) {
-                first if first == *extent || first.as_const().is_some() => first,
-                // Of a sum whose length depends on the loops around.
-                first => around.simplify(&first),
-            };
-            if at_first != *extent && (at_first.as_const().is_none() || ranges.upper(extent) != at_first.as_const()) {
-                return Err(fail("the extent of a loop over the result grows with one of the reduction into"));
-            }
-            spatial.push((*v, at_first, *kind));
-        }
+        let Reduction { loops, index, first, op } = Reduction::find(&reduction, result).map_err(fail)?;
+        let spatial = spatial_loops(&loops, &index, &ranges).map_err(fail)?;
         let mut inside = ranges.clone();
         spatial.iter().for_each(|(v, e, _)| inside.push(*v, e.clone()));
         // Each place of the tile stands for an element of its own, begun in the same iteration.
         if spatial.iter().any(|(v, _, _)| !writes_are_disjoint(&index, *v, &inside) || first.uses(*v)) {
             return Err(fail("inside, different iterations of loops over the result reduce into one element of"));
         }
-        shape = Vec::with_capacity(spatial.len());
-        for (v, extent, _) in &spatial {
-            match inside.upper(extent) {
-                Some(n) if n <= MOST_ELEMENTS => shape.push(n),
-                _ => {
-                    let (target, extent) = (names.loop_name(*v).to_owned(), index_to_string(names, extent));
-                    return Err(Illegal::TooLong { target, extent, most: MOST_ELEMENTS });
-                }
-            }
-        }
+        shape = shape_of(names, &spatial, &inside)?;
         let place_in_tile: Vec<Index> = spatial.iter().map(|(v, _, _)| (*v).into()).collect();
         let each = |stmt: Stmt| nest(spatial.iter().cloned(), vec![stmt]);
         // Outside loops of the reduction at their first iteration: the tile starts afresh, else from memory.
-        let op = op_of(stmt);
         // No double is the largest integer of 64 bits: an infinite one stands for it.
         let is_largest = dtype.is_wide() && op.identity() == f64::INFINITY;
         let identity = Expr::Const(if is_largest { op.identity() } else { dtype.round(op.identity()) });
@@ -121,6 +72,84 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
     Ok(())
 }
 
+/// Loop of a nest: its variable, extent and kind.
+type NestLoop = (LoopId, Index, LoopKind);
+
+/// Whether a statement holds a reduction into a buffer.
+fn reduces_into(stmt: &Stmt, result: BufferId) -> bool {
+    let mut found = false;
+    stmt.walk(&mut |s| found |= matches!(s, Stmt::Update { buffer, .. } if *buffer == result));
+    found
+}
+
+/// A reduction: the loops around its update, from outside, and the update itself.
+struct Reduction {
+    loops: Vec<NestLoop>,
+    index: Vec<Index>,
+    first: Cond,
+    op: ReduceOp,
+}
+
+impl Reduction {
+    /// Finds the reduction into `result` that a statement holds alone.
+    fn find(nest: &Stmt, result: BufferId) -> Result<Reduction, &'static str> {
+        let (mut loops, mut stmt) = (Vec::new(), nest);
+        let (index, first, op) = loop {
+            match stmt {
+                Stmt::For(inner) => {
+                    loops.push((inner.var, inner.extent.clone(), inner.kind));
+                    // Copies staged inside the nest precede the one statement that goes on inwards.
+                    let mut inside = inner.body.iter().filter(|s| reduces_into(s, result));
+                    let (Some(only), None) = (inside.next(), inside.next()) else {
+                        return Err("a single statement must reduce into");
+                    };
+                    stmt = only;
+                }
+                Stmt::Update { index, first, op, .. } => break (index.clone(), first.clone(), *op),
+                _ => return Err("a condition stands before the reduction into"),
+            }
+        };
+        if n_uses(nest, result) > 2 {
+            return Err("inside, something besides the reduction uses");
+        }
+        Ok(Reduction { loops, index, first, op })
+    }
+}
+
+/// The loops over the result, with their extents where the reduction begins: a rest that it ends with may
+/// leave elements out, and there is one of each from its beginning on.
+fn spatial_loops(loops: &[NestLoop], index: &[Index], ranges: &Ranges) -> Result<Vec<NestLoop>, &'static str> {
+    let is_spatial = |v: LoopId| index.iter().any(|i| i.uses(v));
+    let begin = |i: &Index| at_start(i, loops.iter().map(|l| l.0).filter(|&v| !is_spatial(v)));
+    let mut around = ranges.clone();
+    loops.iter().for_each(|(v, extent, _)| around.push(*v, extent.clone()));
+    let mut spatial = Vec::new();
+    for (v, extent, kind) in loops.iter().filter(|l| is_spatial(l.0)) {
+        let at_first = match begin(extent) {
+            first if first == *extent || first.as_const().is_some() => first,
+            // Of a sum whose length depends on the loops around.
+            first => around.simplify(&first),
+        };
+        if at_first != *extent && (at_first.as_const().is_none() || ranges.upper(extent) != at_first.as_const()) {
+            return Err("the extent of a loop over the result grows with one of the reduction into");
+        }
+        spatial.push((*v, at_first, *kind));
+    }
+    Ok(spatial)
+}
+
+/// The shape of a tile over these loops.
+fn shape_of(names: &Program, spatial: &[NestLoop], inside: &Ranges) -> Result<Vec<i64>, Illegal> {
+    let size = |(v, extent, _): &NestLoop| match inside.upper(extent) {
+        Some(n) if n <= MOST_ELEMENTS => Ok(n),
+        _ => {
+            let (target, extent) = (names.loop_name(*v).to_owned(), index_to_string(names, extent));
+            Err(Illegal::TooLong { target, extent, most: MOST_ELEMENTS })
+        }
+    };
+    spatial.iter().map(size).collect()
+}
+
 /// Reads, writes and allocations of a buffer; an update's own is a read and a write.
 fn n_uses(stmt: &Stmt, buffer: BufferId) -> usize {
     let mut n = 0;
@@ -128,13 +157,6 @@ fn n_uses(stmt: &Stmt, buffer: BufferId) -> usize {
     for_each_access(block, buffer, Access::Any, &mut Ranges::default(), &mut |_, _| n += 1);
     stmt.walk(&mut |s| n += usize::from(*s == Stmt::Alloc(buffer)));
     n
-}
-
-fn op_of(update: &Stmt) -> crate::expr::ReduceOp {
-    match update {
-        Stmt::Update { op, .. } => *op,
-        _ => unreachable!("the walk ends at an update"),
-    }
 }
 
 fn retarget(stmt: Stmt, from: BufferId, to: BufferId, place: &[Index]) -> Stmt {

@@ -10,7 +10,7 @@ use super::tree::{
 use crate::expr::Cond;
 use crate::gpu::relocate;
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Loop, LoopKind, Program, Scope, Stmt};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Scope, Stmt};
 use std::collections::BTreeSet;
 
 /// Most iterations whose copies are there or on their way.
@@ -31,16 +31,7 @@ pub fn stream(
         let (target, most) = (at.to_owned(), MOST_STAGES);
         return Err(Illegal::OutOfRange { target, what: "number of stages", least, most, value: stages });
     }
-    if multicast && !fed {
-        let why = "only a warp that does nothing else copies for other blocks (add `fed`)".to_owned();
-        return Err(Illegal::Buffer { buffer: buffers.join(" "), why });
-    }
-    for (place, (id, name)) in copies.iter().zip(buffers).enumerate() {
-        if program.buffer(*id).scope != Scope::Shared || copies[..place].contains(id) {
-            let why = "each copy is named once and shared by a block (stage it as shared)".to_owned();
-            return Err(Illegal::Buffer { buffer: name.clone(), why });
-        }
-    }
+    require_copies(program, buffers, &copies, [fed, multicast])?;
     require_open(program, var)?;
     // Those that threads make together.
     let mut by_threads = BTreeSet::new();
@@ -53,85 +44,152 @@ pub fn stream(
         };
         let made = allocated_in(&l.body);
         for (copy, buffer) in copies.iter().zip(buffers) {
-            let filled: Vec<usize> = (0..l.body.len()).filter(|&i| writes(&l.body[i..=i], *copy)).collect();
-            let &[fill] = filled.as_slice() else {
-                return fail("its body must hold exactly one nest that fills", buffer);
-            };
-            if !l.body[..fill].contains(&Stmt::Alloc(*copy)) {
-                return fail("each iteration must make anew", buffer);
-            }
-            l.body[fill].walk(&mut |s| {
-                if matches!(s, Stmt::For(Loop { kind: LoopKind::Thread(_), .. })) {
+            match require_fill(&l.body, *copy, &made) {
+                Ok(true) => {
                     by_threads.insert(*copy);
                 }
-            });
-            if !is_assignment(&l.body[fill], *copy) {
-                return fail("its body must hold loops and conditions around one assignment to", buffer);
-            }
-            // What is copied must be there iterations earlier.
-            let mut is_there = true;
-            l.body[fill].walk(&mut |s| {
-                s.for_each_own_read(&mut |b, _| is_there &= !made.contains(&b) && !writes(&l.body, b));
-            });
-            if !is_there {
-                return fail("an iteration itself makes what is copied to", buffer);
+                Ok(false) => {}
+                Err(why) => return fail(why, buffer),
             }
         }
+        let of_loop = Streamed { var, extent, stages, held, last };
+        let before = of_loop.go_ahead(&mut l, &copies, ranges);
+        Ok(before.into_iter().chain([Stmt::For(l)]).collect())
+    })?;
+    set_scopes(program, buffers, &copies, &|copy| !by_threads.contains(&copy), [fed, multicast])?;
+    for copy in copies {
+        program.buffers[copy.0 as usize].shape.insert(0, stages);
+        require_fits(program, copy)?;
+    }
+    Ok(())
+}
+
+/// Checks that copies are shared by a block and named once each, and that their options go together.
+fn require_copies(
+    program: &Program,
+    buffers: &[String],
+    copies: &[BufferId],
+    [fed, multicast]: [bool; 2],
+) -> Result<(), Illegal> {
+    if multicast && !fed {
+        let why = "only a warp that does nothing else copies for other blocks (add `fed`)".to_owned();
+        return Err(Illegal::Buffer { buffer: buffers.join(" "), why });
+    }
+    for (place, (id, name)) in copies.iter().zip(buffers).enumerate() {
+        if program.buffer(*id).scope != Scope::Shared || copies[..place].contains(id) {
+            let why = "each copy is named once and shared by a block (stage it as shared)".to_owned();
+            return Err(Illegal::Buffer { buffer: name.clone(), why });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that one nest of a loop's body fills a copy, of what is there iterations earlier; `made` are the
+/// buffers that an iteration makes. Returns whether threads fill it together.
+fn require_fill(body: &[Stmt], copy: BufferId, made: &[BufferId]) -> Result<bool, &'static str> {
+    let filled: Vec<usize> = (0..body.len()).filter(|&i| writes(&body[i..=i], copy)).collect();
+    let &[fill] = filled.as_slice() else {
+        return Err("its body must hold exactly one nest that fills");
+    };
+    if !body[..fill].contains(&Stmt::Alloc(copy)) {
+        return Err("each iteration must make anew");
+    }
+    let mut by_threads = false;
+    body[fill].walk(&mut |s| {
+        if matches!(s, Stmt::For(Loop { kind: LoopKind::Thread(_), .. })) {
+            by_threads = true;
+        }
+    });
+    if !is_assignment(&body[fill], copy) {
+        return Err("its body must hold loops and conditions around one assignment to");
+    }
+    // What is copied must be there iterations earlier.
+    let mut is_there = true;
+    body[fill].walk(&mut |s| {
+        s.for_each_own_read(&mut |b, _| is_there &= !made.contains(&b) && !writes(body, b));
+    });
+    if !is_there {
+        return Err("an iteration itself makes what is copied to");
+    }
+    Ok(by_threads)
+}
+
+/// Loop whose copies go ahead.
+struct Streamed {
+    var: LoopId,
+    extent: i64,
+    stages: i64,
+    /// Whether a place stays as it is for an iteration more.
+    held: bool,
+    /// Whether an iteration copies at its end.
+    last: bool,
+}
+
+impl Streamed {
+    /// Lets an iteration copy what a later one reads. Returns the statements before the loop.
+    fn go_ahead(&self, l: &mut Loop, copies: &[BufferId], ranges: &Ranges) -> Vec<Stmt> {
         // Iterations have the places in turns.
-        let turn = Index::from(var).modulo(stages);
+        let turn = Index::from(self.var).modulo(self.stages);
         l.body.retain(|s| !matches!(s, Stmt::Alloc(b) if copies.contains(b)));
-        for copy in &copies {
+        for copy in copies {
             let mut place = |index: &[Index]| [std::slice::from_ref(&turn), index].concat();
-            l.body = l.body.into_iter().map(|s| relocate(s, *copy, *copy, &mut place)).collect();
+            l.body = std::mem::take(&mut l.body).into_iter().map(|s| relocate(s, *copy, *copy, &mut place)).collect();
         }
-        let (filling, others): (Vec<Stmt>, Vec<Stmt>) =
-            l.body.into_iter().partition(|s| copies.iter().any(|copy| writes(std::slice::from_ref(s), *copy)));
+        let (filling, others): (Vec<Stmt>, Vec<Stmt>) = std::mem::take(&mut l.body)
+            .into_iter()
+            .partition(|s| copies.iter().any(|copy| writes(std::slice::from_ref(s), *copy)));
         let of = |iteration: Index, ranges: &Ranges| {
             let mut block = filling.clone();
-            substitute(&mut block, &[(var, iteration)]);
+            substitute(&mut block, &[(self.var, iteration)]);
             simplify_block(block, &mut ranges.clone())
         };
-        let ahead = if held { stages - 2 } else { stages - 1 };
+        let ahead = if self.held { self.stages - 2 } else { self.stages - 1 };
         let mut before: Vec<Stmt> = copies.iter().map(|copy| Stmt::Alloc(*copy)).collect();
         for iteration in 0..ahead {
             if iteration > 0 {
                 // So many there are at most: it ends a group, and waits for none.
                 before.push(Stmt::Wait(ahead as u8));
             }
-            if iteration < extent {
+            if iteration < self.extent {
                 before.extend(of(iteration.into(), ranges));
             }
         }
         l.body = vec![Stmt::Wait((ahead - 1) as u8)];
-        if extent > ahead {
+        if self.extent > ahead {
             let mut around = ranges.clone();
             around.push(l.var, l.extent.clone());
-            let next = Index::from(var).offset(ahead);
+            let next = Index::from(self.var).offset(ahead);
             let then = of(next.clone(), &around);
             let copies = Stmt::If { cond: Cond::Lt(next, l.extent.clone()), then, otherwise: Vec::new() };
             l.body.extend(others);
-            let place = if last { l.body.len() } else { 1 };
+            let place = if self.last { l.body.len() } else { 1 };
             l.body.insert(place, copies);
         } else {
             l.body.extend(others);
         }
-        Ok(before.into_iter().chain([Stmt::For(l)]).collect())
-    })?;
-    for (copy, name) in copies.into_iter().zip(buffers) {
-        let by_one = !by_threads.contains(&copy);
-        if fed && !by_one {
+        before
+    }
+}
+
+/// Puts each copy into the memory of the threads that make it: `by_one` says of which one thread does.
+fn set_scopes(
+    program: &mut Program,
+    buffers: &[String],
+    copies: &[BufferId],
+    by_one: &dyn Fn(BufferId) -> bool,
+    [fed, multicast]: [bool; 2],
+) -> Result<(), Illegal> {
+    for (copy, name) in copies.iter().zip(buffers) {
+        if fed && !by_one(*copy) {
             let why = "threads copy it together, so that no warp does it alone (leave its loops serial)".to_owned();
             return Err(Illegal::Buffer { buffer: name.clone(), why });
         }
-        let buffer = &mut program.buffers[copy.0 as usize];
-        buffer.scope = match (by_one, fed) {
+        program.buffers[copy.0 as usize].scope = match (by_one(*copy), fed) {
             (true, true) if multicast => Scope::Multicast,
             (true, true) => Scope::Fed,
             (true, false) => Scope::Bulk,
             (false, _) => Scope::Async,
         };
-        buffer.shape.insert(0, stages);
-        require_fits(program, copy)?;
     }
     Ok(())
 }
