@@ -1,8 +1,8 @@
 //! The tilewright command: finds, records, compares and shows fast kernels.
 //!
-//! A library, so that the wheel for Python has the same command, from a build of its own. Results go to
-//! standard output, everything else to standard error. The exit code is 0 on success, 2 where the input is at
-//! fault, 1 where something failed on the way.
+//! The command is a library so that the Python wheel, a separate build, has it too. Results go to standard
+//! output, everything else to standard error. The exit code is 0 on success, 2 if the input is at fault, and
+//! 1 if something failed on the way.
 
 #![forbid(unsafe_code)]
 

@@ -2,11 +2,11 @@
 //!
 //! [`compile`] makes a [`Kernel`] that this process can call; [`emit`] gives LLVM's text, assembly or a
 //! relocatable object for any target. Code comes from the libLLVM of the Rust toolchain; nothing needs to be
-//! installed. [`Compiler::compile_quickly`] does without LLVM's back end where a search runs a kernel a few
-//! times and goes on.
+//! installed. [`Compiler::compile_quickly`] avoids LLVM's back end, for searches that run each kernel only a
+//! few times.
 //!
-//! The object of a [`Kernel`] has C functions of one signature, for the program's `body`, its `prepare` part,
-//! and its `finish` part where there is one:
+//! The object of a [`Kernel`] has C functions with one signature: for the program's `body`, for its `prepare`
+//! part, and for its `finish` part if there is one:
 //!
 //! ```c
 //! void tilewright_run(void **buffers, void *scratch, const Runtime *runtime);
@@ -14,16 +14,16 @@
 //! void tilewright_finish(void **buffers, void *scratch, const Runtime *runtime);
 //! ```
 //!
-//! A part that uses open sizes takes a fourth parameter, `const int64_t *sizes`, the values of all of the
-//! program's in their order; the other parts ignore one.
+//! A part that uses open sizes takes a fourth parameter, `const int64_t *sizes`: the values of all of the
+//! program's open sizes, in order. Other parts ignore it.
 //!
-//! `buffers` are the program's arguments in order, then its kept buffers, all aligned to 64 bytes (arguments
-//! to less where [`ArgumentAlign`] says so) and not overlapping; `scratch` has
-//! [`scratch_layout`]`.bytes(n_threads)` bytes aligned to 128; [`Runtime`] says how a parallel loop runs. The
-//! object refers to functions of the C mathematics library at most.
+//! `buffers` are the program's arguments in order, then its kept buffers. They do not overlap, and are
+//! aligned to 64 bytes (arguments to less if [`ArgumentAlign`] says so). `scratch` has
+//! [`scratch_layout`]`.bytes(n_threads)` bytes, aligned to 128. [`Runtime`] says how a parallel loop runs.
+//! The object refers to no functions but those of the C mathematics library.
 //!
-//! [`export`] makes an object for programs of others: its functions have names of their own, check what they
-//! are given, and return a code; an [`Interface`] says all about them, as a C header too.
+//! [`export`] makes an object for C programs: its functions have names of their own, check their arguments,
+//! and return a code. An [`Interface`] describes them, also as a C header.
 
 mod align;
 #[cfg(all(target_arch = "x86_64", any(test, not(feature = "llvm"))))]

@@ -1,7 +1,7 @@
 //! Workers, timing and verification: the part of the tuner that touches the machine.
 //!
 //! Entry points: [`Device`] measures candidates in worker processes, [`worker::serve`] is such a process,
-//! [`host::target`] says what machine this is, [`peak::gflops`] what it can do at best.
+//! [`host::target`] describes this machine, [`peak::gflops`] measures its peak speed.
 
 mod child;
 pub mod command;

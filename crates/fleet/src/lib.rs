@@ -1,8 +1,9 @@
 //! Tuning on many machines, over NATS JetStream.
 //!
-//! A machine [`serve`](serve())s: it says what it is, takes tasks from the server, measures candidates and
-//! sends results. A tuner has a [`Remote`], which measures as a local device does. What the server keeps may
-//! be lost at any time: the tuner's database is the only truth, and what is under way is sent again.
+//! A machine of the fleet calls [`serve`](serve()): it announces its hardware, takes tasks from the server,
+//! measures candidates and sends results. A tuner has a [`Remote`], which measures like a local device. The
+//! server's state may be lost at any time: only the tuner's database is authoritative, and unfinished work is
+//! sent again.
 #![forbid(unsafe_code)]
 
 pub mod devices;

@@ -1,8 +1,8 @@
 //! Files of other tuners: the recorded results of a kernel's configurations, read and written.
 //!
-//! [`FORMATS`] lists the formats, [`read`] knows which one a file has by what stands in it, and gives its
-//! [`Results`] by [`Task`]: [`Results::space`] makes the space of one for a replay, [`records`] makes them
-//! records of ours, [`table`] a table to learn from, and [`write()`] writes them in another format.
+//! [`FORMATS`] lists the formats. [`read`] detects the format of a file from its contents and gives its
+//! [`Results`] by [`Task`]. [`Results::space`] makes a space for a replay, [`records`] makes records of our
+//! own, [`table`] makes a table to learn from, and [`write()`] writes results in another format.
 #![forbid(unsafe_code)]
 
 use std::path::Path;

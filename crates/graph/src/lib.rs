@@ -1,8 +1,8 @@
 //! Models as graphs: ONNX import, shape and value inference, reference evaluation.
 //!
-//! [`onnx::read`] makes a [`Model`] of a file's bytes; [`specialise`] binds its free dimensions and inputs,
-//! so that every tensor has its exact type; [`evaluate`] says what a graph computes, in f64.
-//! Operators are rows of [`OPERATORS`].
+//! [`onnx::read`] makes a [`Model`] from a file's bytes; [`specialise`] binds its open dimensions and inputs,
+//! so that every tensor has its exact type; [`evaluate`] computes a graph in f64, as the reference. Operators
+//! are rows of [`OPERATORS`].
 
 mod agreement;
 mod dtype;

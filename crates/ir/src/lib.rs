@@ -1,10 +1,10 @@
 //! Tensor expressions, loop IR, schedule steps, lowering, verifier, interpreter and text format.
 //!
-//! The way through this crate: an [`op::Workload`] names an operator and its sizes and yields an
-//! untransformed [`Program`]; [`schedule::apply`] rewrites it one [`schedule::Step`] at a time;
-//! [`lower::lower`] makes it ready for code generation; [`verify::verify`] checks it between passes,
-//! [`interp::run`] says what it means, and [`text`] prints and parses it at every stage. Of a schedule for a
-//! GPU [`gpu::lower_gpu`] makes kernels.
+//! A tour of this crate: an [`op::Workload`] names an operator and its sizes and yields an untransformed
+//! [`Program`]; [`schedule::apply`] rewrites it one [`schedule::Step`] at a time; [`lower::lower`] makes it
+//! ready for code generation; [`verify::verify`] checks it between passes, [`interp::run`] defines its
+//! meaning, and [`text`] prints and parses it at every stage. [`gpu::lower_gpu`] makes kernels from a
+//! schedule for a GPU.
 #![forbid(unsafe_code)]
 
 pub mod dependence;

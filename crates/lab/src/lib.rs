@@ -1,11 +1,11 @@
-//! The lab: work with searches, records and models besides tuning.
+//! Laboratory: experiments on searches, records and models, besides tuning.
 //!
 //! - [`experiment`]: experiments of papers and our own, each a table of runs, with data, plots and tables.
-//! - [`record_space`]: measuring a whole space, or a sample of it, for searches to be replayed on.
-//! - [`report`]: what a database of records tells, as facts and as one page.
-//! - [`predict`]: training and comparing models that write a kernel's parameters down without a search.
+//! - [`record_space`]: measuring a whole space, or a sample of it, to replay searches on.
+//! - [`report`]: the content of a database of records, as facts and as one page.
+//! - [`predict`]: training and comparing models that predict a kernel's parameters without a search.
 //!
-//! Whoever has something done here gives a [`Caller`] and gets plain values back; nothing is printed.
+//! Callers pass a [`Caller`] and get plain values back; nothing is printed.
 #![forbid(unsafe_code)]
 
 mod clock;

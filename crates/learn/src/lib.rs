@@ -1,16 +1,16 @@
 //! Cost models and policies for searches.
 //!
-//! The way through this crate: rows of features go into a [`Matrix`]; with their targets they are
-//! [`Examples`], which [`Gbt`] (boosted trees), [`Ensemble`] (bootstrapped trees) and [`Knn`] (nearest
-//! neighbours) learn from; a [`Forest`] tells two classes of rows apart; [`TreeGru`] learns from trees of
-//! rows instead. [`ActorCritic`] and [`Controller`] are policies, which learn from the rewards of what they
-//! did. Models of [`sequence`] write the best parameters of a kernel down from its problem alone.
-//! [`Acquisition`] turns a mean and a spread into a score, and [`diverse`] chooses a batch by score and
-//! variety.
+//! A tour of this crate: rows of features go into a [`Matrix`]; with their targets they are [`Examples`],
+//! from which [`Gbt`] (boosted trees), [`Ensemble`] (bootstrapped trees) and [`Knn`] (nearest neighbours)
+//! learn. A [`Forest`] classifies rows into two classes; [`TreeGru`] learns from trees of rows.
+//! [`ActorCritic`] and [`Controller`] are policies, which learn from the rewards of their actions. Models of
+//! [`sequence`] predict the best parameters of a kernel from its problem alone. [`Acquisition`] turns a mean
+//! and a spread into a score, and [`diverse`] chooses a batch by score and variety.
 //!
-//! Larger targets give larger predictions. Which end is the better one, the caller knows; [`Acquisition`],
-//! [`diverse`] and [`metrics::average_recall`] take larger as better. Everything runs on the calling thread
-//! and follows from its arguments and a seed; [`sequence`] alone reads and writes files, those of its models.
+//! Larger targets give larger predictions. The caller knows whether large or small is better;
+//! [`Acquisition`], [`diverse`] and [`metrics::average_recall`] take larger as better. Everything runs on the
+//! calling thread and is determined by its arguments and a seed; only [`sequence`] reads and writes files,
+//! those of its models.
 #![forbid(unsafe_code)]
 
 mod acquisition;

@@ -1,9 +1,9 @@
 //! Whole models: from a graph of operators to few kernels, a memory plan, and runs.
 //!
-//! [`lower`] brings the graph's many operators down to few kinds ([`import`]), rewrites them into fewer
-//! ([`simplify`]) and makes kernels of them ([`fuse`]), which a [`Trace`] tells of; [`laid_out`] has images
-//! lie as is best for these, and [`compile`] gives them code and memory. What has no code, and why
-//! ([`NoCode`]), is in [`Fused::without_code`]: it runs as the reference evaluates it.
+//! [`lower`] reduces the graph's many operators to few kinds ([`import`]), simplifies them ([`simplify`]) and
+//! fuses them into kernels ([`fuse`]); a [`Trace`] records these rewrites. [`laid_out`] chooses the layouts
+//! of images, and [`compile`] adds code and memory. [`Fused::without_code`] lists operators without code and
+//! the reason ([`NoCode`]): these run as the reference evaluates them.
 //!
 //! ```no_run
 //! use tilewright::{CPU, Database, HOST, DeviceSpec};

@@ -7,16 +7,15 @@
 //! child is stopped by signal, because OpenMP and OpenBLAS threads spin after a call and would take the CPU
 //! from whatever is measured next.
 //!
-//! A peer is never compared before its result has been checked.
+//! A peer's time is never compared before its result has been checked.
 //!
-//! All is as for our kernels: the data and the reference that the result is compared with as a whole, the
-//! memory that operands lie in, how many runs make a sample and the clock that times them
-//! ([`sample_round`](tilewright_device::sample_round)), which on a GPU is the device's own.
+//! Peers and our kernels are measured alike: the same data, the same reference for the whole result, the same
+//! memory for operands, the same number of runs per sample and the same clock
+//! ([`sample_round`](tilewright_device::sample_round)), on a GPU the device's own.
 //!
-//! Libraries are loaded at run time by their usual names, from a folder if one is given, or else from where
-//! the system finds them, so that `LD_LIBRARY_PATH` chooses among several. Settings in the environment that
-//! belong to a library (`OMP_…`, `OPENBLAS_…` and so on) do not reach the child: it gets those that were
-//! measured to be best for it, see `child.rs`.
+//! Libraries are loaded at run time by their usual names, from a given folder or from the system's paths, so
+//! `LD_LIBRARY_PATH` chooses among several. Environment settings of a library (`OMP_…`, `OPENBLAS_…` and so
+//! on) do not reach the child: it gets the settings that were measured to be best for it, see `child.rs`.
 
 mod child;
 mod clblast;

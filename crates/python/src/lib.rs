@@ -1,5 +1,5 @@
 //! Tilewright for Python: spaces, searches, replays, records, runs of `tune`, kernels and models, behind the
-//! package that `python/tilewright` is. Its build is without LLVM: kernels come from the back end of our own.
+//! package `python/tilewright`. It is built without LLVM: kernels come from our own back end.
 
 mod contexts;
 mod kernel;

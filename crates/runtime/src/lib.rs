@@ -1,8 +1,8 @@
-//! Runtime of compiled kernels, without any search: a thread pool, aligned memory, calls of a kernel, and
-//! plans of many.
+//! Runtime of compiled kernels, without any search: a thread pool, aligned memory, kernel calls, and plans of
+//! many kernels.
 //!
-//! A [`Plan`] says what a run does, [`Model::new`] prepares it with its kernels, and a [`Context`] runs it:
-//! contexts share a model and may share [`Threads`], and each has memory of its own.
+//! A [`Plan`] lists the steps of a run, [`Model::new`] prepares it with its kernels, and a [`Context`] runs
+//! it. Contexts share a model and may share [`Threads`]; each has its own memory.
 
 mod arena;
 mod call;

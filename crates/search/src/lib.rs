@@ -1,9 +1,8 @@
 //! Autotuning: spaces, searches, and the loop that measures.
 //!
-//! A [`Space`] holds parameters and the constraints between them; a [`Search`] proposes [`Config`]s of it and
-//! observes the [`Trial`]s; [`tune`] runs the two against something that can [`Measure`]. Nothing here
-//! depends on the meaning of a configuration: the flags of a compiler, the tiles of a kernel, the options of
-//! a server.
+//! A [`Space`] holds parameters and the constraints between them; a [`Search`] proposes [`Config`]s from it
+//! and observes the [`Trial`]s; [`tune`] connects a search to anything that can [`Measure`]. Nothing here
+//! depends on the meaning of a configuration: compiler flags, the tiles of a kernel, the options of a server.
 //! Nothing here opens a file, starts a process or reads the environment.
 //!
 //! # Ask and tell

@@ -1,11 +1,11 @@
 //! Compiled models as libraries for C, Rust and Python.
 //!
-//! [`Library::new`] makes of a prepared model what does not depend on the language: C source and header,
-//! objects of its kernels, its constants as an object; [`Library::for_gpu`] does so for a GPU, with kernels
-//! as text for a driver. The rest is files: [`Library::c_files`],
-//! [`Library::crate_files`], [`Library::wheel`]; what a C compiler has to do in between is said by
-//! [`Library::object_arguments`] and [`Library::shared_arguments`]. Nothing here opens a file or starts a
-//! process, and the same model gives the same bytes.
+//! [`Library::new`] makes the language-independent part from a prepared model: C source and header, objects
+//! of its kernels, its constants as an object. [`Library::for_gpu`] does so for a GPU, with kernels as text
+//! for a driver. [`Library::c_files`], [`Library::crate_files`] and [`Library::wheel`] give the files of each
+//! form; [`Library::object_arguments`] and [`Library::shared_arguments`] are the arguments of the C compiler
+//! that is called in between. Nothing here opens a file or starts a process, and the same model gives the
+//! same bytes.
 
 mod archive;
 mod c;

@@ -1,14 +1,14 @@
-//! Autotuning of tensor operators, models, commands and kernels: measures on this machine, checks every
-//! answer, keeps records, and runs the fastest kernel that it found.
+//! Autotuning of tensor operators, models, commands and kernels: measures on this machine, verifies every
+//! result, keeps records, and runs the fastest kernel that it found.
 //!
-//! A [`Request`] names a subject and how it is searched; a [`Session`] knows where records are kept, and
-//! carries requests out: [`Session::tune`] to the end, [`Session::run`] with an [`Observer`] and a way to
+//! A [`Request`] names a subject and the search for it. A [`Session`] has a database of records and carries
+//! out requests: [`Session::tune`] runs one to the end, [`Session::run`] takes an [`Observer`] and a flag to
 //! stop it. The command `tilewright` is a shell around this crate.
 //!
 //! # Tune an operator and call it
 //!
-//! Candidates run in worker processes, which are the same program started anew: a program that tunes calls
-//! [`serve_if_worker`] first.
+//! Candidates run in worker processes, which are new processes of the same program. So a program that tunes
+//! calls [`serve_if_worker`] first.
 //!
 //! ```standalone_crate
 //! use tilewright::{Request, Session};
@@ -36,8 +36,8 @@
 //!
 //! # Tune several together
 //!
-//! Each workload has the number of times that the whole runs it, and time goes to those by which the whole
-//! gains most.
+//! Each workload has a weight, the number of times that the whole program runs it. Time goes to the workloads
+//! that are expected to reduce the total most.
 //!
 //! ```standalone_crate
 //! use std::sync::atomic::AtomicBool;
@@ -64,7 +64,7 @@
 //!
 //! # Tune a command
 //!
-//! Any program with parameters, by its time or by a number that it writes.
+//! Tune any program with parameters, by its run time or by a number that it prints.
 //!
 //! ```standalone_crate
 //! use tilewright::{Command, Request, Session};
@@ -85,7 +85,7 @@
 //!
 //! # Tune a kernel in C
 //!
-//! A file describes the function, its parameters and what is right: see [`KernelFile`].
+//! A file describes the function, its parameters and its correct result: see [`KernelFile`].
 //!
 //! ```no_run
 //! # fn main() -> Result<(), tilewright::Error> {
@@ -97,9 +97,9 @@
 //! # }
 //! ```
 //!
-//! # Ask a search and tell it
+//! # Use a search by ask and tell
 //!
-//! The searches by themselves, for parameters of anything that the program measures: [`search`].
+//! Use the searches alone, for parameters of anything that your program measures: [`search`].
 //!
 //! ```
 //! use std::sync::Arc;
@@ -123,12 +123,12 @@
 //!
 //! # More
 //!
-//! - How a kernel's arguments lie in memory, and which types they have: [`Kernel::arguments`].
+//! - A kernel's arguments, with their types and memory layout: [`Kernel::arguments`].
 //! - GPUs: [`Request::device`]. Whole models: crate `tilewright-model`, with an example. Many machines: crate
 //!   `tilewright-fleet`.
 //! - [`ErrorKind`] has the facts of errors, `#[non_exhaustive]`.
-//! - Every type that occurs in a signature here is found here, whichever crate of this project defines it;
-//!   [`search`] is the whole crate of the searches.
+//! - This crate re-exports every type in its signatures, whichever crate of the project defines it;
+//!   [`search`] is the whole crate of searches.
 //!
 //! # Features
 //!

@@ -1,7 +1,7 @@
-//! Templates, records, and what both have to do with searches.
+//! Templates, records, and the connection of both with searches.
 //!
-//! The way through this crate: a [`Template`] declares the [space](tilewright_search::Space) of a workload on
-//! a target; a [search](tilewright_search::Search) proposes configurations of that [`Task`]; each trial
+//! A tour of this crate: a [`Template`] declares the [space](tilewright_search::Space) of a workload on a
+//! target; a [search](tilewright_search::Search) proposes configurations for that [`Task`]; each trial
 //! becomes a [`Record`] in a [`Store`]. Nothing here compiles or runs a kernel, opens a file or reads the
 //! environment.
 #![forbid(unsafe_code)]
