@@ -84,6 +84,10 @@ fn targets() -> Vec<Target> {
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             targets.extend(Target::named("x86-64-v3"));
         }
+        // AVX-512 without dot products of bytes.
+        if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+            targets.extend(Target::named("x86-64-v4"));
+        }
     }
     targets
 }

@@ -46,6 +46,8 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Whether kernels add up in the order of the operators' definition.
     pub exact: bool,
+    /// Whether products round their factors to bf16, where the CPU multiplies these faster than f32.
+    pub bf16: bool,
     /// Parts that run here.
     pub claim: Claims,
     /// Parts whose sizes are known only when they run.
@@ -68,6 +70,7 @@ impl Default for Options {
             cpu: None,
             threads: None,
             exact: false,
+            bf16: false,
             claim: Claims::Fast,
             free_sizes: FreeSizes::Compile,
             context_code: false,
@@ -121,6 +124,14 @@ const ROWS: &[Row] = &[
         takes: "0 or 1",
         set: |options, text| {
             options.exact = one_of(text, &[("0", false), ("1", true)])?;
+            Some(())
+        },
+    },
+    Row {
+        name: "bf16",
+        takes: "0 or 1",
+        set: |options, text| {
+            options.bf16 = one_of(text, &[("0", false), ("1", true)])?;
             Some(())
         },
     },
@@ -190,6 +201,9 @@ impl Options {
             (row.set)(&mut options, text)
                 .ok_or_else(|| format!("option `{name}` of tilewright is `{text}` (give {})", row.takes))?;
         }
+        if options.exact && options.bf16 {
+            return Err("options `exact` and `bf16` of tilewright exclude each other (give one of them)".to_owned());
+        }
         Ok(options)
     }
 }
@@ -210,7 +224,7 @@ mod tests {
                 ("database", "a.db"),
                 ("cpu", "znver5"),
                 ("threads", "2"),
-                ("exact", "1"),
+                ("bf16", "1"),
                 ("claim", "all"),
                 ("free_sizes", "leave"),
                 ("tune_seconds", "0.5"),
@@ -219,20 +233,23 @@ mod tests {
                 database: Some("a.db".into()),
                 cpu: Some("znver5".to_owned()),
                 threads: Some(2),
-                exact: true,
+                bf16: true,
                 claim: Claims::All,
                 free_sizes: FreeSizes::Leave,
                 tune_seconds: 0.5,
                 ..Options::default()
             }),
         );
+        let both = "options `exact` and `bf16` of tilewright exclude each other (give one of them)";
+        check(&[("exact", "1"), ("bf16", "1")], Err(both));
         check(&[("threads", "0")], Err("option `threads` of tilewright is `0` (give a whole number from 1 to 1024)"));
         for text in ["-1", "nan", "inf", "1e9", ""] {
             let error = format!("option `tune_seconds` of tilewright is `{text}` (give seconds from 0 to 86400)");
             check(&[("tune_seconds", text)], Err(&error));
         }
         check(&[("cache", "")], Err("option `cache` of tilewright is `` (give a folder)"));
-        let known = "database, store, cache, cpu, threads, exact, claim, free_sizes, context_code, tune_seconds, log";
+        let known = "database, store, cache, cpu, threads, exact, bf16, claim, free_sizes, context_code, \
+                     tune_seconds, log";
         check(&[("thread", "1")], Err(&format!("tilewright has no option `thread` (there are {known})")));
     }
 }

@@ -106,7 +106,9 @@ impl Session {
         }
         let exact = self.options.exact;
         let mut fused = lower(&special.graph, exact, &self.target).map_err(|error| error.to_string())?;
-        fused.workloads_mut().for_each(|workload| workload.exact |= exact);
+        if self.options.bf16 {
+            fused.round_factors(&self.target);
+        }
         Ok(fused)
     }
 

@@ -18,12 +18,16 @@ use crate::value;
 /// Time that Python waits for a model before it looks for an interrupt.
 const WAIT: Duration = Duration::from_millis(50);
 
+/// Note on an option that changes nothing.
+const NO_BF16: &str = "bf16=True changes nothing: this CPU has no products of bf16 that are faster than those of f32";
+
 /// Model to load, and the options.
 struct Request {
     file: PathBuf,
     bindings: Bindings,
     threads: usize,
     exact: bool,
+    bf16: bool,
     db: Option<PathBuf>,
     store: Option<String>,
 }
@@ -34,7 +38,7 @@ struct Loaded {
     inputs: Vec<Argument>,
     outputs: Vec<Argument>,
     n_untuned: usize,
-    /// Lines about a store that could not be used.
+    /// Lines about a store that could not be used, or an option that changes nothing.
     notes: Vec<String>,
 }
 
@@ -43,6 +47,9 @@ impl Request {
         let input = |what: &dyn std::fmt::Display| {
             Error::input(format!("{}: {}", self.file.display(), in_python(&one_line(&what.to_string()))))
         };
+        if self.exact && self.bf16 {
+            return Err(input(&"exact=True and bf16=True exclude each other (give one of them)"));
+        }
         let special = specialise(&read_model(&self.file)?.graph, &self.bindings);
         match &special.problems[..] {
             [] => {}
@@ -51,7 +58,10 @@ impl Request {
         let target = DeviceSpec { device: CPU, target: HOST, threads: self.threads }.runnable_target()?;
         let mut fused = lower(&special.graph, self.exact, &target).map_err(|error| input(&error))?;
         drop(special);
-        fused.workloads_mut().for_each(|workload| workload.exact |= self.exact);
+        if self.bf16 {
+            fused.round_factors(&target);
+        }
+        let no_bf16 = (self.bf16 && !target.prefers_dot2()).then(|| NO_BF16.to_owned());
         let store = SharedStore::of_user(self.store.as_deref())?;
         let records = Database::new(self.db.as_deref())?.before(store).records()?;
         let failed = |what: &dyn std::fmt::Display| Error::failed(format!("{}: {what}", self.file.display()));
@@ -66,9 +76,10 @@ impl Request {
         };
         let inputs = net.inputs.iter().map(argument).collect();
         let outputs = net.outputs.iter().map(argument).collect();
+        let notes = records.notes().into_iter().chain(no_bf16).collect();
         let contexts = Contexts::new(model, self.threads);
         let contexts = contexts.map_err(|error| failed(&format!("no memory or threads for a run: {error}")))?;
-        Ok(Loaded { contexts, inputs, outputs, n_untuned: compiled.n_guessed, notes: records.notes() })
+        Ok(Loaded { contexts, inputs, outputs, n_untuned: compiled.n_guessed, notes })
     }
 }
 
@@ -140,7 +151,7 @@ pub struct Model {
 #[pymethods]
 impl Model {
     #[new]
-    #[pyo3(signature = (file, *, dims=Vec::new(), shapes=Vec::new(), values=Vec::new(), threads=1, exact=false, db=None, store=None))]
+    #[pyo3(signature = (file, *, dims=Vec::new(), shapes=Vec::new(), values=Vec::new(), threads=1, exact=false, bf16=false, db=None, store=None))]
     #[allow(clippy::too_many_arguments, reason = "they have names in Python")]
     fn new(
         py: Python,
@@ -150,11 +161,12 @@ impl Model {
         values: Vec<(String, String)>,
         threads: usize,
         exact: bool,
+        bf16: bool,
         db: Option<PathBuf>,
         store: Option<String>,
     ) -> PyResult<Model> {
         let bindings = Bindings { dims, shapes, values, fold_bytes: usize::MAX, ..Bindings::default() };
-        let request = Request { file: file.clone(), bindings, threads, exact, db, store };
+        let request = Request { file: file.clone(), bindings, threads, exact, bf16, db, store };
         let loaded = interruptible(py, move || request.load())?.map_err(value::error)?;
         value::warn(py, &loaded.notes)?;
         Ok(Model { file, loaded })

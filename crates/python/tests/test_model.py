@@ -7,6 +7,7 @@ import signal
 import tempfile
 import threading
 import unittest
+import warnings
 
 import tilewright as tw
 
@@ -100,6 +101,17 @@ class Models(unittest.TestCase):
         self.assertEqual([what.name for what in model.inputs], ["x"])
         [x] = self.inputs(1)
         numpy.testing.assert_array_equal(model(x)["z"], 2 * K)
+
+    def test_factors_are_rounded_to_bf16_where_that_is_wished(self):
+        [x] = self.inputs(1)
+        with warnings.catch_warnings():
+            # A CPU without products of bf16 has a note of it.
+            warnings.simplefilter("ignore")
+            y = self.load(bf16=True)(x, K)["y"]
+        expected = onnx_file.answer(x)
+        numpy.testing.assert_allclose(y, expected, rtol=0, atol=0.02 * abs(expected).max())
+        with self.assertRaisesRegex(ValueError, "exact=True and bf16=True exclude each other"):
+            self.load(exact=True, bf16=True)
 
     def test_what_the_back_end_has_no_code_for_is_computed_too(self):
         path, table = os.path.join(self.folder.name, "mixed.onnx"), numpy.arange(30, dtype="f4").reshape(10, 3) / 10

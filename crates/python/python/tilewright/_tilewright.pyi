@@ -101,6 +101,7 @@ class Model:
         values: Sequence[tuple[str, str]] = (),
         threads: int = 1,
         exact: bool = False,
+        bf16: bool = False,
         db: _Path | None = None,
         store: str | None = None,
     ) -> None: ...
