@@ -20,7 +20,7 @@
 //! `buffers` are the program's arguments in order, then its kept buffers. They do not overlap, and are
 //! aligned to 64 bytes (arguments to less if [`ArgumentAlign`] says so). `scratch` has
 //! [`scratch_layout`]`.bytes(n_threads)` bytes, aligned to 128. [`Runtime`] says how a parallel loop runs.
-//! The object refers to no functions but those of the C mathematics library.
+//! The object calls only `memcpy`, `memmove`, `memset` and functions of the C mathematics library.
 //!
 //! [`export`] makes an object for C programs: its functions have names of their own, check their arguments,
 //! and return a code. An [`Interface`] describes them, also as a C header.
