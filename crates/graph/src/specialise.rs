@@ -412,43 +412,28 @@ impl Job {
         }
     }
 
-    fn node(
+    /// Puts the graphs of a node in its place, where its inputs decide which. Returns whether it did.
+    fn replaced(
         &mut self,
         old: &Graph,
         node: &Node,
         inputs: &[Option<ValueId>],
         map: &mut [Option<ValueId>],
-    ) -> Result<(), Box<Problem>> {
-        let about = |reason: Reason| Box::new(Problem { place: Some(node.place.clone()), reason });
-        let refuse = |error: OpError| about(Reason::Op(error));
-        let graph = &self.graph;
-        let facts: Vec<Option<Fact<'_>>> = inputs
-            .iter()
-            .map(|id| {
-                let value = graph.value((*id)?);
-                Some(Fact { ty: value.ty.as_ref()?, value: value.constant.as_ref() })
-            })
-            .collect();
-        if let (Op::If(choice), Some(Some(condition))) = (&node.op, facts.first()) {
-            if let Some(condition) = condition.value {
-                let body = choice.branch(condition).map_err(refuse)?;
+    ) -> Result<bool, Reason> {
+        let facts = facts_of(&self.graph, inputs);
+        match (&node.op, facts.first()) {
+            (Op::If(choice), Some(Some(Fact { value: Some(condition), .. }))) => {
+                let body = choice.branch(condition).map_err(Reason::Op)?;
                 let outputs = self.inline(&body.graph, &body.captured(inputs));
                 name_outputs(node, outputs, map);
-                return Ok(());
             }
-            if self.takes_both {
-                self.both(old, choice, node, inputs, map);
-                return Ok(());
-            }
-        }
-        match &node.op {
-            Op::Loop(op) => {
-                let outputs = self.repeated(old, op, node, inputs).map_err(about)?;
+            (Op::If(choice), Some(Some(_))) if self.takes_both => self.both(old, choice, node, inputs, map),
+            (Op::Loop(op), _) => {
+                let outputs = self.repeated(old, op, node, inputs)?;
                 name_outputs(node, outputs, map);
-                return Ok(());
             }
-            Op::Scan(op) => {
-                let graph = op.graph(&facts, &node.place).map_err(refuse)?;
+            (Op::Scan(op), _) => {
+                let graph = op.graph(&facts, &node.place).map_err(Reason::Op)?;
                 let outputs = self.inline(&graph, inputs);
                 for (output, new) in node.outputs.iter().zip(&outputs) {
                     if let (Some(output), Some(new)) = (output, new)
@@ -458,10 +443,26 @@ impl Job {
                     }
                 }
                 name_outputs(node, outputs, map);
-                return Ok(());
             }
-            _ => {}
+            _ => return Ok(false),
         }
+        Ok(true)
+    }
+
+    fn node(
+        &mut self,
+        old: &Graph,
+        node: &Node,
+        inputs: &[Option<ValueId>],
+        map: &mut [Option<ValueId>],
+    ) -> Result<(), Box<Problem>> {
+        let about = |reason: Reason| Box::new(Problem { place: Some(node.place.clone()), reason });
+        let refuse = |error: OpError| about(Reason::Op(error));
+        if self.replaced(old, node, inputs, map).map_err(about)? {
+            return Ok(());
+        }
+        let graph = &self.graph;
+        let facts = facts_of(graph, inputs);
         let operation = node.op.operation();
         let given = Inputs(&facts);
         let texts: Vec<Option<&Texts>> = inputs.iter().map(|id| graph.value((*id)?).texts.as_ref()).collect();
@@ -479,34 +480,24 @@ impl Job {
         let n_bytes: usize = types.iter().map(|ty| ty.checked_bytes().expect("it was checked")).sum();
         let is_known = facts.iter().flatten().all(|fact| fact.value.is_some()) || node.op.reads_type_only();
         let varies = inputs.iter().flatten().any(|id| graph.value(*id).varies);
-        // Numbers of elements and places are integers, and a branch is taken by one truth.
-        let is_size = |ty: &TensorType| match ty.dtype {
-            DType::Bool => ty.n_elements() == 1,
-            dtype => !dtype.is_float(),
-        };
-        // Quantized weights stay integers.
-        let is_folded = is_known
-            && n_bytes <= self.fold_bytes
-            && !matches!(node.op, Op::DequantizeLinear(_))
-            && (!varies || types.iter().all(is_size));
+        let is_folded = is_known && n_bytes <= self.fold_bytes && may_fold(&node.op, &types, varies);
         let constants = match is_folded {
             true => Some(operation.evaluate(given).map_err(refuse)?),
             false => None,
         };
         let mut outputs = Vec::with_capacity(node.outputs.len());
         for (at, output) in node.outputs.iter().enumerate() {
-            let new = output.map(|id| {
+            let constant = constants.as_ref().and_then(|constants| constants.get(at).cloned());
+            let ty = constant.as_ref().map_or_else(|| types[at].clone(), |constant| constant.ty().clone());
+            outputs.push(output.map(|id| {
                 let value = old.value(id);
-                let constant = constants.as_ref().and_then(|constants| constants.get(at).cloned());
-                let ty = constant.as_ref().map_or_else(|| types[at].clone(), |constant| constant.ty().clone());
                 let (name, declared) = (value.name.clone(), value.declared.clone());
                 let texts = texts.clone();
                 let new = Value { name, declared, ty: Some(ty), constant, texts, varies, ..Value::default() };
                 let new = self.graph.add_value(new);
                 map[id.0 as usize] = Some(new);
                 new
-            });
-            outputs.push(new);
+            }));
         }
         if constants.is_none() {
             let (op, place) = (node.op.clone(), node.place.clone());
@@ -570,6 +561,25 @@ impl Job {
         }
         new
     }
+}
+
+/// Facts on a node's inputs, as far as they are given and typed.
+fn facts_of<'g>(graph: &'g Graph, inputs: &[Option<ValueId>]) -> Vec<Option<Fact<'g>>> {
+    let fact = |id: &Option<ValueId>| {
+        let value = graph.value((*id)?);
+        Some(Fact { ty: value.ty.as_ref()?, value: value.constant.as_ref() })
+    };
+    inputs.iter().map(fact).collect()
+}
+
+/// Whether a node of known inputs may become constants: quantized weights stay integers, and of inputs that
+/// vary only numbers of elements, places and the truth of a branch are known.
+fn may_fold(op: &Op, types: &[TensorType], varies: bool) -> bool {
+    let is_size = |ty: &TensorType| match ty.dtype {
+        DType::Bool => ty.n_elements() == 1,
+        dtype => !dtype.is_float(),
+    };
+    !matches!(op, Op::DequantizeLinear(_)) && (!varies || types.iter().all(is_size))
 }
 
 /// Has readers of a node's outputs find what stands in their place.

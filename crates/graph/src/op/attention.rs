@@ -124,6 +124,45 @@ struct Sizes {
     past: usize,
 }
 
+impl Sizes {
+    /// Keys in all, those of the past included.
+    fn total(&self) -> usize {
+        self.past + self.k[2]
+    }
+}
+
+/// The numbers that a mask adds to products `[batch, heads, steps, keys]`: 0 or minus infinity, or what the
+/// mask says.
+fn mask(inputs: Inputs<'_>, shape: &[usize; 4]) -> Result<Vec<f64>, OpError> {
+    let [_, n_heads, steps, total] = *shape;
+    let mut added = vec![0.0; product(shape)];
+    let Some(mask) = inputs.optional_tensor(3)? else { return Ok(added) };
+    let [outer @ .., width] = mask.shape() else { return Err(invalid!("its mask is a scalar")) };
+    let row = if *width == 1 && total != 1 { *width } else { (*width).min(total) };
+    let full = [outer, &[if row == 1 { 1 } else { total }]].concat();
+    if broadcast(&[&full, shape]).is_ok_and(|out| out == *shape) && *width <= total {
+        let numbers: Vec<f64> = match mask.dtype() {
+            DType::Bool => mask.bytes().iter().map(|&b| if b != 0 { 0.0 } else { f64::NEG_INFINITY }).collect(),
+            _ => mask.floats(),
+        };
+        let by = broadcast_strides(mask.shape(), &[&shape[..3], &[*width]].concat());
+        for (at, added) in added.iter_mut().enumerate() {
+            let column = at % total;
+            let index = [at / (total * steps * n_heads), at / (total * steps) % n_heads, at / total % steps];
+            let from: usize = index.iter().zip(&by).map(|(i, stride)| i * stride).sum();
+            // Keys that a shorter mask does not speak of are not seen.
+            *added = if *width == 1 {
+                numbers[from]
+            } else {
+                numbers.get(from + column).copied().filter(|_| column < *width).unwrap_or(f64::NEG_INFINITY)
+            };
+        }
+        Ok(added)
+    } else {
+        Err(invalid!("its mask {mask:?} does not broadcast to {shape:?}"))
+    }
+}
+
 impl Attention {
     fn sizes(&self, inputs: Inputs<'_>) -> Result<Sizes, OpError> {
         let q = heads_apart(inputs.shape(0)?, self.n_q_heads)?;
@@ -147,81 +186,34 @@ impl Attention {
             Err(invalid!("queries {q:?}, keys {k:?} and values {v:?} do not fit"))
         }
     }
-}
 
-impl Operation for Attention {
-    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
-        let Sizes { q: [b, h, s, _], k, v, past } = self.sizes(inputs)?;
-        let dtype = inputs.fact(0)?.dtype();
-        let total = past + k[2];
-        let out = if inputs.shape(0)?.len() == 4 { vec![b, h, s, v[3]] } else { vec![b, s, h * v[3]] };
-        Ok(vec![
-            TensorType::new(dtype, out),
-            TensorType::new(inputs.fact(1)?.dtype(), [b, k[1], total, k[3]]),
-            TensorType::new(inputs.fact(2)?.dtype(), [b, v[1], total, v[3]]),
-            TensorType::new(dtype, [b, h, s, total]),
-        ])
+    /// Keys or values, input `at`, apart by heads, behind those of the past.
+    fn with_past(&self, inputs: Inputs<'_>, at: usize, ty: &TensorType) -> Result<Tensor, OpError> {
+        let new = apart(inputs.tensor(at)?, self.n_kv_heads)?;
+        let Some(past) = inputs.optional_tensor(at + 3)? else { return Ok(new) };
+        let mut bytes = Vec::with_capacity(past.bytes().len() + new.bytes().len());
+        let n = ty.shape[0] * ty.shape[1];
+        let (before, behind) = (past.bytes().len() / n.max(1), new.bytes().len() / n.max(1));
+        for at in 0..n {
+            bytes.extend_from_slice(&past.bytes()[at * before..(at + 1) * before]);
+            bytes.extend_from_slice(&new.bytes()[at * behind..(at + 1) * behind]);
+        }
+        Ok(Tensor::new(ty.clone(), bytes.into()).expect("past and new"))
     }
 
-    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
-        let types = self.infer(inputs)?;
-        let Sizes { q: [batch, n_heads, steps, depth], k: [_, n_kv, new, _], v: [.., width], past } =
-            self.sizes(inputs)?;
-        let total = past + new;
-        let queries = apart(inputs.tensor(0)?, self.n_q_heads)?.floats();
-        let with_past = |at: usize, ty: &TensorType| -> Result<Tensor, OpError> {
-            let new = apart(inputs.tensor(at)?, self.n_kv_heads)?;
-            let Some(past) = inputs.optional_tensor(at + 3)? else { return Ok(new) };
-            let mut bytes = Vec::with_capacity(past.bytes().len() + new.bytes().len());
-            let n = batch * n_kv;
-            let (before, behind) = (past.bytes().len() / n.max(1), new.bytes().len() / n.max(1));
-            for at in 0..n {
-                bytes.extend_from_slice(&past.bytes()[at * before..(at + 1) * before]);
-                bytes.extend_from_slice(&new.bytes()[at * behind..(at + 1) * behind]);
-            }
-            Ok(Tensor::new(ty.clone(), bytes.into()).expect("past and new"))
-        };
-        let (keys, values) = (with_past(1, &types[1])?, with_past(2, &types[2])?);
-        let (k, v) = (keys.floats(), values.floats());
+    /// Hides keys behind the lengths, the causal bound and the windows from their queries.
+    fn hide(&self, inputs: Inputs<'_>, sizes: &Sizes, added: &mut [f64]) -> Result<(), OpError> {
+        let ([batch, n_heads, steps, _], total) = (sizes.q, sizes.total());
         let n_valid = inputs.optional_i64s(6)?;
         if n_valid.as_ref().is_some_and(|n| n.len() != batch) {
             return Err(invalid!("lengths of keys do not fit a batch of {batch}"));
-        }
-
-        // What is added to products: 0 or minus infinity, or what the mask says.
-        let shape = [batch, n_heads, steps, total];
-        let mut added = vec![0.0; product(&shape)];
-        if let Some(mask) = inputs.optional_tensor(3)? {
-            let [outer @ .., width] = mask.shape() else { return Err(invalid!("its mask is a scalar")) };
-            let row = if *width == 1 && total != 1 { *width } else { (*width).min(total) };
-            let full = [outer, &[if row == 1 { 1 } else { total }]].concat();
-            if broadcast(&[&full, &shape]).is_ok_and(|out| out == shape) && *width <= total {
-                let numbers: Vec<f64> = match mask.dtype() {
-                    DType::Bool => mask.bytes().iter().map(|&b| if b != 0 { 0.0 } else { f64::NEG_INFINITY }).collect(),
-                    _ => mask.floats(),
-                };
-                let by = broadcast_strides(mask.shape(), &[&shape[..3], &[*width]].concat());
-                for at in 0..added.len() {
-                    let column = at % total;
-                    let index = [at / (total * steps * n_heads), at / (total * steps) % n_heads, at / total % steps];
-                    let from: usize = index.iter().zip(&by).map(|(i, stride)| i * stride).sum();
-                    // Keys that a shorter mask does not speak of are not seen.
-                    added[at] = if *width == 1 {
-                        numbers[from]
-                    } else {
-                        numbers.get(from + column).copied().filter(|_| column < *width).unwrap_or(f64::NEG_INFINITY)
-                    };
-                }
-            } else {
-                return Err(invalid!("its mask {mask:?} does not broadcast to {shape:?}"));
-            }
         }
         for (at, added) in added.iter_mut().enumerate() {
             let (column, row, b) = ((at % total) as i64, (at / total % steps) as i64, at / (total * steps * n_heads));
             let valid = n_valid.as_ref().map(|n| n[b]);
             let offset = match valid {
                 Some(valid) if inputs.optional(4).is_none() => valid.saturating_sub(steps as i64),
-                _ => past as i64,
+                _ => sizes.past as i64,
             };
             let place = row.saturating_add(offset);
             let is_hidden = self.is_causal && column > place
@@ -232,7 +224,13 @@ impl Operation for Attention {
                 *added = f64::NEG_INFINITY;
             }
         }
+        Ok(())
+    }
 
+    /// Computes the weighted sums of values, and the products that are asked for.
+    fn attend(&self, sizes: &Sizes, queries: &[f64], [k, v]: [&[f64]; 2], added: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let Sizes { q: [batch, n_heads, steps, depth], k: [_, n_kv, ..], v: [.., width], .. } = *sizes;
+        let total = sizes.total();
         let scale = self.scale.unwrap_or(1.0 / (depth as f64).sqrt());
         let repeats = n_heads / n_kv;
         let mut shown = vec![0.0; added.len()];
@@ -271,7 +269,35 @@ impl Operation for Attention {
                 }
             }
         }
-        let out = Tensor::from_floats(types[0].dtype, [batch, n_heads, steps, width], &out);
+        (out, shown)
+    }
+}
+
+impl Operation for Attention {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let Sizes { q: [b, h, s, _], k, v, past } = self.sizes(inputs)?;
+        let dtype = inputs.fact(0)?.dtype();
+        let total = past + k[2];
+        let out = if inputs.shape(0)?.len() == 4 { vec![b, h, s, v[3]] } else { vec![b, s, h * v[3]] };
+        Ok(vec![
+            TensorType::new(dtype, out),
+            TensorType::new(inputs.fact(1)?.dtype(), [b, k[1], total, k[3]]),
+            TensorType::new(inputs.fact(2)?.dtype(), [b, v[1], total, v[3]]),
+            TensorType::new(dtype, [b, h, s, total]),
+        ])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let types = self.infer(inputs)?;
+        let sizes = self.sizes(inputs)?;
+        let [batch, n_heads, steps, _] = sizes.q;
+        let queries = apart(inputs.tensor(0)?, self.n_q_heads)?.floats();
+        let (keys, values) = (self.with_past(inputs, 1, &types[1])?, self.with_past(inputs, 2, &types[2])?);
+        let shape = [batch, n_heads, steps, sizes.total()];
+        let mut added = mask(inputs, &shape)?;
+        self.hide(inputs, &sizes, &mut added)?;
+        let (out, shown) = self.attend(&sizes, &queries, [&keys.floats(), &values.floats()], &added);
+        let out = Tensor::from_floats(types[0].dtype, [batch, n_heads, steps, sizes.v[3]], &out);
         let out = if types[0].shape.len() == 4 {
             out
         } else {
