@@ -1,5 +1,6 @@
 //! Compilation of fused steps to a plan with its code.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -110,8 +111,24 @@ pub fn compile(fused: Fused, target: &Target, schedule: Schedule) -> Result<Comp
 /// # Errors
 /// As [`compile`].
 pub fn compile_as(fused: Fused, target: &Target, schedule: Schedule, making: Making) -> Result<Compiled, CompileError> {
-    let code = |compiler: &mut Compiler, program: Program| making.cache.code(compiler, program);
-    compiled(fused, target, schedule, &code, making.for_runs)
+    compile_scheduled(fused, target, Scheduling { determined: &|_| Ok(None), scheduled: &alone(schedule) }, making)
+}
+
+/// Compiles as [`compile_as`] does, what has known code without making its program.
+///
+/// # Errors
+/// As [`compile`].
+pub(crate) fn compile_scheduled(
+    fused: Fused,
+    target: &Target,
+    scheduling: Scheduling,
+    making: Making,
+) -> Result<Compiled, CompileError> {
+    let code = |compiler: &mut Compiler, Scheduled { program, determined_by }: Scheduled| {
+        making.cache.code(compiler, program, determined_by.as_deref())
+    };
+    let known = |compiler: &Compiler, text: &str| making.cache.known_code(compiler, text);
+    compiled(fused, target, scheduling, Makers { known: &known, code: &code }, making.for_runs)
 }
 
 /// Compiles as [`compile`] does, but in a tenth of the time, as far as kernels can be compiled quickly; the
@@ -120,56 +137,137 @@ pub fn compile_as(fused: Fused, target: &Target, schedule: Schedule, making: Mak
 /// # Errors
 /// As [`compile`].
 pub fn compile_quickly(fused: Fused, target: &Target, schedule: Schedule) -> Result<Compiled, CompileError> {
-    let code = |compiler: &mut Compiler, program: Program| {
-        let lowered = lower::lower(&program);
+    let code = |compiler: &mut Compiler, scheduled: Scheduled| {
+        let lowered = lower::lower(&scheduled.program);
         let quick = runtime::Code::compile_quickly(compiler, lowered.clone());
         quick.or_else(|_| runtime::Code::compile(compiler, lowered))
     };
-    compiled(fused, target, schedule, &code, false)
+    let scheduling = Scheduling { determined: &|_| Ok(None), scheduled: &alone(schedule) };
+    compiled(fused, target, scheduling, Makers { known: &|_, _| None, code: &code }, false)
+}
+
+/// Scheduled program of a workload.
+pub(crate) struct Scheduled {
+    /// The program.
+    pub program: Program,
+    /// Text that determines it, where there is one.
+    pub determined_by: Option<String>,
+}
+
+/// Programs of workloads.
+#[derive(Clone, Copy)]
+pub(crate) struct Scheduling<'a> {
+    /// The text that is expected to determine a workload's program, before that is made.
+    pub determined: &'a dyn Fn(&Workload) -> Result<Option<String>, String>,
+    /// The program.
+    pub scheduled: &'a dyn Fn(&Workload) -> Result<Scheduled, String>,
+}
+
+/// Programs that nothing is known to determine.
+fn alone(schedule: Schedule) -> impl Fn(&Workload) -> Result<Scheduled, String> {
+    move |workload| schedule(workload).map(|program| Scheduled { program, determined_by: None })
 }
 
 /// Compiler of scheduled programs.
 type MakeCode<'a> =
-    &'a (dyn Fn(&mut Compiler, Program) -> Result<runtime::Code, tilewright_codegen::CompileError> + Sync);
+    &'a (dyn Fn(&mut Compiler, Scheduled) -> Result<runtime::Code, tilewright_codegen::CompileError> + Sync);
+
+/// Sources of code.
+#[derive(Clone, Copy)]
+struct Makers<'a> {
+    /// Code that is kept of the program that a text determines.
+    known: &'a dyn Fn(&Compiler, &str) -> Option<runtime::Code>,
+    /// Compiler of what is not.
+    code: MakeCode<'a>,
+}
+
+/// Kernels of a model, each once.
+#[derive(Default)]
+struct Kernels<'a> {
+    /// The number of each, by its text.
+    numbers: HashMap<String, usize>,
+    /// One that has the code.
+    each: Vec<(String, &'a Kernel)>,
+}
+
+impl<'a> Kernels<'a> {
+    fn of(fused: &'a Fused) -> Kernels<'a> {
+        let mut kernels = Kernels::default();
+        for (step, _) in fused.each() {
+            let Step::Kernel(kernel) = step else { continue };
+            if let Entry::Vacant(place) = kernels.numbers.entry(kernel.code_name()) {
+                kernels.each.push((place.key().clone(), kernel));
+                place.insert(kernels.each.len() - 1);
+            }
+        }
+        kernels
+    }
+
+    /// The program of one.
+    fn program(&self, at: usize, scheduling: Scheduling) -> Result<Scheduled, CompileError> {
+        let (text, kernel) = &self.each[at];
+        let Scheduled { mut program, determined_by } =
+            (scheduling.scheduled)(&kernel.workload).map_err(|why| refuse(text, why))?;
+        if let Some((_, range, along)) = kernel.open.as_ref().and_then(|open| open.each.as_ref()) {
+            program = repeat(program, "each", *range, along);
+        }
+        Ok(Scheduled { program, determined_by: determined_by.map(|by| format!("{text} {by}")) })
+    }
+
+    /// The code of all of them, in order.
+    fn codes(
+        &self,
+        target: &Target,
+        scheduling: Scheduling,
+        makers: Makers,
+    ) -> Result<Vec<runtime::Code>, CompileError> {
+        let compiler = || Compiler::for_arguments(target_here(target), ArgumentAlign::Elements);
+        // What is known is loaded sooner than another thread would have begun.
+        let (own, mut codes, mut programs) = (compiler(), Vec::new(), Vec::new());
+        for (at, (text, kernel)) in self.each.iter().enumerate() {
+            let determined_by = (scheduling.determined)(&kernel.workload).map_err(|why| refuse(text, why))?;
+            let known = determined_by.and_then(|by| (makers.known)(&own, &format!("{text} {by}")));
+            if known.is_none() {
+                programs.push((text, self.program(at, scheduling)?));
+            }
+            codes.push(known);
+        }
+        let made = |compiler: &mut Compiler, (text, scheduled): (&String, Scheduled)| {
+            (makers.code)(compiler, scheduled).map_err(|error| refuse(text, error.to_string()))
+        };
+        let mut made = on_all_cores(programs, compiler, made).into_iter();
+        let each = codes.into_iter().map(|known| known.map_or_else(|| made.next().expect("one of each"), Ok));
+        each.collect()
+    }
+}
+
+/// Error of a kernel that has no code.
+fn refuse(workload: &str, why: String) -> CompileError {
+    CompileError::Kernel { workload: workload.to_owned(), why }
+}
 
 fn compiled(
     mut fused: Fused,
     target: &Target,
-    schedule: Schedule,
-    code: MakeCode,
+    scheduling: Scheduling,
+    makers: Makers,
     for_runs: bool,
 ) -> Result<Compiled, CompileError> {
     let places = Places::new(&fused);
-    // Each once, by its text.
-    let mut numbers: HashMap<String, usize> = HashMap::new();
-    let mut programs: Vec<(String, Program)> = Vec::new();
-    let refuse = |workload: &str, why: String| CompileError::Kernel { workload: workload.to_owned(), why };
-    for (step, _) in fused.each() {
-        let Step::Kernel(kernel) = step else { continue };
-        let text = kernel.code_name();
-        if !numbers.contains_key(&text) {
-            let mut program = schedule(&kernel.workload).map_err(|why| refuse(&text, why))?;
-            if let Some((_, range, along)) = kernel.open.as_ref().and_then(|open| open.each.as_ref()) {
-                program = repeat(program, "each", *range, along);
-            }
-            numbers.insert(text.clone(), programs.len());
-            programs.push((text, program));
-        }
-    }
+    let kernels = Kernels::of(&fused);
     if target.gpu.is_some() {
-        let kernel =
-            |(text, program): (String, Program)| lower_gpu(&program).map_err(|error| refuse(&text, error.to_string()));
-        let kernels = programs.into_iter().map(kernel).collect::<Result<Vec<_>, _>>()?;
-        let kept = kernels.iter().map(|kernel| kept_by(&kernel.program)).collect();
-        let Job { plan, origins, memory, .. } = Job::new(&fused, &places, GPU_LINE, (numbers, kept)).done()?;
-        let model = AnyModel::Gpu(Arc::new(GpuModel { plan, kernels, target: target.clone() }));
+        let lowered = |at: usize| {
+            let program = kernels.program(at, scheduling)?.program;
+            lower_gpu(&program).map_err(|error| refuse(&kernels.each[at].0, error.to_string()))
+        };
+        let made = (0..kernels.each.len()).map(lowered).collect::<Result<Vec<_>, _>>()?;
+        let kept = made.iter().map(|kernel| kept_by(&kernel.program)).collect();
+        let Job { plan, origins, memory, .. } = Job::new(&fused, &places, GPU_LINE, (kernels.numbers, kept)).done()?;
+        let model = AnyModel::Gpu(Arc::new(GpuModel { plan, kernels: made, target: target.clone() }));
         return Ok(Compiled { model, fused, memory, origins, n_guessed: 0 });
     }
-    let made = |compiler: &mut Compiler, (text, program): (String, Program)| {
-        code(compiler, program).map_err(|error| refuse(&text, error.to_string()))
-    };
-    let codes = on_all_cores(programs, || Compiler::for_arguments(target_here(target), ArgumentAlign::Elements), made);
-    let codes = codes.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let codes = kernels.codes(target, scheduling, makers)?;
+    let numbers = kernels.numbers;
     let kept = codes.iter().map(|code| kept_of(code.interface())).collect();
     let Job { plan, origins, memory, .. } = Job::new(&fused, &places, 1, (numbers, kept)).done()?;
     let model = if for_runs {

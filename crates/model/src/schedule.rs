@@ -6,11 +6,11 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::rc::Rc;
 
-use tilewright::{Cache, Caches, Choice, Error, NO_CACHE, Records, target_name};
+use tilewright::{Cache, Caches, Choice, Determined, Error, NO_CACHE, Records, target_name};
 use tilewright_ir::op::{Layout, Structure, Workload};
 use tilewright_ir::{DType, Program, Target};
 
-use crate::compile::{CompileError, Compiled, Making, compile, compile_as};
+use crate::compile::{CompileError, Compiled, Making, Scheduled, Scheduling, compile, compile_scheduled};
 use crate::fuse::Fused;
 use crate::layouts::{Costs, ImageLayouts};
 
@@ -192,15 +192,26 @@ pub fn compile_known(
     let guesses = Guesses::new(target, threads, making.cache);
     let fused = laid_out_by(fused, Layouts::Run(records), &guesses)?;
     let (caches, guessed) = (fused.caches(target), RefCell::new(HashSet::new()));
-    let schedule = |workload: &Workload| {
-        let known = records.program(workload, target, threads, caches.of(workload), making.cache);
-        if let Some(program) = known.map_err(|error| error.to_string())? {
-            return Ok(program);
+    let guess = |workload: &Workload| guessed.borrow_mut().insert(workload.representative().to_string());
+    let determined = |workload: &Workload| {
+        let known = records.determined(workload, target, threads, caches.of(workload));
+        let known = known.map_err(|error| error.to_string())?;
+        if known.as_ref().is_some_and(|known| known.is_guess) {
+            guess(workload);
         }
-        guessed.borrow_mut().insert(workload.representative().to_string());
-        guesses.program(workload)
+        Ok(known.map(|known| known.text))
     };
-    let compiled = compile_as(fused, target, &schedule, making)?;
+    let scheduled = |workload: &Workload| {
+        let known = records.program(workload, target, threads, caches.of(workload), making.cache);
+        if let Some((program, by)) = known.map_err(|error| error.to_string())? {
+            return Ok(Scheduled { program, determined_by: Some(by.text) });
+        }
+        guess(workload);
+        let by = Determined::guessed(workload, target, threads);
+        Ok(Scheduled { program: guesses.program(workload)?, determined_by: Some(by.text) })
+    };
+    let scheduling = Scheduling { determined: &determined, scheduled: &scheduled };
+    let compiled = compile_scheduled(fused, target, scheduling, making)?;
     Ok(Compiled { n_guessed: guessed.into_inner().len(), ..compiled })
 }
 

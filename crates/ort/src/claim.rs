@@ -9,7 +9,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tilewright_graph::{Bindings, Problem, Specialised, TensorType, specialise};
+use tilewright_graph::{Bindings, Graph, Problem, Specialised, TensorType, specialise};
 use tilewright_model::{Kind, Net, import};
 
 use crate::draft::{Draft, DraftNode, NodeAt, Refused, Value, node_at, node_of, types_of};
@@ -31,6 +31,8 @@ pub struct Claim {
     pub parts: Vec<Vec<NodeAt>>,
     /// Reasons why nodes were left out, in words.
     pub left: Vec<String>,
+    /// Specialised graph of the only part, where all its sizes are known.
+    pub graph: Option<Graph>,
 }
 
 /// Nodes for which there are kernels.
@@ -39,11 +41,14 @@ struct Supported {
     /// Types of values, with stand-ins for sizes that are not known.
     types: HashMap<Value, TensorType>,
     left: Vec<String>,
+    /// Specialised graph of all of them.
+    graph: Option<Graph>,
 }
 
 /// Chooses the parts of a graph that run here.
 pub fn claim(draft: &Draft, claims: Claims) -> Claim {
-    let Supported { mut nodes, types, mut left } = supported(draft);
+    let Supported { mut nodes, types, mut left, graph } = supported(draft);
+    let n_supported = nodes.len();
     leave_quantized(draft, &mut nodes);
     let mut parts = Vec::new();
     for part in groups(draft, &nodes) {
@@ -53,14 +58,25 @@ pub fn claim(draft: &Draft, claims: Claims) -> Claim {
             Err(why) => left.push(why),
         }
     }
-    Claim { parts, left }
+    let is_whole = parts.len() == 1 && parts[0].len() == n_supported;
+    let is_fixed = |part: &[NodeAt]| draft.ports(part).inputs.iter().all(|&value| draft.fixed_shape(value).is_some());
+    let graph = graph.filter(|_| is_whole && is_fixed(&parts[0]));
+    Claim { parts, left, graph }
+}
+
+/// Bindings of a part whose sizes are known: whatever is constant is folded.
+pub fn for_runs() -> Bindings {
+    Bindings { fold_bytes: usize::MAX, ..Bindings::default() }
+}
+
+/// Whether all sizes of a graph are known.
+fn has_fixed_sizes(draft: &Draft) -> bool {
+    (0..draft.values.len()).all(|at| draft.fixed_shape(at).is_some() || draft.values[at].declared.is_none())
 }
 
 /// Nodes for which there are kernels, with the stand-ins that most nodes agree with.
 fn supported(draft: &Draft) -> Supported {
-    let is_fixed = |at: usize| draft.fixed_shape(at).is_some() || draft.values[at].declared.is_none();
-    let is_free = (0..draft.values.len()).any(|at| !is_fixed(at));
-    let tried = STAND_INS[..if is_free { STAND_INS.len() } else { 1 }].iter();
+    let tried = STAND_INS[..if has_fixed_sizes(draft) { 1 } else { STAND_INS.len() }].iter();
     let mut best: Option<Supported> = None;
     for &stand_in in tried {
         let found = supported_with(draft, stand_in);
@@ -95,6 +111,8 @@ fn supported_with(draft: &Draft, stand_in: usize) -> Supported {
             nodes.remove(&at);
         }
     }
+    // As for a part of known sizes, which then is specialised already.
+    let bindings = if has_fixed_sizes(draft) { for_runs() } else { Bindings::default() };
     for _ in 0..MOST_ROUNDS {
         let part: Vec<NodeAt> = (0..draft.nodes.len()).filter(|at| nodes.contains(at)).collect();
         let ports = draft.ports(&part);
@@ -105,7 +123,7 @@ fn supported_with(draft: &Draft, stand_in: usize) -> Supported {
         for &at in part.iter().filter(|at| reads_unknown(at)) {
             refused.push((at, "the number of dimensions of an input is not known".to_owned()));
         }
-        let mut types = HashMap::new();
+        let (mut types, mut specialised) = (HashMap::new(), None);
         if refused.is_empty() {
             match draft.graph(&part, &ports, &|value| given_shape(draft, value, stand_in)) {
                 Err(Refused::Node(at, why)) => refused.push((at, why)),
@@ -114,14 +132,15 @@ fn supported_with(draft: &Draft, stand_in: usize) -> Supported {
                     nodes.clear();
                 }
                 Ok(graph) => {
-                    let special = specialise(&graph, &Bindings::default());
+                    let special = specialise(&graph, &bindings);
                     types = types_of(&special.graph);
-                    refused = without_code(special);
+                    refused = without_code(&special);
+                    specialised = Some(special.graph);
                 }
             }
         }
         if refused.is_empty() {
-            return Supported { nodes, types, left };
+            return Supported { nodes, types, left, graph: specialised };
         }
         for (at, why) in refused {
             if nodes.remove(&at) {
@@ -130,11 +149,11 @@ fn supported_with(draft: &Draft, stand_in: usize) -> Supported {
         }
     }
     left.push("too many nodes depend on others that are left out".to_owned());
-    Supported { nodes: HashSet::new(), types: HashMap::new(), left }
+    Supported { nodes: HashSet::new(), types: HashMap::new(), left, graph: None }
 }
 
 /// Nodes of a specialised graph that have no kernels, with reasons.
-fn without_code(special: Specialised) -> Vec<(NodeAt, String)> {
+fn without_code(special: &Specialised) -> Vec<(NodeAt, String)> {
     let place = |problem: &Problem| Some((problem.place.as_ref().and_then(node_of)?, problem.reason.to_string()));
     if !special.problems.is_empty() {
         return special.problems.iter().filter_map(place).collect();

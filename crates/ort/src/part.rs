@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tilewright::{Answer, CPU, Cache, Database, DeviceSpec, HOST, Records, SharedStore};
-use tilewright_graph::{Bindings, DType, Tensor, TensorType, specialise};
+use tilewright_graph::{DType, Graph, Tensor, TensorType, specialise};
 use tilewright_ir::Target;
 use tilewright_model::{Fused, Making, OpenError, compile_known, lower, open};
 use tilewright_runtime::shares::Share;
@@ -13,6 +13,7 @@ use tilewright_runtime::{Aligned, AnyModel, Context, Model, Port};
 
 use crate::api::{self, Api, KernelContext, got};
 use crate::boundary::caught;
+use crate::claim::for_runs;
 use crate::context::{PartContext, Wish, outline};
 use crate::draft::{Draft, NodeAt, Ports, Refused, Value, value_at};
 use crate::graph;
@@ -49,6 +50,8 @@ pub struct Known {
     cache: Option<Cache>,
     /// Configurations of kernels.
     answers: Mutex<Vec<Answer>>,
+    /// Specialised graph of a part whose sizes are known, until it is compiled.
+    graph: Mutex<Option<Graph>>,
 }
 
 impl Session {
@@ -90,22 +93,18 @@ impl Session {
             (None, true) => Some(self.cache.with_entries(&context.entries)),
             _ => self.known().cache,
         };
-        Known { cache, answers: Mutex::new(context.answers) }
+        Known { cache, answers: Mutex::new(context.answers), ..Known::default() }
     }
 
     /// Lowers a part for inputs of these shapes.
     pub fn lower(&self, draft: &Draft, nodes: &[NodeAt], ports: &Ports, shapes: &[Shape]) -> Result<Fused, String> {
-        let at = |value: Value| ports.inputs.iter().position(|&input| input == value);
-        let graph = draft.graph(nodes, ports, &|value| Some(shapes[at(value)?].clone()));
-        let graph = graph.map_err(|refused| match refused {
-            Refused::Node(_, why) | Refused::Other(why) => why,
-        })?;
-        let special = specialise(&graph, &Bindings { fold_bytes: usize::MAX, ..Bindings::default() });
-        if let Some(problem) = special.problems.first() {
-            return Err(problem.to_string());
-        }
+        self.fused(&specialised(draft, nodes, ports, shapes)?)
+    }
+
+    /// Lowers a specialised graph.
+    fn fused(&self, graph: &Graph) -> Result<Fused, String> {
         let exact = self.options.exact;
-        let mut fused = lower(&special.graph, exact, &self.target).map_err(|error| error.to_string())?;
+        let mut fused = lower(graph, exact, &self.target).map_err(|error| error.to_string())?;
         if self.options.bf16 {
             fused.round_factors(&self.target);
         }
@@ -125,7 +124,10 @@ impl Session {
         let start = Instant::now();
         let at = |value: Value| ports.inputs.iter().position(|&input| input == value);
         let fused = || match &sizes.open {
-            None => self.lower(draft, nodes, ports, &sizes.shapes),
+            None => match known.take_graph() {
+                Some(graph) => self.fused(&graph),
+                None => self.lower(draft, nodes, ports, &sizes.shapes),
+            },
             Some(dim) => {
                 let lowered = |size| {
                     let shapes = names.with(&sizes.shapes, &dim.name, size as usize);
@@ -166,7 +168,6 @@ impl Session {
             return Err("it has other outputs than the part".to_owned());
         }
         let made = Compiled { model: Arc::clone(model), inputs, outputs, idle: Mutex::default() };
-        made.idle().push(Run::new(&made.model, self.threads)?);
         self.log.note(|| {
             let (n, guessed) = (nodes.len(), compiled.n_guessed);
             let took = start.elapsed().as_millis();
@@ -176,7 +177,27 @@ impl Session {
     }
 }
 
+/// Graph of a part for inputs of these shapes, specialised.
+fn specialised(draft: &Draft, nodes: &[NodeAt], ports: &Ports, shapes: &[Shape]) -> Result<Graph, String> {
+    let at = |value: Value| ports.inputs.iter().position(|&input| input == value);
+    let graph = draft.graph(nodes, ports, &|value| Some(shapes[at(value)?].clone()));
+    let graph = graph.map_err(|refused| match refused {
+        Refused::Node(_, why) | Refused::Other(why) => why,
+    })?;
+    let special = specialise(&graph, &for_runs());
+    special.problems.first().map_or(Ok(special.graph), |problem| Err(problem.to_string()))
+}
+
 impl Known {
+    /// Adds the specialised graph of a part whose sizes are known.
+    pub fn with_graph(self, graph: Option<Graph>) -> Known {
+        Known { graph: Mutex::new(graph), ..self }
+    }
+
+    fn take_graph(&self) -> Option<Graph> {
+        self.graph.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     fn answers(&self) -> MutexGuard<'_, Vec<Answer>> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }

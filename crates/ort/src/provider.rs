@@ -202,13 +202,14 @@ impl Drop for Attributes<'_> {
 
 /// Parts of a graph that are to run here, each with its nodes.
 fn chosen(session: &Arc<Session>, draft: &Draft) -> Vec<(Vec<NodeAt>, Result<Part, String>)> {
-    let claim = claim(draft, session.options.claim);
+    let mut claim = claim(draft, session.options.claim);
     for why in &claim.left {
         session.log.note(|| format!("left to ONNX Runtime: {why}"));
     }
     let mut parts = Vec::new();
     for nodes in claim.parts {
-        match caught(|| Part::new(session, draft, nodes.clone(), session.known())) {
+        let known = session.known().with_graph(claim.graph.take());
+        match caught(|| Part::new(session, draft, nodes.clone(), known)) {
             Ok(part) if part.needs_constants() && session.options.free_sizes == FreeSizes::Leave => {
                 session.log.note(|| format!("{} nodes of free sizes are left to ONNX Runtime", nodes.len()));
             }

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use thiserror::Error;
 use tilewright_codegen::{ArgumentAlign, CompileError, Compiler, Interface, Kernel, Runtime};
-use tilewright_ir::{OpenSize, Part, Program, lower};
+use tilewright_ir::{OpenSize, Part, Program, lower, text};
 
 use crate::cores::on_all_cores;
 use crate::gpu::GpuModel;
@@ -118,13 +118,23 @@ pub enum PlanError {
 
 /// A kernel with the program that it was made of.
 pub struct Code {
-    /// The program, scheduled or lowered.
-    source: Program,
-    /// The lowered one, where it is asked for and the program is only scheduled.
-    lowered: OnceLock<Program>,
-    is_lowered: bool,
+    source: Source,
     kernel: Kernel,
     interface: Interface,
+}
+
+/// Program of a kernel.
+enum Source {
+    /// The lowered program.
+    Lowered(Program),
+    /// A scheduled program as text, of which few ask.
+    Text {
+        /// Its name, buffers and sizes.
+        header: Program,
+        text: String,
+        /// The lowered program, from when it was first asked for.
+        lowered: OnceLock<Program>,
+    },
 }
 
 impl Code {
@@ -148,13 +158,14 @@ impl Code {
     }
 
     /// Loads what [`Compiler::quick_object`] has made of a scheduled program when it was lowered, here or
-    /// earlier.
+    /// earlier. The program is given without its statements and by its text, as it is printed, which is not
+    /// parsed until [`Code::program`] is asked for.
     ///
     /// # Errors
     /// As [`Compiler::load_quick`] says.
-    pub fn load_quick(compiler: &Compiler, program: Program, code: &[u8]) -> Result<Code, CompileError> {
-        let (kernel, interface) = compiler.load_quick(&program, code)?;
-        Ok(Code { source: program, lowered: OnceLock::new(), is_lowered: false, kernel, interface })
+    pub fn load_quick(compiler: &Compiler, header: Program, text: String, code: &[u8]) -> Result<Code, CompileError> {
+        let (kernel, interface) = compiler.load_quick(&header, code)?;
+        Ok(Code { source: Source::Text { header, text, lowered: OnceLock::new() }, kernel, interface })
     }
 
     /// Compiles as [`Code::compile`] does, by [`Compiler::compile_quickly`].
@@ -168,12 +179,26 @@ impl Code {
 
     fn new(compiler: &Compiler, program: Program, kernel: Kernel) -> Result<Code, CompileError> {
         let interface = Interface::new(&program, compiler.target(), 1, Some(Compiler::PREFIX))?;
-        Ok(Code { source: program, lowered: OnceLock::new(), is_lowered: true, kernel, interface })
+        Ok(Code { source: Source::Lowered(program), kernel, interface })
     }
 
     /// The lowered program.
+    ///
+    /// # Panics
+    /// If the text that it was loaded with is of no program.
     pub fn program(&self) -> &Program {
-        if self.is_lowered { &self.source } else { self.lowered.get_or_init(|| lower::lower(&self.source)) }
+        match &self.source {
+            Source::Lowered(program) => program,
+            Source::Text { text, lowered, .. } => lowered.get_or_init(|| {
+                lower::lower(&text::parse(text).expect("invariant: code is loaded with the text of a program"))
+            }),
+        }
+    }
+
+    /// Name of the program.
+    fn name(&self) -> &str {
+        let (Source::Lowered(program) | Source::Text { header: program, .. }) = &self.source;
+        &program.name
     }
 
     /// The kernel.
@@ -191,7 +216,7 @@ impl Code {
     /// run.
     pub fn plan(&self, constant: &dyn Fn(&str) -> Option<Bytes>) -> Plan {
         let has = |part: Part| self.interface.has(part);
-        plan_of_kernel(&self.source.name, &self.interface.buffers, &has, ALIGN, constant)
+        plan_of_kernel(self.name(), &self.interface.buffers, &has, ALIGN, constant)
     }
 
     /// Alignment that an argument's address needs, in bytes.
@@ -642,7 +667,7 @@ impl Checker<'_> {
             Work::Kernel { kernel, arguments, kept, parts, sizes, .. } => {
                 let missing = || PlanError::Missing { step: name(), what: "kernel", index: *kernel };
                 let code = self.codes.get(*kernel).ok_or_else(missing)?;
-                let open = &code.source.sizes;
+                let open = &code.interface.sizes;
                 let is_value = |(open, size): (&OpenSize, &Size)| match &self.plan.dim {
                     Some(dim) => (dim.least..=dim.most)
                         .step_by(dim.step.max(1) as usize)

@@ -164,16 +164,21 @@ impl Cache {
     }
 
     /// Code of a scheduled program, from the cache or as [`Code::compile`] makes it, but for what it shares
-    /// with others.
+    /// with others. A text that determines the program, where there is one, has [`Cache::known_code`] find it.
     ///
     /// # Errors
     /// As [`Code::compile`].
-    pub fn code(&self, compiler: &mut Compiler, program: Program) -> Result<Code, CompileError> {
+    pub fn code(
+        &self,
+        compiler: &mut Compiler,
+        program: Program,
+        determined_by: Option<&str>,
+    ) -> Result<Code, CompileError> {
         if !self.is_asked() {
             return Code::compile(compiler, lower::lower(&program));
         }
+        let Some(llvm) = llvm_version() else { return self.quick_code(compiler, &program, determined_by) };
         let arguments = format!("{:?}", compiler.arguments());
-        let Some(llvm) = llvm_version() else { return self.quick_code(compiler, program, &arguments) };
         let program = lower::lower(&program);
         let name = name("object", &[&llvm, compiler.target(), &arguments, &program]);
         if let Some(object) = self.get(&name)
@@ -186,20 +191,43 @@ impl Cache {
         Code::load(compiler, program, &object)
     }
 
-    /// Code of a scheduled program, from the cache or by our own back end. What is known is not lowered
-    /// again, which would take longer than to load it.
-    fn quick_code(&self, compiler: &mut Compiler, program: Program, arguments: &str) -> Result<Code, CompileError> {
-        let name = name("quick", &[compiler.target(), &arguments, &program]);
-        if let Some(known) = self.get(&name)
-            && let Ok(code) = Code::load_quick(compiler, program.clone(), &known)
-        {
-            return Ok(code);
+    /// Code of the program that a text determines, where it is kept. Such code is found without its program,
+    /// which takes longer to read than the code to load. Only code of our own back end is kept so.
+    pub fn known_code(&self, compiler: &Compiler, determined_by: &str) -> Option<Code> {
+        match self.is_asked() && llvm_version().is_none() {
+            true => self.kept_code(compiler, determined_by),
+            false => None,
         }
-        let lowered = lower::lower(&program);
+    }
+
+    fn kept_code(&self, compiler: &Compiler, determined_by: &str) -> Option<Code> {
+        code_of(compiler, &self.get(&quick_name(compiler, determined_by))?)
+    }
+
+    /// Code of a scheduled program, from the cache or by our own back end.
+    fn quick_code(
+        &self,
+        compiler: &mut Compiler,
+        program: &Program,
+        determined_by: Option<&str>,
+    ) -> Result<Code, CompileError> {
+        let text = program.to_string();
+        let determined_by = determined_by.unwrap_or(&text);
+        if let Some(known) = self.kept_code(compiler, determined_by) {
+            return Ok(known);
+        }
+        let lowered = lower::lower(program);
         // A program without quick code is an error in the words of the compiler.
         let Ok(made) = compiler.quick_object(&lowered) else { return Code::compile(compiler, lowered) };
-        self.put(&name, &made);
-        Code::load_quick(compiler, program, &made)
+        let header = header_of(program);
+        let head = header.to_string();
+        if text::parse(&text).is_err() || text::parse(&head).is_err() {
+            return Code::compile(compiler, lowered);
+        }
+        let len = |text: &str| (text.len() as u64).to_le_bytes();
+        let parts = [&len(&head)[..], head.as_bytes(), &len(&text), text.as_bytes(), &made];
+        self.put(&quick_name(compiler, determined_by), &parts.concat());
+        Code::load_quick(compiler, header, text, &made)
     }
 
     /// The program that these texts determine, in the order in which they come.
@@ -416,7 +444,7 @@ impl Drop for Cache {
 }
 
 /// Prefixes of the entries' names.
-const KINDS: [&str; 5] = ["object-", "quick-", "program-", "number-", "binary-"];
+const KINDS: [&str; 6] = ["object-", "quick-", "program-", "text-", "number-", "binary-"];
 
 /// The name of what is of a kind and depends on these.
 fn name(kind: &str, determined_by: &[&dyn Display]) -> String {
@@ -426,6 +454,31 @@ fn name(kind: &str, determined_by: &[&dyn Display]) -> String {
     let parts: Vec<&[u8]> = parts.map(str::as_bytes).collect();
     let digits: String = hash(&parts).iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{kind}-{digits}")
+}
+
+/// Name of code of our own back end.
+fn quick_name(compiler: &Compiler, determined_by: &str) -> String {
+    name("quick", &[compiler.target(), &format!("{:?}", compiler.arguments()), &determined_by])
+}
+
+/// The program without its statements: its name, buffers, sizes, and variables, which sizes name.
+fn header_of(program: &Program) -> Program {
+    let (name, buffers, loops) = (program.name.clone(), program.buffers.clone(), program.loops.clone());
+    let sizes = program.sizes.clone();
+    Program { name, buffers, loops, sizes, prepare: Vec::new(), body: Vec::new(), finish: Vec::new() }
+}
+
+/// Code of our own back end, of the bytes that are kept: the header and the text of its scheduled program, with
+/// their lengths ahead, and the code.
+fn code_of(compiler: &Compiler, mut bytes: &[u8]) -> Option<Code> {
+    let mut part = || {
+        let (len, rest) = bytes.split_first_chunk()?;
+        let (part, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+        bytes = rest;
+        std::str::from_utf8(part).ok()
+    };
+    let (header, text) = (text::parse(part()?).ok()?, part()?.to_owned());
+    Code::load_quick(compiler, header, text, bytes).ok()
 }
 
 /// Build time of this program, where no commit names its sources; else empty.
@@ -456,7 +509,7 @@ mod tests {
     use std::convert::Infallible;
     use std::os::unix::fs::PermissionsExt;
     use std::sync::Arc;
-    use tilewright_codegen::ArgumentAlign;
+    use tilewright_codegen::{ArgumentAlign, Interface};
     use tilewright_runtime::{Context, Model, Threads};
 
     fn entries(folder: &Path) -> Vec<PathBuf> {
@@ -577,7 +630,7 @@ mod tests {
         let host = host::target();
         let code = |target: &tilewright_ir::Target| {
             let mut compiler = Compiler::for_arguments(target.clone(), ArgumentAlign::Elements);
-            cache.quick_code(&mut compiler, program(1), "elements").unwrap()
+            cache.quick_code(&mut compiler, &program(1), None).unwrap()
         };
         let result = |code: Code| {
             let model = Model::new(code.plan(&|_| None), vec![code]).unwrap();
@@ -598,6 +651,32 @@ mod tests {
     }
 
     #[test]
+    fn code_is_found_by_what_determines_its_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(Some(folder.path())).unwrap();
+        let mut compiler = Compiler::for_arguments(host::target(), ArgumentAlign::Elements);
+        let open = "program \"open\"\nbuffer X: f32[8,4] global output\nloops steps, i, j\n\
+            size rows = 2*steps + 2 in 4\nrun { for i in 2*steps + 2 { for j in 4 { X[i,j] = 3.0 } } }";
+        for (by, program) in [("the first", program(1)), ("the second", text::parse(open).unwrap())] {
+            assert!(cache.kept_code(&compiler, by).is_none());
+            let made = cache.quick_code(&mut compiler, &program, Some(by)).unwrap();
+            let Some(known) = cache.kept_code(&compiler, by) else {
+                return println!("skipped: no back end for {}", compiler.target());
+            };
+            let lowered = lower::lower(&program);
+            let interface = Interface::new(&lowered, compiler.target(), 1, Some(Compiler::PREFIX)).unwrap();
+            assert_eq!([known.interface(), made.interface()], [&interface; 2]);
+            assert_eq!(known.program().to_string(), lowered.to_string());
+            let text = program.to_string();
+            assert!(cache.kept_code(&compiler, &text).is_none(), "the program is not what its code is kept by");
+        }
+        for entry in entries(folder.path()) {
+            fs::write(&entry, &fs::read(&entry).unwrap()[..200]).unwrap();
+        }
+        assert!(cache.kept_code(&compiler, "the first").is_none());
+    }
+
+    #[test]
     fn entries_that_were_not_used_for_longest_make_room() {
         let folder = tempfile::tempdir().unwrap();
         let new = |most_bytes| Cache::within(Some(folder.path().to_owned()), most_bytes);
@@ -613,6 +692,12 @@ mod tests {
         fs::write(folder.path().join("something of the user's"), [0; 100_000]).unwrap();
         drop(cache);
         assert_eq!(entries(folder.path()).len(), 11);
+        // Each kind of entry makes room.
+        let kinds = KINDS.map(|kind| folder.path().join(format!("{kind}of long ago")));
+        for path in &kinds {
+            fs::write(path, "").unwrap();
+            File::open(path).unwrap().set_modified(day(0)).unwrap();
+        }
         let bytes = fs::metadata(folder.path().join(name("program", &[&0]))).unwrap().blocks() * 512;
         let cache = new(5 * bytes);
         asked(&cache, 10);
@@ -620,6 +705,7 @@ mod tests {
         let cache = new(u64::MAX);
         let there: Vec<usize> = (0..11).filter(|at| asked(&cache, *at)).collect();
         assert_eq!(there, [0, 8, 9, 10]);
+        assert!(kinds.iter().all(|path| !path.exists()));
         assert!(folder.path().join("something of the user's").exists());
     }
 

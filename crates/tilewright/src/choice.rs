@@ -166,6 +166,27 @@ impl Best {
     }
 }
 
+/// Text that determines a scheduled program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Determined {
+    /// The text.
+    pub text: String,
+    /// Whether it is of a guess.
+    pub is_guess: bool,
+}
+
+impl Determined {
+    /// What determines the program of a guess.
+    pub fn guessed(workload: &Workload, target: &Target, threads: usize) -> Determined {
+        Determined { text: format!("{workload} {target} {threads}"), is_guess: true }
+    }
+
+    fn recorded(workload: &Workload, target: &Target, threads: usize, best: &Best) -> Determined {
+        let text = format!("{workload} {target} {threads} {} {}", best.template, best.config);
+        Determined { text, is_guess: false }
+    }
+}
+
 /// Records of a database for many kernels: the file is opened once, and queried once for each. By default
 /// there are none. A store of winners that machines share is asked for what is not recorded.
 #[derive(Default)]
@@ -401,8 +422,8 @@ impl Records {
         Ok((known.or_else(guess)?, passed_over))
     }
 
-    /// The scheduled program of the best configuration that is recorded, as by [`Records::known`]; none where
-    /// a guess is to be made.
+    /// The scheduled program of the best configuration that is recorded, as by [`Records::known`], and what
+    /// determines it; none where a guess is to be made.
     ///
     /// # Errors
     /// If records cannot be read.
@@ -413,7 +434,7 @@ impl Records {
         threads: usize,
         caches: Caches,
         cache: &Cache,
-    ) -> Result<Option<Program>, Error> {
+    ) -> Result<Option<(Program, Determined)>, Error> {
         for caches in caches_in_turn(caches) {
             let Some(best) = self.best(workload, &target_name(target, caches), threads, None)?.0 else { continue };
             let choice = || best.choice(workload, target, threads);
@@ -424,10 +445,31 @@ impl Records {
             let determined_by: [&dyn Display; 5] = [workload, target, &threads, &best.template, &best.config];
             // One of a space that has changed since is passed over.
             if let Ok(program) = cache.program(&determined_by, made) {
-                return Ok(Some(program));
+                return Ok(Some((program, Determined::recorded(workload, target, threads, &best))));
             }
         }
         Ok(None)
+    }
+
+    /// What determines the scheduled program that a workload has by [`Records::program`], or by a guess where
+    /// nothing is recorded, as far as it is known before the program is made. Not of what others have tuned:
+    /// whether that may be used is asked each time.
+    ///
+    /// # Errors
+    /// If records cannot be read.
+    pub fn determined(
+        &self,
+        workload: &Workload,
+        target: &Target,
+        threads: usize,
+        caches: Caches,
+    ) -> Result<Option<Determined>, Error> {
+        for caches in caches_in_turn(caches) {
+            if let Some(best) = self.best(workload, &target_name(target, caches), threads, None)?.0 {
+                return Ok(best.store.is_none().then(|| Determined::recorded(workload, target, threads, &best)));
+            }
+        }
+        Ok(Some(Determined::guessed(workload, target, threads)))
     }
 
     /// Finds a recorded configuration, without a guess; else the reason why a guess has to be made.

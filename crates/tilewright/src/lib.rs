@@ -170,7 +170,7 @@ pub mod words;
 
 pub use best::{Best, CACHES, ParetoPoint, gflops, known_target, target_name, trials_of, validators};
 pub use cache::{Cache, NO_CACHE};
-pub use choice::{Answer, Choice, Records, Source};
+pub use choice::{Answer, Choice, Determined, Records, Source};
 pub use clock::since_1970;
 pub use database::{Database, Opened, with_suffix};
 pub use element::{Element, Elements, ElementsMut, bf16, f16};
