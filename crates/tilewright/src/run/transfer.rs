@@ -40,16 +40,20 @@ impl Transfer {
     }
 
     /// Reads `DB[,WORKLOAD…]`. Workloads hold commas themselves: a part `key=value` belongs to the workload
-    /// before it.
+    /// before it. A text that names a file as a whole is that file, since vLLM's tables have commas in their
+    /// names.
     ///
     /// # Errors
     /// What is wrong with the text, in one line.
     pub fn parse(text: &str) -> Result<Transfer, String> {
-        let mut parts = text.split(',');
+        let (path, rest) = match text.split_once(',') {
+            Some((path, rest)) if !Path::new(text).is_file() => (path, Some(rest)),
+            _ => (text, None),
+        };
         let path =
-            PathBuf::from(parts.next().filter(|path| !path.is_empty()).ok_or("the name of a database is missing")?);
+            PathBuf::from(Some(path).filter(|path| !path.is_empty()).ok_or("the name of a database is missing")?);
         let mut texts: Vec<String> = Vec::new();
-        for part in parts {
+        for part in rest.into_iter().flat_map(|rest| rest.split(',')) {
             match texts.last_mut() {
                 Some(workload) if part.contains('=') && !part.contains(':') => *workload += &format!(",{part}"),
                 _ => texts.push(part.to_owned()),
@@ -167,5 +171,16 @@ mod tests {
         assert_eq!(workloads[2], product, "texts are canonical");
         assert_eq!(read("a.db,resnet18").unwrap().1.len(), 12);
         assert!(read("").is_err() && read(",matmul-256").is_err() && read("a.db,nosuch").is_err());
+    }
+
+    #[test]
+    fn a_table_has_commas_in_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let table = folder.path().join("E=8,N=14336,device_name=NVIDIA_H100_80GB_HBM3.json");
+        let text = table.to_str().unwrap();
+        assert!(Transfer::parse(text).is_err(), "nothing is there");
+        std::fs::write(&table, "{}").unwrap();
+        let read = Transfer::parse(text).unwrap();
+        assert_eq!((read.path, read.workloads), (table, vec![]));
     }
 }
