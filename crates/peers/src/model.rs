@@ -1,10 +1,12 @@
-//! Whole models by other runtimes: ONNX Runtime and OpenVINO, each through its C interface.
+//! Whole models by other runtimes: ONNX Runtime and OpenVINO, each through its C interface, and PyTorch, to
+//! which a program in Python gives a model's operators.
 //!
 //! As a library of kernels does, a runtime works in a child process that is stopped by signal between rounds:
 //! threads that spin after a run disturb nobody.
 
 pub(super) mod onnxruntime;
 pub(super) mod openvino;
+pub(super) mod pytorch;
 pub(super) mod worker;
 
 use std::ffi::c_void;
@@ -55,6 +57,18 @@ pub const MODEL_PEERS: &[ModelPeerSpec] = &[
         library: "onnxruntime-gpu",
         engine: Engine::OnnxRuntimeCuda,
     },
+    ModelPeerSpec {
+        name: "pytorch",
+        text: "PyTorch, each operator by itself, on the CPU or a CUDA device",
+        library: "torch",
+        engine: Engine::PyTorch(pytorch::Mode::Eager),
+    },
+    ModelPeerSpec {
+        name: "pytorch-compiled",
+        text: "the same compiled by torch.compile, on a CUDA device replayed as one graph",
+        library: "torch",
+        engine: Engine::PyTorch(pytorch::Mode::Compiled),
+    },
 ];
 
 /// Row of [`MODEL_PEERS`].
@@ -75,6 +89,7 @@ enum Engine {
     OnnxRuntime { spins: bool },
     OnnxRuntimeCuda,
     OpenVino,
+    PyTorch(pytorch::Mode),
 }
 
 impl ModelPeerSpec {
@@ -83,6 +98,7 @@ impl ModelPeerSpec {
         match self.engine {
             Engine::OnnxRuntimeCuda => target.arch == Arch::Gpu(GpuApi::Cuda),
             Engine::OnnxRuntime { .. } | Engine::OpenVino => target.gpu.is_none(),
+            Engine::PyTorch(_) => target.gpu.is_none() || target.arch == Arch::Gpu(GpuApi::Cuda),
         }
     }
 
@@ -214,6 +230,7 @@ pub(super) fn version(peer: &str) -> Result<String, Unavailable> {
         Engine::OnnxRuntime { spins } => onnxruntime::version(Provider::Cpu { spins }),
         Engine::OnnxRuntimeCuda => onnxruntime::version(Provider::Cuda),
         Engine::OpenVino => openvino::version(),
+        Engine::PyTorch(_) => pytorch::version(),
     }
 }
 

@@ -9,7 +9,7 @@ use tilewright_device::device::Round;
 use tilewright_search::Timing;
 
 /// A sample averages runs until it is so long.
-const SAMPLE_NS: f64 = 100_000.0;
+pub(super) const SAMPLE_NS: f64 = 100_000.0;
 
 /// Nanoseconds a run, one for each sample of a round, after a run that warms up.
 ///

@@ -303,7 +303,7 @@ impl Session for Ort {
         })
     }
 
-    fn outputs(&self) -> Result<Vec<Tensor>, Unavailable> {
+    fn outputs(&mut self) -> Result<Vec<Tensor>, Unavailable> {
         self.outputs.iter().map(|&value| self.output(value)).collect()
     }
 }

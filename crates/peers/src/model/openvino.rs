@@ -234,7 +234,7 @@ impl Session for Request {
         self.library.check(unsafe { (self.library.api.infer)(self.request) })
     }
 
-    fn outputs(&self) -> Result<Vec<Tensor>, Unavailable> {
+    fn outputs(&mut self) -> Result<Vec<Tensor>, Unavailable> {
         (0..self.n_outputs).map(|at| self.output(at)).collect()
     }
 }

@@ -8,7 +8,7 @@ use tilewright_device::host;
 use tilewright_graph::Tensor;
 
 use super::onnxruntime::Provider;
-use super::{Area, Engine, StoredTensor, onnxruntime, openvino};
+use super::{Area, Engine, StoredTensor, onnxruntime, openvino, pytorch};
 use crate::Unavailable;
 use crate::library::Means;
 use crate::protocol::{Reply, Request};
@@ -21,8 +21,12 @@ pub(super) trait Session {
     fn give(&mut self, inputs: &[(String, Tensor)]) -> Result<(), Unavailable>;
     /// Runs once.
     fn run(&mut self) -> Result<(), Unavailable>;
+    /// Nanoseconds a run, one for each sample.
+    fn round(&mut self, round: Round) -> Result<Vec<f64>, Unavailable> {
+        wall_samples_ns(round, || self.run())
+    }
     /// Outputs of the last run, in the model's order.
-    fn outputs(&self) -> Result<Vec<Tensor>, Unavailable>;
+    fn outputs(&mut self) -> Result<Vec<Tensor>, Unavailable>;
 }
 
 /// A session, and what its runtime says of it.
@@ -58,6 +62,7 @@ pub(crate) fn serve(
             Engine::OnnxRuntime { spins } => onnxruntime::open(wanted, Provider::Cpu { spins })?,
             Engine::OnnxRuntimeCuda => onnxruntime::open(wanted, Provider::Cuda)?,
             Engine::OpenVino => openvino::open(wanted, &tensors)?,
+            Engine::PyTorch(mode) => pytorch::open(wanted, &tensors, mode)?,
         };
         opened.session.give(&tensors)?;
         opened.session.run()?;
@@ -72,7 +77,7 @@ pub(crate) fn serve(
         let reply = match serde_json::from_str(&line?)? {
             Request::Round { min_time_ns, min_samples } => {
                 let round = Round { time: std::time::Duration::from_nanos(min_time_ns), min_samples };
-                wall_samples_ns(round, || session.run()).map(|times_ns| Reply::Round { times_ns })
+                session.round(round).map(|times_ns| Reply::Round { times_ns })
             }
             Request::Run { inputs } => run(session.as_mut(), area, &inputs),
             other @ (Request::Version { .. } | Request::Start { .. } | Request::Open { .. } | Request::Check) => {
