@@ -487,8 +487,6 @@ struct Block<'m> {
     /// Pending products, by warpgroup.
     groups: Vec<warpgroup::Products>,
     boxes: bulk::Boxes,
-    /// Nanoseconds of its clock, which goes on while all wait.
-    clock: u64,
     place: [u32; 3],
     grid: [u32; 3],
     arguments: &'m [u64],
@@ -580,7 +578,6 @@ impl<'m> Block<'m> {
             writers: vec![0; n_bytes],
             fenced: Vec::new(),
             boxes: bulk::Boxes::default(),
-            clock: 1,
             place,
             grid,
             arguments,
@@ -588,16 +585,7 @@ impl<'m> Block<'m> {
     }
 }
 
-/// Nanoseconds that pass where all wait.
-const SECOND: u64 = 1_000_000_000;
-
 impl Block<'_> {
-    /// Lets a second pass: whoever polls asks again.
-    fn wait(&mut self) {
-        self.clock += SECOND;
-        self.threads.iter_mut().filter(|t| t.stop == Some(Stop::Again)).for_each(|t| t.stop = None);
-    }
-
     /// Runs the block until it is over or cannot go on without others of its cluster.
     fn advance(&mut self, order: &[usize]) -> Result<(), String> {
         let mut threads = std::mem::take(&mut self.threads);
@@ -793,10 +781,7 @@ impl Block<'_> {
                     t.stop = Some(Stop::Exit);
                     return Ok(());
                 }
-                Code::Trap => {
-                    let seconds = self.clock / SECOND;
-                    return Err(format!("thread {:?} stops the kernel after {seconds} s", t.place));
-                }
+                Code::Trap => return Err(format!("thread {:?} stops the kernel", t.place)),
                 Code::Branch => match instruction.operands[0] {
                     Operand::Label(to) => t.at = to,
                     _ => return Err(format!("no label: {}", instruction.text)),
@@ -817,13 +802,12 @@ impl Block<'_> {
             Operand::Register(at) => t.registers[*at],
             Operand::Number(n) => *n,
             Operand::Shared(at) => self.window + at,
-            Operand::Special(Special::Time) => self.clock,
             Operand::Special(special) => u64::from(match special {
                 Special::Thread(axis) => t.place[*axis],
                 Special::Block(axis) => self.place[*axis],
                 Special::Threads(axis) => self.entry.threads[*axis],
                 Special::Blocks(axis) => self.grid[*axis],
-                Special::Time => unreachable!("it has more bits"),
+                Special::Time => 0,
             }),
             Operand::Parameter(at) => self.arguments[*at],
             other => panic!("{other:?} has no value"),
