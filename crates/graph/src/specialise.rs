@@ -201,6 +201,9 @@ fn with_cache<'b>(graph: &Graph, bindings: &'b Bindings) -> Cow<'b, Bindings> {
 /// The mask of a language model with a cache, as exporters call it.
 const MASK: &str = "attention_mask";
 
+/// Dimensions of a shape about whose elements a model may ask.
+const MOST_DIMS: usize = 8;
+
 /// A graph's inputs with their exact types, and their elements where they are bound.
 ///
 /// # Errors
@@ -576,7 +579,8 @@ fn facts_of<'g>(graph: &'g Graph, inputs: &[Option<ValueId>]) -> Vec<Option<Fact
 /// vary only numbers of elements, places and the truth of a branch are known.
 fn may_fold(op: &Op, types: &[TensorType], varies: bool) -> bool {
     let is_size = |ty: &TensorType| match ty.dtype {
-        DType::Bool => ty.n_elements() == 1,
+        // Exporters ask of each element of a shape whether it is -1.
+        DType::Bool => ty.n_elements() == 1 || ty.shape.len() == 1 && ty.n_elements() <= MOST_DIMS,
         dtype => !dtype.is_float(),
     };
     !matches!(op, Op::DequantizeLinear(_)) && (!varies || types.iter().all(is_size))

@@ -87,17 +87,25 @@ pub fn import(graph: &Graph, dots: bool) -> Net {
 /// Makes states of inputs with a length that runs say: those that alone are read ahead of what is new, by a
 /// concatenation which is an output.
 fn keep_states(graph: &Graph, net: &mut Net) {
-    let users = net.users();
+    let (users, producers) = (net.users(), net.producers());
     let of_graph = |id: ValueId| graph.value(tilewright_graph::ValueId(id.0 as u32));
     for at in 0..net.nodes.len() {
         let node = &net.nodes[at];
         let (Kind::Concat(axis), &[Some(past), Some(new)]) = (&node.kind, &node.inputs[..]) else { continue };
         let (axis, value) = (*axis, node.output());
+        // Exporters join a cache that was empty with an input, which makes a view of the whole.
+        let (past, reader) = match producers[past.0].map(|view| (&net.nodes[view], view)) {
+            Some((view, at_view)) if matches!(view.kind, Kind::View) && users[past.0] == [at] => {
+                (view.input(0), at_view)
+            }
+            _ => (past, at),
+        };
         // Outputs are views of what is computed for them.
         let is_view = |user: &&usize| matches!(net.nodes[**user].kind, Kind::View);
         let views = users[value.0].iter().filter(is_view).map(|&user| net.nodes[user].output());
         let Some(present) = std::iter::once(value).chain(views).find(|id| net.outputs.contains(id)) else { continue };
-        if !net.inputs.contains(&past) || !of_graph(past).varies || users[past.0] != [at] {
+        let is_whole = net.shape(past).len() == net.shape(value).len();
+        if !net.inputs.contains(&past) || !is_whole || !of_graph(past).varies || users[past.0] != [reader] {
             continue;
         }
         let state = State { past: of_graph(past).name.clone(), present: of_graph(present).name.clone(), value, axis };

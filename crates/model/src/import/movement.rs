@@ -225,6 +225,10 @@ impl Job<'_> {
         let axis = axis(op.axis, self.net.shape(to).len())?;
         let mut inputs = self.all_inputs()?;
         inputs.retain(|id| self.net.value(*id).n_elements() > 0);
+        if let [only] = inputs[..] {
+            self.push(Kind::View, &[only], to);
+            return Ok(());
+        }
         self.need_code(to)?;
         self.push(Kind::Concat(axis), &inputs, to);
         Ok(())

@@ -65,8 +65,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Running sums or products along a dimension, as windows that end or begin at each place.
-    fn running_windows(&mut self, op: &Cumulative, x: ValueId, axis: usize, to: ValueId) -> Lowered {
+    /// Running products along a dimension, as windows that end or begin at each place.
+    fn running_products(&mut self, op: &Cumulative, x: ValueId, axis: usize, to: ValueId) -> Lowered {
         let shape = self.net.shape(x).to_vec();
         let n = shape[axis];
         let ones = vec![1; shape.len()];
@@ -78,9 +78,33 @@ impl Job<'_> {
             (true, false) => 0,
             (true, true) => -1,
         };
-        let reduce = if op.is_product { ReduceOp::Product } else { ReduceOp::Sum };
         let windows = Windows { kernel, strides: ones.clone(), dilations: ones, before };
-        self.push(Kind::Window(reduce, windows), &[x], to);
+        self.push(Kind::Window(ReduceOp::Product, windows), &[x], to);
+        Ok(())
+    }
+
+    /// Running sums along a dimension: sums of all elements, of which those up to each position count. So the
+    /// nodes are the same whatever the length is.
+    fn running_sums(&mut self, op: &Cumulative, x: ValueId, axis: usize, to: ValueId) -> Lowered {
+        let (shape, dtype) = (self.net.shape(x).to_vec(), self.net.value(x).dtype);
+        let n = shape[axis];
+        let [outer, inner] = [&shape[..axis], &shape[axis + 1..]].map(|part| part.iter().product::<i64>());
+        let counted: Vec<i64> = (0..n).collect();
+        let positions = self.whole_constant("positions", DType::I64, &[1, n, 1, 1], &counted);
+        let own = if self.varies() { self.varying(positions) } else { positions };
+        let added = self.viewed("added", own, &[1, 1, n, 1]);
+        let x = self.viewed("steps", x, &[outer, 1, n, inner]);
+        let is_added = match (op.is_reverse, op.is_exclusive) {
+            (false, false) => not(less(input(1), input(2))),
+            (false, true) => less(input(2), input(1)),
+            (true, false) => not(less(input(2), input(1))),
+            (true, true) => less(input(1), input(2)),
+        };
+        let each = self.value("each", dtype, &[outer, n, n, inner]);
+        let each = self.push(Kind::Map(choose_if(is_added, input(0), number(0.0))), &[x, own, added], each);
+        let sum = self.value("sum", dtype, &[outer, n, 1, inner]);
+        let sum = self.push(Kind::Reduce(ReduceOp::Sum, vec![2]), &[each], sum);
+        self.push(Kind::View, &[sum], to);
         Ok(())
     }
 
@@ -107,7 +131,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Running sums or products, as windows that end or begin at each place; of many numbers one by one.
+    /// Running sums or products, of each position by itself; of many numbers one by one.
     fn running(&mut self, op: &Cumulative, x: ValueId, axis: usize, to: ValueId) -> Lowered {
         let shape = self.net.shape(x).to_vec();
         let n = shape[axis];
@@ -123,7 +147,7 @@ impl Job<'_> {
             self.call(CUMULATIVE, parameters, 0, &[x], &[to]);
             return Ok(());
         }
-        self.running_windows(op, x, axis, to)
+        if op.is_product { self.running_products(op, x, axis, to) } else { self.running_sums(op, x, axis, to) }
     }
 
     /// Lowers a reduction. Over no dimensions it still maps each element.

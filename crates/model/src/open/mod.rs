@@ -7,7 +7,7 @@
 
 pub(crate) mod loops;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tilewright_graph::Tensor;
 use tilewright_ir::op::{Contraction, Range, Structure, WorkloadError};
@@ -129,7 +129,7 @@ pub fn open<E: From<OpenError>>(dim: &Dim, mut lower: impl FnMut(i64) -> Result<
     job.nodes()?;
     let axes = job.axes()?;
     let sizes = job.sizes()?;
-    let (numbers, same) = job.numbers(&axes)?;
+    let (numbers, same) = job.numbers()?;
     for (id, constant) in same {
         whole.net.values[id.0].constant = Some(constant);
     }
@@ -185,10 +185,23 @@ impl Job<'_> {
         found.map_or_else(|| self.whole.net.value(id).name.clone(), |node| node.origin.clone())
     }
 
+    /// Values that a run has: not, for one, a shape whose `Reshape` has become a view.
+    fn used(&self) -> HashSet<ValueId> {
+        let net = &self.whole.net;
+        let of_nodes = net.nodes.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
+        let of_states = net.states.iter().map(|state| &state.value);
+        of_nodes.chain(of_states).chain(&net.inputs).chain(&net.outputs).copied().collect()
+    }
+
     /// Finds which dimensions of values depend on the size.
     fn axes(&self) -> Result<Vec<Vec<Option<Size>>>, OpenError> {
+        let used = self.used();
         let mut all = Vec::with_capacity(self.whole.net.values.len());
         for (at, whole) in self.whole.net.values.iter().enumerate() {
+            if !used.contains(&ValueId(at)) {
+                all.push(vec![None; whole.shape.len()]);
+                continue;
+            }
             let of_probes = self.probes.map(|probe| &probe.net.values[at]);
             let fail = |what: &str| self.differs(&self.node_of(ValueId(at)), what, self.at[0], self.at[1]);
             if of_probes.iter().any(|value| value.shape.len() != whole.shape.len()) {
@@ -203,16 +216,12 @@ impl Job<'_> {
             };
             let axes = (0..whole.shape.len()).map(fit).collect::<Result<Vec<_>, _>>()?;
             for probe in of_probes {
-                let is_prefix = match (&whole.constant, &probe.constant) {
+                let is_same = match (&whole.constant, &probe.constant) {
                     (None, None) => true,
-                    (Some(whole), Some(part)) => {
-                        // What is known of a shorter tensor is the beginning of what is of the longest.
-                        let [whole, part] = [whole.bytes(), part.bytes()];
-                        whole.get(..part.len()) == Some(&part[..]) && is_in_rows(&probe.shape, &axes)
-                    }
+                    (Some(whole), Some(part)) => is_corner(part, whole),
                     _ => false,
                 };
-                if !is_prefix {
+                if !is_same {
                     return Err(fail("computes with other numbers"));
                 }
             }
@@ -223,17 +232,17 @@ impl Job<'_> {
 
     /// Finds the elements that depend on the size, and those of other values that could have.
     #[allow(clippy::type_complexity)]
-    fn numbers(
-        &self,
-        axes: &[Vec<Option<Size>>],
-    ) -> Result<(Vec<(ValueId, Vec<Size>)>, Vec<(ValueId, Tensor)>), OpenError> {
+    fn numbers(&self) -> Result<(Vec<(ValueId, Vec<Size>)>, Vec<(ValueId, Tensor)>), OpenError> {
         let (mut numbers, mut same) = (Vec::new(), Vec::new());
+        let used = self.used();
         for (at, (id, whole)) in self.whole.net.varying.iter().enumerate() {
+            if !used.contains(id) {
+                continue;
+            }
             let fail = || self.differs(&self.node_of(*id), "computes with other numbers", self.at[0], self.at[1]);
             let of_probes = self.probes.map(|probe| probe.net.varying.get(at).filter(|(own, _)| own == id));
             let [Some((_, first)), Some((_, second))] = of_probes else { return Err(fail()) };
-            let is_prefix = |part: &Tensor| whole.bytes().get(..part.bytes().len()) == Some(&part.bytes()[..]);
-            if [first, second].into_iter().all(is_prefix) && is_in_rows(self.whole.net.shape(*id), &axes[id.0]) {
+            if [first, second].into_iter().all(|part| is_corner(part, whole)) {
                 same.push((*id, whole.clone()));
                 continue;
             }
@@ -292,6 +301,33 @@ impl Job<'_> {
         }
         Ok(all)
     }
+}
+
+/// Whether the elements of a tensor are those of a larger one with the same indices.
+fn is_corner(part: &Tensor, whole: &Tensor) -> bool {
+    let (own, all) = (part.shape(), whole.shape());
+    if own.len() != all.len() || own.iter().zip(all).any(|(own, all)| own > all) || part.dtype() != whole.dtype() {
+        return false;
+    }
+    if part.bytes().is_empty() {
+        return true;
+    }
+    let row = own.last().copied().unwrap_or(1);
+    let width = part.bytes().len() / part.n_elements();
+    if width == 0 {
+        // Two elements share a byte.
+        return own.get(1..) == all.get(1..) && whole.bytes().starts_with(part.bytes());
+    }
+    let n_rows = part.n_elements() / row;
+    (0..n_rows).all(|at| {
+        let (mut rest, mut from, mut stride) = (at, 0, all.last().copied().unwrap_or(1));
+        for axis in (0..own.len().saturating_sub(1)).rev() {
+            from += rest % own[axis] * stride;
+            rest /= own[axis];
+            stride *= all[axis];
+        }
+        whole.bytes()[from * width..][..row * width] == part.bytes()[at * row * width..][..row * width]
+    })
 }
 
 /// Whether what is open of a tensor is its first dimension longer than 1, or nothing, so that a shorter
@@ -461,6 +497,11 @@ impl Fused {
         match kernel.workload.structure() {
             Structure::Contraction(_) => {
                 let sizes = &open.sizes[&kernel.output];
+                if let &[("b", size)] = &sizes[..]
+                    && let Some(kernel) = self.open_batch(kernel, size, open)
+                {
+                    return Ok(kernel);
+                }
                 if let Some((name, _)) = sizes.iter().find(|(name, _)| !Contraction::OPEN.contains(name)) {
                     return Err(refuse(format!("is a product whose size {name} would be open")));
                 }
@@ -498,6 +539,16 @@ impl Fused {
             Structure::Nest(_) => self.open_nest(kernel, open, rows),
             Structure::Packed(_) => Err(refuse("has packed weights, whose kernels know their rows".to_owned())),
         }
+    }
+
+    /// A product of an open batch as the product of one item, so many times, where all operands are items one
+    /// behind the other.
+    fn open_batch(&self, kernel: &Kernel, size: Size, open: &OpenNet) -> Option<Kernel> {
+        let items = Size { factor: 1, term: 0, multiple: 1 };
+        let is_by_items = |id: &ValueId| is_in_rows(self.net.shape(*id), &open.axes[id.0]);
+        let fits = size.term == 0 && kernel.inputs.iter().chain([&kernel.output]).all(is_by_items);
+        let workload = fits.then(|| kernel.workload.with_size("b", size.factor))??;
+        Some(each(Kernel { workload, ..kernel.clone() }, items, open))
     }
 
     /// A nest over rows of its own kernel, else with open loops.

@@ -318,3 +318,93 @@ fn what_needs_a_number_is_named() {
     refused(&n, ["x[n 4]", "y[m 4]"], "y = Concat[axis=0](x, x)", &["joins tensors along the open dimension"]);
     refused(&dim("n", 1, 2, 1), ["x[n 4]", "y[n 4]"], "y = Relu(x)", &["n=1..2 has too few sizes"]);
 }
+
+/// A decoder layer as PyTorch's exporters write it: shapes are computed, positions counted from what is no
+/// padding, and the causal mask made of positions.
+const EXPORTED: &str = "
+    table = weights[7 16]
+    places = weights[49 16]
+    w = weights[16 48]
+    padding = integer[1]
+    zero = integer[0]
+    one = integer[1]
+    first = numbers[0]
+    second = numbers[1]
+    batch = numbers[1]
+    heads = numbers[2]
+    width = numbers[8]
+    all = numbers[16]
+    root = number[2.828427]
+    none = number[0.0]
+    hidden = number[-1000000.0]
+    n = Shape[start=1, end=2](ids)
+    of_heads = Concat[axis=0](batch, n, heads, width)
+    of_rows = Concat[axis=0](batch, n, all)
+    length = Squeeze(n)
+    counted = Range(zero, length, one)
+    row = Unsqueeze(counted, second)
+    column = Unsqueeze(counted, first)
+    seen = LessOrEqual(column, row)
+    mask = Where(seen, none, hidden)
+    is_padding = Equal(ids, padding)
+    is_word = Not(is_padding)
+    words = Cast[to=7](is_word)
+    sums = CumSum(words, one)
+    place = Mul(sums, words)
+    e0 = Gather[axis=0](table, ids)
+    e1 = Gather[axis=0](places, place)
+    x = Add(e0, e1)
+    p = MatMul(x, w)
+    q0, k0, v0 = Split[axis=-1](p)
+    q1 = Reshape(q0, of_heads)
+    q = Transpose[perm=0 2 1 3](q1)
+    k1 = Reshape(k0, of_heads)
+    k = Transpose[perm=0 2 3 1](k1)
+    v1 = Reshape(v0, of_heads)
+    v = Transpose[perm=0 2 1 3](v1)
+    s0 = MatMul(q, k)
+    s1 = Div(s0, root)
+    s2 = Add(s1, mask)
+    s = Softmax[axis=-1](s2)
+    a0 = MatMul(s, v)
+    a1 = Transpose[perm=0 2 1 3](a0)
+    y = Reshape(a1, of_rows)";
+
+#[test]
+fn a_decoder_of_an_exporter_takes_any_number_of_words() {
+    check(&dim("words", 1, 48, 1), ["ids[1 words]", "y[1 words 16]"], EXPORTED);
+    check(&dim("words", 3, 39, 4), ["ids[1 words]", "y[1 words 16]"], EXPORTED);
+    check_library(&dim("words", 1, 48, 1), ["ids[1 words]", "y[1 words 16]"], EXPORTED);
+}
+
+#[test]
+fn running_sums_take_any_number_of_rows() {
+    for flags in ["", "[exclusive=1]", "[reverse=1]", "[exclusive=1, reverse=1]"] {
+        let statements = format!("axis = integer[0]\n y = CumSum{flags}(x, axis)");
+        check(&dim("n", 1, 20, 1), ["x[n 3]", "y[n 3]"], &statements);
+    }
+}
+
+#[test]
+fn attention_takes_any_number_of_images() {
+    let statements = "
+        w = weights[16 48]
+        of_heads = numbers[-1 6 2 8]
+        of_rows = numbers[-1 6 16]
+        p = MatMul(x, w)
+        q0, k0, v0 = Split[axis=-1](p)
+        q1 = Reshape(q0, of_heads)
+        q = Transpose[perm=0 2 1 3](q1)
+        k1 = Reshape(k0, of_heads)
+        k = Transpose[perm=0 2 3 1](k1)
+        v1 = Reshape(v0, of_heads)
+        v = Transpose[perm=0 2 1 3](v1)
+        s0 = MatMul(q, k)
+        s = Softmax[axis=-1](s0)
+        a0 = MatMul(s, v)
+        a1 = Transpose[perm=0 2 1 3](a0)
+        y = Reshape(a1, of_rows)";
+    check(&dim("n", 1, 9, 1), ["x[n 6 16]", "y[n 6 16]"], statements);
+    check(&dim("n", 2, 12, 2), ["x[n 6 16]", "y[n 6 16]"], statements);
+    check_library(&dim("n", 1, 9, 1), ["x[n 6 16]", "y[n 6 16]"], statements);
+}
