@@ -7,11 +7,13 @@ import numpy as np
 
 n_new, *prompt = map(int, sys.argv[1:])
 context = decoder.Context()
-token = 0
-for at in range(len(prompt) + n_new - 1):
-    if at < len(prompt):
-        token = prompt[at]
-    [scores] = context.run(np.array([[token]]))
-    token = int(scores.argmax())
-    if at + 1 >= len(prompt):
+most = decoder.build["dims"][1]["most"]
+at, token = 0, 0
+# As much of the prompt at once as one run takes, then one token after the other.
+while at < len(prompt) + n_new - 1:
+    ids = prompt[at : at + most] or [token]
+    [scores] = context.run(np.array([ids]))
+    at += len(ids)
+    token = int(scores[0, -1].argmax())
+    if at >= len(prompt):
         print(token)

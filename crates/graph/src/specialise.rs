@@ -1,10 +1,12 @@
 //! Shapes and values: a model with its free dimensions bound, so that every tensor's type is exact.
 
 mod loops;
+mod mask;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use self::mask::{MASK, with_cache};
 use crate::error::{Unbound, invalid};
 use crate::evaluate::check_types;
 use crate::op::{Fact, If, Inputs, Op, Select, Texts};
@@ -22,7 +24,7 @@ pub struct Bindings {
     /// all.
     pub values: Vec<(String, String)>,
     /// Name of the dimension that runs say a size of, where one is open. What depends on it is folded as far
-    /// as it is a number of elements or a place, and masks of a cache are ones.
+    /// as it is a number of elements or a place, and masks of a cache are those of a text without padding.
     pub open: Option<String>,
     /// Limit of constant folding: a node with known inputs is replaced by its outputs where these take no
     /// more bytes in all.
@@ -120,6 +122,10 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
     for &id in &graph.inputs {
         if let Some(value) = job.input(graph.value(id), bindings) {
+            if let Some(mask) = job.causal_mask(&value, bindings) {
+                map[id.0 as usize] = Some(mask);
+                continue;
+            }
             let is_constant = value.constant.is_some();
             let new = job.graph.add_value(value);
             map[id.0 as usize] = Some(new);
@@ -169,37 +175,6 @@ pub fn with_both_branches(graph: &Graph, unrolls: bool) -> Cow<'_, Graph> {
     }
     Cow::Owned(pruned(&job.graph))
 }
-
-/// Bindings of a model with a cache whose length is open: its mask is ones, one for each key that is there,
-/// and has the length of what is cached and what is new.
-fn with_cache<'b>(graph: &Graph, bindings: &'b Bindings) -> Cow<'b, Bindings> {
-    let named = |name: &str| graph.inputs.iter().map(|&id| graph.value(id)).find(|value| value.name == name);
-    let dims = |name: &str| named(name)?.declared.as_ref()?.dims.as_deref();
-    let is_open = |dim: &Dim| matches!((dim, &bindings.open), (Dim::Named(name), Some(open)) if name == open);
-    let is_cache = |id: &ValueId| {
-        let declared = graph.value(*id).declared.as_ref();
-        declared.and_then(|declared| declared.dims.as_ref()).is_some_and(|dims| dims.len() == 4 && is_open(&dims[2]))
-    };
-    if !graph.inputs.iter().any(is_cache) {
-        return Cow::Owned(Bindings { open: None, ..bindings.clone() });
-    }
-    let is_given = bindings.values.iter().any(|(name, _)| name == MASK);
-    let (Some([_, length]), false) = (dims(MASK), is_given) else { return Cow::Borrowed(bindings) };
-    let size = |dim: &Dim| bindings.bound(std::slice::from_ref(dim)).ok().map(|sizes| sizes[0]);
-    let past = bindings.open.as_ref().and_then(|open| size(&Dim::Named(open.clone())));
-    let new = ["input_ids", "inputs_embeds"].into_iter().find_map(|name| size(dims(name)?.get(1)?));
-    let mut made = bindings.clone();
-    match (length, size(length), past, new) {
-        (_, Some(_), ..) => {}
-        (Dim::Named(name), None, Some(past), Some(new)) => made.dims.push((name.clone(), past + new)),
-        _ => return Cow::Borrowed(bindings),
-    }
-    made.values.push((MASK.to_owned(), "1".to_owned()));
-    Cow::Owned(made)
-}
-
-/// The mask of a language model with a cache, as exporters call it.
-const MASK: &str = "attention_mask";
 
 /// Dimensions of a shape about whose elements a model may ask.
 const MOST_DIMS: usize = 8;

@@ -39,10 +39,19 @@ type Use = Vec<(ValueId, u64)>;
 impl Fused {
     /// State of the caches for each kernel, by the bytes of constants that are read between two of its runs:
     /// its own where all these fit in a core's second cache, or, from step to step of a sequence, in half of
-    /// the last one. What the caller does between two runs is unknown, and has that cache. Where the runs of
-    /// a
+    /// the last one. What the caller does between two runs is unknown, and has that cache. Where the runs of a
     /// kernel differ, most of them count.
     pub fn caches(&self, target: &Target) -> CachesOfKernels {
+        // Runs of few rows are the most.
+        let mut all = self.forms().map(|form| form.own_caches(target));
+        let first = all.next().expect("there is one");
+        all.fold(first, |mut all, CachesOfKernels { known, .. }| {
+            all.known.extend(known);
+            all
+        })
+    }
+
+    fn own_caches(&self, target: &Target) -> CachesOfKernels {
         let mut names = Vec::new();
         let mut uses: Vec<Use> = Vec::new();
         let mut add = |kernel: &Kernel| {

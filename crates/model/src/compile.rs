@@ -14,8 +14,8 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu, repeat};
 use tilewright_runtime::gpu::GPU_LINE;
 use tilewright_runtime::{
-    self as runtime, AnyModel, Block, Constant, GpuModel, Guard, Memory, Model, Place, Plan, Rows, Size, Slice, Work,
-    on_all_cores, plan_memory,
+    self as runtime, AnyModel, Block, Constant, GpuModel, Guard, Memory, Model, Piece, Place, Plan, Rows, Size, Slice,
+    Work, on_all_cores, plan_memory,
 };
 
 use crate::branches::{Condition, conditions};
@@ -193,7 +193,7 @@ struct Kernels<'a> {
 impl<'a> Kernels<'a> {
     fn of(fused: &'a Fused) -> Kernels<'a> {
         let mut kernels = Kernels::default();
-        for (step, _) in fused.each() {
+        for (step, _) in fused.all() {
             let Step::Kernel(kernel) = step else { continue };
             if let Entry::Vacant(place) = kernels.numbers.entry(kernel.code_name()) {
                 kernels.each.push((place.key().clone(), kernel));
@@ -253,7 +253,7 @@ fn compiled(
     makers: Makers,
     for_runs: bool,
 ) -> Result<Compiled, CompileError> {
-    let places = Places::new(&fused);
+    let places: Vec<Places> = fused.forms().map(Places::new).collect();
     let kernels = Kernels::of(&fused);
     if target.gpu.is_some() {
         let lowered = |at: usize| {
@@ -262,16 +262,17 @@ fn compiled(
         };
         let made = (0..kernels.each.len()).map(lowered).collect::<Result<Vec<_>, _>>()?;
         let kept = made.iter().map(|kernel| kept_by(&kernel.program)).collect();
-        let Job { plan, origins, memory, .. } = Job::new(&fused, &places, GPU_LINE, (kernels.numbers, kept)).done()?;
+        let (plan, origins, memory) = planned(&fused, &places, GPU_LINE, (kernels.numbers, kept))?;
         let model = AnyModel::Gpu(Arc::new(GpuModel { plan, kernels: made, target: target.clone() }));
         return Ok(Compiled { model, fused, memory, origins, n_guessed: 0 });
     }
     let codes = kernels.codes(target, scheduling, makers)?;
     let numbers = kernels.numbers;
     let kept = codes.iter().map(|code| kept_of(code.interface())).collect();
-    let Job { plan, origins, memory, .. } = Job::new(&fused, &places, 1, (numbers, kept)).done()?;
+    let (plan, origins, memory) = planned(&fused, &places, 1, (numbers, kept))?;
     let model = if for_runs {
-        fused.net.values.iter_mut().for_each(|value| value.constant = None);
+        let pieces = fused.pieces.iter_mut().flat_map(|piece| &mut piece.net.values);
+        fused.net.values.iter_mut().chain(pieces).for_each(|value| value.constant = None);
         mapped::let_go();
         Model::for_runs(plan, codes)?
     } else {
@@ -293,12 +294,26 @@ fn kept_of(interface: &Interface) -> Vec<Kept> {
     kept.map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect())).collect()
 }
 
+/// Times of their bytes that values need room for, as code takes them to have more rows.
+fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, i64> {
+    let mut rooms = HashMap::new();
+    for step in &fused.steps {
+        let Step::Kernel(kernel) = step else { continue };
+        let room = kernel.room();
+        for id in kernel.inputs.iter().chain([&kernel.output]).filter(|_| room > 1) {
+            let own = rooms.entry(places.locate(*id).root).or_insert(room);
+            *own = room.max(*own);
+        }
+    }
+    rooms
+}
+
 /// Lays out the memory of a run for intermediate results, each in a multiple of `line` bytes, with the owners
 /// of its parts.
 pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Memory) {
     let mut blocks: Vec<(ValueId, Block)> = Vec::new();
     let mut at_of: HashMap<ValueId, usize> = HashMap::new();
-    let net = &fused.net;
+    let (net, rooms) = (&fused.net, rooms(fused, places));
     let mut touch = |id: ValueId, step: usize| {
         let root = places.locate(id).root;
         let is_state = net.states.iter().any(|state| state.value == root);
@@ -307,7 +322,8 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Me
             return;
         }
         let at = *at_of.entry(root).or_insert_with(|| {
-            let bytes = (net.value(root).n_bytes() as usize).next_multiple_of(line);
+            let room = rooms.get(&root).copied().unwrap_or(1) as usize;
+            let bytes = (net.value(root).n_bytes() as usize * room).next_multiple_of(line);
             let block = Block { bytes, first: step, last: step };
             blocks.push((root, block));
             blocks.len() - 1
@@ -381,13 +397,65 @@ struct Job<'a> {
     tensors: HashMap<ValueId, usize>,
     /// The kernels' numbers by their workloads' texts, and what each keeps.
     kernels: (HashMap<String, usize>, Vec<Vec<Kept>>),
-    /// Buffers that a kernel keeps of these constants.
-    prepared: HashMap<(usize, Vec<ValueId>), Vec<Slice>>,
+    /// Buffers that a kernel keeps of these parts of constants.
+    prepared: HashMap<(usize, Vec<PartOf>), Vec<Slice>>,
     origins: Vec<Option<usize>>,
     /// Guard of the steps that are added.
     guard: Option<usize>,
+    /// Room for values, in times of their bytes; see [`rooms`].
+    rooms: HashMap<ValueId, i64>,
+    /// Constants that earlier pieces have.
+    given: Vec<usize>,
     /// Values at the present step of a sequence: the value that each stands for, and its offset in bytes.
     moving: HashMap<ValueId, (ValueId, usize)>,
+}
+
+/// Part of a constant: its number, where it begins and how long it is.
+type PartOf = (usize, usize, usize);
+
+/// Plan of a run, or of its pieces: with the origins of its steps, and the most memory of one.
+fn planned(
+    fused: &Fused,
+    places: &[Places],
+    line: usize,
+    kernels: (HashMap<String, usize>, Vec<Vec<Kept>>),
+) -> Result<(Plan, Vec<Option<usize>>, Memory), CompileError> {
+    let mut pieces = fused.forms().zip(places);
+    let (form, of_form) = pieces.next().expect("there is one");
+    let mut job = Job::new(form, of_form, line, kernels).done(0)?;
+    if fused.rows.is_none() {
+        return Ok((job.plan, job.origins, job.memory));
+    }
+    let mut made = vec![(form, job.plan.steps.len())];
+    let mut memory = job.memory.clone();
+    for (form, of_form) in pieces {
+        let first = made.iter().map(|(form, _)| form.each().count()).sum();
+        job = job.piece(form, of_form).done(first)?;
+        made.push((form, job.plan.steps.len()));
+        if job.memory.total > memory.total {
+            memory = job.memory.clone();
+        }
+    }
+    let Job { mut plan, origins, .. } = job;
+    let mut start = 0;
+    for (form, end) in made {
+        let most = form.open.as_ref().map_or(0, |open| open.dim.most);
+        plan.pieces.push(Piece { n: form.n_rows(), most, steps: start..end });
+        start = end;
+    }
+    let least = fused.pieces.last().unwrap_or(fused);
+    (plan.dim, plan.appends) = (least.open.as_ref().map(|open| open.dim.clone()), least.appends());
+    plan.rows.clone_from(&fused.rows);
+    let ports = [plan.ports(Place::Input), plan.ports(Place::Output)].concat();
+    for (tensor, axis) in ports.into_iter().zip(&fused.axes_of_rows) {
+        let most = fused.n_rows();
+        let of = |axis: &usize| {
+            let factor = plan.tensors[tensor].shape[*axis] as i64 / most;
+            (*axis, Size { factor, term: 0, multiple: 1 })
+        };
+        plan.tensors[tensor].open = axis.as_ref().map(of);
+    }
+    Ok((plan, origins, memory))
 }
 
 /// The type of a run for a type of a graph.
@@ -420,18 +488,29 @@ impl<'a> Job<'a> {
             prepared: HashMap::new(),
             origins: Vec::new(),
             guard: None,
+            rooms: rooms(fused, places),
+            given: Vec::new(),
             moving: HashMap::new(),
         }
     }
 
-    fn done(mut self) -> Result<Job<'a>, CompileError> {
+    /// Goes on with the steps of another piece, of the same constants and states.
+    fn piece(self, fused: &'a Fused, places: &'a Places) -> Job<'a> {
+        let (tensors, guard, moving, memory) = Default::default();
+        let given = (0..self.plan.constants.len()).collect();
+        let rooms = rooms(fused, places);
+        Job { fused, places, tensors, guard, moving, memory, rooms, given, ..self }
+    }
+
+    /// Plans all steps, which are numbered from `first` on among those that origins tell.
+    fn done(mut self, first: usize) -> Result<Job<'a>, CompileError> {
         self.ports()?;
         self.states()?;
         self.arena()?;
         self.numbers()?;
         let mut copies = self.places.copies.iter().peekable();
         let conditions = conditions(self.fused, self.places);
-        let (mut origin, mut begun) = (0, Vec::new());
+        let (mut origin, mut begun) = (first, Vec::new());
         for (at, step) in self.fused.steps.iter().enumerate() {
             self.guard = None;
             while let Some(copy) = copies.next_if(|copy| copy.before == at) {
@@ -552,7 +631,7 @@ impl<'a> Job<'a> {
     /// Puts numbers that vary with the size where kernels read them: rows of a table that has those of each
     /// size.
     fn numbers(&mut self) -> Result<(), CompileError> {
-        let Some(dim) = self.plan.dim.clone() else { return Ok(()) };
+        let Some(dim) = self.fused.open.as_ref().map(|open| open.dim.clone()) else { return Ok(()) };
         let of = |size: i64| Size { factor: size, term: -size * dim.least, multiple: 1 };
         for (id, sizes) in self.fused.numbers() {
             let to = self.slice(id)?;
@@ -617,7 +696,15 @@ impl<'a> Job<'a> {
     fn tensor(&mut self, id: ValueId, place: Place) -> Result<usize, CompileError> {
         let dtype = dtype_of(&self.fused.net, id)?;
         let value = self.fused.net.value(id);
-        let tensor = self.plan.tensor(value.name.clone(), dtype, &value.ty().shape, place);
+        let mut shape = value.ty().shape;
+        if matches!(place, Place::Arena(_))
+            && let Some(room) = self.rooms.get(&id)
+        {
+            // Rows that this piece does not have lie behind its own.
+            let n: usize = shape.iter().product();
+            shape = vec![*room as usize, n];
+        }
+        let tensor = self.plan.tensor(value.name.clone(), dtype, &shape, place);
         if matches!(place, Place::Input(_)) {
             self.plan.tensors[tensor].open = self.open_axis(id);
         }
@@ -670,11 +757,21 @@ impl<'a> Job<'a> {
             None => {
                 let constant = self.fused.net.value(location.root).constant.as_ref();
                 let data = constant.expect("what is not computed is given").bytes().clone();
-                self.plan.constants.push(Constant::Data(data));
-                self.tensor(location.root, Place::Constant(self.plan.constants.len() - 1))?
+                let known = if self.given.is_empty() { None } else { self.given_before(&data) };
+                let at = known.unwrap_or_else(|| {
+                    self.plan.constants.push(Constant::Data(data));
+                    self.plan.constants.len() - 1
+                });
+                self.tensor(location.root, Place::Constant(at))?
             }
         };
         Ok(Slice { tensor, offset: location.offset, n_bytes })
+    }
+
+    /// Constant of an earlier piece that has the same bytes.
+    fn given_before(&self, data: &Bytes) -> Option<usize> {
+        let is_same = |known: &Bytes| known.len() == data.len() && (known.as_ptr() == data.as_ptr() || known == data);
+        self.given.iter().copied().find(|at| matches!(&self.plan.constants[*at], Constant::Data(own) if is_same(own)))
     }
 
     /// The number of a kernel's code.
@@ -685,10 +782,18 @@ impl<'a> Job<'a> {
     fn kernel(&mut self, kernel: &Kernel, number: usize) -> Result<Work, CompileError> {
         let kept = self.kernels.1[number].clone();
         let ids: Vec<ValueId> = kernel.inputs.iter().copied().chain([kernel.output]).collect();
-        let arguments = ids.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
+        let mut arguments = ids.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
+        for slice in &mut arguments {
+            if matches!(self.plan.tensors[slice.tensor].place, Place::Arena(_)) {
+                slice.n_bytes *= kernel.room() as usize;
+            }
+        }
         // What is made of the same constants by the same kernel is made once.
-        let known: Vec<ValueId> =
-            kernel.inputs.iter().copied().filter(|id| self.fused.net.value(*id).constant.is_some()).collect();
+        let of_constant = |slice: &Slice| match self.plan.tensors[slice.tensor].place {
+            Place::Constant(at) => Some((at, slice.offset, slice.n_bytes)),
+            _ => None,
+        };
+        let known: Vec<PartOf> = arguments.iter().filter_map(of_constant).collect();
         if let Some(kept) = self.prepared.get(&(number, known.clone())) {
             let kept = kept.clone();
             let (parts, sizes) = (vec![Part::Body], kernel.sizes());

@@ -136,8 +136,8 @@ impl Fused {
             return Ok(self);
         }
         let images = Images::new(&self, block);
-        let Fused { net, steps, open, trace } = self;
-        let mut out = Fused { net, steps: Vec::new(), open, trace };
+        let mut out = self;
+        let steps = std::mem::take(&mut out.steps);
         // What is converted, by what it is and whether that is to blocks.
         let mut converted: HashMap<(ValueId, bool), ValueId> = HashMap::new();
         for (step, way) in steps.into_iter().zip(ways) {

@@ -66,7 +66,7 @@ pub use import::{NoCode, import};
 pub use inputs::{Given, all_inputs, feed, named_dims, read_model, weights_beside};
 pub use layouts::Costs;
 pub use net::{AsHeads, Convolution, Evaluated, Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId, Windows};
-pub use open::{OpenError, OpenNet, open};
+pub use open::{OpenError, OpenNet, open, open_pieces};
 pub use place::{Copy, Location, Places};
 pub use profile::{Outline, ProfiledStep, WithoutCode, profile_table};
 pub use rules::{Applied, Trace, rule_names, simplify};

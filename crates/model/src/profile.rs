@@ -56,7 +56,7 @@ impl fmt::Display for WithoutCode {
 impl Fused {
     /// Nodes without code, each with the reason.
     pub fn without_code(&self) -> impl Iterator<Item = WithoutCode> {
-        self.each().filter_map(|(step, _)| {
+        self.all().filter_map(|(step, _)| {
             let Step::Host(node) = step else { return None };
             let Kind::Host(host) = &node.kind else { return None };
             let (origin, reason) = (node.origin.clone(), host.reason.clone());
@@ -144,14 +144,20 @@ fn is_one(n: &usize) -> bool {
 }
 
 impl Compiled {
-    /// Steps of a run, in order, not measured; a step that a run has several times is at its first place.
+    /// Steps of a run, in order, not measured; a step that a run has several times is at its first place. Of a
+    /// model that takes several numbers of rows, those of the fewest.
     pub fn steps(&self) -> Vec<ProfiledStep> {
-        self.rows().0
+        let plan = self.model.plan();
+        let (rows, row_of_steps) = self.rows();
+        match plan.pieces.last() {
+            Some(piece) => chosen(rows, &row_of_steps[piece.steps.clone()]),
+            None => rows,
+        }
     }
 
     /// The steps that are listed, and which of them each step of the plan is.
     fn rows(&self) -> (Vec<ProfiledStep>, Vec<usize>) {
-        let each: Vec<(&Step, usize)> = self.fused.each().collect();
+        let each: Vec<(&Step, usize)> = self.fused.all().collect();
         let (mut rows, mut row_of): (Vec<ProfiledStep>, HashMap<usize, usize>) = (Vec::new(), HashMap::new());
         let mut row = |(step, origin): (&tilewright_runtime::Step, &Option<usize>)| {
             if let Some(&known) = origin.and_then(|at| row_of.get(&at)) {
@@ -191,7 +197,7 @@ impl Compiled {
             of_rows.iter_mut().for_each(|runs| runs.push(0.0));
             row_of_steps.iter().zip(ns).for_each(|(row, ns)| of_rows[*row][run] += ns as f64);
         }
-        let each: Vec<&Step> = self.fused.each().map(|(step, _)| step).collect();
+        let each: Vec<&Step> = self.fused.all().map(|(step, _)| step).collect();
         for (row, ns) in rows.iter_mut().zip(&of_rows) {
             row.us = Timing::of_samples(ns, false).median_ns / 1e3;
         }
@@ -206,8 +212,19 @@ impl Compiled {
                 rows[*row].gflops = (flops > 0.0).then(|| flops / (rows[*row].us * 1e3).max(1.0));
             }
         }
-        Ok(rows)
+        let Some(mut n) = runner.rows() else { return Ok(rows) };
+        let (plan, mut used) = (self.model.plan(), Vec::new());
+        while let Some(piece) = plan.piece(n) {
+            used.extend_from_slice(&row_of_steps[piece.steps.clone()]);
+            n %= piece.n;
+        }
+        Ok(chosen(rows, &used))
     }
+}
+
+/// The rows of these numbers, each once.
+fn chosen(rows: Vec<ProfiledStep>, numbers: &[usize]) -> Vec<ProfiledStep> {
+    rows.into_iter().enumerate().filter(|(at, _)| numbers.contains(at)).map(|(_, row)| row).collect()
 }
 
 /// Steps as a table for people, the slowest first.

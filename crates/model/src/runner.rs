@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tilewright::{Cache, NO_CACHE};
 use tilewright_device::gpu::{GpuContext, GpuError};
 use tilewright_graph::{Tensor, TensorType, Value};
-use tilewright_runtime::{self as runtime, Aligned, AnyModel, Context, Place, Threads};
+use tilewright_runtime::{self as runtime, Aligned, AnyModel, Context, Dim, Place, Threads};
 use tilewright_search::Timing;
 
 use crate::compile::Compiled;
@@ -137,12 +137,28 @@ impl Runner {
             axis: state.axis,
         };
         let states = net.states.iter().map(kept).collect();
-        Ok(Runner { context, inputs, outputs, states })
+        let mut runner = Runner { context, inputs, outputs, states };
+        if let (Some(dim), Some(n)) = (runner.rows_dim().cloned(), runner.rows()) {
+            runner.set_dim(&dim.name, n)?;
+        }
+        Ok(runner)
     }
 
     /// Names and types of the inputs.
     pub fn inputs(&self) -> impl Iterator<Item = (&str, &TensorType)> {
         self.inputs.iter().map(|port| (port.name.as_str(), &port.ty))
+    }
+
+    /// The rows of a run, where it says how many they are.
+    fn rows_dim(&self) -> Option<&Dim> {
+        let On::Cpu(context) = &self.context else { return None };
+        context.model().plan().rows.as_ref()
+    }
+
+    /// Rows of the next run, where runs say so; see [`Context::rows`].
+    pub fn rows(&self) -> Option<i64> {
+        let On::Cpu(context) = &self.context else { return None };
+        context.rows()
     }
 
     /// Sets the size of the model's open dimension for what is set and run from now on; until then it is the
@@ -156,6 +172,10 @@ impl Runner {
             On::Gpu(_) => {
                 return Err(runtime::RunError::NoDim { name: name.to_owned(), open: None }.into());
             }
+        }
+        // Where runs say how many rows they have, ports are as long as these.
+        if self.rows_dim().is_some_and(|rows| rows.name != name) {
+            return Ok(());
         }
         for port in self.inputs.iter_mut().chain(&mut self.outputs) {
             if let Some(tensor) = &port.tensor {
@@ -196,7 +216,8 @@ impl Runner {
     /// Size of the model's open dimension that tensors have, where it has one and they tell.
     fn size_of(&self, inputs: &[(Value, Tensor)]) -> Option<(String, i64)> {
         let On::Cpu(context) = &self.context else { return None };
-        let dim = context.model().plan().dim.as_ref()?;
+        let plan = context.model().plan();
+        let dim = plan.rows.as_ref().or(plan.dim.as_ref())?;
         let size = |port: &Port| {
             let (axis, open) = port.tensor.as_ref()?.open?;
             let (_, tensor) = inputs.iter().find(|(value, _)| value.name == port.name)?;
@@ -279,7 +300,7 @@ impl Runner {
         let mut all: Vec<(String, Tensor)> =
             self.outputs.iter().map(|port| (port.name.clone(), tensor(port))).collect();
         let On::Cpu(context) = &self.context else { return all };
-        let n = (context.past() + context.model().plan().appends) as usize;
+        let n = (context.past() + context.appends()) as usize;
         for (at, state) in self.states.iter().enumerate() {
             let memory = context.state(at).expect("invariant: the plan has the net's states");
             let bytes: Vec<u8> = state.parts(n).flat_map(|(all, _)| memory[all].to_vec()).collect();

@@ -78,7 +78,16 @@ pub fn laid_out(fused: Fused, target: &Target, threads: usize, layouts: Layouts)
     laid_out_by(fused, layouts, &Guesses::new(target, threads, &NO_CACHE))
 }
 
-fn laid_out_by(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fused, CompileError> {
+fn laid_out_by(mut fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fused, CompileError> {
+    let pieces = std::mem::take(&mut fused.pieces).into_iter().map(|piece| laid_out_by(piece, layouts, guesses));
+    let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
+    let mut whole = one_laid_out(fused, layouts, guesses)?;
+    whole.pieces = pieces;
+    whole.share_weights();
+    Ok(whole)
+}
+
+fn one_laid_out(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fused, CompileError> {
     let (target, threads) = (guesses.target, guesses.threads);
     if target.gpu.is_some() {
         return match &fused.open {

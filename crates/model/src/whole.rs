@@ -111,7 +111,7 @@ impl Choices {
         let fused = laid_out(fused, target, threads, Layouts::Run(records)).map_err(failed)?;
         let caches = fused.caches(target);
         let mut kernels = HashMap::new();
-        for (step, _) in fused.each() {
+        for (step, _) in fused.all() {
             let Step::Kernel(kernel) = step else { continue };
             let workload = &kernel.workload;
             if let Entry::Vacant(place) = kernels.entry(workload.to_string()) {

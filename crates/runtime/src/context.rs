@@ -1,6 +1,7 @@
 //! Running a model.
 
 use std::io;
+use std::ops::Range;
 use std::slice;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,7 +10,7 @@ use thiserror::Error;
 use tilewright_codegen::{ARGUMENT_ALIGN, Runtime};
 
 use crate::memory::Aligned;
-use crate::model::{Base, Model};
+use crate::model::{Base, Model, Port};
 use crate::plan::{Guard, Host, Rows, Size, Slice, Work};
 use crate::pool::Threads;
 
@@ -122,6 +123,10 @@ pub struct Context {
     of_states: Vec<(usize, usize, usize)>,
     /// Size of the model's open dimension in the next run; 0 where it has none.
     size: i64,
+    /// Rows of the next run, where runs say so.
+    n_rows: i64,
+    /// Steps of the next run, or of its present piece.
+    steps: Range<usize>,
     /// The kernels' open sizes in the next run, step by step.
     sizes: Vec<i64>,
     /// Beginning of each step's addresses, and of its sizes.
@@ -192,8 +197,10 @@ impl Context {
         let first_truth = pointers.len() - model.plan().guards.len();
         let (reads, writes) = (Vec::with_capacity(most_reads), Vec::with_capacity(most_writes));
         let (model, threads) = (Arc::clone(model), threads.clone());
-        let sizes = Vec::with_capacity(n_sizes);
+        let sizes = vec![0; n_sizes];
         let (size, _arena) = (0, arena);
+        let n_rows = model.plan().rows.as_ref().map_or(0, |rows| rows.least);
+        let steps = 0..model.plan().steps.len();
         let mut context = Context {
             model,
             threads,
@@ -205,6 +212,8 @@ impl Context {
             states,
             of_states,
             size,
+            n_rows,
+            steps,
             sizes,
             starts,
             reads,
@@ -224,6 +233,14 @@ impl Context {
     /// # Errors
     /// If the model has no such dimension, or that no such size; then all stays as it was.
     pub fn set_dim(&mut self, name: &str, size: i64) -> Result<(), RunError> {
+        if let Some(rows) = self.model.plan().rows.as_ref().filter(|rows| rows.name == name) {
+            if !rows.has(size) {
+                let (name, least, most, step) = (rows.name.clone(), rows.least, rows.most, rows.step);
+                return Err(RunError::BadSize { name, size, least, most, step });
+            }
+            self.n_rows = size;
+            return Ok(());
+        }
         let Some(dim) = self.model.plan().dim.as_ref().filter(|dim| dim.name == name) else {
             let open = self.model.plan().dim.as_ref().map(|dim| dim.name.clone());
             return Err(RunError::NoDim { name: name.to_owned(), open });
@@ -239,6 +256,21 @@ impl Context {
     /// Size of the model's open dimension in the next run, where it has one.
     pub fn size(&self) -> Option<i64> {
         self.model.plan().dim.as_ref().map(|_| self.size)
+    }
+
+    /// Rows of the next run, where runs say so: the fewest until [`Context::set_dim`] says another number.
+    pub fn rows(&self) -> Option<i64> {
+        self.model.plan().rows.as_ref().map(|_| self.n_rows)
+    }
+
+    /// Size that inputs and outputs depend on.
+    fn size_of_ports(&self) -> i64 {
+        self.rows().unwrap_or(self.size)
+    }
+
+    /// Size by which the next run makes states longer.
+    pub fn appends(&self) -> i64 {
+        self.rows().unwrap_or(self.model.plan().appends)
     }
 
     /// Length of what states have, to which a run adds; 0 of a model without.
@@ -292,11 +324,12 @@ impl Context {
     /// Takes the sizes of steps at a size of the open dimension.
     fn at(&mut self, size: i64) {
         self.size = size;
-        self.sizes.clear();
-        for step in &self.model.plan().steps {
+        for at in self.steps.clone() {
+            let step = &self.model.plan().steps[at];
+            let own = &mut self.sizes[self.starts[at][1]..];
             match &step.work {
-                Work::Kernel { sizes, .. } => self.sizes.extend(sizes.iter().map(|open| open.at(size))),
-                Work::Move { rows, .. } => self.sizes.extend(moved(rows).map(|open| open.at(size))),
+                Work::Kernel { sizes, .. } => own.iter_mut().zip(sizes).for_each(|(to, open)| *to = open.at(size)),
+                Work::Move { rows, .. } => own.iter_mut().zip(moved(rows)).for_each(|(to, open)| *to = open.at(size)),
                 Work::Copy { .. } | Work::Host { .. } | Work::While { .. } | Work::Again { .. } => {}
             }
         }
@@ -314,8 +347,7 @@ impl Context {
     /// If numbers or sizes are not the model's, an address is not aligned to its elements (to 64 bytes
     /// where a kernel asks for that), or a step in this process fails.
     pub fn run(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError> {
-        self.pass(inputs, outputs)?;
-        self.steps(&self.threads.runtime(), None)
+        self.pieces(&self.threads.runtime(), inputs, outputs, None)
     }
 
     /// Runs the model as [`Context::run`] does, its parallel loops on threads of somebody else.
@@ -332,8 +364,7 @@ impl Context {
         inputs: &[&[u8]],
         outputs: &mut [&mut [u8]],
     ) -> Result<(), RunError> {
-        self.pass(inputs, outputs)?;
-        self.steps(runtime, None)
+        self.pieces(runtime, inputs, outputs, None)
     }
 
     /// Runs the model as [`Context::run`] does, adding to each step's entry the nanoseconds that it takes.
@@ -350,13 +381,48 @@ impl Context {
         step_ns: &mut [u64],
     ) -> Result<(), RunError> {
         assert_eq!(step_ns.len(), self.model.plan().steps.len(), "an entry for each step");
-        self.pass(inputs, outputs)?;
-        self.steps(&self.threads.runtime(), Some(step_ns))
+        self.pieces(&self.threads.runtime(), inputs, outputs, Some(step_ns))
     }
 
-    /// Checks what is passed, and has steps find it.
-    fn pass(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError> {
-        if let Some(dim) = self.model.plan().dim.as_ref().filter(|dim| self.size > dim.most) {
+    /// Carries out the pieces of a run one after the other, or all steps where there are none.
+    fn pieces(
+        &mut self,
+        on_all: &Runtime,
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+        mut step_ns: Option<&mut [u64]>,
+    ) -> Result<(), RunError> {
+        self.check(inputs, outputs)?;
+        if self.model.plan().pieces.is_empty() {
+            self.pass(0, inputs, outputs);
+            self.steps(on_all, step_ns)?;
+            let appends = self.model.plan().appends;
+            if appends > 0 {
+                self.at(self.size + appends);
+            }
+            return Ok(());
+        }
+        let (first, mut done) = (self.size, 0);
+        while let Some(piece) = self.model.plan().piece(self.n_rows - done) {
+            let (n, steps) = (piece.n, piece.steps.clone());
+            self.steps = steps;
+            self.at(first + done);
+            self.pass(done, inputs, outputs);
+            if let Err(error) = self.steps(on_all, step_ns.as_deref_mut()) {
+                // What was added is forgotten.
+                self.size = first;
+                return Err(error);
+            }
+            done += n;
+        }
+        self.size = first + done;
+        Ok(())
+    }
+
+    /// Checks what is passed.
+    fn check(&self, inputs: &[&[u8]], outputs: &[&mut [u8]]) -> Result<(), RunError> {
+        let plan = self.model.plan();
+        if let Some(dim) = plan.dim.as_ref().filter(|_| self.size + self.appends() > plan.capacity()) {
             return Err(RunError::Full { name: dim.name.clone(), size: self.size });
         }
         let (of_inputs, of_outputs) = (self.model.inputs(), self.model.outputs());
@@ -371,7 +437,7 @@ impl Context {
         let given = inputs.iter().copied().chain(outputs_given);
         for (port, given) in of_inputs.iter().chain(of_outputs).zip(given) {
             let tensor = || self.model.plan().tensors[port.tensor].name.clone();
-            let expected = self.model.plan().tensors[port.tensor].n_bytes_at(self.size);
+            let expected = self.model.plan().tensors[port.tensor].n_bytes_at(self.size_of_ports());
             if given.len() != expected {
                 return Err(RunError::Size { tensor: tensor(), expected, given: given.len() });
             }
@@ -379,17 +445,32 @@ impl Context {
                 return Err(RunError::Unaligned { tensor: tensor(), align: port.align });
             }
         }
+        Ok(())
+    }
+
+    /// Has steps find what is passed, from a row on.
+    fn pass(&mut self, row: i64, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
+        let plan = self.model.plan();
+        let before = |port: &Port| {
+            let tensor = &plan.tensors[port.tensor];
+            if plan.pieces.is_empty() || tensor.open.is_none() { 0 } else { tensor.n_bytes_at(row) }
+        };
         for Passed { at, base, offset } in &self.passed {
-            let (start, n_bytes) = match base {
-                Base::Input(input) => (inputs[*input].as_ptr().cast_mut(), inputs[*input].len()),
-                Base::Output(output) => (outputs[*output].as_mut_ptr(), outputs[*output].len()),
+            let (start, n_bytes, before) = match base {
+                Base::Input(input) => {
+                    let given = inputs[*input];
+                    (given.as_ptr().cast_mut(), given.len(), before(&self.model.inputs()[*input]))
+                }
+                Base::Output(output) => {
+                    let before = before(&self.model.outputs()[*output]);
+                    (outputs[*output].as_mut_ptr(), outputs[*output].len(), before)
+                }
                 Base::Arena | Base::Constants | Base::State(_) => unreachable!("these are there from the beginning"),
             };
             // A slice of nothing may be anywhere, and elements of nothing are aligned.
             let start = if n_bytes == 0 { std::ptr::without_provenance_mut(ARGUMENT_ALIGN as usize) } else { start };
-            self.pointers[*at] = start.wrapping_add(*offset);
+            self.pointers[*at] = start.wrapping_add(before + *offset);
         }
-        Ok(())
     }
 
     /// Tells whether a run needs what has this guard. Truths that are not computed are of guards whose
@@ -408,9 +489,9 @@ impl Context {
 
     fn steps(&mut self, on_all: &Runtime, mut step_ns: Option<&mut [u64]>) -> Result<(), RunError> {
         let on_one = Runtime::serial();
-        let (mut next, mut n_again) = (0, 0);
-        while let Some(step) = self.model.plan().steps.get(next) {
-            let at = next;
+        let (mut next, mut n_again) = (self.steps.start, 0);
+        while next < self.steps.end {
+            let (at, step) = (next, &self.model.plan().steps[next]);
             next += 1;
             let start = step_ns.is_some().then(Instant::now);
             let [first, first_size] = self.starts[at];
@@ -490,10 +571,6 @@ impl Context {
             if let (Some(step_ns), Some(start)) = (&mut step_ns, start) {
                 step_ns[at] += start.elapsed().as_nanos() as u64;
             }
-        }
-        let appends = self.model.plan().appends;
-        if appends > 0 {
-            self.at(self.size + appends);
         }
         Ok(())
     }

@@ -27,5 +27,5 @@ pub use host::{HostCall, HostOperator};
 pub use memory::Aligned;
 pub use model::{Address, AnyModel, Base, Code, Model, PlanError, Port};
 pub use pin::{pin, pin_thread};
-pub use plan::{Constant, Dim, Guard, Host, HostFunction, Place, Plan, Rows, Size, Slice, Step, Tensor, Work};
+pub use plan::{Constant, Dim, Guard, Host, HostFunction, Piece, Place, Plan, Rows, Size, Slice, Step, Tensor, Work};
 pub use pool::{Pool, Threads};

@@ -14,7 +14,7 @@ use crate::cores::on_all_cores;
 use crate::gpu::GpuModel;
 use crate::kernel_plan::plan_of_kernel;
 use crate::memory::{ALIGN, Aligned};
-use crate::plan::{Constant, Place, Plan, Size, Slice, Step, Work};
+use crate::plan::{Constant, Dim, Place, Plan, Size, Slice, Step, Work};
 
 /// Reason why a plan cannot run: the fault of whoever made it.
 #[derive(Debug, Error)]
@@ -316,9 +316,10 @@ impl Model {
     fn made(plan: Plan, codes: Vec<Code>, forgets_data: bool) -> Result<Model, PlanError> {
         let checker = Checker { plan: &plan, codes: &codes };
         let (inputs, outputs) = checker.interface()?;
-        plan.steps.iter().try_for_each(|step| checker.step(step))?;
+        plan.steps.iter().enumerate().try_for_each(|(at, step)| checker.step(step, plan.dim_of(at).as_ref()))?;
         checker.guards()?;
         checker.loops()?;
+        checker.pieces()?;
         let mut end = 0;
         let needed = needed_constants(&plan, &codes);
         let offsets = plan.constants.iter().enumerate().map(|(at, constant)| {
@@ -586,7 +587,11 @@ impl Checker<'_> {
                 Place::Output(at) => (at, &outputs),
                 Place::Arena(_) | Place::Constant(_) | Place::State(_) => continue,
             };
-            if ports.get(index).is_none_or(|port| port.n_bytes != tensor.n_bytes()) {
+            let is_of_piece = |port: &Port| {
+                let whole = &self.plan.tensors[port.tensor];
+                self.plan.pieces.iter().any(|piece| whole.n_bytes_at(piece.n) == tensor.n_bytes())
+            };
+            if ports.get(index).is_none_or(|port| port.n_bytes != tensor.n_bytes() && !is_of_piece(port)) {
                 return Err(PlanError::Interface { tensor: tensor.name.clone(), index });
             }
         }
@@ -641,6 +646,28 @@ impl Checker<'_> {
         }
     }
 
+    /// Checks that pieces have steps, go on from sizes that states have room for, and make up each number of
+    /// rows.
+    fn pieces(&self) -> Result<(), PlanError> {
+        let Plan { pieces, rows, .. } = self.plan;
+        let wrong = |index: usize| PlanError::Missing { step: "pieces".to_owned(), what: "piece", index };
+        for (index, piece) in pieces.iter().enumerate() {
+            let is_last = index + 1 == pieces.len();
+            let fits = piece.n > 0
+                && piece.n + piece.most <= self.plan.capacity()
+                && piece.steps.end <= self.plan.steps.len()
+                && (is_last && piece.n == self.plan.appends || !is_last && piece.n > pieces[index + 1].n)
+                && piece.n % self.plan.appends.max(1) == 0;
+            fits.then_some(()).ok_or_else(|| wrong(index))?;
+        }
+        let (first, last) = (pieces.first().map(|piece| piece.n), pieces.last().map(|piece| piece.n));
+        let is_made_up = match rows {
+            Some(rows) => first == Some(rows.most) && last == Some(rows.least) && rows.step == rows.least,
+            None => pieces.is_empty(),
+        };
+        is_made_up.then_some(()).ok_or_else(|| wrong(pieces.len()))
+    }
+
     /// Checks that loops begin and end in turn, one within another.
     fn loops(&self) -> Result<(), PlanError> {
         let mut begun: Vec<(usize, usize)> = Vec::new();
@@ -661,14 +688,15 @@ impl Checker<'_> {
         }
     }
 
-    fn step(&self, step: &Step) -> Result<(), PlanError> {
+    /// Checks a step, at any size of the open dimension that it has.
+    fn step(&self, step: &Step, dim: Option<&Dim>) -> Result<(), PlanError> {
         let name = || step.name.clone();
         match &step.work {
             Work::Kernel { kernel, arguments, kept, parts, sizes, .. } => {
                 let missing = || PlanError::Missing { step: name(), what: "kernel", index: *kernel };
                 let code = self.codes.get(*kernel).ok_or_else(missing)?;
                 let open = &code.interface.sizes;
-                let is_value = |(open, size): (&OpenSize, &Size)| match &self.plan.dim {
+                let is_value = |(open, size): (&OpenSize, &Size)| match dim {
                     Some(dim) => (dim.least..=dim.most)
                         .step_by(dim.step.max(1) as usize)
                         .all(|value| open.steps_to(size.at(value)).is_some()),
@@ -698,7 +726,7 @@ impl Checker<'_> {
             }
             Work::Move { from, to, rows } => {
                 [from, to].into_iter().try_for_each(|slice| self.slice(step, slice))?;
-                if !rows.are_within([from.n_bytes, to.n_bytes], self.plan.dim.as_ref()) {
+                if !rows.are_within([from.n_bytes, to.n_bytes], dim) {
                     return Err(PlanError::Outside { step: name(), tensor: self.name(to) });
                 }
                 if self.overlap(from, to) {

@@ -2,6 +2,7 @@
 //! models.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -291,6 +292,17 @@ pub struct Guard {
     pub outer: Option<usize>,
 }
 
+/// Steps that add a number of rows to the states: a run of more is one such piece after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Number of rows.
+    pub n: i64,
+    /// Largest size of the open dimension from which it goes on.
+    pub most: i64,
+    /// Its steps.
+    pub steps: Range<usize>,
+}
+
 /// Plan of a run, without the kernels.
 #[derive(Clone, Default)]
 pub struct Plan {
@@ -305,7 +317,14 @@ pub struct Plan {
     /// Dimension of which runs say a size, if any.
     pub dim: Option<Dim>,
     /// Size by which a run makes the dimension longer: that of what its states have; 0 where there are none.
+    /// Where there are pieces, that of the smallest.
     pub appends: i64,
+    /// Number of rows of which a run is made, where each says it. Inputs and outputs are as long as that, and
+    /// not as the dimension.
+    pub rows: Option<Dim>,
+    /// Pieces of which runs are made, the largest first, all of them multiples of the smallest; empty where
+    /// each run has all steps.
+    pub pieces: Vec<Piece>,
 }
 
 impl Plan {
@@ -313,6 +332,23 @@ impl Plan {
     pub fn tensor(&mut self, name: impl Into<String>, dtype: DType, shape: &[usize], place: Place) -> usize {
         self.tensors.push(Tensor { name: name.into(), dtype, shape: shape.to_vec(), place, open: None });
         self.tensors.len() - 1
+    }
+
+    /// The piece that a run of so many rows begins with: none where it has all steps.
+    pub fn piece(&self, n: i64) -> Option<&Piece> {
+        self.pieces.iter().find(|piece| piece.n <= n)
+    }
+
+    /// Largest length of the states' dimension, at capacity.
+    pub fn capacity(&self) -> i64 {
+        self.dim.as_ref().map_or(0, |dim| dim.most) + self.appends
+    }
+
+    /// The open dimension as the steps from an index on have it.
+    pub fn dim_of(&self, step: usize) -> Option<Dim> {
+        let dim = self.dim.clone()?;
+        let piece = self.pieces.iter().find(|piece| piece.steps.contains(&step));
+        Some(Dim { most: piece.map_or(dim.most, |piece| piece.most), ..dim })
     }
 
     /// All of a tensor.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::*;
 use tilewright_ir::{DType, Part};
 use tilewright_runtime::{
-    Context, Dim, Host, Model, Place, Plan, PlanError, Rows, RunError, Size, Slice, Step, Threads, Work,
+    Context, Dim, Host, Model, Piece, Place, Plan, PlanError, Rows, RunError, Size, Slice, Step, Threads, Work,
 };
 
 #[test]
@@ -211,6 +211,80 @@ fn states_stay_between_runs() {
         |rows| rows.pitches[0] = usize::MAX,
     ] {
         assert!(matches!(appending(change), Err(PlanError::Outside { .. })));
+    }
+}
+
+/// A plan that appends rows of two numbers, four at once or one, to a state of six, and gives them back.
+fn by_pieces(change: fn(&mut Plan)) -> Result<Model, PlanError> {
+    let dim = |name: &str, least, most| Some(Dim { name: name.to_owned(), least, most, step: 1 });
+    let mut plan = Plan { dim: dim("past", 0, 5), rows: dim("tokens", 1, 4), appends: 1, ..Plan::default() };
+    let size = |factor: i64, term: i64| Size { factor, term, multiple: 1 };
+    for n in [4, 1] {
+        let x = plan.tensor("x", DType::F32, &[n, 2], Place::Input(0));
+        let all = plan.tensor("all", DType::F32, &[6, 2], Place::State(0));
+        let y = plan.tensor("y", DType::F32, &[n, 2], Place::Output(0));
+        [x, y].into_iter().for_each(|at| plan.tensors[at].open = (n == 4).then(|| (0, size(1, 0))));
+        let (from, to) = (plan.whole(x), plan.whole(all));
+        let rows = Rows { n: 1, pitches: [0; 2], offsets: [size(0, 0), size(8, 0)], n_bytes: size(0, 8 * n as i64) };
+        let start = plan.steps.len();
+        for (name, work) in
+            [("append", Work::Move { from, to, rows }), ("copy", Work::Copy { from, to: plan.whole(y), rows: None })]
+        {
+            plan.steps.push(Step { name: name.to_owned(), work, guard: None });
+        }
+        plan.pieces.push(Piece { n: n as i64, most: 6 - n as i64, steps: start..start + 2 });
+    }
+    change(&mut plan);
+    Model::new(plan, Vec::new())
+}
+
+#[test]
+fn runs_are_made_of_pieces() {
+    let model = Arc::new(by_pieces(|_| {}).unwrap());
+    let mut context = Context::new(&model, &Threads::new(1).unwrap()).unwrap();
+    let x: Vec<f32> = (1..=12).map(|x| x as f32).collect();
+    // The fewest until another number is said; then four and one, three ones, and again.
+    for parts in [&[1, 5][..], &[4, 2], &[3, 3], &[2, 4]] {
+        let (mut at, mut found) = (0, Vec::new());
+        context.rewind(0).unwrap();
+        for &n in parts {
+            let said = context.set_dim("tokens", n as i64);
+            if n > 4 {
+                assert!(matches!(said, Err(RunError::BadSize { most: 4, .. })), "{said:?}");
+                continue;
+            }
+            let mut y = bytes(&vec![-1.0; 2 * n]);
+            context.run(&[&bytes(&x[2 * at..2 * (at + n)])], &mut [&mut y]).unwrap();
+            found.extend(floats(&y));
+            at += n;
+            assert_eq!(context.past() as usize, at);
+        }
+        assert_eq!(
+            (&found, floats(&context.state(0).unwrap()[..8 * at])),
+            (&x[..2 * at].to_vec(), x[..2 * at].to_vec())
+        );
+    }
+    let mut y = bytes(&[-1.0; 8]);
+    context.rewind(3).unwrap();
+    let full = context.run(&[&bytes(&x[..8])], &mut [&mut y]);
+    assert_eq!(full, Err(RunError::Full { name: "past".to_owned(), size: 3 }));
+    assert_eq!((floats(&y), context.past()), (vec![-1.0; 8], 3));
+    // A piece from too far on, of no rows, of more steps than there are, or none that the rows are made of.
+    for change in [
+        (|plan| plan.pieces[0].most = 3) as fn(&mut Plan),
+        |plan| plan.pieces[1].n = 0,
+        |plan| plan.pieces[1].steps.end = 5,
+        |plan| plan.pieces.swap(0, 1),
+        |plan| plan.pieces.clear(),
+        |plan| plan.rows = None,
+    ] {
+        let made = by_pieces(change).err();
+        let is_refused = match &made {
+            Some(PlanError::Missing { what, .. }) => *what == "piece",
+            Some(PlanError::Outside { .. } | PlanError::Interface { .. }) => true,
+            _ => false,
+        };
+        assert!(is_refused, "{made:?}");
     }
 }
 

@@ -80,6 +80,8 @@ pub struct Library {
     outputs: Vec<Tensor>,
     /// Dimension of which runs say a size.
     dim: Option<Dim>,
+    /// Rows by which runs make states longer, where they say how many.
+    rows: Option<Dim>,
     /// Tensors that stay between runs.
     states: Vec<Tensor>,
     /// Origin of the library, in lines.
@@ -156,7 +158,9 @@ impl Library {
             "steps": model.plan().steps.len(),
         });
         if let Some(dim) = &dim {
-            build["dims"] = json!([{"name": dim.name, "least": dim.least, "most": dim.most, "step": dim.step}]);
+            let all = std::iter::once(dim).chain(&model.plan().rows);
+            let json = |dim: &Dim| json!({"name": dim.name, "least": dim.least, "most": dim.most, "step": dim.step});
+            build["dims"] = all.map(json).collect();
         }
         if !states.is_empty() {
             build["states"] = json!(tensors_json(&states));
@@ -165,7 +169,9 @@ impl Library {
         let tables = || Ok(c::interface(&build, &inputs, &outputs)? + &c::tables(name, model, &constants, n_threads)?);
         let tables: Result<String, std::fmt::Error> = tables();
         let tables = tables.expect("writing to a string does not fail");
-        let kind = Kind { is_for_gpu: false, is_open: dim.is_some(), has_states: !states.is_empty() };
+        let rows = model.plan().rows.clone();
+        let (is_open, has_states, has_rows) = (dim.is_some(), !states.is_empty(), rows.is_some());
+        let kind = Kind { is_for_gpu: false, is_open, has_states, has_rows };
         let template = of_kind(include_str!("../templates/net.c"), kind);
         let source = c::source(name, origin, &template, &tables, dim.is_none());
         let (name, arch, origin) = (name.to_owned(), target.arch, origin.to_vec());
@@ -177,6 +183,7 @@ impl Library {
             inputs,
             outputs,
             dim,
+            rows,
             states,
             origin,
             build,
@@ -197,7 +204,7 @@ impl Library {
         let gpu::Made { build, source, data } = gpu::make(name, model, assemble, origin)?;
         let members = data_member(name, arch, data)?.into_iter().collect();
         let [inputs, outputs] = tensors(&model.plan);
-        let (name, origin, dim, states) = (name.to_owned(), origin.to_vec(), None, Vec::new());
+        let (name, origin, dim, rows, states) = (name.to_owned(), origin.to_vec(), None, None, Vec::new());
         Ok(Library {
             name,
             arch,
@@ -206,6 +213,7 @@ impl Library {
             inputs,
             outputs,
             dim,
+            rows,
             states,
             origin,
             build,
@@ -315,7 +323,8 @@ impl Library {
 
     /// The kind that templates have lines for.
     fn kind(&self) -> Kind {
-        Kind { is_for_gpu: self.is_for_gpu, is_open: self.dim.is_some(), has_states: !self.states.is_empty() }
+        let (is_open, has_states, has_rows) = (self.dim.is_some(), !self.states.is_empty(), self.rows.is_some());
+        Kind { is_for_gpu: self.is_for_gpu, is_open, has_states, has_rows }
     }
 
     /// The functions that it shows.
@@ -397,17 +406,22 @@ struct Kind {
     is_for_gpu: bool,
     is_open: bool,
     has_states: bool,
+    has_rows: bool,
 }
 
 /// The lines of a template for all libraries, and those for this kind of them.
 fn of_kind(template: &'static str, kind: Kind) -> String {
-    let Kind { is_for_gpu, is_open, has_states } = kind;
+    let Kind { is_for_gpu, is_open, has_states, has_rows } = kind;
     let kinds = [
         ("@GPU@", is_for_gpu),
         ("@CPU@", !is_for_gpu),
         ("@DIM@", is_open),
         ("@NODIM@", !is_open),
         ("@STATE@", has_states),
+        ("@ROWS@", has_rows),
+        ("@NOROWS@", !has_rows),
+        ("@ONEDIM@", is_open && !has_rows),
+        ("@ALONE@", has_states && !has_rows),
         ("@SIZED@", is_open && !has_states),
     ];
     let own = |line: &'static str| match kinds.iter().find(|(mark, _)| line.starts_with(mark)) {

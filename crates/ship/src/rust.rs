@@ -1,7 +1,7 @@
 //! The library as a crate.
 
 use tilewright_ir::DType;
-use tilewright_runtime::{Size, Tensor};
+use tilewright_runtime::{Dim, Size, Tensor};
 
 use crate::{File, Library, identifier, named, of_kind};
 
@@ -51,7 +51,8 @@ fn source(library: &Library) -> String {
             None => n_elements.to_string(),
             Some((axis, Size { factor, term, .. })) => {
                 let row = n_elements / tensor.shape[axis].max(1);
-                format!("{row} * ({factor} * self.size + {term}) as usize")
+                let size = if library.rows.is_some() { "rows" } else { "size" };
+                format!("{row} * ({factor} * self.{size} + {term}) as usize")
             }
         };
         Parameter { name, ty: rust_type(tensor.dtype), n_elements, n_at, is_output }
@@ -76,8 +77,14 @@ fn source(library: &Library) -> String {
             format!("//! let {}{} = vec![{zero}{}; {}];\n", mutable(p), p.name, p.ty, p.n_elements)
         })
         .collect();
-    let example = format!("{made}//! context.run({})?;", joined(&all, &|p| format!("&{}{}", mutable(p), p.name)));
+    let set = library.rows.as_ref().map(|rows| format!("//! context.set_dim({:?}, {})?;\n", rows.name, rows.most));
+    let example = format!(
+        "{made}{}//! context.run({})?;",
+        set.unwrap_or_default(),
+        joined(&all, &|p| format!("&{}{}", mutable(p), p.name))
+    );
     let origin: Vec<String> = library.origin.iter().map(|line| format!("//! {line}")).collect();
+    let of_rows = |text: &dyn Fn(&Dim) -> String| library.rows.as_ref().map_or(String::new(), text);
     let text = of_kind(include_str!("../templates/lib.rs.txt"), library.kind())
         .replace("@ORIGIN@", &origin.join("\n//!\n"))
         .replace("@EXAMPLE@", &example)
@@ -91,7 +98,11 @@ fn source(library: &Library) -> String {
         .replace("@FIELD@", if library.dim.is_some() { "context" } else { "0" })
         .replace(
             "@MADE@",
-            if library.dim.is_some() { "Ok(Context { context, size: @FIRST@ })" } else { "Ok(Context(context))" },
+            match (&library.dim, &library.rows) {
+                (None, _) => "Ok(Context(context))",
+                (Some(_), None) => "Ok(Context { context, size: @FIRST@ })",
+                (Some(_), Some(_)) => "Ok(Context { context, size: @FIRST@, rows: @LEAST_ROWS@ })",
+            },
         )
         .replace(
             "@FIRST@",
@@ -99,6 +110,9 @@ fn source(library: &Library) -> String {
                 (if library.states.is_empty() { dim.most } else { dim.least }).to_string()
             }),
         )
+        .replace("@ROWS_NAME@", &of_rows(&|rows| rows.name.escape_default().to_string()))
+        .replace("@LEAST_ROWS@", &of_rows(&|rows| rows.least.to_string()))
+        .replace("@MOST_ROWS@", &of_rows(&|rows| rows.most.to_string()))
         .replace("@MOST@", &library.dim.as_ref().map_or(String::new(), |dim| dim.most.to_string()))
         .replace("@DIM_NAME@", &library.dim.as_ref().map_or(String::new(), |dim| dim.name.escape_default().to_string()))
         .replace("@NAME@", &library.name);

@@ -90,6 +90,12 @@ typedef struct net_step {
 @DIM@    int64_t factor, term, multiple;
 @DIM@} net_size;
 @DIM@
+@ROWS@/* Steps that add a number of rows to states: a run of more is one piece after the other. */
+@ROWS@typedef struct net_piece {
+@ROWS@    int64_t n;
+@ROWS@    size_t first, end;
+@ROWS@} net_piece;
+@ROWS@
 /* A truth that has to hold, or not to, and another guard beside it. */
 typedef struct net_guard {
     uint32_t address, holds, outer;
@@ -356,6 +362,7 @@ struct net_context {
     void *scratch;
     pid_t process;
     void *addresses[NET_ADDRESSES + 1];
+@ROWS@    int64_t n_rows;
 @STATE@    char *own_states;
 @STATE@    void *states[NET_STATES];
 @DIM@    int64_t size;
@@ -526,15 +533,21 @@ static int net_make(net_context *context) {
 @STATE@    return fits ? NET_OK : NET_BAD_SIZE;
 @STATE@}
 @STATE@
-@DIM@NET_API size_t net_dims(void) { return 1; }
-@DIM@NET_API const net_dimension *net_dim(size_t i) { return i == 0 ? &net_the_dimension : NULL; }
+@ONEDIM@NET_API size_t net_dims(void) { return 1; }
+@ONEDIM@NET_API const net_dimension *net_dim(size_t i) { return i == 0 ? &net_the_dimension : NULL; }
+@ROWS@NET_API size_t net_dims(void) { return 2; }
+@ROWS@NET_API const net_dimension *net_dim(size_t i) {
+@ROWS@    return i == 0 ? &net_the_dimension : i == 1 ? &net_of_rows : NULL;
+@ROWS@}
 @DIM@
 @DIM@NET_API int net_set_dim(net_context *context, size_t i, int64_t size) {
 @DIM@    const net_dimension *dim = net_dim(i);
 @DIM@    if (!context) return NET_BAD_ARGUMENT;
 @DIM@    if (!dim || size < dim->least || size > dim->most || (size - dim->least) % dim->step) return NET_BAD_SIZE;
 @DIM@    if (!net_begin_use(&context->owner)) return NET_BUSY;
-@DIM@    net_take_size(context, size);
+@ROWS@    if (i == 1) context->n_rows = size;
+@ROWS@    else net_take_size(context, size);
+@ONEDIM@    net_take_size(context, size);
 @DIM@    net_end_use(&context->owner);
 @DIM@    return NET_OK;
 @DIM@}
@@ -544,7 +557,8 @@ static int net_make(net_context *context) {
 @DIM@    if (!context || !tensor || !shape) return NET_BAD_ARGUMENT;
 @DIM@    const net_size *open = is_output ? &net_output_sizes[i] : &net_input_sizes[i];
 @DIM@    for (int32_t at = 0; at < tensor->rank; at++)
-@DIM@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at];
+@ROWS@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->n_rows) : tensor->shape[at];
+@ONEDIM@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at];
 @DIM@    return NET_OK;
 @DIM@}
 @DIM@
@@ -595,6 +609,7 @@ NET_API int net_create(const net_options *given, net_context **out) {
     context->process = getpid();
 @SIZED@    net_take_size(context, net_the_dimension.most);
 @STATE@    net_take_size(context, net_the_dimension.least);
+@ROWS@    context->n_rows = net_of_rows.least;
 @STATE@    context->own_states = tensors + net_rounded(NET_TENSOR_BYTES);
 @STATE@    for (size_t i = 0; i != NET_STATES; i++) net_place_state(context, i, NULL);
     for (size_t i = 0; i != NET_ADDRESSES; i++) {
@@ -633,15 +648,28 @@ static int net_is_needed(const net_context *context, uint32_t guard) {
     return 1;
 }
 
-/* Makes outputs of inputs that were checked, in a context that is in use. */
-static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs) {
+@ROWS@/* Bytes of an input, or of an output, ahead of a row. */
+@ROWS@static size_t net_bytes_before(const net_address *address, int64_t row) {
+@ROWS@    int is_input = address->base == NET_IN_INPUT;
+@ROWS@    const net_tensor *tensor = is_input ? &net_input_table[address->index] : &net_output_table[address->index];
+@ROWS@    const net_size *open = is_input ? &net_input_sizes[address->index] : &net_output_sizes[address->index];
+@ROWS@    return open->factor ? tensor->bytes / (size_t)net_of_rows.most * (size_t)row : 0;
+@ROWS@}
+@ROWS@
+@ROWS@/* Makes some rows of outputs of those of inputs that were checked, in a context that is in use. */
+@ROWS@static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs,
+@ROWS@                         const net_piece *piece, int64_t row) {
+@NOROWS@/* Makes outputs of inputs that were checked, in a context that is in use. */
+@NOROWS@static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs) {
     for (size_t i = 0; i != NET_PASSED; i++) {
         const net_address *address = &net_addresses[net_passed[i]];
         char *start = address->base == NET_IN_INPUT ? (char *)inputs[address->index] : outputs[address->index];
+@ROWS@        start += net_bytes_before(address, row);
         context->addresses[net_passed[i]] = start + address->offset;
     }
     net_runtime alone = {NULL, net_in_order}, together = net_together(context);
-    for (size_t i = 0; i != NET_STEPS; i++) {
+@NOROWS@    for (size_t i = 0; i != NET_STEPS; i++) {
+@ROWS@    for (size_t i = piece->first; i != piece->end; i++) {
         const net_step *step = &net_steps[i];
         void *const *addresses = &context->addresses[step->first];
         int code = NET_OK;
@@ -682,12 +710,21 @@ NET_API int net_run(net_context *context, const void *const *inputs, void *const
     for (size_t i = 0; i != NET_OUTPUTS; i++)
         if (!outputs[i] || (uintptr_t)outputs[i] % (net_output_table[i].type_bits / 8)) return NET_BAD_ARGUMENT;
     if (!net_begin_use(&context->owner)) return NET_BUSY;
-@STATE@    if (context->size > net_the_dimension.most) {
+@ROWS@    if (context->size + context->n_rows > net_the_dimension.most + NET_APPENDS) {
+@ALONE@    if (context->size > net_the_dimension.most) {
 @STATE@        net_end_use(&context->owner);
 @STATE@        return NET_BAD_SIZE;
 @STATE@    }
-    int code = net_run_steps(context, inputs, outputs);
-@STATE@    if (code == NET_OK) net_take_size(context, context->size + NET_APPENDS);
+@NOROWS@    int code = net_run_steps(context, inputs, outputs);
+@ROWS@    int code = NET_OK;
+@ROWS@    int64_t past = context->size, done = 0;
+@ROWS@    for (const net_piece *piece = net_pieces; piece->n && code == NET_OK; piece++)
+@ROWS@        for (; code == NET_OK && context->n_rows - done >= piece->n; done += piece->n) {
+@ROWS@            net_take_size(context, past + done);
+@ROWS@            code = net_run_steps(context, inputs, outputs, piece, done);
+@ROWS@        }
+@ROWS@    context->size = code == NET_OK ? past + done : past;
+@ALONE@    if (code == NET_OK) net_take_size(context, context->size + NET_APPENDS);
     net_end_use(&context->owner);
     return code;
 }

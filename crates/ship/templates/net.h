@@ -128,7 +128,9 @@ int net_create(const net_options *options, net_context **context);
 @STATE@int64_t net_past(const net_context *context);
 @STATE@/* Forgets what states have beyond a length, 0 for another text. */
 @STATE@int net_rewind(net_context *context, int64_t length);
-@STATE@/* Says how much the states have that are bound; runs say so themselves. Allocates nothing. */
+@ALONE@/* Says how much the states have that are bound; runs say so themselves. Allocates nothing. */
+@ROWS@/* Says how many rows, such as tokens, the runs that follow add to states: dimension 1, until then the fewest. Or how
+@ROWS@ * much the states have that are bound, dimension 0; runs say so themselves. Allocates nothing. */
 @SIZED@/* Sets the size of a dimension for the runs of a context that follow; until then it is the largest. Allocates
 @SIZED@ * nothing. */
 @DIM@int net_set_dim(net_context *context, size_t i, int64_t size);

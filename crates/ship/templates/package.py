@@ -99,7 +99,7 @@ def _output(tensor):
 
 @DIM@def _size(inputs):
 @DIM@    """The size of the open dimension that arrays have; the largest where none of them has it."""
-@DIM@    dim = build["dims"][0]
+@DIM@    dim = build["dims"][-1]
 @DIM@    found = None
 @DIM@    for tensor, value in zip(build["inputs"], inputs):
 @DIM@        if "open" not in tensor:
@@ -175,12 +175,14 @@ class Context:
 @NODIM@        given = [_input(tensor, value) for tensor, value in zip(build["inputs"], inputs)]
 @NODIM@        made = [_output(tensor) for tensor in build["outputs"]]
 @SIZED@        size = _size(inputs)
-@STATE@        size = self.past
+@ALONE@        size = self.past
+@ROWS@        size = _size(inputs)
 @DIM@        given = [_input(_at(tensor, size), value) for tensor, value in zip(build["inputs"], inputs)]
 @DIM@        made = [_output(_at(tensor, size)) for tensor in build["outputs"]]
         addresses = lambda all: _addresses([entry[0] for entry in all])
         with self._lock:
 @SIZED@            _check(_library.net_set_dim(self._context, 0, size))
+@ROWS@            _check(_library.net_set_dim(self._context, 1, size))
             _check(_library.net_run(self._context, addresses(given), addresses(made)))
         return [entry[2] for entry in made]
 

@@ -11,7 +11,8 @@ use tilewright_graph::{
 use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
 use tilewright_model::{
-    CompileError, Compiled, Fused, Given, Making, OpenError, all_inputs, compile_known, feed, open, read_model,
+    CompileError, Compiled, Fused, Given, Making, OpenError, all_inputs, compile_known, feed, open, open_pieces,
+    read_model,
 };
 use tilewright_runtime::Dim;
 
@@ -41,7 +42,8 @@ pub struct ModelArgs {
 #[derive(Args, Debug, Clone, Default)]
 pub struct BindingArgs {
     /// Size of a named dimension, such as N=1, or a range that runs say a size of, such as tokens=1..512 or
-    /// N=32..512/32; can be given again
+    /// N=32..512/32; beside the range of a past, tokens that are taken at once, such as tokens=1,16,128; can be
+    /// given again
     #[arg(long, value_name = "NAME=SIZE")]
     dim: Vec<String>,
     /// Shape of an input, such as x=1,3,224,224; can be given again
@@ -79,7 +81,7 @@ impl BindingArgs {
     /// Bad input where a text is none.
     pub fn bindings(&self) -> anyhow::Result<Bindings> {
         let mut bindings = Bindings { open: self.open.clone(), ..Bindings::default() };
-        let bound = self.dim.iter().filter(|text| !is_range(text));
+        let bound = self.dim.iter().filter(|text| !is_range(text) && !is_list(text));
         bound.into_iter().try_for_each(|text| bindings.bind_dim(text)).map_err(bad_input)?;
         self.shape.iter().try_for_each(|text| bindings.bind_shape(text)).map_err(bad_input)?;
         self.set.iter().try_for_each(|text| bindings.bind_value(text)).map_err(bad_input)?;
@@ -110,6 +112,35 @@ impl BindingArgs {
         dim.filter(fits).map(Some).ok_or_else(why)
     }
 
+    /// The dimension of the tokens that runs say, with the numbers of them that are taken at once, if any.
+    ///
+    /// # Errors
+    /// Bad input where there are several, or they are none.
+    pub fn pieces(&self) -> anyhow::Result<Option<(String, Vec<i64>)>> {
+        let mut lists = self.dim.iter().filter(|text| is_list(text));
+        let (Some(text), other) = (lists.next(), lists.next()) else { return Ok(None) };
+        let refuse = |why: &str| Err(bad_input(format!("--dim {text}: {why}")));
+        if other.is_some() {
+            return refuse("another dimension has several sizes already (give a number)");
+        }
+        if self.open_dim()?.is_none() {
+            return refuse("several sizes go with the range of a past (give --dim PAST=0..MOST, or a number)");
+        }
+        let (name, list) = text.rsplit_once('=').expect("a list is behind a name");
+        let numbers: Result<Vec<i64>, _> = list.split(',').map(|n| n.trim().parse::<i64>()).collect();
+        match numbers {
+            Ok(numbers) if numbers.iter().all(|n| (1..=MOST_SIZE).contains(n)) => Ok(Some((name.to_owned(), numbers))),
+            _ => refuse("no list of sizes (give whole numbers, such as 1,16,128)"),
+        }
+    }
+
+    /// The bindings of a piece of so many tokens: all of a model without pieces.
+    pub fn with_tokens(&self, tokens: Option<(&str, i64)>) -> BindingArgs {
+        let Some((name, n)) = tokens else { return self.clone() };
+        let bound = |text: &String| if is_list(text) { format!("{name}={n}") } else { text.clone() };
+        BindingArgs { dim: self.dim.iter().map(bound).collect(), ..self.clone() }
+    }
+
     /// The bindings at a size of the open dimension.
     pub fn at(&self, dim: &Dim, size: i64) -> BindingArgs {
         let bound = |text: &String| if is_range(text) { format!("{}={size}", dim.name) } else { text.clone() };
@@ -121,6 +152,11 @@ impl BindingArgs {
 /// Whether a binding is a range of sizes.
 fn is_range(text: &str) -> bool {
     text.rsplit_once('=').is_some_and(|(name, sizes)| !name.is_empty() && sizes.contains(".."))
+}
+
+/// Whether a binding is a list of sizes.
+fn is_list(text: &str) -> bool {
+    text.rsplit_once('=').is_some_and(|(name, sizes)| !name.is_empty() && sizes.contains(','))
 }
 
 impl ModelArgs {
@@ -267,6 +303,19 @@ impl ModelArgs {
         self.bindings.open_dim()
     }
 
+    /// The dimension of the tokens that runs say, if any, with the numbers that are taken at once.
+    ///
+    /// # Errors
+    /// As [`BindingArgs::pieces`].
+    pub fn pieces(&self) -> anyhow::Result<Option<(String, Vec<i64>)>> {
+        self.bindings.pieces()
+    }
+
+    /// The model with as many tokens a run.
+    pub fn with_tokens(&self, tokens: Option<(&str, i64)>) -> ModelArgs {
+        ModelArgs { path: self.path.clone(), bindings: self.bindings.with_tokens(tokens) }
+    }
+
     /// The model at a size of the open dimension.
     pub fn at(&self, dim: &Dim, size: i64) -> ModelArgs {
         ModelArgs { path: self.path.clone(), bindings: self.bindings.at(dim, size) }
@@ -279,10 +328,13 @@ impl ModelArgs {
     /// Bad input where something is not supported in a run, or the dimension cannot be open.
     pub fn lowered(&self, model: &Model, rounding: Rounding, target: &Target) -> anyhow::Result<Fused> {
         let Some(dim) = self.open_dim()? else { return self.fused(&self.supported(model)?, rounding, target) };
-        let made = open::<anyhow::Error>(&dim, |size| {
-            let file = self.at(&dim, size);
-            file.fused(&file.supported(model)?, rounding, target)
-        });
+        let lower = |file: ModelArgs| file.fused(&file.supported(model)?, rounding, target);
+        let made = match self.pieces()? {
+            None => open::<anyhow::Error>(&dim, |size| lower(self.at(&dim, size))),
+            Some((name, numbers)) => open_pieces::<anyhow::Error>(&dim, (&name, &numbers), |n, size| {
+                lower(self.with_tokens(Some((&name, n))).at(&dim, size))
+            }),
+        };
         made.map_err(|error| match error.downcast::<OpenError>() {
             Ok(error) => bad_input(format!("{}: {}", self.name(), one_line(&error.to_string()))),
             Err(other) => other,

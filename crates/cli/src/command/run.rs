@@ -37,6 +37,9 @@ pub struct RunArgs {
     /// between both ends]
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     at: Vec<i64>,
+    /// Tokens of a run, where it takes several numbers of them [default: the fewest]
+    #[arg(long, value_name = "N")]
+    tokens: Option<i64>,
     /// Runs to take the median of
     #[arg(long, value_name = "N", default_value_t = 20)]
     runs: usize,
@@ -51,6 +54,18 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
+    /// The dimension of the tokens, and how many of them a run takes, where it takes several numbers of them.
+    fn tokens_of_a_run(&self) -> anyhow::Result<Option<(String, i64)>> {
+        match (self.model.pieces()?, self.tokens) {
+            (None, None) => Ok(None),
+            (None, Some(n)) => Err(bad_input(format!(
+                "--tokens {n} is for a model that takes several (give --dim NAME=1,{})",
+                n.max(2)
+            ))),
+            (Some((name, numbers)), n) => Ok(Some((name, n.or(numbers.first().copied()).unwrap_or(1)))),
+        }
+    }
+
     /// Sizes of the open dimension that the model runs at, in order; none where none is open.
     fn sizes(&self, model: &Model, given: &[(String, Tensor)]) -> anyhow::Result<Vec<(Dim, i64)>> {
         let Some(dim) = self.model.open_dim()? else {
@@ -88,14 +103,18 @@ impl RunArgs {
 pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let mut model = args.model.read()?;
     let given = args.inputs.given(&model.graph)?;
+    let tokens = args.tokens_of_a_run()?;
+    let tokens = tokens.as_ref().map(|(name, n)| (name.as_str(), *n));
+    let whole = args.model.with_tokens(tokens);
     let sizes = args.sizes(&model, &given)?;
     let last = |file: &ModelArgs| sizes.last().map_or_else(|| file.clone(), |(dim, size)| file.at(dim, *size));
-    let (bound, given) = last(&args.model).fed(&mut model, given)?;
+    let (bound, given) = last(&whole).fed(&mut model, given)?;
     // What is fed binds shapes of the inputs, which are open where a dimension is.
     let file = if sizes.is_empty() { bound } else { args.model.clone() };
+    let with_tokens = file.with_tokens(tokens);
     let at_sizes = |(dim, size): &(Dim, i64)| {
         let of_last = sizes.last().is_some_and(|(_, last)| last == size);
-        file.at(dim, *size).inputs(&model, if of_last { &given } else { &[] })
+        with_tokens.at(dim, *size).inputs(&model, if of_last { &given } else { &[] })
     };
     let mut inputs = sizes.iter().map(at_sizes).collect::<anyhow::Result<Vec<_>>>()?;
     if sizes.is_empty() {
@@ -119,6 +138,9 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         // A model may have no input that tells.
         if let Some((dim, size)) = sizes.get(at) {
             runner.set_dim(&dim.name, *size)?;
+        }
+        if let Some((name, n)) = tokens {
+            runner.set_dim(name, n)?;
         }
         runner.set_all(inputs)?;
         runner.run()?;

@@ -126,7 +126,10 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let mut tuned = together(args, &machine, &tasks, &interrupts)?;
     if let Some(before) = before.filter(|_| tuned.is_whole(&interrupts)) {
         let database = args.records.database()?;
-        let largest = file.open_dim()?.map(|dim| file.at(&dim, dim.most));
+        // Of several numbers of tokens a run, the fewest are the most usual.
+        let pieces = file.pieces()?;
+        let tokens = pieces.as_ref().and_then(|(name, numbers)| Some((name.as_str(), *numbers.first()?)));
+        let largest = file.open_dim()?.map(|dim| file.with_tokens(tokens).at(&dim, dim.most));
         let inputs = largest.as_ref().unwrap_or(&file).inputs(&model, &[])?;
         let whole = Choices::known(plain, target, threads, &database.records()?)
             .and_then(|after| settle(&before, after, &inputs, &database));

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use tilewright_graph::{Graph, Op, with_both_branches};
 use tilewright_ir::Target;
 use tilewright_ir::op::{Range, Structure, Workload, WorkloadError};
-use tilewright_runtime::Size;
+use tilewright_runtime::{Dim, Size};
 
 use self::absorb::{absorb_maps, absorb_prologues};
 use self::groups::groups;
@@ -62,6 +62,8 @@ pub(crate) struct Open {
     /// Number of times that the workload's kernel runs, one behind the other, and the range of that; which of
     /// the arguments are further along each time.
     pub(crate) each: Option<(Size, Range, Vec<bool>)>,
+    /// Times of its tensors' bytes that the code takes them to have, as other pieces of a run have more rows.
+    pub(crate) room: i64,
 }
 
 impl Kernel {
@@ -71,6 +73,11 @@ impl Kernel {
             None => self.workload.to_string(),
             Some((_, range, along)) => format!("{} each={range} {along:?}", self.workload),
         }
+    }
+
+    /// Times of the bytes of what it reads and writes that its code takes these to have.
+    pub(crate) fn room(&self) -> i64 {
+        self.open.as_ref().map_or(1, |open| open.room)
     }
 
     /// Sizes of its code, in order.
@@ -171,6 +178,12 @@ pub struct Fused {
     pub steps: Vec<Step>,
     /// Dimension of which runs say a size; the net is then that of the largest.
     pub open: Option<OpenNet>,
+    /// Number of rows of which a run is made, where it says so: this net is that of the largest piece.
+    pub rows: Option<Dim>,
+    /// Nets of smaller pieces, in falling order.
+    pub pieces: Vec<Fused>,
+    /// Dimension of each input, and of each output behind them, that has the rows.
+    pub(crate) axes_of_rows: Vec<Option<usize>>,
     /// Passes that made it of a graph.
     pub trace: Trace,
 }
@@ -181,7 +194,7 @@ impl Fused {
     pub fn tasks(&self) -> Vec<(Workload, usize)> {
         let mut tasks: Vec<(Workload, usize)> = Vec::new();
         let mut places: HashMap<String, usize> = HashMap::new();
-        for (step, times) in self.each() {
+        for (step, times) in self.all() {
             if let Step::Kernel(kernel) = step {
                 let task = kernel.workload.representative();
                 if !task.has_members_of_one_answer() {
@@ -220,10 +233,10 @@ impl Fused {
         })
     }
 
-    /// Tells of each of these steps whether it is in a loop whose number of iterations only a run tells.
+    /// Tells of each of [all](Fused::all) steps whether it is in a loop whose number of iterations only a run tells.
     pub fn are_uncounted(&self) -> Vec<bool> {
         let (mut are, mut outer) = (Vec::new(), vec![false]);
-        for step in &self.steps {
+        for step in self.forms().flat_map(|form| &form.steps) {
             let is_within = *outer.last().expect("all is within nothing");
             match step {
                 Step::While(round) => outer.push(is_within || round.n.is_none()),
@@ -238,7 +251,8 @@ impl Fused {
 
     /// The workload of each kernel, to change what is asked of it.
     pub fn workloads_mut(&mut self) -> impl Iterator<Item = &mut Workload> {
-        let each = self.steps.iter_mut().flat_map(|step| match step {
+        let of_pieces = self.pieces.iter_mut().flat_map(|piece| &mut piece.steps);
+        let each = self.steps.iter_mut().chain(of_pieces).flat_map(|step| match step {
             Step::Sequence(sequence) => sequence.steps.iter_mut().collect(),
             step => vec![step],
         });
@@ -357,7 +371,7 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
         });
     }
     trace.pass("fuse", n_nodes, steps.len());
-    Ok(Fused { net, steps, open: None, trace })
+    Ok(Fused { net, steps, open: None, rows: None, pieces: Vec::new(), axes_of_rows: Vec::new(), trace })
 }
 
 /// The steps of a sequence, whose values become values of the net around it.

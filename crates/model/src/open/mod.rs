@@ -6,6 +6,7 @@
 //! be, and kernels go as far as a run says, over rows of the same kernels or within them.
 
 pub(crate) mod loops;
+mod pieces;
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,6 +17,8 @@ use tilewright_runtime::{Dim, Size};
 use crate::fuse::{Fused, Kernel, Open, Step, nest, open_nest};
 use crate::layouts::{block_of, conversion_of};
 use crate::net::{Kind, Line, Net, Node, State, ValueId};
+
+pub use self::pieces::open_pieces;
 
 /// Multiple of columns that products of open columns compute: whole vectors on every machine. What is beyond
 /// the size of a run lies in memory that nothing else reads.
@@ -519,7 +522,7 @@ impl Fused {
                 });
                 let (ranges, sizes): (Vec<(&str, Range)>, Vec<Size>) = open_sizes.unzip();
                 let workload = kernel.workload.with_ranges(&ranges)?;
-                Ok(Kernel { workload, open: Some(Box::new(Open { sizes, each: None })), ..kernel.clone() })
+                Ok(Kernel { workload, open: Some(Box::new(Open { sizes, each: None, room: 1 })), ..kernel.clone() })
             }
             Structure::Window(_) => {
                 let &[("n", size)] = &open.sizes[&kernel.output][..] else {
@@ -565,7 +568,7 @@ impl Fused {
             Some((size, range_of(&open.dim, size)))
         };
         let (made, sizes) = open_nest(&self.net, &kernel.members, &|id| of(&self.net, id), &range)?;
-        Ok(Kernel { open: Some(Box::new(Open { sizes, each: None })), ..same(made) })
+        Ok(Kernel { open: Some(Box::new(Open { sizes, each: None, room: 1 })), ..same(made) })
     }
 
     /// The number of rows that a nest computes one by one, where it does so.
@@ -596,8 +599,8 @@ impl Fused {
         kernel.members.iter().all(|&at| is_by_rows(&net.nodes[at])).then_some(size)
     }
 
-    /// Whether a value lies in memory of the run's own, with room for the largest size.
-    fn has_own_memory(&self, id: ValueId) -> bool {
+    /// Value that another one is a part of in the end.
+    fn root_of(&self, id: ValueId) -> ValueId {
         let mut root = id;
         while let Some(of) = self.steps.iter().find_map(|step| match step {
             Step::Part { of, part, .. } if *part == root => Some(*of),
@@ -605,6 +608,12 @@ impl Fused {
         }) {
             root = of;
         }
+        root
+    }
+
+    /// Whether a value lies in memory of the run's own, with room for the largest size.
+    fn has_own_memory(&self, id: ValueId) -> bool {
+        let root = self.root_of(id);
         let mut passed = vec![id, root];
         passed.extend(self.steps.iter().filter_map(|step| match step {
             Step::Part { of, part, .. } if *of == root => Some(*part),
@@ -621,7 +630,7 @@ impl Fused {
 fn each(kernel: Kernel, size: Size, open: &OpenNet) -> Kernel {
     let along = kernel.inputs.iter().chain([&kernel.output]).map(|id| open.axes[id.0].iter().any(Option::is_some));
     let each = Some((size, range_of(&open.dim, size), along.collect()));
-    Kernel { open: Some(Box::new(Open { sizes: Vec::new(), each })), ..kernel }
+    Kernel { open: Some(Box::new(Open { sizes: Vec::new(), each, room: 1 })), ..kernel }
 }
 
 /// Reason why a kernel has no form for any size.

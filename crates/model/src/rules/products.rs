@@ -99,8 +99,10 @@ fn part(net: &Net, users: &[Vec<usize>], at: usize) -> Option<Part> {
         }
         _ => (vec![0.0; n], x),
     };
-    // Parts of one row lie as if they were tensors of their own.
-    let may_be_part = is_for_heads(net, users, to) || out[0] == 1 && is_finished(net, users, to);
+    // Parts of one row lie as if they were tensors of their own. A language model has the same weights for
+    // several rows.
+    let may_be_rows = out[0] == 1 || !net.states.is_empty();
+    let may_be_part = is_for_heads(net, users, to) || may_be_rows && is_finished(net, users, to);
     may_be_part.then_some(Part { at, weights, bias, to })
 }
 

@@ -6,8 +6,8 @@ use rand::{RngExt, SeedableRng};
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
 use tilewright_graph::{Bindings, DType, Graph, Random, Tensor, evaluate, specialise};
-use tilewright_model::{Fused, OpenError, Runner, compile_guessed, lower, open};
-use tilewright_runtime::{Aligned, Context, Dim, RunError, Step, Threads, Work};
+use tilewright_model::{Fused, OpenError, Runner, compile_guessed, lower, open, open_pieces};
+use tilewright_runtime::{Aligned, Constant, Context, Dim, Model, RunError, Step, Threads, Work};
 
 use crate::blocks::graph_at;
 use crate::compiled_for;
@@ -292,6 +292,12 @@ const PLACES: &str = "two = numbers[2]
     rows = Range(n_past, n_all, unit)
 ";
 
+/// Lines that make what is added to scores of a mask of ones and zeros.
+const HIDDEN: &str = "seen = Cast[to=1](attention_mask)
+    whole = number[1.0]
+    unseen = Sub(whole, seen)
+    mask = Mul(unseen, minus)";
+
 /// The form that a decoder is written in: ONNX Runtime's operators, ONNX's `Attention`, or its older
 /// operators alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -299,6 +305,8 @@ enum Written {
     Grouped,
     Standard,
     Plain,
+    /// With a mask of a row for each new token as an input, as exporters of older operators write.
+    Masked,
 }
 
 impl Decoder {
@@ -311,7 +319,11 @@ impl Decoder {
         };
         let past = ["key", "value"].map(|what| caches(what, "past_key_values", "past")).join(", ");
         let present = ["key", "value"].map(|what| caches(what, "present", "total")).join(", ");
-        let mask = if form == Written::Grouped { "attention_mask[1 total], " } else { "" };
+        let mask = match form {
+            Written::Grouped => "attention_mask[1 total], ",
+            Written::Masked => "attention_mask[1 1 tokens total], ",
+            Written::Standard | Written::Plain => "",
+        };
         let mut text = format!(
             "embed = weights[{vocabulary} {hidden}]
              x = Gather(embed, input_ids)
@@ -331,7 +343,7 @@ impl Decoder {
                 length = Cast[to=6](long)\n"
                 .to_owned(),
             Written::Standard => format!("{PLACES}ids = Unsqueeze(rows, first)\n"),
-            Written::Plain => format!(
+            Written::Plain | Written::Masked => format!(
                 "{PLACES}unit1 = numbers[1]
                 none = integer[0]
                 minus = number[-1e9]
@@ -358,6 +370,9 @@ impl Decoder {
                 n_q / n_kv
             ),
         };
+        if form == Written::Masked {
+            text = text.replace("mask = Where(late, minus, zero)", HIDDEN);
+        }
         text += &format!(
             "g = weights[{hidden}]
              y0 = SimplifiedLayerNormalization[axis=-1,epsilon=1e-5](x, g)\n"
@@ -415,7 +430,7 @@ impl Decoder {
                  (qr{l}, kr{l}, v{l}, , {pk}, {pv})\n",
                 HEADS[0], HEADS[1]
             ),
-            Written::Plain => {
+            Written::Plain | Written::Masked => {
                 let mut text = String::new();
                 for (name, shape) in [("q", "to_q"), ("k", "to_kv"), ("v", "to_kv")] {
                     text += &format!(
@@ -527,6 +542,16 @@ fn open_decoder(graph: &Graph, dim: &Dim, n_tokens: usize) -> Result<Fused, Open
     })
 }
 
+/// A decoder that takes so many tokens a run, and any number of them that these make up.
+fn open_pieces_of(graph: &Graph, dim: &Dim, numbers: &[i64]) -> Result<Fused, OpenError> {
+    open_pieces(dim, ("tokens", numbers), |n, size| {
+        let dims = vec![("tokens".to_owned(), n as usize), (dim.name.clone(), size as usize)];
+        let special = specialise(graph, &Bindings { dims, open: Some(dim.name.clone()), ..Bindings::default() });
+        assert!(special.problems.is_empty(), "{}", special.problems[0]);
+        Ok(lower(&special.graph, false, &host::target()).unwrap())
+    })
+}
+
 /// The next logits of a context, checked against those of all tokens so far.
 fn step(context: &mut Context, graph: &Graph, tokens: &[usize]) -> usize {
     assert_eq!(context.past() as usize, tokens.len() - 1);
@@ -548,7 +573,7 @@ fn step(context: &mut Context, graph: &Graph, tokens: &[usize]) -> usize {
 #[test]
 fn decoders_keep_their_past() {
     let dim = Dim { name: "past".to_owned(), least: 0, most: 47, step: 1 };
-    for form in [Written::Grouped, Written::Standard, Written::Plain] {
+    for form in [Written::Grouped, Written::Standard, Written::Plain, Written::Masked] {
         let graph = DECODER.graph(form);
         let fused = open_decoder(&graph, &dim, 1).unwrap_or_else(|error| panic!("{form:?}: {error}"));
         let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
@@ -619,7 +644,8 @@ fn loops_in_other_languages_give_the_same_tokens() {
     let prompt = [4, 19, 19, 2];
     let dim = Dim { name: "past".to_owned(), least: 0, most: 39, step: 1 };
     let graph = DECODER.graph(Written::Grouped);
-    let compiled = compile_guessed(open_decoder(&graph, &dim, 1).unwrap(), &host::target(), 1).unwrap();
+    // A run takes three tokens of the prompt at most: four of them are two runs.
+    let compiled = compile_guessed(open_pieces_of(&graph, &dim, &[1, 3]).unwrap(), &host::target(), 1).unwrap();
     let mut context = Context::new(compiled.model.cpu().unwrap(), &Threads::new(1).unwrap()).unwrap();
     let (mut tokens, mut expected) = (prompt.to_vec(), Vec::new());
     for n in 1..prompt.len() {
@@ -663,6 +689,7 @@ fn loops_in_other_languages_give_the_same_tokens() {
     std::fs::write(program.join("Cargo.toml"), manifest).unwrap();
     let text = std::fs::read_to_string(example("generate.rs")).unwrap();
     let text = text.replace("32000", &DECODER.vocabulary.to_string());
+    let text = text.replace("128", "3").replace("sequence_length", "tokens");
     std::fs::write(program.join("src/main.rs"), text).unwrap();
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--offline"]).current_dir(&program).env("CARGO_TARGET_DIR", folder.join("target"));
@@ -700,7 +727,7 @@ fn prompts_go_in_by_pieces() {
     const PIECE: usize = 5;
     const N_PROMPT: usize = 3 * PIECE - 3;
     let dim = |most: i64| Dim { name: "past".to_owned(), least: 0, most, step: 1 };
-    for form in [Written::Grouped, Written::Standard, Written::Plain] {
+    for form in [Written::Grouped, Written::Standard, Written::Plain, Written::Masked] {
         let graph = DECODER.graph(form);
         let contexts = [(48 - PIECE as i64, PIECE), (47, 1)].map(|(most, n_tokens)| {
             let fused = open_decoder(&graph, &dim(most), n_tokens).unwrap_or_else(|error| panic!("{form:?}: {error}"));
@@ -740,5 +767,86 @@ fn prompts_go_in_by_pieces() {
             let next = step(&mut one, &graph, &tokens);
             tokens.push(next);
         }
+    }
+}
+
+/// The logits of tokens that go in at once, in bytes.
+fn taken(context: &mut Context, ids: &[usize]) -> Result<Vec<u8>, RunError> {
+    context.set_dim("tokens", ids.len() as i64)?;
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| (*id as i64).to_le_bytes()).collect();
+    let mut given = Aligned::new(bytes.len() as u64).unwrap();
+    given.bytes_mut().copy_from_slice(&bytes);
+    let mut memory = Aligned::new((4 * ids.len() * DECODER.vocabulary) as u64).unwrap();
+    context.run(&[given.bytes()], &mut [memory.bytes_mut()])?;
+    Ok(memory.bytes().to_vec())
+}
+
+/// Bytes of what kernels make of weights.
+fn prepared_bytes(model: &Model) -> usize {
+    let made = model.plan().constants.iter().filter(|constant| matches!(constant, Constant::Prepared(_)));
+    made.map(Constant::n_bytes).sum()
+}
+
+/// Prompts go in at once, in any parts, with the logits that all tokens have; one token at a time follows. All
+/// that is by one library with one copy of weights.
+#[test]
+fn a_prompt_goes_in_at_once() {
+    let dim = Dim { name: "past".to_owned(), least: 0, most: 47, step: 1 };
+    let prompt: Vec<usize> = (0..19).map(|at| (at * 11 + 3) % DECODER.vocabulary).collect();
+    for form in [Written::Grouped, Written::Standard, Written::Plain, Written::Masked] {
+        let graph = DECODER.graph(form);
+        let made = |numbers: &[i64]| {
+            let fused = open_pieces_of(&graph, &dim, numbers).unwrap_or_else(|error| panic!("{form:?}: {error}"));
+            compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{form:?}: {error}"))
+        };
+        let compiled = made(&[1, 4, 12]);
+        let model = compiled.model.cpu().unwrap();
+        let alone = compile_guessed(open_decoder(&graph, &dim, 1).unwrap(), &host::target(), 1).unwrap();
+        let one_copy = prepared_bytes(alone.model.cpu().unwrap());
+        // Three pieces share most of their weights; the head's product, which writes to the caller's memory, has
+        // its own in each.
+        let made = prepared_bytes(model);
+        assert!(made < 3 * one_copy, "{form:?}: {made} bytes of weights, for one token {one_copy}");
+        let mut context = Context::new(model, &Threads::new(1).unwrap()).unwrap();
+        let mut bits: Option<Vec<u8>> = None;
+        for parts in [&[12, 5, 2][..], &[1; 19], &[4, 4, 4, 4, 3], &[7, 12], &[12, 7]] {
+            context.rewind(0).unwrap();
+            let (mut at, mut found) = (0, Vec::new());
+            for &n in parts {
+                found.extend(taken(&mut context, &prompt[at..at + n]).unwrap());
+                at += n;
+                assert_eq!(context.past() as usize, at);
+            }
+            let numbers = found.as_chunks::<4>().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
+            let numbers: Vec<f64> = numbers.collect();
+            for (at, found) in numbers.chunks(DECODER.vocabulary).enumerate() {
+                let wanted = DECODER.logits(&graph, &prompt[..=at]);
+                let most = wanted.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                let is_near = found.iter().zip(&wanted).all(|(x, y)| (x - y).abs() <= 1e-5 * most);
+                assert!(is_near, "{form:?}, {parts:?}, token {at}: {found:?}, and should be {wanted:?}");
+            }
+            // The same pieces give the same bits.
+            if parts[0] == 12 {
+                assert_eq!(*bits.get_or_insert_with(|| found.clone()), found, "{form:?}, {parts:?}");
+            }
+            let mut tokens = prompt.clone();
+            tokens.push(8);
+            context.set_dim("tokens", 1).unwrap();
+            for _ in 0..3 {
+                let next = step(&mut context, &graph, &tokens);
+                tokens.push(next);
+            }
+        }
+        for n in [0, 13, -1] {
+            assert!(matches!(context.set_dim("tokens", n), Err(RunError::BadSize { .. })), "{n}");
+        }
+        context.set_dim("past", 37).unwrap();
+        assert!(matches!(taken(&mut context, &prompt[..12]), Err(RunError::Full { size: 37, .. })));
+        taken(&mut context, &prompt[..11]).unwrap();
+        assert_eq!(context.past(), 48);
+    }
+    for numbers in [&[1][..], &[4, 1], &[2, 5], &[]] {
+        let refused = open_pieces_of(&DECODER.graph(Written::Grouped), &dim, numbers);
+        assert!(matches!(refused, Err(OpenError::Node { .. })), "{numbers:?}");
     }
 }

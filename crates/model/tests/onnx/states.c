@@ -39,7 +39,10 @@ int main(int argc, char **argv) {
         || decoder_bind_state(second, 0, (char *)memory[0] + 4) != DECODER_BAD_ARGUMENT
         || decoder_rewind(first, n_prompt + 1) != DECODER_BAD_SIZE || decoder_rewind(first, -1) != DECODER_BAD_SIZE
         || decoder_rewind(NULL, 0) != DECODER_BAD_ARGUMENT || decoder_past(first) != n_prompt
-        || decoder_set_dim(second, 0, decoder_dim(0)->most + 1) != DECODER_BAD_SIZE)
+        || decoder_set_dim(second, 0, decoder_dim(0)->most + 1) != DECODER_BAD_SIZE
+        || decoder_dims() != 2 || decoder_dim(2) || decoder_set_dim(first, 2, 1) != DECODER_BAD_SIZE
+        || decoder_set_dim(first, 1, 0) != DECODER_BAD_SIZE
+        || decoder_set_dim(first, 1, decoder_dim(1)->most + 1) != DECODER_BAD_SIZE)
         return 7;
     next(second, 1);
     for (size_t i = 0; i < n; i++)

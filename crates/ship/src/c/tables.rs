@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 use tilewright_codegen::dlpack;
 use tilewright_ir::Part;
 use tilewright_runtime::host::HOST_HEADER;
-use tilewright_runtime::{Address, Base, Dim, Host, HostOperator, Model, Size, Slice, Step, Tensor, Work};
+use tilewright_runtime::{Address, Base, Dim, Host, HostOperator, Model, Piece, Plan, Size, Slice, Step, Tensor, Work};
 
 use crate::constants::{Constants, Home, Widened};
 
@@ -227,6 +227,7 @@ impl<'m> Tables<'m> {
         if model.plan().appends > 0 {
             out += &states(model)?;
         }
+        out += &pieces(model.plan(), &|step| self.starts.get(step).copied().unwrap_or(self.n_steps))?;
         self.step_tables(&mut out)?;
         Ok(out)
     }
@@ -264,9 +265,7 @@ impl<'m> Tables<'m> {
 
     /// Writes the open dimension, and what depends on it.
     fn size_tables(&self, dim: &Dim, out: &mut String) -> Written {
-        let Dim { name, least, most, step } = dim;
-        let numbers = [least, most, step].map(|n| literal(*n)).join(", ");
-        writeln!(out, "static const net_dimension net_the_dimension = {{{}, {numbers}}};", quoted(name))?;
+        writeln!(out, "static const net_dimension net_the_dimension = {};", dimension(dim))?;
         writeln!(out, "#define NET_SIZES {}u", self.open_sizes.len())?;
         let [inputs, outputs] = crate::tensors(self.model.plan());
         let of = |tensors: Vec<Tensor>| tensors.into_iter().map(|tensor| tensor.open.map(|(_, size)| size)).collect();
@@ -314,6 +313,25 @@ fn host_operators(operators: &[HostOperator], parameters: &str) -> String {
     let parts = ["#include <math.h>\n\n#define NET_HOST static", HOST_HEADER].into_iter().chain(sources);
     let parts: Vec<&str> = parts.chain([parameters]).map(str::trim_end).collect();
     parts.join("\n\n") + "\n\n"
+}
+
+/// Tables of the pieces of a run; `step` is the first of the library's steps that one of the plan has become.
+fn pieces(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let Some(rows) = &plan.rows else { return Ok(out) };
+    writeln!(out, "static const net_dimension net_of_rows = {};", dimension(rows))?;
+    writeln!(out, "static const net_piece net_pieces[] = {{")?;
+    for Piece { n, steps, .. } in &plan.pieces {
+        writeln!(out, "    {{{}, {}, {}}},", literal(*n), step(steps.start), step(steps.end))?;
+    }
+    writeln!(out, "    {{0, 0, 0}}\n}};\n")?;
+    Ok(out)
+}
+
+/// The name and the sizes of a dimension.
+fn dimension(dim: &Dim) -> String {
+    let Dim { name, least, most, step } = dim;
+    format!("{{{}, {}}}", quoted(name), [least, most, step].map(|n| literal(*n)).join(", "))
 }
 
 /// Tables of the states.

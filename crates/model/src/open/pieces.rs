@@ -1,0 +1,171 @@
+//! Language models that take one token a run or several: a net for each number of these.
+//!
+//! A prompt is taken by pieces, of the largest that there are, each with a net and steps of its own.
+//! They share states, and weights where kernels read these in one layout: products that differ in nothing
+//! but their number of rows are one family.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::take;
+
+use tilewright_ir::op::{Range, Structure};
+use tilewright_runtime::{Dim, Size};
+
+use crate::fuse::{Fused, Kernel, Open, Step};
+use crate::net::ValueId;
+use crate::open::OpenError;
+
+/// Makes one net of those of several numbers of rows, each behind the past: `dim` is that for the fewest
+/// rows, `numbers` are in rising order, and `lower` makes the net of a number behind a past.
+///
+/// # Errors
+/// As [`open`](crate::open()), and where numbers of rows do not go together.
+pub fn open_pieces<E: From<OpenError>>(
+    dim: &Dim,
+    (name, numbers): (&str, &[i64]),
+    mut lower: impl FnMut(i64, i64) -> Result<Fused, E>,
+) -> Result<Fused, E> {
+    let refuse =
+        |node: &str, why: String| E::from(OpenError::Node { node: node.to_owned(), why, name: name.to_owned() });
+    let (&least, &most) = match numbers {
+        [least, .., most] if numbers.is_sorted_by(|a, b| a < b) && numbers.iter().all(|n| n % least == 0) => {
+            (least, most)
+        }
+        _ => {
+            let why = format!("has the sizes {numbers:?}, which are to be a number and multiples of it, rising");
+            return Err(refuse(name, why));
+        }
+    };
+    let mut pieces = Vec::with_capacity(numbers.len());
+    for &n in numbers.iter().rev() {
+        let own = Dim { most: dim.most + least - n, ..dim.clone() };
+        let made = super::open(&own, |size| lower(n, size))?;
+        if made.net.states.is_empty() {
+            return Err(refuse(&dim.name, "is no past to which runs add".to_owned()));
+        }
+        pieces.push(made);
+    }
+    let mut whole = pieces.remove(0);
+    whole.pieces = pieces;
+    whole.rows = Some(Dim { name: name.to_owned(), least, most, step: least });
+    let ports = whole.ports();
+    let mut axes = Vec::with_capacity(ports.len());
+    for (at, id) in ports.into_iter().enumerate() {
+        let why = "is no row of as many numbers for each token".to_owned();
+        axes.push(whole.axis_of_rows(at).ok_or_else(|| refuse(&whole.net.value(id).name, why))?);
+    }
+    whole.axes_of_rows = axes;
+    Ok(whole)
+}
+
+impl Fused {
+    /// The nets of all pieces, the largest first; this one where there are no others.
+    pub(crate) fn forms(&self) -> impl DoubleEndedIterator<Item = &Fused> {
+        std::iter::once(self).chain(&self.pieces)
+    }
+
+    /// Steps of all pieces, as [`Fused::each`] has them.
+    pub fn all(&self) -> impl Iterator<Item = (&Step, usize)> {
+        self.forms().flat_map(Fused::each)
+    }
+
+    /// Number of rows that a piece adds to its states.
+    pub(crate) fn n_rows(&self) -> i64 {
+        self.appends()
+    }
+
+    fn ports(&self) -> Vec<ValueId> {
+        self.net.inputs.iter().chain(&self.net.outputs).copied().collect()
+    }
+
+    /// Dimension of an input, or output behind these, that has the rows of a run, if one has; none where a
+    /// port does not lie row by row in all pieces.
+    fn axis_of_rows(&self, port: usize) -> Option<Option<usize>> {
+        let mut found: BTreeSet<Option<usize>> = BTreeSet::new();
+        let id = *self.ports().get(port)?;
+        let (whole, n_whole) = (self.net.shape(id), self.n_rows());
+        for form in self.forms() {
+            let own = *form.ports().get(port)?;
+            let (shape, n) = (form.net.shape(own), form.n_rows());
+            let is_open = form.open.as_ref().is_some_and(|open| open.axes[own.0].iter().any(Option::is_some));
+            if is_open || shape.len() != whole.len() {
+                return None;
+            }
+            let differ: Vec<usize> = (0..shape.len()).filter(|&axis| shape[axis] != whole[axis]).collect();
+            match differ[..] {
+                [] if n == n_whole => {}
+                [] => drop(found.insert(None)),
+                [axis] if shape[axis] * n_whole == whole[axis] * n && shape[..axis].iter().all(|n| *n == 1) => {
+                    found.insert(Some(axis));
+                }
+                _ => return None,
+            }
+        }
+        (found.len() == 1).then(|| found.pop_first().expect("there is one"))
+    }
+
+    /// Has products that are the same but for their number of rows be one family, so that all pieces read the
+    /// same weights in the same layout.
+    pub(crate) fn share_weights(&mut self) {
+        if self.pieces.is_empty() {
+            return;
+        }
+        let of_one_row = |kernel: &Kernel| {
+            let Structure::Contraction(_) = kernel.workload.structure() else { return None };
+            let is_fixed = kernel.open.as_ref().is_none_or(|open| open.sizes.is_empty() && open.each.is_none());
+            let has_weights = !kernel.workload.constants().is_empty();
+            let one = kernel.workload.with_size("m", 1).filter(|_| is_fixed && has_weights)?;
+            Some((one.to_string(), kernel.workload.size("m")))
+        };
+        let mut rows: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
+        for (step, _) in self.all() {
+            if let Step::Kernel(kernel) = step
+                && let Some((text, m)) = of_one_row(kernel)
+            {
+                rows.entry(text).or_default().insert(m);
+            }
+        }
+        let share = |kernel: &mut Kernel| {
+            let Some((text, m)) = of_one_row(kernel) else { return };
+            let (least, most) = (rows[&text].first().copied().unwrap_or(m), rows[&text].last().copied().unwrap_or(m));
+            if least == most || most % m != 0 {
+                return;
+            }
+            let step = rows[&text].iter().fold(0, |step, m| gcd(step, m - least));
+            if let Ok(family) = kernel.workload.with_ranges(&[("m", Range { least, most, step })]) {
+                kernel.workload = family;
+                let sizes = vec![Size { factor: 0, term: m, multiple: 1 }];
+                kernel.open = Some(Box::new(Open { sizes, each: None, room: most / m }));
+            }
+        };
+        let mut pieces = take(&mut self.pieces);
+        for form in std::iter::once(&mut *self).chain(&mut pieces) {
+            let mut steps = take(&mut form.steps);
+            // Looked up before they change: memory of the caller's has no room for more rows.
+            form.steps = steps.clone();
+            for step in &mut steps {
+                if let Step::Kernel(kernel) = step
+                    && form.is_apart(kernel)
+                {
+                    share(kernel);
+                }
+            }
+            form.steps = steps;
+        }
+        self.pieces = pieces;
+    }
+}
+
+impl Fused {
+    /// Whether what a product reads and writes, besides constants, is in several places of the run's own.
+    fn is_apart(&self, kernel: &Kernel) -> bool {
+        let ids = || kernel.inputs.iter().chain([&kernel.output]);
+        let own: Vec<ValueId> = ids().copied().filter(|id| self.net.value(*id).constant.is_none()).collect();
+        let roots: BTreeSet<usize> = own.iter().map(|id| self.root_of(*id).0).collect();
+        roots.len() == own.len() && own.iter().all(|id| self.has_own_memory(*id))
+    }
+}
+
+/// Greatest common divisor of two numbers, of which one may be 0.
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
