@@ -136,6 +136,8 @@ pub(super) struct Function {
     pub boxes: Option<gpu::bulk::Boxes>,
     /// State of the thread's role, where a producer warp copies.
     pub fed: Option<gpu::copier::Fed>,
+    /// Boxes that warps store, where there are some.
+    pub stores: Option<gpu::store::Stores>,
     /// Steps of the dot products around the place being written.
     pub dot: Option<DotSteps>,
     /// Whether it is a unit, which has no units inside.
@@ -238,6 +240,7 @@ impl Function {
             has_copies: true,
             boxes: None,
             fed: None,
+            stores: None,
             dot: None,
             is_unit: false,
             outside: None,
@@ -574,7 +577,9 @@ impl Generator<'_> {
         for (block, stmts) in [(yes, then), (no, otherwise)] {
             if block != join {
                 self.go_to_end(block);
+                self.forget_stores();
                 self.scoped(&written, |g| g.block(stmts))?;
+                self.forget_stores();
                 self.m.br(join);
             }
         }
@@ -644,8 +649,11 @@ impl Generator<'_> {
                 self.dot_products(l, how, &extent)
             }
             (LoopKind::Tensor(Tensor::Dot4 | Tensor::Dot2), _) => self.serial_loop(l, &extent),
+            (LoopKind::Tensor(Tensor::Tma), Some(_)) if self.box_store(l) => Ok(()),
+            (LoopKind::Unrolled | LoopKind::Tensor(Tensor::Tma), Some(n)) => {
+                (0..n).try_for_each(|i| self.iteration(l, i))
+            }
             (LoopKind::Tensor(how), _) if self.target.has_tf32() && !how.is_of_groups() => self.tile_product(l, how),
-            (LoopKind::Unrolled, Some(n)) => (0..n).try_for_each(|i| self.iteration(l, i)),
             (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => self.iteration(l, 0),
             (LoopKind::Parallel, _) if self.f.outside.is_some() => self.parallel_loop(l, &extent),
             (LoopKind::Vectorized, _) => match plan::vectors(self.program, self.target, l, &extent, &self.f.ranges) {
@@ -692,12 +700,14 @@ impl Generator<'_> {
         self.m.name(var, self.program.loop_name(l.var));
         self.m.add_incoming(var, zero, preheader);
         self.f.levels.push(Level::new(header, Some((preheader, l.var))));
+        self.forget_stores();
         self.f.vars.insert(l.var, (var, self.f.levels.len() - 1));
         self.f.ranges.push(l.var, extent.clone());
         self.scoped(&plan::written_buffers(&l.body), |g| g.block(&l.body))?;
         self.f.ranges.pop();
         self.f.vars.remove(&l.var);
         let level = self.f.levels.pop().expect("the loop's own level");
+        self.forget_stores();
         let latch = self.m.current_block();
         for (pointer, element, step) in level.steps {
             let next = self.m.element(element, pointer, self.m.int(step));

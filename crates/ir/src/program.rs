@@ -144,7 +144,8 @@ pub enum LoopKind {
     Thread(u8),
     /// Sequential, or the steps of a tile product that the threads of a warp compute together in a tensor
     /// core, where there is one: see [`TileProduct`](crate::gpu::TileProduct). Of [`Tensor::Dot4`] and
-    /// [`Tensor::Dot2`], the steps of dot products, as a CPU computes them.
+    /// [`Tensor::Dot2`], the steps of dot products, as a CPU computes them. Of [`Tensor::Tma`], the parts of
+    /// a box that a warp stores.
     Tensor(Tensor),
 }
 
@@ -170,6 +171,9 @@ pub enum Tensor {
     /// No tensor core's: dot products of two bf16 numbers, added to f32 sums likewise, or of two 16-bit
     /// integers, added to 32-bit sums.
     Dot2,
+    /// No product: a store of a warp's part of a tile, which TMA carries out: see
+    /// [`BoxStore`](crate::gpu::store::BoxStore).
+    Tma,
 }
 
 impl Tensor {
@@ -178,7 +182,7 @@ impl Tensor {
         match self {
             Tensor::Dot4 => Some(4),
             Tensor::Dot2 => Some(2),
-            Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmma | Tensor::Wgmmax3 | Tensor::Halves => None,
+            Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmma | Tensor::Wgmmax3 | Tensor::Halves | Tensor::Tma => None,
         }
     }
 
@@ -190,7 +194,7 @@ impl Tensor {
 
 impl LoopKind {
     /// Every kind with its keyword in the text format.
-    pub const ALL: [(LoopKind, &'static str); 17] = [
+    pub const ALL: [(LoopKind, &'static str); 18] = [
         (LoopKind::Serial, "for"),
         (LoopKind::Parallel, "parallel"),
         (LoopKind::Vectorized, "vectorized"),
@@ -208,6 +212,7 @@ impl LoopKind {
         (LoopKind::Tensor(Tensor::Halves), "halves"),
         (LoopKind::Tensor(Tensor::Dot4), "dot4"),
         (LoopKind::Tensor(Tensor::Dot2), "dot2"),
+        (LoopKind::Tensor(Tensor::Tma), "tma"),
     ];
 
     /// The keyword in the text format.

@@ -9,7 +9,9 @@ mod sources;
 use common::{Random, program};
 use sources::{difference, on_gpu, outputs};
 use tilewright_ir::gpu::simt::{Order, SimtFault};
+use tilewright_ir::gpu::store::BoxStore;
 use tilewright_ir::gpu::{Abi, Access, MapError, copier};
+use tilewright_ir::index::Ranges;
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{Cond, Expr, GpuProgram, Index, Program, Stmt, Target, lower_gpu, verify};
 
@@ -373,6 +375,57 @@ fn copies_are_waited_for() {
     for (order, (found, change)) in ORDERS.iter().flat_map(|order| changes.iter().map(move |c| (*order, c))) {
         let text = fault(gpu.clone(), |body| each_block(body, &mut |b| change(b)), order).to_string();
         assert!(text.starts_with("kernel run_0") && text.contains("S[") && text.contains(found), "{text}");
+    }
+}
+
+/// A warp's stores are a box where its threads have all elements of 16 rows of 128 bytes, two neighbours each.
+#[test]
+fn stores_of_a_warp_are_boxes() {
+    let place = "2*b + v, 16*w + 8*i + y, 8*t + 2*x + j";
+    let of = |dtype: &str, parts: i64, columns: i64, place: &str| {
+        let text = format!(
+            "program \"store\" buffer X: {dtype}[4, 64, {columns}] global input
+            buffer Y: {dtype}[4, 64, {columns}] global output loops b, v, w, y, x, t, i, j run {{
+                block.x b in 2 {{ for v in 2 {{ thread.z w in 4 {{ thread.y y in 8 {{ thread.x x in 4 {{
+                    for t in {parts} {{ unrolled i in 2 {{ vectorized j in 2 {{ Y[{place}] = X[{place}] }} }} }}
+                }} }} }} }} }}
+            }}"
+        );
+        let marked =
+            apply_all(&program(&text), &parse_steps("tensorize t tma").unwrap()).map_err(|(_, e)| e.to_string())?;
+        lower_gpu(&marked).map_err(|e| e.to_string())
+    };
+    let gpu = of("f32", 4, 32, place).unwrap();
+    let kernel = &gpu.body[0];
+    // Of each warp two boxes.
+    assert_eq!(kernel.shared_bytes(&gpu), 4 * 2 * 16 * 128);
+    // Who only multiplies nothing has no warp that copies, nor maps.
+    assert!(Abi::of(&gpu, kernel, &Target::named("sm_90a").unwrap()).maps.is_empty());
+    let [x, y] = [0, 1].map(|axis| kernel.threads[axis].unwrap().0);
+    let mut found = Vec::new();
+    kernel.body.iter().for_each(|s| {
+        s.walk(&mut |s| {
+            if let Stmt::For(l) = s {
+                found.extend(BoxStore::of(&gpu.program, l, [x, y], &Ranges::default()).ok().map(|store| store.map));
+            }
+        });
+    });
+    assert_eq!(found.len(), 1);
+    assert_eq!((&found[0].extents[..], found[0].is_stored), (&[1, 16, 32][..], true));
+    // Numbers are stored as they are.
+    assert_eq!(found[0].described(&gpu.program).kind, 2);
+    assert!(of("bf16", 8, 64, place).is_ok());
+    for (dtype, parts, columns, place, why) in [
+        ("f32", 8, 64, place, "parts of eight columns are not 128 bytes"),
+        ("f64", 2, 16, place, "f32, f16 or bf16"),
+        ("f32", 4, 33, place, "multiples of 16 bytes"),
+        ("f32", 4, 32, "2*b + v, 16*w + 2*y + i, 8*t + 2*x + j", "do not store rows of a box"),
+        ("f32", 4, 32, "2*b + v, 16*w + 8*i + y, 8*t + x + 4*j", "do not store rows of a box"),
+        ("f32", 4, 32, "2*b + v, 16*w + 8*i + y, 8*x + 2*t + j", "do not store rows of a box"),
+        ("f32", 4, 64, "2*b + v, 8*i + y, 16*t + 2*x + j", "do not store rows of a box"),
+    ] {
+        let refused = of(dtype, parts, columns, place).unwrap_err();
+        assert!(refused.contains(why), "{place}: {refused}");
     }
 }
 

@@ -4,6 +4,7 @@ pub mod bulk;
 pub mod copier;
 mod copy;
 mod exchange;
+pub mod store;
 pub mod tensor;
 pub mod warpgroup;
 
@@ -18,6 +19,7 @@ use super::unit::Units;
 use super::{Generator, Options, Storage};
 use crate::CompileError;
 use crate::ssa::{Coordinate, Id, Linkage, Module, Type};
+use store::Stores;
 
 /// Generates all kernels of a program.
 ///
@@ -68,7 +70,7 @@ impl Generator<'_> {
             self.f.matrices = gpu::warpgroup::matrices(&gpu.program, kernel);
             self.f.in_parts = gpu::warpgroup::in_parts(&gpu.program, kernel);
         }
-        let barriers = self.shared_memory(gpu, kernel, shared_bytes)?;
+        let [boxes, barriers] = self.shared_memory(gpu, kernel, shared_bytes)?;
         let blocks = kernel.blocks.into_iter().zip([0, 1, 2].map(Coordinate::Block));
         let threads = kernel.threads.into_iter().zip([0, 1, 2].map(Coordinate::Thread));
         for (axis, coordinate) in blocks.chain(threads) {
@@ -91,6 +93,7 @@ impl Generator<'_> {
             self.begin_boxes(kernel, maps, (barriers, kernel.n_places(gpu) as i32), n_readers, shared_rings);
         }
         if has_copier {
+            self.f.stores = boxes.map(Stores::new);
             self.fed_kernel(kernel)?
         } else {
             self.block(&kernel.body)?
@@ -99,9 +102,14 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Places the buffers that a block shares one after the other; gives the address of what is behind them,
-    /// where there is something.
-    fn shared_memory(&mut self, gpu: &GpuProgram, kernel: &Kernel, all_bytes: u64) -> Result<Option<Id>, CompileError> {
+    /// Places the buffers that a block shares one after the other; gives the addresses of boxes that warps
+    /// store and of barriers behind them, where there are some.
+    fn shared_memory(
+        &mut self,
+        gpu: &GpuProgram,
+        kernel: &Kernel,
+        all_bytes: u64,
+    ) -> Result<[Option<Id>; 2], CompileError> {
         let mut end = 0u64;
         let mut offsets = Vec::new();
         for (buffer, bytes) in kernel.shared_sizes(&gpu.program) {
@@ -109,8 +117,10 @@ impl Generator<'_> {
             let too_large = || CompileError::TooLarge { buffer: self.program.buffer(buffer).name.clone() };
             end = bytes.and_then(|bytes| bytes.checked_add(end)).ok_or_else(too_large)?;
         }
-        let behind = end as i64;
-        let mut rest = None;
+        let boxes = gpu::store::staged_bytes(kernel);
+        let start = if boxes > 0 { gpu::store::place(end) } else { end };
+        let starts = [(start, boxes), (start.saturating_add(boxes), kernel.n_places(gpu))];
+        let mut rest = [None; 2];
         if all_bytes > 0 {
             let align = if self.f.matrices.is_empty() { SHARED_ALIGN as u32 } else { SWIZZLED_BYTES as u32 };
             let base = self.hoisted(0, |g| g.m.shared_memory(all_bytes, align));
@@ -118,8 +128,8 @@ impl Generator<'_> {
                 let pointer = self.hoisted(0, |g| g.bytes_from(base, offset as i64));
                 self.f.storage.insert(buffer, Storage::Pointer(pointer));
             }
-            if kernel.n_places(gpu) > 0 {
-                rest = Some(self.hoisted(0, |g| g.bytes_from(base, behind)));
+            for (rest, (start, n)) in rest.iter_mut().zip(starts) {
+                *rest = (n > 0).then(|| self.hoisted(0, |g| g.bytes_from(base, start as i64)));
             }
         }
         Ok(rest)

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tilewright_ir::expr::{Cond, Expr, Node, Subscript};
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::{Arch, Target};
-use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt};
+use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, Tensor};
 
 use crate::CompileError;
 use crate::map::Map;
@@ -350,7 +350,7 @@ impl<'p> Walk<'p> {
         let extent = self.ranges.simplify(&resolve(&l.extent, &self.known));
         match (l.kind, extent.as_const()) {
             (_, Some(n)) if n <= 0 => {}
-            (LoopKind::Unrolled, Some(n)) => {
+            (LoopKind::Unrolled | LoopKind::Tensor(Tensor::Tma), Some(n)) => {
                 for i in 0..n {
                     self.known.insert(l.var, i);
                     self.block(&l.body);

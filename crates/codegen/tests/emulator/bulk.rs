@@ -166,7 +166,7 @@ impl Map {
         words
     }
 
-    fn read(words: &[u64]) -> Map {
+    pub fn read(words: &[u64]) -> Map {
         let rank = (words[1] & 0xff) as usize;
         Map {
             address: words[0],

@@ -13,6 +13,7 @@ mod arithmetic;
 pub mod bulk;
 mod cluster;
 mod parse;
+mod store;
 mod warpgroup;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -151,6 +152,16 @@ enum Code {
     },
     /// An exchange of numbers of 32 bits with the threads of a warp that are some bits of the number away.
     Exchange,
+    /// Stores so many tiles of 8 × 8 numbers of 16 bits.
+    StoreTiles(usize),
+    /// Has the threads of a warp wait for each other.
+    WarpBarrier,
+    /// Begins the copy of a box from shared memory to an array of so many dimensions.
+    BoxStore(usize),
+    /// Ends a group of such copies.
+    EndStores,
+    /// Waits until all such groups but the last ones have read shared memory.
+    WaitForStores,
     /// Begins a copy from main memory into shared memory.
     Copy,
     /// Ends a group of copies.
@@ -466,6 +477,8 @@ struct Thread {
     /// How often it has arrived at the cluster's barrier, and how often it has waited there.
     n_arrivals: u64,
     n_waits: u64,
+    /// Groups of copies to arrays that it has ended.
+    n_stores: usize,
 }
 
 struct Block<'m> {
@@ -487,6 +500,8 @@ struct Block<'m> {
     /// Pending products, by warpgroup.
     groups: Vec<warpgroup::Products>,
     boxes: bulk::Boxes,
+    /// Copies to arrays that have not been awaited.
+    stores: Vec<store::Pending>,
     place: [u32; 3],
     grid: [u32; 3],
     arguments: &'m [u64],
@@ -560,6 +575,7 @@ impl<'m> Block<'m> {
             fenced: None,
             n_arrivals: 0,
             n_waits: 0,
+            n_stores: 0,
         });
         let threads: Vec<Thread> = threads.collect();
         let has_groups = entry.code.iter().any(|i| matches!(i.code, Code::Group(_)));
@@ -578,6 +594,7 @@ impl<'m> Block<'m> {
             writers: vec![0; n_bytes],
             fenced: Vec::new(),
             boxes: bulk::Boxes::default(),
+            stores: Vec::new(),
             place,
             grid,
             arguments,
@@ -638,6 +655,9 @@ impl Block<'_> {
                 if self.groups.iter().any(|group| !group.is_over()) {
                     return Err("products are still on their way at the end".into());
                 }
+                if !self.stores.is_empty() {
+                    return Err("a copy to an array may still read shared memory at the end".into());
+                }
                 self.is_over = true;
                 return self.boxes.require_rest();
             }
@@ -678,6 +698,10 @@ impl Block<'_> {
                 self.load_tiles(threads, (*n, *transposed), to, from)
                     .map_err(|why| format!("{}: {why}", instruction.text))?;
             }
+            (Code::StoreTiles(n), [to, from]) => {
+                self.store_tiles(threads, *n, to, from).map_err(|why| format!("{}: {why}", instruction.text))?;
+            }
+            (Code::WarpBarrier, [Operand::Number(all)]) if *all as u32 == u32::MAX => self.in_warp(threads),
             _ => return Err(format!("operands: {}", instruction.text)),
         }
         threads.iter_mut().for_each(|t| t.stop = None);
@@ -773,7 +797,11 @@ impl Block<'_> {
                     t.stop = Some(Stop::Barrier(at));
                     return Ok(());
                 }
-                Code::TileProduct(_) | Code::LoadTiles { .. } | Code::Exchange => {
+                Code::TileProduct(_)
+                | Code::LoadTiles { .. }
+                | Code::StoreTiles(_)
+                | Code::WarpBarrier
+                | Code::Exchange => {
                     t.stop = Some(Stop::Warp(at));
                     return Ok(());
                 }
@@ -910,6 +938,12 @@ impl Block<'_> {
                 }
             }
             Code::Barriers(what) => self.barriers(t, *what, x)?,
+            Code::BoxStore(n) => self.store_box(t, *n, x)?,
+            Code::EndStores => self.end_stores(t),
+            Code::WaitForStores => {
+                let left = self.value(t, &x[0]) as usize;
+                self.wait_for_stores(t, left)?;
+            }
             Code::BoxCopy(n, is_multicast) => self.begin_box(t, (*n, *is_multicast), x)?,
             Code::BarrierFence => {
                 let me = self.number(t);

@@ -361,6 +361,12 @@ fn code(opcode: &str) -> Option<Code> {
         "cp" => match opcode {
             "cp.async.ca.shared.global" | "cp.async.cg.shared.global" => Some(Code::Copy),
             "cp.async.commit_group" => Some(Code::EndCopies),
+            "cp.async.bulk.commit_group" => Some(Code::EndStores),
+            "cp.async.bulk.wait_group.read" => Some(Code::WaitForStores),
+            _ if opcode.ends_with("d.global.shared::cta.tile.bulk_group") => {
+                let n = opcode.strip_prefix("cp.async.bulk.tensor.")?.split_once("d.")?.0;
+                Some(Code::BoxStore(n.parse().ok()?))
+            }
             _ if opcode.starts_with("cp.async.bulk.tensor.") => {
                 let (n, kind) = opcode.strip_prefix("cp.async.bulk.tensor.")?.split_once("d.")?;
                 let rest = kind.strip_prefix("shared::cluster.global.tile.mbarrier::complete_tx::bytes")?;
@@ -381,7 +387,9 @@ fn code(opcode: &str) -> Option<Code> {
         "prmt" if words.len() == 2 => Some(Code::Permute),
         "bfe" => Some(Code::Field(last?)),
         "bra" => Some(Code::Branch),
+        "bar" if opcode == "bar.warp.sync" => Some(Code::WarpBarrier),
         "bar" | "barrier" if has("sync") => Some(Code::Barrier),
+        "stmatrix" if opcode == "stmatrix.sync.aligned.m8n8.x4.shared.b16" => Some(Code::StoreTiles(4)),
         "ret" | "exit" => Some(Code::Return),
         "trap" => Some(Code::Trap),
         _ => None,

@@ -2,7 +2,7 @@
 
 use super::bulk::{self, Map};
 use super::copier::{self, has_copier};
-use super::{Access, GpuProgram, Kernel, cluster};
+use super::{Access, GpuProgram, Kernel, cluster, store};
 use crate::program::BufferId;
 use crate::target::Target;
 
@@ -13,7 +13,7 @@ pub struct Abi {
     pub buffers: Vec<(BufferId, Access)>,
     /// Tensor maps of some of them: the parameters behind the buffers. None unless the target has TMA, all
     /// bulk copies are boxes, and a producer warp or the iterations of one loop tell the pipeline stages
-    /// apart.
+    /// apart. Those of bulk stores, which only kernels with a producer warp have, stand behind the others.
     pub maps: Vec<Map>,
     /// Number of blocks along each axis.
     pub grid: [i64; 3],
@@ -41,9 +41,13 @@ impl Abi {
         let [x, y, z] = kernel.block();
         let shared_bytes = kernel.shared_bytes(program);
         let is_unasked = target.gpu.is_some_and(|gpu| shared_bytes <= gpu.shared_bytes);
+        let mut maps = if are_counted { bulk::all_maps(program, kernel, &shared_rings) } else { Vec::new() };
+        if has_copier {
+            maps.extend(store::maps(program, kernel));
+        }
         Abi {
             buffers: kernel.arguments(program),
-            maps: if are_counted { bulk::all_maps(program, kernel, &shared_rings) } else { Vec::new() },
+            maps,
             grid: kernel.grid(),
             block: [x, y, z + if has_copier { copier::WARPS } else { 0 }],
             has_copier,

@@ -41,6 +41,8 @@ pub struct Map {
     pub extents: Vec<i64>,
     /// Whether rows of 128 bytes are swizzled in shared memory.
     pub swizzled: bool,
+    /// Whether the box is copied from shared memory to the array, not the other way.
+    pub is_stored: bool,
 }
 
 /// Fields of CUDA's `cuTensorMapEncodeTiled` for a [`Map`], innermost dimension first.
@@ -63,7 +65,7 @@ impl Map {
         let array = program.buffer(self.array);
         let kind = match array.dtype.bytes() {
             // Tensor cores cut what they read from shared memory, so that TMA rounds it.
-            4 if self.swizzled && array.dtype == DType::F32 => TFLOAT32,
+            4 if self.swizzled && !self.is_stored && array.dtype == DType::F32 => TFLOAT32,
             1 => 0,
             2 => 1,
             4 => 2,
@@ -173,7 +175,7 @@ impl BoxCopy {
             let zero = |i: &Index| loops.iter().fold(i.clone(), |i, (var, _)| i.substitute(*var, &0.into()));
             index.iter().map(|i| ranges.simplify(&zero(i))).collect::<Vec<_>>()
         };
-        let map = Map { array, extents, swizzled };
+        let map = Map { array, extents, swizzled, is_stored: false };
         Some(BoxCopy { to, first: first(index), place: first(at), map })
     }
 

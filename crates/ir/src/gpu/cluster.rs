@@ -17,7 +17,7 @@ use super::bulk::BoxCopy;
 use super::{GpuProgram, Kernel, copier, warpgroup};
 use crate::expr::Cond;
 use crate::index::{Atom, Index, Ranges};
-use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
+use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt, Tensor};
 
 /// Blocks of a cluster, neighbours along x.
 pub const BLOCKS: i64 = 2;
@@ -71,7 +71,7 @@ impl Pair<'_> {
                 return true;
             }
             let is_same = match stmt {
-                Stmt::For(l) if matches!(l.kind, LoopKind::Tensor(_)) => {
+                Stmt::For(l) if matches!(l.kind, LoopKind::Tensor(how) if how != Tensor::Tma) => {
                     let products = copier::products(self.program, std::slice::from_ref(stmt));
                     return products.is_some_and(|(_, stage)| self.is_same(&stage, ranges));
                 }
@@ -90,7 +90,7 @@ impl Pair<'_> {
         let mut is = false;
         stmt.walk(&mut |s| {
             is |= s.own_write().is_some_and(|(b, _)| self.program.buffer(b).scope.is_for_boxes())
-                || matches!(s, Stmt::For(l) if matches!(l.kind, LoopKind::Tensor(_)));
+                || matches!(s, Stmt::For(l) if matches!(l.kind, LoopKind::Tensor(how) if how != Tensor::Tma));
         });
         is
     }

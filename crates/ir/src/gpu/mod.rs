@@ -29,6 +29,7 @@ mod map_threads;
 mod private;
 pub mod products;
 pub mod simt;
+pub mod store;
 pub mod tensor;
 pub mod warpgroup;
 
@@ -178,15 +179,20 @@ impl Kernel {
         self.block().iter().product()
     }
 
-    /// Shared memory of a block, in bytes: its buffers in order, then the mbarriers of bulk copies,
-    /// [`bulk::BARRIER_BYTES`] for each pipeline stage that a block waits for, and as many for the consumers
-    /// of stages that a producer warp fills.
+    /// Shared memory of a block, in bytes: its buffers in order, the [boxes](store) that warps store, then the
+    /// mbarriers of bulk copies, [`bulk::BARRIER_BYTES`] for each pipeline stage that a block waits for, and as
+    /// many for the consumers of stages that a producer warp fills.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
         let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope.is_fed());
         let n_barriers = self.n_places(of) * if is_fed { 2 } else { 1 };
         let barriers = (n_barriers * bulk::BARRIER_BYTES).next_multiple_of(SHARED_ALIGN);
         let sizes = self.shared_sizes(&of.program).map(|(_, bytes)| bytes.unwrap_or(u64::MAX));
-        sizes.fold(barriers, u64::saturating_add)
+        let all = sizes.fold(0, u64::saturating_add);
+        let all = match store::staged_bytes(self) {
+            0 => all,
+            boxes => store::place(all).saturating_add(boxes),
+        };
+        all.saturating_add(barriers)
     }
 
     /// The buffers in shared memory, in order, each with its bytes up to the next one's, which are a multiple

@@ -1,7 +1,7 @@
 //! Checks of the products that tensor cores compute: of one loop, and of all of a kernel.
 
 use super::tensor::warp;
-use super::{GroupProduct, Kernel, TileProduct};
+use super::{GroupProduct, Kernel, TileProduct, store};
 use crate::dot;
 use crate::expr::{Cond, Node};
 use crate::index::Ranges;
@@ -16,6 +16,7 @@ pub fn check(program: &Program, l: &Loop, how: Tensor, ranges: &Ranges) -> Resul
         Tensor::Dot4 | Tensor::Dot2 => dot::check(program, l, how, &mut ranges.clone()),
         Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves => TileProduct::of(program, l, how).map(drop),
         Tensor::Wgmma | Tensor::Wgmmax3 => GroupProduct::of(program, l, how).map(drop),
+        Tensor::Tma => store::check(program, l),
     }
 }
 
@@ -60,6 +61,7 @@ fn in_block(
                     Tensor::Wgmma | Tensor::Wgmmax3 => {
                         GroupProduct::of(program, l, how)?.require_group(program, kernel, ranges)
                     }
+                    Tensor::Tma => store::BoxStore::of(program, l, [x, y], ranges).map(drop),
                     Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves | Tensor::Dot4 | Tensor::Dot2 => {
                         TileProduct::of(program, l, how)?.require_warp(x, y, program, ranges)
                     }

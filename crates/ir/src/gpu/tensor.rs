@@ -143,7 +143,7 @@ fn factors(how: Tensor) -> &'static [DType] {
         Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 => &[DType::F32],
         Tensor::Halves => &[DType::F16, DType::Bf16],
         Tensor::Wgmma => &[DType::F32, DType::F16, DType::Bf16],
-        Tensor::Dot4 | Tensor::Dot2 => &[],
+        Tensor::Dot4 | Tensor::Dot2 | Tensor::Tma => &[],
     }
 }
 
@@ -170,7 +170,7 @@ fn factor(program: &Program, update: &Update, how: Tensor) -> Result<DType, &'st
     of_rows.filter(fits).ok_or(match how {
         Tensor::Halves => "the factors of this product are halves of one type, and its sums in single precision",
         Tensor::Wgmma => "the factors of this product are of one type, halves or in single precision as its sums",
-        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 | Tensor::Dot4 | Tensor::Dot2 => {
+        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 | Tensor::Dot4 | Tensor::Dot2 | Tensor::Tma => {
             "the factors and sums of this product are in single precision"
         }
     })

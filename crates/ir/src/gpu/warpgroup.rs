@@ -117,6 +117,11 @@ impl Groups {
         let (z, n_warps) = threads[2].filter(|(_, n)| n % WARPS == 0)?;
         Some(Groups { axes: [x, y, z], n_warps })
     }
+
+    /// The number of a thread's warp in its block.
+    pub fn warp(&self) -> LoopId {
+        self.axes[2]
+    }
 }
 
 impl GroupProduct {

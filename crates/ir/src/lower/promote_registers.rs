@@ -5,7 +5,7 @@
 //! in halves, its elements can be values, like those of an accumulator.
 
 use crate::index::Index;
-use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt, Tensor};
 use std::collections::BTreeMap;
 
 /// Larger temporaries stay in memory: no register file holds as much.
@@ -79,6 +79,15 @@ impl Walk<'_> {
     }
 
     fn stmt(&mut self, stmt: &Stmt) {
+        // What a warp stores together is unrolled.
+        if let Stmt::For(l) = stmt
+            && l.kind == LoopKind::Tensor(Tensor::Tma)
+            && let Some(n) = l.extent.as_const()
+        {
+            let at = |i: i64| l.body.iter().map(move |s| s.substitute(l.var, &Index::from(i)));
+            (0..n).flat_map(at).for_each(|s| self.stmt(&s));
+            return;
+        }
         if let Stmt::Alloc(buffer) = stmt
             && let Some(uses) = self.uses.get_mut(buffer)
         {

@@ -77,7 +77,7 @@ impl Tolerance {
         let how = |step: &Step| if let Step::Tensorize { how, .. } = step { Some(*how) } else { None };
         let of_halves = program.buffers.iter().any(|b| b.dtype.is_half());
         let rounded = steps.iter().filter_map(how).map(|how| match how {
-            Tensor::Tf32x3 | Tensor::Halves | Tensor::Wgmmax3 | Tensor::Dot4 | Tensor::Dot2 => 0.0,
+            Tensor::Tf32x3 | Tensor::Halves | Tensor::Wgmmax3 | Tensor::Dot4 | Tensor::Dot2 | Tensor::Tma => 0.0,
             Tensor::Wgmma if of_halves => 0.0,
             Tensor::Tf32 | Tensor::Wgmma => 1.0 / 2048.0,
         });

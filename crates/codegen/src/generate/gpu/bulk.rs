@@ -36,6 +36,13 @@ pub struct Boxes {
     pub(in crate::generate) cluster: Option<Cluster>,
 }
 
+impl Boxes {
+    /// The parameter that passes a tensor map.
+    pub(super) fn parameter(&self, map: &Map) -> Option<Id> {
+        self.maps.iter().find(|(known, _)| known == map).map(|(_, parameter)| *parameter)
+    }
+}
+
 /// Part of a block in a cluster, whose producer warps copy for each other.
 #[derive(Clone)]
 pub struct Cluster {
@@ -144,8 +151,7 @@ impl Generator<'_> {
         let cluster = self.boxes().cluster.as_ref().filter(|cluster| cluster.shared.contains(&copy.to));
         let half = cluster.map(|cluster| (cluster.rank, copy.half(self.program).expect("the cluster shares boxes")));
         let copied = half.as_ref().map_or(&copy.map, |(_, half)| &half.first.map);
-        let known = self.boxes().maps.iter().find(|(map, _)| map == copied).map(|(_, parameter)| *parameter);
-        let Some(map) = known else { return false };
+        let Some(map) = self.boxes().parameter(copied) else { return false };
         let place = self.short_int(&copy.first[0]);
         let mut coordinates: Vec<Id> = copy.place.iter().map(|index| self.short_int(index)).collect();
         let flat = self.flat(copy.to, &copy.first);

@@ -68,6 +68,7 @@ impl Generator<'_> {
                 self.f.known.retain(|var, _| !threads.contains(var));
             } else {
                 write(self);
+                self.end_stores();
             }
             done?;
             self.m.br(end);

@@ -78,6 +78,12 @@ impl Generator<'_> {
 
     /// The two neighbours that a thread stores of a part, as a number of 32 bits.
     fn pair_of(&mut self, l: &Loop, buffer: BufferId, value: &Expr) -> Id {
+        let value = self.two_of(l, buffer, value);
+        self.m.bitcast(value, Type::I32)
+    }
+
+    /// The two neighbours that a thread stores in a loop over them.
+    pub(super) fn two_of(&mut self, l: &Loop, buffer: BufferId, value: &Expr) -> Id {
         let n = OWN as usize;
         self.f.ranges.push(l.var, l.extent.clone());
         let piece = Piece { first: 0, n, width: n };
@@ -86,7 +92,7 @@ impl Generator<'_> {
         let value = self.widen(value, n);
         self.f.lanes = outer;
         self.f.ranges.pop();
-        self.m.bitcast(value, Type::I32)
+        value
     }
 
     /// Exchanges numbers among four threads: that of number `i` gets the `i`-th ones of all.

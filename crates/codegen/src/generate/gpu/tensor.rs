@@ -86,7 +86,9 @@ impl Generator<'_> {
         let first = |part: &Parts| part.first;
         type Choice<'c> = &'c dyn Fn(&Parts) -> Id;
         let products: &[[Choice; 2]] = match how {
-            Tensor::Tf32 | Tensor::Halves | Tensor::Wgmma | Tensor::Dot4 | Tensor::Dot2 => &[[&first, &first]],
+            Tensor::Tf32 | Tensor::Halves | Tensor::Wgmma | Tensor::Dot4 | Tensor::Dot2 | Tensor::Tma => {
+                &[[&first, &first]]
+            }
             // The smallest first.
             Tensor::Tf32x3 | Tensor::Wgmmax3 => &[[&rest, &first], [&first, &rest], [&first, &first]],
         };
@@ -225,7 +227,7 @@ impl Generator<'_> {
             return *parts;
         }
         let parts = match how {
-            Tensor::Halves | Tensor::Dot4 | Tensor::Dot2 => Parts { first: factor, rest: None },
+            Tensor::Halves | Tensor::Dot4 | Tensor::Dot2 | Tensor::Tma => Parts { first: factor, rest: None },
             Tensor::Tf32 | Tensor::Wgmma => Parts { first: self.m.tf32(factor), rest: None },
             Tensor::Tf32x3 | Tensor::Wgmmax3 => {
                 let [first, rest] = self.both_parts(factor);

@@ -41,9 +41,14 @@ pub fn way(s: &Setting) -> Option<Parameter> {
     is_possible(s).then(|| Parameter::categorical("copies", &["registers", "async"]).optional())
 }
 
-/// Constraints on both factors. `elements`: number of elements of a step in shared memory, as an expression;
-/// `unasked`: bytes of static shared memory of a block.
-pub fn constraints(s: &Setting, elements: &str, unasked: u64, parameters: &[Parameter]) -> Vec<Constraint> {
+/// Constraints on both factors. `elements`: number of elements of a step in shared memory, as an expression,
+/// and bytes beside them, if any, as what is added; `unasked`: bytes of static shared memory of a block.
+pub fn constraints(
+    s: &Setting,
+    (elements, beside): (&str, &str),
+    unasked: u64,
+    parameters: &[Parameter],
+) -> Vec<Constraint> {
     let (bytes, most) = (s.workload.dtype.bytes(), gpu(s).most_shared_bytes);
     let limit = match is_possible(s) {
         true if unasked < most => format!("({unasked} if copies == 'registers' else {most})"),
@@ -52,7 +57,7 @@ pub fn constraints(s: &Setting, elements: &str, unasked: u64, parameters: &[Para
     let has_boxes = parameters.iter().any(|p| p.name == "copies" && lists(p, "bulk"));
     let barriers =
         if has_boxes { format!(" + ({STAGE_BARRIERS} * ahead if copies == 'bulk' else 0)") } else { String::new() };
-    let shared = format!("max(ahead, 1) * ({elements}) * {bytes}{barriers} <= {limit}");
+    let shared = format!("max(ahead, 1) * ({elements}) * {bytes}{barriers}{beside} <= {limit}");
     let ways = is_possible(s).then(|| {
         // Copies have four bytes at least.
         let long = if bytes < 4 { " and (copies != 'async' or min(vector_a, vector_b) >= 2)" } else { "" };

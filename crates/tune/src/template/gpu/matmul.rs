@@ -143,7 +143,7 @@ pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Param
         say("warp", "(block_n // thread_n) % warp_n == 0"),
         say("unrolled", "unroll_k <= block_k and unroll_k * thread_m * thread_n <= 1024"),
     ];
-    constraints.extend(copies::constraints(s, "(block_m + block_n) * block_k", gpu.shared_bytes, parameters));
+    constraints.extend(copies::constraints(s, ("(block_m + block_n) * block_k", ""), gpu.shared_bytes, parameters));
     constraints.extend(of_blocks(s, products, threads, parameters));
     let has = |name: &str| parameters.iter().any(|p| p.name == name);
     if has("lanes") {

@@ -134,7 +134,7 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         in_registers(s, &registers, &threads, parameters),
         say("unrolled", &format!("unroll_k * {each} <= block_k and unroll_k * warp_m * warp_n <= 16384")),
     ];
-    constraints.extend(copies::constraints(s, &factors.join(" + "), gpu.most_shared_bytes, parameters));
+    constraints.extend(copies::constraints(s, (&factors.join(" + "), ""), gpu.most_shared_bytes, parameters));
     constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
     constraints
 }

@@ -12,7 +12,7 @@ use super::tensor::{bind_warps, division, stores};
 use super::{constraint, gpu};
 use tilewright_ir::gpu::tensor::{self, WARP};
 use tilewright_ir::gpu::warpgroup::{COLUMNS, MOST_COLUMNS, ROW_BYTES, ROWS, WARPS};
-use tilewright_ir::gpu::{cluster, copier};
+use tilewright_ir::gpu::{cluster, copier, store};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_ir::{DType, Step, Tensor};
 use tilewright_search::{Config, Constraint, Parameter, Space};
@@ -82,6 +82,10 @@ const CLUSTER: f64 = 2000.0;
 const OTHER_REGISTERS: i64 = 40;
 /// Registers besides sums where boxes are copied: ptxas wants 26, of multiples of 8.
 const BOX_REGISTERS: i64 = 32;
+
+/// Cycles of a tile that bulk stores are said to take beyond those of the way that was measured: first guesses
+/// take that one, searches what is faster.
+const UNPROVEN: f64 = 1.0;
 
 /// Rasterizations of the blocks: the first three, as elsewhere, then groups of fewer rows and of columns.
 const ORDERS: [&str; 8] = [
@@ -170,8 +174,16 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     let of_boxes = ["in_flight", "producer", "persistent"].map(|name| Parameter::ordinal(name, [0, 1]).optional());
     let cluster = Parameter::ordinal("cluster", [1, cluster::BLOCKS]).optional();
     let of_boxes = of_boxes.into_iter().chain([cluster]).filter(|_| are_boxes(s, p));
-    let store = Parameter::categorical("store", &["direct", "exchanged"]).optional();
-    own.into_iter().chain(way).chain(of_boxes).chain(Some(store).filter(|_| may_exchange(s, p))).collect()
+    let ways = [("exchanged", may_exchange(s, p)), ("bulk", may_store_boxes(s, p))];
+    let ways: Vec<&str> =
+        ["direct"].into_iter().chain(ways.iter().filter(|(_, may)| *may).map(|(way, _)| *way)).collect();
+    let store = Some(Parameter::categorical("store", &ways).optional()).filter(|_| ways.len() > 1);
+    own.into_iter().chain(way).chain(of_boxes).chain(store).collect()
+}
+
+/// Whether warps may store boxes of the output.
+fn may_store_boxes(s: &Setting, p: &Product) -> bool {
+    is_contraction(s) && are_boxes(s, p) && p.stores % IN_LINES == 0
 }
 
 /// Whether threads may exchange what they have of the output, so that each stores 16 bytes of a row.
@@ -222,6 +234,11 @@ fn cluster(space: &Space, config: &Config) -> i64 {
 /// Whether threads exchange what they have of a row before they store it.
 fn exchanges(space: &Space, config: &Config) -> bool {
     space.has("store") && space.text(config, "store") == "exchanged"
+}
+
+/// Whether warps store boxes of the output.
+fn stores_boxes(space: &Space, config: &Config) -> bool {
+    space.has("store") && space.text(config, "store") == "bulk"
 }
 
 fn has(space: &Space, config: &Config, name: &str) -> bool {
@@ -278,8 +295,14 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         in_registers(s, &registers, &with_copier(group), parameters),
         say("unrolled", &format!("{tiles} * block_k * block_n // groups_n <= 16384")),
     ];
+    let boxes = match may_store_boxes(s, p) {
+        true => {
+            format!(" + ({} * groups_m * groups_n if store == 'bulk' else 0)", WARPS * store::SLOTS * store::BOX_BYTES)
+        }
+        false => String::new(),
+    };
     let elements = format!("(block_m + block_n) * block_k * {twice}");
-    constraints.extend(copies::constraints(s, &elements, gpu.most_shared_bytes, parameters));
+    constraints.extend(copies::constraints(s, (&elements, &boxes), gpu.most_shared_bytes, parameters));
     constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
     // As `groups` and `grid`, which know the group of eight rows.
     let split = if parameters.iter().any(|p| p.name == "split_k") { " * split_k" } else { "" };
@@ -298,9 +321,16 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         let all: Vec<String> = groups.iter().map(|(group, order)| format!("({})", of(*group, order))).collect();
         constraints.push(say(name, &all.join(" and ")));
     }
-    if may_exchange(s, p) {
+    if may_exchange(s, p) || may_store_boxes(s, p) {
         let whole = format!("{} % block_m == 0 and {} % block_n == 0 and split_k == 1", p.m, p.n);
-        let parts = format!("block_n % ({} * groups_n) == 0", 4 * COLUMNS);
+        let parts = |columns: i64| format!("block_n % ({columns} * groups_n) == 0");
+        let parts = match (may_exchange(s, p), may_store_boxes(s, p)) {
+            (true, true) => {
+                format!("({} if store == 'exchanged' else producer == 1 and {})", parts(4 * COLUMNS), parts(row(dtype)))
+            }
+            (true, false) => parts(4 * COLUMNS),
+            (false, _) => format!("producer == 1 and {}", parts(row(dtype))),
+        };
         constraints.push(say("store", &format!("store == 'direct' or {whole} and {parts}")));
     }
     // What is loaded of several steps that lie apart is whole; what is copied in boxes nobody loads.
@@ -477,13 +507,24 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
     let Divided { steps: divided, of_threads, joined } = divide("o", last, groups_m, bn / groups_n, is_loaded);
     steps.extend(divided);
     // Parts of a row that are stored one after the other are exchanged.
-    let [first, second] = if exchanges(space, config) { ["oi.h", "oj.m"] } else { ["oj.m", "oi.h"] };
-    steps.push(ordered(&[], &of_threads, &["oi.m", first, second, "oj.e"]));
+    let are_boxes = stores_boxes(space, config);
+    let order: &[&str] = match (are_boxes, exchanges(space, config)) {
+        (true, _) => &["oi.m", "oj.o", "oj.p", "oi.h", "oj.e"],
+        (false, true) => &["oi.m", "oi.h", "oj.m", "oj.e"],
+        (false, false) => &["oi.m", "oj.m", "oi.h", "oj.e"],
+    };
+    steps.extend(are_boxes.then(|| exact("oj.m", store::parts(dtype), "oj.o", "oj.p")));
+    steps.push(ordered(&[], &of_threads, order));
     steps.extend(joined);
     steps.extend(bind_warps("o"));
     let is_whole = p.m % bm == 0 && p.n % bn == 0 && p.stores % 2 == 0;
     steps.push(if is_whole { vectorize("oj.e") } else { unroll("oj.e") });
-    steps.extend(["oi.h", "oj.m", "oi.m"].map(unroll));
+    if are_boxes {
+        steps.extend(["oi.h", "oj.o", "oi.m"].map(unroll));
+        steps.push(tensorize("oj.p", Tensor::Tma));
+    } else {
+        steps.extend(["oi.h", "oj.m", "oi.m"].map(unroll));
+    }
     steps
 }
 
@@ -542,18 +583,22 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     // An instruction reads 64 rows of one factor and all of its columns of the other.
     let columns = (bn / groups_n).min(MOST_COLUMNS) as f64;
     let read = (ROWS as f64 + columns) * 32.0 / SHARED_BYTES;
+    // Bulk stores have run on no card: they count as the way that has, and a little more.
+    let unproven = if stores_boxes(space, config) { UNPROVEN } else { 0.0 };
+    let is_measured = exchanges(space, config) || unproven > 0.0 && dtype.is_half();
+    let boxes = if unproven > 0.0 { store::SLOTS * store::BOX_BYTES * threads / i64::from(gpu.warp_size) } else { 0 };
     let blocks = Blocks {
         n: ceil_div(n_tiles, rounds),
         threads: threads + if has_producer { copier::THREADS } else { 0 },
         registers: twice * bm * bn / threads + loaded + OTHER_REGISTERS,
-        shared_bytes: twice * bytes * copies.n() * (bm + bn) * depth,
+        shared_bytes: twice * bytes * copies.n() * (bm + bn) * depth + boxes,
         fmas: (rounds * bm * bn * padded) as f64 / faster,
         efficiency: products / (products * (read / (columns / 2.0)).max(1.0) + copied[0] + copied[1] + begun),
         bytes: (rounds * bytes * (rows_and_columns * padded + bm * bn)) as f64,
         steps: (rounds * n_steps) as f64,
         stages: copies.in_flight() - i64::from(goes_on(space, config)),
         exposed: idle + barrier,
-        stores: rounds as f64 * stores(p, [bm, bn], split, exchanges(space, config)),
+        stores: rounds as f64 * (stores(p, [bm, bn], split, is_measured) + unproven),
         begins: if cluster > 1 { CLUSTER } else { 0.0 },
         fill: WARPS * i64::from(gpu.warp_size),
     };

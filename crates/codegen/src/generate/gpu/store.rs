@@ -1,0 +1,191 @@
+//! Bulk stores: a warp writes a box to shared memory, from where TMA copies it to an array.
+//!
+//! Each warp has boxes of its own, of 16 rows of 128 bytes, so that no other waits for it. Before it fills
+//! one again it waits until the copy from there has read all of it. Rows are swizzled, as the tensor map
+//! says: the part `n` of 16 bytes of row `r` is at `n ^ r`. Of 16-bit numbers the warp stores four tiles of
+//! 8 × 8 at a time (`stmatrix`). Of f32 each thread stores two neighbours; in odd rows it begins with the part of
+//! eight columns that is two further on, so that half a warp writes to all banks.
+//!
+//! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.9.27, "cp.async.bulk.tensor",
+//! and 9.7.14.5.16, "stmatrix"; the order of fence, barrier and copy is that of CUTLASS's epilogues.
+
+use tilewright_ir::expr::Cond;
+use tilewright_ir::gpu::store::{BOX_BYTES, BoxStore, SLOTS, stored};
+use tilewright_ir::gpu::tensor::WARP;
+use tilewright_ir::gpu::warpgroup::ROW_BYTES;
+use tilewright_ir::{DType, Index, Loop, LoopId};
+
+use crate::generate::Generator;
+use crate::generate::memory::PART_BYTES;
+use crate::ssa::{Compare, Id, Op, Type};
+
+/// Bits of the parts of a row.
+const PART_BITS: i64 = PART_BYTES.trailing_zeros() as i64;
+/// Tiles of 8 × 8 numbers that a warp stores at a time.
+const TILES: usize = 4;
+
+/// Boxes that warps store.
+#[derive(Clone, Copy)]
+pub struct Stores {
+    /// Address of the first warp's boxes.
+    boxes: Id,
+    /// Stores that stand before the place being written, on every path to it.
+    n: i64,
+    /// Whether there are any.
+    are_some: bool,
+}
+
+impl Stores {
+    /// Boxes from an address on.
+    pub fn new(boxes: Id) -> Stores {
+        Stores { boxes, n: 0, are_some: false }
+    }
+}
+
+impl Generator<'_> {
+    /// Writes the bulk store that a loop is, and says whether it is one here.
+    pub(in crate::generate) fn box_store(&mut self, l: &Loop) -> bool {
+        let (Some(stores), Some(warp), Some(groups)) = (self.f.stores, self.f.warp, self.f.groups) else {
+            return false;
+        };
+        let Ok(store) = BoxStore::of(self.program, l, warp, &self.f.ranges) else { return false };
+        let Some(map) = self.boxes().parameter(&store.map) else { return false };
+        let offset = stores.n % SLOTS * BOX_BYTES;
+        // Of what stood before the first one nothing is known, but it was long ago.
+        let n_reading = match stores.n {
+            0 => Some(0),
+            n => Some(SLOTS - 1).filter(|_| n >= SLOTS),
+        };
+        let is_of_pairs = self.program.buffer(store.map.array).dtype == DType::F32;
+        self.f.stores = Some(Stores { n: stores.n + 1, are_some: true, ..stores });
+        let parts = self.parts_of(l, &store);
+        if let Some(n) = n_reading {
+            self.effect(&format!("cp.async.bulk.wait_group.read {n};"), "~{memory}", &[]);
+            // Threads that store tiles do so together.
+            if is_of_pairs {
+                self.warp_barrier();
+            }
+        }
+        let number = self.short_int(&groups.warp().into());
+        let m = &self.m;
+        let own = m.binary(Op::MulWrapping, number, m.int32((SLOTS * BOX_BYTES) as i32));
+        let first = m.binary(Op::AddWrapping, self.short(stores.boxes), own);
+        match is_of_pairs {
+            true => self.fill_by_pairs((first, offset), warp, &parts),
+            false => self.fill_by_tiles((first, offset), warp, &parts),
+        }
+        self.m.proxy_fence();
+        self.warp_barrier();
+        self.copy_box(&store, map, (first, offset), warp);
+        self.f.seen.loads.remove(&store.map.array);
+        true
+    }
+
+    /// Has nothing be known of the boxes that are filled before a place.
+    pub(in crate::generate) fn forget_stores(&mut self) {
+        if let Some(stores) = &mut self.f.stores {
+            stores.n = 0;
+        }
+    }
+
+    /// Waits, before the block ends, until all of its boxes have been read.
+    pub(in crate::generate) fn end_stores(&self) {
+        if self.f.stores.is_some_and(|stores| stores.are_some) {
+            self.effect("cp.async.bulk.wait_group.read 0;", "~{memory}", &[]);
+        }
+    }
+
+    /// Waits for the threads of the warp, which then see each other's writes.
+    fn warp_barrier(&self) {
+        self.effect("bar.warp.sync 0xffffffff;", "~{memory}", &[]);
+    }
+
+    /// The numbers that a thread stores, of each part of eight columns those of its first and of its second
+    /// row, as 32 bits each.
+    fn parts_of(&mut self, l: &Loop, store: &BoxStore) -> Vec<[Vec<Id>; 2]> {
+        let n = l.extent.as_const().unwrap_or(0);
+        let mut parts = Vec::new();
+        for part in 0..n {
+            self.f.known.insert(l.var, part);
+            parts.push(store.rows.each_ref().map(|row| self.neighbours_of(row)));
+            self.f.known.remove(&l.var);
+        }
+        parts
+    }
+
+    /// The two neighbours that a thread stores, as numbers of 32 bits.
+    fn neighbours_of(&mut self, l: &Loop) -> Vec<Id> {
+        let (array, _, value) = stored(l).expect("invariant: a store is in the loop");
+        let value = self.two_of(l, array, value);
+        match self.program.buffer(array).dtype {
+            DType::F32 => [0, 1].map(|lane| self.m.bitcast(self.m.extract(value, lane), Type::I32)).to_vec(),
+            _ => vec![self.m.bitcast(value, Type::I32)],
+        }
+    }
+
+    /// Fills a box with tiles of 8 × 8 numbers of 16 bits, of which a thread has the address of a row.
+    fn fill_by_tiles(&mut self, (first, offset): (Id, i64), [x, y]: [LoopId; 2], parts: &[[Vec<Id>; 2]]) {
+        let lane = Index::from(y).scale(WARP[0]).add(&x.into());
+        // Tiles lie along rows first.
+        let row = lane.modulo(2 * WARP[1]);
+        let [row, part] = [row, lane.floor_div(2 * WARP[1])].map(|index| self.short_int(&index));
+        let own = self.swizzled(first, row, part);
+        for (at, tiles) in parts.chunks(TILES / 2).enumerate() {
+            let place = self.m.binary(Op::Xor, own, self.m.int32(((TILES / 2 * at) as i32) << PART_BITS));
+            let words: Vec<Id> = [place].into_iter().chain(tiles.iter().flatten().flatten().copied()).collect();
+            let text = format!("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0+{offset}], {{$1, $2, $3, $4}};");
+            self.effect(&text, "r,r,r,r,r,~{memory}", &words);
+        }
+    }
+
+    /// Fills a box with pairs of f32 numbers.
+    fn fill_by_pairs(&mut self, (first, offset): (Id, i64), [x, y]: [LoopId; 2], parts: &[[Vec<Id>; 2]]) {
+        let two = Index::from(x).floor_div(2);
+        let [row, part, odd_x, odd_y] =
+            [y.into(), two, Index::from(x).modulo(2), Index::from(y).modulo(2)].map(|index| self.short_int(&index));
+        let m = &self.m;
+        let shifted = |x: Id, bits: i64| m.binary(Op::ShiftLeft, x, m.int32(bits as i32));
+        // Two neighbours are half of 16 bytes; a part of eight columns is two times 16 bytes.
+        let own = m.binary(Op::AddWrapping, self.swizzled(first, row, part), shifted(odd_x, PART_BITS - 1));
+        let own = m.binary(Op::Xor, own, shifted(odd_y, PART_BITS + 2));
+        let is_odd = m.compare(Compare::Greater, odd_y, m.int32(0));
+        for at in 0..parts.len() {
+            let place = m.binary(Op::Xor, own, m.int32((at as i32) << (PART_BITS + 1)));
+            for row in [0, 1] {
+                let [own, other] = [at, at ^ 2].map(|part| &parts[part][row]);
+                let words = own.iter().zip(other).map(|(own, other)| m.select(is_odd, *other, *own));
+                let words: Vec<Id> = [place].into_iter().chain(words).collect();
+                let offset = offset + row as i64 * WARP[1] * ROW_BYTES;
+                self.effect(&format!("st.shared.v2.b32 [$0+{offset}], {{$1, $2}};"), "r,r,r,~{memory}", &words);
+            }
+        }
+    }
+
+    /// The address of a part of a row in a box, of both of which the numbers are less than twice eight.
+    fn swizzled(&self, first: Id, row: Id, part: Id) -> Id {
+        let m = &self.m;
+        let of_row = m.binary(Op::AddWrapping, first, m.binary(Op::MulWrapping, row, m.int32(ROW_BYTES as i32)));
+        let number = m.binary(Op::Xor, m.binary(Op::And, row, m.int32(WARP[1] as i32 - 1)), part);
+        m.binary(Op::AddWrapping, of_row, m.binary(Op::ShiftLeft, number, m.int32(PART_BITS as i32)))
+    }
+
+    /// Has one thread of the warp begin the copy of its box.
+    fn copy_box(&mut self, store: &BoxStore, map: Id, (first, offset): (Id, i64), [x, y]: [LoopId; 2]) {
+        let is_zero = |var: LoopId| Cond::Eq(var.into(), 0.into());
+        let is_first = self.cond(&is_zero(x).and(is_zero(y)));
+        let mut coordinates: Vec<Id> = store.place.iter().map(|index| self.short_int(index)).collect();
+        coordinates.reverse();
+        let n = coordinates.len();
+        let list: Vec<String> = (3..3 + n).map(|at| format!("${at}")).collect();
+        let list = list.join(", ");
+        let text = format!(
+            "@$0 cp.async.bulk.tensor.{n}d.global.shared::cta.tile.bulk_group [$1, {{{list}}}], [$2+{offset}];"
+        );
+        let constraints = ["b,l,r,r,~{memory}", "b,l,r,r,r,~{memory}", "b,l,r,r,r,r,~{memory}"];
+        let constraints = constraints.into_iter().chain(["b,l,r,r,r,r,r,~{memory}", "b,l,r,r,r,r,r,r,~{memory}"]);
+        let constraints = constraints.collect::<Vec<_>>()[n - 1];
+        let map = self.m.address(map);
+        self.effect(&text, constraints, &[[is_first, map, first].as_slice(), &coordinates].concat());
+        self.effect("@$0 cp.async.bulk.commit_group;", "b,~{memory}", &[is_first]);
+    }
+}
