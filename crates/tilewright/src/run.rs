@@ -45,7 +45,8 @@ const NOISE_OF_RECORDS: f64 = 0.1;
 pub(crate) fn run<'a>(
     request: &'a Request,
     place: Option<Elsewhere<'a>>,
-    (database, worker): (&Database, &WorkerCommand),
+    database: &Database,
+    worker: &WorkerCommand,
     stop: &AtomicBool,
     observer: &dyn Observer,
 ) -> Result<Tuned, Error> {
@@ -64,7 +65,7 @@ pub(crate) fn run<'a>(
     let opened = open(database, settings.fresh.then_some(subject.key()), observer)?;
     let elsewhere = subject.best_elsewhere(&opened.store).map_err(|error| database.refuse(error))?;
     guesses.splice(0..0, elsewhere);
-    let run = Run::new(subject.as_ref(), settings, (database, &opened.store), stop, observer)?;
+    let run = Run::new(subject.as_ref(), settings, database, &opened.store, stop, observer)?;
     run.carry_out(search, &guesses, opened, wall)
 }
 
@@ -112,12 +113,13 @@ impl<'a> Run<'a> {
     fn new(
         subject: &'a dyn Runnable,
         settings: &'a Settings,
-        (database, store): (&'a Database, &Store),
+        database: &'a Database,
+        store: &Store,
         stop: &'a AtomicBool,
         observer: &'a dyn Observer,
     ) -> Result<Run<'a>, Error> {
-        let of = (subject.space().as_ref(), &subject.validator());
-        let earlier = earlier_of(store, subject.key(), of, &subject.limits(), observer);
+        let (space, validator) = (subject.space().as_ref(), subject.validator());
+        let earlier = earlier_of(store, subject.key(), space, &validator, &subject.limits(), observer);
         let earlier = earlier.map_err(|error| database.refuse(error))?;
         Ok(Run { subject, settings, database, stop, observer, earlier, peak_gflops: None })
     }
@@ -221,8 +223,9 @@ impl<'a> Run<'a> {
     /// Recording of the trials, in the open database.
     fn recording(&self, opened: Opened) -> Recording {
         let Settings { search, seed, .. } = self.settings;
-        let space = (self.subject.space(), self.subject.least_ns());
-        Recording::new(Recorder::of_space(opened, space, self.subject.key().clone(), search.clone(), *seed))
+        let (space, least_ns) = (self.subject.space(), self.subject.least_ns());
+        let key = self.subject.key().clone();
+        Recording::new(Recorder::of_space(opened, space, least_ns, key, search.clone(), *seed))
     }
 
     fn search(

@@ -136,7 +136,7 @@ impl Session {
     /// # Errors
     /// If the request does not fit, the database cannot be written, or workers do not start.
     pub fn run(&self, request: &Request, stop: &AtomicBool, observer: &dyn Observer) -> Result<Tuned, Error> {
-        run(request, None, (&self.database, &self.worker), stop, observer)
+        run(request, None, &self.database, &self.worker, stop, observer)
     }
 
     /// Carries out a request for a workload, as [`Session::run`] does, with candidates measured at another
@@ -151,7 +151,7 @@ impl Session {
         stop: &AtomicBool,
         observer: &dyn Observer,
     ) -> Result<Tuned, Error> {
-        run(request, Some(place), (&self.database, &self.worker), stop, observer)
+        run(request, Some(place), &self.database, &self.worker, stop, observer)
     }
 
     /// Carries out a request to its end, without an observer.
@@ -189,7 +189,7 @@ impl Session {
         stop: &AtomicBool,
         observer: &dyn Observer,
     ) -> Result<TunedMany, Error> {
-        run_together(tasks, time, (&self.database, &self.worker), stop, observer)
+        run_together(tasks, time, &self.database, &self.worker, stop, observer)
     }
 
     /// The best recorded result of a workload for this machine and this many threads; `None` where nothing is

@@ -44,14 +44,15 @@ pub fn earlier(
     limits: &Limits,
     observer: &dyn Observer,
 ) -> Result<Earlier, StoreError> {
-    earlier_of(store, key, (&task.space, &Validator::of(task)), limits, observer)
+    earlier_of(store, key, &task.space, &Validator::of(task), limits, observer)
 }
 
 /// Reads the records of earlier runs on a space.
 pub(crate) fn earlier_of(
     store: &Store,
     key: &TaskKey,
-    (space, validator): (&Space, &Validator),
+    space: &Space,
+    validator: &Validator,
     limits: &Limits,
     observer: &dyn Observer,
 ) -> Result<Earlier, StoreError> {

@@ -37,13 +37,14 @@ impl Recorder {
     /// A recorder for the trials of one search that starts now.
     pub fn new(opened: Opened, task: &Task, key: TaskKey, search: String, seed: u64) -> Recorder {
         let least_ns = least_ns(&task.setting.workload, &key.target, key.threads.into());
-        Recorder::of_space(opened, (&task.space, least_ns), key, search, seed)
+        Recorder::of_space(opened, &task.space, least_ns, key, search, seed)
     }
 
     /// Makes the recorder of a space with a bound of its times.
     pub(crate) fn of_space(
         opened: Opened,
-        (space, least_ns): (&Arc<Space>, f64),
+        space: &Arc<Space>,
+        least_ns: f64,
         key: TaskKey,
         search: String,
         seed: u64,

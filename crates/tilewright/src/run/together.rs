@@ -131,7 +131,8 @@ struct Player<'a> {
 pub(crate) fn run_together(
     tasks: &[(Request, f64)],
     time: Duration,
-    (database, worker): (&Database, &WorkerCommand),
+    database: &Database,
+    worker: &WorkerCommand,
     stop: &AtomicBool,
     observer: &dyn Observer,
 ) -> Result<TunedMany, Error> {
@@ -148,7 +149,7 @@ pub(crate) fn run_together(
     for ((workload, named), (_, guesses)) in each().zip(&mut heads) {
         let elsewhere = workload.best_elsewhere(&opened.store).map_err(|error| database.refuse(error))?;
         guesses.splice(0..0, elsewhere);
-        runs.push(Run::new(workload, workload.settings(), (database, &opened.store), stop, named)?);
+        runs.push(Run::new(workload, workload.settings(), database, &opened.store, stop, named)?);
     }
     drop(opened);
     let mut peaks = HashMap::new();

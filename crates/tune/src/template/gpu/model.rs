@@ -106,7 +106,7 @@ impl Work {
         program: &Program,
         stage: &Stage,
         [x, y]: [(Option<usize>, i64); 2],
-        (n_each, unroll): (i64, i64),
+        [n_each, unroll]: [i64; 2],
         is_near: impl Fn(BufferId) -> bool,
     ) {
         let lanes = x.1.min(i64::from(gpu.warp_size)).max(1);

@@ -203,7 +203,8 @@ fn division_of(stages: &[Stage], group: &Group, choices: &Choices) -> Option<Div
 
 /// The program whose sums blocks share, with its steps.
 fn split_sums(s: &Setting, choices: &Choices) -> Builder {
-    let mut builder = Builder::on(inlined(s));
+    let (program, steps) = inlined(s);
+    let mut builder = Builder::on(program, steps);
     for nest in nests(builder.program()).into_iter().filter(|nest| choices.split > 1 && nest.has_few_sums()) {
         // As many parts as divide one of the loops.
         let parts = |extent: i64| (1..=choices.split).rev().find(|n| extent % n == 0).unwrap_or(1);
@@ -223,7 +224,7 @@ fn scheduled(s: &Setting, choices: &Choices) -> Vec<Step> {
     let [together, alone] = [choices.by_rows, false].map(|rows| groups_of(builder.program(), &stages, rows));
     let mut is_made = |group: &Group| {
         let made = division_of(&stages, group, choices)
-            .and_then(|division| rows::scheduled(s, &builder, &stages, group, (division, choices.unroll)));
+            .and_then(|division| rows::scheduled(s, &builder, &stages, group, division, choices.unroll));
         let found = made.is_some();
         if let Some(made) = made {
             builder = made;
@@ -310,6 +311,6 @@ fn of_each(s: &Setting, program: &Program, stage: &Stage, choices: &Choices) -> 
     let n_each: i64 = stage.reduction().map(|l| stage.loops[l].extent).product();
     let mut work = Work::default();
     let sides = [(near, choices.threads), (None, 1)];
-    work.add(&gpu(s), program, stage, sides, (n_each, if stage.reduces { choices.unroll } else { 1 }), |_| false);
+    work.add(&gpu(s), program, stage, sides, [n_each, if stage.reduces { choices.unroll } else { 1 }], |_| false);
     work.cycles(&gpu(s), ceil_div(n, choices.threads), choices.threads)
 }

@@ -73,7 +73,7 @@ impl Division {
             let sides = [(along, self.along), (row, self.rows)];
             let sides = if self.along_first { sides } else { [sides[1], sides[0]] };
             let is_near = |b: BufferId| group.attached.iter().any(|at| stages[*at].buffer == b);
-            work.add(&gpu, program, stage, sides, (n_each, if stage.reduces { unroll } else { 1 }), is_near);
+            work.add(&gpu, program, stage, sides, [n_each, if stage.reduces { unroll } else { 1 }], is_near);
             if self.along > 1 {
                 let width = self.along.min(n_combined);
                 work.share(if is_parted { if width > MOST_PARTS { 2 * width.isqrt() } else { width } } else { 0 });
@@ -107,7 +107,8 @@ pub(super) fn scheduled(
     builder: &Builder,
     stages: &[Stage],
     group: &Group,
-    (division, n_unrolled): (Division, i64),
+    division: Division,
+    n_unrolled: i64,
 ) -> Option<Builder> {
     let mut making = Making { builder: builder.clone(), stages, group, division, n_unrolled };
     making.all()?;

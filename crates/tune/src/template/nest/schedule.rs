@@ -303,7 +303,7 @@ impl Builder {
     }
 
     /// Makes a builder that continues a program, with the steps that made it.
-    pub fn on((program, steps): (Program, Vec<Step>)) -> Builder {
+    pub fn on(program: Program, steps: Vec<Step>) -> Builder {
         Builder { program, steps }
     }
 
@@ -319,7 +319,8 @@ impl Builder {
 
     /// The schedule of a configuration.
     pub fn scheduled(s: &Setting, choices: &Choices) -> Vec<Step> {
-        let mut builder = Builder::on(Builder::inlined(s));
+        let (program, steps) = Builder::inlined(s);
+        let mut builder = Builder::on(program, steps);
         let lanes = s.target.lanes(stages::lane_type(&builder.program));
         builder.cut_long_sums(lanes, choices);
         let all = stages(&builder.program);
