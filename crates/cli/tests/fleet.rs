@@ -199,32 +199,57 @@ fn a_device_of_a_fleet_may_be_without_a_compiler() {
 
 #[test]
 fn a_gpu_is_a_device_of_a_fleet() {
-    let Some(server) = nats_server() else { return };
     let place = tilewright::DeviceSpec { device: "opencl", target: tilewright::HOST, threads: 1 };
-    let target = match place.runnable_target() {
-        Ok(target) => target.name(),
-        Err(why) => return println!("skipped: {why}"),
-    };
+    match place.runnable_target() {
+        Ok(target) => tune_on_a_card("opencl", &target.name(), None),
+        Err(why) => println!("skipped: {why}"),
+    }
+}
+
+/// The same by NVIDIA's driver, for which an emulator of PTX stands where a program loads it.
+#[test]
+fn a_card_of_nvidias_is_a_device_of_a_fleet() {
+    // Where cargo builds it to.
+    let emulator = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/libemulated_cuda.so");
+    if !emulator.is_file() || tilewright_codegen::llvm_version().is_none() {
+        return println!("skipped: no emulator of NVIDIA's driver (cargo build --examples), or no LLVM");
+    }
+    let libraries = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(emulator, libraries.path().join("libcuda.so.1")).unwrap();
+    tune_on_a_card("cuda", "cuda/sm_90a", Some(libraries.path()));
+}
+
+/// Serves a device and searches on it from afar; programs find libraries in a folder first.
+fn tune_on_a_card(device: &str, target: &str, libraries: Option<&Path>) {
+    let Some(server) = nats_server() else { return };
     let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
     let (store, address) = (text(folder.path()).to_owned(), format!("nats://127.0.0.1:{port}"));
     let server = format!("{server} -js -sd {store} -a 127.0.0.1 -p {port}");
     let _server = Running(words(&server, folder.path()).stderr(Stdio::null()).spawn().unwrap());
     wait_for_port(port);
+    let command = |line: &str| {
+        let mut command = words(line, folder.path());
+        libraries.map(|path| command.env("LD_LIBRARY_PATH", path));
+        command
+    };
     // Its times are no CPU's.
-    let serve = format!("tilewright serve --fleet {address} --device opencl");
-    let refused = words(&serve, folder.path()).output().unwrap();
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("a class of its own (give --class NAME)"));
+    let serve = format!("tilewright serve --fleet {address} --device {device}");
+    let refused = command(&serve).output().unwrap();
+    let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.contains("a class of its own (give --class NAME)"), "{refused}");
     let serve = format!("{serve} --class card");
-    let _device = Running(words(&serve, folder.path()).stderr(Stdio::null()).spawn().unwrap());
+    let _device = Running(command(&serve).stderr(Stdio::null()).spawn().unwrap());
     let list = format!("tilewright fleet --fleet {address}");
     wait_for_device(&list, folder.path());
     let listed = json_of(&["fleet"], &words(&format!("{list} --json"), folder.path()).output().unwrap());
     assert!(listed["devices"][0]["target"].as_str().unwrap().starts_with(&format!("{target}:")), "{listed}");
-    let tune = format!("tilewright tune matmul:m=33,n=40,k=29 --fleet {address} --on card --trials 3 --no-race --json");
+    let workload = "matmul:m=33,n=40,k=29,exact=1";
+    // The program that searches needs no such device.
+    let tune = format!("tilewright tune {workload} --fleet {address} --on card --trials 3 --no-race --json");
     let tuned = json_of(&["tune"], &words(&tune, folder.path()).output().unwrap());
     assert_eq!((&tuned["target"], &tuned["trials"]), (&format!("{target}@card").into(), &3.into()), "{tuned}");
     assert!(tuned["best"]["gflops"].as_f64() > Some(0.0), "{tuned}");
     // Where nothing was measured on this machine, that serves.
-    let best = words("tilewright best matmul:m=33,n=40,k=29 --device opencl --json", folder.path()).output().unwrap();
+    let best = command(&format!("tilewright best {workload} --device {device} --json")).output().unwrap();
     assert_eq!(json_of(&["best"], &best)["best"]["config"], tuned["best"]["config"]);
 }

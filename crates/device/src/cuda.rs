@@ -718,4 +718,60 @@ mod tests {
         assert!(failed.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)") && failed.is_final(), "{failed}");
         assert!(launch("add_one", 1, 32).unwrap_err().is_final(), "nothing goes on after it");
     }
+
+    /// Waits for a barrier at which nobody arrives, four seconds at most.
+    const STUCK: &[u8] = b"
+.version 8.0
+.target sm_90a
+.address_size 64
+
+.visible .entry stuck(
+	.param .u64 .ptr .global .align 64 stuck_param_0
+)
+.reqntid 32, 1, 1
+{
+	.reg .pred %p<4>;
+	.reg .b32 %r<4>;
+	.reg .b64 %rd<6>;
+	.shared .align 8 .b8 place[8];
+	mov.u32 %r1, place;
+	mov.u32 %r2, %tid.x;
+	setp.ne.b32 %p1, %r2, 0;
+	@%p1 bra $go;
+	mbarrier.init.shared::cta.b64 [%r1], 1;
+	fence.proxy.async.shared::cta;
+$go:
+	bar.sync 0;
+	mov.u64 %rd1, %globaltimer;
+$again:
+	mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 0;
+	@%p2 bra $done;
+	mov.u64 %rd2, %globaltimer;
+	sub.s64 %rd3, %rd2, %rd1;
+	setp.lt.s64 %p3, %rd3, 4000000000;
+	@%p3 bra $again;
+	trap;
+$done:
+	ret;
+}
+";
+
+    /// A kernel that stops itself is an error that is final for its process, and for no other.
+    #[test]
+    fn a_kernel_that_is_stuck_costs_a_process() {
+        let stuck = || {
+            let context = Context::of(fake::functions(), 0).unwrap();
+            let code = Arc::new(Code::load(&context, STUCK).unwrap());
+            let memory = Arc::new(Memory::new(&context, 256).unwrap());
+            let launch = Launch::new(&code, "stuck", [1, 1, 1], [32, 1, 1], 0, on(&memory)).unwrap();
+            let failed = run(&context, &[launch], 1).unwrap_err();
+            assert!(failed.to_string().contains("CUDA_ERROR_LAUNCH_FAILED (719)") && failed.is_final(), "{failed}");
+        };
+        std::thread::spawn(stuck).join().unwrap();
+        let context = Context::of(fake::functions(), 0).unwrap();
+        let code = Arc::new(Code::load(&context, PTX).unwrap());
+        let memory = Arc::new(Memory::new(&context, 256).unwrap());
+        let launch = Launch::new(&code, "add_one", [2, 1, 1], [32, 1, 1], 0, on(&memory)).unwrap();
+        assert!(run(&context, &[launch], 1).is_ok());
+    }
 }

@@ -20,7 +20,7 @@ use emulator::Order;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use random::{LARGE, SHAPES, each, models_registers, n_configs};
-use tilewright_codegen::compile_gpu;
+use tilewright_codegen::{Emit, compile_gpu, emit_gpu};
 use tilewright_ir::gpu::{Abi, copier};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{self, Tolerance, random_argument};
@@ -652,6 +652,56 @@ fn faults_in_turns_are_found() {
         }
     }
     println!("faults that were found: {found:?}");
+}
+
+/// Threads that wait for a barrier which never comes stop the kernel after four seconds, whoever they are: a
+/// kernel that goes on for ever would take the device with it.
+#[test]
+fn waits_that_never_end_stop_the_kernel() {
+    let text = "dense:m=128,n=64,k=256,tf32=1";
+    for rest in [r#""producer":1,"in_flight":1"#, r#""producer":0,"in_flight":0"#] {
+        let config = format!(
+            r#"{{"block_m":128,"block_n":64,"groups_n":1,"vector_a":1,"vector_b":1,"order":"rows","copies":"bulk",
+            "block_k":32,"groups_m":2,"ahead":3,{rest}}}"#
+        );
+        let Original { kernels, code, given, .. } = Original::of(text, &config);
+        let of = |code: &str| emulator::run(&kernels, code, &given, Order::Ascending).expect_err("it never ends");
+        let waits = code.matches("mbarrier.try_wait").count();
+        assert_eq!((code.matches("trap;").count(), code.matches("%globaltimer").count()), (waits, waits), "{code}");
+        let lines = code.lines().filter(|line| !line.contains("mbarrier.arrive"));
+        let stuck: String = lines.map(|line| format!("{line}\n")).collect();
+        assert_ne!(stuck, code);
+        // The clock is read for the first time when a second has not passed yet.
+        let why = of(&stuck);
+        assert!(why.contains("stops the kernel after 5 s"), "{why}");
+        let why = of(&stuck.replace("trap;", ""));
+        assert!(why.contains("threads wait for what never comes"), "{rest}: {why}");
+    }
+}
+
+/// All that threads carry out together is said to LLVM to be that (`convergent`), so that it copies none of it
+/// to where only some of them come.
+#[test]
+fn instructions_of_several_threads_are_said_to_be() {
+    let text = "dense:m=128,n=64,k=256,tf32=1";
+    let config = r#"{"block_m":128,"block_n":64,"groups_n":1,"vector_a":1,"vector_b":1,"order":"rows","copies":"bulk",
+        "block_k":32,"groups_m":2,"ahead":3,"producer":1,"in_flight":1}"#;
+    let Original { kernels, .. } = Original::of(text, config);
+    let target = groups_task(text, 3).setting.target;
+    let (code, _) = emit_gpu(&kernels, &target, Emit::LlvmOptimized).unwrap();
+    let code = String::from_utf8(code).unwrap();
+    // Attributes of calls, by the number that stands behind each.
+    let attributes: BTreeMap<&str, &str> =
+        code.lines().filter_map(|line| line.strip_prefix("attributes #")?.split_once(" = ")).collect();
+    let calls: Vec<&str> = code.lines().filter(|line| line.contains(" asm sideeffect ")).collect();
+    for what in ["wgmma.fence", "wgmma.mma_async", "wgmma.commit_group", "wgmma.wait_group", "mbarrier.try_wait"] {
+        assert!(calls.iter().any(|call| call.contains(what)), "no {what} in {code}");
+    }
+    for call in calls {
+        let number = call.rsplit_once('#').map(|(_, rest)| rest.split([',', ' ']).next().unwrap_or_default());
+        let said = number.and_then(|number| attributes.get(number));
+        assert!(said.is_some_and(|said| said.contains("convergent")), "{call}: {said:?}");
+    }
 }
 
 /// Products of which each thread stores 16 bytes at once, having exchanged fragments with others.

@@ -47,6 +47,9 @@ impl Block<'_> {
     }
 }
 
+/// Seconds without any progress after which a kernel is taken for one that never ends.
+const MOST_SECONDS: u32 = 20;
+
 /// Runs the blocks of a cluster.
 pub fn run(mut blocks: Vec<Block<'_>>, memory: &mut Memory, order: Order) -> Result<(), String> {
     let n_threads = blocks[0].threads.len();
@@ -59,7 +62,7 @@ pub fn run(mut blocks: Vec<Block<'_>>, memory: &mut Memory, order: Order) -> Res
     if matches!(order, Order::Descending) {
         ranks.reverse();
     }
-    let mut n_passed = 0;
+    let (mut n_passed, mut n_seconds) = (0, 0);
     loop {
         let mut has_moved = false;
         for &rank in &ranks {
@@ -92,7 +95,11 @@ pub fn run(mut blocks: Vec<Block<'_>>, memory: &mut Memory, order: Order) -> Res
             return Ok(());
         }
         if !has_moved {
-            return Err("threads wait for what never comes".into());
+            n_seconds += 1;
+            if n_seconds > MOST_SECONDS {
+                return Err("threads wait for what never comes".into());
+            }
+            blocks.iter_mut().for_each(Block::wait);
         }
     }
 }

@@ -502,6 +502,8 @@ struct Block<'m> {
     boxes: bulk::Boxes,
     /// Copies to arrays that have not been awaited.
     stores: Vec<store::Pending>,
+    /// Nanoseconds of its clock, which goes on while all wait.
+    clock: u64,
     place: [u32; 3],
     grid: [u32; 3],
     arguments: &'m [u64],
@@ -595,6 +597,7 @@ impl<'m> Block<'m> {
             fenced: Vec::new(),
             boxes: bulk::Boxes::default(),
             stores: Vec::new(),
+            clock: 1,
             place,
             grid,
             arguments,
@@ -602,7 +605,16 @@ impl<'m> Block<'m> {
     }
 }
 
+/// Nanoseconds that pass where all wait.
+const SECOND: u64 = 1_000_000_000;
+
 impl Block<'_> {
+    /// Lets a second pass: whoever polls asks again.
+    fn wait(&mut self) {
+        self.clock += SECOND;
+        self.threads.iter_mut().filter(|t| t.stop == Some(Stop::Again)).for_each(|t| t.stop = None);
+    }
+
     /// Runs the block until it is over or cannot go on without others of its cluster.
     fn advance(&mut self, order: &[usize]) -> Result<(), String> {
         let mut threads = std::mem::take(&mut self.threads);
@@ -809,7 +821,10 @@ impl Block<'_> {
                     t.stop = Some(Stop::Exit);
                     return Ok(());
                 }
-                Code::Trap => return Err(format!("thread {:?} stops the kernel", t.place)),
+                Code::Trap => {
+                    let seconds = self.clock / SECOND;
+                    return Err(format!("thread {:?} stops the kernel after {seconds} s", t.place));
+                }
                 Code::Branch => match instruction.operands[0] {
                     Operand::Label(to) => t.at = to,
                     _ => return Err(format!("no label: {}", instruction.text)),
@@ -830,12 +845,13 @@ impl Block<'_> {
             Operand::Register(at) => t.registers[*at],
             Operand::Number(n) => *n,
             Operand::Shared(at) => self.window + at,
+            Operand::Special(Special::Time) => self.clock,
             Operand::Special(special) => u64::from(match special {
                 Special::Thread(axis) => t.place[*axis],
                 Special::Block(axis) => self.place[*axis],
                 Special::Threads(axis) => self.entry.threads[*axis],
                 Special::Blocks(axis) => self.grid[*axis],
-                Special::Time => 0,
+                Special::Time => unreachable!("it has more bits"),
             }),
             Operand::Parameter(at) => self.arguments[*at],
             other => panic!("{other:?} has no value"),

@@ -92,8 +92,8 @@ impl State {
             Ok(()) => 0,
             Err(why) => {
                 eprintln!("the emulator: {why}");
-                // An illegal address; nothing goes on after it.
-                self.broken = 700;
+                // A kernel that stops itself, or else an illegal address; nothing goes on after either.
+                self.broken = if why.contains("stops the kernel") { 719 } else { 700 };
                 0
             }
         }
@@ -112,6 +112,7 @@ unsafe extern "C" fn error_name(code: Answer, to: *mut *const c_char) -> Answer 
     let name = match code {
         1 => c"CUDA_ERROR_INVALID_VALUE",
         700 => c"CUDA_ERROR_ILLEGAL_ADDRESS",
+        719 => c"CUDA_ERROR_LAUNCH_FAILED",
         _ => return 1,
     };
     give(to, name.as_ptr())
