@@ -206,7 +206,7 @@ fn a_gpu_is_a_device_of_a_fleet() {
     }
 }
 
-/// The same by NVIDIA's driver, for which an emulator of PTX stands where a program loads it.
+/// A fleet's device is a GPU of NVIDIA's. An emulator of PTX stands in for its driver.
 #[test]
 fn a_card_of_nvidias_is_a_device_of_a_fleet() {
     // Where cargo builds it to.

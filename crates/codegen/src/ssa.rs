@@ -358,8 +358,8 @@ pub enum Op {
     ToInteger,
     /// A number as a signed integer, towards zero, where the type holds it; else it may be any integer.
     ToIntegerInRange,
-    /// f32 numbers in a vector register as 32-bit integers, the least one where no such integer is near or the
-    /// number is NaN: what x86-64 has.
+    /// f32 numbers in a vector register as 32-bit integers, the least one where no such integer is near or
+    /// the number is NaN, as on x86-64.
     ToIntegerOrLeast {
         /// Whether it rounds to the nearest, of two to the even one, instead of towards zero.
         nearest: bool,

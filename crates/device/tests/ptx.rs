@@ -679,8 +679,8 @@ fn waits_that_never_end_stop_the_kernel() {
     }
 }
 
-/// All that threads carry out together is said to LLVM to be that (`convergent`), so that it copies none of it
-/// to where only some of them come.
+/// Instructions that threads carry out together are `convergent` to LLVM, so that it copies none of them to
+/// where only some of them come.
 #[test]
 fn instructions_of_several_threads_are_said_to_be() {
     let text = "dense:m=128,n=64,k=256,tf32=1";

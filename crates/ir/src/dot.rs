@@ -121,7 +121,8 @@ fn unpadded<'a>(value: &'a Expr, fixed: &[LoopId]) -> Option<&'a Expr> {
     if is_fixed && **zero == Expr::Const(0.0) { unpadded(x, fixed) } else { None }
 }
 
-/// Checks statements; conditions on factors may use no variable of `fixed`: that of the steps, then those of lanes.
+/// Checks statements; conditions on factors may use no variable of `fixed`: that of the steps, then those of
+/// lanes.
 fn block(
     program: &Program,
     stmts: &[Stmt],

@@ -186,7 +186,7 @@ struct Makers<'a> {
 struct Kernels<'a> {
     /// The number of each, by its text.
     numbers: HashMap<String, usize>,
-    /// One that has the code.
+    /// Kernels with code, by their workloads' texts.
     each: Vec<(String, &'a Kernel)>,
 }
 

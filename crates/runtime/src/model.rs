@@ -129,7 +129,7 @@ enum Source {
     Lowered(Program),
     /// A scheduled program as text, of which few ask.
     Text {
-        /// Its name, buffers and sizes.
+        /// Name, buffers and sizes.
         header: Program,
         text: String,
         /// The lowered program, from when it was first asked for.

@@ -299,7 +299,7 @@ pub struct Piece {
     pub n: i64,
     /// Largest size of the open dimension from which it goes on.
     pub most: i64,
-    /// Its steps.
+    /// Steps of the plan.
     pub steps: Range<usize>,
 }
 

@@ -163,8 +163,8 @@ impl Cache {
         }
     }
 
-    /// Code of a scheduled program, from the cache or as [`Code::compile`] makes it, but for what it shares
-    /// with others. A text that determines the program, where there is one, has [`Cache::known_code`] find it.
+    /// Code of a scheduled program, from the cache or as [`Code::compile`] makes it, but for code shared with
+    /// others. A text that determines the program, where there is one, has [`Cache::known_code`] find it.
     ///
     /// # Errors
     /// As [`Code::compile`].
@@ -468,8 +468,8 @@ fn header_of(program: &Program) -> Program {
     Program { name, buffers, loops, sizes, prepare: Vec::new(), body: Vec::new(), finish: Vec::new() }
 }
 
-/// Code of our own back end, of the bytes that are kept: the header and the text of its scheduled program, with
-/// their lengths ahead, and the code.
+/// Code of our own back end, of the bytes that are kept: the header and the text of its scheduled program,
+/// with their lengths ahead, and the code.
 fn code_of(compiler: &Compiler, mut bytes: &[u8]) -> Option<Code> {
     let mut part = || {
         let (len, rest) = bytes.split_first_chunk()?;

@@ -176,7 +176,7 @@ pub struct Determined {
 }
 
 impl Determined {
-    /// What determines the program of a guess.
+    /// Names all that determines the program of a guess.
     pub fn guessed(workload: &Workload, target: &Target, threads: usize) -> Determined {
         Determined { text: format!("{workload} {target} {threads}"), is_guess: true }
     }
@@ -451,7 +451,7 @@ impl Records {
         Ok(None)
     }
 
-    /// What determines the scheduled program that a workload has by [`Records::program`], or by a guess where
+    /// Names all that determines the scheduled program of a workload by [`Records::program`], or by a guess where
     /// nothing is recorded, as far as it is known before the program is made. Not of what others have tuned:
     /// whether that may be used is asked each time.
     ///

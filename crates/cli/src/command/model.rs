@@ -42,8 +42,8 @@ pub struct ModelArgs {
 #[derive(Args, Debug, Clone, Default)]
 pub struct BindingArgs {
     /// Size of a named dimension, such as N=1, or a range that runs say a size of, such as tokens=1..512 or
-    /// N=32..512/32; beside the range of a past, tokens that are taken at once, such as tokens=1,16,128; can be
-    /// given again
+    /// N=32..512/32; beside the range of a past, tokens that are taken at once, such as tokens=1,16,128; can
+    /// be given again
     #[arg(long, value_name = "NAME=SIZE")]
     dim: Vec<String>,
     /// Shape of an input, such as x=1,3,224,224; can be given again

@@ -40,7 +40,7 @@ pub(super) fn with_cache<'b>(graph: &Graph, bindings: &'b Bindings) -> Cow<'b, B
     Cow::Owned(made)
 }
 
-/// What is added where a token does not see a key: about the least number, that may be added to.
+/// Term added where a token does not see a key: about the least number to which others may be added.
 const UNSEEN: f64 = -1e38;
 const UNSEEN_F16: f64 = -6e4;
 

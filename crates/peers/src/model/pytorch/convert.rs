@@ -14,7 +14,7 @@ pub(super) struct Text {
     pub(super) code: String,
     /// Names of the function's arguments.
     pub(super) inputs: Vec<String>,
-    /// What it reads as `self.c0`, `self.c1` and so on.
+    /// Tensors that the text reads as `self.c0`, `self.c1` and so on.
     pub(super) constants: Vec<Tensor>,
 }
 
@@ -136,7 +136,7 @@ impl Writer<'_> {
         node.inputs.get(at).copied().flatten().is_some()
     }
 
-    /// What `read` makes of the types and values of a node's inputs.
+    /// Result of `read` for the types and values of a node's inputs.
     fn facts<T>(
         &self,
         node: &Node,

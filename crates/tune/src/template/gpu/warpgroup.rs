@@ -83,8 +83,8 @@ const OTHER_REGISTERS: i64 = 40;
 /// Registers besides sums where boxes are copied: ptxas wants 26, of multiples of 8.
 const BOX_REGISTERS: i64 = 32;
 
-/// Cycles of a tile that bulk stores are said to take beyond those of the way that was measured: first guesses
-/// take that one, searches what is faster.
+/// Cycles of a tile that bulk stores are said to take beyond those of the way that was measured: first
+/// guesses take that one, searches what is faster.
 const UNPROVEN: f64 = 1.0;
 
 /// Rasterizations of the blocks: the first three, as elsewhere, then groups of fewer rows and of columns.

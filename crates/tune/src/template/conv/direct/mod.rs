@@ -101,8 +101,8 @@ fn decides_padding(s: &Setting, shape: &Shape) -> bool {
     shape.padded && !shape.has_prologue && may_skip && !in_rows(s, shape)
 }
 
-/// Whether dot products of integers may leave out taps in the padding, of blocks of channels that are read as they are.
-/// They always do so tap by tap, so that no dot product waits for a condition.
+/// Whether dot products of integers may leave out taps in the padding, of blocks of channels that are read as
+/// they are. They always do so tap by tap, so that no dot product waits for a condition.
 fn skips_padding(s: &Setting, shape: &Shape) -> bool {
     let is_plain = shape.has_integers && dot(s, shape).is_some() && in_blocks(s)[0] && copied(s, shape).is_none();
     is_plain && shape.padded && !shape.has_prologue && !shape.zero_point && !shape.transposed
