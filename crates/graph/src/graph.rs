@@ -89,6 +89,8 @@ pub struct Graph {
     pub defaults: Vec<ValueId>,
     /// Outputs of the graph.
     pub outputs: Vec<ValueId>,
+    /// Size of the dimension of which each run says a size, where there is one: one of many.
+    pub open_size: Option<usize>,
 }
 
 /// A model as its file has it.

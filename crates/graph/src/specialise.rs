@@ -115,9 +115,11 @@ pub struct Specialised {
 /// # Cost
 /// Linear in nodes, and what is folded is computed.
 pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
+    let open_size = bindings.open.as_ref().and_then(|open| bindings.dims.iter().rfind(|(name, _)| name == open));
     let bindings = &with_cache(graph, bindings);
     let mut job = Job::new(bindings.fold_bytes);
     job.graph.name.clone_from(&graph.name);
+    job.graph.open_size = open_size.map(|(_, size)| *size);
     job.check_names(graph, bindings);
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
     for &id in &graph.inputs {
@@ -161,6 +163,7 @@ pub fn with_both_branches(graph: &Graph, unrolls: bool) -> Cow<'_, Graph> {
     }
     let mut job = Job { takes_both: true, unrolls, ..Job::new(Bindings::default().fold_bytes) };
     job.graph.name.clone_from(&graph.name);
+    job.graph.open_size = graph.open_size;
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
     for &id in &graph.inputs {
         let new = job.graph.add_value(Value { producer: None, users: Vec::new(), ..graph.value(id).clone() });
@@ -636,6 +639,7 @@ fn pruned(graph: &Graph) -> Graph {
     }
     let mut new = Graph::default();
     new.name.clone_from(&graph.name);
+    new.open_size = graph.open_size;
     let mut map: HashMap<ValueId, ValueId> = HashMap::new();
     let mut moved = |new: &mut Graph, id: ValueId| {
         *map.entry(id).or_insert_with(|| {

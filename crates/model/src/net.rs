@@ -317,6 +317,8 @@ pub struct Net {
     pub outputs: Vec<ValueId>,
     /// Memory that runs add to.
     pub states: Vec<State>,
+    /// Size of the dimension of which each run says a size, where there is one: one of many.
+    pub open_size: Option<i64>,
     /// Values that are known once runs have said the size of the open dimension, at this net's size.
     pub varying: Vec<(ValueId, Tensor)>,
 }

@@ -47,7 +47,7 @@ pub use no_code::NoCode;
 ///
 /// With `dots`, products of 8-bit integers of which one is known are such of integers.
 pub fn import(graph: &Graph, dots: bool) -> Net {
-    let mut net = Net::default();
+    let mut net = Net { open_size: graph.open_size.map(|size| size as i64), ..Net::default() };
     for (_, value) in graph.values() {
         let ty = value.ty.as_ref().expect("every value of a specialised graph has its type");
         let shape: Vec<i64> = ty.shape.iter().map(|&d| d as i64).collect();

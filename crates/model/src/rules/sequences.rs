@@ -64,7 +64,8 @@ fn n_sequences(net: &Net, producers: &[Option<usize>], id: ValueId) -> Option<i6
     let Strided { source, dims, .. } = strided(net, producers, from, None);
     let is_apart = source != from && dims[0].1 != heads * dims[1].1;
     let fits = net.shape(id)[0] == sequences * heads && heads > 1 && (2..=MOST_SEQUENCES).contains(&sequences);
-    (is_apart && fits).then_some(sequences)
+    // As many as runs say are not computed apart.
+    (is_apart && fits && net.open_size != Some(sequences)).then_some(sequences)
 }
 
 /// Replaces the transposition of concatenated products, each of one sequence, by a transposition of each.

@@ -13,7 +13,7 @@ use crate::whole;
 
 fn at(graph: &Graph, name: &str, size: i64) -> Graph {
     let dims = vec![(name.to_owned(), size as usize)];
-    let special = specialise(graph, &Bindings { dims, ..Bindings::default() });
+    let special = specialise(graph, &Bindings { dims, open: Some(name.to_owned()), ..Bindings::default() });
     assert!(special.problems.is_empty(), "{name}={size}: {}", special.problems[0]);
     special.graph
 }
