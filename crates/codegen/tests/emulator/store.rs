@@ -65,7 +65,7 @@ impl Block<'_> {
             return Err(format!("{} coordinates in an array of {} dimensions", first.len(), map.extents.len()));
         }
         let row = map.box_extents[0] * map.element_bytes;
-        if !map.swizzled || row != 128 || from % 1024 != 0 || map.box_extents.iter().any(|n| *n > 256) {
+        if !map.swizzled || row != 128 || !from.is_multiple_of(1024) || map.box_extents.iter().any(|n| *n > 256) {
             return Err(format!("a box of {:?} from {from}", map.box_extents));
         }
         if map.strides.iter().chain([&map.address]).any(|place| !place.is_multiple_of(16)) {
