@@ -378,7 +378,8 @@ fn copies_are_waited_for() {
     }
 }
 
-/// A warp's stores are a box where its threads have all elements of 16 rows of 128 bytes, two neighbours each.
+/// A warp's stores are a box where its threads have all elements of 16 rows of 128 bytes, two neighbours
+/// each.
 #[test]
 fn stores_of_a_warp_are_boxes() {
     let place = "2*b + v, 16*w + 8*i + y, 8*t + 2*x + j";

@@ -39,8 +39,8 @@ type Use = Vec<(ValueId, u64)>;
 impl Fused {
     /// State of the caches for each kernel, by the bytes of constants that are read between two of its runs:
     /// its own where all these fit in a core's second cache, or, from step to step of a sequence, in half of
-    /// the last one. What the caller does between two runs is unknown, and has that cache. Where the runs of a
-    /// kernel differ, most of them count.
+    /// the last one. What the caller does between two runs is unknown, and has that cache. Where the runs of
+    /// a kernel differ, most of them count.
     pub fn caches(&self, target: &Target) -> CachesOfKernels {
         // Runs of few rows are the most.
         let mut all = self.forms().map(|form| form.own_caches(target));

@@ -144,8 +144,8 @@ fn is_one(n: &usize) -> bool {
 }
 
 impl Compiled {
-    /// Steps of a run, in order, not measured; a step that a run has several times is at its first place. Of a
-    /// model that takes several numbers of rows, those of the fewest.
+    /// Steps of a run, in order, not measured; a step that a run has several times is at its first place. Of
+    /// a model that takes several numbers of rows, those of the fewest.
     pub fn steps(&self) -> Vec<ProfiledStep> {
         let plan = self.model.plan();
         let (rows, row_of_steps) = self.rows();

@@ -451,9 +451,9 @@ impl Records {
         Ok(None)
     }
 
-    /// Names all that determines the scheduled program of a workload by [`Records::program`], or by a guess where
-    /// nothing is recorded, as far as it is known before the program is made. Not of what others have tuned:
-    /// whether that may be used is asked each time.
+    /// Names all that determines the scheduled program of a workload by [`Records::program`], or by a guess
+    /// where nothing is recorded, as far as it is known before the program is made. Not of what others have
+    /// tuned: whether that may be used is asked each time.
     ///
     /// # Errors
     /// If records cannot be read.

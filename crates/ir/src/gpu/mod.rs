@@ -180,8 +180,8 @@ impl Kernel {
     }
 
     /// Shared memory of a block, in bytes: its buffers in order, the [boxes](store) that warps store, then
-    /// the mbarriers of bulk copies, [`bulk::BARRIER_BYTES`] for each pipeline stage that a block waits for, and
-    /// as many for the consumers of stages that a producer warp fills.
+    /// the mbarriers of bulk copies, [`bulk::BARRIER_BYTES`] for each pipeline stage that a block waits for,
+    /// and as many for the consumers of stages that a producer warp fills.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
         let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope.is_fed());
         let n_barriers = self.n_places(of) * if is_fed { 2 } else { 1 };

@@ -19,8 +19,8 @@ fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
             let extent = ranges.simplify(&l.extent);
             match extent.as_const() {
                 Some(n) if n <= 0 => {}
-                // A block loop says what a kernel is, however often it runs, and a dot product of one step reads
-                // factors as one of four does.
+                // A block loop says what a kernel is, however often it runs, and a dot product of one step
+                // reads factors as one of four does.
                 Some(1) if !matches!(l.kind, LoopKind::Block(_) | LoopKind::Tensor(Tensor::Dot4)) => {
                     let zero = Index::from(0);
                     let body = l.body.iter().map(|s| s.substitute(l.var, &zero)).collect();

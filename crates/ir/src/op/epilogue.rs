@@ -265,8 +265,8 @@ fn cast(dtype: DType, x: Expr) -> Expr {
     Expr::Cast(dtype, Box::new(x))
 }
 
-/// An integer of a type that holds what is between the bounds, with a zero point that is one, too: so the code
-/// may add it to integers.
+/// An integer of a type that holds what is between the bounds, with a zero point that is one, too: so the
+/// code may add it to integers.
 fn quantized(x: Expr, zero: Expr, dtype: DType, [low, high]: [f64; 2]) -> Expr {
     let zero = cast(DType::F32, cast(dtype, zero));
     let shifted = cast(DType::F32, add(Expr::unary(UnaryOp::Round, x), zero));

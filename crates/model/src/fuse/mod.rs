@@ -233,7 +233,8 @@ impl Fused {
         })
     }
 
-    /// Tells of each of [all](Fused::all) steps whether it is in a loop whose number of iterations only a run tells.
+    /// Tells of each of [all](Fused::all) steps whether it is in a loop whose number of iterations only a run
+    /// tells.
     pub fn are_uncounted(&self) -> Vec<bool> {
         let (mut are, mut outer) = (Vec::new(), vec![false]);
         for step in self.forms().flat_map(|form| &form.steps) {

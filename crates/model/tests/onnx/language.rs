@@ -787,8 +787,8 @@ fn prepared_bytes(model: &Model) -> usize {
     made.map(Constant::n_bytes).sum()
 }
 
-/// Prompts go in at once, in any parts, with the logits that all tokens have; one token at a time follows. All
-/// that is by one library with one copy of weights.
+/// Prompts go in at once, in any parts, with the logits that all tokens have; one token at a time follows.
+/// All that is by one library, whose pieces share most weights.
 #[test]
 fn a_prompt_goes_in_at_once() {
     let dim = Dim { name: "past".to_owned(), least: 0, most: 47, step: 1 };

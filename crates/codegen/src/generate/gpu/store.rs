@@ -3,8 +3,8 @@
 //! Each warp has boxes of its own, of 16 rows of 128 bytes, so that no other waits for it. Before it fills
 //! one again it waits until the copy from there has read all of it. Rows are swizzled, as the tensor map
 //! says: the part `n` of 16 bytes of row `r` is at `n ^ r`. Of 16-bit numbers the warp stores four tiles of
-//! 8 × 8 at a time (`stmatrix`). Of f32 each thread stores two neighbours; in odd rows it begins with the part
-//! of eight columns that is two further on, so that half a warp writes to all banks.
+//! 8 × 8 at a time (`stmatrix`). Of f32 each thread stores two neighbours; in odd rows it begins with the
+//! part of eight columns that is two further on, so that half a warp writes to all banks.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.9.27, "cp.async.bulk.tensor",
 //! and 9.7.14.5.16, "stmatrix"; the order of fence, barrier and copy is that of CUTLASS's epilogues.
