@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
 
-use tilewright_ir::op::{Range, Structure};
+use tilewright_ir::op::{Epilogue, Function, Range, Structure, Workload};
 use tilewright_runtime::{Dim, Size};
 
 use crate::fuse::{Fused, Kernel, Open, Step};
@@ -109,29 +109,25 @@ impl Fused {
         if self.pieces.is_empty() {
             return;
         }
-        let of_one_row = |kernel: &Kernel| {
-            let Structure::Contraction(_) = kernel.workload.structure() else { return None };
-            let is_fixed = kernel.open.as_ref().is_none_or(|open| open.sizes.is_empty() && open.each.is_none());
-            let has_weights = !kernel.workload.constants().is_empty();
-            let one = kernel.workload.with_size("m", 1).filter(|_| is_fixed && has_weights)?;
-            Some((one.to_string(), kernel.workload.size("m")))
-        };
         let mut rows: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
-        for (step, _) in self.all() {
-            if let Step::Kernel(kernel) = step
-                && let Some((text, m)) = of_one_row(kernel)
-            {
-                rows.entry(text).or_default().insert(m);
+        for form in self.forms() {
+            for (step, _) in form.each() {
+                if let Step::Kernel(kernel) = step
+                    && let Some((_, text)) = form.of_one_row(kernel)
+                {
+                    rows.entry(text).or_default().insert(kernel.workload.size("m"));
+                }
             }
         }
-        let share = |kernel: &mut Kernel| {
-            let Some((text, m)) = of_one_row(kernel) else { return };
+        let share = |form: &Fused, kernel: &mut Kernel| {
+            let Some((workload, text)) = form.of_one_row(kernel) else { return };
+            let m = workload.size("m");
             let (least, most) = (rows[&text].first().copied().unwrap_or(m), rows[&text].last().copied().unwrap_or(m));
             if least == most || most % m != 0 {
                 return;
             }
             let step = rows[&text].iter().fold(0, |step, m| gcd(step, m - least));
-            if let Ok(family) = kernel.workload.with_ranges(&[("m", Range { least, most, step })]) {
+            if let Ok(family) = workload.with_ranges(&[("m", Range { least, most, step })]) {
                 kernel.workload = family;
                 let sizes = vec![Size { factor: 0, term: m, multiple: 1 }];
                 kernel.open = Some(Box::new(Open { sizes, each: None, room: most / m }));
@@ -146,7 +142,7 @@ impl Fused {
                 if let Step::Kernel(kernel) = step
                     && form.is_apart(kernel)
                 {
-                    share(kernel);
+                    share(form, kernel);
                 }
             }
             form.steps = steps;
@@ -156,6 +152,21 @@ impl Fused {
 }
 
 impl Fused {
+    /// A product with weights that is no family yet, and the text that it has with one row.
+    fn of_one_row(&self, kernel: &Kernel) -> Option<(Workload, String)> {
+        let Structure::Contraction(_) = kernel.workload.structure() else { return None };
+        let is_fixed = kernel.open.as_ref().is_none_or(|open| open.sizes.is_empty() && open.each.is_none());
+        if !is_fixed || kernel.workload.constants().is_empty() {
+            return None;
+        }
+        let n_known = kernel.inputs.iter().filter(|id| self.net.value(**id).constant.is_some()).count();
+        let is_row = kernel.workload.size("m") == 1 && n_known == kernel.workload.constants().len();
+        let workload = is_row.then(|| by_elements(&kernel.workload)).flatten();
+        let workload = workload.unwrap_or_else(|| kernel.workload.clone());
+        let text = workload.with_size("m", 1)?.to_string();
+        Some((workload, text))
+    }
+
     /// Whether what a product reads and writes, besides constants, is in several places of the run's own.
     fn is_apart(&self, kernel: &Kernel) -> bool {
         let ids = || kernel.inputs.iter().chain([&kernel.output]);
@@ -163,6 +174,22 @@ impl Fused {
         let roots: BTreeSet<usize> = own.iter().map(|id| self.root_of(*id).0).collect();
         roots.len() == own.len() && own.iter().all(|id| self.has_own_memory(*id))
     }
+}
+
+/// A product of one row that reads the terms and factors of its columns as those of elements, as products of
+/// several rows do; none where such are constants.
+fn by_elements(workload: &Workload) -> Option<Workload> {
+    if workload.constants().iter().any(|name| name.starts_with("bias") || name.starts_with("scale")) {
+        return None;
+    }
+    let of_elements = |operation: &Epilogue| match operation.function() {
+        Function::Bias => Epilogue::new(Function::Add, operation.numbers()),
+        Function::Scale => Epilogue::new(Function::Mul, operation.numbers()),
+        _ => Some(*operation),
+    };
+    let epilogue = workload.epilogue().iter().map(of_elements).collect::<Option<Vec<_>>>()?;
+    let constants = workload.constants().to_vec();
+    workload.clone().with_epilogue(epilogue).ok()?.with_constants(constants).ok()
 }
 
 /// Greatest common divisor of two numbers, of which one may be 0.
