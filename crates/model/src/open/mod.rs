@@ -193,7 +193,12 @@ impl Job<'_> {
         let net = &self.whole.net;
         let of_nodes = net.nodes.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
         let of_states = net.states.iter().map(|state| &state.value);
-        of_nodes.chain(of_states).chain(&net.inputs).chain(&net.outputs).copied().collect()
+        let of_steps = self.whole.each().flat_map(|(step, _)| match step {
+            Step::Kernel(kernel) => kernel.inputs.iter().chain([&kernel.output]).collect(),
+            Step::Part { of, part, .. } => vec![of, part],
+            _ => Vec::new(),
+        });
+        of_nodes.chain(of_states).chain(of_steps).chain(&net.inputs).chain(&net.outputs).copied().collect()
     }
 
     /// Finds which dimensions of values depend on the size.
