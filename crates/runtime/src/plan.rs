@@ -317,7 +317,7 @@ pub struct Plan {
     /// Dimension of which runs say a size, if any.
     pub dim: Option<Dim>,
     /// Size by which a run makes the dimension longer: that of what its states have; 0 where there are none.
-    /// Where there are pieces, that of the smallest.
+    /// Of several pieces, the smallest's.
     pub appends: i64,
     /// Number of rows of which a run is made, where each says it. Inputs and outputs are as long as that, and
     /// not as the dimension.

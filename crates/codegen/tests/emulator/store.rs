@@ -1,6 +1,6 @@
 //! Copies of boxes from shared memory to arrays, which read it at any time until they have been awaited.
 //!
-//! What is read there must have been fenced by those who wrote it, who then all have waited for each other.
+//! Threads must have fenced the elements that they wrote to a box, and then all have waited for each other.
 
 use super::bulk::Map;
 use super::{Block, FENCED, Operand, Space, Thread, WARP, list};

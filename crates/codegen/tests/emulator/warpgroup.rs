@@ -1,6 +1,6 @@
 //! Products of tiles that four warps compute together, of factors in shared memory.
 //!
-//! What is read there must have been fenced by those who wrote it, and must stay as it is until the product
+//! Threads must have fenced the factors that they wrote there, which must stay as they are until the product
 //! is done; registers of sums, and of a factor of rows, are nobody else's from a fence on until all have
 //! waited.
 

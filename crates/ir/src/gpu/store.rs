@@ -17,7 +17,7 @@
 //! }
 //! ```
 //!
-//! That is what each thread would store by itself, and all that a program says. On sm_90a, in kernels with a
+//! Such a loop says what each thread would store by itself, and no more. On sm_90a, in kernels with a
 //! [producer warp](super::copier), each warp has [`SLOTS`] boxes in shared memory behind all else; elsewhere
 //! the loop is an unrolled one.
 

@@ -17,7 +17,7 @@
 //! }
 //! ```
 //!
-//! That is what each thread would compute by itself, and all that a program says. Which factors a thread
+//! Such a loop says what each thread would compute by itself, and no more. Which factors a thread
 //! loads for the others of its warp is the code generator's affair.
 
 use crate::dtype::DType;

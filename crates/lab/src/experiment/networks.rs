@@ -199,7 +199,7 @@ fn tune(
 
 /// Measures a network, and says of which runtimes it did not.
 ///
-/// It stays on the CPUs that it measures on: in a thread of its own, the next network is tuned on all.
+/// Measurements are bound to CPUs in a thread of their own, so that the next network is tuned on all CPUs.
 fn compare(bench: &ModelBenchRequest) -> (Result<ModelBench, Error>, Vec<String>) {
     std::thread::scope(|scope| {
         let bench = || {

@@ -1,7 +1,7 @@
 //! Language models that take one token a run or several: a net for each number of these.
 //!
 //! A prompt is taken by pieces, of the largest that there are, each with a net and steps of its own.
-//! They share states, and weights where kernels read these in one layout: products that differ in nothing
+//! Pieces share states, and weights where kernels read these in one layout: products that differ in nothing
 //! but their number of rows are one family.
 
 use std::collections::{BTreeMap, BTreeSet};

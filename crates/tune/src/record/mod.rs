@@ -89,7 +89,7 @@ impl Record {
     /// Refuses records that no version writes, and numbers that JSON cannot express.
     ///
     /// # Errors
-    /// What it is, in one line.
+    /// Names the field in one line.
     fn check(&self) -> Result<(), String> {
         if !self.config.is_object() {
             return Err("config is not an object".into());

@@ -52,7 +52,7 @@ impl Winner {
     /// Refuses winners that no version writes, and numbers that JSON cannot express.
     ///
     /// # Errors
-    /// What it is, in one line.
+    /// Names the number in one line.
     pub(super) fn check(&self) -> Result<(), String> {
         if !(self.median_ns > 0.0 && self.median_ns.is_finite()) {
             return Err(format!("winner: median_ns {} is not a positive number", self.median_ns));
