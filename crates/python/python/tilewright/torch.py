@@ -276,6 +276,9 @@ class _Graph:
             compiled = self._compiled.get(self._key(arguments))
             if compiled is not None:
                 return compiled([arguments[at] for at in self._inputs])
+        if self._n_compiled >= _MOST_COMPILED:
+            _say(f"its sizes or weights are of a {_MOST_COMPILED + 1}th kind (the others stay compiled)")
+            return self._graph(*arguments)
         with self._lock:
             return self._first(arguments)
 
@@ -315,8 +318,6 @@ class _Graph:
         if self._weights is None or not self._are_known(arguments):
             self._compiled.clear()
             self._weights = [(at, value, _version(value)) for at, value in enumerate(arguments) if _is_weight(value)]
-        if self._n_compiled == _MOST_COMPILED:
-            raise _Refused(f"its sizes or weights are of a {_MOST_COMPILED + 1}th kind")
         self._n_compiled += 1
         weights = {at for at, _, _ in self._weights}
         is_input = lambda at, value: at not in weights and isinstance(value, torch.Tensor)
