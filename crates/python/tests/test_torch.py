@@ -175,6 +175,20 @@ class PyTorch(Case):
         self.check(nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 4)), (torch.randint(0, 50, (3, 7)),))
         self.check(mlp.bfloat16(), (torch.randn(4, 64).bfloat16(),), tolerance=2e-2)
 
+    def test_numbers_of_modules_may_be_dynamic(self):
+        # Such as the epsilon of a normalization, which PyTorch then passes as a tensor.
+        model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32, eps=0.5), torch.nn.ReLU()).eval()
+        fast = torch.compile(model, backend="tilewright", options=self.options, dynamic=True)
+
+        def run():
+            with torch.no_grad():
+                for rows in (2, 3, 2, 3):
+                    x = torch.randn(rows, 16)
+                    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+        self.check_said([], run)
+        torch._dynamo.reset()
+
     def test_what_does_not_become_kernels_stays_with_pytorch(self):
         class Adds(torch.nn.Module):
             def forward(self, x):

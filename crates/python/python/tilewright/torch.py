@@ -14,6 +14,7 @@ become kernels run in PyTorch, as they would have; a warning says why, once for 
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import pathlib
@@ -88,15 +89,17 @@ class _Bound(torch.nn.Module):
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Keeps to itself what the exporter has to say of operators that nobody asked for."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 def _encoder_layer(
@@ -253,11 +256,32 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def _with_numbers(graph: Any) -> tuple[Any, frozenset[int]]:
+    """Returns a graph that takes numbers as such, and the places of these among its arguments.
+
+    With `dynamic=True` PyTorch passes a module's floating-point numbers as tensors of which the graph takes the item:
+    to the exporter that is data, on which nothing may depend.
+    """
+    is_item = lambda node: node.op == "call_method" and node.target == "item"
+    arguments = lambda of: [node for node in of.nodes if node.op == "placeholder"]
+    given = arguments(graph.graph) if hasattr(graph, "graph") else []
+    numbers = frozenset(at for at, node in enumerate(given) if node.users and all(map(is_item, node.users)))
+    if not numbers:
+        return graph, numbers
+    own = copy.deepcopy(graph.graph)
+    for at, number in enumerate(arguments(own)):
+        for item in list(number.users) if at in numbers else []:
+            item.replace_all_uses_with(number)
+            own.erase_node(item)
+    return torch.fx.GraphModule(graph, own), numbers
+
+
 class _Graph:
     """A graph of `torch.compile`: compiled for the sizes that it is called with, or left to PyTorch."""
 
     def __init__(self, graph: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self._graph = graph
+        self._exportable, self._numbers = _with_numbers(graph)
         self._options = options
         self._compiled: dict[Any, _Compiled] = {}
         self._weights: list[tuple[int, Any, int]] | None = None
@@ -290,8 +314,12 @@ class _Graph:
         """Returns what a model is compiled for: the sizes of the inputs, and arguments that are no tensors."""
         weights = {at for at, _, _ in self._weights or []}
         tensor = lambda value: (tuple(value.shape), value.dtype)
-        rest = [value for at, value in enumerate(arguments) if at not in weights]
+        rest = [value for at, value in enumerate(self._valued(arguments)) if at not in weights]
         return tuple(tensor(value) if isinstance(value, torch.Tensor) else value for value in rest)
+
+    def _valued(self, arguments: Sequence[Any]) -> list[Any]:
+        """Returns arguments with numbers in the places of tensors that stand for them."""
+        return [value.item() if at in self._numbers else value for at, value in enumerate(arguments)]
 
     def _first(self, arguments: Sequence[Any]) -> Any:
         """Compiles for these arguments, and returns PyTorch's answer, which ours is compared with."""
@@ -317,13 +345,15 @@ class _Graph:
                 raise _Refused(f"a tensor is on {value.device}, and models run on the CPU")
         if self._weights is None or not self._are_known(arguments):
             self._compiled.clear()
-            self._weights = [(at, value, _version(value)) for at, value in enumerate(arguments) if _is_weight(value)]
+            is_one = lambda at, value: at not in self._numbers and _is_weight(value)
+            self._weights = [(at, value, _version(value)) for at, value in enumerate(arguments) if is_one(at, value)]
         self._n_compiled += 1
+        arguments = self._valued(arguments)
         weights = {at for at, _, _ in self._weights}
         is_input = lambda at, value: at not in weights and isinstance(value, torch.Tensor)
         self._inputs = [at for at, value in enumerate(arguments) if is_input(at, value)]
         inputs = [arguments[at] for at in self._inputs]
-        return _export(_Bound(self._graph, arguments, self._inputs), inputs), inputs
+        return _export(_Bound(self._exportable, arguments, self._inputs), inputs), inputs
 
 
 def _settings(options: Mapping[str, Any] | None) -> dict[str, Any]:
