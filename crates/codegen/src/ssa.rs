@@ -303,6 +303,9 @@ pub enum Op {
     /// both factors as 32-bit integers, 16, 8 or 4 of them;
     /// [`Target::dot2_lanes`](tilewright_ir::Target::dot2_lanes) says which machines have it.
     DotOfHalves,
+    /// The nearest bf16 numbers of 16 or 8 lanes of f32, halves to even, as 16-bit integers; zeros for
+    /// numbers below the normal ones. Machines with [`Op::DotOfHalves`] have it.
+    NearestBf16,
     /// Bytes of two vectors of 64, picked by the low 7 bits of each byte of the first operand; all three are
     /// 16 lanes of 32-bit integers. AVX-512 VBMI alone has it.
     PickBytes,

@@ -142,3 +142,58 @@ fn nothing_comes_of_what_lies_behind_the_last_step() {
         }
     }
 }
+
+/// Sums of `a` rounded to bf16, in a copy of one of two orders, times `b`; with `others`, the copy is read
+/// outside of dot products, too.
+fn rounded_sums(is_interleaved: bool, others: bool) -> Program {
+    let fill = match is_interleaved {
+        true => "vectorized i in 16 {\n c[2*i] = a[2*i]\n c[2*i + 1] = a[2*i + 1]\n}\n",
+        false => "for h in 2 {\nvectorized i in 16 {\n c[16*h + i] = a[16*h + i]\n}\n}\n",
+    };
+    let rest = if others { "for j in 16 {\n out[j] += c[2*j] first never\n}\n" } else { "" };
+    let text = format!(
+        "program \"rounded\"\nbuffer a: f32[32] global input\nbuffer b: bf16[16, 2] global input\n\
+         buffer out: f32[16] global output\nbuffer c: bf16[32] local temporary\nloops h, i, j, k, l\n\
+         run {{\nalloc c\n{fill}vectorized j in 16 {{\n out[j] = 0.0\n}}\ndot2 k in 2 {{\nvectorized l in 16 {{\n\
+         out[l] += c[2*l + k] * b[l, k] first never\n}}\n}}\n{rest}}}\n"
+    );
+    lower::lower(&text::parse(&text).unwrap())
+}
+
+/// Copies that dot products of bf16 alone read are rounded by one instruction where the machine has it, which
+/// takes numbers below the normal ones for zeros, as the products do.
+#[test]
+fn copies_for_pairs_are_rounded_by_an_instruction() {
+    let own = Target::named("x86-64-v4").unwrap();
+    let with_pairs = Target { features: "+avx512vl,+avx512bf16".into(), cpu: "znver5".into(), ..own };
+    for (is_interleaved, others) in [(true, false), (false, false), (true, true), (false, true)] {
+        let program = rounded_sums(is_interleaved, others);
+        let assembly = String::from_utf8(emit(&program, &with_pairs, Emit::Asm).unwrap()).unwrap();
+        assert_eq!(assembly.contains("vcvtneps2bf16"), !others, "{is_interleaved} {assembly}");
+        // Numbers that lie between two of bf16, on either side of the middle and there, and about the least
+        // normal one.
+        let tails = [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff, 0x1_8000, 0x1_7fff];
+        let heads = [0x3f80_0000u32, 0xc2fe_0000, 0x0080_0000, 0x007f_0000];
+        let a: Vec<u32> = (0..32).map(|at| heads[at / 8] + tails[at % 8]).collect();
+        let nearest = |x: u32| (x + 0x7fff + (x >> 16 & 1)) & 0xffff_0000;
+        let is_normal = |x: u32| x & 0x7f80_0000 != 0;
+        let arguments = [
+            a.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>(),
+            [0x3f80u16, 0].repeat(16).iter().flat_map(|x| x.to_le_bytes()).collect(),
+            vec![0xa5; 64],
+        ];
+        for target in all_targets() {
+            let flushes = target.dot2_lanes() > 0;
+            for kernel in kernels(&program, &target) {
+                let got = run_bytes(&program, &kernel, &arguments, &Runtime::serial(), 1).pop().unwrap();
+                for (at, (got, x)) in got.as_chunks::<4>().0.iter().zip(a.iter().step_by(2)).enumerate() {
+                    let (got, rounded) = (f32::from_le_bytes(*got), f32::from_bits(nearest(*x)));
+                    let is_zero = flushes && (!is_normal(*x) && !others || !is_normal(nearest(*x)));
+                    let product = if is_zero { 0.0 } else { rounded };
+                    let expected = if others { product + rounded } else { product };
+                    assert_eq!(got, expected, "{target} {is_interleaved} {others}: {at} of {x:x}");
+                }
+            }
+        }
+    }
+}

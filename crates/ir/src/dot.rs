@@ -19,7 +19,8 @@
 //!
 //! A loop marked `dot2` goes over two bf16 numbers likewise and adds to f32 sums, as `vdpbf16ps` does: the
 //! second product first, each of the two additions rounded once, to the nearest. Factors and sums below the
-//! normal numbers count as zeros. It may go over two 16-bit integers as well, and adds to sums modulo 2^32.
+//! normal numbers count as zeros, so a copy in bf16 that only such loops read may hold zeros for f32 numbers
+//! below the normal ones. It may go over two 16-bit integers as well, and adds to sums modulo 2^32.
 
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};

@@ -3,7 +3,7 @@
 //! GPUs convert them by instructions, and f16 most CPUs do. bf16, the upper half of an f32 number, is an
 //! integer of 16 bits on a CPU, moved and rounded as such: that is exact, and needs no function of a library.
 
-use tilewright_ir::DType;
+use tilewright_ir::{BufferId, DType};
 
 use super::Generator;
 use crate::ssa::{Compare, Id, Op, Type};
@@ -40,6 +40,13 @@ impl Generator<'_> {
             true => self.m.truncate(self.bits_of_bf16(x), Type::I16.vector(lanes)),
             false => self.m.real_to_real(x, self.value_type(dtype).vector(lanes)),
         }
+    }
+
+    /// Whether an instruction rounds f32 numbers to the elements of a buffer: it gives zeros for numbers
+    /// below the normal ones, which dot products of pairs take them for.
+    pub(super) fn serves_pairs(&self, buffer: BufferId, x: Id) -> bool {
+        let lanes = self.m.type_of(x).lanes;
+        self.plan.pairs.contains(&buffer) && matches!(lanes, 8 | 16) && lanes <= self.target.dot2_lanes()
     }
 
     /// The bits of the nearest bf16 numbers, as integers of 32 bits.

@@ -99,7 +99,11 @@ impl Generator<'_> {
                 }
                 false => {
                     let x = self.eval(value, DType::F32);
-                    Operand { value: self.bits_of_bf16(x.value), ..x }
+                    let bits = match self.serves_pairs(buffer, x.value) {
+                        true => self.m.extend(self.m.nearest_bf16(x.value), Type::I32.vector(x.lanes), false),
+                        false => self.bits_of_bf16(x.value),
+                    };
+                    Operand { value: bits, ..x }
                 }
             };
             halves[*offset] = Some(self.widen(word, piece.width));

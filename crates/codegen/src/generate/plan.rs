@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use tilewright_ir::expr::{Cond, Expr, Node, Subscript};
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::{Arch, Target};
-use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, Tensor};
+use tilewright_ir::{
+    BufferId, DType, Index, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, Tensor,
+};
 
 use crate::CompileError;
 use crate::map::Map;
@@ -198,6 +200,8 @@ pub struct Plan {
     pub places: Map<BufferId, TemporaryMemory>,
     /// The scratch memory's sizes.
     pub scratch: ScratchLayout,
+    /// Copies in bf16 that only dot products of pairs read, to which numbers below the normal ones are zeros.
+    pub pairs: BTreeSet<BufferId>,
 }
 
 /// Decides where the temporaries of a program live.
@@ -205,7 +209,7 @@ pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
     if let Arch::Gpu(_) = target.arch {
         return Err(CompileError::NotCpu { target: target.name() });
     }
-    let mut plan = Plan::default();
+    let mut plan = Plan { pairs: read_by_pairs(program, target), ..Plan::default() };
     for block in program.parts() {
         let mut walk = Walk::new(program, target);
         walk.block(block);
@@ -236,6 +240,28 @@ pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
         plan.scratch.per_thread_bytes = plan.scratch.per_thread_bytes.max(layout.per_thread_bytes);
     }
     Ok(plan)
+}
+
+/// The bf16 copies that nothing but dot products of pairs reads, where the target has instructions for these.
+fn read_by_pairs(program: &Program, target: &Target) -> BTreeSet<BufferId> {
+    fn read(block: &[Stmt], in_pairs: bool, pairs: &mut BTreeSet<BufferId>, others: &mut BTreeSet<BufferId>) {
+        for stmt in block {
+            let to = if in_pairs { &mut *pairs } else { &mut *others };
+            stmt.for_each_own_read(&mut |buffer, _| to.extend([buffer]));
+            let in_pairs = in_pairs || matches!(stmt, Stmt::For(l) if l.kind == LoopKind::Tensor(Tensor::Dot2));
+            stmt.blocks().for_each(|block| read(block, in_pairs, pairs, others));
+        }
+    }
+    if target.dot2_lanes() == 0 {
+        return BTreeSet::new();
+    }
+    let (mut pairs, mut others) = (BTreeSet::new(), BTreeSet::new());
+    program.parts().into_iter().for_each(|block| read(block, false, &mut pairs, &mut others));
+    pairs.retain(|buffer| {
+        let b = program.buffer(*buffer);
+        b.dtype == DType::Bf16 && matches!(b.role, Role::Temporary | Role::Kept) && !others.contains(buffer)
+    });
+    pairs
 }
 
 /// Decides where the temporaries live that a thread of a GPU has for itself.

@@ -277,6 +277,9 @@ impl Generator<'_> {
             for (buffer, _) in passed {
                 let b = self.program.buffer(*buffer);
                 writeln!(key, "{} {:?} {:?} {}", b.name, b.dtype, b.shape, self.is_constant(*buffer))?;
+                if self.plan.pairs.contains(buffer) {
+                    writeln!(key, "for pairs")?;
+                }
             }
             let mut inside: Vec<BufferId> =
                 used.iter().copied().filter(|b| !passed.iter().any(|(p, _)| p == b)).collect();
@@ -284,6 +287,9 @@ impl Generator<'_> {
             for buffer in inside {
                 let b = self.program.buffer(buffer);
                 writeln!(key, "{} {:?} {:?} {:?}", b.name, b.dtype, b.shape, self.plan.places.get(&buffer))?;
+                if self.plan.pairs.contains(&buffer) {
+                    writeln!(key, "for pairs")?;
+                }
             }
             for var in vars {
                 writeln!(key, "{}", self.program.loop_name(*var))?;

@@ -211,7 +211,11 @@ impl Generator<'_> {
             return x;
         }
         let ty = element.vector(x.lanes.max(1));
-        let value = if dtype.is_half() { self.half_of(x.value, dtype) } else { self.m.truncate(x.value, ty) };
+        let value = match dtype {
+            DType::Bf16 if self.serves_pairs(buffer, x.value) => self.m.nearest_bf16(x.value),
+            DType::F16 | DType::Bf16 => self.half_of(x.value, dtype),
+            _ => self.m.truncate(x.value, ty),
+        };
         Operand { value, lanes: x.lanes }
     }
 

@@ -517,6 +517,11 @@ impl Printer<'_> {
                 let bits = 32 * result.map_or(0, |ty| ty.lanes);
                 self.of_bits(&format!("llvm.x86.avx512bf16.dpbf16ps.{bits}"), Vec::new(), x)
             }
+            Op::NearestBf16 => {
+                let bits = 32 * of(0).lanes;
+                let nearest = self.of_bits(&format!("llvm.x86.avx512bf16.cvtneps2bf16.{bits}"), Vec::new(), x);
+                LLVMBuildBitCast(b, nearest, ty, UNNAMED)
+            }
             Op::PickBytes => self.pick_bytes(x),
             Op::Tf32 => {
                 let bits = self.intrinsic("llvm.nvvm.f2tf32.rna", Vec::new(), x);

@@ -514,6 +514,11 @@ impl Builder {
         self.compute(Op::DotOfHalves, smallvec![sums, a, b], self.type_of(sums))
     }
 
+    /// The nearest bf16 numbers, as 16-bit integers: see [`Op::NearestBf16`].
+    pub fn nearest_bf16(&self, x: Id) -> Id {
+        self.compute(Op::NearestBf16, smallvec![x], Type::I16.vector(self.type_of(x).lanes))
+    }
+
     /// Bytes of two vectors of 64 of them, picked by indices: see [`Op::PickBytes`].
     pub fn pick_bytes(&self, indices: Id, first: Id, second: Id) -> Id {
         self.compute(Op::PickBytes, smallvec![indices, first, second], self.type_of(indices))

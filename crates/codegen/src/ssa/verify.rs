@@ -145,6 +145,9 @@ impl Function {
                 let factors = Type::I32.vector(to.lanes);
                 to.kind == Kind::F32 && matches!(to.lanes, 4 | 8 | 16) && (*sums, *a, *b) == (to, factors, factors)
             }
+            (Op::NearestBf16, [a], Some(to)) => {
+                matches!(to.lanes, 8 | 16) && (*a, to) == (Type::F32.vector(to.lanes), Type::I16.vector(to.lanes))
+            }
             (Op::PickBytes, all, Some(to)) => {
                 to == Type::I32.vector(16) && all.len() == 3 && all.iter().all(|ty| *ty == to)
             }

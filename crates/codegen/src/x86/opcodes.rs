@@ -203,6 +203,9 @@ pub const fn dot(evex: bool) -> Opcode {
 /// Dot products of two bf16 numbers a lane: `vdpbf16ps`
 pub const DOT_OF_HALVES: Opcode = evex(2, 2, 0x52, false);
 
+/// f32 numbers rounded to bf16: `vcvtneps2bf16`
+pub const NEAREST_BF16: Opcode = evex(2, 2, 0x72, false);
+
 /// Bytes of two vectors, picked by those of the destination: `vpermi2b`
 pub const PICK_BYTES: Opcode = evex(2, 1, 0x75, false);
 

@@ -176,6 +176,10 @@ impl Selector<'_> {
                 let products = self.emit_new(Op::Binary(MULTIPLY_PAIRS), Class::Vector, &[a, b], w);
                 self.emit(Inst::new(Op::Binary(add_integers(false)), d, &[sums, products], w));
             }
+            Ssa::NearestBf16 => {
+                let x = self.reg(operand(0))?;
+                self.emit(Inst::new(Op::Unary(NEAREST_BF16), d, &[x], width(self.ty(operand(0)))));
+            }
             Ssa::PickBytes => {
                 let (indices, a, b) = (self.reg(operand(0))?, self.reg(operand(1))?, self.reg(operand(2))?);
                 self.emit(Inst::new(Op::Tied(PICK_BYTES), d, &[indices, a, b], w));
