@@ -117,6 +117,14 @@ fn clipped_numbers_become_bytes_and_numbers_again() {
                 assert_eq!(got, expected, "{name}, rounds: {rounds}");
             }
             let reals = elementwise(DType::F32, DType::F32, x.len(), |x| Expr::cast(DType::F32, value(x)));
+            // Without the cast to the type of the elements.
+            let stored = elementwise(DType::F32, to, x.len(), |x| match value(x) {
+                Expr::Cast(_, number) => *number,
+                value => value,
+            });
+            for (name, got) in results(&stored, &in_memory(DType::F32, &x), expected.len()) {
+                assert_eq!(got, expected, "{name}, as stored, rounds: {rounds}");
+            }
             // An integer has no negative zero.
             let expected: Vec<u8> = x.iter().flat_map(|x| (reference(*x) + 0.0).to_le_bytes()).collect();
             for (name, got) in results(&reals, &in_memory(DType::F32, &x), expected.len()) {

@@ -17,12 +17,16 @@ use crate::ssa::{Compare, Id, Kind, Linkage, Op, Rounding, Type};
 /// Fewest lanes of a vector of integers that is narrowed with saturation.
 const LEAST_SATURATED: usize = 4;
 
+/// Whether a type is an integer in fewer bits than it is computed in.
+fn is_narrow(dtype: DType) -> bool {
+    matches!(dtype, DType::I8 | DType::U8 | DType::I16 | DType::U16)
+}
+
 /// A number that a cast to an integer type is of, with the type it is computed in, where the type is known to
 /// hold it.
 fn float_within(x: &Expr, to: DType) -> Option<(DType, &Expr)> {
     let Expr::Cast(from @ (DType::F32 | DType::F64), x) = x else { return None };
-    let is_held = matches!(to, DType::I8 | DType::U8 | DType::I16 | DType::U16) && range::fits(x, to);
-    is_held.then(|| (*from, without_cast(x, *from)))
+    (is_narrow(to) && range::fits(x, to)).then(|| (*from, without_cast(x, *from)))
 }
 
 /// A number that a cast to an integer type is of, kept between 0 and a bound that the type holds, with the
@@ -41,8 +45,18 @@ fn clip_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
         (BinaryOp::Min, BinaryOp::Max) => (second, first),
         _ => return None,
     };
-    let is_narrow = matches!(to, DType::I8 | DType::U8 | DType::I16 | DType::U16);
-    (is_narrow && low == 0.0 && high > 0.0).then(|| (*from, without_cast(x, *from), high))
+    (is_narrow(to) && low == 0.0 && high > 0.0).then(|| (*from, without_cast(x, *from), high))
+}
+
+/// As [`clip_within`], of a number of which the cast makes 0 by a condition where it is NaN.
+fn chosen_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
+    let Expr::Cast(from @ (DType::F32 | DType::F64), x) = x else { return None };
+    let Expr::Select(cond, inside, otherwise) = without_cast(x, *from) else { return None };
+    let Expr::Binary(BinaryOp::Min, least, high) = without_cast(inside, *from) else { return None };
+    let (Cond::Less(low, x), Expr::Const(high)) = (&**cond, &**high) else { return None };
+    let is_held = is_narrow(to) && *high > 0.0 && to.wrap(*high as i128) as f64 == *high;
+    let is_clip = x == least && [low, otherwise].into_iter().all(|end| **end == Expr::Const(0.0));
+    (is_held && is_clip).then(|| (*from, without_cast(least, *from), *high))
 }
 
 /// The numbers that are rounded and the integer, the same in all lanes and between two ends, that is added to
@@ -52,7 +66,11 @@ fn rounded_and_shifted(x: &Expr, ends: [f64; 2], lane: Option<LoopId>) -> Option
     let Expr::Unary(UnaryOp::Round, x) = without_cast(x, DType::F32) else { return None };
     let shift = without_cast(shift, DType::F32);
     let is_within = range::range(shift).is_some_and(|[low, high]| ends[0] <= low && high <= ends[1]);
-    let is_integer = matches!(shift, Expr::Cast(to, _) if !to.is_float());
+    let is_integer = match shift {
+        Expr::Cast(to, _) => !to.is_float(),
+        Expr::Const(v) => v.fract() == 0.0,
+        _ => false,
+    };
     (is_within && is_integer && lane.is_none_or(|lane| !shift.uses(lane))).then(|| (without_cast(x, DType::F32), shift))
 }
 
@@ -715,6 +733,13 @@ impl Generator<'_> {
     /// The element of a buffer that is stored of a value.
     pub(super) fn stored(&mut self, buffer: BufferId, value: &Expr) -> Operand {
         let dtype = self.program.buffer(buffer).dtype;
+        // Of a number that the type holds, as cast to the type.
+        if let Expr::Cast(DType::F32 | DType::F64, x) = value
+            && is_narrow(dtype)
+            && range::fits(x, dtype)
+        {
+            return self.stored(buffer, &Expr::cast(dtype, value.clone()));
+        }
         if let Some(saturated) = self.stored_saturated(dtype, value) {
             return saturated;
         }
@@ -731,7 +756,7 @@ impl Generator<'_> {
         let Expr::Cast(to, inside) = value else { return None };
         let width = self.f.lanes.map_or(0, |l| l.piece.width);
         let is_served = (LEAST_SATURATED..=self.target.vector_bits as usize / 32).contains(&width);
-        let (from, x, high) = clip_within(inside, *to)?;
+        let (from, x, high) = clip_within(inside, *to).or_else(|| chosen_within(inside, *to))?;
         let ends = [0.0, if dtype == DType::U8 { 255.0 } else { 65535.0 }];
         let is_whole_type = *to == dtype && dtype.is_unsigned() && high == ends[1];
         if !is_served || !is_whole_type || from != DType::F32 || !plan::has_masks(self.target) {
