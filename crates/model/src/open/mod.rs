@@ -562,7 +562,12 @@ impl Fused {
     /// A nest over rows of its own kernel, else with open loops.
     fn open_nest(&self, kernel: &Kernel, open: &OpenNet, rows: &Net) -> Result<Kernel, Refused> {
         let of = |net: &Net, id: ValueId| if kernel.in_blocks > 1 { block_of(net, id, kernel.in_blocks) } else { 1 };
-        let same = |made: Kernel| Kernel { in_blocks: kernel.in_blocks, origin: kernel.origin.clone(), ..made };
+        // Images that are read in another layout than they are computed in are values of their own.
+        let same = |made: Kernel| {
+            let (inputs, origin) = (kernel.inputs.clone(), kernel.origin.clone());
+            assert_eq!(made.inputs.len(), inputs.len(), "a nest of the same nodes reads as many values");
+            Kernel { inputs, in_blocks: kernel.in_blocks, origin, ..made }
+        };
         if let Some(size) = self.row_size(kernel, open) {
             // Blocks are those of the whole image: one that has a single row is none.
             let made = nest(rows, &kernel.members, &|id| of(&self.net, id))?;

@@ -298,6 +298,17 @@ fn a_network_of_images_takes_any_number_of_them() {
 }
 
 #[test]
+fn images_in_blocks_are_read_as_plain_ones() {
+    let statements = "
+        w = weights[64 256 1 1]
+        b = weights[64]
+        c = Conv[kernel_shape=1 1](x, w)
+        t = Transpose[perm=0 2 3 1](c)
+        y = Add(t, b)";
+    check(&dim("n", 1, 6, 1), ["x[n 256 14 14]", "y[n 14 14 64]"], statements);
+}
+
+#[test]
 fn what_needs_a_number_is_named() {
     let refused = |dim: &Dim, ports: [&str; 2], statements: &str, expected: &[&str]| {
         let graph = graph_of(ports[0], ports[1], statements);
