@@ -432,7 +432,7 @@ impl<'a> Importer<'a, '_> {
         attributes: Attributes,
     ) -> Result<(), ReadError> {
         let mut draft = Draft::default();
-        let drawn = row.ok_or_else(not_supported);
+        let drawn = row.ok_or_else(|| not_supported(node.domain));
         let drawn = drawn.and_then(|row| draw(row, node, opsets, (&inputs, outputs.len()), attributes, &mut draft));
         let ports = match drawn {
             Ok(ports) => ports,
@@ -555,7 +555,7 @@ fn make_op(
     attributes: Attributes,
     bodies: Vec<(String, Body)>,
 ) -> Result<Op, OpError> {
-    let row = find(plain_domain(node.domain), node.op_type).ok_or_else(not_supported)?;
+    let row = find(plain_domain(node.domain), node.op_type).ok_or_else(|| not_supported(node.domain))?;
     let version = version_of(node, opsets, row.since)?;
     let n_captured: usize = bodies.iter().map(|(_, body)| body.captures.len()).sum();
     let given = given(&inputs[..inputs.len() - n_captured], &row.n_inputs)?;
@@ -584,8 +584,14 @@ fn draw(
     }
 }
 
-fn not_supported() -> OpError {
-    unsupported!("this operator is not supported")
+fn not_supported(domain: &str) -> OpError {
+    match domain {
+        // Its weights lie in an order that the file does not tell.
+        "com.microsoft.nchwc" => unsupported!(
+            "ONNX Runtime optimized the model for one kind of CPU (save it with ORT_ENABLE_EXTENDED at most)"
+        ),
+        _ => unsupported!("this operator is not supported"),
+    }
 }
 
 /// The version of an operator: the last of those in which it changed that is not after the model's.

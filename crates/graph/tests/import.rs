@@ -314,6 +314,82 @@ fn operators_of_onnx_runtime_are_functions() {
     assert!(said.contains("(com.microsoft.Attention") && said.contains("not supported with these inputs"), "{said}");
 }
 
+/// An LSTM with weights of bytes multiplies them by inputs, and at each step by states, that are rounded to
+/// the levels of their range.
+#[test]
+fn a_dynamically_quantized_lstm_rounds_inputs_and_states() {
+    let cycle = |n: usize, seed: usize| (0..n).map(move |at| ((at * 7 + seed) % 23) as i128);
+    let numbers = |shape: &[usize], seed| {
+        let x: Vec<f64> = cycle(shape.iter().product(), seed).map(|x| x as f64 / 9.0 - 1.1).collect();
+        Tensor::from_floats(DType::F32, shape, &x)
+    };
+    let bytes = |dtype, shape: &[usize], seed| {
+        Tensor::from_integers(dtype, shape, &cycle(shape.iter().product(), seed).collect::<Vec<_>>())
+    };
+    let (w, r) = (bytes(DType::U8, &[1, 3, 8], 1), bytes(DType::I8, &[1, 2, 8], 2));
+    let by_gate: Vec<f64> = (0..8).map(|at| f64::from(1 << (at % 3)) / 64.0).collect();
+    // The weights as numbers, with rows and columns the other way round.
+    let turned = |x: &Tensor, zero: f64, scale: &dyn Fn(usize) -> f64| {
+        let (x, n) = (x.floats(), x.shape()[1]);
+        let element = |at: usize| (x[at % n * 8 + at / n] - zero) * scale(at / n);
+        Tensor::from_floats(DType::F32, [1, 8, n], &(0..8 * n).map(element).collect::<Vec<_>>())
+    };
+    let known = [
+        ("fw", turned(&w, 11.0, &|_| 0.0625)),
+        ("fr", turned(&r, 9.0, &|gate| by_gate[gate])),
+        ("w", w),
+        ("r", r),
+        ("b", numbers(&[1, 16], 3)),
+        ("sw", Tensor::from_floats(DType::F32, [1], &[0.0625])),
+        ("zw", Tensor::from_integers(DType::U8, [1], &[11])),
+        ("sr", Tensor::from_floats(DType::F32, [1, 8], &by_gate)),
+        ("zr", Tensor::from_integers(DType::I8, [1, 8], &[9; 8])),
+    ];
+    let x = numbers(&[2, 2, 3], 4);
+    let value = |nodes: &[Vec<u8>]| {
+        let mut graph = nodes.concat();
+        known.iter().for_each(|(name, x)| graph.extend(field(5, tensor(name, x))));
+        graph.extend(field(11, declared("x", DType::F32, &[2, 2, 3])));
+        graph.extend(field(12, field(1, "y")));
+        evaluate(&read(&model(20, graph)).unwrap(), &[("x", x.clone())]).unwrap().remove(0)
+    };
+    let hidden = [("hidden_size", Attr::Int(2))];
+    let given = ["x", "w", "r", "b", "", "", "", "", "sw", "zw", "sr", "zr"];
+    let own = node_of("com.microsoft", "DynamicQuantizeLSTM", &given, &["y"], &hidden);
+    let rounded = |x: &str, to: &str| {
+        let [q, s, z] = ["q", "s", "z"].map(|part| format!("{to}.{part}"));
+        let levels = node("DynamicQuantizeLinear", &[x], &[&q, &s, &z], &[]);
+        [levels, node("DequantizeLinear", &[&q, &s, &z], &[to], &[])].concat()
+    };
+    let plain = [
+        rounded("x", "all"),
+        node("Split", &["all"], &["x0", "x1"], &[("num_outputs", Attr::Int(2))]),
+        node("LSTM", &["x0", "fw", "fr", "b"], &["y0", "h0", "c0"], &hidden),
+        rounded("h0", "state"),
+        node("LSTM", &["x1", "fw", "fr", "b", "", "state", "c0"], &["y1"], &hidden),
+        node("Concat", &["y0", "y1"], &["y"], &[("axis", Attr::Int(0))]),
+    ];
+    agree(&value(&[own]), &value(&plain)).unwrap();
+}
+
+/// ONNX Runtime's optimizer writes an operator of a later opset into models, and operators that only fit the
+/// CPU on which it ran.
+#[test]
+fn optimized_models_of_onnx_runtime_are_read_unless_for_one_cpu() {
+    let x = Tensor::from_floats(DType::F32, [2, 3], &[1.0, -2.0, 0.5, 4.0, 0.0, 1.5]);
+    let scale = Tensor::from_floats(DType::F32, [3], &[1.0, 2.0, 0.5]);
+    let value = |opset: i64| {
+        let given = [Some(x.clone()), Some(scale.clone())];
+        let graph = read(&single("LayerNormalization", opset, &[], &given, 1)).unwrap();
+        evaluate(&graph, &[("a", x.clone()), ("b", scale.clone())]).unwrap().remove(0)
+    };
+    assert_eq!(value(11).floats(), value(17).floats());
+    let graph = [node_of("com.microsoft.nchwc", "Conv", &["x", "x"], &["y"], &[]), field(12, field(1, "y"))];
+    let graph = [&graph.concat()[..], &field(11, declared("x", DType::F32, &[1, 16, 4, 4]))].concat();
+    let said = specialise(&read(&model(17, graph)).unwrap(), &Bindings::default()).problems[0].to_string();
+    assert!(said.contains("for one kind of CPU (save it with ORT_ENABLE_EXTENDED at most)"), "{said}");
+}
+
 /// Operators that ONNX Runtime's optimizer and quantizer write compute the same as ONNX's own.
 #[test]
 fn saved_models_of_onnx_runtime_are_read() {

@@ -9,8 +9,8 @@ use crate::error::unsupported;
 const DOMAIN: &str = "com.microsoft";
 
 /// Definitions of operators by others: `name(inputs) defaults -> outputs: statements`. An input `_` is left
-/// out, one with `?` may be, an output `_` is not computed; `@` is an attribute of the call. Unnamed
-/// attributes are 0 where they are given.
+/// out, one with `?` may be, an output `_` is not computed; `@` is an attribute of the call. An attribute
+/// with the default `?` may be left out. Unnamed attributes are 0 where they are given.
 const FUNCTIONS: &[&str] = &[
     "Gelu(x) -> y: y = Gelu(x)",
     "QuickGelu(x) alpha=1.702 -> y: y = Swish[alpha=@alpha](x)",
@@ -99,6 +99,16 @@ const FUNCTIONS: &[&str] = &[
     "DynamicQuantizeMatMul(a, b, sb, zb?, c) -> y: \
      q, sa, za = DynamicQuantizeLinear(a); p = MatMulInteger(q, b, za, zb); f = Cast[to=1](p); \
      s = Mul(sa, sb); t = Mul(f, s); y = Add(t, c)",
+    "DynamicQuantizeLSTM(x, w, r, b?, lens?, h?, c?, p?, sw, zw, sr, zr) hidden_size=0 direction=forward \
+     input_forget=0 activations=? activation_alpha=? activation_beta=? clip=? -> y, oh, oc: \
+     each = Constant[value_ints=0 1 -1](); \
+     nw = Cast[to=1](w); aw = Reshape(zw, each); bw = Cast[to=1](aw); cw = Sub(nw, bw); dw = Reshape(sw, each); \
+     ew = Mul(cw, dw); fw = Transpose[perm=0 2 1](ew); \
+     nr = Cast[to=1](r); ar = Reshape(zr, each); br = Cast[to=1](ar); cr = Sub(nr, br); dr = Reshape(sr, each); \
+     er = Mul(cr, dr); fr = Transpose[perm=0 2 1](er); \
+     y, oh, oc = com.microsoft.LSTM[hidden_size=@hidden_size, direction=@direction, input_forget=@input_forget, \
+     activations=@activations, activation_alpha=@activation_alpha, activation_beta=@activation_beta, clip=@clip]\
+     (x, fw, fr, b, lens, h, c, p)",
     "QAttention(x, w, b, sx, sw, _, zx?, zw?) num_heads=1 -> y, _: \
      s = com.microsoft.MatMulIntegerToFloat(x, w, sx, sw, zx, zw, b); \
      q, k, v = Split[axis=-1, num_outputs=3](s); \
@@ -114,6 +124,9 @@ const FUNCTIONS: &[&str] = &[
      c = DequantizeLinear(of_kinds, sk, zk); d = DequantizeLinear(g, sg, zg); e = DequantizeLinear(o, so, zo); \
      y = com.microsoft.EmbedLayerNormalization[epsilon=@epsilon](ids, kinds, a, b, c, d, e)",
 ];
+
+/// Kind of an attribute that has no default.
+const LEFT_OUT: i64 = 0;
 
 /// Operators of ONNX's own domain, as in [`FUNCTIONS`].
 const PLAIN: &[&str] = &["SwiGLU(a, b) alpha=1.0 -> y: gate = Swish[alpha=@alpha](a); y = Mul(gate, b)"];
@@ -167,6 +180,7 @@ pub fn known<'a>(node: &NodeProto<'a>) -> Option<Result<FunctionProto<'a>, OpErr
     if let Some(other) = node.attributes.iter().find(|attribute| !is_named(attribute.name) && !is_zero(attribute)) {
         return Some(Err(unsupported!("attribute `{}` is not supported", other.name)));
     }
+    function.defaults.retain(|default| default.kind != LEFT_OUT);
     let is_asked = |(at, name): (usize, &&str)| *name == "_" && node.outputs.get(at).is_some_and(|out| !out.is_empty());
     if let Some(at) = function.outputs.iter().enumerate().position(is_asked) {
         return Some(Err(unsupported!("its output {} is not supported", at + 1)));
@@ -206,12 +220,15 @@ fn read<'a>(call: &NodeProto<'a>, row: &'static str) -> FunctionProto<'a> {
     }
 }
 
-/// An attribute, as `name=value`: one of the call, an integer, several, another number, or a word.
+/// An attribute, as `name=value`: one without a default, one of the call, an integer, several, another
+/// number, or a word.
 fn attribute(text: &'static str) -> AttributeProto<'static> {
     let (name, value) = text.split_once('=').expect("an attribute has a value");
     let mut attribute = AttributeProto { name, ..AttributeProto::default() };
     let whole = |text: &str| text.parse::<i64>();
-    if let Some(reference) = value.strip_prefix('@') {
+    if value == "?" {
+        attribute.kind = LEFT_OUT;
+    } else if let Some(reference) = value.strip_prefix('@') {
         attribute.reference = reference;
     } else if let Ok(numbers) = value.split(' ').map(whole).collect::<Result<Vec<i64>, _>>() {
         // The names of lists end so.

@@ -135,7 +135,8 @@ pub(super) const ROWS: &[Operator] = &[
         let epsilon = node.float_or("epsilon", 1e-5)?;
         Ok(GroupNormalization { epsilon, n_groups: size(n_groups)?, scales_groups: node.version < 21 }.into())
     }),
-    row("LayerNormalization", &[17], 2..=3, |node| {
+    // ONNX Runtime has it at all opsets, and its optimizer writes it into older models.
+    row("LayerNormalization", &[1, 17], 2..=3, |node| {
         let _ = node.int("stash_type")?;
         Ok(LayerNormalization { axis: node.int_or("axis", -1)?, epsilon: node.float_or("epsilon", 1e-5)? }.into())
     }),

@@ -203,6 +203,16 @@ impl Operation for DequantizeLinear {
     }
 }
 
+/// Numbers as whole multiples of a scale, plus a zero point, between 0 and 255, both of the numbers' range.
+pub(super) fn by_range(numbers: &[f64]) -> (Vec<f64>, f64, f64) {
+    let (low, high) = numbers.iter().fold((0.0_f64, 0.0_f64), |(low, high), &x| (low.min(x), high.max(x)));
+    let scale = f64::from(((high - low) / 255.0) as f32);
+    let scale = if scale == 0.0 { 1.0 } else { scale };
+    let zero = saturated(f64::from((-low / scale) as f32), DType::U8);
+    let level = |x: &f64| saturated(f64::from((*x / scale) as f32).round_ties_even() + zero, DType::U8);
+    (numbers.iter().map(level).collect(), scale, zero)
+}
+
 impl Operation for DynamicQuantizeLinear {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let shape = inputs.shape(0)?;
@@ -211,14 +221,7 @@ impl Operation for DynamicQuantizeLinear {
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let x = inputs.tensor(0)?;
-        let mut numbers = x.floats();
-        let (low, high) = numbers.iter().fold((0.0_f64, 0.0_f64), |(low, high), &x| (low.min(x), high.max(x)));
-        let scale = f64::from(((high - low) / 255.0) as f32);
-        let scale = if scale == 0.0 { 1.0 } else { scale };
-        let zero = saturated(f64::from((-low / scale) as f32), DType::U8);
-        numbers
-            .iter_mut()
-            .for_each(|x| *x = saturated(f64::from((*x / scale) as f32).round_ties_even() + zero, DType::U8));
+        let (numbers, scale, zero) = by_range(&x.floats());
         Ok(vec![
             Tensor::from_floats(DType::U8, x.shape(), &numbers),
             Tensor::scalar(DType::F32, scale),

@@ -1,5 +1,6 @@
 //! Recurrent networks: RNN, GRU and LSTM.
 
+use super::quantize::by_range;
 use super::util::size;
 use super::{Import, Inputs, Op, Operation, Operator, Unary, row};
 use crate::error::invalid;
@@ -17,6 +18,9 @@ pub enum Cell {
     Lstm {
         /// The forget gate is what the input gate leaves.
         couples_gates: bool,
+        /// Inputs and states are rounded to 256 levels of their range ahead of products: all inputs by one
+        /// range, the states of a batch by one at each step.
+        rounds: bool,
     },
 }
 
@@ -125,11 +129,15 @@ pub(super) const ROWS: &[Operator] = &[
         let resets_behind = node.flag("linear_before_reset", false)?;
         import(node, Cell::Gru { resets_behind }, &["Sigmoid", "Tanh"])
     }),
-    row("LSTM", &[7, 14, 22], 3..=8, |node| {
-        let couples_gates = node.flag("input_forget", false)?;
-        import(node, Cell::Lstm { couples_gates }, &["Sigmoid", "Tanh", "Tanh"])
-    }),
+    row("LSTM", &[7, 14, 22], 3..=8, |node| lstm(node, false)),
+    // What ONNX Runtime's `DynamicQuantizeLSTM` becomes once its weights are numbers.
+    Operator { domain: "com.microsoft", name: "LSTM", since: &[1], n_inputs: 3..=8, import: |node| lstm(node, true) },
 ];
+
+fn lstm(node: &Import, rounds: bool) -> Result<Op, OpError> {
+    let couples_gates = node.flag("input_forget", false)?;
+    import(node, Cell::Lstm { couples_gates, rounds }, &["Sigmoid", "Tanh", "Tanh"])
+}
 
 /// A network's sizes.
 struct Sizes {
@@ -138,6 +146,12 @@ struct Sizes {
     n: usize,
     directions: usize,
     gates: usize,
+}
+
+/// Rounds numbers to the levels of `DynamicQuantizeLinear`, which are 256 over their range and zero.
+fn round_by_range(numbers: &mut [f64]) {
+    let (levels, scale, zero) = by_range(numbers);
+    numbers.iter_mut().zip(levels).for_each(|(x, level)| *x = (level - zero) * scale);
 }
 
 impl Recurrent {
@@ -200,7 +214,11 @@ impl Operation for Recurrent {
         let Sizes { steps, batch, n, directions, gates } = sizes;
         let h = self.hidden;
         let rows = gates * h;
-        let x = inputs.tensor(0)?.floats();
+        let rounds = matches!(self.cell, Cell::Lstm { rounds: true, .. });
+        let mut x = inputs.tensor(0)?.floats();
+        if rounds {
+            round_by_range(&mut x);
+        }
         let (w, r) = (inputs.tensor(1)?.floats(), inputs.tensor(2)?.floats());
         let bias = inputs.optional_tensor(3)?.map_or_else(|| vec![0.0; directions * 2 * rows], Tensor::floats);
         let lengths = inputs.optional_i64s(4)?.unwrap_or_else(|| vec![steps as i64; batch]);
@@ -223,17 +241,20 @@ impl Operation for Recurrent {
             let act = |k: usize, x: f64| self.activations[d * per_direction + k].of_float(clip(x));
             let (w, r) = (&w[d * rows * n..][..rows * n], &r[d * rows * h..][..rows * h]);
             let (wb, rb) = bias[d * 2 * rows..][..2 * rows].split_at(rows);
-            for b in 0..batch {
-                let length = lengths[b] as usize;
-                let state = (d * batch + b) * h;
-                for step in 0..length {
-                    let t = if is_reverse { length - 1 - step } else { step };
+            for step in 0..steps {
+                let mut read = hidden[d * batch * h..(d + 1) * batch * h].to_vec();
+                if rounds {
+                    round_by_range(&mut read);
+                }
+                for b in (0..batch).filter(|&b| step < lengths[b] as usize) {
+                    let state = (d * batch + b) * h;
+                    let t = if is_reverse { lengths[b] as usize - 1 - step } else { step };
                     let at = if self.batch_first { b * steps + t } else { t * batch + b };
                     let x = &x[at * n..(at + 1) * n];
                     let before = hidden[state..state + h].to_vec();
                     let from_x = |row: usize| dot(&w[row * n..(row + 1) * n], x) + wb[row];
                     let from_h = |row: usize, h_: &[f64]| dot(&r[row * h..(row + 1) * h], h_) + rb[row];
-                    let gate = |row: usize| from_x(row) + from_h(row, &before);
+                    let gate = |row: usize| from_x(row) + from_h(row, &read[b * h..(b + 1) * h]);
                     match self.cell {
                         Cell::Rnn => (0..h).for_each(|j| hidden[state + j] = act(0, gate(j))),
                         Cell::Gru { resets_behind } => {
@@ -250,7 +271,7 @@ impl Operation for Recurrent {
                                 hidden[state + j] = (1.0 - z[j]) * new + z[j] * before[j];
                             }
                         }
-                        Cell::Lstm { couples_gates } => {
+                        Cell::Lstm { couples_gates, .. } => {
                             for j in 0..h {
                                 let peep = |k: usize| peepholes.as_ref().map_or(0.0, |p| p[(d * 3 + k) * h + j]);
                                 let c = cells[state + j];

@@ -91,9 +91,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Numbers as `u8` by a scale and a zero point of their range.
-    pub(super) fn quantize_by_range(&mut self) -> Lowered {
-        let x = self.input(0)?;
+    /// Numbers as whole multiples of a scale of their range, plus a zero point, with both; all still in f32.
+    fn by_range(&mut self, x: ValueId) -> Lowered<[ValueId; 3]> {
         let shape = self.net.shape(x).to_vec();
         self.need_f32(x)?;
         let (flat, one) = ([shape.iter().product::<i64>()], [1]);
@@ -109,8 +108,21 @@ impl Job<'_> {
         let multiple = of(UnaryOp::Round, Expr::binary(BinaryOp::Div, input(0), input(1)));
         let value = quantized(add(multiple, input(2)), 0.0, 255.0);
         let multiple = self.step("multiple", Kind::Map(value), &[x, scale, zero], &shape);
+        Ok([multiple, scale, zero])
+    }
+
+    /// Rounds numbers to the 256 levels of their range.
+    pub(super) fn rounded_by_range(&mut self, x: ValueId) -> Lowered<ValueId> {
+        let levels = self.by_range(x)?;
+        let shape = self.net.shape(x).to_vec();
+        Ok(self.step("rounded", Kind::Map(mul(sub(input(0), input(2)), input(1))), &levels, &shape))
+    }
+
+    /// Numbers as `u8` by a scale and a zero point of their range.
+    pub(super) fn quantize_by_range(&mut self) -> Lowered {
+        let x = self.input(0)?;
         let outputs = self.outputs.clone();
-        for (from, to) in [multiple, scale, zero].into_iter().zip(outputs) {
+        for (from, to) in self.by_range(x)?.into_iter().zip(outputs) {
             let Some(to) = to else { continue };
             let from = match self.net.shape(from) == self.net.shape(to) {
                 true => from,

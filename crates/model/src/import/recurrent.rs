@@ -78,6 +78,11 @@ impl Way<'_> {
     }
 }
 
+/// Whether inputs and states are rounded by their range ahead of products.
+fn rounds(op: &Recurrent) -> bool {
+    matches!(op.cell, Cell::Lstm { rounds: true, .. })
+}
+
 /// State that a step passes to the next one: hidden state, and of an LSTM the cell.
 type State = (ValueId, Option<ValueId>);
 
@@ -126,6 +131,10 @@ impl Job<'_> {
             || NoCode::Size { what: "steps of all directions", size: steps * n_directions, most: MOST_STEPS };
         need(steps * n_directions <= MOST_STEPS, too_large)?;
         let inside = self.inside(steps, batch)?;
+        // Backwards, shorter sequences of a batch begin later, and are rounded with others in other steps.
+        let is_in_step = !rounds(op) || inside.is_none() || batch == 1 || op.direction == Direction::Forward;
+        need(is_in_step, || NoCode::Form("sequences of several lengths, rounded together and backwards"))?;
+        let x = if rounds(op) { self.rounded_by_range(x)? } else { x };
         let flat = self.step("steps", Kind::View, &[x], &[steps * batch, n]);
         let way = |at: usize| Ok(Way { inside, ..self.way(op, at, flat, batch)? });
         let ways = (0..n_directions as usize).map(way).collect::<Lowered<Vec<_>>>()?;
@@ -296,7 +305,7 @@ impl Job<'_> {
         let (new, new_cell) = match way.op.cell {
             Cell::Rnn => (self.rnn(way, gates, state)?, None),
             Cell::Gru { resets_behind } => (self.gru(way, gates, state, resets_behind)?, None),
-            Cell::Lstm { couples_gates } => {
+            Cell::Lstm { couples_gates, .. } => {
                 let (state, cell) = self.lstm(way, gates, state, cell, couples_gates)?;
                 (state, Some(cell))
             }
@@ -470,16 +479,17 @@ impl Job<'_> {
     }
 
     /// Adds the state's contribution to the gates.
-    fn with_state(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>) -> ValueId {
-        let Some(state) = state else { return gates };
+    fn with_state(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>) -> Lowered<ValueId> {
+        let Some(state) = state else { return Ok(gates) };
+        let state = if rounds(way.op) { self.rounded_by_range(state)? } else { state };
         let weights = way.known.weights[0];
         let shape = [way.sizes[0], self.net.shape(gates)[1]];
         let product = self.matrix_product("state", state, weights, true);
-        self.step("gates", Kind::Map(add(input(0), input(1))), &[product, gates], &shape)
+        Ok(self.step("gates", Kind::Map(add(input(0), input(1))), &[product, gates], &shape))
     }
 
     fn rnn(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>) -> Lowered<ValueId> {
-        let gates = self.with_state(way, gates, state);
+        let gates = self.with_state(way, gates, state)?;
         Ok(self.step("state", Kind::Map(way.gate(0, input(0))?), &[gates], &way.sizes))
     }
 
@@ -492,7 +502,7 @@ impl Job<'_> {
         cell: Option<ValueId>,
         couples_gates: bool,
     ) -> Lowered<(ValueId, ValueId)> {
-        let gates = self.with_state(way, gates, state);
+        let gates = self.with_state(way, gates, state)?;
         let [i, o, f, c] = [0, 1, 2, 3].map(|gate| self.columns(gates, gate, way));
         let peep = |which: usize| way.known.peepholes.get(which).copied();
         // Inputs of the new cell: its gates, then what is optional.

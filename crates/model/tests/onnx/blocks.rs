@@ -724,6 +724,7 @@ fn recurrent_networks_of_all_kinds_and_lengths() {
                 ("GRU", 3, ", linear_before_reset=1"),
                 ("LSTM", 4, ""),
                 ("LSTM", 4, ", input_forget=1, clip=0.4"),
+                ("com.microsoft.LSTM", 4, ""),
             ] {
                 let n_kernels = [1, 2, 3, 5].map(|steps| {
                     println!("{cell} {direction}{more}: {steps} steps, batch {batch}");
@@ -759,6 +760,7 @@ fn sequences_of_a_batch_have_lengths() {
             check_recurrent(cell, "bidirectional", (2, "lengths"), steps);
         }
     }
+    check_recurrent(("com.microsoft.LSTM", 4, ""), "forward", (2, "lengths"), 4);
 }
 
 fn check_recurrent(
@@ -769,9 +771,9 @@ fn check_recurrent(
 ) -> usize {
     let n = if direction == "bidirectional" { 2 } else { 1 };
     let (state, rows) = (format!("[{n} {batch} 5]"), gates * 5);
-    let (peepholes, before, cells, c) = match cell {
-        "LSTM" => (", before, peeps", format!(", before{state}"), format!(", c{state}"), ", c"),
-        _ => ("", String::new(), String::new(), ""),
+    let (peepholes, before, cells, c) = match cell.ends_with("LSTM") {
+        true => (", before, peeps", format!(", before{state}"), format!(", c{state}"), ", c"),
+        false => ("", String::new(), String::new(), ""),
     };
     let statements = format!(
         "w = weights[{n} {rows} 3]

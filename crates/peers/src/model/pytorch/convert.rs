@@ -401,7 +401,7 @@ impl Writer<'_> {
         let Recurrent { cell, direction, activations, clip, batch_first, .. } = recurrent;
         // ONNX's gates are iofc and zrh, PyTorch's ifgo and rzn.
         let (kind, gates, wanted) = match cell {
-            Cell::Lstm { couples_gates: false } => {
+            Cell::Lstm { couples_gates: false, rounds: false } => {
                 ("lstm", "(0, 2, 3, 1)", &[Unary::Sigmoid, Unary::Tanh, Unary::Tanh][..])
             }
             Cell::Gru { resets_behind: true } => ("gru", "(1, 0, 2)", &[Unary::Sigmoid, Unary::Tanh][..]),
