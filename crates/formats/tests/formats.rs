@@ -338,6 +338,26 @@ fn winners_of_measured_results_are_written() {
     assert_eq!(String::from_utf8(text).unwrap(), "{\n    \"16\": {\"mr\":8},\n    \"128\": {\"mr\":4}\n}\n");
 }
 
+/// Parameters of a command for the places of Helion's lists are these lists to `helion.Config.load`.
+#[test]
+fn places_of_lists_are_lists_of_helion() {
+    let config = json!({
+        "sizes[0]": 64, "stages": 3, "orders[0][1]": 0, "orders[0][0]": 1, "sizes[1]": 32, "gap[1]": 5, "x]": 1
+    });
+    let line = json!({
+        "workload": "command:app-00000000", "target": "x86_64/a/512", "template": "command", "threads": 1,
+        "config": config,
+        "outcome": {"class": "no_error", "median_ns": 3.0, "min_ns": 3.0, "spread": 0.1, "n_samples": 3,
+                    "stopped_early": false},
+        "seconds": {"build": 0.1, "run": 0.2, "verify": 0.3}, "steps": "", "search": "random", "seed": 7,
+        "trial": 0, "version": "0.2.0", "toolchain": "none", "unix_time": 1_800_000_000,
+    });
+    let ours = read("records", line.to_string().as_bytes(), None, None).unwrap();
+    let text = written(named("helion").unwrap(), &ours.results);
+    let expected = json!({"sizes": [64, 32], "stages": 3, "orders": [[1, 0]], "gap[1]": 5, "x]": 1});
+    assert_eq!(serde_json::from_slice::<Json>(&text).unwrap(), expected);
+}
+
 /// `triton.Config(**config)` takes the arguments of the kernel apart from its own.
 #[test]
 fn triton_gets_arguments_of_its_configurations() {

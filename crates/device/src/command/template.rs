@@ -281,9 +281,9 @@ impl Template {
         words.map(|word| Some(word.to_owned()).filter(|word| !word.contains('$'))).collect()
     }
 
-    /// The variable in which a shell finds a value.
+    /// The variable in which a shell finds a value: that of `sizes[0]` ends with `sizes_0`.
     pub fn variable(name: &str) -> String {
-        format!("TILEWRIGHT_{name}")
+        format!("TILEWRIGHT_{}", name.replace('[', "_").replace(']', ""))
     }
 
     /// Whether it has a place for this value.
@@ -422,6 +422,18 @@ mod tests {
         );
         assert_eq!(words("cc -o {dir}/app.{tile}"), ["cc", "-o", format!("<dir>/app.{tile}").as_str()]);
         assert_eq!(words("é {dir}"), ["é", "<dir>"]);
+    }
+
+    #[test]
+    fn a_value_may_be_a_place_of_a_list() {
+        let value = |name: &str| format!("<{name}>");
+        let names = ["sizes[0]", "sizes[1]"];
+        let words = Template::words("f {sizes[0]}x{sizes[1]}", &names).unwrap().with(&value).words;
+        assert_eq!(words, ["f", "<sizes[0]>x<sizes[1]>"]);
+        let shell = Template::shell("f {sizes[0]} $TILEWRIGHT_sizes_1", &names).unwrap().with(&value);
+        assert_eq!(shell.words[2], "f \"${TILEWRIGHT_sizes_0}\" $TILEWRIGHT_sizes_1");
+        let found = [("TILEWRIGHT_sizes_0", "<sizes[0]>"), ("TILEWRIGHT_sizes_1", "<sizes[1]>")];
+        assert_eq!(shell.variables, found.map(|(name, value)| (name.to_owned(), value.to_owned())));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! # Source
 //! `helion/runtime/config.py` and `helion/autotuner/local_cache.py`.
 
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
 use serde_json::{Map, Value as Json};
@@ -54,6 +55,37 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
 /// Writes the best configuration as `helion.Config.load` reads it.
 pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
     let best = results.best().expect("invariant: there is one, which was checked");
-    serde_json::to_writer_pretty(&mut *out, &results.config(best))?;
+    let config = match results.config(best) {
+        Json::Object(config) => Json::Object(in_lists(config)),
+        other => other,
+    };
+    serde_json::to_writer_pretty(&mut *out, &config)?;
     writeln!(out)
+}
+
+/// A configuration with a list for those parameters that are its places, `sizes[0]` and so on without a gap.
+fn in_lists(config: Map<String, Json>) -> Map<String, Json> {
+    let place_of = |name: &str| {
+        let (list, place) = name.strip_suffix(']')?.rsplit_once('[')?;
+        Some((list.to_owned(), place.parse::<usize>().ok()?))
+    };
+    let mut lists: HashMap<String, BTreeMap<usize, &Json>> = HashMap::new();
+    for (name, value) in &config {
+        if let Some((list, place)) = place_of(name) {
+            lists.entry(list).or_default().insert(place, value);
+        }
+    }
+    lists.retain(|_, places| places.keys().copied().eq(0..places.len()));
+    let mut made = Map::new();
+    for (name, value) in &config {
+        match place_of(name).and_then(|(list, _)| lists.get_key_value(&list)) {
+            Some((list, places)) if !made.contains_key(list) => {
+                made.insert(list.clone(), places.values().copied().cloned().collect());
+            }
+            Some(_) => {}
+            None => drop(made.insert(name.clone(), value.clone())),
+        }
+    }
+    // Lists may be places of lists.
+    if lists.is_empty() { made } else { in_lists(made) }
 }

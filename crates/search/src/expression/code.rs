@@ -139,6 +139,10 @@ impl Compiler<'_> {
                     }
                 }
             }
+            // A parameter for one place of a list has the place in its name: `sizes[0]`.
+            Kind::Apply(Op::Item, _) if let Some(slot) = self.place(expression) => {
+                Ok((Code::Slot(slot), self.scope[slot].1.clone()))
+            }
             Kind::Apply(operator, operands) => self.apply(expression, *operator, operands),
             Kind::Compare(first, rest) => {
                 let (mut left, mut whole): (&Expression, Option<Code>) = (first, None);
@@ -170,6 +174,16 @@ impl Compiler<'_> {
                 Ok((Code::Each(Box::new(item), compiled), Type::List))
             }
         }
+    }
+
+    /// Slot of the name that an item's text is; none where the list is a comprehension's.
+    fn place(&self, item: &Expression) -> Option<usize> {
+        let name = item.name_of_place()?;
+        let is_its = |local: &str| name.strip_prefix(local).is_some_and(|place| place.starts_with('['));
+        if self.locals.iter().any(|(local, _)| is_its(local)) {
+            return None;
+        }
+        self.scope.iter().position(|(known, _)| *known == name)
     }
 
     fn refuse<T>(

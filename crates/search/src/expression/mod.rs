@@ -408,6 +408,20 @@ impl Expression {
         Expression { kind, position, depth: depth + 1 }
     }
 
+    /// Text of a name, or of an item of what has such a text, at a place that is a number.
+    fn name_of_place(&self) -> Option<String> {
+        match &self.kind {
+            Kind::Name(name) => Some(name.clone()),
+            Kind::Apply(Op::Item, operands) => match &operands[..] {
+                [list, Expression { kind: Kind::Constant(Datum::Int(place)), .. }] => {
+                    Some(format!("{}[{place}]", list.name_of_place()?))
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     fn level(&self) -> u8 {
         match &self.kind {
             Kind::Apply(operator, _) => operator.level(),

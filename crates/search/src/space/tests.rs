@@ -287,6 +287,25 @@ fn a_constraint_over_parameters_ties_those_that_it_does_not_read() {
     assert!(Constraint::parse_over("fits", "b == 1", &parameters()[..1]).is_err());
 }
 
+#[test]
+fn constraints_read_parameters_that_are_places_of_a_list() {
+    let place = |name: &str| Parameter::ordinal(name, [16, 32, 64]);
+    let size = |text: &str| {
+        let parameters = vec![place("sizes[0]"), place("sizes[1]"), place("order[0][1]")];
+        let constraint = Constraint::parse("fits", text, &parameters).map_err(|error| error.to_string())?;
+        Ok::<_, String>(Space::new("s", parameters, vec![constraint]).unwrap().size())
+    };
+    assert_eq!(size("sizes[0] * sizes[1] <= 1024"), Ok(6 * 3));
+    assert_eq!(size("sizes[0] == sizes[ 1 ] == order[0][1]"), Ok(3));
+    // Other names, and items of other lists, are not taken for them.
+    assert_eq!(size("[sizes[0], 1][1] == 1"), Ok(27));
+    assert_eq!(size("sizes[1] == 16 and sum(sizes[0] for sizes in [[5]]) == 5"), Ok(9));
+    for unknown in ["sizes[2] > 1", "sizes > 1", "sizes[-1] > 1", "sizes[True] > 1"] {
+        let error = size(unknown).unwrap_err();
+        assert!(error.starts_with("position 1: unknown name sizes; "), "{error}");
+    }
+}
+
 fn check_space_error(parameters: Vec<Parameter>, constraints: Vec<Constraint>, expected: &str) {
     assert_eq!(Space::new("bad", parameters, constraints).unwrap_err().to_string(), expected);
 }

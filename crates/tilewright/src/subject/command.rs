@@ -185,6 +185,26 @@ pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
     })
 }
 
+/// Whether a text is letters, digits and _, no word of the expressions and not [`FOLDER`].
+pub fn is_plain_name(name: &str) -> bool {
+    let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    is_plain && expression::is_name(name) && name != FOLDER
+}
+
+/// Whether a name is plain, or that of a place in a list that a plain name has, such as `sizes[0]`.
+fn is_name_or_place(name: &str) -> bool {
+    let (list, places) = name.split_at(name.find('[').unwrap_or(name.len()));
+    let is_number = |place: &str| place.parse::<u16>().is_ok_and(|number| number.to_string() == place);
+    let is_place = |place: &str| place.strip_prefix('[').is_some_and(is_number);
+    is_plain_name(list)
+        && (places.is_empty() || places.strip_suffix(']').is_some_and(|all| all.split(']').all(is_place)))
+}
+
+/// Error of a name that no parameter can have.
+pub fn refuse_name(name: &str, mend: &str) -> Error {
+    Error::input(format!("{name:?} cannot be the name of a parameter ({mend})"))
+}
+
 /// Makes the space of parameters, each with its values, under conditions.
 ///
 /// # Errors
@@ -192,13 +212,6 @@ pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
 pub fn space_of(name: &str, parameters: &[(String, Vec<Datum>)], constraints: &[String]) -> Result<Space, Error> {
     if parameters.is_empty() {
         return Err(Error::input("there are no parameters (give some, such as name=8,16,32)"));
-    }
-    for (name, _) in parameters {
-        let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !is_plain || !expression::is_name(name) || name == FOLDER {
-            let reason = "give letters, digits and _, and no word of the expressions, nor `dir`";
-            return Err(Error::input(format!("{name:?} cannot be the name of a parameter ({reason})")));
-        }
     }
     let parameters: Vec<Parameter> = parameters.iter().map(|(name, values)| Parameter::of_data(name, values)).collect();
     let constraint = |text: &String| {
@@ -215,12 +228,30 @@ impl Command {
     /// # Errors
     /// If a parameter or a constraint is none, or no configuration is left.
     pub fn space(&self) -> Result<Space, Error> {
+        self.check_names()?;
         let values = |(name, text): &(String, String)| {
             let values = parse_values(text).map_err(|error| Error::input(format!("the values of {name}: {error}")))?;
             Ok((name.clone(), values))
         };
         let parameters = self.parameters.iter().map(values).collect::<Result<Vec<_>, Error>>()?;
         space_of(COMMAND, &parameters, &self.constraints)
+    }
+
+    fn check_names(&self) -> Result<(), Error> {
+        let names = || self.parameters.iter().map(|(name, _)| name);
+        if let Some(name) = names().find(|name| !is_name_or_place(name)) {
+            let mend = "give letters, digits and _, a place as in sizes[0], no word of the expressions, nor `dir`";
+            return Err(refuse_name(name, mend));
+        }
+        let variable = |name: &String| Template::variable(name);
+        for (at, name) in names().enumerate() {
+            let is_same = |other: &&String| *other != name && variable(other) == variable(name);
+            if let Some(other) = names().take(at).find(is_same) {
+                let why = format!("{other} and {name} are both {} to a shell (rename one)", variable(name));
+                return Err(Error::input(why));
+            }
+        }
+        Ok(())
     }
 
     /// Parses the metrics.
@@ -376,6 +407,14 @@ mod tests {
         check(|of| Command { command: " ".into(), ..of }, "the command: the command is empty");
         check(|of| Command { parameters: Vec::new(), ..of }, "there are no parameters");
         check(|of| of.parameter("dir", "1"), "\"dir\" cannot be the name of a parameter");
+        for name in ["t[", "t[]", "t[x]", "t[01]", "t[0]x", "t]0[", "[0]", "t[0]]", "dir[0]", "if[0]", "t[-1]"] {
+            let refused = plain.clone().parameter(name, "1").space().unwrap_err().to_string();
+            assert!(refused.contains("cannot be the name of a parameter"), "{name}: {refused}");
+        }
+        check(
+            |of| of.parameter("tile_0", "1").parameter("tile[0]", "1"),
+            "tile_0 and tile[0] are both TILEWRIGHT_tile_0 to a shell (rename one)",
+        );
         check(|of| of.constraint("tile > x"), "the constraint `tile > x`: position 8: unknown name x");
         check(|of| of.constraint("tile > 99"), "no configuration satisfies tile > 99");
         check(|of| of.metric("("), "the metric: ");

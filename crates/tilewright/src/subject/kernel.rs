@@ -21,7 +21,7 @@ use tilewright_tune::predict::content_hash;
 
 use self::bench::Bench;
 use self::form::{ArgumentForm, Fill, Form, Language, Number, ParameterForm, RoleForm, ValuesForm, default_flags};
-use super::command::space_of;
+use super::command::{is_plain_name, refuse_name, space_of};
 use super::files::Files;
 use super::own::OwnRun;
 use crate::error::{Error, ErrorKind};
@@ -232,7 +232,11 @@ impl KernelFile {
     /// # Errors
     /// If a parameter or a constraint is none, or no configuration is left.
     pub fn space(&self) -> Result<Space, Error> {
-        space_of(KERNEL, &self.values()?, &self.form.constraints)
+        let values = self.values()?;
+        if let Some((name, _)) = values.iter().find(|(name, _)| !is_plain_name(name)) {
+            return Err(refuse_name(name, "give letters, digits and _, and no word of the expressions, nor `dir`"));
+        }
+        space_of(KERNEL, &values, &self.form.constraints)
     }
 
     /// Parameters, each with its values.
