@@ -149,6 +149,26 @@ impl Tally {
         raced.into_iter().enumerate().for_each(|(at, racer)| note(at, device.end_race(racer)));
     }
 
+    /// Measures at least [`n_configs`] configurations of products of a kind, and as many of convolutions, on
+    /// targets in turns.
+    fn measure_kind(&mut self, targets: &[Target], is_of_kind: fn(&Workload) -> bool) {
+        let rng = &mut Xoshiro256PlusPlus::seed_from_u64(41);
+        // The last two cases are convolutions.
+        let products = CASES[..CASES.len() - 2].iter().map(|(text, n)| (Workload::parse(text).unwrap(), *n));
+        let products: Vec<_> = products.filter(|(workload, _)| is_of_kind(workload)).collect();
+        for is_product in [true, false] {
+            let (before, mut at) = (self.n_measured, 0);
+            while self.n_measured < before + n_configs() {
+                let (product, n_threads) = products[at % products.len()].clone();
+                let workload = if is_product { product } else { convolution(rng, is_of_kind) };
+                let setting = Setting { workload, target: targets[at % targets.len()].clone(), n_threads };
+                let tasks = all_tasks(&setting, self);
+                self.measure(&setting, &tasks, CONFIGS_OF_CONVOLUTION, rng);
+                at += 1;
+            }
+        }
+    }
+
     /// # Panics
     /// If a configuration failed.
     fn finish(self) {
@@ -221,20 +241,22 @@ fn kernels_for_arm_give_right_answers_under_an_emulator() {
     let runner = format!("qemu-aarch64 -cpu max {}", folder.path().join("tw-run").display());
     let mut tally = Tally { runner: Some(runner), ..Tally::default() };
     let names = ["cortex-a53", "cortex-a72", "cortex-a76", "neoverse-n1", "neoverse-v1", "aarch64"];
-    let rng = &mut Xoshiro256PlusPlus::seed_from_u64(41);
-    for is_product in [true, false] {
-        let (before, mut at) = (tally.n_measured, 0);
-        while tally.n_measured < before + n_configs() {
-            // The last two cases are convolutions.
-            let (text, n_threads) = CASES[at % (CASES.len() - 2)];
-            let workload = if is_product { Workload::parse(text).unwrap() } else { convolution(rng) };
-            let target = Target::named(names[at % names.len()]).unwrap();
-            let setting = Setting { workload, target, n_threads };
-            let tasks = all_tasks(&setting, &mut tally);
-            tally.measure(&setting, &tasks, CONFIGS_OF_CONVOLUTION, rng);
-            at += 1;
-        }
+    tally.measure_kind(&names.map(|name| Target::named(name).unwrap()), |_| true);
+    tally.finish();
+}
+
+/// CPUs without dot products of bytes multiply them as 16-bit integers: at least this many configurations of
+/// integer products, and as many of convolutions.
+#[test]
+fn integers_without_dot_products_give_right_answers() {
+    let mut targets = targets();
+    targets.retain(|target| target.dot4_lanes([false, true]) == 0);
+    if targets.is_empty() {
+        println!("code for older machines does not run here");
+        return;
     }
+    let mut tally = Tally::default();
+    tally.measure_kind(&targets, Workload::has_integer_factors);
     tally.finish();
 }
 
@@ -258,8 +280,8 @@ fn transposed_operands_are_packed_by_vectors() {
     }
 }
 
-/// A convolution of any kind, most sizes dividing nothing.
-fn convolution(rng: &mut Xoshiro256PlusPlus) -> Workload {
+/// A convolution of a kind, most sizes dividing nothing.
+fn convolution(rng: &mut Xoshiro256PlusPlus, is_of_kind: fn(&Workload) -> bool) -> Workload {
     loop {
         let size = |rng: &mut Xoshiro256PlusPlus| {
             // Small, ordinary, and next to what vectors and tiles hold.
@@ -340,7 +362,9 @@ fn convolution(rng: &mut Xoshiro256PlusPlus) -> Workload {
             epilogue => text += &format!(",epilogue={epilogue}"),
         }
         // Where the filter does not fit, or the padding leaves nothing, another one is drawn.
-        if let Ok(workload) = Workload::parse(&text) {
+        if let Ok(workload) = Workload::parse(&text)
+            && is_of_kind(&workload)
+        {
             return workload;
         }
     }
@@ -352,7 +376,7 @@ fn templates_of_convolutions_give_right_answers_on_any_shape() {
     let mut tally = Tally::default();
     for seed in 0..3 * n_configs() as u64 {
         let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
-        let workload = convolution(rng);
+        let workload = convolution(rng, |_| true);
         let n_threads = rng.random_range(1..=2).min(n_cpus);
         let target = targets().choose(rng).expect("there is this machine").clone();
         let setting = Setting { workload, target, n_threads };

@@ -82,6 +82,8 @@ fn convolutions_of_integers_are_right_by_every_template() {
         "depthwise_conv2d:c=9,h=8,w=5,r=2,s=3,multiplier=2,dtype=u8i8,layout=blocked",
         "depthwise_conv2d:c=32,h=7,w=9,r=3,s=3,pad=1,x_zero=1,dtype=u8i8,const=w,in=c16,out=c16,\
          epilogue=init+dequant+quant_u8",
+        "depthwise_conv2d:c=8,h=4,w=3,r=3,s=3,pad=1,x_zero=1,dtype=i8i8,const=w,in=c8,out=c8,\
+         epilogue=dequant+add+quant_i8",
         "depthwise_conv2d:n=2,c=19,h=8,w=5,r=2,s=3,dilation=2,pad_top=1,dtype=i8i8,layout=blocked",
         "conv2d:c=19,h=5,w=6,k=16,r=2,s=3,pad=1,dtype=u8i8,layout=blocked",
     ];

@@ -72,10 +72,15 @@ fn copied(s: &Setting, shape: &Shape) -> Option<DType> {
 /// Most columns of a filter whose dot products are unrolled.
 const MOST_COLUMNS: i64 = 8;
 
-/// Whether sums of integers of a depthwise convolution are taken by dot products of rows of the filter. Rows
-/// of a column of the image are interleaved once for all the results that it enters.
+/// Whether sums of integers of a depthwise convolution are taken by dot products of rows of the filter, of
+/// which a block of channels fills vectors. Rows of a column of the image are interleaved once for all the
+/// results that it enters.
 fn in_rows(s: &Setting, shape: &Shape) -> bool {
     let [takes_blocks, gives_blocks] = in_blocks(s);
+    let agreed = s.workload.layout().channels()[0];
+    if agreed > 1 && agreed % s.target.lanes(s.workload.dtype) != 0 {
+        return false;
+    }
     let has_rows = shape.has_integers && shape.c.is_none() && shape.r > 1 && shape.s <= MOST_COLUMNS;
     has_rows && shape.channels == shape.k && !shape.transposed && !shape.has_prologue && takes_blocks && gives_blocks
 }
