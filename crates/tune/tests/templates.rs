@@ -466,6 +466,27 @@ fn guesses_stream_weights() {
     }
 }
 
+/// Direct convolutions read the weights of a tile from one end to the other: they lie in blocks of channels,
+/// for each tap of a filter those of a block, of dot products as of other sums.
+#[test]
+fn weights_lie_in_the_order_of_the_sum() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(5);
+    for (how, at_once) in [("dtype=u8i8", 2), ("bf16=1", 1), ("dtype=f32", 1)] {
+        let text = format!("conv2d:c=64,h=9,w=9,k=64,r=3,s=3,pad=1,const=w,layout=blocked,{how}");
+        let template = serving(&text).find(|t| t.name == "conv-direct").unwrap();
+        let task = task(&text, "x86-64-v4", 1, template);
+        for _ in 0..20 {
+            let config = task.space.sample(&mut rng);
+            let (c_block, program) = (task.space.int(&config, "c_block"), task.program(&config).unwrap());
+            let Some(weights) = program.find_buffer("W.p") else { continue };
+            let shape = &program.buffer(weights).shape;
+            let of_steps = shape.get(6).copied().unwrap_or(1);
+            assert_eq!(shape[1..5], [64 / c_block, 3, 3, c_block / of_steps], "{how}: {shape:?}");
+            assert!(of_steps >= at_once, "{how}: {shape:?}");
+        }
+    }
+}
+
 /// Results that are large enough to be shared out leave no choice.
 #[test]
 fn only_small_problems_leave_open_what_threads_share() {

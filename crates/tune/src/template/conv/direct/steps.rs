@@ -3,8 +3,8 @@
 use super::super::super::Setting;
 use super::super::super::share::{self, EACH_PART, PART, PARTS, Share};
 use super::super::super::step::{
-    accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, stage_as, tensorize, unroll,
-    vectorize,
+    accumulate, compute_at, fuse, inline, layout, parallel, prefetch, reorder, split, stage, stage_as, tensorize,
+    unroll, vectorize,
 };
 use super::super::{Shape, in_blocks, is_blocked};
 use super::pack::{copy_blocks, has_whole_blocks, pack, pack_padded, pad_blocks};
@@ -18,6 +18,9 @@ use tilewright_search::{Config, Space};
 /// Constant weights from which on copying them one by one takes longer than compiling code that copies
 /// vectors.
 const MANY_WEIGHTS: i64 = 1 << 18;
+/// Distance at which weights are prefetched: tiles of results read each of them once or a few times, from one
+/// end to the other.
+const BYTES_AHEAD: i64 = 4096;
 /// Most taps of a filter that are copied together.
 const MOST_TAPS: i64 = 16;
 
@@ -291,17 +294,21 @@ impl<'a> Plan<'a> {
     fn weights(&self) -> Vec<Step> {
         let (shape, k_tile, [k_axis, c_axis]) = (self.shape, self.k_tile, self.shape.weight_axes);
         let packed = |axes: &[_]| stage(Window::WEIGHTS, None, "W.p", axes);
+        let [(outer_k, inner_k), (outer_c, inner_c)] =
+            [(k_axis, k_tile), (c_axis, self.c_block)].map(|(axis, n)| (Outer(axis, n), Inner(axis, n)));
+        let blocks = [outer_k, outer_c, Whole(2), Whole(3), inner_c, inner_k];
         match shape.c {
             Some(_) if self.dot.is_some() => {
-                let [outer, inner] =
-                    [(k_axis, k_tile), (c_axis, self.at_once)].map(|(axis, n)| (Outer(axis, n), Inner(axis, n)));
-                let axes = [outer.0, inner.0, Whole(2), Whole(3), outer.1, inner.1];
-                vec![stage_as(Window::WEIGHTS, None, "W.p", &axes, copied(self.s, shape))]
+                // Steps of a dot product are neighbours, within the block of channels summed for a tap.
+                let of_steps = [0, 1, 2, 3].map(Whole).into_iter();
+                let of_steps = of_steps.chain([Outer(4, self.at_once), Whole(5), Inner(4, self.at_once)]);
+                vec![
+                    stage_as(Window::WEIGHTS, None, "W.p", &blocks, copied(self.s, shape)),
+                    layout("W.p", &of_steps.collect::<Vec<_>>()),
+                ]
             }
             Some(_) if self.packs_weights => {
-                let [k, c] = [(k_axis, k_tile), (c_axis, self.c_block)];
-                let axes = [Outer(k.0, k.1), Outer(c.0, c.1), Whole(2), Whole(3), Inner(c.0, c.1), Inner(k.0, k.1)];
-                let mut steps = vec![packed(&axes)];
+                let mut steps = vec![packed(&blocks)];
                 steps.extend(self.transposed_taps());
                 steps
             }
@@ -354,6 +361,11 @@ impl<'a> Plan<'a> {
             }
         }
         steps.extend(self.dot.or(self.rows.then_some(Tensor::Dot4)).map(|how| tensorize("kk", how)));
+        if self.dot.is_some() {
+            // A lane has the steps of a dot product in 32 bits.
+            let bytes = 4 * self.k_tile * self.unroll_c;
+            steps.push(prefetch("W.p", "ci", (BYTES_AHEAD / bytes).max(1)));
+        }
         // What is padding depends on the tap; it is decided tap by tap where rows or columns of a tile are
         // unrolled.
         if shape.padded && !self.is_packed {
