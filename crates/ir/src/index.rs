@@ -172,6 +172,11 @@ impl Index {
         if self.terms == other.terms {
             return Some(self.constant.wrapping_sub(other.constant));
         }
+        // Two minima are, where what they are of is by one constant.
+        if let [[(Atom::Min(a, b), 1)], [(Atom::Min(c, d), 1)]] = [&self.terms[..], &other.terms[..]] {
+            let apart = a.distance(c).filter(|apart| b.distance(d) == Some(*apart))?;
+            return Some(apart.wrapping_add(self.constant.wrapping_sub(other.constant)));
+        }
         // Different sums are a constant apart only where remainders join quotients.
         let is_plain = |e: &Index| !e.terms.iter().any(|(atom, _)| matches!(atom, Atom::FloorDiv(..) | Atom::Mod(..)));
         if is_plain(self) && is_plain(other) { None } else { self.sub(other).as_const() }

@@ -532,6 +532,55 @@ fn products_with_packed_weights_are_their_formula() {
 }
 
 /// A workload made of an operator and sizes is the one that the text names.
+/// Columns of one product gate those that lie behind them, so many at a time.
+#[test]
+fn columns_gate_others_in_pairs() {
+    for (text, columns) in [
+        ("matmul:m=3,n=48,k=5,dtype=f64,epilogue=silu+gated(8)", 8),
+        ("dense:m=2,n=32,k=7,dtype=f64,epilogue=linear(2;1)+gated+relu", 16),
+        ("matmul:m=1,n=8,k=3,dtype=f64,epilogue=gated(4)+bias+add", 4),
+        ("matmul:m=1..4,n=16,k=3,dtype=f64,epilogue=gated(4)", 4),
+    ] {
+        let w = Workload::parse(text).unwrap();
+        assert_eq!(w.to_string(), text);
+        assert_eq!(w.pairs(), Some(columns));
+        let w = w.largest();
+        let program = w.program();
+        check(&program).unwrap();
+        let inputs = inputs(&program, 3);
+        let sums = naive(&w, &inputs[0].1, &inputs[1].1);
+        let [m, n] = [w.size("m"), w.size("n") / 2];
+        let mut expected = Tensor::zeros(&[m, n]);
+        let gate = w.epilogue().iter().position(|e| e.function() == Function::Gated).unwrap();
+        let (before, after) = (&w.epilogue()[..gate], &w.epilogue()[gate + 1..]);
+        for (i, at) in expected.each().into_iter().enumerate() {
+            let x = at[1] / columns * 2 * columns + at[1] % columns;
+            let [x, y] = [x, x + columns].map(|j| sums.at(&[at[0], j]));
+            expected.values[i] = before.iter().fold(x, |x, e| e.value(x, None)) * y;
+        }
+        let expected = changed(after, Epilogue::operands(after), expected, &inputs);
+        let values: Vec<Vec<f64>> = inputs.into_iter().map(|(_, x)| x.values).collect();
+        let mut arguments = values.clone();
+        arguments.push(vec![0.0; expected.values.len()]);
+        run_limited(&program, &mut arguments, 1 << 20).unwrap();
+        close("interpreter", &w, &arguments[values.len()], &expected.values);
+        close("reference", &w, &evaluate(&program, &values, 1).unwrap()[0], &expected.values);
+    }
+    for text in [
+        "matmul:m=1,n=24,k=3,epilogue=gated(8)",
+        "matmul:m=1,n=32,k=3,epilogue=gated(5)",
+        "matmul:m=1,n=32,k=3,epilogue=gated+gated",
+        "matmul:m=1,n=32,k=3,dtype=u8i8,epilogue=dequant+gated",
+        "matmul:m=1,n=16..32/16,k=3,epilogue=gated(8)",
+        "batch_matmul:b=2,m=1,n=32,k=3,epilogue=gated",
+        "conv2d:c=3,h=4,w=4,k=32,r=1,s=1,epilogue=gated",
+        "conv2d:c=3,h=4,w=4,k=32,r=1,s=1,prologue=gated",
+    ] {
+        let error = Workload::parse(text).unwrap_err().to_string();
+        assert!(!error.contains('\n'), "{error}");
+    }
+}
+
 #[test]
 fn workloads_need_no_text() {
     let operator = |name: &str| OPS.iter().find(|op| op.name == name).unwrap();

@@ -12,11 +12,12 @@ use tilewright_ir::verify::verify;
 use tilewright_ir::{LoopKind, Program, Role, Stmt, Target};
 use tilewright_tune::{Setting, Task, TaskError};
 
-const FAMILIES: [&str; 12] = [
+const FAMILIES: [&str; 13] = [
     "dense:m=1..19,n=37,k=21,const=w,epilogue=bias+relu",
     "dense:m=1..40,n=16,k=9,const=w",
     "dense:m=3..27/4,n=33,k=40",
     "dense:m=1..21,n=20,k=12,const=w,epilogue=bias+add+gelu",
+    "dense:m=1..20,n=64,k=33,const=w,epilogue=silu+gated(4)",
     "matmul:m=1..23,n=18,k=11,const=b",
     "matmul:m=2..20/2,n=40,k=8",
     "batch_matmul:b=3,m=1..13,n=9,k=10,tb=1",

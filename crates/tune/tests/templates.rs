@@ -53,6 +53,11 @@ fn every_template_computes_the_operator_on_any_shape() {
         "packed_matmul:m=1,n=70,k=160,int8=1,const=w+s",
         "packed_matmul:m=13,n=41,k=64,block=16,zeros=1,int8=1,const=w+s+z,epilogue=bias+relu",
         "packed_matmul:m=9,n=33,k=256,bits=8,block=128,int8=1",
+        "packed_matmul:m=5,n=96,k=64,int8=1,const=w+s,epilogue=silu+gated(4)",
+        "packed_matmul:m=1,n=64,k=32,zeros=1,epilogue=gelu+gated(4)",
+        "matmul:m=7,n=96,k=31,const=b,epilogue=silu+gated(4)",
+        "matmul:m=33,n=160,k=40,const=b,epilogue=gelu+gated(4)",
+        "dense:m=1,n=64,k=48,const=w,epilogue=gated(4)",
     ];
     check_all(&shapes, 12, 7);
 }

@@ -1,6 +1,6 @@
 //! Building an operator's untransformed program: one nest a stage.
 
-use super::{Epilogue, Operand, Workload};
+use super::{Contraction, Epilogue, Operand, Packed, Workload};
 use crate::dtype::DType;
 use crate::expr::{Cond, Expr, ReduceOp};
 use crate::index::Index;
@@ -57,13 +57,22 @@ impl ProgramBuilder {
 
     /// Adds a stage to a part.
     pub fn stage_in(&mut self, part: Part, spec: StageSpec, value: impl FnOnce(&[Index]) -> Expr) -> BufferId {
-        let buffer = self.program.add_buffer(Buffer {
-            name: spec.name.to_owned(),
-            dtype: self.dtype,
-            shape: spec.axes.iter().map(|a| a.1).collect(),
-            scope: Scope::Global,
-            role: spec.role,
-        });
+        let shape = spec.axes.iter().map(|a| a.1).collect();
+        let n_axes = spec.axes.len();
+        self.stage_at(part, spec, shape, |v| (v[..n_axes].to_vec(), value(v)))
+    }
+
+    /// Adds a stage of a tensor of another shape than its axes have, to a part: of the axes, followed by the
+    /// reduction's, come the subscripts of an element and its value.
+    fn stage_at(
+        &mut self,
+        part: Part,
+        spec: StageSpec,
+        shape: Vec<i64>,
+        element: impl FnOnce(&[Index]) -> (Vec<Index>, Expr),
+    ) -> BufferId {
+        let (name, dtype) = (spec.name.to_owned(), self.dtype);
+        let buffer = self.program.add_buffer(Buffer { name, dtype, shape, scope: Scope::Global, role: spec.role });
         let (op, reduced) = spec.reduce.map_or((None, &[][..]), |(op, axes)| (Some(op), axes));
         let mut loops = Vec::new();
         for (name, extent) in spec.axes.iter().chain(reduced) {
@@ -73,8 +82,7 @@ impl ProgramBuilder {
             loops.push((self.program.add_loop(name), Index::from(*extent), LoopKind::Serial));
         }
         let vars: Vec<Index> = loops.iter().map(|l| l.0.into()).collect();
-        let index = vars[..spec.axes.len()].to_vec();
-        let value = value(&vars);
+        let (index, value) = element(&vars);
         let stmt = match op {
             None => Stmt::Store { buffer, index, value },
             Some(op) => {
@@ -118,11 +126,13 @@ impl Operands<'_> {
         let mut of = vec![None; w.epilogue().len()];
         for (at, name, kind) in Epilogue::operands(w.epilogue()) {
             p.set_dtype(w.epilogue()[at].operand_dtype(w.dtype));
-            of[at] = Some(match kind {
-                Operand::Channel => p.input(&name, &[n_channels]),
-                Operand::Element => p.input(&name, shape),
-                Operand::One => p.input(&name, &[1]),
-            });
+            let one = [1];
+            let shape = match kind {
+                Operand::Channel => &[n_channels][..],
+                Operand::One => &one,
+                Operand::Element | Operand::Pair => shape,
+            };
+            of[at] = Some(p.input(&name, shape));
         }
         p.set_dtype(w.dtype);
         Operands { operations: w.epilogue(), of }
@@ -149,12 +159,42 @@ impl Operands<'_> {
 
     /// Applies the operations to `value`, at an element whose subscript `channel` numbers the channels.
     pub(super) fn apply(&self, value: Expr, at: &[Index], channel: usize) -> Expr {
+        self.apply_to_pair(value, None, at, channel)
+    }
+
+    /// Adds the output of a product of matrices: what the operations make of a sum, or of each pair.
+    pub(super) fn finish(&self, p: &mut ProgramBuilder, sum: BufferId, name: &str) {
+        let [rows, n] = p.program.buffer(sum).shape[..] else {
+            unreachable!("a product of matrices has rows and columns")
+        };
+        let [i, j] = Packed::FINISH;
+        let role = Role::Output;
+        let Some(columns) = Epilogue::pairs_of(self.operations) else {
+            let spec = StageSpec { name, axes: &[(i, rows), (j, n)], reduce: None, role };
+            p.stage(spec, |at| self.apply(Expr::Load(sum, at.to_vec()), at, 1));
+            return;
+        };
+        let axes = [(i, rows), (j, n / (2 * columns)), (Contraction::OF_PAIR, columns)];
+        let spec = StageSpec { name, axes: &axes, reduce: None, role };
+        p.stage_at(Part::Body, spec, vec![rows, n / 2], |v| {
+            let at = vec![v[0].clone(), v[1].scale(columns).add(&v[2])];
+            let first = v[1].scale(2 * columns).add(&v[2]);
+            let [x, y] = [first.clone(), first.offset(columns)].map(|j| Expr::Load(sum, vec![v[0].clone(), j]));
+            let value = self.apply_to_pair(x, Some(y), &at, 1);
+            (at, value)
+        });
+    }
+
+    fn apply_to_pair(&self, value: Expr, other: Option<Expr>, at: &[Index], channel: usize) -> Expr {
         self.operations.iter().zip(&self.of).fold(value, |x, (e, operand)| {
+            if e.operand() == Some(Operand::Pair) {
+                return e.apply(x, other.clone());
+            }
             let one = [Index::from(0)];
             let at = match e.operand() {
                 Some(Operand::Channel) => &at[channel..=channel],
                 Some(Operand::One) => &one,
-                Some(Operand::Element) | None => at,
+                Some(Operand::Element | Operand::Pair) | None => at,
             };
             e.apply(x, operand.map(|operand| Expr::Load(operand, at.to_vec())))
         })

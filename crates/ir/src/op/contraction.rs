@@ -20,7 +20,9 @@ impl Contraction {
         p.set_dtype(w.dtype);
         let shape = self.in_order(self.batch, [self.m, self.n]);
         let last = shape.len() - 1;
-        let operands = Operands::new(&mut p, w, shape[last], &shape);
+        let mut of_result = shape.clone();
+        of_result[last] /= w.sums_per_element();
+        let operands = Operands::new(&mut p, w, of_result[last], &of_result);
         let plain = w.is_plain();
         let role = if plain { Role::Output } else { Role::Temporary };
         let named = |loops: [&'static str; 3]| {
@@ -41,7 +43,9 @@ impl Contraction {
             Expr::binary(BinaryOp::Mul, w.factor(Expr::Load(a, left)), w.factor(Expr::Load(b, right)))
         });
         p.set_dtype(w.result_dtype());
-        if !plain {
+        if !plain && self.batch.is_none() {
+            operands.finish(&mut p, sum, self.output);
+        } else if !plain {
             let axes = named(Contraction::FINISH);
             p.stage(StageSpec { name: self.output, axes: &axes, reduce: None, role: Role::Output }, |at| {
                 operands.apply(Expr::Load(sum, at.to_vec()), at, last)

@@ -51,6 +51,8 @@ pub enum Function {
     Round,
     /// Adds a line of u8 of the result's shape.
     AddU8,
+    /// Multiplies by the other product of a pair.
+    Gated,
 }
 
 impl Function {
@@ -70,6 +72,8 @@ pub enum Operand {
     Element,
     /// Input of one element.
     One,
+    /// Other sum of a pair, which is no input.
+    Pair,
 }
 
 /// Description of a function: a row of the table of functions.
@@ -259,6 +263,15 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         value: |x, q, [factor, term]| add(x, linear(cast(DType::F32, q), factor, term)),
         ..PLAIN
     },
+    FunctionSpec {
+        function: Function::Gated,
+        name: "gated",
+        text: "x * y of products in pairs: so many columns of x, then those of y, in turns; the result has those of x",
+        numbers: &[("columns", 16.0)],
+        accepts: |[columns, _]| [4.0, 8.0, 16.0, 32.0, 64.0].contains(&columns),
+        operand: Some((Operand::Pair, "y")),
+        value: |x, y, _| mul(x, y),
+    },
 ];
 
 fn cast(dtype: DType, x: Expr) -> Expr {
@@ -364,6 +377,12 @@ impl Epilogue {
         spec_of(self.function)
     }
 
+    /// Columns of the part of a pair, where an epilogue [gates](Function::Gated) one by the other.
+    pub fn pairs_of(list: &[Epilogue]) -> Option<i64> {
+        let gate = list.iter().find(|operation| operation.function == Function::Gated)?;
+        Some(gate.numbers[0] as i64)
+    }
+
     /// Reads `a+b+…`; the error says what is expected.
     pub(super) fn parse_list(text: &str) -> Result<Vec<Epilogue>, String> {
         let list = text.split('+').map(|word| Epilogue::parse(word.trim())).collect::<Option<Vec<_>>>();
@@ -397,6 +416,7 @@ impl Epilogue {
                 (Function::Dequant, DType::I32) => DType::F32,
                 (Function::QuantU8, DType::F32) if !sums.is_float() => DType::U8,
                 (Function::QuantI8, DType::F32) if !sums.is_float() => DType::I8,
+                (Function::Gated, _) if !sums.is_float() => return Err("no pairs of integers".to_owned()),
                 (function, _) if sums.is_float() && function.is_of_integers() => {
                     return Err("functions of floating-point numbers".to_owned());
                 }
@@ -433,8 +453,9 @@ impl Epilogue {
 
     /// Whether these operations can be done to an input; the error says what is expected.
     pub(super) fn check_prologue(list: &[Epilogue]) -> Result<(), String> {
-        if list.iter().any(|operation| operation.operand() == Some(Operand::Element)) {
-            let names = FUNCTIONS.iter().filter(|spec| !matches!(spec.operand, Some((Operand::Element, _))));
+        let is_of_result = |operand| matches!(operand, Some(Operand::Element | Operand::Pair));
+        if list.iter().any(|operation| is_of_result(operation.operand())) {
+            let names = FUNCTIONS.iter().filter(|spec| !is_of_result(spec.operand.map(|(kind, _)| kind)));
             let names: Vec<&str> = names.map(|spec| spec.name).collect();
             return Err(format!("{}, which read nothing of the result's shape", names.join(", ")));
         }
@@ -453,7 +474,7 @@ impl Epilogue {
     pub fn operands(list: &[Epilogue]) -> Vec<(usize, String, Operand)> {
         let mut operands: Vec<(usize, String, Operand)> = Vec::new();
         for (at, epilogue) in list.iter().enumerate() {
-            if let Some((kind, name)) = epilogue.spec().operand {
+            if let Some((kind, name)) = epilogue.spec().operand.filter(|(kind, _)| *kind != Operand::Pair) {
                 let earlier = list[..at].iter().filter(|other| other.function == epilogue.function).count();
                 let name = if earlier == 0 { name.to_owned() } else { format!("{name}{}", earlier + 1) };
                 operands.push((at, name, kind));
@@ -569,6 +590,7 @@ mod tests {
         is("round", 2.5, 0.0, 2.0);
         is("round(-3;4)", 9.0, 0.0, 4.0);
         is("add_u8(0.5;1)", 2.0, 6.0, 6.0);
+        is("gated", 2.0, 3.0, 6.0);
         // The normal distribution's share below one standard deviation.
         is("gelu", 1.0, 0.0, 0.841_344_746_068_542_9);
     }

@@ -139,7 +139,8 @@ impl Packed {
         p.set_dtype(DType::F32);
         let scales = p.input("S", &[n_blocks, n]);
         let zeros = self.has_zeros.then(|| p.input("Z", &[n_blocks, n]));
-        let operands = Operands::new(&mut p, w, n, &[m, n]);
+        let n_results = n / w.sums_per_element();
+        let operands = Operands::new(&mut p, w, n_results, &[m, n_results]);
         let of_a = |at: &[Index]| vec![at[0].clone(), at[1].scale(block).add(&at[2])];
         let blocks = |i: &'static str, kb: &'static str| [(i, m), (kb, n_blocks)];
 
@@ -220,10 +221,7 @@ impl Packed {
             mul(centred, single(mul(scale, load(of_row, &of_block))))
         });
         if !plain {
-            let axes = [("oi", m), ("oj", n)];
-            p.stage(StageSpec { name: "C", axes: &axes, reduce: None, role: Role::Output }, |at| {
-                operands.apply(load(sum, at), at, 1)
-            });
+            operands.finish(&mut p, sum, "C");
         }
         p.finish()
     }

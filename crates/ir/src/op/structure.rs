@@ -152,6 +152,9 @@ impl Contraction {
     /// The loops over products, rows and columns of what makes the output of the product, where there is an
     /// epilogue.
     pub const FINISH: [&'static str; 3] = ["ob", "oi", "oj"];
+    /// The loop over the columns of a part of a pair, inside these, where the output is made of pairs; the
+    /// one over columns is then over pairs of parts.
+    pub const OF_PAIR: &'static str = "op";
     /// Names of the sizes that may be open: how many rows, columns and terms of a sum there are.
     pub const OPEN: [&'static str; 3] = ["m", "n", "k"];
     /// The product ahead of an epilogue.

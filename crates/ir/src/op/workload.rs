@@ -550,12 +550,31 @@ impl Workload {
             let floats = floats.collect::<Vec<_>>().join(" or ");
             return wrong("dtype", self.dtype_name().to_owned(), format!("{floats} of {}", self.operator.name));
         }
+        self.require_pairs(&structure)?;
         for (key, list) in [("prologue", &self.prologue), ("epilogue", &self.epilogue)] {
             if let Err(expected) = Epilogue::result_of(self.dtype, list) {
                 return wrong(key, Epilogue::list_to_string(list), expected);
             }
         }
         Ok(())
+    }
+
+    /// Refuses pairs but of columns of a product, which are in whole pairs.
+    fn require_pairs(&self, structure: &Structure) -> Result<(), WorkloadError> {
+        let Some(columns) = self.pairs() else { return Ok(()) };
+        let n = match structure {
+            Structure::Contraction(product) if product.batch.is_none() => product.n,
+            Structure::Packed(product) => product.n,
+            _ => 1,
+        };
+        let n_pairs = self.epilogue.iter().filter(|operation| operation.operand() == Some(Operand::Pair)).count();
+        let is_open = self.open_sizes().any(|(name, _)| name == "n");
+        if n_pairs == 1 && n % (2 * columns) == 0 && !is_open {
+            return Ok(());
+        }
+        let (key, value) = ("epilogue".to_owned(), brief(&Epilogue::list_to_string(&self.epilogue)));
+        let expected = format!("gated once, of a product of {} columns or a multiple", 2 * columns);
+        Err(WorkloadError::Value { key, value, expected })
     }
 
     /// Turns images that are columns of pixels into rows: the same elements in memory, and one task.
@@ -895,6 +914,16 @@ impl Workload {
         self.epilogue.is_empty() && !self.dtype.is_half()
     }
 
+    /// Columns of the part of a pair, where the epilogue [gates](super::Function::Gated) one by the other.
+    pub fn pairs(&self) -> Option<i64> {
+        Epilogue::pairs_of(&self.epilogue)
+    }
+
+    /// Number of sums that an element of the result is made of.
+    pub(super) fn sums_per_element(&self) -> i64 {
+        if self.pairs().is_some() { 2 } else { 1 }
+    }
+
     /// Operations on each element of the result, in order.
     pub fn epilogue(&self) -> &[Epilogue] {
         &self.epilogue
@@ -974,6 +1003,7 @@ impl Workload {
             open.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))] = *range;
         }
         (self.operator.check)(&open)?;
+        open.require_types()?;
         open.require_closed()?;
         let known = open.known_constants();
         let mut constants = std::mem::take(&mut open.constants);

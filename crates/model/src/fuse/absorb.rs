@@ -292,7 +292,7 @@ fn prologue_of(net: &Net, node: &Node) -> Option<(ValueId, Operations)> {
     let is_cheap = operations.iter().all(|(operation, _)| match operation.function() {
         Function::Bias | Function::Scale | Function::Linear | Function::Relu | Function::LeakyRelu => true,
         Function::Clip | Function::HardSigmoid | Function::HardSwish => true,
-        Function::Add | Function::Mul => false,
+        Function::Add | Function::Mul | Function::Gated => false,
         Function::Sigmoid | Function::Tanh | Function::Gelu | Function::Silu => false,
         Function::Init | Function::Dequant | Function::QuantU8 | Function::QuantI8 => false,
         Function::Round | Function::AddU8 => false,

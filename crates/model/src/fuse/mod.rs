@@ -4,6 +4,7 @@
 mod absorb;
 mod groups;
 mod nest;
+mod pairs;
 mod repeat;
 mod workload;
 
@@ -18,6 +19,7 @@ use tilewright_runtime::{Dim, Size};
 use self::absorb::{absorb_maps, absorb_prologues};
 use self::groups::groups;
 pub(crate) use self::nest::{nest, open_nest};
+use self::pairs::pair_products;
 pub use self::repeat::Round;
 use self::repeat::steps_of_loop;
 pub(crate) use self::workload::convolution_of;
@@ -300,7 +302,9 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, Workl
     }
     trace.pass("import", wide.nodes().len(), net.nodes.len());
     trace.0.extend(simplify(&mut net).0);
-    let mut fused = fuse(net)?;
+    // On a GPU no template has columns in pairs.
+    let pairs = target.gpu.is_none().then(|| target.lanes(tilewright_ir::DType::F32));
+    let mut fused = fuse_with(net, pairs)?;
     trace.0.append(&mut fused.trace.0);
     fused.trace = trace;
     fused.workloads_mut().for_each(|workload| workload.exact |= exact);
@@ -334,9 +338,19 @@ fn evaluate_loop(node: &mut Node) {
 ///
 /// # Errors
 /// If an operation is larger than any memory.
-pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
+pub fn fuse(net: Net) -> Result<Fused, WorkloadError> {
+    fuse_with(net, None)
+}
+
+/// Fuses a simplified net, and products that gate one another, so many columns of each in turns.
+fn fuse_with(mut net: Net, pairs: Option<i64>) -> Result<Fused, WorkloadError> {
     let (mut trace, n_nodes) = (Trace::default(), net.nodes.len());
-    let mut epilogues: Vec<Operations> = net.nodes.iter().map(|node| opening(&net, node)).collect();
+    let mut gated = pairs.map(|columns| pair_products(&mut net, columns)).unwrap_or_default();
+    let mut opened = |node: &Node| {
+        let of_pair = node.outputs.first().and_then(|id| gated.remove(id));
+        of_pair.unwrap_or_else(|| opening(&net, node))
+    };
+    let mut epilogues: Vec<Operations> = net.nodes.iter().map(&mut opened).collect();
     absorb_maps(&mut net, &mut epilogues);
     let prologues = absorb_prologues(&mut net, &mut epilogues);
     let groups = groups(&net);

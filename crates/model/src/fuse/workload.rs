@@ -2,8 +2,8 @@
 
 use tilewright_ir::DType;
 use tilewright_ir::op::{
-    BATCH_MATMUL, CONV2D, CONV2D_TRANSPOSE, DENSE, DEPTHWISE_CONV2D, Epilogue, HEADS_MATMUL, MATMUL, PACKED_MATMUL,
-    Window, Workload, WorkloadError,
+    BATCH_MATMUL, CONV2D, CONV2D_TRANSPOSE, DENSE, DEPTHWISE_CONV2D, Epilogue, Function, HEADS_MATMUL, MATMUL,
+    PACKED_MATMUL, Window, Workload, WorkloadError,
 };
 
 use super::Kernel;
@@ -109,15 +109,24 @@ pub(super) fn product(
         return anchored(net, node, heads_of(heads, turned, out, k)?, &["a", "b"], operations);
     }
     let types = types_of(net, node);
+    let n_sums = |n: i64| n_sums(n, operations[1]);
     let (plain, names) = match (out, turned) {
-        (&[m, n], true) => (Workload::of_factors(&DENSE, types, &[("m", m), ("n", n), ("k", k)])?, ["x", "w"]),
-        (&[m, n], false) => (Workload::of_factors(&MATMUL, types, &[("m", m), ("n", n), ("k", k)])?, ["a", "b"]),
+        (&[m, n], true) => (Workload::of_factors(&DENSE, types, &[("m", m), ("n", n_sums(n)), ("k", k)])?, ["x", "w"]),
+        (&[m, n], false) => {
+            (Workload::of_factors(&MATMUL, types, &[("m", m), ("n", n_sums(n)), ("k", k)])?, ["a", "b"])
+        }
         (_, turned) => {
             let sizes = [("b", out[0]), ("m", out[1]), ("n", out[2]), ("k", k), ("tb", i64::from(turned))];
             (Workload::new(&BATCH_MATMUL, &sizes)?, ["a", "b"])
         }
     };
     anchored(net, node, plain, &names, operations)
+}
+
+/// Number of columns of a product that is multiplied to have so many results in a row.
+fn n_sums(n: i64, epilogue: &Operations) -> i64 {
+    let is_paired = epilogue.iter().any(|(operation, _)| operation.function() == Function::Gated);
+    if is_paired { 2 * n } else { n }
 }
 
 /// Makes the workload of a batch of products whose heads lie in larger tensors.
@@ -136,7 +145,7 @@ pub(super) fn packed(net: &Net, node: &Node, packing: Packing, epilogue: &Operat
     let (a, out) = (net.shape(node.input(0)), net.shape(node.output()));
     let Packing { bits, block, has_zeros, rounds } = packing;
     let [zeros, int8] = [has_zeros, rounds].map(i64::from);
-    let mut sizes = vec![("m", out[0]), ("n", out[1]), ("k", a[1])];
+    let mut sizes = vec![("m", out[0]), ("n", n_sums(out[1], epilogue)), ("k", a[1])];
     sizes.extend([("bits", bits), ("block", block), ("zeros", zeros), ("int8", int8)]);
     let names = &["a", "w", "s", "z"][..3 + usize::from(has_zeros)];
     anchored(net, node, Workload::new(&PACKED_MATMUL, &sizes)?, names, [&Vec::new(), epilogue])

@@ -218,7 +218,7 @@ fn by_channel(net: &Net, node: &Node, e: &Expr, out: &[i64], axis: usize) -> Opt
 }
 
 /// The node that alone reads a value.
-fn only_user(net: &Net, users: &[Vec<usize>], id: ValueId) -> Option<usize> {
+pub(crate) fn only_user(net: &Net, users: &[Vec<usize>], id: ValueId) -> Option<usize> {
     let &[user] = &users[id.0][..] else { return None };
     (!net.outputs.contains(&id)).then_some(user)
 }

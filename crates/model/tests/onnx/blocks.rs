@@ -175,6 +175,47 @@ fn agree_nearly(found: &Tensor, wanted: &Tensor) -> Result<(), String> {
     }
 }
 
+/// Gates as sigmoids and error functions make them; nothing is computed twice where others read one of a
+/// pair, and columns that fill no vectors stay as they are.
+#[test]
+fn a_gate_and_what_it_gates_are_one_product() {
+    const PRODUCTS: &str = "
+        gate = weights[16 32]
+        up = weights[16 32]
+        g = MatMul(x, gate)
+        u = MatMul(x, up)
+    ";
+    const SILU: &str = "
+        s = Sigmoid(g)
+        a = Mul(g, s)
+        h = Mul(a, u)
+    ";
+    const GELU: &str = "
+        root = number[1.4142135]
+        one = number[1.0]
+        half = number[0.5]
+        e0 = Div(g, root)
+        e1 = Erf(e0)
+        e2 = Add(e1, one)
+        e3 = Mul(g, e2)
+        e4 = Mul(e3, half)
+        h = Mul(u, e4)
+    ";
+    const DOWN: &str = "
+        down = weights[32 16]
+        y = MatMul(h, down)
+    ";
+    for gate in [SILU, GELU] {
+        for shape in ["[1 6 16]", "[1 1 16]", "[37 16]"] {
+            check(&format!("x{shape}"), &format!("y{shape}"), &format!("{PRODUCTS}{gate}{DOWN}"), (2, 0));
+        }
+    }
+    let read_twice = format!("{PRODUCTS}{SILU}z = Relu(u){DOWN}");
+    check("x[6 16]", "y[6 16], z[6 32]", &read_twice, (4, 0));
+    let narrow = format!("{PRODUCTS}{SILU}{DOWN}").replace("32", "20");
+    check("x[6 16]", "y[6 16]", &narrow, (3, 0));
+}
+
 /// Heads of a product `NAME_p[1 6 16]` as two of eight.
 const HEADS: &str = "
     of_heads = numbers[1 6 2 8]

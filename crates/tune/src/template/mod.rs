@@ -209,7 +209,10 @@ impl Task {
             let (workload, target) = (setting.workload.label(), setting.target.name());
             return Err(TaskError::FamilyOnGpu { workload, target });
         }
-        let serving: Vec<&Template> = TEMPLATES.iter().filter(|t| (t.serves)(&setting)).collect();
+        // A vector has the columns of a part of a pair, or more of them.
+        let is_wide = |part: i64| setting.target.gpu.is_some() || part > setting.target.lanes(setting.workload.dtype);
+        let has_wide_pairs = setting.workload.pairs().is_some_and(is_wide);
+        let serving: Vec<&Template> = TEMPLATES.iter().filter(|t| !has_wide_pairs && (t.serves)(&setting)).collect();
         let found = match template {
             None => serving.first(),
             Some(name) => serving.iter().find(|t| t.name == name),

@@ -115,8 +115,8 @@ pub struct Work {
     pub columns: i64,
     /// Elements that each element of it sums.
     pub sum: i64,
-    /// Whether these rows are the most of those that runs have; sums are not shared then.
-    pub is_family: bool,
+    /// Whether no sum is shared: these rows are the most of those that runs have, or results are of pairs.
+    pub has_whole_sums: bool,
 }
 
 impl Work {
@@ -129,7 +129,7 @@ impl Work {
     pub fn has_long_sum(&self, s: &Setting) -> bool {
         let n_threads = s.n_threads as i64;
         s.n_threads > 1
-            && !self.is_family
+            && !self.has_whole_sums
             && self.results < RESULTS_PER_THREAD * n_threads
             && self.elements() <= MOST_RESULTS_EACH
             && self.elements().saturating_mul(self.sum) >= FEWEST_TO_SUM_APART
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn the_busiest_thread_has_what_is_left_of_uneven_iterations() {
-        let work = Work { results: 1, rows: 128, columns: 384, sum: 1536, is_family: false };
+        let work = Work { results: 1, rows: 128, columns: 384, sum: 1536, has_whole_sums: false };
         let check = |n_threads: usize, share: Share, n_iterations: i64, expected: f64| {
             let cycles = work.of_busiest_thread(&setting(n_threads), share, 12e6, n_iterations, 1);
             assert!((cycles - expected).abs() < 1.0, "{n_threads} threads, {n_iterations} iterations: {cycles}");

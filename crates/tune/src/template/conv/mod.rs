@@ -168,7 +168,7 @@ impl Shape {
             rows: k_group,
             columns: p * q,
             sum: c.unwrap_or(1) * r * s,
-            is_family: false,
+            has_whole_sums: false,
         }
     }
 }

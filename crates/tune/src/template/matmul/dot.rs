@@ -47,6 +47,7 @@ fn applies(p: &Product) -> bool {
         _ => (false, 0),
     };
     multiplies_as_read(p)
+        && p.pairs.is_none()
         && is_whole
         && n_few <= MOST_OF_FEWER
         && lies_along(p.a.is_k_last(), p.m)
@@ -55,7 +56,7 @@ fn applies(p: &Product) -> bool {
 
 /// Whether it applies to some number of rows.
 pub fn applies_to_few_rows(p: &Product) -> bool {
-    multiplies_as_read(p) && (p.b.is_k_last() || p.n == 1)
+    multiplies_as_read(p) && p.pairs.is_none() && (p.b.is_k_last() || p.n == 1)
 }
 
 fn tiles(n: i64) -> impl Iterator<Item = i64> {

@@ -51,7 +51,8 @@ pub const MATMUL_4_3_4: Template = Template {
 /// Whether it is one product of matrices of floating-point numbers that are stored as they are multiplied.
 fn is_plain(w: &Workload) -> bool {
     let is_plain = |c: Contraction| c.batch.is_none() && !c.a.k_first && c.b.k_first;
-    !w.has_integer_factors() && !w.is_family() && matches!(w.structure(), Structure::Contraction(c) if is_plain(c))
+    let is_single = !w.has_integer_factors() && !w.is_family() && w.pairs().is_none();
+    is_single && matches!(w.structure(), Structure::Contraction(c) if is_plain(c))
 }
 
 /// Whether it is a batch of products, stored in whatever way.

@@ -67,6 +67,15 @@ fn of_members(s: &Setting, estimate: impl Fn(&Setting) -> f64) -> f64 {
     (logs.sum::<f64>() / anchors.len() as f64).exp()
 }
 
+/// Loop of an epilogue around the vectors of a loop over its columns, or of pairs of them, and the steps that
+/// make these.
+fn finished_vectors(columns: &str, pairs: Option<i64>, lanes: i64) -> (&str, Vec<Step>) {
+    match pairs {
+        None => ("ov", vec![split(columns, lanes, "ov", "ol"), vectorize("ol")]),
+        Some(_) => (columns, vec![vectorize(Contraction::OF_PAIR)]),
+    }
+}
+
 /// Whether a setting is a product of matrices on a CPU.
 fn is_product_on_cpu(s: &Setting) -> bool {
     s.target.gpu.is_none() && matches!(s.workload.structure(), Structure::Contraction(_))
@@ -95,6 +104,8 @@ struct Product {
     /// The buffer that is summed into.
     sum: &'static str,
     has_epilogue: bool,
+    /// Columns of the part of a pair, where the epilogue makes its output of pairs.
+    pairs: Option<i64>,
     /// Bytes of an element of a factor.
     factor_bytes: i64,
     /// Dot products of neighbours along the sum that multiply factors, where the machine's kernels have them.
@@ -134,7 +145,7 @@ impl Product {
         };
         let (a, b, sum) = (factor(a), factor(b), contraction.sum(w));
         let factor_bytes = w.factors()[0].bytes() as i64;
-        let has_epilogue = !w.is_plain();
+        let (has_epilogue, pairs) = (!w.is_plain(), w.pairs());
         // Few rows read what is packed once, and longer integers take longer to read.
         let widens = w.has_integer_factors() && s.target.widens_bytes() && m >= FEW_ROWS;
         let dot = match w.factors() {
@@ -154,7 +165,8 @@ impl Product {
         };
         let factor_bytes = copied.map_or(factor_bytes, |dtype| dtype.bytes() as i64);
         let open = ["m", "n", "k"].map(|size| w.open_sizes().find(|(name, _)| *name == size).map(|(_, r)| r.step));
-        Product { loops: Contraction::LOOPS, batch, m, open, n, k, a, b, sum, has_epilogue, factor_bytes, dot, copied }
+        let loops = Contraction::LOOPS;
+        Product { loops, batch, m, open, n, k, a, b, sum, has_epilogue, pairs, factor_bytes, dot, copied }
     }
 
     /// Steps of the sum that one multiply-add of vectors takes.
@@ -169,8 +181,8 @@ impl Product {
 
     /// Work that threads may share.
     fn work(&self) -> Work {
-        let (results, is_family) = (self.batch.unwrap_or(1), self.is_family());
-        Work { results, rows: self.m, columns: self.n, sum: self.k, is_family }
+        let (results, has_whole_sums) = (self.batch.unwrap_or(1), self.is_family() || self.pairs.is_some());
+        Work { results, rows: self.m, columns: self.n, sum: self.k, has_whole_sums }
     }
 
     /// The products of parts of the sums, one part for each thread, as a product of its own; what makes it of
@@ -199,6 +211,11 @@ impl Product {
             after.push(parallel(if self.has_epilogue { "oi" } else { i }));
         }
         (before, parts, after)
+    }
+
+    /// Columns of sums that an iteration of the epilogue's loop over columns is made of.
+    fn sums_at_once(&self) -> i64 {
+        self.pairs.map_or(1, |columns| 2 * columns)
     }
 
     /// The loop over products, if any, then these loops.

@@ -5,6 +5,7 @@ use super::super::step::{
     accumulate, compute_at, parallel, prefetch, reorder, rfactor, split, stage, tensorize, unroll, vectorize,
 };
 use super::super::{Setting, Template, ceil_div};
+use super::finished_vectors;
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::{Packed, Structure};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
@@ -35,19 +36,36 @@ fn groups_of_block(p: &Packed) -> i64 {
     p.block / (STEPS * p.weights_per_byte())
 }
 
+/// Vectors of columns of the widest tile.
+const MOST_VECTORS: i64 = 8;
+
+/// Whether registers hold a tile: sums of a block and of all, the weights of a row and what unpacks them.
+fn fits(s: &Setting, mr: i64, nv: i64) -> bool {
+    2 * mr * nv + nv + 2 < i64::from(s.target.n_vector_registers)
+}
+
+/// Vectors of columns of a panel: as many as the widest tile of one row has, for any number of rows, so that
+/// programs of several numbers read the same weights. Panels have whole tiles.
+fn panel(s: &Setting, p: &Packed) -> i64 {
+    let vectors = ceil_div(p.n, s.target.lanes(s.workload.dtype));
+    let widths = std::iter::successors(Some(MOST_VECTORS), |&nv| (nv > 1).then_some(nv / 2));
+    widths.into_iter().find(|&nv| fits(s, 1, nv) && nv < 2 * vectors).unwrap_or(1)
+}
+
 fn space(s: &Setting) -> Result<Space, SpaceError> {
     let p = packed(s);
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
-    let vectors = ceil_div(p.n, lanes);
-    // Sums of a block and of all, the weights of a row of the tile and what unpacks them.
-    let fits = move |mr: i64, nv: i64| 2 * mr * nv + nv + 2 < registers;
-    let (most_rows, most_vectors) = (p.m.min(8), vectors.min(8));
-    let largest = (1..=most_rows).flat_map(|mr| (1..=most_vectors).map(move |nv| (mr, nv)));
-    let enough = largest.filter(|&(mr, nv)| fits(mr, nv)).map(|(mr, nv)| mr * nv).max().unwrap_or(1).min(registers / 8);
+    // A tile has whole pairs.
+    let of_pair = s.workload.pairs().map_or(1, |part| 2 * part);
+    let (most_rows, width) = (p.m.min(8), panel(s, &p));
+    let widths: Vec<i64> = (1..=width).filter(|nv| width % nv == 0 && nv * lanes % of_pair == 0).collect();
+    let tiles = (1..=most_rows).flat_map(|mr| widths.iter().map(move |nv| (mr, *nv)));
+    let legal = tiles.filter(|&(mr, nv)| fits(s, mr, nv)).map(|(mr, nv)| mr * nv);
+    let (enough, own) = (legal.max().unwrap_or(1).min(registers / 8), s.clone());
     let mut parameters = vec![
         Parameter::ordinal("mr", 1..=most_rows),
-        Parameter::ordinal("nv", 1..=most_vectors),
+        Parameter::ordinal("nv", widths),
         Parameter::categorical("inner", if p.m == 1 { &["jr-ir"] } else { &["jr-ir", "ir-jr"] }),
         Parameter::ordinal("unroll", [1, 2, 4, 8].into_iter().filter(|n| *n <= groups_of_block(&p))),
         Parameter::ordinal("prefetch", [0, 1, 2, 4, 8]),
@@ -56,7 +74,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         "registers",
         &format!("2 * mr * nv + nv + 2 < {registers} and mr * nv >= {enough}"),
         &["mr", "nv"],
-        move |v| fits(v[0].int(), v[1].int()) && v[0].int() * v[1].int() >= enough,
+        move |v| fits(&own, v[0].int(), v[1].int()) && v[0].int() * v[1].int() >= enough,
     )];
     if s.n_threads > 1 {
         parameters.push(Parameter::categorical("parallel", if p.m == 1 { &["jr"] } else { &["jr", "ir"] }));
@@ -150,7 +168,7 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         ("im", "jm")
     } else {
         let [oi, oj] = Packed::FINISH;
-        steps.extend([split(oi, mr, "ir", "om"), split(oj, nr, "jr", "on")]);
+        steps.extend([split(oi, mr, "ir", "om"), split(oj, nr / w.pairs().map_or(1, |part| 2 * part), "jr", "on")]);
         steps.push(reorder(&[tiles[0], tiles[1], "om", "on"]));
         steps.push(compute_at(sum, tiles[1]));
         (i, j)
@@ -166,9 +184,10 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     steps.push(split(po, space.int(config, "unroll"), "pg", "pu"));
     steps.push(reorder(&["pg", "pu", ph, pk, pi, "pv", "pl"]));
 
-    let plain = [Outer(1, nr), Whole(0), Inner(1, nr)];
+    let width = panel(s, &p) * lanes;
+    let plain = [Outer(1, width), Whole(0), Inner(1, width)];
     if p.rounds {
-        let in_fours = [Outer(1, nr), Outer(0, STEPS), Inner(1, nr), Inner(0, STEPS)];
+        let in_fours = [Outer(1, width), Outer(0, STEPS), Inner(1, width), Inner(0, STEPS)];
         steps.push(stage("W", None, "W.p", &in_fours));
         steps.extend([split("W.p.2", lanes, "W.v", "W.l"), unroll("W.p.3"), vectorize("W.l")]);
     }
@@ -192,7 +211,9 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         steps.push(prefetch("W.p", kb, space.int(config, "prefetch")));
     }
     if !w.is_plain() {
-        steps.extend([split("on", lanes, "ov", "ol"), vectorize("ol"), unroll("om"), unroll("ov")]);
+        let (vectors, of_vectors) = finished_vectors("on", w.pairs(), lanes);
+        steps.extend(of_vectors);
+        steps.extend(["om", vectors].map(unroll));
     }
     if s.n_threads > 1 {
         steps.push(parallel(tiles[0]));

@@ -51,6 +51,11 @@ fn of_tile(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint
     let reuse = format!("{} < {FEW_ROWS} or {} <= {lanes} or {reuse}", p.m, p.n);
     let reuse = over("tile_reuse", &tile, &reuse, parameters);
     let (most_rows, most_vectors) = most_tile(s, p);
+    // A tile has whole pairs.
+    let fits = match p.pairs {
+        Some(columns) => format!("{fits} and nv * {lanes} % {} == 0", 2 * columns),
+        None => fits,
+    };
     let registers_of = |text: &str| over("registers", &tile, text, parameters);
     let legal = [registers_of(&fits), reuse.clone()];
     let tiles = (1..=most_rows).flat_map(|mr| (1..=most_vectors).map(move |nv| [mr, nv]));

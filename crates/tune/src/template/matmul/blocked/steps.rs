@@ -5,7 +5,7 @@ use super::super::super::share::Share;
 use super::super::super::step::{
     accumulate, compute_at, parallel, prefetch, reorder, split, stage_as, tensorize, unroll, vectorize,
 };
-use super::super::{Factor, Product, ceil_div};
+use super::super::{Factor, Product, ceil_div, finished_vectors};
 use super::{block_of, k_block_of};
 use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
@@ -85,8 +85,13 @@ impl<'a> Plan<'a> {
             k_block,
             threads,
             n_finished,
-            rows: Axis::new(finished("ic", "ir"), [row, "oi", "ic", "ir", "im"], mr, row_blocks),
-            columns: Axis::new(finished("jc", "jr"), [column, "oj", "jc", "jr", "jm"], nr, column_blocks),
+            rows: Axis::new(finished("ic", "ir"), [row, "oi", "ic", "ir", "im"], [mr, 1], row_blocks),
+            columns: Axis::new(
+                finished("jc", "jr"),
+                [column, "oj", "jc", "jr", "jm"],
+                [nr, p.sums_at_once()],
+                column_blocks,
+            ),
             loops,
             pack_a: text("pack_a"),
             pack_b: text("pack_b"),
@@ -229,9 +234,10 @@ impl<'a> Plan<'a> {
         let Plan { p, rows, columns, n_finished, threads, .. } = self;
         let mut steps = Vec::new();
         if p.has_epilogue {
-            steps.extend([split(columns.finish, self.lanes, "ov", "ol"), vectorize("ol")]);
+            let (vectors, of_vectors) = finished_vectors(columns.finish, p.pairs, self.lanes);
+            steps.extend(of_vectors);
             if *n_finished == self.loops.len() {
-                steps.extend([rows.finish, "ov"].map(unroll));
+                steps.extend([rows.finish, vectors].map(unroll));
             }
         }
         if !threads.is_empty() {
@@ -270,8 +276,9 @@ struct Axis {
 }
 
 impl Axis {
-    /// `names`: the product's loop, the epilogue's, and those over blocks, tiles, and elements of a tile.
-    fn new(finished: Finished, names: [&'static str; 5], tile: i64, block: i64) -> Axis {
+    /// `names`: the product's loop, the epilogue's, and those over blocks, tiles, and elements of a tile;
+    /// `at_once`: the sums that an iteration of the epilogue's is made of.
+    fn new(finished: Finished, names: [&'static str; 5], [tile, at_once]: [i64; 2], block: i64) -> Axis {
         let [product, epilogue, blocks, tiles, elements] = names;
         let (rest, finish) = (format!("{product}.rest"), if epilogue == "oi" { "om" } else { "on" });
         match finished {
@@ -282,13 +289,13 @@ impl Axis {
                 finish: epilogue,
             },
             Finished::Blocks => Axis {
-                last: vec![split(epilogue, tile * block, blocks, finish)],
+                last: vec![split(epilogue, tile * block / at_once, blocks, finish)],
                 sum: vec![split(product, tile, tiles, elements)],
                 inside: elements,
                 finish,
             },
             Finished::Tiles => Axis {
-                last: vec![split(epilogue, tile, &rest, finish), split(&rest, block, blocks, tiles)],
+                last: vec![split(epilogue, tile / at_once, &rest, finish), split(&rest, block, blocks, tiles)],
                 sum: vec![],
                 inside: product,
                 finish,
