@@ -10,7 +10,7 @@ use tilewright_codegen::{ArgumentAlign, Compiler, Interface};
 use tilewright_device::mapped;
 use tilewright_graph::op::{Fact, Inputs};
 use tilewright_graph::{Op, Tensor};
-use tilewright_ir::op::Workload;
+use tilewright_ir::op::{Structure, Workload};
 use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu, repeat};
 use tilewright_runtime::gpu::GPU_LINE;
 use tilewright_runtime::{
@@ -294,6 +294,24 @@ fn kept_of(interface: &Interface) -> Vec<Kept> {
     kept.map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect())).collect()
 }
 
+/// Whether bytes are the same, at one place perhaps.
+fn are_same(a: &Bytes, b: &Bytes) -> bool {
+    a.len() == b.len() && (a.as_ptr() == b.as_ptr() || a == b)
+}
+
+/// Text of what prepares the constants of a kernel: its own, but for products with weights of few bits, whose
+/// panels depend on the weights and, as the shapes of what is kept say, on the machine alone.
+fn prepared_by(kernel: &Kernel) -> String {
+    let of_weights = match kernel.workload.structure() {
+        Structure::Packed(_) => kernel.workload.with_size("m", 1),
+        _ => None,
+    };
+    match of_weights.and_then(|workload| workload.with_epilogue(Vec::new()).ok()) {
+        Some(of_weights) => of_weights.to_string(),
+        None => kernel.code_name(),
+    }
+}
+
 /// Times of their bytes that values need room for, as code takes them to have more rows.
 fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, i64> {
     let mut rooms = HashMap::new();
@@ -397,8 +415,8 @@ struct Job<'a> {
     tensors: HashMap<ValueId, usize>,
     /// The kernels' numbers by their workloads' texts, and what each keeps.
     kernels: (HashMap<String, usize>, Vec<Vec<Kept>>),
-    /// Buffers that a kernel keeps of these parts of constants.
-    prepared: HashMap<(usize, Vec<PartOf>), Vec<Slice>>,
+    /// Buffers that kernels of one preparation keep of these parts of constants.
+    prepared: HashMap<(Preparation, Vec<PartOf>), Vec<Slice>>,
     origins: Vec<Option<usize>>,
     /// Guard of the steps that are added.
     guard: Option<usize>,
@@ -409,6 +427,9 @@ struct Job<'a> {
     /// Values at the present step of a sequence: the value that each stands for, and its offset in bytes.
     moving: HashMap<ValueId, (ValueId, usize)>,
 }
+
+/// Text of what prepares buffers, and these.
+type Preparation = (String, Vec<Kept>);
 
 /// Part of a constant: its number, where it begins and how long it is.
 type PartOf = (usize, usize, usize);
@@ -770,8 +791,15 @@ impl<'a> Job<'a> {
 
     /// Constant of an earlier piece that has the same bytes.
     fn given_before(&self, data: &Bytes) -> Option<usize> {
-        let is_same = |known: &Bytes| known.len() == data.len() && (known.as_ptr() == data.as_ptr() || known == data);
-        self.given.iter().copied().find(|at| matches!(&self.plan.constants[*at], Constant::Data(own) if is_same(own)))
+        let is_same = |known: &Constant| matches!(known, Constant::Data(own) if are_same(own, data));
+        self.given.iter().copied().find(|at| is_same(&self.plan.constants[*at]))
+    }
+
+    /// The first constant that has the same bytes as one.
+    fn first_like(&self, at: usize) -> usize {
+        let Constant::Data(own) = &self.plan.constants[at] else { return at };
+        let is_same = |other: &Constant| matches!(other, Constant::Data(other) if are_same(other, own));
+        self.plan.constants.iter().position(is_same).unwrap_or(at)
     }
 
     /// The number of a kernel's code.
@@ -788,13 +816,14 @@ impl<'a> Job<'a> {
                 slice.n_bytes *= kernel.room() as usize;
             }
         }
-        // What is made of the same constants by the same kernel is made once.
+        // What is made of the same constants in the same way is made once.
         let of_constant = |slice: &Slice| match self.plan.tensors[slice.tensor].place {
-            Place::Constant(at) => Some((at, slice.offset, slice.n_bytes)),
+            Place::Constant(at) => Some((self.first_like(at), slice.offset, slice.n_bytes)),
             _ => None,
         };
         let known: Vec<PartOf> = arguments.iter().filter_map(of_constant).collect();
-        if let Some(kept) = self.prepared.get(&(number, known.clone())) {
+        let preparation = (prepared_by(kernel), kept.clone());
+        if let Some(kept) = self.prepared.get(&(preparation.clone(), known.clone())) {
             let kept = kept.clone();
             let (parts, sizes) = (vec![Part::Body], kernel.sizes());
             return Ok(Work::Kernel { kernel: number, arguments, kept, parts, all_threads: true, sizes });
@@ -807,7 +836,7 @@ impl<'a> Job<'a> {
             let tensor = self.plan.tensor(format!("{}.{name}", kernel.origin), dtype, &shape, place);
             slices.push(self.plan.whole(tensor));
         }
-        self.prepared.insert((number, known), slices.clone());
+        self.prepared.insert((preparation, known), slices.clone());
         let (parts, sizes) = (vec![Part::Body], kernel.sizes());
         Ok(Work::Kernel { kernel: number, arguments, kept: slices, parts, all_threads: true, sizes })
     }

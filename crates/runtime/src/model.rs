@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use thiserror::Error;
-use tilewright_codegen::{ArgumentAlign, CompileError, Compiler, Interface, Kernel, Runtime};
+use tilewright_codegen::{Argument, ArgumentAlign, CompileError, Compiler, Interface, Kernel, Runtime};
 use tilewright_ir::{OpenSize, Part, Program, lower, text};
 
 use crate::cores::on_all_cores;
@@ -571,6 +571,32 @@ fn needed_constants(plan: &Plan, codes: &[Code]) -> HashSet<usize> {
     needed
 }
 
+/// Rows of a product of matrices that a step always computes, of those that its code has room for.
+#[derive(Clone, Copy)]
+struct Rows {
+    n: i64,
+    most: i64,
+}
+
+impl Rows {
+    /// Whether a slice is these rows of a buffer, a matrix.
+    fn are_all(&self, slice: &Slice, buffer: &Argument) -> bool {
+        let row = buffer.size_bytes / self.most.max(1) as u64;
+        matches!(buffer.shape[..], [most, _] if most == self.most) && slice.n_bytes as u64 == row * self.n as u64
+    }
+}
+
+/// The rows that a step computes, where its code is for any number of them and the step's is the same in all
+/// runs.
+fn rows_of(code: &Code, sizes: &[Size]) -> Option<Rows> {
+    match (&code.interface.sizes[..], sizes) {
+        ([open], &[Size { factor: 0, term, multiple: 1 }]) if open.name == "m" => {
+            Some(Rows { n: term, most: open.most() })
+        }
+        _ => None,
+    }
+}
+
 /// Looks at a plan before anything runs.
 struct Checker<'p> {
     plan: &'p Plan,
@@ -714,7 +740,8 @@ impl Checker<'_> {
                         return Err(PlanError::Count { step: name(), what, expected, given });
                     }
                 }
-                self.kernel(step, code, &[&arguments[..], &kept[..]].concat(), n_arguments, parts)
+                let buffers = [&arguments[..], &kept[..]].concat();
+                self.kernel(step, code, &buffers, n_arguments, parts, rows_of(code, sizes))
             }
             Work::Copy { from, to, .. } => {
                 [from, to].into_iter().try_for_each(|slice| self.slice(step, slice))?;
@@ -766,12 +793,15 @@ impl Checker<'_> {
         buffers: &[Slice],
         n_arguments: usize,
         parts: &[Part],
+        rows: Option<Rows>,
     ) -> Result<(), PlanError> {
         let name = || step.name.clone();
         for (at, (slice, buffer)) in buffers.iter().zip(&code.interface.buffers).enumerate() {
             self.slice(step, slice)?;
             let tensor = || self.name(slice);
-            if slice.n_bytes as u64 != buffer.size_bytes {
+            let is_of_caller = matches!(self.plan.tensors[slice.tensor].place, Place::Input(_) | Place::Output(_));
+            let has_its_rows = rows.is_some_and(|rows| is_of_caller && rows.are_all(slice, buffer));
+            if slice.n_bytes as u64 != buffer.size_bytes && !has_its_rows {
                 let (expected, given) = (buffer.size_bytes, slice.n_bytes);
                 return Err(PlanError::Size { step: name(), tensor: tensor(), expected, given });
             }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
 
-use tilewright_ir::op::{Epilogue, Function, Range, Structure, Workload};
+use tilewright_ir::op::{Contraction, Epilogue, Function, Range, Structure, Workload};
 use tilewright_runtime::{Dim, Size};
 
 use crate::fuse::{Fused, Kernel, Open, Step};
@@ -136,7 +136,7 @@ impl Fused {
         let mut pieces = take(&mut self.pieces);
         for form in std::iter::once(&mut *self).chain(&mut pieces) {
             let mut steps = take(&mut form.steps);
-            // Looked up before they change: memory of the caller's has no room for more rows.
+            // Looked up before they change.
             form.steps = steps.clone();
             for step in &mut steps {
                 if let Step::Kernel(kernel) = step
@@ -154,7 +154,8 @@ impl Fused {
 impl Fused {
     /// A product with weights that is no family yet, and the text that it has with one row.
     fn of_one_row(&self, kernel: &Kernel) -> Option<(Workload, String)> {
-        let Structure::Contraction(_) = kernel.workload.structure() else { return None };
+        // Rows of a batch lie apart.
+        let Structure::Contraction(Contraction { batch: None, .. }) = kernel.workload.structure() else { return None };
         let is_fixed = kernel.open.as_ref().is_none_or(|open| open.sizes.is_empty() && open.each.is_none());
         if !is_fixed || kernel.workload.constants().is_empty() {
             return None;
@@ -167,12 +168,13 @@ impl Fused {
         Some((workload, text))
     }
 
-    /// Whether what a product reads and writes, besides constants, is in several places of the run's own.
+    /// Whether what a product reads and writes, besides constants, is in several places and no state.
     fn is_apart(&self, kernel: &Kernel) -> bool {
         let ids = || kernel.inputs.iter().chain([&kernel.output]);
         let own: Vec<ValueId> = ids().copied().filter(|id| self.net.value(*id).constant.is_none()).collect();
         let roots: BTreeSet<usize> = own.iter().map(|id| self.root_of(*id).0).collect();
-        roots.len() == own.len() && own.iter().all(|id| self.has_own_memory(*id))
+        let is_state = |root: &usize| self.net.states.iter().any(|state| state.value.0 == *root);
+        roots.len() == own.len() && !roots.iter().any(is_state)
     }
 }
 

@@ -151,9 +151,7 @@ fn join(net: &mut Net, parts: &[Part]) {
     let origin = origin.unwrap_or_default();
     let weights = net.add_constant(&format!("{origin}.weights"), &shape, &numbers);
     let bias: Vec<f32> = parts.iter().flat_map(|part| part.bias.iter().map(|&x| x as f32)).collect();
-    let bias = net.add_constant(&format!("{origin}.bias"), &[n], &bias);
     let dtype = net.value(first.output()).dtype;
-    let product = net.add_value(&format!("{origin}.product"), dtype, &[m, n]);
     let sum = net.add_value(&format!("{origin}.sum"), dtype, &[m, n]);
     let node = |kind: Kind, inputs: &[ValueId], output: ValueId| Node {
         kind,
@@ -161,10 +159,15 @@ fn join(net: &mut Net, parts: &[Part]) {
         outputs: vec![output],
         origin: origin.clone(),
     };
-    let mut new = vec![
-        node(first.kind.clone(), &[a, weights], product),
-        node(Kind::Map(add(input(0), input(1))), &[product, bias], sum),
-    ];
+    let mut new = Vec::new();
+    if bias.iter().all(|x| *x == 0.0) {
+        new.push(node(first.kind.clone(), &[a, weights], sum));
+    } else {
+        let bias = net.add_constant(&format!("{origin}.bias"), &[n], &bias);
+        let product = net.add_value(&format!("{origin}.product"), dtype, &[m, n]);
+        new.push(node(first.kind.clone(), &[a, weights], product));
+        new.push(node(Kind::Map(add(input(0), input(1))), &[product, bias], sum));
+    }
     let mut before = 0;
     for (part, width) in parts.iter().zip(&widths) {
         new.push(node(Kind::Slice(vec![(0, 1), (before, 1)]), &[sum], part.to));
