@@ -213,27 +213,31 @@ impl Runner {
         Ok(())
     }
 
-    /// Size of the model's open dimension that tensors have, where it has one and they tell.
-    fn size_of(&self, inputs: &[(Value, Tensor)]) -> Option<(String, i64)> {
-        let On::Cpu(context) = &self.context else { return None };
+    /// Sizes that tensors have, where they tell: of the past, which those of states have, and of the rows of
+    /// a run, or of the model's open dimension.
+    fn sizes_of(&self, inputs: &[(Value, Tensor)]) -> Vec<(String, i64)> {
+        let On::Cpu(context) = &self.context else { return Vec::new() };
         let plan = context.model().plan();
-        let dim = plan.rows.as_ref().or(plan.dim.as_ref())?;
+        let given = |name: &str| inputs.iter().find(|(value, _)| value.name == name).map(|(_, tensor)| tensor);
         let size = |port: &Port| {
             let (axis, open) = port.tensor.as_ref()?.open?;
-            let (_, tensor) = inputs.iter().find(|(value, _)| value.name == port.name)?;
-            let n = *tensor.shape().get(axis)? as i64 - open.term;
+            let n = *given(&port.name)?.shape().get(axis)? as i64 - open.term;
             (n % open.factor == 0).then_some(n / open.factor)
         };
-        Some((dim.name.clone(), self.inputs.iter().find_map(size)?))
+        let past = |state: &Kept| Some(*given(&state.past)?.shape().get(state.axis)? as i64);
+        let past = self.states.iter().find_map(past).and_then(|n| Some((plan.dim.as_ref()?, n)));
+        let own = plan.rows.as_ref().or(plan.dim.as_ref()).filter(|_| plan.rows.is_some() || past.is_none());
+        let own = own.and_then(|dim| Some((dim, self.inputs.iter().find_map(size)?)));
+        past.into_iter().chain(own).map(|(dim, n)| (dim.name.clone(), n)).collect()
     }
 
-    /// Takes tensors of a model's inputs, all but those that are constants here, and the size of its open
-    /// dimension that they have.
+    /// Takes tensors of a model's inputs, all but those that are constants here, and the sizes of its open
+    /// dimension, of the past and of a run's rows that they have.
     ///
     /// # Errors
     /// As [`Runner::set`] and [`Runner::set_dim`].
     pub fn set_all(&mut self, inputs: &[(Value, Tensor)]) -> Result<(), RunError> {
-        if let Some((dim, size)) = self.size_of(inputs) {
+        for (dim, size) in self.sizes_of(inputs) {
             self.set_dim(&dim, size)?;
         }
         let mut names: Vec<String> = self.inputs.iter().map(|port| port.name.clone()).collect();

@@ -103,9 +103,17 @@ fn run_open(
         let making = Making { cache, for_runs: true };
         file.compiled(fused, args.rounding, &args.machine, target, (&database, &records), making)
     })?;
+    let pieces = file.pieces()?;
+    let numbers = pieces.iter().flat_map(|(name, numbers)| numbers.iter().map(move |n| Some((name.as_str(), *n))));
+    let numbers: Vec<Option<(&str, i64)>> = if pieces.is_none() { vec![None] } else { numbers.collect() };
+    let mut sizes = Vec::new();
+    for tokens in numbers {
+        let dim = file.dim_behind(tokens)?.expect("it was found before");
+        sizes.extend(dim.spread(N_SIZES).into_iter().map(|size| (tokens, size)));
+    }
     let (mut rows, mut text) = (Vec::new(), String::new());
-    for size in dim.spread(N_SIZES) {
-        let own = file.at(dim, size);
+    for (tokens, size) in sizes {
+        let own = file.with_tokens(tokens).at(dim, size);
         let (inputs, special) = (own.inputs(&model, &[])?, own.supported(&model)?);
         let request = ModelBenchRequest {
             path,
@@ -120,10 +128,14 @@ fn run_open(
             rounds: args.rounds,
         };
         let measured = bench_model(&request, &message)?;
-        text += &format!("{}={size}\n{}", one_line(&dim.name), measured.text(path, &args.machine.place()));
+        let taken = tokens.map_or(String::new(), |(name, n)| format!("{}={n} ", one_line(name)));
+        text += &format!("{taken}{}={size}\n{}", one_line(&dim.name), measured.text(path, &args.machine.place()));
         for row in &measured.rows {
             let mut row = json!(row);
             row["size"] = json!(size);
+            if let Some((_, n)) = tokens {
+                row["tokens"] = json!(n);
+            }
             rows.push(row);
         }
     }

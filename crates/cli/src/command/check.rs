@@ -41,7 +41,7 @@ struct TunedKernels {
 /// Bad input where the file is no model, or a dimension is not bound.
 pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     let model = args.model.read()?;
-    let special = args.model.specialise(&model, Bindings::default().fold_bytes)?;
+    let special = args.model.largest()?.specialise(&model, Bindings::default().fold_bytes)?;
     let checked = Checked::new(args, &model, &special)?;
     write_result(as_json, &checked.json(), &checked.text())?;
     if checked.problems.is_empty() {
@@ -149,6 +149,10 @@ impl<'a> Checked<'a> {
         let producer = if model.producer.is_empty() { "unknown" } else { &model.producer };
         text += &format!("opset       {opset}, written by {}\n", one_line(producer));
         text += &format!("nodes       {}, {} left to run\n", grouped(n_operators), grouped(self.n_nodes()));
+        let open = args.model.open_texts();
+        if !open.is_empty() {
+            text += &format!("open        {}; shown at the largest\n", one_line(&open.join(" ")));
+        }
         if self.n_halves > 0 {
             let results = count(self.n_halves as u64, "result");
             text += &format!("halves      {results} of 16 bits computed and kept in f32 (--exact rounds each)\n");
@@ -217,9 +221,8 @@ fn kind_line(kind: &Refused) -> String {
 /// Outline of a run of a supported model; with a database that of the run with its records, and the share of
 /// kernels tuned there.
 fn outline(args: &CheckArgs, model: &Model) -> anyhow::Result<(Option<Outline>, Option<TunedKernels>)> {
-    let special = args.model.supported(model)?;
     let target = args.machine.place().target()?;
-    let mut fused = args.model.fused(&special, Rounding::default(), &target)?;
+    let mut fused = args.model.lowered(model, Rounding::default(), &target)?;
     if args.records.db.is_none() {
         return Ok((Some(Outline::of(&fused)), None));
     }

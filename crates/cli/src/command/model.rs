@@ -134,6 +134,23 @@ impl BindingArgs {
         }
     }
 
+    /// The open dimension of runs of so many tokens, where there are pieces: as states have room for it.
+    ///
+    /// # Errors
+    /// As [`BindingArgs::open_dim`], and bad input where states have no room for the tokens.
+    pub fn dim_behind(&self, tokens: Option<(&str, i64)>) -> anyhow::Result<Option<Dim>> {
+        let (Some(dim), Some((name, n)), Some((_, numbers))) = (self.open_dim()?, tokens, self.pieces()?) else {
+            return self.open_dim();
+        };
+        let room = dim.most + numbers.first().copied().unwrap_or(1);
+        if n > room - dim.least {
+            let why = format!("{name}={n} is more than states have room for, {room} (give a larger {})", dim.name);
+            return Err(bad_input(one_line(&why)));
+        }
+        let most = dim.least + (room - n - dim.least) / dim.step * dim.step;
+        Ok(Some(Dim { most, ..dim }))
+    }
+
     /// The bindings of a piece of so many tokens: all of a model without pieces.
     pub fn with_tokens(&self, tokens: Option<(&str, i64)>) -> BindingArgs {
         let Some((name, n)) = tokens else { return self.clone() };
@@ -309,6 +326,31 @@ impl ModelArgs {
     /// As [`BindingArgs::pieces`].
     pub fn pieces(&self) -> anyhow::Result<Option<(String, Vec<i64>)>> {
         self.bindings.pieces()
+    }
+
+    /// The open dimension of runs of so many tokens; see [`BindingArgs::dim_behind`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn dim_behind(&self, tokens: Option<(&str, i64)>) -> anyhow::Result<Option<Dim>> {
+        self.bindings.dim_behind(tokens)
+    }
+
+    /// Dimensions of which runs say a size, as they are bound.
+    pub fn open_texts(&self) -> Vec<&str> {
+        let all = self.bindings.dim.iter().map(String::as_str);
+        all.filter(|text| is_range(text) || is_list(text)).collect()
+    }
+
+    /// The model at the largest sizes of what is open: the most tokens at once, behind the longest past.
+    ///
+    /// # Errors
+    /// As [`BindingArgs::pieces`] and [`BindingArgs::dim_behind`].
+    pub fn largest(&self) -> anyhow::Result<ModelArgs> {
+        let pieces = self.pieces()?;
+        let tokens = pieces.as_ref().and_then(|(name, numbers)| Some((name.as_str(), *numbers.last()?)));
+        let whole = self.with_tokens(tokens);
+        Ok(self.dim_behind(tokens)?.map_or_else(|| whole.clone(), |dim| whole.at(&dim, dim.most)))
     }
 
     /// The model with as many tokens a run.

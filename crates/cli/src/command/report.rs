@@ -109,12 +109,15 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
     let file = ModelArgs::new(&path.display().to_string(), bindings);
     let mut model = file.read()?;
     let given = inputs.given(&model.graph)?;
-    let (file, given) = file.fed(&mut model, given)?;
-    let special = file.supported(&model)?;
-    let inputs = file.inputs(&model, &given)?;
+    let is_open = file.open_dim()?.is_some();
+    if is_open && !given.is_empty() {
+        return Err(bad_input("--input is for a model of one size (give --dim a number, or leave it out)"));
+    }
+    let (bound, given) = file.largest()?.fed(&mut model, given)?;
+    let inputs = bound.inputs(&model, &given)?;
     let target = machine.place().runnable_target()?;
-    let fused = file.fused(&special, *rounding, &target)?;
-    drop(special);
+    let file = if is_open { file } else { bound };
+    let fused = file.lowered(&model, *rounding, &target)?;
     drop(model);
     let database = args.records.database()?;
     let known = (&database, &database.records()?);

@@ -67,8 +67,13 @@ impl RunArgs {
     }
 
     /// Sizes of the open dimension that the model runs at, in order; none where none is open.
-    fn sizes(&self, model: &Model, given: &[(String, Tensor)]) -> anyhow::Result<Vec<(Dim, i64)>> {
-        let Some(dim) = self.model.open_dim()? else {
+    fn sizes(
+        &self,
+        model: &Model,
+        given: &[(String, Tensor)],
+        tokens: Option<(&str, i64)>,
+    ) -> anyhow::Result<Vec<(Dim, i64)>> {
+        let Some(dim) = self.model.dim_behind(tokens)? else {
             return match self.at.is_empty() {
                 true => Ok(Vec::new()),
                 false => Err(bad_input("--at is for a model with an open dimension (give --dim NAME=LEAST..MOST)")),
@@ -106,7 +111,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let tokens = args.tokens_of_a_run()?;
     let tokens = tokens.as_ref().map(|(name, n)| (name.as_str(), *n));
     let whole = args.model.with_tokens(tokens);
-    let sizes = args.sizes(&model, &given)?;
+    let sizes = args.sizes(&model, &given, tokens)?;
     let last = |file: &ModelArgs| sizes.last().map_or_else(|| file.clone(), |(dim, size)| file.at(dim, *size));
     let (bound, given) = last(&whole).fed(&mut model, given)?;
     // What is fed binds shapes of the inputs, which are open where a dimension is.
