@@ -134,6 +134,24 @@ fn what_is_not_supported_is_listed() {
     check_refused(&["run", text(&path), "--dim", "N=1"], "node `y` (Frobnicate, opset 17): this operator");
 }
 
+#[test]
+fn sizes_of_a_range_that_the_model_does_not_take_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pairs.onnx");
+    let rows: Vec<u8> = [-1_i64, 6].into_iter().flat_map(i64::to_le_bytes).collect();
+    let shape = [number(1, 2), number(2, 7), field(8, b"rows"), field(9, &rows)].concat();
+    let graph = [
+        field(1, &node("Reshape", &["x", "rows"], "y")),
+        field(5, &shape),
+        field(11, &tensor("x", &["N", "3"])),
+        field(12, &tensor("y", &["M", "6"])),
+    ];
+    let opset = field(8, &number(2, 17));
+    std::fs::write(&path, [number(1, 8), field(7, &graph.concat()), opset].concat()).unwrap();
+    let hint = "at N=5 (give a range of sizes that the model takes, such as N=32..512/32)";
+    check_refused(&["run", text(&path), "--dim", "N=2..10"], hint);
+}
+
 /// An array of `f32` ones as NumPy writes it.
 fn array(path: &std::path::Path, shape: &[usize]) {
     let sizes: String = shape.iter().map(|size| format!("{size}, ")).collect();

@@ -371,8 +371,18 @@ impl ModelArgs {
     pub fn lowered(&self, model: &Model, rounding: Rounding, target: &Target) -> anyhow::Result<Fused> {
         let Some(dim) = self.open_dim()? else { return self.fused(&self.supported(model)?, rounding, target) };
         let lower = |file: ModelArgs| file.fused(&file.supported(model)?, rounding, target);
+        // What fails at some sizes alone is a fault of the range.
+        let sized = |size: i64| {
+            lower(self.at(&dim, size)).map_err(|error| {
+                if size == dim.most || lower(self.at(&dim, dim.most)).is_err() {
+                    return error;
+                }
+                let hint = format!("give a range of sizes that the model takes, such as {}=32..512/32", dim.name);
+                bad_input(format!("{error}, at {}={size} ({hint})", dim.name))
+            })
+        };
         let made = match self.pieces()? {
-            None => open::<anyhow::Error>(&dim, |size| lower(self.at(&dim, size))),
+            None => open::<anyhow::Error>(&dim, sized),
             Some((name, numbers)) => open_pieces::<anyhow::Error>(&dim, (&name, &numbers), |n, size| {
                 lower(self.with_tokens(Some((&name, n))).at(&dim, size))
             }),
