@@ -126,6 +126,16 @@ fn families_compute_what_their_members_do_at_every_size() {
     }
 }
 
+/// A family has first guesses, even where a member of a single column could be computed in another way.
+#[test]
+fn families_have_first_guesses() {
+    for text in FAMILIES.into_iter().chain(["matmul:m=1,n=1..8,k=256"]) {
+        let task = task(text, "x86-64-v4", 1, None);
+        let guesses = task.guesses(1);
+        assert!(!guesses.is_empty() && guesses.iter().all(|config| task.program(config).is_ok()), "{text}");
+    }
+}
+
 /// No tile of a family is computed by loops that ask how many rows are left: each number of them has code of
 /// its own.
 #[test]

@@ -85,7 +85,7 @@ pub fn estimate<P>(s: &Setting, problem: &P, all: &[Algorithm<P>], space: &Space
 }
 
 /// The algorithm of a configuration.
-fn chosen<'a, P>(problem: &P, all: &'a [Algorithm<P>], space: &Space, config: &Config) -> &'a Algorithm<P> {
+pub fn chosen<'a, P>(problem: &P, all: &'a [Algorithm<P>], space: &Space, config: &Config) -> &'a Algorithm<P> {
     let applying: Vec<&Algorithm<P>> = all.iter().filter(|a| (a.applies)(problem)).collect();
     match applying[..] {
         [only] => only,

@@ -27,7 +27,9 @@ pub const MATMUL: Template = Template {
     space,
     steps: |s, space, config| algorithm::steps(s, &Product::of(s), ALGORITHMS, space, config),
     estimate: Some(|s, space, config| {
-        of_members(s, |s| algorithm::estimate(s, &Product::of(s), ALGORITHMS, space, config))
+        // A member may have a choice of algorithms that its family has not.
+        let chosen = algorithm::chosen(&Product::of(s), ALGORITHMS, space, config);
+        of_members(s, |s| (chosen.estimate)(s, &Product::of(s), space, config))
     }),
 };
 
